@@ -1,10 +1,16 @@
-"""Shared by all tests: one seed and one intra-op thread, so that they say the same everywhere; where data files lie."""
+"""Shared by all tests: one seed and one intra-op thread, so that they say the same everywhere; where data files lie;
+the command line, called in this process: `cli(...)` gives the exit status and what was printed.
+"""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
+
+from polyfed.cli import call
 
 torch.set_num_threads(1)
 
@@ -25,3 +31,24 @@ def data_dir():
         return root
 
     return find
+
+
+class Said(NamedTuple):
+    """What one command did."""
+
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(capsys, tmp_path, monkeypatch) -> Callable[..., Said]:
+    """Run a command in an empty working directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object) -> Said:
+        capsys.readouterr()
+        status = call([str(w) for w in words])
+        return Said(status, *capsys.readouterr())
+
+    return run

@@ -1,33 +1,6 @@
-"""The command line, called in this process: `cli(...)` gives the exit status and what was printed."""
-
-from collections.abc import Callable
-from typing import NamedTuple
+"""Small experiments for the command line."""
 
 import pytest
-
-from polyfed.cli import call
-
-
-class Said(NamedTuple):
-    """What one command did."""
-
-    status: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def cli(capsys, tmp_path, monkeypatch) -> Callable[..., Said]:
-    """Run a command in an empty working directory."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: object) -> Said:
-        capsys.readouterr()
-        status = call([str(w) for w in words])
-        return Said(status, *capsys.readouterr())
-
-    return run
-
 
 SMALL = """
 rounds = 4

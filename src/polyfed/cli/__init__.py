@@ -15,6 +15,7 @@ from polyfed.cli.compare import compare
 from polyfed.cli.data import data
 from polyfed.cli.export import export
 from polyfed.cli.report import report
+from polyfed.cli.reproduce import reproduce
 from polyfed.cli.resume import resume
 from polyfed.cli.run import run
 from polyfed.cli.tune import tune
@@ -34,7 +35,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, compare, tune, resume, report, export, algorithms):
+for command in (run, compare, tune, resume, report, export, algorithms, reproduce):
     app.command()(command)
 app.add_typer(data, name="data")
 

@@ -165,7 +165,7 @@ def compare(
     watch = watch or Watch()
     folder = Path(out) if out is not None else None
     if folder is not None:
-        _begin(folder, config or _config(methods, which, settings))
+        _begin(folder, config or config_of(methods, which, settings))
     comparison, total = Comparison(folder=folder), len(which) * len(methods)
     made = _Cached(model, federation)
     for seed in which:
@@ -261,8 +261,8 @@ def _labelled(algorithms: Sequence[Algorithm] | Mapping[str, Algorithm]) -> dict
     return out
 
 
-def _config(methods: Mapping[str, Algorithm], seeds: list[int], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """comparison.toml of a comparison made from Python: settings that TOML can hold, for the reader."""
+def config_of(methods: Mapping[str, Algorithm], seeds: list[int], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Contents of comparison.toml for a comparison made from Python: the settings that TOML can hold."""
     plain = {k.replace("_", "-"): v for k, v in settings.items() if isinstance(v, int | float | str)}
     return plain | {"seeds": seeds, "algorithms": [Method(a).table() | {"label": n} for n, a in methods.items()]}
 

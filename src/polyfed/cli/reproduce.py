@@ -1,0 +1,183 @@
+"""polyfed reproduce: a paper's experiment, its figures beside ours."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from polyfed.cli import options as o
+
+if TYPE_CHECKING:
+    from polyfed.papers import Outcome, Recipe
+
+
+def reproduce(
+    name: Annotated[str | None, Argument(help="A recipe, such as fpfc/table1; without it, all are listed.")] = None,
+    scale: Annotated[str, Option(help="small: minutes on two cores; paper: the real thing.")] = "small",
+    seeds: Annotated[str | None, Option(help="How many seeds, or which: 5 or 0,3,7.")] = None,
+    data_dir: o.DataDir = None,
+    device: o.Device = None,
+    out: Annotated[Path | None, Option(help="Folder for the results; else runs/reproduce/<recipe>-<scale>.")] = None,
+    force: Annotated[bool, Option("--force", help="Start afresh, whatever the folder holds.")] = False,
+    rehearse: Annotated[
+        bool, Option("--rehearse", help="Two rounds of everything, to see that all is in place.")
+    ] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Start a long run without asking.")] = False,
+    quiet: o.Quiet = False,
+) -> int:
+    """Repeat an experiment of a paper. A second call with the same folder continues where the first one stopped.
+
+    [dim]polyfed reproduce fpfc/table1[/dim]
+    """
+    if name is None:
+        return _list()
+    from polyfed.core.errors import ConfigError
+    from polyfed.data.datasets import default_dir
+    from polyfed.papers import Bench, find
+    from polyfed.papers.recipe import SIZES, write
+
+    r = find(name)
+    if scale not in SIZES:
+        raise ConfigError(f"--scale: found {scale!r}, expected small or paper")
+    folder = out or Path("runs") / "reproduce" / f"{name.replace('/', '-')}-{'rehearsal' if rehearse else scale}"
+    _prepare(folder, f"{name} {scale}{' rehearsal' if rehearse else ''}", force)
+    which = _seeds(seeds, r.seeds)
+    size: Any = scale
+    _say_before(r, size, which)
+    if r.minutes[size] > LONG and not (yes or rehearse or _agreed()):
+        return 1
+    with _shown(quiet) as show:
+        bench = Bench(folder, size, which, data_dir or default_dir(), device or "auto", show, rehearse)
+        try:
+            outcome = r.run(bench)
+        except KeyboardInterrupt:
+            return _interrupted(folder)
+    page = write(r, bench, outcome)
+    _say_after(outcome, page)
+    return 0
+
+
+LONG = 60  # minutes from which a run is asked about
+
+
+def _prepare(folder: Path, what: str, force: bool) -> None:
+    """Make the folder, or check that it is this recipe's."""
+    import shutil
+
+    from polyfed.core.errors import ConfigError
+
+    mark, text = folder / "recipe.txt", f"{what}\n"
+    if folder.is_dir() and any(folder.iterdir()):
+        if not mark.is_file():
+            raise ConfigError(f"--out {folder}: the folder is not empty and holds no recipe's results; choose another")
+        if force:
+            shutil.rmtree(folder)
+        elif mark.read_text() != text:
+            raise ConfigError(f"--out {folder}: holds {mark.read_text().strip()}; choose another, or use --force")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        mark.write_text(text)
+    except OSError as e:
+        raise ConfigError(f"--out {folder}: cannot be made ({(e.strerror or str(e)).lower()})") from None
+
+
+def _seeds(given: str | None, default: int) -> list[int]:
+    from polyfed.core.errors import ConfigError
+
+    if given is None:
+        return list(range(default))
+    parts = given.split(",")
+    if not all(part.strip().isdigit() for part in parts):
+        raise ConfigError(f"--seeds: found {given!r}, expected how many, or which: 5 or 0,3,7")
+    numbers = [int(part) for part in parts]
+    found = numbers if len(numbers) > 1 else list(range(numbers[0]))
+    if not found or len(set(found)) < len(found):
+        raise ConfigError(f"--seeds: found {given!r}, expected at least one, all of them different")
+    return found
+
+
+def _list() -> int:
+    from polyfed.cli.console import show_table, stdout
+    from polyfed.papers import load
+    from polyfed.report import Table
+    from polyfed.report.table import Cell
+
+    rows = []
+    for r in load().values():
+        needs = ", ".join(r.data) or "–"
+        times = [Cell(minutes(r.minutes["small"])), Cell(minutes(r.minutes["paper"])), Cell(r.machine)]
+        rows.append((Cell(r.name), Cell(r.title), *times, Cell(needs)))
+    columns = ("recipe<", "what<", "small", "paper", "on<", "data<")
+    show_table(Table("Recipes", columns, tuple(rows)))
+    stdout.print(
+        "\nsmall: about how long on two cores. Data are looked for in --data-dir, or where POLYFED_DATA points."
+    )
+    return 0
+
+
+def minutes(count: float) -> str:
+    """About how long, in words."""
+    if count < 1:
+        return "seconds"
+    if count < 90:
+        return f"{count:.0f} min"
+    return f"{count / 60:.0f} h" if count < 60 * 48 else f"{count / 60 / 24:.0f} days"
+
+
+def _say_before(r: "Recipe", scale: Any, seeds: list[int]) -> None:
+    from polyfed.cli.console import show_table, stdout
+    from polyfed.papers.recipe import settings_table
+
+    stdout.print(f"[bold]{r.name}[/bold]: {r.title}")
+    stdout.print(r.about, markup=False)
+    where = "two cores" if scale == "small" else r.machine
+    share = len(seeds) / r.seeds
+    stdout.print(f"seeds {seeds}; about {minutes(share * r.minutes[scale])} on {where}\n", markup=False)
+    show_table(settings_table(r.settings(scale)))
+
+
+def _agreed() -> bool:
+    import sys
+
+    import typer
+
+    if not sys.stdin.isatty():
+        return True
+    return typer.confirm("Start?")
+
+
+def _shown(quiet: bool) -> Any:
+    from polyfed.cli.console import Show
+
+    class Shown(Show):
+        """As for a comparison; how many runs there are is only known when one begins."""
+
+        def begin(self, label: str, seed: int, done: int, total: int) -> None:
+            self.total, self.done = max(total, 2), done
+            self._bars.update(self._all, total=total, completed=done, visible=total > 1)
+            super().begin(label, seed, done, total)
+
+    return Shown(2, quiet)
+
+
+def _interrupted(folder: Path) -> int:
+    from polyfed.cli.console import stderr
+
+    text = f"polyfed: interrupted; what is finished is in {folder}, the same command goes on from there"
+    stderr.print(text, soft_wrap=True, markup=False)
+    return 130
+
+
+def _say_after(outcome: "Outcome", page: Path) -> None:
+    from polyfed.cli.console import show_table, stdout
+    from polyfed.papers.recipe import claims_table
+
+    for table in outcome.tables:
+        stdout.print()
+        show_table(table)
+    if outcome.claims:
+        stdout.print()
+        show_table(claims_table(outcome.claims))
+    for note in outcome.notes:
+        stdout.print(f"- {note}", markup=False)
+    stdout.print(f"\nwritten: {page}", soft_wrap=True, markup=False)

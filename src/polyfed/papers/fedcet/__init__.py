@@ -1,0 +1,3 @@
+"""FedCET, "Communication Efficient Federated Learning with Linear Convergence on Heterogeneous Data": what its
+experiments share.
+"""

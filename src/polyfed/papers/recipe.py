@@ -1,0 +1,380 @@
+"""What a recipe is made of. It runs through a `Bench`, which keeps everything that is finished in the recipe's folder,
+so that a second call continues where the first was cut off, and ends in an `Outcome`.
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+import tomli_w
+from scipy import stats
+
+from polyfed.core.algorithm import Algorithm
+from polyfed.core.errors import ConfigError, RunError
+from polyfed.experiment.compare import Comparison, Result, Watch, compare, config_of
+from polyfed.report.style import save, write_atomically
+from polyfed.report.table import Cell, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Size = Literal["small", "paper"]
+SIZES: tuple[Size, ...] = ("small", "paper")
+Source = Literal["paper", "code", "ours"]
+
+
+class Setting(NamedTuple):
+    """One choice of an experiment and whose it is: the paper's text, the authors' released code, or ours."""
+
+    key: str
+    value: str
+    source: Source
+
+
+class Claim(NamedTuple):
+    """One statement of a paper and what we found. holds: None where our runs do not decide it."""
+
+    text: str
+    holds: bool | None
+    evidence: str
+
+    @property
+    def verdict(self) -> str:
+        return {True: "holds", False: "does not hold", None: "undecided"}[self.holds]
+
+
+@dataclass
+class Outcome:
+    """What a recipe found. figures: file name without ending -> figure"""
+
+    tables: list[Table] = field(default_factory=list)
+    figures: dict[str, "Figure"] = field(default_factory=dict)
+    claims: list[Claim] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An experiment of a paper.
+
+    name: paper/experiment     title: what it is in the paper
+    settings: of one size
+    minutes: about how long each size takes, on two cores (small) and on `machine` (paper)
+    data: data sets that it reads from a data folder; () where everything ships with polyfed
+    """
+
+    name: str
+    title: str
+    run: Callable[["Bench"], Outcome]
+    settings: Callable[[Size], Sequence[Setting]]
+    minutes: Mapping[Size, float]
+    machine: str = "two cores"
+    data: tuple[str, ...] = ()
+    seeds: int = 3
+    order: int = 0
+
+    @property
+    def about(self) -> str:
+        """What it shows: the function's docstring."""
+        return " ".join((self.run.__doc__ or "").split())
+
+
+RECIPES: dict[str, Recipe] = {}
+
+
+def recipe(
+    name: str,
+    title: str,
+    *,
+    minutes: tuple[float, float],
+    settings: Callable[[Size], Sequence[Setting]],
+    machine: str = "two cores",
+    data: tuple[str, ...] = (),
+    seeds: int = 3,
+) -> Callable[[Callable[["Bench"], Outcome]], Callable[["Bench"], Outcome]]:
+    """Register the function below as a recipe. minutes: (small, paper)"""
+
+    def add(run: Callable[[Bench], Outcome]) -> Callable[[Bench], Outcome]:
+        times = dict(zip(SIZES, minutes, strict=True))
+        RECIPES[name] = Recipe(name, title, run, settings, times, machine, data, seeds, len(RECIPES))
+        return run
+
+    return add
+
+
+class Bench:
+    """Where a recipe runs: its size, seeds and folder, and the memory of what is already done.
+
+    scale: "small" or "paper"     seeds: of data, start and cohorts     data_dir: folder of data sets
+    rehearse: cut every run to two rounds, to see that all is in place; the figures then mean nothing
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        scale: Size = "small",
+        seeds: int | Sequence[int] = 3,
+        data_dir: str | Path | None = None,
+        device: str = "auto",
+        watch: Watch | None = None,
+        rehearse: bool = False,
+    ):
+        self.folder, self.data_dir, self.device, self.rehearse = folder, data_dir, device, rehearse
+        self.scale: Size = scale
+        self.seeds = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+        self.watch = watch or Watch()
+
+    @property
+    def small(self) -> bool:
+        return self.scale == "small"
+
+    def pick(self, small: Any, paper: Any) -> Any:
+        """The value for this size."""
+        return small if self.small else paper
+
+    def rounds(self, small: int, paper: int) -> int:
+        """Rounds for this size, two in a rehearsal."""
+        count = self.pick(small, paper)
+        return min(count, 2) if self.rehearse else count
+
+    def compare(
+        self,
+        key: str,
+        model: Any,
+        federation: Any,
+        algorithms: Mapping[str, Algorithm],
+        *,
+        seeds: Sequence[int] | None = None,
+        **settings: Any,
+    ) -> Comparison:
+        """`polyfed.compare` in the folder `key`; finished runs are read back. Ctrl-C ends the recipe, resumable."""
+        place = self.folder / key
+        settings = {"device": self.device, **settings}
+        which = list(self.seeds if seeds is None else seeds)
+        config = config_of(algorithms, which, settings) | {"traced": _traced(settings)}
+        _same_experiment(place, config)
+        found = compare(
+            model, federation, algorithms, seeds=which, out=place, resume=True, keep=False, watch=self.watch,
+            config=config, **settings,
+        )  # fmt: skip
+        if found.status == "interrupted":
+            raise KeyboardInterrupt
+        return found
+
+    def once(self, key: str, compute: Callable[[], Any]) -> Any:
+        """A JSON-able value that is computed once and kept in the folder."""
+        path = self.folder / "kept" / f"{key}.json"
+        if path.exists():
+            try:
+                return json.loads(path.read_text())
+            except ValueError:
+                raise RunError(f"{path}: damaged; delete it to compute it again") from None
+        value = compute()
+        write_atomically(path, json.dumps(value, indent=1, default=_jsonable).encode())
+        return json.loads(path.read_text())
+
+
+def _traced(settings: Mapping[str, Any]) -> list[str]:
+    """The settings that TOML cannot hold, as text, so that a changed one is noticed."""
+    odd = (f"{k}={v!r}" for k, v in settings.items() if not isinstance(v, int | float | str | None))
+    return sorted(re.sub(r" at 0x[0-9a-f]+", "", text) for text in odd)
+
+
+def _same_experiment(place: Path, config: Mapping[str, Any]) -> None:
+    """Refuse to mix runs of two versions of a recipe in one folder; seeds may be added."""
+    path = place / "comparison.toml"
+    if not path.exists():
+        return
+    before, config = tomllib.loads(path.read_text()), tomllib.loads(tomli_w.dumps(dict(config)))
+    for key in sorted({*before, *config} - {"seeds"}):
+        if before.get(key) != config.get(key):
+            raise ConfigError(f"{place}: holds runs with another {key}; start again with --force or another --out")
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+# ---- reading results ------------------------------------------------------------------------------------------------
+
+
+def metric_of(found: Comparison, label: str, column: str | None = None) -> np.ndarray:
+    """[seeds] the mean over clients of a column of clients.csv, test accuracy or RMSE by default; NaN if diverged."""
+    name = column or f"{found.split}_{found.metric}"
+    columns = (_column(r, name) for r in found.results if r.label == label)
+    return np.array([np.nan if c is None else c.mean() for c in columns], dtype=float)
+
+
+def _column(result: Result, name: str) -> np.ndarray | None:
+    """A column of clients.csv as numbers; None where there is none, or nothing in it."""
+    if result.clients is None or name not in result.clients.columns:
+        return None
+    values = np.array([np.nan if pd.isna(v) else float(v) for v in result.clients[name].tolist()])
+    return None if np.isnan(values).all() else values
+
+
+def grouping_of(found: Comparison, label: str) -> tuple[np.ndarray, np.ndarray]:
+    """([seeds] number of groups found, [seeds] adjusted Rand index against the true ones); NaN where there is none."""
+    from sklearn.metrics import adjusted_rand_score
+
+    numbers, scores = [], []
+    for r in (r for r in found.results if r.label == label):
+        assigned, true = _column(r, "assigned"), _column(r, "cluster")
+        numbers.append(np.nan if assigned is None else len(np.unique(assigned)))
+        scores.append(np.nan if assigned is None or true is None else adjusted_rand_score(true, assigned))
+    return np.array(numbers, dtype=float), np.array(scores, dtype=float)
+
+
+def curves(found: Comparison, split: str | None = None) -> pd.DataFrame:
+    """The evaluated rounds of all runs: label, seed, and the columns of `Run.history`, read from the run folders."""
+    split, parts = split or found.split, []
+    for r in found.results:
+        path = (r.folder or Path()) / "metrics.jsonl"
+        if r.folder is None or not path.exists():
+            continue
+        rows = [json.loads(line) for line in path.read_text().splitlines() if line]
+        frame = pd.DataFrame([row for row in rows if row["split"] == split])
+        parts.append(frame.assign(label=r.label, seed=r.seed))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+# ---- saying what was found ------------------------------------------------------------------------------------------
+
+
+def ours(values: Iterable[float], factor: float = 1.0, decimals: int = 2, mark: str = "") -> Cell:
+    """Mean and standard deviation over seeds as a cell."""
+    v = factor * np.asarray(list(values), dtype=float)
+    v = v[np.isfinite(v)]
+    if not len(v):
+        return Cell("–", {"mean": None, "std": None}, "quiet")
+    spread = float(v.std(ddof=1)) if len(v) > 1 else float("nan")
+    text = f"{v.mean():.{decimals}f}" + (f" ± {spread:.{decimals}f}" if len(v) > 1 else "")
+    return Cell(text, {"mean": float(v.mean()), "std": spread}, mark)
+
+
+def paper(text: str | float | None) -> Cell:
+    """A figure printed in the paper."""
+    return Cell("–" if text is None else str(text), {}, "quiet")
+
+
+def beside(
+    title: str,
+    columns: Sequence[str],
+    rows: Mapping[str, Sequence[tuple[str | float | None, Cell]]],
+    notes: Sequence[str] = (),
+    first: str = "method",
+) -> Table:
+    """Paper and ours side by side: for every column a pair of cells. rows: label -> [(paper, ours), ...]"""
+    heads = [f"{first}<", *(text for c in columns for text in (f"{c}, paper", f"{c}, ours"))]
+    body = []
+    for label, pairs in rows.items():
+        cells = [Cell(label, {first: label})]
+        for column, (printed, mine) in zip(columns, pairs, strict=True):
+            text = paper(printed)
+            cells.append(Cell(text.text, {f"{column} paper": text.text}, text.mark))
+            cells.append(Cell(mine.text, {f"{column} {k}": v for k, v in mine.values.items()}, mine.mark))
+        body.append(tuple(cells))
+    return Table(title, tuple(heads), tuple(body), tuple(notes))
+
+
+def ordered(text: str, higher: np.ndarray, lower: np.ndarray, factor: float = 1.0, unit: str = "") -> Claim:
+    """The claim that `higher` exceeds `lower`, from values of the same seeds: holds, or not, when the 95 % interval of
+    the mean paired difference (Student's t) leaves zero out; one seed never decides.
+    """
+    gap = factor * (np.asarray(higher, dtype=float) - np.asarray(lower, dtype=float))
+    gap = gap[np.isfinite(gap)]
+    if len(gap) < 2:
+        return Claim(
+            text, None, f"difference {gap.mean():+.3g}{unit} from one seed" if len(gap) else "no finished runs"
+        )
+    half = float(stats.t.ppf(0.975, len(gap) - 1) * gap.std(ddof=1) / np.sqrt(len(gap)))
+    low, high = gap.mean() - half, gap.mean() + half
+    holds = True if low > 0 else False if high < 0 else None
+    return Claim(text, holds, f"difference {gap.mean():+.3g}{unit}, 95 % interval {low:+.3g} to {high:+.3g}")
+
+
+def curve_figure(
+    series: Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]],
+    x: str,
+    y: str,
+    *,
+    log: bool = False,
+    log_x: bool = False,
+    marks: Mapping[float, str] | None = None,
+    width: float = 4.7,
+    height: float = 3.3,
+) -> "Figure":
+    """A line per label, the mean over seeds, with the range over seeds as a band. series: label -> (x, [seed][point]).
+
+    marks: heights of horizontal lines and what they stand for
+    """
+    from polyfed.report.style import QUIET, canvas, legend_name, looks, styled
+
+    own = [label for label in series if label.lower() == "local"]
+    look = looks(list(series), {label: "own" if label in own else "method" for label in series})
+    with styled():
+        figure, (ax,) = canvas(width, height)
+        for label, (at, values) in series.items():
+            v = np.asarray(values, dtype=float)
+            colour, marker, line = look[label]
+            many = len(at) > 25
+            ax.plot(
+                at, np.nanmean(v, axis=0), color=colour, linestyle=line, label=legend_name(label),
+                marker=None if many else marker,
+            )  # fmt: skip
+            if len(v) > 1:
+                ax.fill_between(at, np.nanmin(v, axis=0), np.nanmax(v, axis=0), color=colour, alpha=0.15, linewidth=0)
+        for height_, text in (marks or {}).items():
+            ax.axhline(height_, color=QUIET, linewidth=0.8, linestyle=(0, (2, 2)))
+            ax.annotate(text, (1, height_), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
+        if log:
+            ax.set_yscale("log")
+        if log_x:
+            ax.set_xscale("log")
+        ax.set_xlabel(x)
+        ax.set_ylabel(y)
+        if len(series) > 1:
+            figure.legend(loc="outside upper left", ncols=min(3, len(series)))
+    return figure
+
+
+def write(r: Recipe, bench: Bench, outcome: Outcome) -> Path:
+    """outcome.md with tables, claims, settings and notes, a CSV per table and an SVG per figure; returns the page."""
+    lines = [f"# {r.name}: {r.title}", "", r.about, "", f"Size: {bench.scale}; seeds: {bench.seeds}.", ""]
+    for k, table in enumerate(outcome.tables, 1):
+        write_atomically(bench.folder / f"table{k}-{_slug(table.title)}.csv", table.to("csv").encode())
+        lines += [table.to("markdown"), ""]
+    for name, figure in outcome.figures.items():
+        save(figure, bench.folder / f"{name}.svg")
+        lines += [f"![{name}]({name}.svg)", ""]
+    if outcome.claims:
+        lines += [claims_table(outcome.claims).to("markdown"), ""]
+    lines += [settings_table(r.settings(bench.scale)).to("markdown"), ""]
+    lines += [f"- {note}" for note in outcome.notes]
+    write_atomically(bench.folder / "outcome.md", "\n".join(lines).encode() + b"\n")
+    return bench.folder / "outcome.md"
+
+
+def claims_table(claims: Sequence[Claim]) -> Table:
+    """What was claimed, and what our runs say."""
+    marks = {True: "gain", False: "loss", None: "quiet"}
+    rows = tuple((Cell(c.text), Cell(c.verdict, {}, marks[c.holds]), Cell(c.evidence)) for c in claims)
+    return Table("Claims", ("claim<", "here<", "evidence<"), rows)
+
+
+def settings_table(settings: Sequence[Setting]) -> Table:
+    """Every setting and whose it is."""
+    rows = tuple((Cell(s.key), Cell(s.value), Cell(s.source, {}, "quiet")) for s in settings)
+    return Table("Setting", ("what<", "value<", "whose<"), rows)
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40]

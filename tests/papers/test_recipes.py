@@ -1,0 +1,98 @@
+"""Recipes: the machinery that runs them, and every recipe rehearsed from beginning to end."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from polyfed.algorithms.fedavg import FedAvg
+from polyfed.algorithms.local import Local
+from polyfed.core.errors import ConfigError
+from polyfed.data import load
+from polyfed.models import build
+from polyfed.papers import RECIPES, Bench, find
+from polyfed.papers import load as recipes
+from polyfed.papers.recipe import SIZES, beside, curves, metric_of, ordered, ours, write
+
+ALL = sorted(recipes())
+
+
+def small(bench, **settings):
+    data = load("heart-disease").partition(seed=0)
+    methods = {"Local": Local(lr=0.1), "FedAvg": FedAvg(lr=0.1)}
+    given = {"rounds": 3, "local_steps": 2, "batch_size": None, **settings}
+    return bench.compare("runs", build("linear", data.input_shape, 2), data, methods, **given)
+
+
+def test_what_is_finished_is_read_back(tmp_path):
+    first = small(Bench(tmp_path, seeds=2))
+    stamp = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("summary.json")}
+    again = small(Bench(tmp_path, seeds=3))
+    assert len(stamp) == 4
+    assert all(p.stat().st_mtime_ns == t for p, t in stamp.items())
+    assert np.array_equal(metric_of(again, "FedAvg")[:2], metric_of(first, "FedAvg"))
+    assert sorted(set(curves(again)["seed"])) == [0, 1, 2]
+
+
+def test_other_settings_are_refused(tmp_path):
+    small(Bench(tmp_path, seeds=1))
+    with pytest.raises(ConfigError, match="another local-steps"):
+        small(Bench(tmp_path, seeds=1), local_steps=3)
+
+
+def test_a_value_is_computed_once(tmp_path):
+    bench, calls = Bench(tmp_path), []
+    for _ in range(2):
+        assert bench.once("x", lambda: calls.append(1) or {"a": np.float64(0.5)}) == {"a": 0.5}
+    assert len(calls) == 1
+
+
+def test_a_claim_is_decided_by_the_paired_interval():
+    a, b = np.array([0.8, 0.9, 0.85, 0.7]), np.array([0.7, 0.82, 0.75, 0.61])
+    gap = stats.ttest_rel(a, b).confidence_interval(0.95)
+    found = ordered("a above b", a, b)
+    assert found.holds is True
+    assert f"{gap.low:+.3g} to {gap.high:+.3g}" in found.evidence
+    assert ordered("b above a", b, a).holds is False
+    assert ordered("noise", a, a + np.array([0.1, -0.1, 0.1, -0.1])).holds is None
+    assert ordered("one seed", a[:1], b[:1]).holds is None
+
+
+def test_paper_and_ours_stand_side_by_side():
+    table = beside("T", ["accuracy"], {"m": [("84.97", ours([0.8, 0.9], 100))]})
+    assert table.headers == ["method", "accuracy, paper", "accuracy, ours"]
+    assert [c.text for c in table.rows[0]] == ["m", "84.97", "85.00 ± 7.07"]
+
+
+def test_an_unknown_recipe_is_named(cli):
+    said = cli("reproduce", "fpfc/tabel1")
+    assert said.status == 2
+    assert "fpfc/table1" in said.err
+    assert len(said.err.splitlines()) == 1
+
+
+def test_the_list_names_every_recipe(cli):
+    listed = cli("reproduce").out
+    assert all(name in listed for name in ALL)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_recipe_says_what_it_is(name):
+    r = find(name)
+    assert r.title
+    assert r.about
+    assert all(0 < r.minutes[size] for size in SIZES)
+    for size in SIZES:
+        assert {s.source for s in r.settings(size)} <= {"paper", "code", "ours"}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_recipe_runs_to_its_end(name, tmp_path, request):
+    """A rehearsal: two rounds of everything; tables, figures and page are written."""
+    r = RECIPES[name]
+    where = next((request.getfixturevalue("data_dir")(folder) for folder in r.data), None)
+    bench = Bench(tmp_path, "small", 2, data_dir=where, rehearse=True)
+    outcome = r.run(bench)
+    page = write(r, bench, outcome)
+    assert outcome.tables or outcome.figures
+    assert page.read_text().startswith(f"# {name}")
+    assert len(list(tmp_path.glob("*.svg"))) == len(outcome.figures)
