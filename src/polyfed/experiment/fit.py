@@ -249,6 +249,8 @@ def _train(
         for name, split in splits.items():
             run.final[name] = {k: np.where(attackers, np.nan, v) for k, v in loop.evaluate(split).items()}
             records.append(_record(run, name))
+        if records:
+            records[0] |= _grouping(run)
         return records
 
     def tell(records: list[dict[str, Any]]) -> bool:
@@ -309,6 +311,16 @@ def _record(run: Run, split: str) -> dict[str, Any]:
         "seconds": run.seconds,
         **({"virtual_time": run.loop.clock} if run.loop.clock else {}),
     }
+
+
+def _grouping(run: Run) -> dict[str, Any]:
+    """Number of clusters that the method sees now and, where it has changed, the label of every client."""
+    found = run.loop.algorithm.report(run.loop.server).get("clusters")
+    if found is None:
+        return {}
+    before = next((r["assigned"] for r in reversed(run.records) if "assigned" in r), None)
+    labels = np.asarray(found).tolist()
+    return {"clusters": len(set(labels))} | ({"assigned": labels} if labels != before else {})
 
 
 def _continue(run: Run, store: RunFolder, tensors: dict[str, Any], meta: dict[str, Any], warnings: list[str]) -> None:

@@ -79,10 +79,12 @@ class RunFolder:
             self._saved_at, self._saved_round = time.monotonic(), t
 
     def finish(self, run: Run) -> None:
-        """The results: checkpoint, clients.csv, ledger.csv, report.json, summary.json, models/."""
+        """The results: checkpoint, clients.csv, ledger.csv, assignments.csv, report.json, summary.json, models/."""
         self.checkpoint(run, force=True)
         self.write("clients.csv", run.clients.to_csv(index=False))
         self.write("ledger.csv", run.ledger.to_csv(index=False))
+        if run.clusters is not None:
+            self.write("assignments.csv", run.assignments.to_csv())
         self.write("report.json", json.dumps(_finite(run.report)))
         self._models(run)
         self.write("summary.json", json.dumps(_finite(summary(run)), indent=1))

@@ -54,7 +54,13 @@ class Run:
     @property
     def history(self) -> pd.DataFrame:
         """One row per evaluated round and split: mean over clients, spread, worst client, bytes and seconds so far."""
-        return pd.DataFrame(self.records)
+        return pd.DataFrame(self.records).drop(columns="assigned", errors="ignore")
+
+    @property
+    def assignments(self) -> pd.DataFrame:
+        """The groups over time: one row per evaluated round in which they changed, one column per client."""
+        found = {r["round"]: r["assigned"] for r in self.records if "assigned" in r}
+        return pd.DataFrame.from_dict(found, orient="index", columns=list(self.federation.names)).rename_axis("round")
 
     @property
     def ledger(self) -> pd.DataFrame:
