@@ -26,6 +26,7 @@ def test_the_last_assignment_is_the_final_one(tmp_path):
     run = train(40, out=tmp_path / "run")
     history = run.assignments
     assert list(history.columns) == list(run.federation.names)
+    assert run.clusters is not None
     assert history.iloc[-1].tolist() == run.clusters.tolist()
     assert (history.diff().iloc[1:] != 0).any(axis=1).all()  # a row for every change, and only then
     numbers = run.history.set_index("round")["clusters"]

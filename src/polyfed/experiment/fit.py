@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import signal
+import sys
 import threading
 import time
 import zlib
@@ -348,6 +349,8 @@ def _interruptible() -> Iterator[threading.Event]:
 
     def note(number: int, frame: Any) -> None:
         event.set()
+        if sys.stderr.isatty():
+            sys.stderr.write("\nfinishing this round, then saving; Ctrl-C again stops at once\n")
         signal.signal(signal.SIGINT, before)
 
     signal.signal(signal.SIGINT, note)
