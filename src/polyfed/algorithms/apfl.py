@@ -33,6 +33,7 @@ class APFL(Algorithm):
     alpha: float = 0.5
     adaptive: bool = False
 
+    sources = "FedSLR's comparison: alpha, adaptive; ours: lr"
     traffic = "1 down, 1 up"
     averages = ("w",)
     certificates = (

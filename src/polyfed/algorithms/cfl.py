@@ -73,6 +73,7 @@ class CFL(Clustered):
     first_round: int = 0
     weighted: bool = True
 
+    sources = "paper: linkage, weighted; code: lr, eps1, eps2; ours: gamma_max, min_size, first_round"
     traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_cfl.py::test_bipartition_is_optimal: brute force over all bipartitions",

@@ -29,6 +29,7 @@ class Ditto(Personal):
     lam: float = 0.1
     personal_epochs: int = 1
 
+    sources = "FedSLR's comparison: lam, personal_epochs; ours: lr"
     traffic = "1 down, 1 up"
     averages = ("w",)
     certificates = (

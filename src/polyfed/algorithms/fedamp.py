@@ -101,6 +101,7 @@ class FedAMP(Mixed):
     sigma: float = 100.0
     alpha: float | None = None
 
+    sources = "paper: lam; ours: lr, sigma, alpha"
     traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_fedamp.py::test_weights_of_three_clients: the definition, digit for digit",
@@ -164,6 +165,7 @@ class HeurFedAMP(Mixed):
     sigma: float = 25.0
     self_weight: float = 0.5
 
+    sources = "paper: lam; ours: lr, alpha, sigma, self_weight"
     traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_fedamp.py::test_heuristic_weights_of_three_clients: the definition in numpy",

@@ -34,6 +34,7 @@ class FedAsync(Algorithm):
     staleness: float = 0.5
     mu: float = 0.005
 
+    sources = "paper: alpha, staleness, mu; ours: lr"
     traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_asynchronous.py::test_fedasync_by_hand: the recursion on quadratics",

@@ -23,6 +23,7 @@ class FedAvg(Algorithm):
     lr: float = 0.1
     weighted: bool = True
 
+    sources = "paper: weighted; ours: lr"
     traffic = "1 down, 1 up"
     averages = ("w",)
     certificates = (

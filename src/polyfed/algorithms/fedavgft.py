@@ -38,6 +38,7 @@ class FedAvgFT(Personal):
     weighted: bool = True
 
     step_sizes = ("lr", "finetune_lr")
+    sources = "paper: weighted; ours: lr, finetune_epochs, finetune_lr"
     traffic = "1 down, 1 up"
     averages = ("w",)
     certificates = (

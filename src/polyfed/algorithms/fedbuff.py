@@ -30,6 +30,7 @@ class FedBuff(Algorithm):
     server_lr: float = 1.0
     buffer: int = 5
 
+    sources = "ours: lr, server_lr, buffer"
     traffic = "1 down, 1 up (and one number more each way, the version of the model)"
     certificates = (
         "tests/certificates/test_asynchronous.py::test_fedbuff_in_step_is_fedavg: identity with a cohort per buffer",

@@ -32,6 +32,7 @@ class FedDyn(Algorithm):
     alpha: float = 0.1
 
     synchronous = True
+    sources = "FedSLR's comparison: alpha; ours: lr"
     traffic = "1 down, 1 up"
     averages = ("w",)
     certificates = (

@@ -54,6 +54,7 @@ class FedLin(Algorithm):
     keep_up: float | None = None
     keep_down: float | None = None
 
+    sources = "paper: keep_up, keep_down; ours: lr"
     traffic = "2 down, 2 up; 1 + 2k/p where k of p gradient entries are kept (values and positions)"
     certificates = (
         "tests/certificates/test_fedtrack.py::test_fedlin_without_compression_is_fedtrack: identity",

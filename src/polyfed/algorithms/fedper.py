@@ -27,6 +27,7 @@ class FedPer(Partial):
     lr: float = 0.1
     head: str = "head"
 
+    sources = "paper: head; ours: lr"
     traffic = "body down, body up"
     certificates = (
         "tests/certificates/test_partial.py::test_without_a_head_fedper_is_fedavg: identity",

@@ -23,6 +23,7 @@ class FedProx(Algorithm):
     lr: float = 0.1
     mu: float = 0.01
 
+    sources = "paper: mu; ours: lr"
     traffic = "1 down, 1 up"
     averages = ("w",)
     certificates = (

@@ -40,6 +40,7 @@ class FedRep(Partial):
     body_epochs: int = 1
     head: str = "head"
 
+    sources = "paper: head_epochs, body_epochs, head; ours: lr"
     traffic = "body down, body up"
     certificates = (
         "tests/certificates/test_partial.py::test_without_a_head_fedrep_is_fedavg: identity",

@@ -92,6 +92,7 @@ class FedSpa(Algorithm):
     prune: float = 0.5
     search_rounds: int = 100
 
+    sources = "paper: search, prune; FedSLR's comparison: density; ours: lr, search_rounds"
     traffic = "density down, density + 1/32 up (the mask, one bit per parameter)"
     certificates = (
         "tests/certificates/test_fedspa.py::test_dense_masks_are_fedavg: identity at density 1",

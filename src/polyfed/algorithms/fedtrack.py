@@ -32,6 +32,7 @@ class FedTrack(Algorithm):
 
     lr: float = 0.1
 
+    sources = "ours: lr"
     traffic = "2 down, 2 up"
     certificates = (
         "tests/certificates/test_fedtrack.py::test_exact_optimum_under_drift: the centralised optimum, linear rate",

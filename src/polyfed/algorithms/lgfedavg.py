@@ -34,6 +34,7 @@ class LGFedAvg(Partial):
     top: str = "head"
 
     name = "lg-fedavg"
+    sources = "ours: lr, top"
     traffic = "head down, head up"
     certificates = (
         "tests/certificates/test_partial.py::test_with_all_layers_shared_lg_is_fedavg: identity",

@@ -22,6 +22,7 @@ class Local(Personal):
 
     lr: float = 0.1
 
+    sources = "ours: lr"
     traffic = "0 down, 0 up"
     certificates = (
         "tests/certificates/test_fedavg.py::test_local_reaches_each_clients_own_solution: closed form of least squares",

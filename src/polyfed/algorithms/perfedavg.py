@@ -46,6 +46,7 @@ class PerFedAvg(Personal):
     order: str = "first"
     delta: float = 1e-3
 
+    sources = "paper: order; FedSLR's comparison: alpha; ours: lr, delta"
     traffic = "1 down, 1 up"
     averages = ("w",)
     certificates = (

@@ -46,6 +46,7 @@ class PFedMe(Personal):
     beta: float = 1.0
 
     step_sizes = ("lr", "personal_lr")
+    sources = "paper: lam, inner_steps, beta; ours: lr, personal_lr"
     traffic = "1 down, 1 up"
     averages = ("w",)
     certificates = (

@@ -32,6 +32,7 @@ class Scaffold(Algorithm):
     server_lr: float = 1.0
     option: int = 2
 
+    sources = "paper: server_lr, option; ours: lr"
     traffic = "2 down, 2 up"
     averages = ("dw", "dc")
     certificates = (
