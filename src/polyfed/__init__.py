@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from polyfed.core.solvers import local_sgd
     from polyfed.core.task import Task
     from polyfed.data.federation import Federation
+    from polyfed.experiment.admit import Admission, admit
     from polyfed.experiment.compare import Comparison, compare
     from polyfed.experiment.fit import fit
     from polyfed.experiment.run import Run
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Admission",
     "Algorithm",
     "Asynchronous",
     "Availability",
@@ -34,6 +36,7 @@ __all__ = [
     "Timed",
     "Tuned",
     "Uniform",
+    "admit",
     "algorithms",
     "compare",
     "data",
@@ -46,6 +49,7 @@ __all__ = [
 ]
 
 HOMES = {
+    "Admission": "experiment.admit",
     "Algorithm": "core.algorithm",
     "Asynchronous": "core.schedule",
     "Availability": "core.schedule",
@@ -59,6 +63,7 @@ HOMES = {
     "Task": "core.task",
     "Timed": "core.schedule",
     "Uniform": "core.schedule",
+    "admit": "experiment.admit",
     "compare": "experiment.compare",
     "Tuned": "experiment.tune",
     "fit": "experiment.fit",

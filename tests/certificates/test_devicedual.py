@@ -2,22 +2,21 @@
 points against minimisers of objective (1) in closed form; and plain FPFC on the same problems.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
-from problems import LeastSquares
+from problems import LeastSquares, centres, fit_points
 from safetensors.torch import load, save
 from scipy.sparse.csgraph import connected_components
 from sklearn.metrics import adjusted_rand_score
+from test_fpfc import fit_two_layers, softmax_model
 
 import polyfed as pf
 from polyfed.algorithms import devicedual
 from polyfed.algorithms.devicedual import Fusion, full_prox
 from polyfed.algorithms.fpfc import FPFC, shrinkage
-from polyfed.core.algorithm import Algorithm, Down
-from polyfed.core.solvers import local_sgd
+from polyfed.core.errors import ConfigError
+from polyfed.core.schedule import Asynchronous, Delays
 
 
 def planted(sizes, d, seed=0, apart=6.0, within=0.05):
@@ -266,7 +265,7 @@ def test_planted_groups_are_found_in_float32(start):
 def test_same_minimum_as_pairs(lam):
     """On quadratics with unlike Hessians: models, objective and clusters of plain FPFC, at convergence."""
     problem = LeastSquares(seed=0, clients=8, dim=4, spread=0.5)
-    runs = [problem.fit(a, rounds=300) for a in (FPFC(0.05, lam=lam), DeviceDual(0.05, lam=lam))]
+    runs = [problem.fit(a, rounds=300) for a in (FPFC(0.05, lam=lam), FPFC(0.05, lam=lam, solver="device-dual"))]
     w = [run.server["w"] for run in runs]
     losses = [sum(float(w[i] @ H @ w[i] / 2 - w[i] @ b) for i, (H, b) in enumerate(quadratics(problem))) for w in w]
     total = [loss + float(devicedual.objective(v, Fusion(lam))) for loss, v in zip(losses, w, strict=True)]
@@ -279,61 +278,40 @@ def quadratics(problem):
     return [(torch.as_tensor(H), torch.as_tensor(b)) for H, b in zip(problem.H, problem.b, strict=True)]
 
 
-@dataclass(frozen=True)
-class DeviceDual(Algorithm, abstract=True):
-    """FPFC with this server, outside the registry."""
-
-    lr: float = 0.1
-    lam: float = 0.6
-
-    @property
-    def fusion(self):
-        return Fusion(self.lam)
-
-    def init_server(self, task, w0, n):
-        return devicedual.start(w0, n, self.fusion) | {"samples": w0.new_zeros(n)}
-
-    def init_client(self, task, w0):
-        return {"w": w0}
-
-    def downlink(self, server, round):
-        return Down(each={"y": devicedual.messages(server, round.ids)})
-
-    def local_update(self, task, client, down, data, round):
-        w = local_sgd(task, client["w"], data, self.lr, correct=lambda w, g: g + w - down["y"])
-        return {"w": w}, {"w": w}
-
-    def aggregate(self, server, up, round):
-        samples = server["samples"].index_copy(0, round.ids, round.samples)
-        return devicedual.update(server, round.ids, up["w"], self.fusion) | {"samples": samples}
-
-    def deployment(self, server, round):
-        models = devicedual.cluster_models(server, devicedual.clusters(server), server["samples"])
-        return Down(each={"w": models[round.ids]})
-
-    def personal(self, client, down):
-        return down["w"]
-
-    def report(self, server):
-        return {"clusters": devicedual.clusters(server)}
-
-
-def s1(algorithm, rounds):
-    """S1 small from the released start; accuracy and ARI."""
-    model = torch.nn.Linear(60, 10)
-    rng = torch.Generator().manual_seed(0)
-    for q in model.parameters():
-        torch.nn.init.normal_(q, generator=rng)
-    fed = pf.data.load("fpfc-s1", scale="small", seed=0).partition(seed=0)
-    run = pf.fit(model, fed, algorithm, rounds=rounds, fraction=0.3, local_epochs=10, batch_size=None, evaluate_every=0)
+def synthetic(task, lam, rounds, solver="device-dual"):
+    """A small one of FPFC's synthetic problems from the released start; mean accuracy and ARI."""
+    fed = pf.data.load(f"fpfc-{task}", scale="small", seed=0).partition(seed=0)
+    run = pf.fit(
+        softmax_model(), fed, FPFC(0.1, lam=lam, solver=solver), rounds=rounds, fraction=0.3, local_epochs=10,
+        batch_size=None, evaluate_every=0,
+    )  # fmt: skip
     return run.clients["test_accuracy"].mean(), adjusted_rand_score(fed.clusters, run.clusters)
 
 
-def test_s1_as_plain_fpfc():
-    """S1 small, lambda 0.65, 400 rounds: the accuracy of pairs within 0.01, and the four clusters."""
-    accuracy, ari = s1(DeviceDual(0.1, lam=0.65), 400)
-    plain, _ = s1(FPFC(0.1, lam=0.65), 400)
+# accuracy and clusters of pairs, found by an independent implementation of both forms
+@pytest.mark.parametrize(
+    ("task", "lam", "rounds"),
+    [
+        ("s1", 0.65, 400),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in [("s3", 0.6, 600), ("s4", 0.4, 600), ("s5", 0.4, 600)]
+        ),
+    ],
+)
+def test_synthetic_problems_as_plain_fpfc(task, lam, rounds):
+    """The true clusters, one each in S1, S3, S4 and S5 (small), and the accuracy of pairs within 0.01."""
+    accuracy, ari = synthetic(task, lam, rounds)
+    plain, _ = synthetic(task, lam, rounds, "pairs")
     assert accuracy == pytest.approx(plain, abs=0.01)
+    assert ari == 1
+
+
+@pytest.mark.long
+def test_s1_in_full_as_an_independent_implementation():
+    """S1 small, lambda 0.65, 2000 rounds: accuracy 0.880 and the four clusters."""
+    accuracy, ari = synthetic("s1", 0.65, 2000)
+    assert accuracy == pytest.approx(0.880, abs=0.01)
     assert ari == 1
 
 
@@ -388,9 +366,134 @@ def test_memory_is_known_before_the_run():
     """Shapes on the meta device are those of the largest state; the estimate covers every state that occurs."""
     a, _ = planted([9, 12, 5], 10, within=0.6)
     largest = devicedual.start(a[0].to("meta"), 26, Fusion(1.0))
-    bytes_of = lambda s: sum(t.numel() * t.element_size() for t in s.values())  # noqa: E731
     seen = []
     train(a, Fusion(0.2), 40, fraction=0.3, after=lambda s: seen.append((bytes_of(s), len(s["f"]))))
     assert max(n for _, n in seen) > 20
     assert max(size for size, _ in seen) <= bytes_of(largest) <= devicedual.memory(26, 10, itemsize=8)
     assert devicedual.memory(1000, 100_000, nodes=5, participants=100) < 1.2e9
+
+
+def bytes_of(state):
+    return sum(t.numel() * t.element_size() for t in state.values())
+
+
+@pytest.mark.parametrize(("m", "d"), [(50, 10), (1000, 610), (1000, 100_000), (10_000, 610)])
+def test_twice_the_state_on_the_meta_device_covers_the_working_space(m, d):
+    """By which a run is admitted or refused; the participants' own vectors are counted with the cohort."""
+    state = devicedual.start(torch.zeros(d, device="meta"), m, Fusion(1.0))
+    assert 2 * bytes_of(state) >= devicedual.memory(m, d, participants=0) - 1
+
+
+# ---- the solver of FPFC ----------------------------------------------------------------------------------------------
+
+
+def test_auto_takes_pairs_up_to_200_clients():
+    a = np.random.default_rng(0).normal(size=(201, 2))
+    for n, solver, other in ((200, "pairs", "device-dual"), (201, "device-dual", "pairs")):
+        runs = [fit_points(centres(a[:n]), FPFC(0.3, solver=s), 2, 2, fraction=0.1) for s in ("auto", solver, other)]
+        assert torch.equal(runs[0].personal, runs[1].personal)
+        assert runs[0].server.keys() == runs[1].server.keys() != runs[2].server.keys()
+        plan = runs[0].loop.algorithm.plan(runs[0].loop.task, n)
+        assert plan == runs[0].report["plan"]
+        assert plan.startswith(f"solver {solver} ({n} clients, {'up to' if n == 200 else 'more than'} 200)")
+        assert plan.endswith("GB")
+    assert runs[0].report["nodes"] == len(runs[0].server["f"])
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize("shared", ["0", "2"])
+def test_shared_layers_are_beside_the_solver(shared, fraction):
+    """Without a penalty both solvers send every client its own layers back: the same models, and the same bytes."""
+    settings = {"lam": 0.0, "shared_layers": shared, "merge": False}
+    runs = [fit_two_layers(FPFC(0.05, solver=s, **settings), fraction=fraction) for s in ("pairs", "device-dual")]
+    at = runs[0].loop.task.layout.mask(shared)
+    assert runs[1].server["Q"].shape == (4, int((~at).sum()))
+    assert (runs[0].personal - runs[1].personal).abs().max() < 1e-12
+    assert torch.equal(runs[1].personal[:, at], runs[1].server["common"].expand(4, -1))
+    assert runs[0].loop.ledger.totals() == runs[1].loop.ledger.totals()
+
+
+def test_with_all_layers_shared_it_is_fedavg():
+    settings = {"fraction": 0.5, "batch_size": 4}
+    mine = fit_two_layers(FPFC(0.05, lam=0.5, shared_layers="body head", solver="device-dual"), **settings)
+    other = fit_two_layers(pf.FedAvg(0.05, weighted=True), **settings)
+    assert (mine.personal - other.personal).abs().max() < 1e-14
+
+
+def test_from_local_models_every_client_is_sent_its_own():
+    """Zero duals, and lam below the differences: the first step of each client is towards its own model."""
+    problem = LeastSquares(seed=0, clients=5, dim=4)
+    local = problem.fit(pf.Local(0.05), rounds=20)
+    run = problem.fit(FPFC(0.05, lam=0.1, solver="device-dual"), rounds=0, start=local)
+    assert torch.equal(run.server["w"], local.personal)
+    assert (run.server["Q"] + run.server["centre"] - local.personal).abs().max() < 1e-14
+    w, y = local.personal.numpy(), devicedual.messages(run.server, torch.arange(5)).numpy()
+    away = w[:, None] - w
+    assert np.linalg.norm(away, axis=-1)[~np.eye(5, dtype=bool)].min() > 3.7 * 0.1
+    assert np.abs(y - w).max() < 1e-12
+
+
+def continued(before, fpfc, rounds):
+    """The run's loop with another value of lam, as a path hands it on."""
+    loop = before.loop
+    loop.algorithm = fpfc
+    for _ in range(rounds):
+        loop.step()
+    return loop
+
+
+def test_a_path_goes_on_under_another_lambda():
+    """From next to no fusion to lam 2.5: the groups fuse, at the minimum of (1) in closed form; then back to none."""
+    a, group = planted([6, 10, 8], 12, apart=12.0, within=0.3)
+    xi, lam = 1e-4, 2.5
+
+    def at(lam):
+        return FPFC(0.3, lam=lam, xi=xi, solver="device-dual", merge=False)
+
+    run = fit_points(centres(a.numpy()), at(0.002), 20, 12, local_steps=10, workers=1)
+    assert len(set(run.clusters)) == 24
+    loop = continued(run, at(lam), 400)
+    expected = a.clone()
+    for g in range(3):
+        mine = a[group == g]
+        expected[group == g] = mine.mean(0) + (mine - mine.mean(0)) / (1 + len(mine) * lam / (24 * xi))
+    assert (loop.server["w"] - expected).norm(dim=1).max() < 1e-6
+    assert adjusted_rand_score(group, loop.algorithm.clusters(loop.server)) == 1
+    loop = continued(run, at(0.0), 200)
+    assert (loop.server["w"] - a).norm(dim=1).max() < 1e-6
+
+
+def test_the_first_message_under_another_lambda_is_of_that_lambda():
+    """Nothing but P and w is carried over: what is sent is 2 z - P after `reweigh`."""
+    a, _ = planted([6, 10, 8], 12)
+    run = fit_points(centres(a.numpy()), FPFC(0.3, lam=0.3, solver="device-dual"), 20, 12, fraction=0.5)
+    before = {k: v.clone() for k, v in run.server.items()}
+    fpfc, round = FPFC(0.3, lam=2.0, solver="device-dual"), run.loop.round(np.arange(24))
+    sent = fpfc.downlink(run.server, round).each["zeta"]
+    expected = devicedual.messages(devicedual.reweigh(before, Fusion(2.0)), torch.arange(24))
+    assert torch.equal(sent, expected)
+    assert all(torch.equal(v, run.server[k]) for k, v in before.items())
+
+
+def test_late_replies_are_refused():
+    problem = LeastSquares(seed=0, clients=6, dim=4)
+    with pytest.raises(ConfigError, match=r'^fpfc with solver device-dual .* asynchronously; solver "pairs" can$'):
+        problem.fit(FPFC(0.05, solver="device-dual"), 20, schedule=Asynchronous(Delays("uniform", 0, 20)))
+    one = Asynchronous(Delays("uniform", 0, 20), concurrency=1)
+    assert problem.fit(FPFC(0.05, solver="device-dual"), 20, schedule=one).loop.t == 20
+
+
+@pytest.mark.parametrize(
+    ("key", "settings"), [("solver", {"solver": "dual"}), ("xi", {"solver": "device-dual", "xi": 0.0})]
+)
+def test_settings_that_it_does_not_have_are_refused(key, settings):
+    with pytest.raises(ConfigError, match=f"algorithm.{key} of FPFC"):
+        FPFC(**settings)
+
+
+def test_another_form_of_state_is_refused():
+    """pairs cannot go on from device-dual."""
+    problem = LeastSquares(seed=0, clients=5, dim=4)
+    first = problem.fit(FPFC(0.05, solver="device-dual"), rounds=2)
+    with pytest.raises(ConfigError, match="start: the state of the run is of another form"):
+        problem.fit(FPFC(0.05, solver="pairs"), rounds=1, start=first)

@@ -8,10 +8,23 @@ import pytest
 
 import polyfed
 import polyfed.algorithms
+from polyfed.cli.describe import sources
 from polyfed.core.algorithm import REGISTRY
 
 METHODS = sorted(name for name, cls in REGISTRY.items() if cls.__module__.startswith("polyfed.algorithms."))
-COMMANDS = ["run", "compare", "resume", "report", "export", "algorithms", "data list", "data fetch", "data inspect"]
+COMMANDS = [
+    "run",
+    "compare",
+    "tune",
+    "resume",
+    "report",
+    "export",
+    "admit",
+    "algorithms",
+    "data list",
+    "data fetch",
+    "data inspect",
+]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -21,7 +34,9 @@ def test_a_method_is_described_in_full(cli, name):
     assert said.status == 0
     for f in dataclasses.fields(cls):
         line = next(x for x in said.out.splitlines() if x.split(maxsplit=1)[:1] == [f.name.replace("_", "-")])
-        assert len(line.split()) > 3, f"{f.name} has no meaning: {line}"
+        assert len(line.split()) > 4, f"{f.name} has no meaning: {line}"
+        assert sources(cls).get(f.name), f"{f.name}: whose default is it?"
+    assert len(cls.certificates) >= 2
     assert cls.traffic in said.out
     assert cls.citation in said.out
     for line in cls.certificates:

@@ -21,18 +21,31 @@ from polyfed.engines.local import LocalEngine, make_plan, make_rows
 
 VARIANTS = {
     "fedavg": [{"weighted": False}],
-    "fedslr": [{"lam": 0.02, "form": "all-duals", "deploy": "gkr"}, {"lam": 0.02, "p_init": "weights"}],
+    "fedslr": [
+        {"lam": 0.02, "form": "all-duals", "deploy": "gkr"},
+        {"lam": 0.02, "p_init": "weights", "structure": "LR+LR"},
+        {"structure": "S+S", "p_weight_decay": 0.1},
+    ],
+    "lpgd": [{"lam": 0.02}],
+    "gpgd": [{"lam": 0.02, "steps": 4}],
     "perfedavg": [{"order": "hf"}, {"order": "exact"}],
     "apfl": [{"adaptive": True}],
     "fedspa": [{"search": "rsm"}],
     "scaffold": [{"option": 1}],
     "ditto": [{"personal_epochs": 2}],
-    "fedacs": [{"quantile": None, "pool": "all"}],
+    "fedacs": [{"quantile": None, "pool": "all"}, {"quantile": 0.5, "pool": "all"}],
+    "fedbabu": [{"tune": "head"}],
     "fedcet": [{"lr": 0.05}, {"lr": "paper", "smoothness": 2.0, "convexity": 1.0}],
     "ifca": [{"averaging": "gradient"}, {"weighted": True, "init_scale": 0.5}],
     "cfl": [{"eps1": 10.0, "eps2": 0.01, "gamma_max": 0.9}],
     "pacfl": [{"threshold": 60.0}, {"angle": "sum", "threshold": 200.0, "linkage": "complete"}],
-    "fpfc": [{"lam": 0.05, "nu": 0.5, "penalty": "l1"}, {"lam": 0.05, "merge": False}],
+    "fpfc": [
+        {"lam": 0.05, "nu": 0.5, "penalty": "l1"},
+        {"lam": 0.05, "merge": False},
+        {"lam": 0.05, "shared_layers": "body"},
+        {"lam": 0.05, "solver": "device-dual"},
+        {"lam": 0.05, "merge": False, "shared_layers": "body", "solver": "device-dual"},
+    ],
 }
 SIZES = (24, 5, 26, 13, 30, 12)  # full batches: some share a chunk, with padding, and some do not
 BATCH = 8  # more than client 1 has
@@ -73,12 +86,14 @@ def federation(regression: bool = False) -> pf.Federation:
 
 
 def model(kind: str = "linear", outputs: int = CLASSES) -> nn.Module:
-    """ "linear", "mlp" or "cnn", always with the same start."""
+    """ "linear", "deep" (linear too, of two layers), "mlp" or "cnn", always with the same start."""
     with torch.random.fork_rng():
         torch.manual_seed(5)
         d = PIXELS**2
         if kind == "linear":
             return nn.Sequential(nn.Flatten(), nn.Linear(d, outputs))
+        if kind == "deep":
+            return nn.Sequential(nn.Flatten(), nn.Linear(d, 8), nn.Linear(8, outputs))
         if kind == "mlp":
             return nn.Sequential(nn.Flatten(), nn.Linear(d, 8), nn.ReLU(), nn.Linear(8, outputs))
         return nn.Sequential(

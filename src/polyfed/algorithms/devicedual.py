@@ -82,7 +82,8 @@ class Nodes(NamedTuple):
 def start(w: Tensor, n: int, fusion: Fusion) -> State:
     """The state before the first round, from a common model [d] or from local models [n, d] (zero duals: P = w).
 
-    On the meta device the shapes are those of the largest state, one node per client.
+    On the meta device the shapes are those of the largest state, one node per client, and "working" is added, so that
+    twice the bytes of the state, by which a run is admitted, cover the peak (beside the cohort's own vectors).
     """
     common = w.dim() == 1
     r = 1 if common and not w.is_meta else n
@@ -101,7 +102,9 @@ def start(w: Tensor, n: int, fusion: Fusion) -> State:
         "f": torch.zeros(r, **double),
     }
     if w.is_meta:
-        return state
+        held = sum(t.numel() * t.element_size() for t in state.values())
+        peak = memory(n, w.shape[-1], participants=0, itemsize=w.element_size())
+        return state | {"working": torch.empty(max(0, peak // 2 - held), dtype=torch.uint8, device="meta")}
     if common:
         return _settle(state, fusion)
     _whole_gram(state["G"], Q)
@@ -168,13 +171,6 @@ def clusters(state: State, nu: float = 0.1) -> Tensor:
     """[m] labels: connected components of node distances <= nu, numbered by their first client."""
     near = node_distances(state) <= nu
     return first_seen(_components(len(near), near.__getitem__, near.device)[state["groups"]])
-
-
-def cluster_models(state: State, group: Tensor, samples: Tensor) -> Tensor:
-    """[m, d]: for every client the mean of its cluster's uploads, weighted by samples (Remark 2)."""
-    w, weight = state["w"], samples.clamp(min=1)[:, None].to(state["w"].dtype)
-    total = torch.zeros_like(w).index_add_(0, group, w * weight)
-    return (total / w.new_zeros(len(w), 1).index_add_(0, group, weight).clamp(min=1))[group]
 
 
 def objective(w: Tensor, fusion: Fusion) -> Tensor:

@@ -75,6 +75,7 @@ class FedCET(Personal):
     first_lr: float = 1e-3
     safety: float = 1.0
 
+    sources = "paper: weight; of the problem: smoothness, convexity; ours: lr, first_lr, safety"
     traffic = "1 down, 1 up (adaptive: one number more each way); one exchange more before the first round"
     averages = ("z",)
     certificates = (
@@ -110,6 +111,12 @@ class FedCET(Personal):
 
     def init_client(self, task, w0):
         return {"w": w0, "d": zeros_like(w0), "a": w0.new_tensor(0.0)}
+
+    def admit(self, task, server, samples):
+        """All x_i tend to the common model: it is what a newcomer deploys."""
+        newcomer = super().admit(task, server, samples)
+        newcomer.trains = False
+        return newcomer
 
     def downlink(self, server, round):
         if round.phase % 2:

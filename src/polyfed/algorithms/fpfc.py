@@ -15,11 +15,15 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from polyfed.algorithms import devicedual
+from polyfed.algorithms.devicedual import Fusion
 from polyfed.algorithms.partial import assemble, part
 from polyfed.core.algorithm import Algorithm, Down, mean, require
+from polyfed.core.errors import ConfigError
 from polyfed.core.solvers import local_sgd
 
 BLOCK = 1 << 18  # numbers per block of pair vectors, so that a block stays in the cache
+MOST_PAIRED = 200  # clients up to which solver "auto" keeps a vector per pair
 
 
 def shrinkage(t: Tensor, lam: float, rho: float, a: float, xi: float, penalty: str) -> Tensor:
@@ -134,6 +138,9 @@ class FPFC(Algorithm):
         Layers that all clients have in common, names separated by spaces ("body", "head", beginnings of parameter
         names): trained without the pull to zeta, averaged over the round's participants, weighted by samples, and sent
         to the next ones. Only the others are fused, paired and clustered.
+    solver : str
+        "pairs" as above; "device-dual" for many clients: one dual per client and n x n coefficients, the same objective
+        (1) by Douglas-Rachford steps (`devicedual`); "auto": pairs up to 200 clients, device-dual above.
 
     Notes
     -----
@@ -141,8 +148,14 @@ class FPFC(Algorithm):
     another method, such as Local, theta_ij = w_i - w_j and v = 0, so that zeta_i = w_i (theta = 0 would pull every
     client to the mean). From a common start the two coincide.
 
+    The solvers have the same fixed points and reach them on different ways. From a common start the range of useful lam
+    ends lower with device-dual, where too large a lam gives the right clusters and poor models: choose lam by the
+    validation metric, or on a path. Its messages, in place of zeta, are as large. It needs replies in the round they
+    were asked for: an asynchronous schedule is refused at the first late one, and needs solver "pairs".
+
     The server sees every client's model: the method cannot be combined with secure aggregation. Memory on the server:
-    n (n-1) / 2 vectors of p numbers.
+    n (n-1) / 2 vectors of p numbers with pairs, 2 n vectors and n x n coefficients with device-dual; `plan` says how
+    much.
     """
 
     lr: float = 0.1
@@ -154,16 +167,23 @@ class FPFC(Algorithm):
     penalty: str = "scad"
     merge: bool = True
     shared_layers: str = ""
+    solver: str = "auto"
 
+    sources = "paper: lr, rho, a, xi, penalty, merge, shared_layers; code: lam, nu; ours: solver"
     traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_fpfc.py::test_rule_6_is_the_proximal_step: brute-force minimisation",
         "tests/certificates/test_fpfc.py::test_dual_only_storage_is_the_plain_double_loop: identity with (theta, v)",
         "tests/certificates/test_fpfc.py::test_without_fusion_clients_decouple: closed form at lam = 0",
         "tests/certificates/test_fpfc.py::test_stationarity_of_objective_1: the optimality conditions of (1)",
+        "tests/certificates/test_fpfc.py::test_asynchronous_training_ends_stationary: the same, replies late",
+        "tests/certificates/test_asynchronous.py::test_one_client_in_flight_is_the_synchronous_method: identity",
         "tests/certificates/test_fpfc.py::test_s1_finds_its_four_clusters: planted clusters, ARI 1",
         "tests/certificates/test_fpfc.py::test_with_all_layers_shared_it_is_fedavg: identity",
         "tests/certificates/test_fpfc.py::test_two_legs_are_one: a path continued with the same lam, bit for bit",
+        "tests/certificates/test_devicedual.py::test_same_minimum_as_pairs: both solvers end in one minimum of (1)",
+        "tests/certificates/test_devicedual.py::test_fixed_points_minimise_objective_1: closed form, device-dual",
+        "tests/certificates/test_devicedual.py::test_coefficients_are_the_explicit_vectors: identity, device-dual",
     )
     citation = """@article{yu2022fpfc,
   title   = {Clustered Federated Learning based on Nonconvex Pairwise Fusion},
@@ -180,21 +200,78 @@ class FPFC(Algorithm):
             require(self.a > 1, "FPFC", "a", self.a, "more than 1")
             require(self.rho > 1 / (self.a - 1), "FPFC", "rho", self.rho, f"more than 1/(a-1) = {1 / (self.a - 1):.4g}")
             require(self.lam == 0 or self.lam > self.xi, "FPFC", "lam", self.lam, f"0, or more than xi = {self.xi:g}")
+        require(
+            self.solver in ("auto", "pairs", "device-dual"), "FPFC", "solver", self.solver, "auto, pairs or device-dual"
+        )
+        if self.solver == "device-dual":
+            require(self.xi > 0, "FPFC", "xi", self.xi, "more than 0 with solver device-dual")
+
+    def plan(self, task, n):
+        """What a run with n clients is going to do: the solver, why, and the server's memory at its peak."""
+        own = self._own(task, task.w0)
+        return self._plan(n, len(own), own.element_size())
+
+    def _plan(self, n, q, itemsize):
+        pairs, why = n * (n - 1) // 2, "as asked for"
+        if self.solver == "auto":
+            why = f"{n:,} clients, {'more than' if self._is_dual(n) else 'up to'} {MOST_PAIRED}"
+        if self._is_dual(n):
+            solver, size = "device-dual", devicedual.memory(n, q, itemsize=itemsize)
+        else:  # c, the two clients and a vector of every pair, two where it sets out from models; the clients' models
+            solver, size = "pairs", pairs * (itemsize * (2 * q + 1) + 16) + 2 * itemsize * n * q
+        return f"solver {solver} ({why}), server memory up to {size / 1e9:.2g} GB"
+
+    def _is_dual(self, n):
+        return self.solver == "device-dual" or (self.solver == "auto" and n > MOST_PAIRED)
+
+    @property
+    def _nu(self):
+        return 0.1 if self.nu is None else self.nu
+
+    @property
+    def _fusion(self):
+        return Fusion(self.lam, self.rho, self.a, self.xi, self.penalty, delta=self._nu / 2)
+
+    def _start_dual(self, w, n):
+        """The device-dual state from a common model [q] or from the clients' [n, q]."""
+        require(self.xi > 0, "FPFC", "xi", self.xi, "more than 0 with solver device-dual")
+        return {**devicedual.start(w, n, self._fusion), "settings": self._settings(w)}
+
+    def _settings(self, like):
+        """[6]: what the nodes and weights of a device-dual state were worked out for."""
+        lam, rho, a, xi, penalty, delta = self._fusion
+        values = [lam, rho, a, xi, penalty == "l1", delta]
+        return torch.tensor(values, dtype=torch.float64, device=like.device)
+
+    def _dual(self, server):
+        """A device-dual state with nodes and weights for the present settings, where a path has changed them."""
+        mine = self._settings(server["G"])
+        if torch.equal(server["settings"], mine):
+            return server
+        return {**devicedual.reweigh(server, self._fusion), "settings": mine}
 
     def init_server(self, task, w0, n):
         own = self._own(task, w0)
-        pairs = n * (n - 1) // 2
-        state = {
-            "w": own.expand(n, -1).clone(),
-            "samples": w0.new_zeros(n),
-            "delta": w0.new_zeros(pairs, len(own)),
-            "c": w0.new_ones(pairs),
-        }
+        if self._is_dual(n):
+            state = self._start_dual(own, n)
+        else:
+            pairs = n * (n - 1) // 2
+            state = {
+                "w": own.expand(n, -1).clone(),
+                "delta": w0.new_zeros(pairs, len(own)),
+                "c": w0.new_ones(pairs),
+            }
+        state["samples"] = w0.new_zeros(n)
         if self.shared_layers:
             shared = part(task.layout, self.shared_layers)
             at = shared.nonzero()[:, 0].to(w0.device)
             state |= {"common": w0[at], "shared": shared.to(w0.device)}
         return state
+
+    def admit(self, task, server, samples):
+        from polyfed.algorithms.joining import Joining
+
+        return Joining(self, task, server, samples)
 
     def init_client(self, task, w0):
         return {"w": self._own(task, w0)}
@@ -210,20 +287,25 @@ class FPFC(Algorithm):
             shared = part(task.layout, self.shared_layers).to(models.device)
             state = {"common": mean(models[:, shared], samples), "shared": shared}
             models = models[:, ~shared]
-        i, j = torch.triu_indices(n, n, 1, device=models.device)
-        state |= {"w": models.clone(), "samples": samples.clone(), "delta": models[i] - models[j]}
-        return {**state, "c": models.new_ones(len(i))}, {"w": models.clone()}
+        if self._is_dual(n):
+            state |= self._start_dual(models, n)
+        else:
+            i, j = torch.triu_indices(n, n, 1, device=models.device)
+            state |= {"w": models.clone(), "delta": models[i].sub_(models[j]), "c": models.new_ones(len(i))}
+        return {**state, "samples": samples.clone()}, {"w": models.clone()}
 
     def downlink(self, server, round):
         """zeta_i; with theta - v/rho = (2c - 1) delta the pairs' part is one weighted sum per client."""
+        common = {"common": server["common"]} if self.shared_layers else {}
+        if not server["w"].shape[1]:
+            return Down(shared=common)
+        if "G" in server:
+            return Down(shared=common, each={"zeta": devicedual.messages(self._dual(server), round.ids)})
         w, n, i = server["w"], round.n, round.ids[:, None]
         j = torch.arange(n - 1, device=w.device).expand(len(i), -1)
         j = j + (j >= i)  # all clients but i
         pair = pair_index(torch.minimum(i, j), torch.maximum(i, j), n)
         weight = torch.where(i < j, 2 * server["c"][pair] - 1, 1 - 2 * server["c"][pair]) / n
-        common = {"common": server["common"]} if self.shared_layers else {}
-        if not w.shape[1]:
-            return Down(shared=common)
         zeta = w.mean(0) + embedding_bag(pair, server["delta"], per_sample_weights=weight, mode="sum")
         return Down(shared=common, each={"zeta": zeta})
 
@@ -245,7 +327,26 @@ class FPFC(Algorithm):
         return {"w": w[:, ~shared]}, {"w": w[:, ~shared], "common": w[:, shared]}
 
     def aggregate(self, server, up, round):
-        """Update (in place) the pairs with at least one participant, each of them once."""
+        """The participants' part of the state, in place."""
+        state = self._aggregate_dual(server, up, round) if "G" in server else self._aggregate_pairs(server, up, round)
+        state["samples"] = server["samples"].index_copy(0, round.ids, round.samples)
+        if self.shared_layers:
+            state |= {"common": mean(up["common"], round.samples), "shared": server["shared"]}
+        return state
+
+    def _aggregate_dual(self, server, up, round):
+        """P_i and the Gram matrix, and one majorisation step; every fifth round while it would cost the cube of n."""
+        if (round.sent < round.t).any():
+            raise ConfigError(
+                "fpfc with solver device-dual takes replies in the round they were asked for and cannot run "
+                'asynchronously; solver "pairs" can'
+            )
+        server = self._dual(server)
+        refresh = round.n <= 1000 or len(server["f"]) <= round.n // 2 or round.t % 5 == 4
+        return {**devicedual.update(server, round.ids, up["w"], self._fusion, refresh)}
+
+    def _aggregate_pairs(self, server, up, round):
+        """The pairs with at least one participant, each of them once."""
         n, ids = round.n, round.ids
         w = server["w"].index_copy(0, ids, up["w"])
         i, j = torch.triu_indices(n, n, 1, device=w.device)
@@ -256,22 +357,20 @@ class FPFC(Algorithm):
             new = delta[at].mul_((1 - c[at])[:, None]).add_(w[i[at]]).sub_(w[j[at]])
             c[at] = self._shrinkage(new.norm(dim=1))  # (6)
             delta[at] = new
-        samples = server["samples"].index_copy(0, ids, round.samples)
-        state = {"w": w, "samples": samples, "delta": delta, "c": c}
-        if self.shared_layers:
-            state |= {"common": mean(up["common"], round.samples), "shared": server["shared"]}
-        return state
+        return {"w": w, "delta": delta, "c": c}
 
     def _shrinkage(self, t):
         return shrinkage(t, self.lam, self.rho, self.a, self.xi, self.penalty)
 
     def clusters(self, server):
         """[n] labels: connected components of ||theta_ij|| <= nu, numbered by their first client."""
+        if "G" in server:
+            return devicedual.clusters(self._dual(server), self._nu)
         n = len(server["w"])
         theta = (server["c"] * server["delta"].norm(dim=1)).cpu().numpy()
         never = ((server["c"] == 1) & (server["delta"] == 0).all(1)).cpu().numpy()  # pairs not updated yet
         i, j = torch.triu_indices(n, n, 1).numpy()
-        near = (theta <= (0.1 if self.nu is None else self.nu)) & ~never
+        near = (theta <= self._nu) & ~never
         graph = coo_matrix((near[near], (i[near], j[near])), shape=(n, n))
         return torch.as_tensor(connected_components(graph, directed=False)[1], device=server["w"].device).long()
 
@@ -292,4 +391,6 @@ class FPFC(Algorithm):
         return assemble(down["shared"][0], down["common"], w) if self.shared_layers else w
 
     def report(self, server):
-        return {"clusters": self.clusters(server)}
+        w = server["w"]
+        found = {"clusters": self.clusters(server), "plan": self._plan(len(w), w.shape[1], w.element_size())}
+        return found | ({"nodes": len(server["f"])} if "G" in server else {})

@@ -11,6 +11,7 @@ from torch.nn.functional import one_hot
 
 from polyfed.core.algorithm import Algorithm, Down, mean, require
 from polyfed.core.errors import ConfigError
+from polyfed.core.newcomer import Newcomer
 from polyfed.core.randomness import generator, key_of, mix
 from polyfed.core.solvers import local_sgd
 
@@ -77,6 +78,22 @@ def starts(task, w0: Tensor, k: int, seed: int, scale: float | None) -> Tensor:
     return torch.stack(rows)
 
 
+class Choosing(Newcomer):
+    """A newcomer to frozen models: it downloads all of them and deploys the one with the least training loss."""
+
+    def __init__(self, algorithm, task, server, samples):
+        super().__init__(algorithm, task, server, samples)
+        self.trains = False
+
+    def offered(self):
+        return self.before["w"]
+
+    def enter(self, choice, samples):
+        found = {"cluster": choice, "samples": samples}
+        self.rows = {name: torch.full_like(t, found[name]) for name, t in self.rows.items()}
+        return {}
+
+
 @dataclass(frozen=True)
 class Alternating(Clustered, abstract=True):
     """What IFCA and HypCluster share: k starts, the choice by training loss, training of the chosen model."""
@@ -110,6 +127,9 @@ class Alternating(Clustered, abstract=True):
             return ~task.layout.mask(*self.shared_layers)
         except KeyError as e:
             raise ConfigError(f"algorithm.shared_layers of {type(self).__name__}: {e.args[0]}") from None
+
+    def admit(self, task, server, samples):
+        return Choosing(self, task, server, samples)
 
     def downlink(self, server, round):
         w = server["w"]
@@ -187,6 +207,7 @@ class IFCA(Alternating):
 
     averaging: str = "model"
 
+    sources = "paper: weighted, shared_layers, averaging; of the problem: k; ours: lr, init_scale, seed"
     certificates = (
         "tests/certificates/test_ifca.py::test_planted_clusters_and_their_means: clusters and models in closed form",
         "tests/certificates/test_ifca.py::test_one_cluster_is_fedavg: identity at k = 1, both kinds of averaging",
@@ -245,6 +266,7 @@ class HypCluster(Alternating):
 
     weighted: bool = True
 
+    sources = "paper: weighted; of the problem: k; ours: lr, shared_layers, init_scale, seed"
     certificates = (
         "tests/certificates/test_ifca.py::test_planted_clusters_and_their_means: clusters and models in closed form",
         "tests/certificates/test_ifca.py::test_one_cluster_is_fedavg: identity at k = 1",

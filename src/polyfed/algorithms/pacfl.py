@@ -12,6 +12,7 @@ from torch import Tensor
 
 from polyfed.algorithms.ifca import Clustered, cluster_means
 from polyfed.core.algorithm import Down, require
+from polyfed.core.newcomer import Newcomer
 from polyfed.core.solvers import local_sgd
 
 REDUCE = {"average": Tensor.mean, "weighted": Tensor.mean, "single": Tensor.amin, "complete": Tensor.amax}
@@ -50,6 +51,33 @@ def principal_angles(A: Tensor, B: Tensor) -> Tensor:
     dims = torch.minimum((A != 0).any(-2).sum(-1), (B != 0).any(-2).sum(-1))
     exists = torch.arange(cosines.shape[-1], device=A.device) < dims[..., None]
     return torch.where(exists, cosines.acos().rad2deg(), torch.nan)
+
+
+class Placed(Newcomer):
+    """A newcomer sends its signature, then trains its cluster's frozen model; one that has founded a cluster, its own.
+
+    Signatures are a row per client, which the server has once it has met one. A cluster that is founded is the
+    newcomer's.
+    """
+
+    def __init__(self, algorithm, task, server, samples):
+        super().__init__(algorithm, task, server, samples)
+        self.founded, self.signature = server["w"][:0], None
+
+    @property
+    def server(self):
+        state = super().server
+        state["w"] = torch.cat([state["w"], self.founded])
+        if "signature" in state:
+            own = torch.zeros_like(state["signature"][:1]) if self.signature is None else self.signature
+            state["signature"] = torch.cat([state["signature"], own])
+        return state
+
+    def keep(self, after):
+        super().keep(after)
+        self.founded = after["w"][len(self.before["w"]) :]
+        if "signature" in after:
+            self.signature = after["signature"][self.n :]
 
 
 @dataclass(frozen=True)
@@ -92,6 +120,7 @@ class PACFL(Clustered):
     angle: str = "smallest"
     linkage: str = "average"
 
+    sources = "paper: basis, angle; code: linkage; ours: lr, threshold"
     traffic = "1 down, 1 up; a signature up before the first, basis x classes vectors of the input's dimension"
     certificates = (
         "tests/certificates/test_pacfl.py::test_angles_are_scipys: scipy.linalg.subspace_angles",
@@ -131,6 +160,9 @@ class PACFL(Clustered):
             "samples": w0.new_zeros(n),
             "angles": w0.new_zeros(n, n),
         }
+
+    def admit(self, task, server, samples):
+        return Placed(self, task, server, samples)
 
     def downlink(self, server, round):
         if round.phase == 0:

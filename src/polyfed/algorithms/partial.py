@@ -65,6 +65,9 @@ class Partial(Algorithm, abstract=True):
         shared = down["shared"][0]
         return assemble(shared, down["w"][:, shared], client["own"])
 
+    def common(self, server):
+        """None: the shared part alone is no model."""
+
 
 def assemble(shared: Tensor, common: Tensor, own: Tensor) -> Tensor:
     """[s, p] from the values of the shared positions and of the others."""

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from polyfed.cli.admit import admit
 from polyfed.cli.algorithms import algorithms
 from polyfed.cli.compare import compare
 from polyfed.cli.data import data
@@ -35,7 +36,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, compare, tune, resume, report, export, algorithms, reproduce):
+for command in (run, compare, tune, resume, report, export, admit, algorithms, reproduce):
     app.command()(command)
 app.add_typer(data, name="data")
 

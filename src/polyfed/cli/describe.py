@@ -50,15 +50,22 @@ def portrait(name: str) -> RenderableType:
 
 
 def _settings(cls: type[Algorithm], text: str) -> Table:
-    meaning, fields = parameters(text), algorithm_table(cls).model_fields
+    meaning, fields, whose = parameters(text), algorithm_table(cls).model_fields, sources(cls)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for header in ("key", "default", "takes", "meaning"):
+    for header in ("key", "default", "from", "takes", "meaning"):
         table.add_column(header, no_wrap=header in ("key", "default"))
     for f in dataclasses.fields(cls):
         missing = f.default is dataclasses.MISSING
         default = "" if missing else "none" if f.default is None else _toml(f.default)
-        table.add_row(Text(kebab(f.name), "cyan"), default, expected(fields[f.name]), Text(meaning.get(f.name, "")))
+        takes, says = expected(fields[f.name]), Text(meaning.get(f.name, ""))
+        table.add_row(Text(kebab(f.name), "cyan"), default, whose.get(f.name, ""), takes, says)
     return table
+
+
+def sources(cls: type[Algorithm]) -> dict[str, str]:
+    """Whose each default is: the paper's, its released code's, ours, ..."""
+    parts = (part.partition(":") for part in cls.sources.split(";"))
+    return {name.strip(): whose.strip() for whose, _, names in parts for name in names.split(",")}
 
 
 def _toml(value: typing.Any) -> str:

@@ -14,6 +14,7 @@ from polyfed.core.batches import Batches
 from polyfed.core.errors import ConfigError, closest
 
 if TYPE_CHECKING:
+    from polyfed.core.newcomer import Newcomer
     from polyfed.core.task import Task
 
 State = dict[str, Tensor]
@@ -63,6 +64,7 @@ class Algorithm:
     traffic: ClassVar[str] = ""
     citation: ClassVar[str] = ""
     certificates: ClassVar[tuple[str, ...]] = ()
+    sources: ClassVar[str] = ""  # whose each default is, such as "paper: lam, mu; ours: lr"
     synchronous: ClassVar[bool] = False  # whether every reply must be taken in the round its message was sent
     averages: ClassVar[tuple[str, ...]] = ()  # the uplink tensors that the server uses through their mean only
     step_sizes: ClassVar[tuple[str, ...]] = ("lr",)  # the hyper-parameters that a decaying step size scales
@@ -106,6 +108,15 @@ class Algorithm:
         """
         raise ConfigError(f"start: {self.name} cannot set out from another method's models")
 
+    def admit(self, task: "Task", server: State, samples: Tensor) -> "Newcomer":
+        """A server's side of one client that was not there in training, while the n others stay as they are.
+
+        samples: [n] their training samples. By default the method's own rule, with room for one client more.
+        """
+        from polyfed.core.newcomer import Newcomer
+
+        return Newcomer(self, task, server, samples)
+
     def downlink(self, server: State, round: Round) -> Down:
         """What the server sends to the clients `round.ids`."""
         return Down(shared={"w": server["w"]})
@@ -127,6 +138,19 @@ class Algorithm:
     def personal(self, client: State, down: State) -> Tensor:
         """[s, p]: the model that each client would deploy now, from its private state and `deployment`."""
         return down["w"]
+
+    def common(self, server: State) -> Tensor | None:
+        """[p]: the one model that all clients have in common; None where there is none."""
+        w = server.get("w")
+        return w if w is not None and w.dim() == 1 else None
+
+    def factors(self, server: State) -> dict[str, tuple[Tensor, Tensor]] | None:
+        """The common model's low-rank layers as factors [d1, r], [r, d2], by name; None: the method makes none."""
+        return None
+
+    def parameters(self, server: State, client: State) -> Tensor | int | None:
+        """Numbers that describe the clients' models, one for all or [s], positions not counted; None: all p of them."""
+        return None
 
     def report(self, server: State) -> dict[str, Any]:
         """Findings worth a line in the report: clusters, mixing matrix, step sizes. JSON-able, or tensors."""

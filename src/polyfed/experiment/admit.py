@@ -1,0 +1,294 @@
+"""admit: clients that come after training. Each is taken in by its method's rule, the others stay as they are; what
+that is worth is told beside what the newcomer reaches alone.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from polyfed.algorithms.local import Local
+from polyfed.core.algorithm import Algorithm, Down, Personal, Round, State
+from polyfed.core.batches import padded
+from polyfed.core.errors import ConfigError, DataError, Diverged, closest
+from polyfed.core.ledger import down_bytes, row_bytes
+from polyfed.core.randomness import client_keys
+from polyfed.core.rows import MemoryRows
+from polyfed.core.split import Split
+from polyfed.core.task import Task
+from polyfed.core.worker import Worker, expand
+from polyfed.data.federation import Federation
+from polyfed.engines.local import LocalEngine, make_plan
+from polyfed.experiment.run import Run
+from polyfed.threats import Threatened
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(eq=False)
+class Admission:
+    """What `admit` found.
+
+    table: one row per exchange and newcomer: exchange (0: at entry), client, the metric, alone (the same of Local after
+        as many rounds of the same local work), down_bytes and up_bytes so far
+    metric: "accuracy", "rmse" or "loss", on `split` ("test", or "train" where there are no test samples)
+    personal: [m, p] the model that each newcomer deploys
+    clusters: [m] the label, as in `run.clusters`, of the old clients that each newcomer is grouped with, -1: with none;
+        None for a method that finds no clusters
+    """
+
+    names: tuple[str, ...]
+    table: pd.DataFrame
+    metric: str
+    split: str
+    personal: Tensor
+    clusters: np.ndarray | None
+    task: Task
+    label: str
+
+    def model(self, client: int | str) -> nn.Module:
+        """The nn.Module of one newcomer, by position or name."""
+        m = len(self.names)
+        if client not in (self.names if isinstance(client, str) else range(-m, m)):
+            raise ConfigError(f"no newcomer {client!r}{closest(str(client), self.names)}; there are {m} of them")
+        i = self.names.index(client) if isinstance(client, str) else range(m)[client]
+        return self.task.module(self.personal[i])
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """One row per exchange: the mean over newcomers of the metric and of `alone`, bytes of all of them so far."""
+        columns = {self.metric: "mean", "alone": "mean", "down_bytes": "sum", "up_bytes": "sum"}
+        return self.table.groupby("exchange").agg(columns).reset_index()
+
+    def figure(self) -> "Figure":
+        """The metric against the number of exchanges: the mean, every newcomer as a thin line, and Local."""
+        return admission_figure(self)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write admission.csv, admission.svg and models/<name>.safetensors."""
+        from polyfed.experiment.folder import RunFolder, safe
+        from polyfed.report.style import save
+
+        out = RunFolder(Path(folder))
+        (out.path / "models").mkdir(parents=True, exist_ok=True)
+        out.write("admission.csv", self.table.to_csv(index=False))
+        for name, w in zip(self.names, self.personal, strict=True):
+            named = {k: v.detach().cpu().contiguous() for k, v in self.task.layout.named(w).items()}
+            out.write_bytes(f"models/{safe(name)}.safetensors", named)
+        save(self.figure(), out.path / "admission.svg")
+        return out.path
+
+
+def admit(
+    run: Run,
+    newcomers: Federation,
+    exchanges: int = 10,
+    *,
+    start: Literal["offered", "common"] = "offered",
+    alone: Algorithm | None = None,
+) -> Admission:
+    """Take clients in that were not there in training, by the method's own rule.
+
+    run: stays as it is, bit for bit: the old clients and every model that is not a newcomer's own are frozen
+    newcomers: their data, with names that the run does not have
+    exchanges: rounds that every newcomer takes part in, with the run's amount of local work. A newcomer's rounds count
+        from its entry: batches, decaying step sizes and growing numbers of steps are those of a client's first rounds.
+    start: where a method offers models to begin with (FPFC those of its clusters), "offered" takes the one with the
+        least training loss, "common" leaves them and begins where training began
+    alone: what the newcomers are compared with; Local with the method's step size by default
+
+    One common model is there with exchange 0, and more exchanges are not made. A method that adapts the model to a
+    client (Ditto, FedRep, ...) does so against the frozen common part. Methods with one model per cluster place the
+    newcomer. Where the server keeps every client's model, the newcomer's is added after its first local training.
+    Every newcomer is taken in as if it were the only one.
+
+    Bytes: of every exchange, and at entry of models that are downloaded to stay or to choose from.
+
+    Raises ConfigError for a setting, a name that is taken or a method that cannot grow, DataError for samples that do
+    not fit the run's model, Diverged for a value that is not finite.
+    """
+    if not isinstance(exchanges, int) or isinstance(exchanges, bool) or exchanges < 0:
+        raise ConfigError(f"exchanges: found {exchanges!r}, expected an integer of at least 0")
+    if start not in ("offered", "common"):
+        raise ConfigError(f"start: found {start!r}, expected offered or common")
+    fits(run.federation, newcomers)
+    loop = run.loop
+    task = loop.task
+    splits = {k: s.to(task.device, task.dtype) for k, s in (("train", newcomers.train), ("test", newcomers.test))}
+    split = "test" if len(newcomers.test.x) else "train"
+    lr = getattr(loop.algorithm, "lr", None)
+    alone = alone or (Local(float(lr)) if isinstance(lr, int | float) else Local())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        told = [
+            _Taking(run, algorithm, server, newcomers, splits["train"], start).told(exchanges, splits[split])
+            for algorithm, server in ((loop.algorithm, loop.server), (alone, {}))
+        ]
+    finally:
+        torch.set_num_threads(threads)
+    (records, personal, clusters), (other, _, _) = told
+    metric = next((k for k in ("accuracy", "rmse") if k in records[0]), "loss")
+    table = pd.DataFrame(records)
+    table = table[["exchange", "client", metric]].assign(
+        alone=[r[metric] for r in other], down_bytes=table["down_bytes"], up_bytes=table["up_bytes"]
+    )
+    return Admission(newcomers.names, table, metric, split, personal, clusters, task, loop.algorithm.name)
+
+
+def fits(old: Federation, new: Federation) -> None:
+    """Raise ConfigError or DataError, in one line, for newcomers that are no further clients of `old`."""
+    if not isinstance(new, Federation):
+        raise ConfigError(f"newcomers: found a {type(new).__name__}, expected a polyfed.Federation")
+    for name in new.names:
+        if name in old.names:
+            raise ConfigError(f"newcomers: {name!r} is the name of a client of the run; give another")
+    if new.input_shape != old.input_shape:
+        found, wanted = list(new.input_shape), list(old.input_shape)
+        raise DataError(f"newcomers: inputs of {new.names[0]!r} have shape {found}, the run's have {wanted}")
+    if (new.classes is None) != (old.classes is None):
+        kinds = ["numbers" if f.classes is None else "class labels" for f in (new, old)]
+        raise DataError(f"newcomers: the targets of {new.names[0]!r} are {kinds[0]}, the run's are {kinds[1]}")
+    if new.outputs > old.outputs:
+        what = "classes" if old.classes is not None else "numbers per target"
+        raise DataError(f"newcomers: {new.outputs} {what}, the run's model has {old.outputs}")
+
+
+class _Taking:
+    """All newcomers of one method, each with its own `Newcomer` at the server; they train in common chunks."""
+
+    def __init__(self, run: Run, algorithm: Algorithm, server: State, federation: Federation, train: Split, start: str):
+        loop = run.loop
+        self.loop, self.algorithm, self.task, self.names = loop, algorithm, loop.task, federation.names
+        self.m, self.everyone = federation.n, torch.arange(federation.n, device=loop.task.device)
+        self.counts = torch.as_tensor(train.counts, dtype=loop.task.dtype, device=loop.task.device)
+        self.moved = np.zeros((2, self.m), dtype=np.int64)
+        first = algorithm.admit(loop.task, server, loop.samples)
+        self.newcomers = [copy.copy(first) for _ in range(self.m)]
+        engine = loop.engine.engine if isinstance(loop.engine, Threatened) else loop.engine
+        assert isinstance(engine, LocalEngine)
+        keys, plan = client_keys(federation.names), make_plan(loop.task, self.m)
+        self.worker = Worker(loop.task, train, keys, engine.worker.work, loop.seed, plan)
+        private = [self._enter(i, train, start) for i in range(self.m)]
+        self.rows = MemoryRows(self.m, private[0])
+        for i, state in enumerate(private):
+            self.rows.scatter(self.everyone[i : i + 1], {k: t[None] for k, t in state.items()})
+
+    def _enter(self, i: int, train: Split, start: str) -> State:
+        newcomer, samples = self.newcomers[i], float(self.counts[i])
+        offered = None if start == "common" and newcomer.trains else newcomer.offered()
+        if offered is None:
+            return newcomer.enter(-1, samples)
+        self.moved[0, i] += offered.numel() * offered.element_size()
+        data = padded(train, np.array([i]))
+        loss = torch.cat([self.task.loss_of(w[None], data) for w in offered])
+        return newcomer.enter(int(loss.argmin()), samples)
+
+    def told(self, exchanges: int, split: Split) -> tuple[list[dict[str, Any]], Tensor, np.ndarray | None]:
+        """(one record per exchange and newcomer, the models at the end, clusters)."""
+        records: list[dict[str, Any]] = []
+        try:
+            for t in range(exchanges + 1):
+                if t:
+                    self._exchange(t - 1)
+                found = self.task.metrics(self._models(t), split, np.arange(self.m))
+                for i, name in enumerate(self.names):
+                    sizes = {"down_bytes": int(self.moved[0, i]), "up_bytes": int(self.moved[1, i])}
+                    records.append({"exchange": t, "client": name} | {k: float(v[i]) for k, v in found.items()} | sizes)
+        finally:
+            self.worker.close()
+        return records, self._models(exchanges), self._clusters()
+
+    def _round(self, t: int, phase: int, rows: Sequence[int] | None = None) -> Round:
+        """Of the newcomers `rows` as the worker numbers them; None: of one newcomer, as its server does."""
+        at = torch.tensor([self.loop.n]) if rows is None else torch.as_tensor(rows)
+        at = at.to(self.task.device)
+        counts = self.counts[:1] if rows is None else self.counts[at]
+        return Round(t, self.loop.n + 1, phase, at, counts, torch.full_like(at, t))
+
+    def _own(self, t: int, phase: int, i: int) -> Round:
+        return self._round(t, phase)._replace(samples=self.counts[i : i + 1])
+
+    def _exchange(self, t: int) -> None:
+        algorithm = self.algorithm.decayed(self.loop.lr_decay ** (t // self.loop.lr_decay_every))
+        for phase in range(algorithm.phases(t)):
+            asked = [i for i, new in enumerate(self.newcomers) if new.trains and new.asked(self._own(t, phase, i))]
+            if not asked:
+                continue
+            downs = [self.newcomers[i].downlink(self._own(t, phase, i)) for i in asked]
+            round = self._round(t, phase, asked)
+            reply = self.worker.run(algorithm, self.rows, _stacked(downs), round)
+            self._finite(asked, t, (*reply.up.values(), *reply.private.values()))
+            for row, i in enumerate(asked):
+                up = {k: v[row : row + 1] for k, v in reply.up.items()}
+                self.newcomers[i].aggregate(up, self._own(t, phase, i))
+                self.moved[:, i] += down_bytes(downs[row]), row_bytes(up)
+            self.rows.scatter(round.ids, reply.private)
+
+    def _finite(self, asked: list[int], t: int, tensors: tuple[Tensor, ...]) -> None:
+        for values in tensors:
+            if values.is_floating_point():
+                bad = ~torch.isfinite(values.reshape(len(values), -1)).all(1)
+                if bad.any():
+                    who = self.names[asked[int(bad.nonzero()[0])]]
+                    raise Diverged(
+                        f"exchange {t + 1}: newcomer {who!r} reached a value that is not finite; a smaller lr may help"
+                    )
+
+    def _models(self, t: int) -> Tensor:
+        """[m, p]: what each newcomer deploys after t exchanges."""
+        down: State = {}
+        if not isinstance(self.algorithm, Personal):
+            down = _stacked([new.deployment(self._own(t, 0, i)) for i, new in enumerate(self.newcomers)])
+        return self.algorithm.personal(self.rows.gather(self.everyone), down)
+
+    def _clusters(self) -> np.ndarray | None:
+        labels = (
+            self.algorithm.report(self.loop.server).get("clusters") if self.loop.algorithm is self.algorithm else None
+        )
+        if labels is None:
+            return None
+        found = [new.cluster(torch.as_tensor(labels)) for new in self.newcomers]
+        return None if None in found else np.array(found)
+
+
+def _stacked(downs: list[Down]) -> State:
+    """The newcomers' messages as rows; what all of them are sent from the same memory is not copied."""
+    first, m = expand(downs[0], 1), len(downs)
+    out: State = {}
+    for name in first:
+        one = downs[0].shared.get(name)
+        if one is not None and all(d.shared[name] is one for d in downs):
+            out[name] = one.expand(m, *one.shape)
+        else:
+            out[name] = torch.cat([expand(d, 1)[name] for d in downs])
+    return out
+
+
+def admission_figure(found: Admission) -> "Figure":
+    """The metric against the number of exchanges: the mean, every newcomer as a thin line, and Local."""
+    from matplotlib.ticker import MaxNLocator
+
+    from polyfed.report import words
+    from polyfed.report.style import BLUE, QUIET, canvas, legend_name, styled
+
+    scale, history = words.Scale(found.metric), found.history
+    with styled():
+        figure, (axes,) = canvas()
+        for _, rows in found.table.groupby("client"):
+            axes.plot(rows["exchange"], scale.factor * rows[found.metric], color=BLUE, linewidth=0.7, alpha=0.35)
+        x = history["exchange"]
+        axes.plot(x, scale.factor * history[found.metric], "o-", color=BLUE, label=legend_name(found.label))
+        axes.plot(x, scale.factor * history["alone"], "x--", color=QUIET, label="alone")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel("exchanges")
+        axes.set_ylabel(f"{found.split} {scale.header} of newcomers")
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=2)
+    return figure

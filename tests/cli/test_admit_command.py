@@ -1,0 +1,99 @@
+"""polyfed admit: newcomers on the screen and in the folder, and what is refused."""
+
+import csv
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+FEATURES = 10  # of heart disease
+
+
+def client(path, features=FEATURES, labels=2):
+    """An npz file of one client."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, features)).astype(np.float32)
+    np.savez(path, x=x, y=np.arange(40) % labels, x_test=x[:20], y_test=np.arange(20) % labels)
+    return path.name
+
+
+def contents(folder):
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def ditto(cli, small):
+    """The folder of a short run."""
+    assert cli("run", small, "--set", "algorithm.name=ditto", "--quiet", "--out", "ditto").status == 0
+    return small.parent / "ditto"
+
+
+def test_a_folder_of_newcomers(cli, ditto, tmp_path):
+    (tmp_path / "new").mkdir()
+    for name in ("oslo", "bern"):
+        client(tmp_path / "new" / f"{name}.npz")
+    before = contents(ditto)
+    said = cli("admit", ditto, "--data", "new", "--exchanges", 3, "--out", "a")
+    assert said.status == 0, said.err
+    for word in ("Newcomers to ditto", "oslo", "bern", "alone", "better off than alone after 3 exchanges", "figure: a"):
+        assert word in said.out
+    assert contents(ditto) == before
+    with (tmp_path / "a/admission.csv").open() as f:
+        rows = list(csv.DictReader(f))
+    assert [(int(r["exchange"]), r["client"]) for r in rows] == [(k, n) for k in range(4) for n in ("bern", "oslo")]
+    assert [int(r["down_bytes"]) for r in rows[::2]] == [k * 2 * (FEATURES + 1) * 4 for k in range(4)]
+    own, old = load_file(tmp_path / "a/models/oslo.safetensors"), load_file(ditto / "models/cleveland.safetensors")
+    assert {k: v.shape for k, v in own.items()} == {k: v.shape for k, v in old.items()}
+    assert (tmp_path / "a/admission.svg").read_text().lstrip().startswith("<?xml")
+
+
+def test_the_run_is_the_one_that_was_trained(cli, small, tmp_path):
+    """FedAvg's newcomer takes the very model home that the run has written out."""
+    cli("run", small, "--set", "algorithm.name=fedavg", "--quiet", "--out", "run")
+    assert cli("admit", "run", "--data", client(tmp_path / "oslo.npz"), "--out", "a").status == 0
+    mine, theirs = (
+        load_file(tmp_path / "a/models/oslo.safetensors"),
+        load_file(tmp_path / "run/models/common.safetensors"),
+    )
+    assert mine.keys() == theirs.keys()
+    assert all((mine[k] == theirs[k]).all() for k in mine)
+
+
+def test_a_csv_file_is_a_newcomer(cli, ditto, tmp_path):
+    rng = np.random.default_rng(0)
+    lines = [
+        ",".join([*(f"{v:.3f}" for v in row), str(k % 2)]) for k, row in enumerate(rng.normal(size=(20, FEATURES)))
+    ]
+    (tmp_path / "oslo.csv").write_text("\n".join([",".join([*"abcdefghij", "disease"]), *lines]))
+    assert cli("admit", ditto, "--data", "oslo.csv", "--exchanges", 1, "--out", "a").status == 0
+    said = cli("admit", ditto, "--data", "oslo.csv", "--target", "ill", "--out", "b")
+    assert said.err.splitlines() == ["polyfed: oslo.csv: no column 'ill'; it has a, b, c, d, e, f, g, h, i, j, disease"]
+
+
+def test_what_does_not_fit_is_said_in_one_line_and_leaves_no_folder(cli, ditto, tmp_path):
+    for name, settings in (("wide", {"features": 12}), ("three", {"labels": 3}), ("cleveland", {}), ("oslo", {})):
+        client(tmp_path / f"{name}.npz", **settings)
+    for words, line in (
+        (("wide.npz",), f"newcomers: inputs of 'wide' have shape [12], the run's have [{FEATURES}]"),
+        (("three.npz",), "client 'three', train: label 2 is out of range; 0 to 1 are allowed"),
+        (("cleveland.npz",), "newcomers: 'cleveland' is the name of a client of the run; give another"),
+        (("missing.npz",), "--data missing.npz: there is no such file or folder"),
+        (("oslo.npz", "--exchanges", -1), "exchanges: found -1, expected an integer of at least 0"),
+        (("oslo.npz", "--start", "best"), "start: found 'best', expected offered or common"),
+    ):
+        said = cli("admit", ditto, "--out", "a", "--data", *words)
+        assert said.status != 0
+        assert said.err.splitlines() == [f"polyfed: {line}"]
+        assert not (tmp_path / "a").exists()
+
+
+def test_only_a_run_with_a_model_takes_newcomers(cli, small, ditto, tmp_path):
+    client(tmp_path / "oslo.npz")
+    assert cli("admit", "nowhere", "--data", "oslo.npz").err.startswith("polyfed: nowhere: there is no such folder")
+    cli("compare", "local", "fedavg", "--rounds", 1, "--seeds", 1, "--quiet", "--out", "both")
+    line = "polyfed: both: is a comparison; admit to one of its runs, such as both/runs/fedavg-seed0"
+    assert cli("admit", "both", "--data", "oslo.npz").err.splitlines() == [line]
+    for part in (ditto / "checkpoint").iterdir():
+        part.rename(tmp_path / part.name)
+    line = f"polyfed: {ditto}: has no model yet; finish it with: polyfed resume {ditto}"
+    assert cli("admit", ditto, "--data", "oslo.npz").err.splitlines() == [line]
