@@ -3,80 +3,18 @@
 import numpy as np
 import pytest
 import torch
+from matrices import MultiOutput, matrix, matrix_model, shrink_singular, soft
 from torch import nn
 
 import polyfed as pf
-from polyfed.algorithms.fedslr import gkr_parameters, mixed_parameters, ranks, received
-from polyfed.algorithms.lowrank import sheets, svt
+from polyfed.algorithms.lowrank import gkr_parameters, ranks, received, sheets, svt
 from polyfed.core.layout import Layout
 from polyfed.core.task import Task
-
-
-def shrink_singular(W, amount):
-    U, S, Vh = np.linalg.svd(W, full_matrices=False)
-    return U * np.maximum(S - amount, 0) @ Vh
-
-
-def soft(W, amount):
-    return np.sign(W) * np.maximum(np.abs(W) - amount, 0)
-
-
-def matrix_model(out, inputs):
-    linear = nn.Linear(inputs, out, bias=False, dtype=torch.float64)
-    nn.init.zeros_(linear.weight)
-    return linear
-
-
-class MultiOutput:
-    """f_i(W) = mean (X_i W' - Y_i)^2, W [16, 12], ten clients of unlike Hessians and solutions; largest Hessian 0.8."""
-
-    out, inputs, clients, lam = 16, 12, 10, 0.02
-
-    def __init__(self, seed=0):
-        rng = np.random.default_rng(seed)
-        common = rng.normal(size=(self.out, 2)) @ rng.normal(size=(2, self.inputs))
-        X = [rng.normal(size=(30, self.inputs)) * rng.uniform(0.5, 1.5, self.inputs) for _ in range(self.clients)]
-        scale = np.sqrt(0.8 / max(np.linalg.eigvalsh(self.hessian(x))[-1] for x in X))
-        self.data = []
-        for x in X:
-            own = common + 0.5 * rng.normal(size=common.shape)
-            self.data.append((scale * x, scale * x @ own.T + 0.1 * rng.normal(size=(30, self.out))))
-        self.federation = pf.Federation.from_arrays(self.data, test=self.data)
-
-    def hessian(self, x):
-        return 2 * x.T @ x / (len(x) * self.out)
-
-    def gradient(self, i, W):
-        x, y = self.data[i]
-        return 2 * (W @ x.T - y.T) @ x / (len(x) * self.out)
-
-    def solution(self):
-        """Accelerated proximal gradient on (1/n) sum f_i + lam ||W||_*, to a fixed point within 1e-12."""
-        W = Z = np.zeros((self.out, self.inputs))
-        k = 1.0
-        for _ in range(20000):
-            G = np.mean([self.gradient(i, Z) for i in range(self.clients)], axis=0)
-            new = shrink_singular(Z - G, self.lam)  # step 1 < 1 / 0.8
-            after = (1 + np.sqrt(1 + 4 * k * k)) / 2
-            restart = ((Z - new) * (new - W)).sum() > 0
-            Z, k = (new, 1.0) if restart else (new + (k - 1) / after * (new - W), after)
-            if np.abs(new - W).max() < 1e-13:
-                return new
-            W = new
-        raise AssertionError("the centralised solver did not converge")
-
-    def fit(self, algorithm, rounds, steps=5, **kwargs):
-        settings = {"local_steps": steps, "batch_size": None, "evaluate_every": 0, "loss": "mse"} | kwargs
-        return pf.fit(matrix_model(self.out, self.inputs), self.federation, algorithm, rounds=rounds, **settings)
 
 
 @pytest.fixture(scope="module")
 def problem():
     return MultiOutput()
-
-
-def matrix(run):
-    return run.server["w"].view(MultiOutput.out, -1).numpy()
 
 
 def fast(eta_g):
@@ -88,11 +26,14 @@ def fast(eta_g):
     ("eta_g", "fraction", "rounds"),
     [
         (0.6, 1.0, 250),
+        (1.2, 1.0, 160),
         (2.0, 1.0, 120),
         (5.0, 1.0, 120),
         (12.0, 1.0, 200),
         (0.6, 0.3, 500),
+        (1.2, 0.3, 400),
         (2.0, 0.3, 300),
+        (3.0, 0.3, 350),
         (5.0, 0.3, 500),
     ],
 )
@@ -166,7 +107,59 @@ def test_planted_rank_and_support(fraction, rounds):
     assert np.abs(p.view(40, 20, 16).numpy() - soft(planted.W - w, planted.mu)).max() < 1e-6
     assert ((p != 0).numpy() == (planted.S != 0)).all()
     assert gkr_parameters(run.server) == 3 * (20 + 16)
-    assert (mixed_parameters(run.server, p) == 3 * 36 + 8).all()
+    assert (run.parameters == 3 * 36 + 8).all()
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize("structure", ["S+S", "S+LR", "LR+LR"])
+def test_variants_in_closed_form(structure, fraction):
+    """Each part by its own norm: w from the mean of the W_i, p_i from W_i - w, by soft threshold or by svt."""
+    planted = Planted()
+    planted.mu = 1.5  # with mu = lam the entries of p would lie on the edge of the threshold
+    first, second = ({"S": soft, "LR": shrink_singular}[part] for part in structure.split("+"))
+    w = first(planted.W.mean(0), planted.lam)
+    p = np.stack([second(W - w, planted.mu) for W in planted.W])
+    method = {"structure": structure, "personal_epochs": 4}
+    run = planted.fit(50 if fraction == 1 else 120, eta_g=2.0, fraction=fraction, method=method)
+    found = run.server["w"].view(20, 16).numpy()
+    own = run.loop.rows.gather(torch.arange(40))["p"].view(40, 20, 16).numpy()
+    assert np.abs(found - w).max() < 1e-7
+    assert np.abs(own - p).max() < 1e-6
+    if structure.startswith("S"):
+        assert ((found != 0) == (w != 0)).all()
+        assert 0 < (w != 0).sum() < w.size
+    if structure.endswith("LR"):
+        assert (np.linalg.matrix_rank(own, tol=1e-5) == np.linalg.matrix_rank(p, tol=1e-9)).all()
+    common = (w != 0).sum() if structure.startswith("S") else 3 * 36
+    each = (
+        np.minimum(320, 36 * np.linalg.matrix_rank(p, tol=1e-9)) if structure.endswith("LR") else (p != 0).sum((1, 2))
+    )
+    assert (run.parameters == common + each).all()
+
+
+def test_a_sparse_common_model_goes_down_as_its_nonzeros():
+    """8 bytes per nonzero and one bit per parameter, or the dense 8 * 320 bytes where these are fewer."""
+    planted, seen = Planted(), [40]  # w_0 = 0
+
+    def note(progress):
+        seen.append(min(8 * 320, 8 * int((progress.run.server["w"] != 0).sum()) + 40))
+
+    ledger = planted.fit(6, eta_g=2.0, method={"structure": "S+S"}, callbacks=[note]).ledger
+    assert min(seen) < 8 * 300
+    for t, group in ledger.groupby("round"):
+        assert (group["down_bytes"] == seen[t]).all()
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_weight_decay_in_closed_form(decay):
+    """The run's weight decay is a ridge in (P1): w = svt(mean W_i, lam) / (1 + wd); on p only p_weight_decay acts."""
+    planted, wd = Planted(), 0.2
+    method = {"personal_epochs": 8, "p_weight_decay": decay}
+    run = planted.fit(150, eta_g=0.5, weight_decay=wd, local_steps=8, method=method)
+    w = shrink_singular(planted.W.mean(0), planted.lam) / (1 + wd)
+    assert np.abs(run.server["w"].view(20, 16).numpy() - w).max() < 1e-7
+    p = run.loop.rows.gather(torch.arange(40))["p"].view(40, 20, 16).numpy()
+    assert np.abs(p - soft(planted.W - w, planted.mu) / (1 + decay)).max() < 1e-6
 
 
 def test_exact_solves_are_consensus_admm():
@@ -229,6 +222,18 @@ def test_both_models_can_be_deployed():
     p = mixed.loop.rows.gather(torch.arange(40))["p"]
     assert torch.equal(gkr.personal, gkr.server["w"].expand(40, -1))
     assert torch.equal(mixed.personal, gkr.personal + p)
+
+
+def test_the_common_model_is_evaluated_beside_the_mixed_one():
+    """Every client's metrics of w alone are those of a run that deploys w, at the end and in every round."""
+    planted, rounds = Planted(), []
+    mixed = planted.fit(5, eta_g=2.0, callbacks=[lambda now: rounds.append(now.run.evaluate(now.run.common))])
+    gkr = planted.fit(5, eta_g=2.0, method={"deploy": "gkr"}, evaluate_every=1)
+    assert np.array_equal(mixed.evaluate(mixed.common)["rmse"], gkr.final["test"]["rmse"])
+    assert np.array_equal(mixed.evaluate(mixed.personal)["rmse"], mixed.final["test"]["rmse"])
+    means = gkr.history.query("split == 'test' and round > 0")["rmse"]
+    assert [r["rmse"].mean() for r in rounds] == pytest.approx(means.tolist(), rel=1e-12)
+    assert (gkr.parameters == gkr_parameters(gkr.server)).all()
 
 
 def test_the_personal_part_is_trained_against_the_model_received():

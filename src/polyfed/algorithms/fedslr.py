@@ -8,13 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, zeros_like
 
-from polyfed.algorithms.lowrank import Sheet, sheets, svt
-from polyfed.core.algorithm import Algorithm, Down, State, require
+from polyfed.algorithms.fedspa import pack, unpack
+from polyfed.algorithms.lowrank import LowRank, Sheet, gkr_parameters, places, received, sheets, shrink_layers
+from polyfed.core.algorithm import Down, State, require
 from polyfed.core.solvers import local_sgd, soft_threshold
+
+STRUCTURES = ("LR+S", "S+S", "S+LR", "LR+LR")
 
 
 @dataclass(frozen=True)
-class FedSLR(Algorithm):
+class FedSLR(LowRank):
     """Low-rank common knowledge w, sparse personal knowledge p_i; client i deploys w + p_i.
 
         min_w    (1/n) sum_i f_i(w) + lam sum_l ||w_l||_*           over all clients               (P1)
@@ -27,7 +30,7 @@ class FedSLR(Algorithm):
 
     The mean of the duals runs over all n clients. Layers of two or more axes are matrices (a convolution (o kh) x
     (i kw)) and go down as two factors wherever these are smaller; both sides compute with the product of what was
-    sent. Biases and norms take part in everything but the proximal step.
+    sent. Biases and norms take part in everything but the proximal step (6).
 
     Parameters
     ----------
@@ -41,6 +44,9 @@ class FedSLR(Algorithm):
         Global step size: reach of the proximal terms and scale of the thresholds.
     personal_epochs : int
         Passes over the local data for the personal part, each round; 0: the common model only.
+    structure : str
+        Common and personal part: "LR+S", or the variants of A.3, "S+S", "S+LR", "LR+LR". S is the l1 norm, LR the
+        nuclear norm of the layers; the norms change place in (6) and (7), with the same thresholds.
     form : str
         "mean-dual": the server keeps the mean of the duals only (Algorithm 3), and needs no more than the mean of the
         uploads; "all-duals": it keeps every client's dual (Algorithms 1, 2). The same iterates.
@@ -48,11 +54,14 @@ class FedSLR(Algorithm):
         "mixed": w + p_i; "gkr": w alone, the paper's global knowledge representation.
     p_init : str
         "zeros", or "weights": the personal part starts at the initial weights of the layers, as in the released code.
+    p_weight_decay : float
+        Adds p_weight_decay/2 ||p||^2 to (P2), as the released code does with the run's weight decay.
 
     Notes
     -----
     Algorithm 2 prints gamma / eta_g in its line 10; (6), Algorithms 1, 3 and the proof multiply, as is done here.
-    The released code's weight decay on p alone is not offered: weight decay is part of f_i in both problems.
+    The run's weight decay is part of f_i in (P1), and of (P2) not at all, as (7) has none. A sparse common part is one
+    of the layers too (biases and norms are not shrunk) and goes down as its nonzeros and one bit per parameter.
     """
 
     lr: float = 0.1
@@ -60,11 +69,14 @@ class FedSLR(Algorithm):
     mu: float = 1e-3
     eta_g: float = 10.0
     personal_epochs: int = 1
+    structure: str = "LR+S"
     form: str = "mean-dual"
     deploy: str = "mixed"
     p_init: str = "zeros"
+    p_weight_decay: float = 0.0
 
     synchronous = True
+    sources = "paper: lr, lam, mu, eta_g, personal_epochs, structure, deploy, p_weight_decay; ours: form, p_init"
     traffic = "1 down, 1 up; less down where the two factors of a layer are smaller than it"
     certificates = (
         "tests/certificates/test_fedslr.py::test_solution_of_p1: centralised accelerated proximal gradient, to 1e-6",
@@ -73,6 +85,8 @@ class FedSLR(Algorithm):
         "tests/certificates/test_fedslr.py::test_without_the_nuclear_norm_it_is_feddyn: identity at lam = 0",
         "tests/certificates/test_fedslr.py::test_exact_solves_are_consensus_admm: identity with ADMM",
         "tests/certificates/test_fedslr.py::test_the_downlink_is_billed_as_factors: bytes from the ranks alone",
+        "tests/certificates/test_fedslr.py::test_variants_in_closed_form: S+S, S+LR and LR+LR",
+        "tests/certificates/test_fedslr.py::test_weight_decay_in_closed_form: ridge on w, elastic net on p",
     )
     citation = """@article{huang2023fusion,
   title   = {Fusion of Global and Local Knowledge for Personalized Federated Learning},
@@ -88,14 +102,20 @@ class FedSLR(Algorithm):
         require(self.form in ("mean-dual", "all-duals"), "FedSLR", "form", self.form, "mean-dual or all-duals")
         require(self.deploy in ("mixed", "gkr"), "FedSLR", "deploy", self.deploy, "mixed or gkr")
         require(self.p_init in ("zeros", "weights"), "FedSLR", "p_init", self.p_init, "zeros or weights")
+        require(self.p_weight_decay >= 0, "FedSLR", "p_weight_decay", self.p_weight_decay, "0 or more")
+        require(self.structure in STRUCTURES, "FedSLR", "structure", self.structure, ", ".join(STRUCTURES))
+
+    @property
+    def sparse_common(self) -> bool:
+        return self.structure.startswith("S+")
+
+    @property
+    def sparse_personal(self) -> bool:
+        return self.structure.endswith("+S")
 
     def init_server(self, task, w0, n):
         g = zeros_like(w0) if self.form == "mean-dual" else w0.new_zeros(n, len(w0))
-        state = {"w": w0, "g": g}
-        for name, sheet in sheets(task.layout).items():
-            state[f"sheet.{name}"] = torch.tensor(sheet)
-            state[f"rank.{name}"] = torch.tensor(min(sheet.shape))
-        return state
+        return super().init_server(task, w0, n) | {"g": g}
 
     def init_client(self, task, w0):
         p = zeros_like(w0)
@@ -105,17 +125,29 @@ class FedSLR(Algorithm):
         return {"g": zeros_like(w0), "p": p}
 
     def downlink(self, server, round):
-        factors = {name: t for name, t in server.items() if name[:2] in ("U.", "V.")}
-        rest = unfactored(_sheets(server), factors, len(server["w"]))
-        return Down(shared={"rest": server["w"][rest.to(server["w"].device)], **factors})
+        if self.sparse_common:
+            w, kept = server["w"], server["w"] != 0
+            message = {"values": w[kept], "kept": pack(kept[None])[0]}
+            size = sum(t.numel() * t.element_size() for t in message.values())
+            return Down(shared=message if size < w.numel() * w.element_size() else {"rest": w})
+        return super().downlink(server, round)
 
     def local_update(self, task, client, down, data, round):
-        w, g, p = received(down, task.layout), client["g"], client["p"]
+        w, layers = arrived(down, task.layout), sheets(task.layout)
+        g, p, shrink = client["g"], client["p"], self.lr * self.mu
         wi = local_sgd(task, w, data, self.lr, correct=lambda x, grad: grad - g + (x - w) / self.eta_g)  # (4)
-        again = data.again("personal", epochs=self.personal_epochs)
-        shrink = self.lr * self.mu
-        mixed = local_sgd(task, w + p, again, self.lr, prox=lambda x: w + soft_threshold(x - w, shrink))  # (7)
+        mixed = local_sgd(
+            task,
+            w + p,
+            data.again("personal", epochs=self.personal_epochs),
+            self.lr,
+            correct=lambda x, grad: grad - task.weight_decay * x + self.p_weight_decay * (x - w),
+            prox=lambda x: w + self._personal_prox(x - w, layers, shrink),
+        )  # (7)
         return {"g": g + (w - wi) / self.eta_g, "p": mixed - w}, {"w": wi}  # (5)
+
+    def _personal_prox(self, p, layers, amount):
+        return soft_threshold(p, amount) if self.sparse_personal else shrink_layers(p, layers, amount)
 
     def aggregate(self, server, up, round):
         w, eta = server["w"], self.eta_g
@@ -125,65 +157,49 @@ class FedSLR(Algorithm):
         else:
             g = server["g"].index_add(0, round.ids, (w - up["w"]) / eta)
             new = up["w"].mean(0) - eta * g.mean(0)
-        state = {"w": new, "g": g}
-        for name, sheet in _sheets(server).items():  # (6)
-            U, V = svt(sheet.unfold(new), self.lam * eta)
-            new[sheet.span] = sheet.fold(U @ V)
-            state[f"sheet.{name}"], state[f"rank.{name}"] = server[f"sheet.{name}"], torch.tensor(U.shape[1])
-            if sheet.smaller(U.shape[1]):
-                state[f"U.{name}"], state[f"V.{name}"] = U, V
-        return state
-
-    def deployment(self, server, round):
-        return Down(shared={"w": server["w"]})
+        if not self.sparse_common:
+            return self.shrunk(server, new, self.lam * eta) | {"g": g}  # (6)
+        for sheet in places(server).values():
+            new[sheet.span] = soft_threshold(new[sheet.span], self.lam * eta)
+        return server | {"w": new, "g": g}
 
     def personal(self, client, down):
         return down["w"] + client["p"] if self.deploy == "mixed" else down["w"]
 
+    def factors(self, server):
+        return None if self.sparse_common else super().factors(server)
+
+    def parameters(self, server, client):
+        common = self._common_parameters(server)
+        if self.deploy == "gkr":
+            return common
+        p = client["p"]
+        if self.sparse_personal:
+            return common + (p != 0).sum(1)
+        return common + _low_rank_parameters(p, p + server["w"], places(server))
+
     def report(self, server):
-        return {"ranks": ranks(server), "gkr_parameters": gkr_parameters(server)}
+        return super().report(server) if not self.sparse_common else {"gkr_parameters": self._common_parameters(server)}
+
+    def _common_parameters(self, server):
+        return int((server["w"] != 0).sum()) if self.sparse_common else gkr_parameters(server)
 
 
-def received(down: State, layout) -> Tensor:
-    """[s, p]: the common model from the factors and the rest that were sent, multiplied once for all."""
-    one = {name: t[0] for name, t in down.items()}
-    layers, s = sheets(layout), len(down["rest"])
-    w = down["rest"].new_empty(layout.p)
-    w[unfactored(layers, one, layout.p).to(w.device)] = one["rest"]
-    for name, sheet in layers.items():
-        if f"U.{name}" in one:
-            w[sheet.span] = sheet.fold(one[f"U.{name}"] @ one[f"V.{name}"])
-    return w.expand(s, -1)
+def arrived(down: State, layout) -> Tensor:
+    """[s, p]: the common model as it was sent, as factors and the rest, or as nonzeros and where they are."""
+    if "kept" not in down:
+        return received(down, layout)
+    w = down["values"].new_zeros(layout.p)
+    w[unpack(down["kept"][:1], layout.p)[0]] = down["values"][0]
+    return w.expand(len(down["kept"]), -1)
 
 
-def unfactored(layers: dict[str, Sheet], message: State, p: int) -> Tensor:
-    """[p] bool: what is not in a layer that `message` holds as factors."""
-    rest = torch.ones(p, dtype=torch.bool)
-    for name, sheet in layers.items():
-        if f"U.{name}" in message:
-            rest[sheet.span] = False
-    return rest
-
-
-def ranks(server: State) -> dict[str, int]:
-    """The rank of every layer's matrix in the common model."""
-    return {name: int(server[f"rank.{name}"]) for name in _sheets(server)}
-
-
-def gkr_parameters(server: State) -> int:
-    """Numbers that describe the common model: per layer the matrix or its two factors, whichever is smaller."""
-    count, r = len(server["w"]), ranks(server)
-    for name, sheet in _sheets(server).items():
+def _low_rank_parameters(p: Tensor, mixed: Tensor, layers: dict[str, Sheet]) -> Tensor:
+    """[s]: numbers that describe low-rank parts `p: [s, p]`, known as mixed - w and therefore to mixed's rounding."""
+    count, eps = torch.full((len(p),), p.shape[1]), torch.finfo(p.dtype).eps
+    for sheet in layers.values():
         d1, d2 = sheet.shape
-        count += min(0, r[name] * (d1 + d2) - d1 * d2)
+        rounding = eps * sheet.unfold(mixed).flatten(1).norm(dim=1)
+        found = torch.linalg.matrix_rank(sheet.unfold(p), atol=rounding).cpu()
+        count += torch.clamp(found * (d1 + d2) - d1 * d2, max=0)
     return count
-
-
-def mixed_parameters(server: State, p: Tensor) -> Tensor:
-    """[n]: numbers that describe each client's w + p_i, positions not counted. p: [n, p], the personal parts."""
-    return gkr_parameters(server) + (p != 0).sum(1)
-
-
-def _sheets(server: State) -> dict[str, Sheet]:
-    """The layers' places, as the server remembers them."""
-    return {name[6:]: Sheet(*t.tolist()) for name, t in sorted(server.items()) if name.startswith("sheet.")}

@@ -1,4 +1,5 @@
-"""Layers as matrices, and the proximal step of their nuclear norm: what FedSLR and its relatives share.
+"""Layers as matrices, the proximal step of their nuclear norm, and common models that go down as factors: what FedSLR
+and its relatives share.
 
 A layer of two or more axes is a matrix: a linear layer's weight as it is, a convolution's kernel (o, i, kh, kw) as
 (o kh) x (i kw) with entry [o kh' + a, i kw' + b] = w[o, i, a, b], so that rank r is two thin convolutions in a row.
@@ -10,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polyfed.core.algorithm import Algorithm, Down, State
 from polyfed.core.layout import Layout
 
 
@@ -35,9 +37,15 @@ class Sheet(NamedTuple):
         """Whether two factors of this rank are fewer numbers than the matrix."""
         return rank * sum(self.shape) < self.shape[0] * self.shape[1]
 
+    def numbers(self, rank: int) -> int:
+        """Numbers of the matrix or of two factors of this rank, whichever are fewer."""
+        return min(rank * sum(self.shape), self.shape[0] * self.shape[1])
+
     def unfold(self, w: Tensor) -> Tensor:
-        """The layer of `w: [p]` as a matrix."""
-        return w[self.span].view(self.o, self.kh, self.kw, self.i).transpose(2, 3).reshape(self.shape)
+        """The layer of `w: [..., p]` as matrices [..., d1, d2]."""
+        lead = w.shape[:-1]
+        kernel = w[..., self.span].reshape(*lead, self.o, self.kh, self.kw, self.i)
+        return kernel.transpose(-2, -1).reshape(*lead, *self.shape)
 
     def fold(self, matrix: Tensor) -> Tensor:
         """A matrix, or several [s, d1, d2], in the order of the vector: [..., d1 d2]."""
@@ -64,3 +72,95 @@ def svt(matrix: Tensor, amount: float) -> tuple[Tensor, Tensor]:
     root = (S - amount).clamp(min=0).sqrt()
     r = int((root > 0).sum())
     return U[:, :r] * root[:r], root[:r, None] * Vh[:r]
+
+
+def shrink_layers(w: Tensor, layers: dict[str, Sheet], amount: float) -> Tensor:
+    """[s, p]: every layer's singular values shrunk by `amount`, the rest as it is. Rows that are not finite stay so."""
+    new = w.clone()
+    for sheet in layers.values():
+        matrix = sheet.unfold(w)
+        finite = torch.isfinite(matrix).all(-1).all(-1)
+        U, S, Vh = torch.linalg.svd(torch.nan_to_num(matrix, posinf=0, neginf=0), full_matrices=False)
+        low = (U * (S - amount).clamp(min=0)[..., None, :]) @ Vh
+        new[..., sheet.span] = torch.where(finite[..., None], sheet.fold(low), w[..., sheet.span])
+    return new
+
+
+class LowRank(Algorithm, abstract=True):
+    """Base: the server shrinks the singular values of the common model, which goes down as factors where smaller.
+
+    Server state: w [p]; per layer `sheet.<name>`, its place; `rank.<name>`; `U.<name>` and `V.<name>` where these are
+    smaller than the layer. Both sides compute with the product of what is sent.
+    """
+
+    def init_server(self, task, w0, n):
+        state = {"w": w0}
+        for name, sheet in sheets(task.layout).items():
+            state[f"sheet.{name}"] = torch.tensor(sheet)
+            state[f"rank.{name}"] = torch.tensor(min(sheet.shape))
+        return state
+
+    def shrunk(self, server: State, new: Tensor, amount: float) -> State:
+        """The state whose common model is `new: [p]` with every layer's singular values shrunk by `amount`."""
+        state = {"w": new.clone()}
+        for name, sheet in places(server).items():
+            U, V = svt(sheet.unfold(new), amount)
+            state["w"][sheet.span] = sheet.fold(U @ V)
+            state[f"sheet.{name}"], state[f"rank.{name}"] = server[f"sheet.{name}"], torch.tensor(U.shape[1])
+            if sheet.smaller(U.shape[1]):
+                state[f"U.{name}"], state[f"V.{name}"] = U, V
+        return state
+
+    def downlink(self, server, round):
+        factors = {name: t for name, t in server.items() if name[:2] in ("U.", "V.")}
+        rest = unfactored(places(server), factors, len(server["w"]))
+        return Down(shared={"rest": server["w"][rest.to(server["w"].device)], **factors})
+
+    def deployment(self, server, round):
+        return Down(shared={"w": server["w"]})
+
+    def factors(self, server) -> dict[str, tuple[Tensor, Tensor]] | None:
+        return {name[2:]: (U, server[f"V.{name[2:]}"]) for name, U in server.items() if name[:2] == "U."}
+
+    def parameters(self, server, client) -> Tensor | int | None:
+        return gkr_parameters(server)
+
+    def report(self, server):
+        return {"ranks": ranks(server), "gkr_parameters": gkr_parameters(server)}
+
+
+def received(down: State, layout: Layout) -> Tensor:
+    """[s, p]: the common model from the factors and the rest that were sent, multiplied once for all."""
+    one = {name: t[0] for name, t in down.items()}
+    layers, s = sheets(layout), len(down["rest"])
+    w = down["rest"].new_empty(layout.p)
+    w[unfactored(layers, one, layout.p).to(w.device)] = one["rest"]
+    for name, sheet in layers.items():
+        if f"U.{name}" in one:
+            w[sheet.span] = sheet.fold(one[f"U.{name}"] @ one[f"V.{name}"])
+    return w.expand(s, -1)
+
+
+def unfactored(layers: dict[str, Sheet], message: State, p: int) -> Tensor:
+    """[p] bool: what is not in a layer that `message` holds as factors."""
+    rest = torch.ones(p, dtype=torch.bool)
+    for name, sheet in layers.items():
+        if f"U.{name}" in message:
+            rest[sheet.span] = False
+    return rest
+
+
+def places(server: State) -> dict[str, Sheet]:
+    """The layers' places, as the server remembers them."""
+    return {name[6:]: Sheet(*t.tolist()) for name, t in sorted(server.items()) if name.startswith("sheet.")}
+
+
+def ranks(server: State) -> dict[str, int]:
+    """The rank of every layer's matrix in the common model."""
+    return {name: int(server[f"rank.{name}"]) for name in places(server)}
+
+
+def gkr_parameters(server: State) -> int:
+    """Numbers that describe the common model: per layer the matrix or its two factors, whichever is smaller."""
+    r, layers = ranks(server), places(server)
+    return len(server["w"]) + sum(s.numbers(r[name]) - s.shape[0] * s.shape[1] for name, s in layers.items())

@@ -12,14 +12,19 @@ def export(
     out: Annotated[
         Path | None, Option(help="The file; else <client>.safetensors here.", metavar="FILE.safetensors")
     ] = None,
+    factorised: Annotated[
+        bool, Option("--factorised", help="Low-rank layers as two factors, and what is sparse beside them (FedSLR).")
+    ] = False,
 ) -> int:
     """Take one client's model home: FILE.safetensors (named tensors) and FILE.json (model, shapes, origin).
 
     [dim]polyfed export runs/a/runs/ditto-seed0 --client cleveland[/dim]
+
+    A factorised file becomes a module again with polyfed.models.factorised.load(FILE, model).
     """
     from polyfed.cli.console import stdout
     from polyfed.cli.folders import export_model
 
-    path, about = export_model(run, client, out)
+    path, about = export_model(run, client, out, factorised)
     stdout.print(f"{path} and {about}", soft_wrap=True)
     return 0

@@ -40,8 +40,8 @@ def new_folder(out: Path | None, name: str, force: bool) -> Path:
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether a folder holds a run or a comparison."""
-    return any((folder / name).is_file() for name in OURS)
+    """Whether a folder holds a run, a comparison or a search."""
+    return any((folder / name).is_file() for name in (*OURS, "tune.csv"))
 
 
 def config_of(folder: Path) -> Path:
@@ -55,8 +55,8 @@ def config_of(folder: Path) -> Path:
     raise RunError(f"{folder}: neither a run (no config.toml) nor a comparison (no comparison.toml)")
 
 
-def export_model(run: Path, client: str, out: Path | None) -> tuple[Path, Path]:
-    """Copy a client's tensors to `out`, and describe them in a JSON file beside it."""
+def export_model(run: Path, client: str, out: Path | None, factorised: bool = False) -> tuple[Path, Path]:
+    """Copy a client's tensors to `out`, low-rank layers as factors if asked, and describe them in a JSON beside it."""
     config = _read(config_of(run))
     if (run / "comparison.toml").is_file():
         some = sorted(p.name for p in (run / "runs").glob("*-seed*"))
@@ -81,10 +81,18 @@ def export_model(run: Path, client: str, out: Path | None) -> tuple[Path, Path]:
         raise ConfigError(f"--out: found {str(target)!r}, expected a name ending in .safetensors")
     about = target.with_suffix(".json")
     facts = _facts(run, name, source, config, federation)
+    tensors = _factors(run, source, config) if factorised else None
+    if tensors is not None:
+        facts |= {"tensors": {key: list(t.shape) for key, t in tensors.items()}, "factorised": _layers(tensors)}
     try:
+        from safetensors.torch import save_file
+
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_name(f".{target.name}.draft")
-        shutil.copyfile(source, draft)
+        if tensors is None:
+            shutil.copyfile(source, draft)
+        else:
+            save_file(tensors, draft)
         os.replace(draft, target)
         about.write_text(json.dumps(facts, indent=1) + "\n")
     except OSError as e:
@@ -109,6 +117,38 @@ def _facts(run: Path, client: str, source: Path, config: dict[str, Any], federat
         "seed": config.get("seed"),
         "run": run.resolve().name,
         "polyfed": config.get("versions", {}).get("polyfed"),
+    }
+
+
+def _factors(run: Path, source: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """A client's model as factors: its tensors from models/, the common model and its factors from the checkpoint."""
+    from safetensors.torch import load_file
+
+    import polyfed.algorithms  # noqa: F401  (registers the methods)
+    from polyfed.algorithms.lowrank import places
+    from polyfed.core import checkpoint
+    from polyfed.core.algorithm import make
+    from polyfed.models.factorised import as_weight, pack
+
+    settings = {key.replace("-", "_"): value for key, value in config.get("algorithm", {}).items()}
+    algorithm = make(settings.pop("name", ""), **settings)
+    state = checkpoint.load(run / "checkpoint")[0]
+    server = {key[7:]: t for key, t in state.items() if key.startswith("server.")}
+    factors, w, named = algorithm.factors(server), algorithm.common(server), load_file(source)
+    if factors is None or w is None:
+        raise ConfigError(
+            f"--factorised: {algorithm.name} makes no low-rank model; fedslr (structure LR+S or LR+LR) and gpgd do"
+        )
+    common = {k: as_weight(sheet.unfold(w), named[k].shape) for k, sheet in places(server).items() if k in factors}
+    return pack(named, common, factors)
+
+
+def _layers(tensors: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """Rank and nonzeros of every factorised layer."""
+    return {
+        key[:-2]: {"rank": t.shape[1], "nonzeros": len(tensors.get(f"{key[:-2]}.at", ()))}
+        for key, t in tensors.items()
+        if key.endswith(".U")
     }
 
 

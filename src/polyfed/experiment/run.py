@@ -14,6 +14,8 @@ from polyfed.core.algorithm import State
 from polyfed.core.errors import ConfigError, closest
 from polyfed.core.rounds import Loop
 from polyfed.data.federation import Federation
+from polyfed.models.factorised import factorised as factorised_model
+from polyfed.models.factorised import pack
 
 
 @dataclass(eq=False)
@@ -43,13 +45,57 @@ class Run:
         """[n, p]: the model that each client would deploy."""
         return self.loop.personal(np.arange(self.loop.n))
 
-    def model(self, client: int | str) -> nn.Module:
-        """The nn.Module of one client, by position or name."""
+    @property
+    def common(self) -> Tensor | None:
+        """[p]: the model that all clients have in common (FedSLR's GKR, Ditto's global one); None: there is none."""
+        return self.loop.algorithm.common(self.server)
+
+    def evaluate(self, models: Tensor | None, split: str = "test") -> dict[str, np.ndarray]:
+        """Each client's metrics [n] of any models on its samples: one [p] for all, such as `common`, or [n, p].
+
+        Callbacks may use it to follow a common model over the rounds. Raises ConfigError where there is no such
+        split, or no model.
+        """
+        found, n, task = splits(self.federation), self.loop.n, self.loop.task
+        if split not in found:
+            raise ConfigError(f"no split {split!r}{closest(split, found)}; the federation has {', '.join(found)}")
+        if models is None:
+            raise ConfigError(f"{self.loop.algorithm.name} has no common model to evaluate")
+        if models.shape[-1:] != (task.p,) or models.dim() > 2 or (models.dim() == 2 and len(models) != n):
+            raise ConfigError(f"models: found shape {list(models.shape)}, expected [{task.p}] or [{n}, {task.p}]")
+        data = found[split].to(task.device, task.dtype)
+        return task.metrics(models.to(task.device, task.dtype).expand(n, -1), data, np.arange(n))
+
+    @property
+    def parameters(self) -> np.ndarray:
+        """[n]: numbers that describe each client's model, those of its structure where the method has one (FedSLR)."""
+        loop, counts = self.loop, np.empty(self.loop.n, dtype=np.int64)
+        for ids in torch.arange(loop.n, device=loop.task.device).split(16):
+            found = loop.algorithm.parameters(loop.server, loop.rows.gather(ids))
+            counts[ids.cpu().numpy()] = loop.task.p if found is None else torch.as_tensor(found).cpu().numpy()
+        return counts
+
+    def model(self, client: int | str, factorised: bool = False) -> nn.Module:
+        """The nn.Module of one client, by position or name.
+
+        factorised: layers whose common part is of low rank and whose personal part is empty become pairs of thin
+            layers with the same outputs; for FedSLR and GPGD, ConfigError for other methods
+        """
         names = self.federation.names
         if client not in (names if isinstance(client, str) else range(-self.loop.n, self.loop.n)):
             raise ConfigError(f"no client {client!r}{closest(str(client), names)}; there are {self.loop.n} of them")
         i = names.index(client) if isinstance(client, str) else range(self.loop.n)[client]
-        return self.loop.task.module(self.loop.personal(np.array([i]))[0])
+        task, w = self.loop.task, self.loop.personal(np.array([i]))[0]
+        if not factorised:
+            return task.module(w)
+        factors, common = self.loop.algorithm.factors(self.server), self.common
+        if factors is None or common is None:
+            name = self.loop.algorithm.name
+            raise ConfigError(
+                f"factorised: {name} makes no low-rank model; fedslr (structure LR+S or LR+LR) and gpgd do"
+            )
+        named = task.layout.named
+        return factorised_model(task.model, pack(named(w), named(common), factors))
 
     @property
     def history(self) -> pd.DataFrame:

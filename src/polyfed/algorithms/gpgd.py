@@ -1,0 +1,63 @@
+"""GPGD: FedAvg whose server shrinks the singular values of the mean; FedSLR's second alternative.
+Huang et al., "Fusion of Global and Local Knowledge for Personalized Federated Learning", A.2; equation (21).
+"""
+
+from dataclasses import dataclass
+
+from polyfed.algorithms.lowrank import LowRank, received
+from polyfed.core.algorithm import require
+from polyfed.core.solvers import local_sgd
+
+
+@dataclass(frozen=True)
+class GPGD(LowRank):
+    """Global proximal gradient descent: one proximal step at the server after each round of FedAvg.
+
+        w_i = local SGD from w on f_i
+        w   <- prox( mean_S w_i ),  singular values shrunk by steps lr lam                                   (21)
+
+    Parameters
+    ----------
+    lr : float
+        Step size of local SGD, and scale of the threshold.
+    lam : float
+        Weight of the nuclear norm; 0 is FedAvg with equal weights.
+    steps : int
+        Threshold in units of lr lam: 1 as printed; the number of local steps makes it as long as the way the mean
+        has moved.
+
+    Notes
+    -----
+    It does not solve FedSLR's problem (P1), unless there is one client and one step. The common model goes down as
+    FedSLR's does.
+    """
+
+    lr: float = 0.1
+    lam: float = 1e-4
+    steps: int = 1
+
+    sources = "FedSLR's paper: lr, lam, steps"
+    traffic = "1 down, 1 up; less down where the two factors of a layer are smaller than it"
+    averages = ("w",)
+    certificates = (
+        "tests/certificates/test_lowrank.py::test_without_the_nuclear_norm_they_are_fedavg: identity at lam = 0",
+        "tests/certificates/test_lowrank.py::test_one_client_solves_p1: the centralised solution for one client",
+        "tests/certificates/test_lowrank.py::test_one_round_of_gpgd: the equations in plain numpy",
+        "tests/certificates/test_lowrank.py::test_neither_solves_p1: against FedSLR on the same problem",
+    )
+    citation = """@article{huang2023fusion,
+  title   = {Fusion of Global and Local Knowledge for Personalized Federated Learning},
+  author  = {Huang, Tiansheng and Shen, Li and Sun, Yan and Lin, Weiwei and Tao, Dacheng},
+  journal = {Transactions on Machine Learning Research},
+  year    = {2023}
+}"""
+
+    def __post_init__(self):
+        require(self.lam >= 0, "GPGD", "lam", self.lam, "0 or more")
+        require(self.steps >= 1, "GPGD", "steps", self.steps, "1 or more")
+
+    def local_update(self, task, client, down, data, round):
+        return {}, {"w": local_sgd(task, received(down, task.layout), data, self.lr)}
+
+    def aggregate(self, server, up, round):
+        return self.shrunk(server, up["w"].mean(0), self.steps * self.lr * self.lam)

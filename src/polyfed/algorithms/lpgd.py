@@ -1,0 +1,59 @@
+"""LPGD: proximal gradient steps at the clients, a plain mean at the server; FedSLR's first alternative.
+Huang et al., "Fusion of Global and Local Knowledge for Personalized Federated Learning", A.2.
+"""
+
+from dataclasses import dataclass
+
+from polyfed.algorithms.lowrank import sheets, shrink_layers
+from polyfed.core.algorithm import Algorithm, require
+from polyfed.core.solvers import local_sgd
+
+
+@dataclass(frozen=True)
+class LPGD(Algorithm):
+    """Local proximal gradient descent: every client keeps its own model low-rank.
+
+        w_i <- prox( w_i - lr grad f_i(w_i) ),  singular values shrunk by lr lam, at every local step, from w
+        w   <- mean_S w_i
+
+    Parameters
+    ----------
+    lr : float
+        Step size of the local steps.
+    lam : float
+        Weight of the nuclear norm; 0 is FedAvg with equal weights.
+
+    Notes
+    -----
+    It does not solve FedSLR's problem (P1), and the mean of low-rank models is of higher rank. A singular value
+    decomposition of every layer at every step is slow for large layers.
+    """
+
+    lr: float = 0.1
+    lam: float = 1e-4
+
+    sources = "FedSLR's paper: lr, lam"
+    traffic = "1 down, 1 up"
+    averages = ("w",)
+    certificates = (
+        "tests/certificates/test_lowrank.py::test_without_the_nuclear_norm_they_are_fedavg: identity at lam = 0",
+        "tests/certificates/test_lowrank.py::test_one_client_solves_p1: the centralised solution for one client",
+        "tests/certificates/test_lowrank.py::test_one_round_of_lpgd: the equations in plain numpy",
+        "tests/certificates/test_lowrank.py::test_neither_solves_p1: against FedSLR on the same problem",
+    )
+    citation = """@article{huang2023fusion,
+  title   = {Fusion of Global and Local Knowledge for Personalized Federated Learning},
+  author  = {Huang, Tiansheng and Shen, Li and Sun, Yan and Lin, Weiwei and Tao, Dacheng},
+  journal = {Transactions on Machine Learning Research},
+  year    = {2023}
+}"""
+
+    def __post_init__(self):
+        require(self.lam >= 0, "LPGD", "lam", self.lam, "0 or more")
+
+    def local_update(self, task, client, down, data, round):
+        layers, shrink = sheets(task.layout), self.lr * self.lam
+        return {}, {"w": local_sgd(task, down["w"], data, self.lr, prox=lambda w: shrink_layers(w, layers, shrink))}
+
+    def aggregate(self, server, up, round):
+        return {"w": up["w"].mean(0)}

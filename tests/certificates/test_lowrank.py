@@ -1,0 +1,102 @@
+"""LPGD and GPGD, FedSLR's alternatives: identities, one round by hand, and that neither solves FedSLR's problem."""
+
+import numpy as np
+import pytest
+from matrices import MultiOutput, matrix, shrink_singular
+
+import polyfed as pf
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return MultiOutput()
+
+
+def alone(problem):
+    """The same kind of problem with the first client only."""
+    one = object.__new__(MultiOutput)
+    one.data, one.clients = problem.data[:1], 1
+    one.federation = pf.Federation.from_arrays(one.data, test=one.data)
+    return one
+
+
+def sgd(problem, i, W, lr, steps, amount=0.0):
+    for _ in range(steps):
+        W = W - lr * problem.gradient(i, W)
+        W = shrink_singular(W, amount) if amount else W
+    return W
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.3])
+@pytest.mark.parametrize("method", [pf.LPGD, pf.GPGD])
+def test_without_the_nuclear_norm_they_are_fedavg(problem, method, fraction):
+    a = problem.fit(method(0.5, lam=0.0), 20, fraction=fraction)
+    b = problem.fit(pf.FedAvg(0.5, weighted=False), 20, fraction=fraction)
+    assert (a.server["w"] - b.server["w"]).abs().max() < 1e-12
+    assert a.server["w"].abs().max() > 0.1
+
+
+@pytest.mark.parametrize(("method", "steps"), [(pf.LPGD, 5), (pf.GPGD, 1)])
+def test_one_client_solves_p1(problem, method, steps):
+    """Full batches and one client: proximal gradient, whose fixed point is the solution for n = 1."""
+    one = alone(problem)
+    run = one.fit(method(1.2, lam=one.lam), 1500 // steps, steps=steps)
+    assert np.abs(matrix(run) - one.solution()).max() < 1e-9
+
+
+def test_one_round_of_lpgd(problem):
+    """Every local step shrinks by lr lam; the server takes the plain mean, of higher rank than any of its terms."""
+    lr, lam = 1.0, 0.1
+    W = np.zeros((problem.out, problem.inputs))
+    each = [sgd(problem, i, W, lr, 3, lr * lam) for i in range(problem.clients)]
+    run = problem.fit(pf.LPGD(lr, lam=lam), 1, steps=3)
+    assert np.abs(matrix(run) - np.mean(each, axis=0)).max() < 1e-12
+    assert np.linalg.matrix_rank(matrix(run), tol=1e-9) > max(np.linalg.matrix_rank(w, tol=1e-9) for w in each)
+
+
+@pytest.mark.parametrize("factor", [1, 3])
+def test_one_round_of_gpgd(problem, factor):
+    """The server shrinks the mean by `steps` lr lam, and sends factors where these are smaller than 16 x 12."""
+    lr, lam = 1.0, 0.1
+    W = np.zeros((problem.out, problem.inputs))
+    for _ in range(2):
+        mean = np.mean([sgd(problem, i, W, lr, 3) for i in range(problem.clients)], axis=0)
+        W = shrink_singular(mean, factor * lr * lam)
+    run = problem.fit(pf.GPGD(lr, lam=lam, steps=factor), 2, steps=3)
+    assert np.abs(matrix(run) - W).max() < 1e-12
+    rank = np.linalg.matrix_rank(W, tol=1e-9)
+    assert run.report["ranks"] == {"weight": rank}
+    assert run.report["gkr_parameters"] == min(16 * 12, rank * 28)
+    after = problem.fit(pf.GPGD(lr, lam=lam, steps=factor), 3, steps=3).ledger
+    assert (after[after["round"] == 2]["down_bytes"] == 8 * min(16 * 12, rank * 28)).all()
+
+
+def test_neither_solves_p1(problem):
+    """Clients that take several steps drift: at rest LPGD and GPGD are off by percents, and LPGD's mean is dense.
+
+    GPGD's printed threshold fits one step: with K of them it is nearer to the solution for lam / K. FedSLR is exact
+    after as many local steps.
+    """
+    K, lam, slow = 5, 0.1, 0.2
+    solution, weaker = problem.solution(lam), problem.solution(lam / K)
+    methods = {
+        "lpgd": (pf.LPGD(slow, lam=lam), 150),
+        "gpgd": (pf.GPGD(slow, lam=lam), 150),
+        "gpgd K": (pf.GPGD(slow, lam=lam, steps=K), 150),
+        "fedslr": (pf.FedSLR(1 / (0.8 + 1 / 2), lam=lam, eta_g=2.0, personal_epochs=0), 120),
+    }
+    found, moved = {}, {}
+    for name, (method, rounds) in methods.items():
+        last = []
+        run = problem.fit(
+            method, rounds, steps=K, callbacks=[lambda now, last=last: last.append(matrix(now.run).copy())]
+        )
+        found[name], moved[name] = matrix(run), np.abs(last[-1] - last[-2]).max()
+    assert max(moved.values()) < 1e-7, "not at rest"
+    error = {name: np.abs(w - solution).max() for name, w in found.items()}
+    assert error["fedslr"] < 1e-6
+    assert min(error["lpgd"], error["gpgd K"]) > 0.01
+    assert error["gpgd"] > 3 * max(error["lpgd"], error["gpgd K"])
+    assert np.abs(found["gpgd"] - weaker).max() < error["gpgd"] / 3
+    rank = {name: np.linalg.matrix_rank(w, tol=1e-6) for name, w in found.items()}
+    assert rank["lpgd"] == 12 > rank["fedslr"] == np.linalg.matrix_rank(solution, tol=1e-6)
