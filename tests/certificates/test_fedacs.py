@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 from problems import centres, fit_points
+from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
-from polyfed.algorithms.fedacs import mixing, similarity
+from polyfed.algorithms.fedacs import REPORTED, mixing, refresh, similarity
+from polyfed.core.algorithm import Round
 
 THREE = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]], dtype=torch.float64)
 EYE = torch.eye(3, dtype=torch.float64)
@@ -87,6 +89,78 @@ def test_a_pool_of_all_clients_mixes_in_absent_ones():
     assert not torch.allclose(alone.personal, pooled.personal)
 
 
+def exchange(ids, n, t=0):
+    ids = torch.as_tensor(ids)
+    return Round(t, n, 0, ids, torch.ones(len(ids)), torch.full_like(ids, t))
+
+
+def test_a_lone_participant_meets_the_cached_models_of_those_seen():
+    """Clients 0 to 2 of four have taken part and are absent but one: rows of (4) over three models, digit for digit."""
+    method = pf.FedACS(quantile=0.25, pool="all")
+    server = method.init_server(None, torch.tensor([1.0, 0.3], dtype=torch.float64), 4)
+    server = method.aggregate(server, {"w": THREE}, exchange([0, 1, 2], 4))
+    u = method.downlink(server, exchange([0], 4)).each["u"]
+    assert torch.allclose(u, torch.tensor([[8.2 / 9, 2.4 / 9]], dtype=torch.float64), atol=1e-15)
+    assert torch.equal(server["w"][:3], THREE)  # their cached copies stay
+    alone = pf.FedACS(quantile=0.25).downlink(server, exchange([0], 4)).each["u"]
+    assert torch.equal(alone, THREE[:1])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_refreshed_similarities_are_fresh_ones(dtype, tolerance):
+    """200 rounds in which three of 30 models change, each time only their rows are computed."""
+    rng = torch.Generator().manual_seed(0)
+    W = torch.randn(30, 50, generator=rng, dtype=dtype)
+    W[4] = 0
+    S = similarity(W)
+    for t in range(200):
+        ids = torch.randperm(30, generator=rng)[:3].sort()[0]
+        W = W.index_copy(0, ids, W[ids] + torch.randn(3, 50, generator=rng, dtype=dtype) * 10.0 ** -(t % 8))
+        S = refresh(S, W, ids)
+        assert torch.equal(S, S.T)
+    assert (S.diagonal() == 1).all()
+    assert (S - similarity(W)).abs().max() <= tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_models_near_their_common_start_are_told_apart(dtype):
+    """Two groups at 1e-4 of the start: all cosines round to 1 in float32. Ours are exact to 1e-14, against
+    1 - |x_i - x_j|^2 / 2 for unit vectors, which has no cancellation."""
+    rng = np.random.default_rng(0)
+    start, apart = rng.normal(size=(2, 2000))
+    W = start + 1e-4 * np.repeat([[1.0], [-1.0]], 5, axis=0) * apart + 1e-5 * rng.normal(size=(10, 2000))
+    W = torch.as_tensor(W, dtype=dtype)
+    x = W.double() / W.double().norm(dim=1, keepdim=True)
+    exact = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist") ** 2 / 2
+    S = refresh(torch.ones(10, 10, dtype=torch.float64), W, torch.arange(10))
+    assert (1 - S - exact).abs().max() <= 1e-14
+    assert exact.max() < torch.finfo(torch.float32).eps / 2
+    groups = mixing(W, 0.5) > 0
+    assert groups[:5, :5].all()
+    assert groups[5:, 5:].all()
+    assert not groups[:5, 5:].any()
+
+
+@pytest.mark.parametrize("fraction", [0.25, 0.5])
+def test_a_run_keeps_the_similarities_of_its_models(fraction):
+    c = np.random.default_rng(2).normal(size=(12, 5)) + 1
+    run = fit_points(centres(c), pf.FedACS(0.5, pool="all"), rounds=30, dim=5, fraction=fraction)
+    assert (run.server["similarity"] - similarity(run.server["w"])).abs().max() <= 1e-12
+
+
+def test_the_groups_of_many_clients_are_reported_without_the_matrix():
+    """Two bundles of models at a right angle; clients that were never seen are groups of their own."""
+    n, method = REPORTED + 1, pf.FedACS(quantile=0.6, pool="all")
+    W = torch.zeros(n - 1, 3, dtype=torch.float64)
+    W[:200, 0] = W[200:, 1] = 1
+    W[:, 2] = torch.linspace(0, 0.1, n - 1)
+    server = method.init_server(None, torch.ones(3, dtype=torch.float64), n)
+    server = method.aggregate(server, {"w": W}, exchange(range(n - 1), n))
+    found = method.report(server)
+    assert list(found) == ["clusters"]
+    assert adjusted_rand_score([0] * 200 + [1] * (n - 201) + [2], found["clusters"]) == 1
+
+
 def softmax_groups(seed):
     """Three groups of four clients, 30 samples each, one softmax teacher per group."""
     rng = np.random.default_rng(seed)
@@ -114,5 +188,6 @@ def test_groups_of_softmax_tasks():
             same = np.repeat(np.arange(3), 4)[:, None] == np.repeat(np.arange(3), 4)
             assert (A[~same] == 0).all()
             assert (A[same] > 0).all()
+            assert adjusted_rand_score(run.federation.clusters, run.clusters) == 1
     assert accuracy["fedacs"] > accuracy["local"] + 0.05
     assert accuracy["fedacs"] > accuracy["fedavg"] + 0.2

@@ -1,6 +1,7 @@
-"""Tuning of lambda: planted clusters found by validation alone, the path's bookkeeping, and the window for lambda."""
+"""Tuning by validation: planted clusters found, the path's bookkeeping, resuming, and the window for lambda."""
 
 import dataclasses
+import signal
 
 import numpy as np
 import pytest
@@ -9,19 +10,19 @@ from problems import LeastSquares
 from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
-from polyfed.core.errors import ConfigError
+from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.task import Task
-from polyfed.experiment.tune import Watch, tune, window_for
+from polyfed.experiment.tune import GRIDS, Watch, _Kept, tune, window_for
 
 GRID = [0.0, 2.0, 4.0, 7.0, 200.0]
 SETTINGS = {"local_steps": 5, "batch_size": None, "loss": "mse", "check_every": 10, "workers": 1}
 
 
-def planted(seed=0, noise=1.0, test=None):
+def planted(seed=0, noise=1.0, test=None, second=(-1.0, -1, 0, 1)):
     """Noisy regression with few samples per client, two true models at distance 32: training alone overfits, one common
     model is wrong for everybody, and only validation can tell."""
     rng = np.random.default_rng(seed)
-    true = 10 * np.array([[1.0, 1, 1, 0], [-1.0, -1, 0, 1]])
+    true = 10 * np.array([[1.0, 1, 1, 0], second])
     groups = np.repeat([0, 1], 5)
 
     def draw(i, n):
@@ -88,7 +89,7 @@ def test_a_path_is_the_chain_of_runs_it_stands_for():
     fed = planted()
     result = tune(
         model(), fed, pf.FPFC(0.1), regime="warm", grid=[0.5, 1.0], rounds=20, tolerance=0.0, train_on=10,
-        stop_at_drop=False, **SETTINGS,
+        stop_at_drop=False, extend=0, **SETTINGS,
     )  # fmt: skip
     by_hand, settings = None, {k: v for k, v in SETTINGS.items() if k != "check_every"}
     lams = [0.5, 1.0] if result.best["lam"] == 1.0 else [0.5]
@@ -131,7 +132,7 @@ def test_test_data_are_not_looked_at_before_lambda_is_chosen(monkeypatch):
         return metrics(self, w, split, clients)
 
     class Search(Watch):
-        def begin(self, regime, lam, done, total):
+        def begin(self, regime, value, done, total):
             searching[0] = regime != "final"
 
     monkeypatch.setattr(Task, "metrics", watched)
@@ -170,6 +171,15 @@ def test_a_value_that_diverges_does_not_stop_separate_tuning():
         ("algorithm.lam of FPFC: found 1e-05", {"grid": [0.0, 1e-5]}),
         ("check_every: found 0, expected an integer of at least 1", {"check_every": 0}),
         ("evaluate_every: is decided by tune", {"evaluate_every": 3}),
+        (r"algorithm: fpfc has no setting lamb to tune \(did you mean 'lam'", {"setting": "lamb"}),
+        ("setting: penalty of fpfc is no number", {"setting": "penalty"}),
+        ("grid: nu of fpfc has none for a cold start; give one", {"setting": "nu"}),
+        (
+            r"grid: found \[2, 2.5\] for cold, expected integers",
+            {"algorithm": pf.IFCA(), "setting": "k", "grid": [2, 2.5]},
+        ),
+        ("choose: found 'first', expected best or simplest", {"choose": "first"}),
+        ("resume: needs the folder", {"resume": True}),
     ],
 )
 def test_wrong_settings_are_refused_before_training(message, settings, monkeypatch):
@@ -181,10 +191,147 @@ def test_wrong_settings_are_refused_before_training(message, settings, monkeypat
 
 def test_the_folder_holds_the_run_the_table_and_the_figure(tmp_path):
     out = tmp_path / "tuned"
-    result = tune(model(), planted(), pf.FPFC(0.1), grid=[0.0, 1.0], rounds=20, train_on=10, out=out, **SETTINGS)
+    settings = {"regime": "cold", "grid": [0.0, 1.0], "rounds": 20, "train_on": 10, **SETTINGS}
+    result = tune(model(), planted(), pf.FPFC(0.1), out=out, **settings)
     assert {"tune.csv", "tune.svg", "config.toml", "summary.json", "models"} <= {p.name for p in out.iterdir()}
     assert len((out / "tune.csv").read_text().splitlines()) == 1 + len(result.table)
     assert result.run.folder == out
+
+
+# other settings
+
+
+def test_the_quantile_of_fedacs_is_found_by_validation():
+    """Two groups of five, models at 48 degrees: quantiles about 1 - 1/2 give the groups, a lower one mixes them, a
+    higher one trains alone."""
+    fed = planted(noise=4.0, second=(1.0, 1, 0, 1))
+    settings = {"grid": [0.1, 0.5, 0.98], "rounds": 60, "train_on": 20, **SETTINGS}
+    result = tune(model(), fed, pf.FedACS(0.1), setting="quantile", **settings)
+    assert result.table.columns[1] == "quantile"
+    assert result.table["regime"].tolist() == ["cold"] * 3
+    assert result.table["clusters"].tolist() == [1, 2, 10]
+    assert result.best["quantile"] == 0.5
+    assert result.best["ari"] == 1
+    assert result.run.loop.algorithm.quantile == 0.5
+    assert result.figure().axes[-1].get_xlabel() == "quantile"
+
+
+def test_a_default_grid_is_one_of_valid_values():
+    for (name, setting), grids in GRIDS.items():
+        for values in grids.values():
+            assert list(values) == sorted(set(values))
+            for value in values:
+                pf.core.algorithm.make(name, **{setting: value})
+
+
+def test_an_integer_stays_one():
+    """The number of IFCA's clusters: two are planted, and one is worse for everybody."""
+    settings = {"grid": [1, 2], "rounds": 30, "train_on": 0, **SETTINGS}
+    result = tune(model(), planted(), pf.IFCA(0.1, init_scale=1.0), setting="k", **settings)
+    assert [type(k) for k in result.table["k"].tolist()] == [int, int]
+    assert result.best["k"] == 2
+
+
+# the rule of one standard error
+
+
+def leg(scores, clusters):
+    return _Kept({"clusters": clusters}, np.array(scores), None)
+
+
+@pytest.mark.parametrize(
+    ("scores", "alike"),
+    [
+        ([0.9, 0.8, 0.7, 0.8], True),  # the best itself
+        ([0.8, 0.7, 0.6, 0.7], False),  # 0.1 worse for everybody: no noise at all in the differences
+        ([0.9, 0.8, 0.7, 0.6], True),  # mean 0.05, standard deviation 0.1, standard error 0.05
+        ([0.9, 0.8, 0.6, 0.7], False),  # mean 0.05, standard error 0.0289
+        ([0.8, 0.9, 0.7, 0.75], True),  # mean 0.0125, standard error 0.0427
+        ([0.9, 0.8, 0.7, 0.0], True),  # one client alone, however large its loss: 0.2 against 0.2
+        ([0.9, 0.8, 0.7, np.nan], True),  # a client without validation samples does not count
+    ],
+)
+def test_one_standard_error_of_the_paired_differences(scores, alike):
+    assert leg(scores, 1).like(leg([0.9, 0.8, 0.7, 0.8], 2)) == alike
+
+
+@pytest.mark.parametrize(("choose", "chosen"), [("simplest", [0.0, 1.0]), ("best", [0.0])])
+def test_of_what_validation_cannot_tell_apart_the_fewest_clusters(choose, chosen):
+    """One true model for all, much validation data with noise of 1: no lambda that merges is worse, and the rule takes
+    one cluster; the best metric may be anywhere."""
+    rng = np.random.default_rng(1)
+
+    def draw(n):
+        x = rng.normal(size=(n, 4))
+        return x, x @ np.array([1.0, 1, 0, 0]) + rng.normal(size=n)
+
+    fed = pf.Federation.from_arrays(
+        [draw(100) for _ in range(8)], [draw(20)] * 8, validation=[draw(20) for _ in range(8)]
+    )
+    settings = {"regime": "cold", "grid": [0.0, 1.0], "rounds": 40, "train_on": 0, **SETTINGS}
+    result = tune(model(), fed, pf.FPFC(0.1), choose=choose, **settings)
+    assert result.table["clusters"].tolist() == [8, 1]
+    if choose == "simplest":
+        assert result.best["clusters"] == 1
+    else:
+        assert result.best["validation"] == result.table["validation"].min()
+
+
+# interrupted and resumed
+
+
+class Stop(Watch):
+    """Ends the search in the round after `rounds` of all its legs, as Ctrl-C does, or as a kill."""
+
+    def __init__(self, rounds, kill=False):
+        self.left, self.kill = rounds, kill
+
+    def callbacks(self):
+        return (self.count,)
+
+    def count(self, progress):
+        self.left -= 1
+        if self.left == 0:
+            if self.kill:
+                raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
+
+
+SEARCH = {"grid": [0.0, 7.0], "extend": 0, "rounds": 40, "train_on": 30, **SETTINGS}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    return tune(model(), planted(), pf.FPFC(0.1), out=tmp_path_factory.mktemp("undisturbed") / "a", **SEARCH)
+
+
+@pytest.mark.parametrize(("after", "kill"), [(1, False), (55, True), (100, False), (140, True), (140, False)])
+def test_a_resumed_search_is_the_undisturbed_one(after, kill, undisturbed, tmp_path):
+    """In the first leg, in the second, in the other regime, and in the final run: the same table, the same bits."""
+    stop, settings = Stop(after, kill), {"out": tmp_path / "a", "checkpoint_every": 10, **SEARCH}
+    if kill:
+        with pytest.raises(KeyboardInterrupt):
+            tune(model(), planted(), pf.FPFC(0.1), watch=stop, **settings)
+    else:
+        assert tune(model(), planted(), pf.FPFC(0.1), watch=stop, **settings).status == "interrupted"
+    assert (tmp_path / "a/legs").is_dir()
+    with pytest.raises(RunError, match="holds"):
+        tune(model(), planted(), pf.FPFC(0.1), **settings)
+    trained = Stop(10**6)
+    result = tune(model(), planted(), pf.FPFC(0.1), resume=True, watch=trained, **settings)
+    assert result.status == "finished"
+    assert 10**6 - trained.left <= undisturbed_rounds(undisturbed) - after + 20  # looks at leg starts count too
+    assert result.table.drop(columns="seconds").equals(undisturbed.table.drop(columns="seconds"))
+    assert all(torch.equal(v, result.run.server[k]) for k, v in undisturbed.run.server.items())
+    assert not (tmp_path / "a/legs").exists()
+    with pytest.raises(RunError, match="holds no interrupted search"):
+        tune(model(), planted(), pf.FPFC(0.1), resume=True, **settings)
+
+
+def undisturbed_rounds(result):
+    """Calls of a callback: every round, and one look before each leg."""
+    legs = result.table.drop_duplicates(["lam", "rounds", "validation"])
+    return int(legs["rounds"].sum()) + len(legs) + 31
 
 
 def test_the_window_of_a_federation_is_that_of_its_closed_forms():

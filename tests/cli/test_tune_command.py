@@ -57,6 +57,9 @@ def test_the_window_is_said_first(cli):
         (("--set", "seeds=3"), "polyfed: seeds: found 3, expected one: tune works under one seed"),
         (("--scale", "tiny"), "polyfed: FPFC data: scale is 'tiny'; known: full, small"),
         (("--check-every", 0), "polyfed: check_every: found 0, expected an integer of at least 1"),
+        (("--setting", "penalty"), "polyfed: setting: penalty of fpfc is no number"),
+        (("--choose", "any"), "polyfed: choose: found 'any', expected best or simplest"),
+        (("--resume",), "polyfed: --resume: needs --out with the folder of an interrupted search"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line_and_leaves_no_folder(cli, tmp_path, words, line):
@@ -64,6 +67,31 @@ def test_what_is_wrong_is_said_in_one_line_and_leaves_no_folder(cli, tmp_path, w
     assert said.status != 0
     assert said.err.splitlines() == [line]
     assert not (tmp_path / "a").exists()
+
+
+def test_any_number_of_any_method_is_tuned(cli, tmp_path):
+    said = cli("tune", "fedacs", *SMALL, "--setting", "quantile", "--grid", "0.25,0.5", "--out", "a")
+    assert said.status == 0, said.err
+    found = rows(tmp_path / "a/tune.csv")
+    assert [(r["regime"], r["quantile"]) for r in found] == [("cold", "0.25"), ("cold", "0.5")]
+    assert "Validation, quantile by quantile" in said.out
+    assert "cold, quantile 0.25: validation" in said.err
+    config = tomllib.loads((tmp_path / "a/config.toml").read_text())
+    (best,) = (r for r in found if r["best"] == "True")
+    assert config["algorithm"]["quantile"] == float(best["quantile"])
+
+
+def test_an_interrupted_search_goes_on(cli, tmp_path, stopper):
+    """Ctrl-C in the second round of the first value; what remains is trained, and the table is whole."""
+    method = ("--set", f"algorithm.file={stopper}", "--set", f"algorithm.marker={tmp_path / 'stopped'}")
+    words = ("tune", "stopper", *method, *SMALL, "--setting", "lr", "--grid", "0.1,0.2", "--out", "a")
+    said = cli(*words)
+    assert said.status == 130
+    assert said.err.splitlines()[-1] == "polyfed: interrupted; continue with the same command and --resume --out a"
+    assert [r["ended"] for r in rows(tmp_path / "a/tune.csv")] == ["interrupted"]
+    said = cli(*words, "--resume")
+    assert said.status == 0, said.err
+    assert [(r["lr"], r["rounds"]) for r in rows(tmp_path / "a/tune.csv")] == [("0.1", "10"), ("0.2", "10")]
 
 
 def test_data_without_clusters_have_no_window(cli):

@@ -7,10 +7,22 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from polyfed.core.algorithm import Down, Personal, require
 from polyfed.core.solvers import local_sgd
+
+BLOCK = 1 << 18  # numbers that are held in float64 at a time
+REPORTED = 300  # clients up to which the mixing matrix is reported
+
+
+def unit(W: Tensor) -> Tensor:
+    """[m, p] float64: the rows of W divided by their lengths; a zero row stays zero."""
+    X = W.to(torch.float64, copy=True)
+    norm = X.norm(dim=1, keepdim=True)
+    return X.div_(torch.where(norm > 0, norm, 1.0))
 
 
 def similarity(W: Tensor) -> Tensor:
@@ -18,20 +30,51 @@ def similarity(W: Tensor) -> Tensor:
 
     A zero row is similar to nobody but itself.
     """
-    X = W.double()
-    norm = X.norm(dim=1, keepdim=True)
-    X = X / torch.where(norm > 0, norm, 1.0)
-    upper = (X @ X.T).triu(1)
-    return upper + upper.T + torch.eye(len(X), dtype=X.dtype, device=X.device)
+    X = unit(W)
+    return _mirrored(X @ X.T)
+
+
+def refresh(S: Tensor, W: Tensor, ids: Tensor) -> Tensor:
+    """`similarity(W)` from S: [n, n], that of before the rows `ids` of W: [n, p] changed; s n p products, not n n p.
+
+    In float64 whatever W is: models that set out together have cosines near 1, and what tells them apart are the last
+    digits. Errors do not add up over rounds, for every entry is computed anew from the two models it is of.
+    """
+    X = unit(W[ids])
+    rows = torch.cat([X @ unit(part).T for part in W.split(max(1, BLOCK // max(1, W.shape[1])))], 1)
+    rows[:, ids] = _mirrored(rows[:, ids])
+    S = S.index_copy(0, ids, rows)
+    return S.index_copy_(1, ids, rows.T)
+
+
+def _mirrored(S: Tensor) -> Tensor:
+    """The upper triangle on both sides, so that ties stay ties; a cosine above 1 is rounding."""
+    upper = S.triu(1).clamp_(-1, 1)
+    return upper + upper.T + torch.eye(len(S), dtype=S.dtype, device=S.device)
+
+
+def threshold(S: Tensor, quantile: float | None) -> float:
+    """The quantile of all elements of S, linear between two of them; -inf for None."""
+    return -np.inf if quantile is None else float(np.quantile(S.cpu().numpy(), quantile))
+
+
+def weights(S: Tensor, quantile: float | None, rows: Tensor | None = None) -> Tensor:
+    """[m, m] row-stochastic weights of (4) from similarities S: [m, m]; of some rows only: [s, m].
+
+    Cosines above the quantile of all of S, self always, none negative.
+    """
+    delta = threshold(S, quantile)
+    own = torch.arange(len(S), device=S.device) if rows is None else rows
+    S = S if rows is None else S[rows]
+    keep = (S > delta) & (S > 0)
+    keep[torch.arange(len(S), device=S.device), own] = True
+    A = torch.where(keep, S, 0.0)
+    return A / A.sum(1, keepdim=True)
 
 
 def mixing(W: Tensor, quantile: float | None) -> Tensor:
-    """[m, m] row-stochastic weights of (4): cosines above the quantile of all of them, self always, none negative."""
-    S = similarity(W)
-    delta = -np.inf if quantile is None else float(np.quantile(S.cpu().numpy(), quantile))
-    keep = (S > delta) & (S > 0) | torch.eye(len(S), dtype=torch.bool, device=S.device)
-    A = torch.where(keep, S, 0.0)
-    return A / A.sum(1, keepdim=True)
+    """[m, m] row-stochastic weights of (4) for the models W: [m, p]."""
+    return weights(similarity(W), quantile)
 
 
 @dataclass(frozen=True)
@@ -54,10 +97,16 @@ class FedACS(Personal):
         Threshold of similarity in [0, 1]; None: no threshold, all positive similarities count.
     pool : str
         "participants": similarities and mixture among the round's participants; "all": the last known model of
-        every client that has taken part.
+        every client that has taken part, absent or not.
 
     Notes
     -----
+    With pool="all" the server keeps all similarities, n n float64 numbers, and only computes those of the clients whose
+    models have changed: s n p operations a round for s participants.
+
+    Groups are reported as the connected components of who mixes with whom, had all clients known to the server taken
+    part; the mixing matrix itself for at most 300 clients.
+
     The server sees every client's model: the method cannot be combined with secure aggregation.
     """
 
@@ -65,11 +114,13 @@ class FedACS(Personal):
     quantile: float | None = 0.75
     pool: str = "participants"
 
+    sources = "paper: pool; ours: lr, quantile"
     traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_fedacs.py::test_mixtures_of_three_clients: (4) digit for digit",
         "tests/certificates/test_fedacs.py::test_two_groups_of_five: groups and limit in closed form",
         "tests/certificates/test_fedacs.py::test_groups_of_softmax_tasks: planted groups found exactly",
+        "tests/certificates/test_fedacs.py::test_refreshed_similarities_are_fresh_ones: identity over partial rounds",
     )
     citation = """@article{chen2023fedacs,
   title   = {Personalized Federated Learning with Attention-based Client Selection},
@@ -84,25 +135,46 @@ class FedACS(Personal):
         require(self.pool in ("participants", "all"), "FedACS", "pool", self.pool, "participants or all")
 
     def init_server(self, task, w0, n):
-        return {"w": w0.expand(n, -1).clone(), "seen": torch.zeros(n, dtype=torch.bool, device=w0.device)}
+        state = {"w": w0.expand(n, -1).clone(), "seen": torch.zeros(n, dtype=torch.bool, device=w0.device)}
+        if self.pool == "all":
+            alike = w0.new_ones(n, n, dtype=torch.float64) * (w0 != 0).any()  # one common start, similar to itself
+            state["similarity"] = alike.fill_diagonal_(1.0)
+        return state
 
     def downlink(self, server, round):
         W, ids = server["w"], round.ids
         if self.pool == "participants":
             return Down(each={"u": mixing(W[ids], self.quantile).to(W.dtype) @ W[ids]})
         pool = server["seen"].index_fill(0, ids, True).nonzero()[:, 0]
-        A = mixing(W[pool], self.quantile).to(W.dtype)
-        return Down(each={"u": A[torch.searchsorted(pool, ids)] @ W[pool]})
+        S = server["similarity"]
+        A = weights(_among(S, pool), self.quantile, torch.searchsorted(pool, ids))
+        whole = len(pool) == len(W)
+        return Down(each={"u": A.to(W.dtype) @ (W if whole else W[pool])})
 
     def local_update(self, task, client, down, data, round):
         w = local_sgd(task, down["u"], data, self.lr)  # (5)
         return {"w": w}, {"w": w}
 
     def aggregate(self, server, up, round):
-        return {
-            "w": server["w"].index_copy(0, round.ids, up["w"]),
-            "seen": server["seen"].index_fill(0, round.ids, True),
-        }
+        W = server["w"].index_copy(0, round.ids, up["w"])
+        state = {"w": W, "seen": server["seen"].index_fill(0, round.ids, True)}
+        if self.pool == "all":
+            state["similarity"] = refresh(server["similarity"], W, round.ids)
+        return state
 
     def report(self, server):
-        return {"mixing": mixing(server["w"], self.quantile)}
+        n, pool = len(server["w"]), server["seen"].nonzero()[:, 0]
+        if self.pool == "participants" and n > REPORTED:
+            return {}  # its similarities would cost more than the round
+        known = _among(server["similarity"], pool) if self.pool == "all" else similarity(server["w"][pool])
+        A = torch.eye(n, dtype=torch.float64, device=pool.device)
+        if len(pool):
+            A[pool[:, None], pool] = weights(known, self.quantile)
+        groups = connected_components(csr_matrix((A > 0).cpu().numpy()), directed=False)[1]
+        found = {"clusters": torch.as_tensor(groups).long()}
+        return found | ({"mixing": A} if n <= REPORTED else {})
+
+
+def _among(S: Tensor, pool: Tensor) -> Tensor:
+    """S: [n, n] between the clients of `pool`, in rising order."""
+    return S if len(pool) == len(S) else S[pool[:, None], pool]

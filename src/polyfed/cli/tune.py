@@ -1,5 +1,6 @@
-"""polyfed tune: lambda by validation data, and the chosen model trained on."""
+"""polyfed tune: one setting of a method by validation data, and the chosen model trained on."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,20 +15,28 @@ if TYPE_CHECKING:
     from polyfed.report import Table
 
 TUNING = "Tuning"
-ROUNDS, SEEDS = 500, 1
+ROUNDS, SEEDS = 1000, 1
 
 
 def tune(
-    method: Annotated[
-        str, Argument(help="A method with a setting lam, with settings where wanted: fpfc:nu=0.5")
-    ] = "fpfc",
-    regime: Annotated[
-        str,
+    method: Annotated[str, Argument(help="A method, with settings where wanted: fpfc:nu=0.5")] = "fpfc",
+    setting: Annotated[
+        str | None,
         Option(
-            help="warm: each lam from the last solution; cold: from the common start; both.", rich_help_panel=TUNING
+            help="The numeric setting to tune; lam unless given, for fedacs quantile.",
+            metavar="NAME",
+            rich_help_panel=TUNING,
         ),
-    ] = "both",
-    grid: Annotated[str | None, Option(help="Values of lam, rising: 0,0.5,1.", rich_help_panel=TUNING)] = None,
+    ] = None,
+    regime: Annotated[
+        str | None,
+        Option(
+            help="warm: each value from the last solution; cold: from the common start; both. Default: both for fpfc's "
+            "lam, else cold.",
+            rich_help_panel=TUNING,
+        ),
+    ] = None,
+    grid: Annotated[str | None, Option(help="Values, rising: 0,0.5,1.", rich_help_panel=TUNING)] = None,
     cold_grid: Annotated[
         str | None, Option(help="Other values where the start is cold.", rich_help_panel=TUNING)
     ] = None,
@@ -37,14 +46,21 @@ def tune(
     tolerance: Annotated[
         float, Option(help="A change below it ends a run.", metavar="X", rich_help_panel=TUNING)
     ] = 1e-4,
-    patience: Annotated[int, Option(help="So many small changes in a row.", metavar="N", rich_help_panel=TUNING)] = 1,
+    patience: Annotated[int, Option(help="So many small changes in a row.", metavar="N", rich_help_panel=TUNING)] = 3,
     whole: Annotated[
         bool, Option("--whole", help="Go on with a warm path after validation has dropped.", rich_help_panel=TUNING)
     ] = False,
     extend: Annotated[
         int,
         Option(help="Most values beyond a warm grid whose last is the best.", metavar="N", rich_help_panel=TUNING),
-    ] = 0,
+    ] = 6,
+    choose: Annotated[
+        str,
+        Option(
+            help="best: the best metric; simplest: the fewest clusters within one standard error of it.",
+            rich_help_panel=TUNING,
+        ),
+    ] = "best",
     train_on: Annotated[
         int, Option(help="Most further rounds of the chosen model.", metavar="N", rich_help_panel=TUNING)
     ] = 2000,
@@ -71,11 +87,16 @@ def tune(
     dtype: o.Dtype = None,
     out: o.Out = None,
     force: o.Force = False,
+    resume: Annotated[
+        bool, Option("--resume", help="Go on with the interrupted search in --out.", rich_help_panel=TUNING)
+    ] = False,
     quiet: o.Quiet = False,
 ) -> int:
-    """Choose lam by validation data, and train the chosen model on. --rounds: at most so many per value (500).
+    """Choose lam, or another setting, by validation data, and train the chosen model on. --rounds: at most so many per
+    value (1000).
 
     [dim]polyfed tune --data fpfc-s1 --scale small --batch-size full --local-steps 10 --fraction 0.3[/dim]
+    [dim]polyfed tune fedacs --setting quantile --grid 0.5,0.67,0.75 --data fpfc-s1 --scale small[/dim]
     """
     given = o.collect(locals())
     if scale is not None:
@@ -83,13 +104,16 @@ def tune(
     from polyfed.core.errors import ConfigError
     from polyfed.experiment.build import Parts
     from polyfed.experiment.config import defaults_for, resolve
+    from polyfed.experiment.tune import default_setting
 
     found = resolve(None, given, [method], defaults_for(None, given) | {"rounds": ROUNDS, "seeds": SEEDS})
     if not found.single:
         raise ConfigError(f"seeds: found {len(found.seeds)}, expected one: tune works under one seed")
     keys = {
-        "regime": regime, "grid": _grids(grid, cold_grid), "check_every": check_every, "tolerance": tolerance,
-        "patience": patience, "stop_at_drop": not whole, "extend": extend, "train_on": train_on,
+        "setting": setting or default_setting(found.methods[0].algorithm),
+        "regime": regime, "grid": _grids(grid, cold_grid), "check_every": check_every,
+        "tolerance": tolerance, "patience": patience, "stop_at_drop": not whole, "extend": extend, "choose": choose,
+        "train_on": train_on, "resume": resume,
     }  # fmt: skip
     return _execute(Parts(found), keys, window, out, force, quiet)
 
@@ -108,7 +132,7 @@ def _execute(parts: "Parts", keys: dict[str, Any], window: bool, out: Path | Non
 
     from polyfed.cli.console import Show, results, show_table, stderr, stdout
     from polyfed.cli.folders import new_folder
-    from polyfed.core.errors import PolyfedError
+    from polyfed.core.errors import ConfigError, PolyfedError
     from polyfed.experiment.config import Method
     from polyfed.experiment.tune import tune, window_for
     from polyfed.report import read, write_report
@@ -117,7 +141,9 @@ def _execute(parts: "Parts", keys: dict[str, Any], window: bool, out: Path | Non
     seed, method = experiment.seeds[0], experiment.methods[0]
     model, federation = parts.model(seed), parts.federation(seed)
     arguments = {k: v for k, v in parts.arguments().items() if k != "evaluate_every"}
-    folder = new_folder(out, f"tune-{experiment.name}", force)
+    if keys["resume"] and (out is None or not out.is_dir()):
+        raise ConfigError("--resume: needs --out with the folder of an interrupted search")
+    folder = out if keys["resume"] and out is not None else new_folder(out, f"tune-{experiment.name}", force)
     if window:
         _say_window(window_for, model, federation, arguments)
     fresh = not folder.exists()
@@ -129,7 +155,7 @@ def _execute(parts: "Parts", keys: dict[str, Any], window: bool, out: Path | Non
                 method.algorithm,
                 seed=seed,
                 out=folder,
-                watch=_shown(show, seed),
+                watch=_shown(show, seed, keys["setting"]),
                 describe=lambda a: parts.describe(Method(a, method.file, method.label)),
                 **keys,
                 **arguments,
@@ -142,12 +168,12 @@ def _execute(parts: "Parts", keys: dict[str, Any], window: bool, out: Path | Non
         stdout.print()
         show_table(tune_table(tuned))
     if tuned.status == "interrupted":
-        where = f"what was done is in {folder / 'tune.csv'}" if tuned.rows else "nothing had been computed yet"
-        stderr.print(f"polyfed: interrupted; {where}", soft_wrap=True, markup=False)
+        how = f"continue with the same command and --resume --out {folder}"
+        stderr.print(f"polyfed: interrupted; {how}", soft_wrap=True, markup=False)
         return 130
     if tuned.run is None:
         if not any(row["best"] for row in tuned.rows):
-            stderr.print("polyfed: every value of lam diverged; a smaller lr may help", markup=False)
+            stderr.print(f"polyfed: every value of {tuned.setting} diverged; a smaller lr may help", markup=False)
             return 1
         stdout.print(f"\ntable and figure: {folder}", soft_wrap=True, markup=False)
         return 0
@@ -169,15 +195,15 @@ def _say_window(window_for: Any, model: Any, federation: Any, arguments: Mapping
         stdout.print(f"- {line}", markup=False)
 
 
-def _shown(show: Any, seed: int) -> Any:
+def _shown(show: Any, seed: int, setting: str) -> Any:
     """A watch of `tune` on the progress display."""
     from polyfed.cli.console import stderr
     from polyfed.experiment.compare import Result
     from polyfed.experiment.tune import Watch
 
     class Shown(Watch):
-        def begin(self, regime: str, lam: float, done: int, total: int) -> None:
-            show.begin(f"{regime}, lam {lam:g}", seed, done, total)
+        def begin(self, regime: str, value: float, done: int, total: int) -> None:
+            show.begin(f"{regime}, {setting} {value:g}", seed, done, total)
 
         def callbacks(self) -> Sequence[Any]:
             return show.callbacks()
@@ -187,7 +213,7 @@ def _shown(show: Any, seed: int) -> Any:
                 show.end(Result("", seed, "finished"), False)
                 return
             groups = "" if row["clusters"] is None else f", clusters {row['clusters']}"
-            text = f"{row['regime']}, lam {row['lam']:g}: validation {row['validation']:.4g}{groups}"
+            text = f"{row['regime']}, {setting} {row[setting]:g}: validation {row['validation']:.4g}{groups}"
             stderr.print(f"{text}, rounds {row['rounds']} ({row['ended']}, {row['seconds']:.1f} s)", soft_wrap=True)
 
     return Shown()
@@ -199,12 +225,12 @@ def tune_table(tuned: "Tuned") -> "Table":
     from polyfed.report.table import Cell
 
     scale, ari = words.Scale(tuned.metric), any("ari" in row for row in tuned.rows)
-    columns = ["start<", "lam", f"validation {scale.header}", "clusters", *(["ARI"] if ari else []), "rounds", "bytes"]
+    columns = ["start<", tuned.setting, f"validation {scale.header}", "clusters", *(["ARI"] if ari else [])]
     rows = []
     for row in tuned.rows:
         mark = "best" if row["best"] else ""
         texts = [
-            row["regime"], f"{row['lam']:g}", scale.number(row["validation"]),
+            row["regime"], f"{row[tuned.setting]:g}", scale.number(row["validation"]),
             "–" if row["clusters"] is None else str(row["clusters"]), *([f"{row['ari']:.2f}"] if ari else []),
             str(row["rounds"]), words.size(row["bytes"]), words.duration(row["seconds"]), row["ended"],
         ]  # fmt: skip
@@ -216,5 +242,14 @@ def tune_table(tuned: "Tuned") -> "Table":
     for name in tuned.costs:
         last = [row for row in tuned.rows if row["regime"] == name][-1]
         if last["best"] and len(tuned.rows) > 1:
-            notes.append(f"the best lam is the last of the {name} grid: larger values may be better still")
-    return Table("Validation, lam by lam", (*columns, "time", "ended by<"), tuple(rows), tuple(notes))
+            notes.append(f"the best {tuned.setting} is the last of the {name} grid: larger values may be better still")
+    finite = [row for row in tuned.rows if math.isfinite(row["validation"]) and row["ended"] != "interrupted"]
+    if finite:
+        first = (max if tuned.metric == "accuracy" else min)(finite, key=lambda row: row["validation"])
+        if first["clusters"] is not None and first["clusters"] > tuned.best["clusters"]:
+            notes.append(
+                f"{first['regime']}, {tuned.setting} {first[tuned.setting]:g} is best on validation, with "
+                f"{first['clusters']} clusters; the chosen one is within one standard error of it, with fewer"
+            )
+    columns += ["rounds", "bytes", "time", "ended by<"]
+    return Table(f"Validation, {tuned.setting} by {tuned.setting}", tuple(columns), tuple(rows), tuple(notes))

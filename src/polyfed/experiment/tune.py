@@ -1,14 +1,16 @@
-"""tune: lambda by validation. The warm-up path of FPFC (arXiv 2211.04218, section "Warmup"), every lambda set out from
-the solution of the last one, beside separate tuning, every lambda from the common start. Test data are never looked at
-before lambda is chosen.
+"""tune: one numeric setting of a method by validation. The warm-up path of FPFC (arXiv 2211.04218, section "Warmup"),
+every lambda set out from the solution of the last one, beside separate tuning, every value from the common start. Test
+data are never looked at before the value is chosen.
 """
 
+import csv
 import dataclasses
 import math
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import pandas as pd
@@ -20,7 +22,8 @@ from torch import nn
 from polyfed.algorithms.fpfc import FPFC, Window, lambda_window
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.batches import padded
-from polyfed.core.errors import ConfigError, Diverged
+from polyfed.core.errors import ConfigError, Diverged, RunError, closest
+from polyfed.core.split import Split
 from polyfed.core.task import Loss, Task
 from polyfed.data.federation import Federation
 from polyfed.experiment.fit import Callback, Progress, fit
@@ -31,11 +34,14 @@ if TYPE_CHECKING:
 
 Regime = Literal["warm", "cold"]
 REGIMES: tuple[Regime, ...] = ("warm", "cold")
-GRIDS: dict[Regime, tuple[float, ...]] = {  # the paper's for its synthetic data, and a finer one: cold values are lower
-    "warm": (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5),
-    "cold": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+GRIDS: dict[tuple[str, str], dict[Regime, tuple[float, ...]]] = {  # the first setting of a method is its default
+    ("fpfc", "lam"): {  # the paper's for its synthetic data, and a finer one: from a common start values are lower
+        "warm": (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5),
+        "cold": (0.0, 0.2, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 1.0),
+    },
+    ("fedacs", "quantile"): {"cold": (0.0, 1 / 2, 2 / 3, 3 / 4, 4 / 5, 5 / 6, 9 / 10)},  # 1 - 1/G: G groups of one size
 }
-LAM = "lam"  # the setting that is tuned
+LEGS = "legs"  # folder of the legs of a search that is not over
 VALIDATION = 0.2  # share of the training samples, where the federation holds out none
 
 
@@ -43,8 +49,10 @@ VALIDATION = 0.2  # share of the training samples, where the federation holds ou
 class Tuned:
     """What `tune` found.
 
-    table: one row per lambda and regime, in the order of training:
-        regime, lam; validation: the metric, mean over clients; clusters: how many (None where the method has none);
+    setting: the name of what was tuned
+    table: one row per value and regime, in the order of training:
+        regime; a column named as the setting; validation: the metric, mean over clients; clusters: how many (None where
+        the method has none);
         ari: agreement with the federation's own clusters, where it has some (not used for choosing); rounds, bytes,
         seconds: of this leg alone; ended: "tolerance", "rounds", "diverged" or "interrupted"; best: the chosen one
     metric: "accuracy", "rmse" or "loss"
@@ -52,6 +60,7 @@ class Tuned:
     status: "finished" or "interrupted"
     """
 
+    setting: str = "lam"
     metric: str = "accuracy"
     rows: list[dict[str, Any]] = field(default_factory=list)
     run: Run | None = None
@@ -60,7 +69,7 @@ class Tuned:
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per lambda and regime."""
+        """One row per value and regime."""
         return pd.DataFrame(self.rows)
 
     @property
@@ -68,7 +77,7 @@ class Tuned:
         """The chosen row. Raises KeyError when no leg was finished."""
         found = [row for row in self.rows if row["best"]]
         if not found:
-            raise KeyError("no lambda was trained to its end")
+            raise KeyError(f"no {self.setting} was trained to its end")
         return found[0]
 
     @property
@@ -80,14 +89,14 @@ class Tuned:
         }
 
     def figure(self) -> "Figure":
-        """Validation metric and number of clusters against lambda, a line per regime."""
-        return tune_figure(self.rows, self.metric)
+        """Validation metric and number of clusters against the setting, a line per regime."""
+        return tune_figure(self.rows, self.metric, self.setting)
 
 
 class Watch:
     """Told what `tune` does. Override what is wanted."""
 
-    def begin(self, regime: str, lam: float, done: int, total: int) -> None:
+    def begin(self, regime: str, value: float, done: int, total: int) -> None:
         """A leg starts, after `done` of at most `total`; regime "final" is the chosen model's."""
 
     def callbacks(self) -> Sequence[Callback]:
@@ -103,46 +112,54 @@ def tune(
     federation: Federation,
     algorithm: Algorithm | None = None,
     *,
-    regime: Literal["warm", "cold", "both"] = "both",
+    setting: str | None = None,
+    regime: Literal["warm", "cold", "both"] | None = None,
     grid: Sequence[float] | Mapping[str, Sequence[float]] | None = None,
-    rounds: int = 500,
+    rounds: int = 1000,
     check_every: int = 10,
     tolerance: float = 1e-4,
-    patience: int = 1,
+    patience: int = 3,
     stop_at_drop: bool = True,
-    extend: int = 0,
+    extend: int = 6,
+    choose: Literal["best", "simplest"] = "best",
     train_on: int = 2000,
     seed: int = 0,
     out: str | Path | None = None,
+    resume: bool = False,
     watch: Watch | None = None,
     describe: Callable[[Algorithm], dict[str, Any]] | None = None,
     **settings: Any,
 ) -> Tuned:
-    """Choose `lam` of a method by validation data, then train the chosen model on.
+    """Choose one numeric setting of a method by validation data, then train the chosen model on.
 
-    algorithm: a method with a setting `lam`, such as FPFC(nu=0.5), which is the default; its own lam is not used
-    regime: "warm": each lam set out from the solution of the last one, w and v kept; "cold": each from the common
-        start; "both", and the better of the two
-    grid: values of lam, rising; one list for both regimes, or {"warm": [...], "cold": [...]}. Default: `GRIDS`
-    rounds: at most so many for one lam     check_every: rounds between two looks at the validation metric
-    tolerance, patience: a lam is done when the metric changes by less than `tolerance` at `patience` looks in a row
-    stop_at_drop: end a warm path as soon as the metric is worse than before by more than `tolerance`; False: the
-        whole grid. Separate tuning always tries every value.
-    extend: where the last lam of a warm path is the best so far, go on in steps of the grid's last, at most so often
+    algorithm: a method, such as FPFC(nu=0.5), which is the default; its own value of the setting is not used
+    setting: what is tuned; default: lam, for FedACS quantile
+    regime: "warm": each value set out from the solution of the last one, the method's state kept; "cold": each from the
+        common start; "both", and the better of the two. Default: both for FPFC's lam, cold for all else
+    grid: rising values; one list for both regimes, or {"warm": [...], "cold": [...]}. Default: `GRIDS`
+    rounds: at most so many for one value     check_every: rounds between two looks at the validation metric
+    tolerance, patience: a value is done when the metric changes by less than `tolerance` at `patience` looks in a row
+    stop_at_drop: end a warm path as soon as a value is worse than the best before it by more than two standard errors,
+        paired over the clients; False: the whole grid. Separate tuning always tries every value.
+    extend: where the last value of a warm path is the best so far, go on in steps of the grid's last, at most so often
+    choose: "best": the best metric; "simplest": the fewest clusters among the values that validation cannot tell from
+        the best, see `_Kept`. The two are the same for a method that reports no clusters.
     train_on: at most so many further rounds for the chosen model, until the metric has settled as above; 0: none
     out: folder for the final run, with tune.csv and tune.svg beside its files
-    describe: the method with its lam -> further tables for config.toml
+    resume: go on with the interrupted search in `out`: finished values are read back, the one in hand is continued
+    describe: the method with its value -> further tables for config.toml
     settings: passed to `fit`, such as fraction=0.3, local_steps=10, batch_size=None
 
     A federation without validation samples has `VALIDATION` of each client's training samples held out, keyed by
     (seed, client). The metric is the mean over clients on validation data; the federation that is trained on while
     tuning has no test samples at all, they come back for the final run. A leg that diverges is a row without a metric,
-    and ends a warm path. After Ctrl-C the status is "interrupted", and the table holds what is done.
+    and ends a warm path. After Ctrl-C the status is "interrupted", and the table holds what is done; with a folder,
+    every leg is a run folder in `out`/legs until the search is over.
 
     Raises ConfigError before training for a wrong setting, and all that `fit` raises.
     """
     algorithm = algorithm if algorithm is not None else FPFC()
-    for key in ("start", "evaluate_every", "callbacks", "resume"):
+    for key in ("start", "evaluate_every", "callbacks"):
         if key in settings:
             raise ConfigError(f"{key}: is decided by tune, leave it out")
     for key, value, least in (
@@ -153,107 +170,171 @@ def tune(
             raise ConfigError(f"{key}: found {value!r}, expected an integer of at least {least}")
     if not tolerance >= 0:
         raise ConfigError(f"tolerance: found {tolerance!r}, expected a number of at least 0")
-    paths = {name: _methods(algorithm, grid, name) for name in _regimes(regime)}
+    if choose not in ("best", "simplest"):
+        raise ConfigError(f"choose: found {choose!r}, expected best or simplest")
+    setting = setting or default_setting(algorithm)
+    if regime is None:
+        regime = "both" if "warm" in GRIDS.get((algorithm.name, setting), {}) else "cold"
+    paths = {name: _methods(algorithm, setting, grid, name) for name in _regimes(regime)}
     if federation.validation is None or not len(federation.validation.x):
         federation = dataclasses.replace(federation, validation=None).with_validation(VALIDATION, seed)
-    blind = dataclasses.replace(federation, test=None)
-    search = _Search(model, blind, rounds, check_every, tolerance, patience, seed, watch or Watch(), settings)
-    search.tuned.folder = Path(out) if out is not None else None
-    if search.tuned.folder is not None:
-        from polyfed.experiment.folder import RunFolder
-
-        RunFolder(search.tuned.folder).refuse_used()
+    test = federation.test
+    blind = dataclasses.replace(federation, test=Split(test.x[:0], test.y[:0], np.zeros_like(test.offsets)))
+    tuned = Tuned(setting, folder=Path(out) if out is not None else None)
+    known = _known(tuned, resume)
+    search = _Search(
+        model, blind, tuned, rounds, check_every, tolerance, patience, choose == "simplest", seed, watch or Watch(),
+        known, settings,
+    )  # fmt: skip
     search.total = sum(map(len, paths.values()))
     for name, methods in paths.items():
         search.path(name, methods, stop_at_drop, extend)
-        if search.tuned.status == "interrupted":
-            return search.tuned
-    if train_on and search.best is not None:
-        best = search.tuned.best
-        search.watch.begin("final", best["lam"], search.total, search.total)
-        chosen = search.best.loop.algorithm
-        tables = describe(chosen) if describe is not None else None
-        run = search.fit(federation, chosen, train_on, search.best, out=out, describe=tables)[0]
-        search.tuned.run, search.tuned.status = run, run.status
-    return search.tuned
+        if tuned.status == "interrupted":
+            return tuned
+    if train_on and search.kept:
+        search.watch.begin("final", tuned.best[setting], search.total, search.total)
+        start = search.chosen.run
+        tables = describe(start.loop.algorithm) if describe is not None else None
+        more = {"out": out, "resume": resume, "describe": tables}
+        tuned.run = search.fit(federation, start.loop.algorithm, train_on, start, **more)[0]
+        tuned.status = tuned.run.status
+    if tuned.folder is not None and tuned.status == "finished":
+        shutil.rmtree(tuned.folder / LEGS, ignore_errors=True)
+    return tuned
+
+
+class _Kept(NamedTuple):
+    """A leg that may still be chosen. scores: [n] the metric per client, higher is better.
+
+    The rule of one standard error: with d_i = scores_i of the best leg minus those of another one, validation cannot
+    tell the two when mean(d) <= std(d) / sqrt(n), paired over the n clients. Among such legs, the fewest clusters. Legs
+    that another one beats in both the mean and the number of clusters are not kept.
+
+    The rule is blind to a loss of one client alone, however large: then both sides are d_i / n. Where single clients
+    may be clusters of their own, choose the best.
+    """
+
+    row: dict[str, Any]
+    scores: np.ndarray
+    run: Run
+
+    @property
+    def mean(self) -> float:
+        return float(np.nanmean(self.scores))
+
+    @property
+    def clusters(self) -> int:
+        return self.row["clusters"] or 0  # a method either reports clusters at every leg, or at none
+
+    def beats(self, other: "_Kept") -> bool:
+        return self.mean >= other.mean and self.clusters <= other.clusters
+
+    def like(self, best: "_Kept", errors: float = 1.0) -> bool:
+        """Whether this leg is worse than the best one by no more than so many standard errors."""
+        d = best.scores - self.scores
+        d = d[~np.isnan(d)]
+        return d.mean() <= errors * (d.std(ddof=1) / math.sqrt(len(d)) if len(d) > 1 else 0.0)
 
 
 class _Search:
-    """The legs of one call of `tune`, and the best so far."""
+    """The legs of one call of `tune`, and those that may be chosen."""
 
     def __init__(
         self,
         model: nn.Module,
         federation: Federation,
+        tuned: Tuned,
         rounds: int,
         every: int,
         tolerance: float,
         patience: int,
+        simplest: bool,
         seed: int,
         watch: Watch,
+        known: dict[tuple[str, float], dict[str, Any]] | None,
         settings: dict[str, Any],
     ):
         self.model, self.federation, self.rounds, self.every = model, federation, rounds, every
         self.tolerance, self.patience, self.seed, self.watch, self.settings = tolerance, patience, seed, watch, settings
-        self.tuned, self.total = Tuned(), 0
-        self.best: Run | None = None
+        self.tuned, self.simplest, self.known, self.total = tuned, simplest, known, 0
+        self.kept: list[_Kept] = []
         self._first: tuple[float, tuple[Run, str]] | None = None  # a leg of both regimes
 
+    @property
+    def chosen(self) -> _Kept:
+        """By the rule; the first of equals."""
+        best = max(self.kept, key=lambda k: k.mean)
+        if not self.simplest:
+            return best
+        return min((k for k in self.kept if k is best or k.like(best)), key=lambda k: k.clusters)
+
     def path(self, regime: str, methods: Sequence[Algorithm], stop_at_drop: bool, extend: int) -> None:
-        """Every lam of one regime, one after another, and a warm path beyond the last while that is the best."""
-        before: Run | None = None
-        highest = -math.inf
+        """Every value of one regime, one after another, and a warm path beyond the last while that is the best."""
+        setting, before = self.tuned.setting, None
+        highest: _Kept | None = None
         ahead = list(methods)
-        lams = [getattr(method, LAM) for method in methods]
-        step = lams[-1] - lams[-2] if len(lams) > 1 else lams[-1]
+        values = [getattr(method, setting) for method in methods]
+        step = values[-1] - values[-2] if len(values) > 1 else values[-1]
         while ahead:
             method = ahead.pop(0)
-            lam = getattr(method, LAM)
-            self.watch.begin(regime, lam, len(self.tuned.rows), self.total)
+            value = getattr(method, setting)
+            self.watch.begin(regime, value, len(self.tuned.rows), self.total)
             start = before if regime == "warm" else None
             try:
-                run, ended = self._leg(method, lam, start)
+                run, ended = self._leg(regime, method, value, start)
             except Diverged:
-                self._add(regime, lam, None, "diverged", start)
+                self._add(regime, value, None, "diverged", start)
                 if regime == "warm":
                     return
                 continue
-            row = self._add(regime, lam, run, ended, start)
+            row = self._add(regime, value, run, ended, start)
             if ended == "interrupted":
                 self.tuned.status = "interrupted"
                 return
-            score = self.score(row["validation"])
-            if regime == "warm" and stop_at_drop and score < highest - self.tolerance:
+            leg = self._leg_of(row, run)
+            if regime == "warm" and stop_at_drop and highest is not None and not leg.like(highest, 2):
                 return
-            highest, before = max(highest, score), run
-            if regime == "warm" and not ahead and row["best"] and extend and step > 0:
-                ahead.append(dataclasses.replace(method, **{LAM: lam + step}))
+            before = run
+            if highest is None or leg.mean > highest.mean:
+                highest = leg
+            leads = highest is leg and leg.mean >= max(k.mean for k in self.kept)
+            if regime == "warm" and not ahead and leads and extend and step > 0:
+                ahead.append(dataclasses.replace(method, **{setting: value + step}))
                 extend, self.total = extend - 1, self.total + 1
 
-    def _leg(self, method: Algorithm, lam: float, start: Run | None) -> tuple[Run, str]:
-        if start is None and self._first is not None and self._first[0] == lam:
+    def _leg(self, regime: str, method: Algorithm, value: float, start: Run | None) -> tuple[Run, str]:
+        """One value trained, or read back."""
+        if start is None and self._first is not None and self._first[0] == value:
             return self._first[1]
-        found = self.fit(self.federation, method, self.rounds, start)
-        self._first = self._first or (lam, found)
+        done = (self.known or {}).get((regime, value), {})
+        if done.get("ended") == "diverged":
+            raise Diverged
+        more: dict[str, Any] = {}
+        if self.tuned.folder is not None:
+            more = {"out": self.tuned.folder / LEGS / f"{regime}-{value!r}", "resume": self.known is not None}
+        settled = done.get("ended") == "tolerance"
+        run, ended = self.fit(self.federation, method, done["rounds"] if settled else self.rounds, start, **more)
+        found = run, "tolerance" if settled else ended
+        self._first = self._first or (value, found)
         return found
 
     def fit(
         self, federation: Federation, method: Algorithm, rounds: int, start: Run | None, **more: Any
     ) -> tuple[Run, str]:
         """Train until the validation metric has settled, and say what ended it."""
-        settled = _Settled(self.every, self.tolerance, self.patience)
+        settled = _Settled(self.tolerance, self.patience)
         callbacks = (*self.watch.callbacks(), settled)
         given = {**self.settings, **more, "seed": self.seed, "evaluate_every": self.every}
         run = fit(self.model, federation, method, rounds=rounds, start=start, callbacks=callbacks, **given)
         return run, "interrupted" if run.status == "interrupted" else "tolerance" if settled.done else "rounds"
 
-    def score(self, value: float) -> float:
-        """Higher is better."""
-        return value if self.tuned.metric == "accuracy" else -value
+    def _leg_of(self, row: dict[str, Any], run: Run) -> _Kept:
+        sign = 1 if run.metric == "accuracy" else -1
+        return _Kept(row, sign * np.asarray(run.final["validation"][run.metric]), run)
 
-    def _add(self, regime: str, lam: float, run: Run | None, ended: str, start: Run | None) -> dict[str, Any]:
-        """A row of the table; keeps the run when it is the best so far."""
-        row: dict[str, Any] = {"regime": regime, "lam": lam, "validation": math.nan, "clusters": None}
+    def _add(self, regime: str, value: float, run: Run | None, ended: str, start: Run | None) -> dict[str, Any]:
+        """A row of the table; keeps the run while it may be chosen."""
+        row: dict[str, Any] = {"regime": regime, self.tuned.setting: value, "validation": math.nan, "clusters": None}
         if self.federation.clusters is not None:
             row["ari"] = math.nan
         if run is None:
@@ -272,11 +353,12 @@ class _Search:
         rows = self.tuned.rows
         rows.append(row)
         if run is not None and ended != "interrupted":
-            best = max((self.score(r["validation"]) for r in rows if r["best"]), default=-math.inf)
-            if self.score(row["validation"]) > best:
-                for r in rows:
-                    r["best"] = r is row
-                self.best = run
+            new = self._leg_of(row, run)
+            if not any(k.beats(new) for k in self.kept):
+                self.kept = [k for k in self.kept if not new.beats(k)] + [new]
+            chosen = self.chosen.row
+            for r in rows:
+                r["best"] = r is chosen
         if self.tuned.folder is not None:
             write(self.tuned, self.tuned.folder)
         self.watch.end(row)
@@ -286,17 +368,46 @@ class _Search:
 class _Settled:
     """A callback that ends a run when the validation metric stands still."""
 
-    def __init__(self, every: int, tolerance: float, patience: int):
-        self.every, self.tolerance, self.patience = every, tolerance, patience
-        self.last, self.still, self.done = math.nan, 0, False
+    def __init__(self, tolerance: float, patience: int):
+        self.tolerance, self.patience, self.done = tolerance, patience, False
 
     def __call__(self, progress: Progress) -> bool:
-        found = [r for r in progress.records if r["split"] == "validation"]
-        if found:
-            value = float(found[0][progress.run.metric])
-            self.still = self.still + 1 if abs(value - self.last) < self.tolerance else 0
-            self.last, self.done = value, self.still >= self.patience
+        if progress.records:  # all looks of the run, for it may be one that was resumed
+            metric, records = progress.run.metric, progress.run.records
+            values = [float(r[metric]) for r in records if r["split"] == "validation"]
+            still = np.abs(np.diff(values[-self.patience - 1 :])) < self.tolerance
+            self.done = len(still) == self.patience and bool(still.all())
         return self.done
+
+
+def _known(tuned: Tuned, resume: bool) -> dict[tuple[str, float], dict[str, Any]] | None:
+    """The finished rows of the interrupted search in the folder; None for a new one. Refuses a used folder."""
+    folder = tuned.folder
+    if folder is None:
+        if resume:
+            raise ConfigError("resume: needs the folder (out=...) of an interrupted search")
+        return None
+    if not resume:
+        from polyfed.experiment.folder import RunFolder
+
+        RunFolder(folder).refuse_used()
+        if (folder / LEGS).exists():
+            raise RunError(f"{folder} holds an interrupted search; resume=True continues it, or give another folder")
+        return None
+    if not (folder / LEGS).is_dir():
+        raise RunError(f"{folder}: holds no interrupted search to resume")
+    if not (folder / "tune.csv").is_file():
+        return {}  # it did not come to the end of its first value
+    with (folder / "tune.csv").open(newline="") as f:
+        rows = [row for row in csv.DictReader(f) if row["ended"] != "interrupted"]
+    if rows and tuned.setting not in rows[0]:
+        raise RunError(f"cannot resume {folder}: {tuned.setting} is not what was tuned there")
+    return {(r["regime"], float(r[tuned.setting])): {"ended": r["ended"], "rounds": int(r["rounds"])} for r in rows}
+
+
+def default_setting(algorithm: Algorithm) -> str:
+    """The setting that is tuned where none is named."""
+    return next((setting for method, setting in GRIDS if method == algorithm.name), "lam")
 
 
 def _regimes(regime: str) -> tuple[Regime, ...]:
@@ -307,17 +418,26 @@ def _regimes(regime: str) -> tuple[Regime, ...]:
     return tuple(r for r in REGIMES if r == regime)
 
 
-def _methods(algorithm: Algorithm, grid: Any, regime: Regime) -> list[Algorithm]:
-    """The method once per lam of the regime's grid, which makes it check them all."""
-    if LAM not in {f.name for f in dataclasses.fields(algorithm)}:
-        raise ConfigError(f"algorithm: {algorithm.name} has no setting lam to tune")
+def _methods(algorithm: Algorithm, setting: str, grid: Any, regime: Regime) -> list[Algorithm]:
+    """The method once per value of the regime's grid, which makes it check them all."""
+    types = {f.name: f.type for f in dataclasses.fields(algorithm)}
+    if setting not in types:
+        raise ConfigError(f"algorithm: {algorithm.name} has no setting {setting} to tune{closest(setting, types)}")
+    kinds = get_args(types[setting]) or (types[setting],)
+    if not {int, float} & set(kinds):
+        raise ConfigError(f"setting: {setting} of {algorithm.name} is no number")
     values = grid.get(regime) if isinstance(grid, Mapping) else grid
-    values = GRIDS[regime] if values is None else tuple(values)
+    values = GRIDS.get((algorithm.name, setting), {}).get(regime) if values is None else tuple(values)
+    if values is None:
+        raise ConfigError(f"grid: {setting} of {algorithm.name} has none for a {regime} start; give one")
     if not values or any(isinstance(v, bool) or not isinstance(v, int | float) for v in values):
         raise ConfigError(f"grid: found {list(values)!r} for {regime}, expected one number or more")
     if list(values) != sorted(set(values)):
         raise ConfigError(f"grid: found {list(values)!r} for {regime}, expected rising values")
-    return [dataclasses.replace(algorithm, **{LAM: float(v)}) for v in values]
+    if float not in kinds and any(v != int(v) for v in values):
+        raise ConfigError(f"grid: found {list(values)!r} for {regime}, expected integers")
+    kind = float if float in kinds else int
+    return [dataclasses.replace(algorithm, **{setting: kind(v)}) for v in values]
 
 
 def write(tuned: Tuned, folder: Path) -> None:
@@ -329,8 +449,8 @@ def write(tuned: Tuned, folder: Path) -> None:
         save(tuned.figure(), folder / "tune.svg")
 
 
-def tune_figure(rows: Sequence[Mapping[str, Any]], metric: str) -> "Figure":
-    """Validation metric and number of clusters against lambda, a line per regime; a ring marks the chosen one.
+def tune_figure(rows: Sequence[Mapping[str, Any]], metric: str, setting: str = "lam") -> "Figure":
+    """Validation metric and number of clusters against the setting, a line per regime; a ring marks the chosen one.
 
     rows: of `Tuned.table`
     """
@@ -350,16 +470,16 @@ def tune_figure(rows: Sequence[Mapping[str, Any]], metric: str) -> "Figure":
             for regime in regimes:
                 part = [row for row in rows if row["regime"] == regime and row[column] is not None]
                 colour, marker, line = look[regime]
-                x, y = [row["lam"] for row in part], [factor * row[column] for row in part]
+                x, y = [row[setting] for row in part], [factor * row[column] for row in part]
                 ax.plot(x, y, color=colour, marker=marker, linestyle=line, label=f"{regime} start")
             for row in rows:
                 if row["best"]:
-                    ax.plot(row["lam"], factor * row[column], "o", markersize=11, fillstyle="none", color=INK)
+                    ax.plot(row[setting], factor * row[column], "o", markersize=11, fillstyle="none", color=INK)
             ax.set_ylabel(text)
         if "clusters" in shown:
             axes[-1].set_ylim(bottom=0)
             axes[-1].yaxis.set_major_locator(MaxNLocator(6, integer=True))
-        axes[-1].set_xlabel("λ")
+        axes[-1].set_xlabel({"lam": "λ"}.get(setting, setting))
         if len(regimes) > 1:
             handles, labels = axes[0].get_legend_handles_labels()
             figure.legend(handles, labels, loc="outside upper left", ncols=len(regimes))

@@ -1,0 +1,85 @@
+"""FedBABU: the body is trained in common under a head that nobody touches; heads are fitted only in the end.
+Oh, Kim, Yun, "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022, Algorithm 1.
+"""
+
+from dataclasses import dataclass
+
+from polyfed.algorithms.partial import part
+from polyfed.core.algorithm import Down, Personal, mean, require
+from polyfed.core.solvers import local_sgd
+
+
+@dataclass(frozen=True)
+class FedBABU(Personal):
+    """Body aggregation, body update: a common body learnt under one frozen random head, then personal fine-tuning.
+
+        B_i <- local SGD on f_i(B_i, h_0) from B, the head h_0 frozen at the common start
+        B   <- sum_i n_i B_i / sum_i n_i
+        w_i <- finetune_epochs of SGD on f_i from (B, h_0), which client i deploys
+
+    Parameters
+    ----------
+    lr : float
+        Step size of both solves.
+    finetune_epochs : int
+        Passes over the local data for the personal model.
+    tune : str
+        What is fine-tuned: "all", "head" or "body".
+    head : str
+        The frozen layers: "head" is the last one; or names, separated by spaces.
+
+    Notes
+    -----
+    The paper fine-tunes once, after the last round. Here a client fine-tunes from the body it receives whenever it
+    takes part, and keeps the result to itself: w_i belongs to the common body of its last participation, one round
+    before the server's latest at best. Until then it deploys the initial model.
+
+    A model of one layer is all head: then nothing is sent, and clients fine-tune the initial model.
+    """
+
+    lr: float = 0.1
+    finetune_epochs: int = 1
+    tune: str = "all"
+    head: str = "head"
+
+    sources = "paper: tune, head; ours: lr, finetune_epochs"
+    traffic = "body down, body up"
+    certificates = (
+        "tests/certificates/test_fedbabu.py::test_without_a_head_it_is_fedavg: identity",
+        "tests/certificates/test_fedbabu.py::test_the_common_head_never_moves: bit for bit",
+        "tests/certificates/test_fedbabu.py::test_one_round: Algorithm 1 in plain numpy",
+        "tests/certificates/test_fedbabu.py::test_heads_are_fitted_to_the_common_body: closed form",
+        "tests/certificates/test_fedbabu.py::test_only_the_body_is_billed: bytes from the layer's sizes",
+    )
+    citation = """@inproceedings{oh2022fedbabu,
+  title     = {{FedBABU}: Toward Enhanced Representation for Federated Image Classification},
+  author    = {Oh, Jaehoon and Kim, Sangmook and Yun, Se-Young},
+  booktitle = {ICLR},
+  year      = {2022}
+}"""
+
+    def __post_init__(self):
+        require(self.finetune_epochs >= 0, "FedBABU", "finetune_epochs", self.finetune_epochs, "0 or more")
+        require(self.tune in ("all", "head", "body"), "FedBABU", "tune", self.tune, "all, head or body")
+
+    def init_server(self, task, w0, n):
+        return {"w": w0, "shared": ~part(task.layout, self.head).to(w0.device)}
+
+    def downlink(self, server, round):
+        return Down(shared={"w": server["w"][server["shared"]]})
+
+    def local_update(self, task, client, down, data, round):
+        body = ~part(task.layout, self.head).to(down["w"].device)
+        start = task.w0.repeat(len(down["w"]), 1)
+        start[:, body] = down["w"]
+        train = body.to(start.dtype)
+        w = local_sgd(task, start, data, self.lr, correct=lambda w, g: g * train)
+        tuned = {"all": train * 0 + 1, "body": train, "head": 1 - train}[self.tune]
+        again = data.again("finetune", epochs=self.finetune_epochs)
+        own = local_sgd(task, start, again, self.lr, correct=lambda w, g: g * tuned)
+        return {"w": own}, {"w": w[:, body]}
+
+    def aggregate(self, server, up, round):
+        w = server["w"].clone()
+        w[server["shared"]] = mean(up["w"], round.samples)
+        return server | {"w": w}
