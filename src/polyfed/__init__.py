@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from polyfed.experiment.fit import fit
     from polyfed.experiment.run import Run
     from polyfed.experiment.tune import Tuned, tune
+    from polyfed.experiment.window import WindowAdvice, window_for
 
 __version__ = "0.1.0"
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Timed",
     "Tuned",
     "Uniform",
+    "WindowAdvice",
     "admit",
     "algorithms",
     "compare",
@@ -46,6 +48,7 @@ __all__ = [
     "report",
     "threats",
     "tune",
+    "window_for",
 ]
 
 HOMES = {
@@ -69,6 +72,8 @@ HOMES = {
     "fit": "experiment.fit",
     "local_sgd": "core.solvers",
     "tune": "experiment.tune",
+    "WindowAdvice": "experiment.window",
+    "window_for": "experiment.window",
 }
 FOLDERS = ("algorithms", "data", "models", "report", "threats")
 

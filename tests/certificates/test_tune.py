@@ -12,7 +12,8 @@ from sklearn.metrics import adjusted_rand_score
 import polyfed as pf
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.task import Task
-from polyfed.experiment.tune import GRIDS, Watch, _Kept, tune, window_for
+from polyfed.experiment.tune import GRIDS, Watch, _Kept, tune
+from polyfed.experiment.window import WindowAdvice, window_for
 
 GRID = [0.0, 2.0, 4.0, 7.0, 200.0]
 SETTINGS = {"local_steps": 5, "batch_size": None, "loss": "mse", "check_every": 10, "workers": 1}
@@ -348,3 +349,18 @@ def test_the_window_of_a_federation_is_that_of_its_closed_forms():
     assert window.unbiased == pytest.approx(np.linalg.norm(alpha[0] - alpha[1]) / 3.7, rel=1e-6)
     cut = max(np.linalg.norm(merged[groups == k].mean(0)) for k in (0, 1))
     assert window.excluded == pytest.approx(m / 3 * cut, rel=1e-5)
+
+
+def test_advice_during_a_run_is_the_window_of_the_groups_found():
+    problem = LeastSquares(seed=0, clients=6, dim=4)
+    advice = WindowAdvice(every=20)
+    run = pf.fit(
+        problem.model(), problem.federation, pf.FPFC(lr=0.05, lam=0.3), rounds=40, loss="mse", local_steps=5,
+        batch_size=None, callbacks=[advice],
+    )  # fmt: skip
+    assert [t for t, _, _ in advice.found] == [20, 40]
+    _, clusters, window = advice.found[-1]
+    assert clusters == len(set(run.clusters.tolist()))
+    again = window_for(problem.model(), problem.federation, run.clusters, "mse")
+    assert window == pytest.approx(again, rel=1e-4)
+    assert advice.lines()[0] == f"round 40, {clusters} clusters:"

@@ -134,7 +134,8 @@ def _execute(parts: "Parts", keys: dict[str, Any], window: bool, out: Path | Non
     from polyfed.cli.folders import new_folder
     from polyfed.core.errors import ConfigError, PolyfedError
     from polyfed.experiment.config import Method
-    from polyfed.experiment.tune import tune, window_for
+    from polyfed.experiment.tune import tune
+    from polyfed.experiment.window import window_for
     from polyfed.report import read, write_report
 
     experiment = parts.experiment

@@ -14,17 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import pandas as pd
-import torch
-from scipy.optimize import minimize
 from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
-from polyfed.algorithms.fpfc import FPFC, Window, lambda_window
+from polyfed.algorithms.fpfc import FPFC
 from polyfed.core.algorithm import Algorithm
-from polyfed.core.batches import padded
 from polyfed.core.errors import ConfigError, Diverged, RunError, closest
 from polyfed.core.split import Split
-from polyfed.core.task import Loss, Task
 from polyfed.data.federation import Federation
 from polyfed.experiment.fit import Callback, Progress, fit
 from polyfed.experiment.run import Run
@@ -484,54 +480,3 @@ def tune_figure(rows: Sequence[Mapping[str, Any]], metric: str, setting: str = "
             handles, labels = axes[0].get_legend_handles_labels()
             figure.legend(handles, labels, loc="outside upper left", ncols=len(regimes))
     return figure
-
-
-def window_for(
-    model: nn.Module,
-    federation: Federation,
-    groups: Sequence[int] | np.ndarray,
-    loss: Loss = "cross-entropy",
-    *,
-    a: float = 3.7,
-    weight_decay: float = 0.0,
-    iterations: int = 500,
-) -> Window:
-    """The window of lambda for a proposed grouping of a federation's clients, from their training data.
-
-    Minimises the sum of the losses of every group, and of all clients, from the model's parameters (L-BFGS, in float64,
-    at most `iterations` steps); see `lambda_window` for the bounds. For a model without a unique minimiser they are
-    those of the one that was found.
-
-    The window says where a grouping can stay, not how it is reached: from each client's own model it usually takes a
-    larger lambda to bring a group together than to hold it.
-    """
-    labels = np.unique(np.asarray(groups), return_inverse=True)[1]
-    if len(labels) != federation.n:
-        raise ConfigError(f"groups: found {len(labels)} labels, expected one for each of {federation.n} clients")
-    task = Task(model, loss, weight_decay=weight_decay, device="cpu", dtype=torch.float64)
-    split = federation.train.to(task.device, task.dtype)
-    batches = [padded(split, np.array([i])) for i in range(federation.n)]
-
-    def gradients(w: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        row = torch.as_tensor(w)[None]
-        found = [task.gradient(row, batches[i]) for i in members]
-        values = [float(v) for _, v in found if v is not None]
-        return np.array(values), np.stack([g[0].numpy() for g, _ in found])
-
-    def minimiser(members: np.ndarray) -> np.ndarray:
-        def sums(w: np.ndarray) -> tuple[float, np.ndarray]:
-            value, g = gradients(w, members)
-            return value.mean(), g.mean(0)
-
-        options = {"maxiter": iterations, "ftol": 1e-15, "gtol": 1e-9}
-        return minimize(sums, task.w0.numpy(), jac=True, method="L-BFGS-B", options=options).x
-
-    everyone = np.arange(federation.n)
-    models, own = np.empty((2, federation.n, task.p))
-    for k in range(labels.max() + 1):
-        members = np.flatnonzero(labels == k)
-        models[members] = minimiser(members)
-        own[members] = gradients(models[members[0]], members)[1]
-    merged = gradients(minimiser(everyone), everyone)[1]
-    tensors = [torch.as_tensor(x) for x in (own, merged, models, labels)]
-    return lambda_window(*tensors, a=a)
