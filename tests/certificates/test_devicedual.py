@@ -288,7 +288,6 @@ def synthetic(task, lam, rounds, solver="device-dual"):
     return run.clients["test_accuracy"].mean(), adjusted_rand_score(fed.clusters, run.clusters)
 
 
-# accuracy and clusters of pairs, found by an independent implementation of both forms
 @pytest.mark.parametrize(
     ("task", "lam", "rounds"),
     [

@@ -12,6 +12,7 @@ from sklearn.metrics import adjusted_rand_score
 import polyfed as pf
 from polyfed.algorithms.fpfc import lambda_window, pair_index, shrinkage
 from polyfed.core.errors import ConfigError
+from polyfed.core.schedule import Asynchronous, Delays
 
 
 def smoothed_scad(t, lam, a, xi):
@@ -56,6 +57,7 @@ def test_l1_is_the_group_soft_threshold():
     ("key", "settings"),
     [
         ("rho", {"rho": 0.37}),
+        ("rho", {"rho": 0.5, "a": 3.0}),
         ("lam", {"lam": 1e-5}),
         ("lam", {"lam": 1e-4}),
         ("lam", {"lam": -1.0}),
@@ -112,17 +114,25 @@ def test_dual_only_storage_is_the_plain_double_loop(fraction, lam, rho):
             delta, factor = run.server["delta"][at].numpy(), float(run.server["c"][at])
             assert np.abs(factor * delta - plain.theta[i, j]).max() < 1e-10
             assert np.abs(rho * (1 - factor) * delta - plain.v[i, j]).max() < 1e-10
+            assert np.linalg.norm(plain.v[i, j]) <= lam + 1e-10
+            if np.linalg.norm(plain.theta[i, j]) > 3.7 * lam:
+                assert np.abs(plain.v[i, j]).max() < 1e-10
     assert lam == 0 or len(plain.branches) >= 3
 
 
-def test_invariants_of_the_dual():
-    """||v_ij|| <= lam, v = 0 on free pairs, fused pairs within xi."""
+@pytest.mark.parametrize("lam", [0.3, 15.0])
+def test_invariants_of_the_dual(lam):
+    """||v_ij|| <= lam, v = 0 on free pairs and there alone, fused pairs within xi."""
     problem = LeastSquares(seed=0, clients=8, dim=4, spread=0.5)
-    run = problem.fit(pf.FPFC(0.05, lam=0.3), rounds=200)
+    run = problem.fit(pf.FPFC(0.05, lam=lam), rounds=200)
     factor, delta = run.server["c"], run.server["delta"]
-    v = (1 - factor)[:, None] * delta
-    assert (v.norm(dim=1) <= 0.3 + 1e-12).all()
-    assert (v[factor == 1] == 0).all()
+    v, theta = (1 - factor)[:, None] * delta, factor * delta.norm(dim=1)
+    free, fused = theta > 3.7 * lam, delta.norm(dim=1) <= lam + 1e-4
+    assert (v.norm(dim=1) <= lam + 1e-12).all()
+    assert (v[free] == 0).all()
+    assert (v[~free].norm(dim=1) > 0).all()
+    assert (theta[fused] <= 1e-4 + 1e-12).all()
+    assert free.any() if lam < 1 else fused.any()
 
 
 def test_without_fusion_clients_decouple():
@@ -144,20 +154,57 @@ def test_strong_fusion_solves_the_common_problem(penalty):
     assert len(set(run.clusters)) == 1
 
 
-def test_stationarity_of_objective_1():
-    """At the end 0 = n grad f_i(w_i) + sum_j v_ij for every client (the KKT conditions of (1)), two clusters."""
-    rng = np.random.default_rng(0)
-    points = np.concatenate([rng.normal(size=(4, 3)) * 0.05, 8 + rng.normal(size=(4, 3)) * 0.05])
-    run = fit_points(centres(points), pf.FPFC(0.3, lam=1.0, merge=False), rounds=600, dim=3, local_steps=10)
-    n, w = 8, run.personal.numpy()
-    v = np.zeros((n, n, 3))
+def stationarity(run, points):
+    """The largest entry of n grad f_i(w_i) + sum_j v_ij, the KKT conditions of (1), v in numpy."""
+    n, w = len(points), run.server["w"].numpy()
+    v = np.zeros((n, *w.shape))
     for i in range(n):
         for j in range(i + 1, n):
             at = pair_index(torch.tensor(i), torch.tensor(j), n)
             v[i, j] = (1 - float(run.server["c"][at])) * run.server["delta"][at].numpy()
             v[j, i] = -v[i, j]
-    residual = n * (w - points) + v.sum(1)
-    assert np.abs(residual).max() < 1e-6
+    return np.abs(n * (w - points) + v.sum(1)).max()
+
+
+def two_groups():
+    rng = np.random.default_rng(0)
+    return np.concatenate([rng.normal(size=(4, 3)) * 0.05, 8 + rng.normal(size=(4, 3)) * 0.05])
+
+
+@pytest.mark.parametrize("penalty", ["scad", "l1"])
+def test_stationarity_of_objective_1(penalty):
+    """At the end 0 = n grad f_i(w_i) + sum_j v_ij for every client, two clusters; with l1 objective (1) is convex."""
+    points = two_groups()
+    fpfc = pf.FPFC(0.3, lam=1.0, penalty=penalty, merge=False)
+    run = fit_points(centres(points), fpfc, rounds=600, dim=3, local_steps=10)
+    assert stationarity(run, points) < 1e-6
+    assert adjusted_rand_score(np.repeat([0, 1], 4), run.clusters) == 1
+
+
+def test_the_convex_optimum_of_two_groups():
+    """l1 and unlike sizes: the groups' means move towards each other by lam times the other's share, closed form."""
+    points = np.concatenate([two_groups()[:2], two_groups()[4:]])
+    fpfc = pf.FPFC(0.3, lam=1.0, penalty="l1", merge=False)
+    run = fit_points(centres(points), fpfc, rounds=600, dim=3, local_steps=10)
+    means = points[:2].mean(0), points[2:].mean(0)
+    way = (means[1] - means[0]) / np.linalg.norm(means[1] - means[0])
+    expected = np.repeat([means[0] + 4 / 6 * way, means[1] - 2 / 6 * way], [2, 4], axis=0)
+    assert np.abs(run.server["w"].numpy() - expected).max() < 1e-6
+
+
+@pytest.mark.parametrize(("penalty", "xi"), [("scad", 0.1), ("l1", 1e-4)])
+def test_asynchronous_training_ends_stationary(penalty, xi):
+    """Replies up to many turns late, all clients at work: the same KKT conditions at the end.
+
+    xi is not tiny for SCAD: duals that cancel along cycles of fused pairs die out by lam / (lam + xi rho) per update
+    only, and where pairs are not updated in step they do not cancel exactly.
+    """
+    points = two_groups()
+    fpfc = pf.FPFC(0.3, lam=1.0, xi=xi, penalty=penalty, merge=False)
+    late = Asynchronous(Delays("uniform", 0, 20))
+    run = fit_points(centres(points), fpfc, rounds=800, dim=3, local_steps=10, schedule=late)
+    assert run.ledger["staleness"].max() > 8
+    assert stationarity(run, points) < 1e-6
     assert adjusted_rand_score(np.repeat([0, 1], 4), run.clusters) == 1
 
 
@@ -436,3 +483,31 @@ def test_housing_and_body_fat_are_two_clusters(seed, data_dir):
         if algorithm.name == "fpfc":
             assert adjusted_rand_score(fed.clusters, run.clusters) == 1
     assert rmse["fpfc"] < rmse["local"]
+
+
+def test_a_path_with_device_dual_through_fit():
+    """Two legs of one lam are one run bit for bit; along rising lam clients only join; another solver is refused."""
+    problem = LeastSquares(seed=3, clients=12, dim=4)
+
+    def leg(lam, rounds, start=None, solver="device-dual"):
+        return problem.fit(pf.FPFC(lr=0.05, lam=lam, solver=solver), rounds=rounds, steps=5, start=start)
+
+    first, whole = leg(0.5, 6), leg(0.5, 14)
+    second = leg(0.5, 8, start=first)
+    assert all(torch.equal(second.server[k], t) for k, t in whole.server.items())
+    run, found = None, []
+    for lam in (0.002, 0.5, 50.0):
+        run = leg(lam, 40, start=run)
+        found.append(len(set(run.clusters.tolist())))
+    assert found == sorted(found, reverse=True)
+    assert found[-1] == 1
+    with pytest.raises(ConfigError, match="another form"):
+        leg(0.5, 1, start=first, solver="pairs")
+
+
+def test_the_plan_is_said_before_the_run(cli):
+    said = cli(
+        "run", "--data", "fpfc-s4", "--set", "data.options.scale=small", "--set", "algorithm.name=fpfc", "--rounds", 1
+    )
+    assert said.status == 0
+    assert "fpfc: solver pairs (12 clients, up to 200), server memory up to" in said.err

@@ -1,9 +1,11 @@
 """Settings: which layer wins, and what is said when one is wrong."""
 
 import pytest
+from safetensors.numpy import load_file
 
 from polyfed.cli import call
 from polyfed.core.errors import ConfigError
+from polyfed.experiment.build import Parts
 from polyfed.experiment.config import resolve
 
 FILE = """
@@ -35,6 +37,78 @@ def test_local_epochs_on_the_command_line_replace_local_steps_of_the_file(tmp_pa
     path.write_text("local-steps = 5\n")
     found = resolve(path, {"local-epochs": 2}).settings
     assert (found.local_epochs, found.local_steps) == (2, None)
+
+
+@pytest.mark.parametrize("steps", [3, "ceil(k/2)", "uniform(1, 4)"])
+def test_local_steps_are_recorded_and_resumed(cli, tmp_path, steps):
+    """Stopped after two rounds and taken up from its config.toml, a run ends where it ends without the stop."""
+    words = ["--local-steps", steps, "--batch-size", 8, "--algorithm", "fedavg", "--seeds", 1, "--quiet"]
+    assert cli("run", *words, "--rounds", 5, "--out", "whole").status == 0
+    assert cli("run", *words, "--rounds", 2, "--out", "cut").status == 0
+    config = tmp_path / "cut" / "config.toml"
+    assert resolve(config).settings.local_steps == steps
+    config.write_text(config.read_text().replace("rounds = 2", "rounds = 5"))
+    assert cli("resume", "cut", "--quiet").status == 0
+    whole, cut = (load_file(tmp_path / f / "models" / "common.safetensors") for f in ("whole", "cut"))
+    assert all((whole[k] == cut[k]).all() for k in whole)
+
+
+def test_local_steps_per_client_in_a_file(tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_text("[local-steps]\ncleveland = 5\nva = 2\n")
+    assert resolve(path).settings.local_steps == {"cleveland": 5, "va": 2}
+    assert resolve(path, {"local-steps": 3}).settings.local_steps == 3
+    assert resolve(path, {"local-steps": [1, 2]}).settings.local_steps == [1, 2]
+
+
+def test_an_augmented_run_says_so_in_its_config(cli, tmp_path):
+    words = ["--data", "digits", "--clients", 3, "--rounds", 1, "--algorithm", "fedavg", "--seeds", 1, "--quiet"]
+    assert cli("run", *words, "--model", "cnn", "--set", "augment=flip+crop:1,p=0.5", "--out", "x").status == 0
+    assert resolve(tmp_path / "x" / "config.toml").settings.augment == "flip+crop:1,p=0.5"
+
+
+PFLLIB = """
+[data]
+name = "fashion-mnist"
+partition = "{}"
+clients = 20
+test = "merged"
+test-fraction = 0.25
+options.normalise = "half"
+"""
+FEDSLR = """
+[data]
+name = "fashion-mnist"
+partition = "dirichlet-prior:0.1,restart=true"
+clients = 100
+test = "ratio-floor"
+test-samples = 50
+"""
+
+
+@pytest.mark.parametrize("how", ["pathological:2,sizes=rest,order=label", "dirichlet:0.1,capped=true,least=1"])
+def test_the_data_of_pfllib_by_named_options(tmp_path, data_dir, how):
+    """20 clients share all 70,000 images, each keeps three quarters to train; pixels in [-1, 1]."""
+    path = tmp_path / "x.toml"
+    path.write_text(PFLLIB.format(how))
+    fed = Parts(resolve(path, {"data": {"dir": str(data_dir("fashion_mnist"))}})).federation(0)
+    total = fed.train.counts + fed.test.counts
+    assert total.sum() == 70_000
+    assert abs(fed.test.counts - 0.25 * total).max() <= 0.5
+    assert total.max() > 2 * total.min()
+    assert (fed.train.x.min(), fed.train.x.max()) == (-1, 1)
+    if how.startswith("path"):
+        assert [sorted(set(fed.train.client(i)[1].tolist())) for i in (0, 3, 4, 19)] == [[0, 1], [0, 1], [2, 3], [8, 9]]
+
+
+def test_the_data_of_fedslr_by_named_options(tmp_path, data_dir):
+    path = tmp_path / "x.toml"
+    path.write_text(FEDSLR)
+    parts = Parts(resolve(path, {"data": {"dir": str(data_dir("fashion_mnist"))}}))
+    fed = parts.federation(0)
+    assert fed.train.counts.tolist() == [600] * 100
+    assert 40 < fed.test.counts.mean() < 50
+    assert parts.experiment.data.test == "ratio-floor"
 
 
 def test_a_shared_setting_reaches_every_method_that_has_it():
@@ -86,6 +160,13 @@ WRONG = [
     (["run", "--fraction", "0"], 2, ["fraction", "0", "above 0 and at most 1"]),
     (["run", "--fraction", "1.5"], 2, ["fraction", "1.5", "at most 1"]),
     (["run", "--batch-size", "half"], 2, ["batch-size", "'half'", "full"]),
+    (["run", "--local-steps", "0"], 2, ["local-steps", "0", "at least 1", "ceil(k/20)", "uniform(1, 10)"]),
+    (["run", "--local-steps", "ten"], 2, ["local-steps", "ten", "ceil(k/20)", "uniform(1, 10)"]),
+    (["run", "--local-steps", "unifrom(1, 3)"], 2, ["local-steps", "unifrom", "floor, min, max, sqrt, uniform"]),
+    (["run", "steps.toml"], 2, ["steps.toml: local-steps", "uniform(0, 2)", "at least 1"]),
+    (["run", "--set", "local-steps=[1, 2]"], 2, ["2 numbers", "4 clients"]),
+    (["run", "--set", "augment=mirror"], 2, ["augment", "'mirror'", "flip+crop:4"]),
+    (["run", "--set", "augment=flip"], 2, ["augment", "images", "[10]"]),
     (["run", "--seeds", "0"], 2, ["seeds", "at least 1"]),
     (["run", "--dtype", "float16"], 2, ["dtype", "'float16'", "float32 or float64"]),
     (["run", "--device", "gpu"], 2, ["device", "'gpu'", "cpu"]),
@@ -128,6 +209,7 @@ WRONG = [
 @pytest.mark.parametrize(("words", "status", "named"), WRONG, ids=[" ".join(w[0]) for w in WRONG])
 def test_what_is_wrong_is_said_in_one_line(cli, tmp_path, file, words, status, named):
     (tmp_path / "bad.toml").write_text("rounds = = 3\n")
+    (tmp_path / "steps.toml").write_text('local-steps = "uniform(0, 2)"\n')
     (tmp_path / "typo.toml").write_text('[data]\npartitoin = "iid"\n')
     (tmp_path / "broken.py").write_text("x = 1\ny = 1 / 0\n")
     said = cli(*words)

@@ -11,7 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import polyfed.data
-from polyfed.data import Dirichlet, LabelSwap, Rotation, load, names, parse, prepare, readers
+from polyfed.data import (
+    IID,
+    Dirichlet,
+    DirichletPrior,
+    LabelSwap,
+    Rotation,
+    Source,
+    load,
+    names,
+    parse,
+    prepare,
+    readers,
+)
 from polyfed.data.dataset import Dataset
 from polyfed.data.datasets import IDX_FILES, IDX_MD5, about, options
 
@@ -164,6 +176,48 @@ def test_ratio_test_set_where_a_class_runs_out_is_smaller_and_says_so():
     assert any("fewer than 100" in note and "client-0 40" in note for note in fed.notes)
 
 
+def released(counts: np.ndarray, total: int = 100) -> int:
+    return int(prepare.floor_quota(counts, total).sum())
+
+
+def test_rounding_down_loses_samples():
+    """floor(share * 100) loses the remainders, and one more where the share is no binary fraction: 0.29 makes 28."""
+    assert [prepare.floor_quota(np.array([k, 100 - k]), 100).tolist() for k in (29, 57, 58)] == [
+        [28, 71], [56, 43], [57, 42],
+    ]  # fmt: skip
+    assert released(np.full(100, 5)) == 100
+    assert released(np.array([1, 1, 1])) == 99
+
+
+@pytest.mark.parametrize(
+    ("classes", "size", "how", "mean"),
+    [
+        (10, 50_000, IID(), 96),
+        (10, 50_000, DirichletPrior(0.1, restart=True), 98),
+        (100, 50_000, IID(), 59),
+        (100, 50_000, DirichletPrior(0.1, restart=True), 88),
+        (200, 100_000, DirichletPrior(0.1, restart=True), 77),
+    ],
+)
+def test_the_released_test_sizes_of_fedslr(classes, size, how, mean):
+    """100 clients: how many of 100 test images floor(ratio * 100) leaves, as found in the released code, to 1."""
+    labels = np.arange(size) % classes
+    dealt = how.assign(Source(size, labels, classes), 100, 0).indices
+    found = [released(np.bincount(labels[index], minlength=classes)) for index in dealt]
+    assert np.mean(found) == pytest.approx(mean, abs=1)
+
+
+def test_rounded_down_test_sets():
+    data = toy(400, 4000)
+    fed = data.partition("dirichlet:0.3", clients=8, seed=2, test="ratio-floor")
+    assert fed.meta["test"] == "ratio-floor:100"
+    for i in range(8):
+        counts = np.bincount(fed.train.client(i)[1], minlength=10)
+        assert np.bincount(fed.test.client(i)[1], minlength=10).tolist() == prepare.floor_quota(counts, 100).tolist()
+    assert any("rounded down" in note and "not 100" in note for note in fed.notes)
+    assert data.partition("iid", clients=4, test="ratio-floor", test_samples=50).test.counts.max() <= 50
+
+
 def test_pixels_become_floats_and_indices_point_at_them():
     data = toy()
     fed = data.partition("iid", clients=3, validation_fraction=0.2)
@@ -172,6 +226,33 @@ def test_pixels_become_floats_and_indices_point_at_them():
     rows = fed.meta["split_indices"]["train"][1]
     np.testing.assert_allclose(fed.train.client(1)[0].numpy(), data.x[rows] / 255, rtol=1e-6)
     assert set(rows) <= set(fed.meta["indices"][1])
+
+
+def test_normalised_pixels():
+    """(x / 255 - mean) / deviation per channel, training and test alike."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (40, 2, 4, 4)).astype(np.uint8)
+    data = Dataset("toy", x, np.arange(40) % 4, x, np.arange(40) % 4, 4)
+    plain = data.partition("iid", clients=3, test_samples=8)
+    by_channel = replace(data, normalise=((0.1, 0.4), (0.5, 0.2))).partition("iid", clients=3, test_samples=8)
+    mean, deviation = torch.tensor([0.1, 0.4])[:, None, None], torch.tensor([0.5, 0.2])[:, None, None]
+    for part in ("train", "test"):
+        a, b = getattr(plain, part).x, getattr(by_channel, part).x
+        torch.testing.assert_close(b, (a - mean) / deviation)
+    half = replace(data, x=x.reshape(40, -1), x_test=None, normalise=((0.5,), (0.5,)))
+    flat = half.partition("iid", clients=3, test="own").train.x
+    assert -1 <= flat.min() < -0.9
+    assert 0.9 < flat.max() <= 1
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10", "cifar100"])
+def test_the_usual_constants_are_the_training_pixels_mean_and_deviation(name, data_dir):
+    data = load(name, data_dir(name.replace("-", "_")), normalise=True)
+    assert data.normalise is not None
+    x = data.x.astype(np.float32) / 255
+    subset = 0.005 if name.startswith("cifar") else 0.0  # the files may hold a part only
+    np.testing.assert_allclose(x.mean((0, 2, 3), dtype=np.float64), data.normalise[0], atol=6e-4 + subset)
+    np.testing.assert_allclose(x.std((0, 2, 3), dtype=np.float64), data.normalise[1], atol=6e-4 + subset)
 
 
 def test_label_swap_acts_on_train_and_test_alike():
@@ -233,6 +314,8 @@ def test_partition_refuses(refused):
         load("fpfc-s1", feature="normal")
     with refused("standardise", "'all'", "'pooled'"):
         load("heart-disease", standardise="all")
+    with refused("normalise is 'full'", "'half'"):
+        load("mnist", normalise="full")
     with refused("no such folder"):
         load("some/where")
 
@@ -274,6 +357,7 @@ def test_missing_files_say_where_to_put_them(tmp_path, refused):
     for name, file in (
         ("mnist", "train-images-idx3-ubyte.gz"),
         ("cifar10", "test_batch.bin"),
+        ("tiny-imagenet", "tiny-imagenet-200.zip"),
         ("school", "school.npz"),
         ("parkinsons", "parkinsons_updrs.data"),
         ("housing-bodyfat", "boston_housing.csv"),

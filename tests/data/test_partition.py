@@ -30,10 +30,13 @@ KINDS = [
     IID(),
     Dirichlet(0.3),
     Dirichlet(1e-4),
+    Dirichlet(0.3, capped=True),
+    Dirichlet(1.0, capped=True, least=3),
     DirichletPrior(0.1),
     DirichletPrior(1e-4),
     Pathological(2),
     Pathological(3, sizes="random"),
+    Pathological(2, sizes="rest", order="label"),
     Shards(2),
     QuantitySkew(0.2),
     QuantitySkew(sigma=2.0),
@@ -120,8 +123,34 @@ def test_dirichlet_prior_restart_is_the_released_rule_and_says_so():
     assert str(5000 - len(used)) in dealt.notes[0]
 
 
+@pytest.mark.parametrize("classes", [10, 100])
+def test_dirichlet_prior_uses_an_image_once_and_with_restart_leaves_some_out(classes):
+    """CIFAR's sizes: 100 clients of 500, priors Dirichlet(0.1).
+
+    With restart a class with a stock of S is asked for D times, so max(0, S - D) of its images are used by nobody,
+    D the sum of the clients' multinomial draws; the mean over seeds is that of the law.
+    """
+    data, seeds = source(50_000, classes), 8
+    once = DirichletPrior(0.1).assign(data, 100, 0)
+    assert {len(index) for index in once.indices} == {500}
+    assert len(np.unique(np.concatenate(once.indices))) == 50_000
+    unused = []
+    for seed in range(seeds):
+        dealt = DirichletPrior(0.1, restart=True).assign(data, 100, seed).indices
+        assert {len(index) for index in dealt} == {500}
+        unused.append(1 - len(np.unique(np.concatenate(dealt))) / 50_000)
+    rng = np.random.default_rng(1)
+    asked = [
+        sum(rng.multinomial(500, rng.dirichlet(np.full(classes, 0.1)), 1)[0] for _ in range(100)) for _ in range(60)
+    ]
+    law = np.array([np.maximum(0, 50_000 / classes - d).sum() / 50_000 for d in asked])
+    error = law.std() * (1 / seeds + 1 / len(law)) ** 0.5
+    assert abs(np.mean(unused) - law.mean()) < 4 * error
+    assert 0.04 < law.mean() < 0.15
+
+
 @pytest.mark.parametrize(("k", "clusters"), [(1, 10), (2, 5), (5, 2), (3, None), (10, 1)])
-@pytest.mark.parametrize("sizes", ["equal", "random"])
+@pytest.mark.parametrize("sizes", ["equal", "random", "rest"])
 def test_pathological_gives_exactly_k_classes(k, clusters, sizes):
     data = source(6000)
     dealt = Pathological(k, sizes=sizes).assign(data, 20)
@@ -142,6 +171,50 @@ def test_pathological_refuses_what_cannot_be_held(refused):
         Pathological(11).assign(source(), 40)
     with refused("'some'"):
         Pathological(2, sizes="some")
+    with refused("'alphabet'", "'label'"):
+        Pathological(2, order="alphabet")
+
+
+def test_pathological_of_pfllib():
+    """20 clients, 2 of 10 classes: blocks of four clients hold (0, 1), (2, 3), ...; of each class the first three get
+    between a tenth of the equal share and the whole, uniformly, and the fourth what is left."""
+    data, drawn = source(70_000), []
+    for seed in range(40):
+        dealt = parse("pathological:2,sizes=rest,order=label").assign(data, 20, seed)
+        counts = np.stack([np.bincount(data.labels[index], minlength=10) for index in dealt.indices])
+        blocks = counts.reshape(5, 4, 10)
+        for b in range(5):
+            assert (blocks[b].sum(0) == np.where(np.arange(10) // 2 == b, 7000, 0)).all()
+            drawn.append(blocks[b, :3, 2 * b : 2 * b + 2])
+            assert blocks[b, 3, 2 * b : 2 * b + 2].min() > 7000 / 4
+    drawn = np.concatenate([d.ravel() for d in drawn])
+    assert (drawn.min() >= 175, drawn.max() < 1750) == (True, True)
+    assert drawn.mean() == pytest.approx((175 + 1750) / 2, rel=0.03)
+    assert drawn.std() == pytest.approx((1750 - 175) / 12**0.5, rel=0.05)
+
+
+def test_dirichlet_of_pfllib():
+    """Whoever has an equal share already gets no further class, and all is drawn again until everyone has `least`."""
+    data = source(70_000)
+    for seed in range(5):
+        dealt = parse("dirichlet:0.1,capped=true,least=40").assign(data, 20, seed)
+        counts = np.stack([np.bincount(data.labels[index], minlength=10) for index in dealt.indices])
+        assert counts.sum(1).min() >= 40
+        before = np.cumsum(counts, axis=1)[:, :-1]
+        assert (counts[:, 1:][before >= 3500] == 0).all()
+        assert (before >= 3500).any()
+    first = [Dirichlet(0.1, capped=True).assign(data, 20, seed).indices for seed in range(20)]
+    short = [seed for seed, parts in enumerate(first) if min(map(len, parts)) < 200]
+    kept = Dirichlet(0.1, capped=True, least=200)
+    for seed in range(20):  # only what is too small is drawn again
+        same = all(np.array_equal(a, b) for a, b in zip(kept.assign(data, 20, seed).indices, first[seed], strict=True))
+        assert same == (seed not in short)
+    assert 0 < len(short) < 20
+
+
+def test_dirichlet_gives_up_redrawing_what_cannot_be(refused):
+    with refused("dirichlet:0.01", "20 clients", "29 of the 600 samples"):
+        Dirichlet(0.01, least=29).assign(source(600), 20)
 
 
 def test_shards_hold_about_so_many_classes():
@@ -248,6 +321,8 @@ def test_string_form_round_trip(kind):
         ("dirichlet:1e+1", Dirichlet(10.0)),
         ("dirichlet-prior:0.1,restart=true", DirichletPrior(0.1, restart=True)),
         ("pathological:2", Pathological(2)),
+        ("pathological:2,sizes=rest,order=label", Pathological(2, "rest", "label")),
+        ("dirichlet:0.1,capped=true,least=40", Dirichlet(0.1, True, 40)),
         ("pathological:classes-per-client=3", Pathological(3)),
         ("shards:4", Shards(4)),
         ("quantity:sigma=1.5", QuantitySkew(sigma=1.5)),
@@ -269,6 +344,7 @@ def test_parse(text, kind):
         ("", ("empty",)),
         ("dirichlet:a", ("'a'", "alpha")),
         ("dirichlet:0", ("alpha", "above 0")),
+        ("dirichlet:0.1,least=0", ("least", "1 or more")),
         ("dirichlet:nan", ("alpha", "above 0")),
         ("dirichlet:0.5,beta=1", ("'beta=1'", "known: alpha")),
         ("iid:3", ("'3'", "none")),

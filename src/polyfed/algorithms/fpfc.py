@@ -2,9 +2,12 @@
 Nonconvex Pairwise Fusion" (arXiv 2211.04218), Algorithm 2; equations (1) to (6).
 
 Stored per pair i < j: delta_ij = w_i - w_j + v_ij / rho and the factor c_ij of rule (6). Both theta_ij = c delta and
-the dual v_ij = rho (1 - c) delta follow from them, so only one vector per pair is kept.
+the dual v_ij = rho (1 - c) delta follow from them, so only one vector per pair is kept. For many clients the server is
+that of `devicedual`.
 """
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -148,7 +151,7 @@ class FPFC(Algorithm):
     another method, such as Local, theta_ij = w_i - w_j and v = 0, so that zeta_i = w_i (theta = 0 would pull every
     client to the mean). From a common start the two coincide.
 
-    The solvers have the same fixed points and reach them on different ways. From a common start the range of useful lam
+    The solvers have the same fixed points and reach them in different ways. From a common start the range of useful lam
     ends lower with device-dual, where too large a lam gives the right clusters and poor models: choose lam by the
     validation metric, or on a path. Its messages, in place of zeta, are as large. It needs replies in the round they
     were asked for: an asynchronous schedule is refused at the first late one, and needs solver "pairs".
@@ -169,6 +172,7 @@ class FPFC(Algorithm):
     shared_layers: str = ""
     solver: str = "auto"
 
+    varying = ("Om", "B", "f")
     sources = "paper: lr, rho, a, xi, penalty, merge, shared_layers; code: lam, nu; ours: solver"
     traffic = "1 down, 1 up"
     certificates = (
@@ -353,10 +357,19 @@ class FPFC(Algorithm):
         active = torch.zeros(n, dtype=torch.bool, device=w.device).index_fill(0, ids, True)
         changed = (active[i] | active[j]).nonzero()[:, 0]
         delta, c = server["delta"], server["c"]
-        for at in changed.split(BLOCK // max(1, w.shape[1]) or 1):
+
+        def update(at):
             new = delta[at].mul_((1 - c[at])[:, None]).add_(w[i[at]]).sub_(w[j[at]])
             c[at] = self._shrinkage(new.norm(dim=1))  # (6)
             delta[at] = new
+
+        blocks = changed.split(BLOCK // max(1, w.shape[1]) or 1)
+        if w.is_cuda or len(blocks) < 4:
+            for at in blocks:
+                update(at)
+        else:  # every pair is in one block, so the order does not matter
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                list(pool.map(update, blocks))
         return {"w": w, "delta": delta, "c": c}
 
     def _shrinkage(self, t):

@@ -30,6 +30,7 @@ class Show(Watch):
     def __init__(self, total: int, quiet: bool = False):
         self.total, self.quiet, self.live = total, quiet, stderr.is_terminal and not quiet
         self.done, self.metric, self._title, self._from = 0, "", "", time.monotonic()
+        self._plans: set[str] = set()
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(24),
@@ -62,6 +63,9 @@ class Show(Watch):
 
     def _step(self, step: Step) -> None:
         note = ""
+        if step.run.plan and step.run.plan not in self._plans and not self.quiet:
+            self._plans.add(step.run.plan)
+            stderr.print(f"{step.run.loop.algorithm.name}: {step.run.plan}", soft_wrap=True, markup=False)
         if step.records:
             record = step.records[-1]
             name = next(k for k in ("accuracy", "rmse", "loss") if k in record)

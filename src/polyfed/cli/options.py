@@ -20,7 +20,10 @@ Model = Annotated[str | None, Option(help="linear, mlp, cnn, lenet or resnet18."
 Rounds = Annotated[str | None, Option(help="Communication rounds.", metavar="N", rich_help_panel=TRAIN)]
 Fraction = Annotated[str | None, Option(help="Share of clients per round.", metavar="X", rich_help_panel=TRAIN)]
 Epochs = Annotated[str | None, Option(help="Local passes per round.", metavar="N", rich_help_panel=TRAIN)]
-Steps = Annotated[str | None, Option(help="Local steps per round instead.", metavar="N", rich_help_panel=TRAIN)]
+Steps = Annotated[
+    str | None,
+    Option(help="Local steps per round instead: 5, ceil(k/20), uniform(1, 10).", metavar="N", rich_help_panel=TRAIN),
+]
 Batch = Annotated[str | None, Option(help="Samples per step, or full.", metavar="N", rich_help_panel=TRAIN)]
 Lr = Annotated[str | None, Option(help="Step size of every method.", metavar="X", rich_help_panel=TRAIN)]
 Seed = Annotated[str | None, Option(help="First seed.", metavar="N", rich_help_panel=TRAIN)]

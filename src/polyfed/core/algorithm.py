@@ -67,6 +67,7 @@ class Algorithm:
     sources: ClassVar[str] = ""  # whose each default is, such as "paper: lam, mu; ours: lr"
     synchronous: ClassVar[bool] = False  # whether every reply must be taken in the round its message was sent
     averages: ClassVar[tuple[str, ...]] = ()  # the uplink tensors that the server uses through their mean only
+    varying: ClassVar[tuple[str, ...]] = ()  # the server tensors whose shape changes in training
     step_sizes: ClassVar[tuple[str, ...]] = ("lr",)  # the hyper-parameters that a decaying step size scales
 
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any):
@@ -84,6 +85,10 @@ class Algorithm:
         for key, value in scaled.items():
             require(not isinstance(value, str), type(self).__name__, key, value, "a number, to decay it")
         return dataclasses.replace(self, **{key: factor * value for key, value in scaled.items()})
+
+    def plan(self, task: "Task", n: int) -> str | None:
+        """What is worth knowing before a run with n clients starts, in one line: the solver chosen, its memory."""
+        return None
 
     def phases(self, t: int) -> int:
         """Exchanges in round t."""

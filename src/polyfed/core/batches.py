@@ -4,6 +4,7 @@ The s clients of one call are ordered by their number of steps, longest first, s
 the first rows; a client that has finished drops out of the batch.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -12,7 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.core.randomness import generator, mix
+from polyfed.core.augment import Augmentation, Draws
+from polyfed.core.errors import ConfigError
+from polyfed.core.randomness import generator, key_of, mix
 from polyfed.core.split import Split
 
 PADDING = 1.3  # clients are padded to a common size only when their sizes are within this factor
@@ -40,27 +43,49 @@ class Batch(NamedTuple):
         return len(self.x)
 
 
+class Each(ABC):
+    """A rule for the number of local steps that may tell clients apart."""
+
+    @property
+    @abstractmethod
+    def equal(self) -> bool:
+        """Whether every client takes the same number in a round all the same."""
+
+    @abstractmethod
+    def each(self, seed: int, round: int, keys: np.ndarray) -> np.ndarray:
+        """[s] steps of the clients with these keys in this round."""
+
+
 @dataclass(frozen=True)
 class Work:
     """How much a client does when it takes part.
 
     epochs: passes over its data, or
-    steps: number of local steps: an integer, or a function of the round (then `epochs` is not used)
+    steps: number of local steps: an integer, a function of the round, or a rule per client (`Each`); then `epochs` is
+        not used
     batch_size: samples per step; None: all of them
+    augment: what every training batch goes through first
     """
 
     epochs: int = 1
-    steps: int | Callable[[int], int] | None = None
+    steps: int | Callable[[int], int] | Each | None = None
     batch_size: int | None = 32
+    augment: Augmentation | None = None
 
     def per_epoch(self, counts: np.ndarray) -> np.ndarray:
         """[s] steps in one pass; a client with fewer samples than a batch takes one step on all it has."""
         return np.ones_like(counts) if self.batch_size is None else -(-counts // self.batch_size)
 
-    def taken(self, counts: np.ndarray, round: int) -> np.ndarray:
-        """[s] local steps of clients with `counts` samples in this round."""
+    def taken(self, counts: np.ndarray, round: int, keys: np.ndarray | None = None, seed: int = 0) -> np.ndarray:
+        """[s] local steps of clients with `counts` samples in this round.
+
+        keys, seed: of the clients and the run. Without them a rule per client is taken for equal numbers, which is
+        enough to put clients in an order.
+        """
         if self.steps is None:
             return self.epochs * self.per_epoch(counts)
+        if isinstance(self.steps, Each):
+            return np.ones_like(counts) if keys is None else self.steps.each(seed, round, keys)
         return np.full_like(counts, self.steps(round) if callable(self.steps) else self.steps)
 
 
@@ -80,7 +105,7 @@ class Batches:
         self._split, self._clients, self._keys = split, clients, keys
         self._work, self._seed, self._round, self._purpose = work, seed, round, purpose
         self._counts = split.counts[clients]
-        self._steps = work.taken(self._counts, round)
+        self._steps = work.taken(self._counts, round, keys, seed)
         self._padded: Batch | None = None
         self.steps = torch.as_tensor(self._steps, device=split.x.device)
         self.samples = torch.as_tensor(self._counts, device=split.x.device)
@@ -113,6 +138,8 @@ class Batches:
     @property
     def equal_steps(self) -> bool:
         """Whether every client of the federation takes the same number of steps, by how the work is stated."""
+        if isinstance(self._work.steps, Each):
+            return self._work.steps.equal
         return self.full_batch or self._work.steps is not None
 
     def whole(self) -> Batch:
@@ -129,9 +156,13 @@ class Batches:
         rows = len(steps) - np.argmax(at_work[:, ::-1], axis=1)
         if self._work.batch_size is None:
             x, y, weight, sizes = self.whole()[:4]
+            if at_work.all() and self._work.augment is None:  # every step is the same but for its dropout
+                for k in range(total):
+                    yield Batch(x, y, weight, sizes, None, self._seeds(k))
+                return
             for k, m in enumerate(rows.tolist()):
                 yield Batch(
-                    x[:m],
+                    self._augmented(x[:m], k),
                     y[:m],
                     None if weight is None else weight[:m],
                     None if sizes is None else sizes[:m],
@@ -150,13 +181,29 @@ class Batches:
         for k, m in enumerate(rows.tolist()):
             x, y = _take(self._split, at[k, :m])
             yield Batch(
-                x,
+                self._augmented(x, k, index[k, :m]),
                 y,
                 weights[k, :m] if ragged[k] and weights is not None else None,
                 sizes[k, :m].tolist() if ragged[k] else None,
                 self._live(at_work[k, :m]) if waiting[k] else None,
                 self._seeds(k),
             )
+
+    def _augmented(self, x: Tensor, k: int, rows: np.ndarray | None = None) -> Tensor:
+        """x: [m, b, ...], `rows: [m, b]` of the split (None: all of each client's) -> what step k trains on."""
+        augment = self._work.augment
+        if augment is None:
+            return x
+        m, b = x.shape[:2]
+        # a sample is known by its place among its client's own, which no other client changes
+        own = np.arange(b) if rows is None else rows - self._split.offsets[self._clients[:m], None]
+        purpose = key_of(f"augment {self._purpose}")
+        keys = np.broadcast_to(mix(self._seed, purpose, self._round, self._keys[:m, None], k, own), (m, b))
+        flat = x.flatten(0, 1)
+        changed = augment(flat, Draws(keys.reshape(-1), x.device))
+        if changed.shape != flat.shape:
+            raise ConfigError(f"augment: made {[*changed.shape]} of {[*flat.shape]}, expected the same shape")
+        return changed.reshape(x.shape)
 
     def _seeds(self, k: int) -> Callable[[int], int]:
         return lambda row: int(mix(self._seed, self._round, int(self._keys[row]), k))

@@ -38,6 +38,11 @@ def mix(*values: int | np.ndarray) -> np.ndarray:
     return np.asarray(h)
 
 
+def uniform(*values: int | np.ndarray) -> np.ndarray:
+    """`mix` as float64 in [0, 1), element by element."""
+    return (mix(*values) >> np.uint64(11)) * 2.0**-53
+
+
 def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
     """A generator for one purpose, round and client (`client` is a key of `client_keys`)."""
     key = [int(mix(seed, key_of(purpose))), int(mix(round, int(client)))]

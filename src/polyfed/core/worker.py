@@ -75,9 +75,11 @@ class Worker:
     def _chunks(self, ids: np.ndarray, t: int) -> list[np.ndarray]:
         """Positions within the cohort, longest work first, cut into chunks of similar clients."""
         counts = self.train.counts[ids]
-        order = np.lexsort((-counts, -self.work.taken(counts, t)))
+        taken = self.work.taken(counts, t, self.keys[ids], self.seed)
         if self.work.batch_size is None:
-            return alike(counts, self.plan.chunk, order)
+            chunks = alike(counts, self.plan.chunk, np.argsort(-counts, kind="stable"))
+            return [c[np.argsort(-taken[c], kind="stable")] for c in chunks]
+        order = np.lexsort((-counts, -taken))
         return [order[k : k + self.plan.chunk] for k in range(0, len(order), self.plan.chunk)]
 
     def _chunk(

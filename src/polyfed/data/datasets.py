@@ -16,6 +16,7 @@ from polyfed.core.errors import DataError, closest
 from polyfed.data import prepare, readers, synthetic
 from polyfed.data.dataset import SCALINGS, Dataset
 from polyfed.data.federation import Federation
+from polyfed.data.tiny_imagenet import read_folder
 
 # the registry
 
@@ -155,7 +156,27 @@ IDX_MD5 = {
 }
 
 
-def _idx(data_dir: Path, name: str, folders: Sequence[str], flat: bool, notes: tuple[str, ...]) -> Dataset:
+Channels = tuple[tuple[float, ...], tuple[float, ...]]
+CHANNELS: dict[str, Channels] = {  # mean and deviation of the official training pixels / 255, as usually rounded
+    "mnist": ((0.1307,), (0.3081,)),
+    "fashion-mnist": ((0.2860,), (0.3530,)),
+    "cifar10": ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262)),
+    "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+    "tiny-imagenet": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+}
+
+
+def _channels(name: str, normalise: bool | str) -> Channels | None:
+    """What the option `normalise` means: False, True (the data set's usual constants) or "half" (to [-1, 1])."""
+    _choice(normalise, (False, True, "half"), "normalise", name)
+    mean, deviation = CHANNELS[name]
+    return None if normalise is False else (mean, deviation) if normalise is True else ((0.5,), (0.5,))
+
+
+def _idx(
+    data_dir: Path, name: str, folders: Sequence[str], flat: bool, normalise: bool | str, notes: tuple[str, ...]
+) -> Dataset:
+    channels = _channels(name, normalise)
     paths = [_find(data_dir, folders, file, name) for file in IDX_FILES]
     arrays = [readers.read_idx(path) for path in paths]
     for images, labels, i in ((arrays[0], arrays[1], 0), (arrays[2], arrays[3], 2)):
@@ -175,21 +196,29 @@ def _idx(data_dir: Path, name: str, folders: Sequence[str], flat: bool, notes: t
     def shaped(a: np.ndarray) -> np.ndarray:
         return a.reshape(len(a), -1) if flat else a[:, None]
 
-    return Dataset(name, shaped(x), y.astype(np.int64), shaped(x_test), y_test.astype(np.int64), 10, notes=notes)
+    x, x_test = shaped(x), shaped(x_test)
+    return Dataset(name, x, y.astype(np.int64), x_test, y_test.astype(np.int64), 10, normalise=channels, notes=notes)
 
 
 @dataset("mnist")
-def mnist(data_dir: Path, flat: bool = False) -> Dataset:
-    """MNIST: 60,000 + 10,000 grey images of handwritten digits, [1, 28, 28] (flat: [784]), 10 classes."""
+def mnist(data_dir: Path, flat: bool = False, normalise: bool | str = False) -> Dataset:
+    """MNIST: 60,000 + 10,000 grey images of handwritten digits, [1, 28, 28] (flat: [784]), 10 classes.
+
+    normalise: False (pixels in [0, 1]), True (mean 0.1307, deviation 0.3081) or "half" (0.5 and 0.5: to [-1, 1]).
+    """
     notes = ("MNIST: Y. LeCun, C. Cortes, C. Burges; commonly stated as CC BY-SA 3.0; nearly solved",)
-    return _idx(data_dir, "mnist", ("mnist", "", "MNIST/raw"), flat, notes)
+    return _idx(data_dir, "mnist", ("mnist", "", "MNIST/raw"), flat, normalise, notes)
 
 
 @dataset("fashion-mnist")
-def fashion_mnist(data_dir: Path, flat: bool = False) -> Dataset:
-    """Fashion-MNIST: 60,000 + 10,000 grey images of clothing, [1, 28, 28] (flat: [784]), 10 classes."""
+def fashion_mnist(data_dir: Path, flat: bool = False, normalise: bool | str = False) -> Dataset:
+    """Fashion-MNIST: 60,000 + 10,000 grey images of clothing, [1, 28, 28] (flat: [784]), 10 classes.
+
+    normalise: False (pixels in [0, 1]), True (mean 0.2860, deviation 0.3530) or "half" (0.5 and 0.5: to [-1, 1]).
+    """
     notes = ("Fashion-MNIST: Zalando SE, MIT licence (Xiao, Rasul, Vollgraf 2017, arXiv 1708.07747)",)
-    return _idx(data_dir, "fashion-mnist", ("fashion_mnist", "fashion-mnist", "", "FashionMNIST/raw"), flat, notes)
+    folders = ("fashion_mnist", "fashion-mnist", "", "FashionMNIST/raw")
+    return _idx(data_dir, "fashion-mnist", folders, flat, normalise, notes)
 
 
 @dataset("digits")
@@ -211,42 +240,57 @@ CIFAR_NOTES = (
 )
 
 
+def _image_npz(path: Path, key: str, side: int, classes: int) -> list[np.ndarray]:
+    """[x, y, x_test, y_test] of an npz of colour images: x_train uint8 [N, side, side, 3], labels `key` + train, ..."""
+    z = readers.read_npz(path, ["x_train", "y_train", "x_test", "y_test"])
+    if f"{key}train" not in z or f"{key}test" not in z:
+        raise DataError(f"{path}: no coarse_train and coarse_test in it; use labels='fine'")
+    parts = []
+    for split in ("train", "test"):
+        x, y = z[f"x_{split}"], z[f"{key}{split}"]
+        if x.dtype != np.uint8 or x.shape[1:] != (side, side, 3) or y.shape != (len(x),) or y.dtype.kind not in "iu":
+            raise DataError(
+                f"{path}: x_{split} is {x.dtype} {list(x.shape)}; uint8 [N, {side}, {side}, 3] and N labels expected"
+            )
+        if len(y) and not 0 <= y.min() <= y.max() < classes:
+            raise DataError(f"{path}: labels go from {y.min()} to {y.max()}; 0 to {classes - 1} are allowed")
+        parts += [np.ascontiguousarray(np.moveaxis(x, -1, 1)), y.astype(np.int64)]
+    return parts
+
+
+def _subset(name: str, train: int, test: int, full: int) -> tuple[str, ...]:
+    """The note for fewer training images than the official set has."""
+    if train >= full:
+        return ()
+    return (f"{name}: a subset of {train} + {test} images; not comparable with the full set",)
+
+
 def _cifar(
-    data_dir: Path, name: str, batches: str, train: Sequence[str], test: str, column: int, classes: int
+    data_dir: Path,
+    name: str,
+    batches: str,
+    train: Sequence[str],
+    test: str,
+    column: int,
+    classes: int,
+    normalise: bool | str,
 ) -> Dataset:
     """CIFAR from an npz (x_train, y_train, x_test, y_test) or from the binary version, whichever is there."""
+    channels = _channels(name, normalise)
     folders = [data_dir / name, data_dir, data_dir / name / batches, data_dir / batches]
     found = [f for folder in folders[:2] for f in sorted(folder.glob(f"{name}*.npz"))]
     notes = CIFAR_NOTES
     if found:
-        z = readers.read_npz(found[0], ["x_train", "y_train", "x_test", "y_test"])
-        key = "coarse_" if (classes == 20) else "y_"
-        if f"{key}train" not in z or f"{key}test" not in z:
-            raise DataError(f"{found[0]}: no coarse_train and coarse_test in it; use labels='fine'")
-        parts = []
-        for split in ("train", "test"):
-            x, y = z[f"x_{split}"], z[f"{key}{split}"]
-            if x.dtype != np.uint8 or x.shape[1:] != (32, 32, 3) or y.shape != (len(x),) or y.dtype.kind not in "iu":
-                raise DataError(
-                    f"{found[0]}: x_{split} is {x.dtype} {list(x.shape)}; uint8 [N, 32, 32, 3] and N labels expected"
-                )
-            parts += [np.ascontiguousarray(np.moveaxis(x, -1, 1)), y.astype(np.int64)]
-            if len(y) and not 0 <= y.min() <= y.max() < classes:
-                raise DataError(f"{found[0]}: labels go from {y.min()} to {y.max()}; 0 to {classes - 1} are allowed")
-        if len(parts[0]) < 50_000:
-            notes = (
-                *notes,
-                f"{name}: a subset of {len(parts[0])} + {len(parts[2])} images; not comparable with the full set",
-            )
-        return Dataset(name, parts[0], parts[1], parts[2], parts[3], classes, notes=notes)
+        x, y, x_test, y_test = _image_npz(found[0], "coarse_" if classes == 20 else "y_", 32, classes)
+        notes += _subset(name, len(x), len(x_test), 50_000)
+        return Dataset(name, x, y, x_test, y_test, classes, normalise=channels, notes=notes)
     for folder in folders:
         if (folder / test).is_file():
             read = [readers.read_cifar(folder / file, 1 if name == "cifar10" else 2) for file in train]
             x, y = np.concatenate([r[0] for r in read]), np.concatenate([r[1] for r in read])[:, column]
             x_test, y_test = readers.read_cifar(folder / test, 1 if name == "cifar10" else 2)
-            return Dataset(
-                name, x, y.astype(np.int64), x_test, y_test[:, column].astype(np.int64), classes, notes=notes
-            )
+            y, y_test = y.astype(np.int64), y_test[:, column].astype(np.int64)
+            return Dataset(name, x, y, x_test, y_test, classes, normalise=channels, notes=notes)
     official = "cifar-10" if name == "cifar10" else "cifar-100"
     for pickled in (f"{official}-python.tar.gz", f"{official}-batches-py", f"{official}-python"):
         if any((folder / pickled).exists() for folder in folders[:2]):
@@ -261,18 +305,52 @@ def _cifar(
 
 
 @dataset("cifar10")
-def cifar10(data_dir: Path) -> Dataset:
-    """CIFAR-10: 50,000 + 10,000 colour images (or a subset in an npz), [3, 32, 32], 10 classes."""
+def cifar10(data_dir: Path, normalise: bool | str = False) -> Dataset:
+    """CIFAR-10: 50,000 + 10,000 colour images (or a subset in an npz), [3, 32, 32], 10 classes.
+
+    normalise: False (pixels in [0, 1]), True (means .491 .482 .447, deviations .247 .243 .262) or "half" (to [-1, 1]).
+    """
     train = [f"data_batch_{k}.bin" for k in range(1, 6)]
-    return _cifar(data_dir, "cifar10", "cifar-10-batches-bin", train, "test_batch.bin", 0, 10)
+    return _cifar(data_dir, "cifar10", "cifar-10-batches-bin", train, "test_batch.bin", 0, 10, normalise)
 
 
 @dataset("cifar100")
-def cifar100(data_dir: Path, labels: str = "fine") -> Dataset:
-    """CIFAR-100: 50,000 + 10,000 colour images (or a subset in an npz), [3, 32, 32], 100 fine or 20 coarse classes."""
+def cifar100(data_dir: Path, labels: str = "fine", normalise: bool | str = False) -> Dataset:
+    """CIFAR-100: 50,000 + 10,000 colour images (or a subset in an npz), [3, 32, 32], 100 fine or 20 coarse classes.
+
+    normalise: False (pixels in [0, 1]), True (means .5071 .4867 .4408, deviations .2675 .2565 .2761) or "half".
+    """
     _choice(labels, ("fine", "coarse"), "labels", "cifar100")
     classes, column = (100, 1) if labels == "fine" else (20, 0)
-    return _cifar(data_dir, "cifar100", "cifar-100-binary", ["train.bin"], "test.bin", column, classes)
+    return _cifar(data_dir, "cifar100", "cifar-100-binary", ["train.bin"], "test.bin", column, classes, normalise)
+
+
+@dataset("tiny-imagenet")
+def tiny_imagenet(data_dir: Path, normalise: bool | str = False) -> Dataset:
+    """Tiny ImageNet: 100,000 + 10,000 colour images, [3, 64, 64], 200 classes; the validation images are the test set.
+
+    From the unpacked folder tiny-imagenet-200, or an npz (x_train uint8 [N, 64, 64, 3], y_train, x_test, y_test), which
+    is read much faster. normalise: False (pixels in [0, 1]) or True (0.5 and 0.5 per channel: to [-1, 1]).
+    """
+    name, channels = "tiny-imagenet", _channels("tiny-imagenet", normalise)
+    places = [data_dir / "tiny-imagenet", data_dir / "tiny_imagenet", data_dir]
+    found = [f for place in places for f in sorted(place.glob("tiny[-_]imagenet*.npz"))]
+    folders = [f for place in places for f in (place, place / "tiny-imagenet-200") if (f / "wnids.txt").is_file()]
+    if found:
+        x, y, x_test, y_test = _image_npz(found[0], "y_", 64, 200)
+    elif folders:
+        x, y, x_test, y_test = read_folder(folders[0])
+    else:
+        raise DataError(
+            f"{name}: no folder tiny-imagenet-200 and no tiny-imagenet*.npz in {data_dir} or {places[0]}; unpack "
+            "http://cs231n.stanford.edu/tiny-imagenet-200.zip there, or set POLYFED_DATA"
+        )
+    notes = (
+        "Tiny ImageNet: Stanford CS231n; a part of ImageNet, for non-commercial research and education",
+        "its official test labels are not public: the validation images are the test set",
+        *_subset(name, len(x), len(x_test), 100_000),
+    )
+    return Dataset(name, x, y, x_test, y_test, 200, normalise=channels, notes=notes)
 
 
 # tables with natural clients

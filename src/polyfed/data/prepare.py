@@ -76,6 +76,14 @@ def ratio_quota(counts: np.ndarray, available: np.ndarray, total: int) -> np.nda
     return quota
 
 
+def floor_quota(counts: np.ndarray, total: int) -> np.ndarray:
+    """floor(share * total) per class, shares as binary fractions: mostly fewer than `total` in all.
+
+    The rule of FedSLR's released code, rounding included: a share of 0.29 of 100 gives 28.
+    """
+    return np.floor(counts / counts.sum() * total).astype(np.int64)
+
+
 def standardise(train: Tensor, others: Sequence[Tensor], constant: np.ndarray, method: str) -> None:
     """Scale inputs in place with statistics of `train: [N, d]`, the training rows, only.
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from polyfed.core.algorithm import REGISTRY
+from polyfed.core.augment import augmentation
 from polyfed.core.errors import ConfigError, DataError, ModelError, PolyfedError, closest
 from polyfed.core.schedule import Asynchronous, Bernoulli, Delays, Schedule, Timed, Uniform
 from polyfed.data.dataset import Dataset
@@ -24,6 +25,7 @@ from polyfed.data.federation import Federation
 from polyfed.data.partition import parse
 from polyfed.experiment.check import kebab
 from polyfed.experiment.config import Experiment, Method, dump
+from polyfed.experiment.steps import local_steps_of
 from polyfed.threats import make_attack, make_rule
 
 CLIENTS = 20  # where the data has no clients of its own and no number is given
@@ -62,6 +64,7 @@ class Parts:
             self._federations.clear()
             d, how, clients = self._asked.data, *self._dealt()
             settings: dict[str, Any] = {"test_fraction": d.test_fraction, "validation_fraction": d.validation_fraction}
+            settings["test_samples"] = d.test_samples
             at = seed if d.seed is None else d.seed
             self._federations[seed] = self.dataset.partition(how, clients, at, d.test, **settings)
         return self._federations[seed]
@@ -93,6 +96,8 @@ class Parts:
         e = self._asked
         how, clients = self._dealt()
         fed = self.federation(e.seeds[0])
+        local_steps_of(e.settings.local_steps, fed.names)  # what only the data can tell is said before a run begins
+        augmentation(e.settings.augment, fed.input_shape)
         test = str(fed.meta["test"]).partition(":")[0]
         name = e.data.name if e.data.name in names() else str(Path(e.data.name).resolve())
         data = e.data.model_copy(update={"name": name, "partition": how, "clients": clients, "test": test})
@@ -117,6 +122,7 @@ class Parts:
             "local_epochs": s.local_epochs or 1,
             "local_steps": s.local_steps,
             "batch_size": None if s.batch_size == "full" else s.batch_size,
+            "augment": s.augment,
             "lr_decay": s.lr_decay,
             "lr_decay_every": s.lr_decay_every,
             "weight_decay": s.weight_decay,

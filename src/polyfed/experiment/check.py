@@ -5,6 +5,7 @@ found, what is allowed, and the closest known name.
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -27,6 +28,13 @@ class Table(BaseModel):
 
 
 T = TypeVar("T", bound=Table)
+
+
+@dataclass(frozen=True)
+class Words:
+    """Says what a key takes, where its type does not: Annotated[str, Words("an expression in k")]."""
+
+    words: str
 
 
 class Where:
@@ -102,6 +110,8 @@ def _words(annotation: Any, metadata: Iterable[Any] = ()) -> str:
         return "a list of integers" if "int" in str(arguments) else "a list"
     limits = []
     for m in metadata:
+        if isinstance(m, Words):
+            return m.words
         pattern = getattr(m, "pattern", None)
         if pattern:
             return "auto, cpu or cuda"

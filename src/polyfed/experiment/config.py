@@ -16,11 +16,16 @@ from pydantic import ConfigDict, Field, create_model
 
 import polyfed.algorithms  # noqa: F401  (registers the methods)
 from polyfed.core.algorithm import REGISTRY, Algorithm, make
+from polyfed.core.augment import check_text
 from polyfed.core.errors import ConfigError, closest
-from polyfed.experiment.check import Table, Where, check, kebab, table_of
+from polyfed.experiment.check import Table, Where, Words, check, kebab, table_of
+from polyfed.experiment.expression import Expression
 
 COUNT = Annotated[int, Field(ge=1)]
 LEAST = Annotated[int, Field(ge=0)]
+STEPS = Annotated[str, Words('an expression in the round k such as "ceil(k/20)" or "uniform(1, 10)"')]
+EACH = Annotated[list[COUNT], Field(min_length=1), Words("a list with one number per client")]
+NAMED = Annotated[dict[str, COUNT], Field(min_length=1), Words("a table with one number per client")]
 COMPARED = ("local", "fedavg", "ditto")  # what is compared when no method is named
 TABLES = ("data", "model", "algorithm", "algorithms")
 INFORMATION = ("plan", "versions")  # tables of a run's config.toml that decide nothing
@@ -35,8 +40,9 @@ class Settings(Table):
     rounds: LEAST = 100
     fraction: float = Field(1.0, gt=0, le=1)
     local_epochs: COUNT | None = None
-    local_steps: COUNT | None = None
+    local_steps: COUNT | STEPS | EACH | NAMED | None = None
     batch_size: COUNT | Literal["full"] = 32
+    augment: str | None = None
     lr_decay: float = Field(1.0, gt=0, le=1)
     lr_decay_every: COUNT = 1
     weight_decay: float = Field(0.0, ge=0)
@@ -61,8 +67,9 @@ class Data(Table):
     dir: str | None = None
     partition: str | None = None
     clients: COUNT | None = None
-    test: Literal["own", "ratio", "given", "merged", "independent"] | None = None
+    test: Literal["own", "ratio", "ratio-floor", "given", "merged", "independent"] | None = None
     test_fraction: float = Field(0.2, ge=0, lt=1)
+    test_samples: COUNT = 100
     validation_fraction: float | None = Field(None, ge=0, lt=1)
     seed: LEAST | None = None
     options: dict[str, Any] = Field(default_factory=dict)
@@ -253,6 +260,7 @@ def resolve(
     settings = check(Settings, {k: v for k, v in layers.items() if k not in TABLES}, "", where, TABLES)
     if settings.local_epochs is not None and settings.local_steps is not None:
         raise ConfigError(f"{where('local-epochs')}: local-steps is set too, and replaces it; leave out one of them")
+    _readable(settings, where)
     data = check(Data, table_of(layers.get("data", {}), "data", where), "data", where)
     if data.dir is not None:
         data = data.model_copy(update={"dir": _absolute(data.dir)})
@@ -260,6 +268,19 @@ def resolve(
     chosen = _chosen(layers, [method_of(text) for text in methods], over, where)
     name = file.stem if file is not None and file.stem not in ("config", "comparison") else Path(data.name).stem
     return Experiment(settings, data, model, tuple(label(chosen)), name)
+
+
+def _readable(settings: Settings, where: Where) -> None:
+    """Settings that are small languages of their own are read once, so that the key and the file can be named."""
+    for key, value, read in (
+        ("local-steps", settings.local_steps, Expression),
+        ("augment", settings.augment, check_text),
+    ):
+        if isinstance(value, str):
+            try:
+                read(value)
+            except ConfigError as e:
+                raise ConfigError(f"{where(key).removesuffix(key)}{e}") from None
 
 
 def _chosen(layers: Mapping[str, Any], typed: list[dict[str, Any]], over: dict[str, Any], where: Where) -> list[Method]:
@@ -344,6 +365,7 @@ def _method(
     values = {k: v for k, v in shared.items() if k in keys}
     values |= {k: v for k, v in own.items() if k not in ("name", "file")}
     values |= {k: v for k, v in over.items() if k in keys}
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     table = algorithm_table(cls)
     checked = check(table, values, "algorithm", where, of=name)
     return Method(cls(**{f: getattr(checked, f) for f in table.model_fields}), file)

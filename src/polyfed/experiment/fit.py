@@ -18,6 +18,7 @@ from torch import nn
 from polyfed.core import checkpoint
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.algorithm import check as check_algorithm
+from polyfed.core.augment import Augmentation, augmentation
 from polyfed.core.batches import Work
 from polyfed.core.errors import ConfigError, Diverged, RunError
 from polyfed.core.randomness import client_keys
@@ -28,9 +29,9 @@ from polyfed.core.task import Loss, Task
 from polyfed.core.worker import Plan
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, make_plan, make_rows, pick_device
-from polyfed.experiment.expression import Expression
 from polyfed.experiment.folder import RunFolder, fingerprint, versions
 from polyfed.experiment.run import Run, splits
+from polyfed.experiment.steps import LocalSteps, local_steps_of, recorded
 from polyfed.threats import Attack, Rule, Threatened, check, summary
 
 
@@ -58,8 +59,9 @@ def fit(
     loss: Loss = "cross-entropy",
     fraction: float = 1.0,
     local_epochs: int = 1,
-    local_steps: int | str | Callable[[int], int] | None = None,
+    local_steps: LocalSteps | None = None,
     batch_size: int | None = 32,
+    augment: str | Augmentation | None = None,
     seed: int = 0,
     device: str = "auto",
     dtype: torch.dtype | None = None,
@@ -85,9 +87,13 @@ def fit(
     rounds: communication rounds
     loss: "cross-entropy", "mse", or a callable (output, target) -> mean loss
     fraction: share of the clients that take part in a round, drawn without replacement; `schedule` replaces it
-    local_epochs: passes over a client's data per round; `local_steps` replaces it: a number, a function of t, or an
-        expression in the round k, from 1, such as "ceil(k/20)"
+    local_epochs: passes over a client's data per round; `local_steps` replaces it: a number, a function of t, an
+        expression in the round k, from 1, such as "ceil(k/20)" or "uniform(1, 10)" (drawn for every client and round),
+        or a number per client: a list in the order of the federation, or {name: number}
     batch_size: samples per local step; None: all of a client's samples
+    augment: what the images of every training batch go through, drawn anew per sample: "flip+crop:4" (mirror with
+        probability 1/2, cut out after padding by 4), "flip+crop:4,p=0.5" (crop with probability 1/2), or a callable
+        (x [N, ...], draws) -> [N, ...] whose random numbers come from `draws.uniform()`, [N] each
     seed: decides every draw
     device: "auto", "cpu" or "cuda"     dtype: precision of all arithmetic; None keeps the model's
     chunk, workers: override the plan (clients per call, threads)
@@ -119,10 +125,6 @@ def fit(
         raise ConfigError(f"lr_decay: found {lr_decay!r}, expected a number above 0 and at most 1")
     if batch_size is not None:
         _positive("batch_size", batch_size, 1)
-    if isinstance(local_steps, str):
-        local_steps = Expression(local_steps)
-    if isinstance(local_steps, int):
-        _positive("local_steps", local_steps, 1)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model: found {model!r}, expected a torch.nn.Module; polyfed.models.build makes one by name")
     if not isinstance(federation, Federation):
@@ -141,7 +143,8 @@ def fit(
         raise ConfigError("federation: no client has a training sample")
     task.check(federation.train, federation.classes, type(model).__name__)
     schedule = schedule or Uniform(fraction)
-    work = Work(local_epochs, local_steps, batch_size)
+    steps, augmented = local_steps_of(local_steps, federation.names), augmentation(augment, federation.input_shape)
+    work = Work(local_epochs, steps, batch_size, augmented)
     cohort = schedule.size(federation.n) if isinstance(schedule, Uniform) else federation.n
     plan = make_plan(task, cohort, chunk, workers)
     store = RunFolder(Path(out), checkpoint_every) if out is not None else None
@@ -169,9 +172,10 @@ def fit(
         "rounds": first + rounds,
         "fraction": fraction,
         "schedule": None if isinstance(schedule, Uniform) else repr(schedule),
-        "local-epochs": None if local_steps is not None else local_epochs,
-        "local-steps": _steps(local_steps),
+        "local-epochs": None if steps is not None else local_epochs,
+        "local-steps": recorded(steps),
         "batch-size": batch_size if batch_size is not None else "full",
+        "augment": augment if augment is None or isinstance(augment, str) else "function",
         "seed": seed,
         "loss": loss if isinstance(loss, str) else getattr(loss, "__name__", "callable"),
         "weight-decay": weight_decay,
@@ -196,6 +200,8 @@ def fit(
         _continue(run, store, *saved)
     if store is not None:
         store.begin(run, fresh=saved is None)
+        if run.plan:
+            store.log(run.plan)
     return _train(run, first, first + rounds, data, evaluate_every, store, callbacks, engine)
 
 
@@ -205,7 +211,11 @@ def _set_out(loop: Loop, start: Run) -> None:
     if list(before.names) != list(loop.names) or before.task.layout.entries != task.layout.entries:
         raise ConfigError("start: the run is of other clients or another model")
     if type(before.algorithm) is type(loop.algorithm):
-        shapes = [{k: t.shape for k, t in x.server.items()} | dict.fromkeys(x.rows.names()) for x in (before, loop)]
+        free = loop.algorithm.varying
+        shapes = [
+            {k: None if k in free else t.shape for k, t in x.server.items()} | dict.fromkeys(x.rows.names())
+            for x in (before, loop)
+        ]
         if shapes[0] != shapes[1]:
             raise ConfigError(f"start: the state of the run is of another form than that of {loop.algorithm}")
         loop.t, loop.clock = before.t, before.clock
@@ -221,11 +231,6 @@ def _set_out(loop: Loop, start: Run) -> None:
     zero = np.zeros(loop.n)
     size = np.full(loop.n, models[0].numel() * models.element_size())
     loop.ledger.record(-1, np.arange(loop.n), zero, zero, size, zero, zero)
-
-
-def _steps(given: int | Callable[[int], int] | None) -> int | str | None:
-    """local-steps as config.toml has it."""
-    return given if given is None or isinstance(given, int) else getattr(given, "text", "function")
 
 
 def _train(

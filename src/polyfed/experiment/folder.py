@@ -152,6 +152,7 @@ def fingerprint(run: Run) -> dict[str, Any]:
         "local-epochs",
         "local-steps",
         "batch-size",
+        "augment",
         "weight-decay",
         "lr-decay",
         "lr-decay-every",

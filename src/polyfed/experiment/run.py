@@ -41,6 +41,11 @@ class Run:
         return self.loop.server
 
     @property
+    def plan(self) -> str | None:
+        """What the method decided before the run: its solver and memory, for methods that have a choice."""
+        return self.loop.algorithm.plan(self.loop.task, self.loop.n)
+
+    @property
     def personal(self) -> Tensor:
         """[n, p]: the model that each client would deploy."""
         return self.loop.personal(np.arange(self.loop.n))

@@ -1,0 +1,148 @@
+"""Augmentation of training batches: keyed draws per sample, on the samples' own device, without a loop over samples.
+
+`Batches` calls an augmentation on every training batch, with one key per sample made of (seed, round, client, step,
+sample): neither chunk, order nor engine changes what a sample becomes. Evaluation and `Batches.whole` see the samples
+as they are.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyfed.core.errors import ConfigError, closest
+from polyfed.core.randomness import uniform
+
+
+class Draws:
+    """Uniform draws for N samples, each a function of the sample's key and of how many were drawn before.
+
+    keys: [N] uint64
+    """
+
+    def __init__(self, keys: np.ndarray, device: torch.device | str = "cpu"):
+        self._keys, self._device, self._drawn = keys, device, 0
+
+    def uniform(self) -> Tensor:
+        """[N] float64 in [0, 1); another draw with every call."""
+        self._drawn += 1
+        return torch.as_tensor(uniform(self._keys, self._drawn), device=self._device)
+
+
+Augmentation = Callable[[Tensor, Draws], Tensor]
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Mirror left and right with probability `p`. x: [N, C, H, W] -> the same shape."""
+
+    p: float = 0.5
+
+    def __post_init__(self):
+        _probability("flip", self.p)
+
+    def __call__(self, x: Tensor, draws: Draws) -> Tensor:
+        return torch.where((draws.uniform() < self.p)[:, None, None, None], x.flip(-1), x)
+
+
+@dataclass(frozen=True)
+class Crop:
+    """Pad with `padding` zeros on every side and cut the old size out at a random place, with probability `p`.
+
+    x: [N, C, H, W] -> the same shape. The padding is zero in the units of x: where inputs are normalised, the mean.
+    """
+
+    padding: int = 4
+    p: float = 1.0
+
+    def __post_init__(self):
+        if not isinstance(self.padding, int) or isinstance(self.padding, bool) or self.padding < 1:
+            raise ConfigError(f"augment: crop by {self.padding!r}, expected an integer of at least 1")
+        _probability("crop", self.p)
+
+    def __call__(self, x: Tensor, draws: Draws) -> Tensor:
+        height, width = x.shape[-2:]
+        cut = draws.uniform() < self.p
+        row, inside_rows = self._source(draws.uniform(), cut, height)
+        column, inside_columns = self._source(draws.uniform(), cut, width)
+        at = (row[:, :, None] * width + column[:, None, :]).flatten(1)
+        cropped = x.flatten(2).gather(2, at[:, None].expand(-1, x.shape[1], -1)).view_as(x)
+        return cropped.masked_fill(~(inside_rows[:, :, None] & inside_columns[:, None, :])[:, None], 0)
+
+    def _source(self, u: Tensor, cut: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """[N, size] position that every position is taken from, and whether it lies inside the image."""
+        shift = torch.where(cut, (u * (2 * self.padding + 1)).long() - self.padding, 0)
+        position = torch.arange(size, device=u.device) + shift[:, None]
+        return position.clamp(0, size - 1), (position >= 0) & (position < size)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Augmentations one after another."""
+
+    steps: tuple[Flip | Crop, ...]
+
+    def __call__(self, x: Tensor, draws: Draws) -> Tensor:
+        for step in self.steps:
+            x = step(x, draws)
+        return x
+
+
+KINDS: dict[str, tuple[type, type]] = {"flip": (Flip, float), "crop": (Crop, int)}  # and the type of the first value
+
+
+def augmentation(given: str | Augmentation | None, shape: Sequence[int]) -> Augmentation | None:
+    """What `fit` takes as `augment`, checked against the inputs' shape [C, H, W].
+
+    given: None; "flip", "crop:4", "flip+crop:4", "flip+crop:4,p=0.5" (name:value,p=probability, joined by "+");
+        or a callable (x [N, ...], draws: Draws) -> [N, ...]
+    Raises ConfigError for anything else, for inputs that are no images, and for a crop as wide as the image.
+    """
+    if given is None or (callable(given) and not isinstance(given, str)):
+        return given
+    if not isinstance(given, str):
+        raise ConfigError(f"augment: found {given!r}, {EXPECTED}")
+    steps = tuple(_step(part, given) for part in given.split("+"))
+    if len(shape) != 3:
+        raise ConfigError(f"augment: {given!r} needs images [channels, height, width]; inputs are of shape {[*shape]}")
+    for step in steps:
+        if isinstance(step, Crop) and step.padding >= min(shape[1:]):
+            raise ConfigError(f"augment: found {given!r}, expected a crop below the images' size, {[*shape[1:]]}")
+    return Steps(steps)
+
+
+EXPECTED = "expected steps joined by '+', such as 'flip+crop:4' or 'flip+crop:4,p=0.5', or a callable"
+
+
+def check_text(given: str) -> None:
+    """Raise ConfigError when `given` is no augmentation, whatever the images."""
+    for part in given.split("+"):
+        _step(part, given)
+
+
+def _step(text: str, whole: str) -> Flip | Crop:
+    word, _, rest = text.strip().partition(":")
+    if word not in KINDS:
+        raise ConfigError(f"augment: found {whole!r}{closest(word, KINDS)}, {EXPECTED}")
+    kind, first = KINDS[word]
+    values: dict[str, Any] = {}
+    for k, item in enumerate(filter(None, rest.split(","))):
+        key, equals, value = item.strip().partition("=")
+        try:
+            if equals and key == "p":
+                values["p"] = float(value)
+            elif not equals and k == 0:
+                values["p" if kind is Flip else "padding"] = first(key)
+            else:
+                raise ValueError(item)
+        except ValueError:
+            raise ConfigError(f"augment: found {item.strip()!r} in {whole!r}, {EXPECTED}") from None
+    return kind(**values)
+
+
+def _probability(what: str, p: Any) -> None:
+    if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1:
+        raise ConfigError(f"augment: {what} with probability {p!r}, expected a number from 0 to 1")

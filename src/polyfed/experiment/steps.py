@@ -1,0 +1,78 @@
+"""`local_steps` as `fit` takes it: a number, an expression, a function of the round, or a number per client."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from polyfed.core.batches import Each
+from polyfed.core.errors import ConfigError, closest
+from polyfed.core.randomness import key_of
+from polyfed.experiment.expression import Expression
+
+LocalSteps = int | str | Sequence[int] | Mapping[str, int] | Callable[[int], int]
+
+
+@dataclass(frozen=True, eq=False)
+class Listed(Each):
+    """A fixed number of local steps for every client, by name."""
+
+    steps: Mapping[str, int]
+
+    @property
+    def equal(self) -> bool:
+        return len(set(self.steps.values())) == 1
+
+    def each(self, seed: int, round: int, keys: np.ndarray) -> np.ndarray:
+        known = {key_of(name): steps for name, steps in self.steps.items()}
+        if any(key not in known for key in keys.tolist()):
+            raise ConfigError(
+                "local_steps: a client that has joined since is not in the list, expected one number or rule"
+            )
+        return np.array([known[key] for key in keys.tolist()], dtype=np.int64)
+
+
+def local_steps_of(
+    given: LocalSteps | None, names: Sequence[str]
+) -> int | Callable[[int], int] | Expression | Listed | None:
+    """The rule that `Work` takes.
+
+    names: [n] of the federation's clients; a list has one number for each, in this order, a table one by each name
+    Raises ConfigError for what is no rule, a client left out, an unknown client and a number below 1.
+    """
+    if given is None or callable(given):
+        return given
+    if isinstance(given, str):
+        return Expression(given)
+    if isinstance(given, int) and not isinstance(given, bool):
+        return _count(given, "local_steps")
+    if isinstance(given, Mapping):
+        for name in given:
+            if name not in names:
+                raise ConfigError(f"local_steps: there is no client {name!r}{closest(str(name), names)}")
+        missing = [name for name in names if name not in given]
+        if missing:
+            raise ConfigError(f"local_steps: no number for client {missing[0]!r}, expected one for each")
+        return Listed({name: _count(given[name], f"local_steps of client {name!r}") for name in names})
+    if isinstance(given, Sequence | np.ndarray):
+        if len(given) != len(names):
+            raise ConfigError(f"local_steps: found {len(given)} numbers, expected one for each of {len(names)} clients")
+        return Listed({n: _count(v, f"local_steps of client {n!r}") for n, v in zip(names, given, strict=True)})
+    raise ConfigError(
+        f"local_steps: found {given!r}, expected a number, an expression such as 'ceil(k/20)' or 'uniform(1, 10)', "
+        "or one number for each client"
+    )
+
+
+def recorded(rule: int | Callable[[int], int] | Expression | Listed | None) -> int | str | dict[str, int] | None:
+    """local-steps as config.toml has it."""
+    if isinstance(rule, Listed):
+        return dict(rule.steps)
+    return rule if rule is None or isinstance(rule, int) else getattr(rule, "text", "function")
+
+
+def _count(value: Any, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ConfigError(f"{what}: found {value!r}, expected an integer of at least 1")
+    return int(value)
