@@ -29,7 +29,7 @@ def test_a_folder_holds_the_path_and_the_final_run(cli, tmp_path):
     assert (tmp_path / "a/tune.svg").read_text().lstrip().startswith("<?xml")
     for word in ("Validation, lam by lam", "warm", "cold", "ARI", "report: a/report.html"):
         assert word in said.out
-    assert len(said.err.splitlines()) == len(found)
+    assert len(said.err.splitlines()) == 1 + len(found)  # the plan, and every leg
 
 
 def test_one_regime_without_a_final_run(cli, tmp_path):
