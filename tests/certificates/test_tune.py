@@ -364,3 +364,25 @@ def test_advice_during_a_run_is_the_window_of_the_groups_found():
     again = window_for(problem.model(), problem.federation, run.clusters, "mse")
     assert window == pytest.approx(again, rel=1e-4)
     assert advice.lines()[0] == f"round 40, {clusters} clusters:"
+
+
+def test_regimes_are_compared_after_equal_training():
+    """A warm path of four legs has four times the rounds of a cold leg; its rival is trained on to as many first."""
+    problem = LeastSquares(seed=0, clients=6, dim=4)
+    fed = problem.federation.with_validation(0.25, 0)
+    tuned = tune(
+        problem.model(), fed, pf.FPFC(lr=0.01), grid=(0.0, 0.1, 0.2, 0.3), rounds=5, check_every=5, extend=0, train_on=0,
+        stop_at_drop=False, loss="mse", local_steps=1, batch_size=None,
+    )  # fmt: skip
+    table = tuned.table
+    levelled = table[table["ended"] == "levelled"]
+    cold = table[(table["regime"] == "cold") & (table["ended"] != "levelled")]
+    warm_rounds = 5 * (1 + int(table[table["regime"] == "warm"]["validation"].argmin()))
+    assert levelled["regime"].tolist() == ["cold"]
+    assert int(levelled["rounds"].iloc[0]) == warm_rounds - 5
+    assert levelled["lam"].iloc[0] == cold.loc[cold["validation"].idxmin(), "lam"]
+    alone = pf.fit(
+        problem.model(), dataclasses.replace(fed, test=None), pf.FPFC(lr=0.01, lam=levelled["lam"].iloc[0]),
+        rounds=warm_rounds, loss="mse", local_steps=1, batch_size=None, evaluate_every=0,
+    )  # fmt: skip
+    assert levelled["validation"].iloc[0] == pytest.approx(np.nanmean(alone.final["validation"]["rmse"]), rel=1e-9)

@@ -38,6 +38,7 @@ GRIDS: dict[tuple[str, str], dict[Regime, tuple[float, ...]]] = {  # the first s
     ("fedacs", "quantile"): {"cold": (0.0, 1 / 2, 2 / 3, 3 / 4, 4 / 5, 5 / 6, 9 / 10)},  # 1 - 1/G: G groups of one size
 }
 LEGS = "legs"  # folder of the legs of a search that is not over
+LEVELLED = "levelled"  # what ended a leg that was trained on to as many rounds as the other regime's best
 VALIDATION = 0.2  # share of the training samples, where the federation holds out none
 
 
@@ -131,7 +132,8 @@ def tune(
     algorithm: a method, such as FPFC(nu=0.5), which is the default; its own value of the setting is not used
     setting: what is tuned; default: lam, for FedACS quantile
     regime: "warm": each value set out from the solution of the last one, the method's state kept; "cold": each from the
-        common start; "both", and the better of the two. Default: both for FPFC's lam, cold for all else
+        common start; "both", and the better of the two, their best values trained on to equal numbers of rounds (or
+        until they settle) before they are compared. Default: both for FPFC's lam, cold for all else
     grid: rising values; one list for both regimes, or {"warm": [...], "cold": [...]}. Default: `GRIDS`
     rounds: at most so many for one value     check_every: rounds between two looks at the validation metric
     tolerance, patience: a value is done when the metric changes by less than `tolerance` at `patience` looks in a row
@@ -187,6 +189,9 @@ def tune(
         search.path(name, methods, stop_at_drop, extend)
         if tuned.status == "interrupted":
             return tuned
+    search.level()
+    if tuned.status == "interrupted":
+        return tuned
     if train_on and search.kept:
         search.watch.begin("final", tuned.best[setting], search.total, search.total)
         start = search.chosen.run
@@ -254,6 +259,7 @@ class _Search:
         self.tolerance, self.patience, self.seed, self.watch, self.settings = tolerance, patience, seed, watch, settings
         self.tuned, self.simplest, self.known, self.total = tuned, simplest, known, 0
         self.kept: list[_Kept] = []
+        self.leaders: dict[str, _Kept] = {}  # the best leg of each regime
         self._first: tuple[float, tuple[Run, str]] | None = None  # a leg of both regimes
 
     @property
@@ -292,11 +298,31 @@ class _Search:
                 return
             before = run
             if highest is None or leg.mean > highest.mean:
-                highest = leg
+                highest = self.leaders[regime] = leg
             leads = highest is leg and leg.mean >= max(k.mean for k in self.kept)
             if regime == "warm" and not ahead and leads and extend and step > 0:
                 ahead.append(dataclasses.replace(method, **{setting: value + step}))
                 extend, self.total = extend - 1, self.total + 1
+
+    def level(self) -> None:
+        """Train the regimes' best legs on to the same number of rounds, or until they settle, before one is chosen: the
+        rounds of a warm path add up, those of a cold leg do not.
+        """
+        most = max((leg.run.loop.t for leg in self.leaders.values()), default=0)
+        for regime, leg in self.leaders.items():
+            before = leg.run
+            value = leg.row[self.tuned.setting]
+            if before.loop.t == most or leg.row["ended"] == "tolerance":
+                continue
+            self.watch.begin(regime, value, len(self.tuned.rows), self.total)
+            try:
+                run, ended = self.fit(self.federation, before.loop.algorithm, most - before.loop.t, before)
+            except Diverged:
+                continue
+            self._add(regime, value, run, ended if ended == "interrupted" else LEVELLED, before)
+            if ended == "interrupted":
+                self.tuned.status = "interrupted"
+                return
 
     def _leg(self, regime: str, method: Algorithm, value: float, start: Run | None) -> tuple[Run, str]:
         """One value trained, or read back."""
@@ -395,7 +421,7 @@ def _known(tuned: Tuned, resume: bool) -> dict[tuple[str, float], dict[str, Any]
     if not (folder / "tune.csv").is_file():
         return {}  # it did not come to the end of its first value
     with (folder / "tune.csv").open(newline="") as f:
-        rows = [row for row in csv.DictReader(f) if row["ended"] != "interrupted"]
+        rows = [row for row in csv.DictReader(f) if row["ended"] not in ("interrupted", LEVELLED)]
     if rows and tuned.setting not in rows[0]:
         raise RunError(f"cannot resume {folder}: {tuned.setting} is not what was tuned there")
     return {(r["regime"], float(r[tuned.setting])): {"ended": r["ended"], "rounds": int(r["rounds"])} for r in rows}
@@ -464,8 +490,11 @@ def tune_figure(rows: Sequence[Mapping[str, Any]], metric: str, setting: str = "
         for ax, column in zip(axes, shown, strict=True):
             text, factor = panels[column]
             for regime in regimes:
-                part = [row for row in rows if row["regime"] == regime and row[column] is not None]
+                of = [row for row in rows if row["regime"] == regime and row[column] is not None]
+                part = [row for row in of if row["ended"] != LEVELLED]
                 colour, marker, line = look[regime]
+                for row in (row for row in of if row["ended"] == LEVELLED):
+                    ax.plot(row[setting], factor * row[column], color=colour, marker="*", markersize=9)
                 x, y = [row[setting] for row in part], [factor * row[column] for row in part]
                 ax.plot(x, y, color=colour, marker=marker, linestyle=line, label=f"{regime} start")
             for row in rows:
