@@ -371,8 +371,8 @@ def test_regimes_are_compared_after_equal_training():
     problem = LeastSquares(seed=0, clients=6, dim=4)
     fed = problem.federation.with_validation(0.25, 0)
     tuned = tune(
-        problem.model(), fed, pf.FPFC(lr=0.01), grid=(0.0, 0.1, 0.2, 0.3), rounds=5, check_every=5, extend=0, train_on=0,
-        stop_at_drop=False, loss="mse", local_steps=1, batch_size=None,
+        problem.model(), fed, pf.FPFC(lr=0.01), grid=(0.0, 0.1, 0.2, 0.3), rounds=5, check_every=5, extend=0,
+        train_on=0, stop_at_drop=False, loss="mse", local_steps=1, batch_size=None,
     )  # fmt: skip
     table = tuned.table
     levelled = table[table["ended"] == "levelled"]
