@@ -161,6 +161,45 @@ def test_the_adaptive_step_with_half_of_the_clients(seed):
     assert problem.error(run.server["w"]) < 1e-8
 
 
+@pytest.mark.parametrize("tau", [15, 30])
+def test_many_local_steps(tau):
+    """c a (tau + 2) < 4: a weight just above the bound diverges however small the step, the default converges."""
+    problem = LeastSquares(seed=7, clients=6, dim=5)
+    step = 0.5 / (tau * problem.smoothness)
+    assert problem.error(problem.fit(pf.FedCET(lr=step), rounds=200, steps=tau).personal) < 1e-5
+    assert problem.error(problem.fit(pf.FedCET(), rounds=200, steps=tau).personal) < 1e-8
+    beyond = pf.FedCET(lr=step / 100, weight=100 * 4.4 / (tau + 2) / step)
+    assert problem.error(problem.fit(beyond, rounds=200, steps=tau).personal) > 1e3
+
+
+@pytest.mark.parametrize("lr", ["adaptive", "fixed"])
+def test_unlike_numbers_of_steps_keep_the_optimum(lr):
+    """c is the same for all, so sum_i d_i = 0 and the fixed point is the optimum of the plain mean."""
+    problem = LeastSquares(seed=7, clients=6, dim=5)
+    algorithm = pf.FedCET() if lr == "adaptive" else pf.FedCET(lr=0.1 / problem.smoothness)
+    run = problem.fit(algorithm, rounds=400, local_steps=[2, 3, 5, 8, 20, 50])
+    assert problem.error(run.personal) < 1e-8
+    assert np.abs(run.loop.rows.gather(torch.arange(6))["d"].numpy().sum(0)).max() < 1e-9
+
+
+def test_mini_batches_measure_curvature_on_one_batch():
+    """||g(w) - g(w')|| / ||w - w'|| of one batch is at most its 2 max_j ||x_j||^2; between two batches it is not."""
+    problem = LeastSquares(seed=3, clients=6, dim=5)
+    bound = 2 * max((X**2).sum(1).max() for X, _ in problem.data)
+    run = problem.fit(pf.FedCET(), rounds=200, batch_size=4)
+    assert 0 < float(run.server["smoothness"]) <= 5 * bound
+    assert run.report["step"] >= 1 / (5 * bound)
+
+
+def test_with_equal_hessians_the_mean_is_gradient_descent():
+    """On the problem of Figure 1 sum_i d_i = 0 leaves (1 - 4 a)^tau for the mean's error, and FedAvg has the same."""
+    a = paper_step(4.0, 4.0, 2)
+    fedcet = errors(pf.FedCET(lr="paper", smoothness=4.0, convexity=4.0), rounds=30)
+    fedavg = errors(pf.FedAvg(lr=a, weighted=False), rounds=30)
+    for e in (fedcet, fedavg):
+        assert np.allclose(e[1:] / e[:-1], (1 - 4 * a) ** 2, rtol=1e-9)
+
+
 def test_one_vector_each_way():
     """Per client and round p numbers down and p up, and one exchange more before the first round."""
     problem = LeastSquares(seed=0)

@@ -90,7 +90,7 @@ def test_a_recipe_runs_to_its_end(name, tmp_path, request):
     """A rehearsal: two rounds of everything; tables, figures and page are written."""
     r = RECIPES[name]
     where = next((request.getfixturevalue("data_dir")(folder) for folder in r.data), None)
-    bench = Bench(tmp_path, "small", 2, data_dir=where, rehearse=True)
+    bench = Bench(tmp_path, "small", 1, data_dir=where, rehearse=True)
     outcome = r.run(bench)
     page = write(r, bench, outcome)
     assert outcome.tables or outcome.figures

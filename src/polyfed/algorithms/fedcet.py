@@ -54,7 +54,7 @@ class FedCET(Personal):
         a. "adaptive": no constant needed, every client measures the smoothness it meets and uploads it as one number;
         "paper": Algorithm 1, from `smoothness` and `convexity`; or a number.
     weight : float or None
-        c. None: c a = 1/4; under "paper" the paper's bound mu / (2 mu a + 8).
+        c. None: c a = min(1/4, 2/(tau + 2)); under "paper" the paper's bound mu / (2 mu a + 8).
     smoothness, convexity : float or None
         L and mu of the clients' losses, needed by "paper" only.
     first_lr : float
@@ -65,7 +65,13 @@ class FedCET(Personal):
     Notes
     -----
     The theory needs strongly convex losses, full-batch gradients and full participation. Everything else runs and is
-    outside of it. A fixed tiny step with a large c is unstable under partial participation.
+    outside of it. The adaptive step needs gradients without jumps: across a kink of a ReLU the measured smoothness grows
+    as the step shrinks, and both run away. A fixed tiny step with a large c is unstable under partial participation.
+
+    An exchange adds c (z_i - zbar) to d_i, and the next tau steps move x_i by -tau a times that. For small a L the
+    roots of this recursion leave the unit circle unless c a (tau + 2) < 4, whatever a is: c a = 1/4 diverges from 15
+    local steps on. The default keeps to half of the bound. c must be the same for all clients, or sum_i d_i = 0 breaks;
+    where their numbers of steps differ, c a = 1/4 and a client of more than 6 steps makes them 8 / (tau_i + 2) as long.
     """
 
     lr: float | str = "adaptive"
@@ -84,6 +90,7 @@ class FedCET(Personal):
         "tests/certificates/test_fedcet.py::test_contraction_on_the_papers_problem: the rates of Figure 1",
         "tests/certificates/test_fedcet.py::test_the_search_of_algorithm_1: the step search, literally",
         "tests/certificates/test_fedcet.py::test_the_adaptive_step_needs_no_constant: 1e-10 within 200 rounds",
+        "tests/certificates/test_fedcet.py::test_many_local_steps: the bound on c a, from both sides",
     )
     citation = """@article{liu2025fedcet,
   title  = {Communication Efficient Federated Learning with Linear Convergence on Heterogeneous Data},
@@ -125,22 +132,22 @@ class FedCET(Personal):
 
     def local_update(self, task, client, down, data, round):
         if round.phase % 2:
-            return self._exchange(client, down["zbar"]), {}
+            return self._exchange(client, down["zbar"], data), {}
         d, a = client["d"], self._step(client, down, data)
+        share = self._shares(client, data)[1]
         work = data.again("start", steps=2) if round.t == 0 and round.phase == 0 else data
         if self.lr == "adaptive":
-            z, ratio = sgd_with_curvature(task, client["w"], work, a[:, None], lambda x, g: g + d)
-            up = {"z": z, "smoothness": ratio * data.steps}
+            z, ratio = sgd_with_curvature(task, client["w"], work, (share * a)[:, None], lambda x, g: g + d)
+            up = {"z": z, "smoothness": ratio * share * data.steps}
         else:
-            z = local_sgd(task, client["w"], work, a[:, None], lambda x, g: g + d)
+            z = local_sgd(task, client["w"], work, (share * a)[:, None], lambda x, g: g + d)
             up = {"z": z}
         return {"w": z, "d": d, "a": a}, up
 
-    def _exchange(self, client, zbar):
+    def _exchange(self, client, zbar, data):
         z, a = client["w"], client["a"][:, None]
-        gap = z - zbar
-        c = self._weight(a)
-        return {"w": z - c * a * gap, "d": client["d"] + c * gap, "a": client["a"]}
+        gap, (ca, share) = z - zbar, self._shares(client, data)
+        return {"w": z - (ca * share)[:, None] * gap, "d": client["d"] + ca[:, None] / a * gap, "a": client["a"]}
 
     def _step(self, client, down, data):
         """[s] step sizes a, the same for all clients."""
@@ -151,13 +158,16 @@ class FedCET(Personal):
             return torch.full_like(client["a"], paper_step(self.smoothness, self.convexity, int(data.steps.max())))
         return torch.full_like(client["a"], float(self.lr))
 
-    def _weight(self, a):
+    def _shares(self, client, data):
+        """[s] c a, the same for all clients, and [s] the part of a that each client takes."""
+        a, one = client["a"], torch.ones_like(client["a"])
         if self.weight is not None:
-            return self.weight
+            return self.weight * a, one
         if self.lr == "paper":
             mu = float(self.convexity or 0)
-            return mu / (2 * mu * a + 8)
-        return 1 / (4 * a)
+            return mu * a / (2 * mu * a + 8), one
+        bounded = (8 / (data.steps + 2)).clamp(max=1).to(a.dtype)
+        return (bounded / 4, one) if data.equal_steps else (one / 4, bounded)
 
     def aggregate(self, server, up, round):
         if round.phase % 2:
