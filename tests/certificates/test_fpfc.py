@@ -11,6 +11,7 @@ from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
 from polyfed.algorithms.fpfc import lambda_window, pair_index, shrinkage
+from polyfed.core.algorithm import Round
 from polyfed.core.errors import ConfigError
 from polyfed.core.schedule import Asynchronous, Delays
 
@@ -511,3 +512,27 @@ def test_the_plan_is_said_before_the_run(cli):
     )
     assert said.status == 0
     assert "fpfc: solver pairs (12 clients, up to 200), server memory up to" in said.err
+
+
+@pytest.mark.parametrize("size", [1e3, 1e12, 1e30])
+def test_a_far_client_costs_the_others_nothing(size):
+    """A free pair whose dual was and is zero adds w_j + (w_i - w_j) = w_i: zeta is as if j were not there but for n."""
+    method, n, p = pf.FPFC(lam=0.5), 4, 3
+    w = torch.randn(n, p, generator=torch.Generator().manual_seed(0))
+    pairs = n * (n - 1) // 2
+    server = {
+        "w": w.clone(), "samples": torch.ones(n), "delta": torch.zeros(pairs, p), "c": torch.ones(pairs),
+        "idle": torch.ones(pairs, dtype=torch.bool),
+    }  # fmt: skip
+    everyone = Round(0, n, 0, torch.arange(n), torch.ones(n), torch.zeros(n))
+    near = method.aggregate({k: t.clone() for k, t in server.items()}, {"w": w}, everyone)
+    far = w.clone()
+    far[-1] = size
+    away = method.aggregate({k: t.clone() for k, t in server.items()}, {"w": far}, everyone)
+    mine = method.downlink(away, everyone).each["zeta"][:-1]
+    alone = {k: (near[k][:-1] if k == "w" else near[k]) for k in near}
+    three = [k for k, (i, j) in enumerate((i, j) for i in range(n) for j in range(i + 1, n)) if j < n - 1]
+    alone |= {"delta": near["delta"][three], "c": near["c"][three], "idle": near["idle"][three]}
+    rest = Round(0, n - 1, 0, torch.arange(n - 1), torch.ones(n - 1), torch.zeros(n - 1))
+    zeta = method.downlink(alone, rest).each["zeta"]
+    assert torch.allclose(n * mine - w[:-1], (n - 1) * zeta, atol=1e-5)

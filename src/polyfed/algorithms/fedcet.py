@@ -65,8 +65,8 @@ class FedCET(Personal):
     Notes
     -----
     The theory needs strongly convex losses, full-batch gradients and full participation. Everything else runs and is
-    outside of it. The adaptive step needs gradients without jumps: across a kink of a ReLU the measured smoothness grows
-    as the step shrinks, and both run away. A fixed tiny step with a large c is unstable under partial participation.
+    outside of it. A fixed tiny step with a large c is unstable under partial participation. The adaptive step needs
+    gradients without jumps: across the kink of a ReLU the measured smoothness grows as the step shrinks, without end.
 
     An exchange adds c (z_i - zbar) to d_i, and the next tau steps move x_i by -tau a times that. For small a L the
     roots of this recursion leave the unit circle unless c a (tau + 2) < 4, whatever a is: c a = 1/4 diverges from 15

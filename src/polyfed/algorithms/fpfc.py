@@ -264,6 +264,7 @@ class FPFC(Algorithm):
                 "w": own.expand(n, -1).clone(),
                 "delta": w0.new_zeros(pairs, len(own)),
                 "c": w0.new_ones(pairs),
+                "idle": torch.ones(pairs, dtype=torch.bool, device=w0.device),
             }
         state["samples"] = w0.new_zeros(n)
         if self.shared_layers:
@@ -296,10 +297,15 @@ class FPFC(Algorithm):
         else:
             i, j = torch.triu_indices(n, n, 1, device=models.device)
             state |= {"w": models.clone(), "delta": models[i].sub_(models[j]), "c": models.new_ones(len(i))}
+            state["idle"] = torch.ones(len(i), dtype=torch.bool, device=models.device)
         return {**state, "samples": samples.clone()}, {"w": models.clone()}
 
     def downlink(self, server, round):
-        """zeta_i; with theta - v/rho = (2c - 1) delta the pairs' part is one weighted sum per client."""
+        """zeta_i; with theta - v/rho = (2c - 1) delta the pairs' part is one weighted sum per client.
+
+        An idle pair, free with a dual that was and is zero, adds w_j + (w_i - w_j): taken as w_i, so that what a far
+        client sends cannot even cost the others their last digits.
+        """
         common = {"common": server["common"]} if self.shared_layers else {}
         if not server["w"].shape[1]:
             return Down(shared=common)
@@ -309,8 +315,11 @@ class FPFC(Algorithm):
         j = torch.arange(n - 1, device=w.device).expand(len(i), -1)
         j = j + (j >= i)  # all clients but i
         pair = pair_index(torch.minimum(i, j), torch.maximum(i, j), n)
-        weight = torch.where(i < j, 2 * server["c"][pair] - 1, 1 - 2 * server["c"][pair]) / n
-        zeta = w.mean(0) + embedding_bag(pair, server["delta"], per_sample_weights=weight, mode="sum")
+        busy = (~server["idle"][pair]).to(w.dtype) / n
+        weight = torch.where(i < j, 2 * server["c"][pair] - 1, 1 - 2 * server["c"][pair]) * busy
+        zeta = w[round.ids] * (1 - busy.sum(1, keepdim=True))
+        zeta += embedding_bag(j, w, per_sample_weights=busy, mode="sum")
+        zeta += embedding_bag(pair, server["delta"], per_sample_weights=weight, mode="sum")
         return Down(shared=common, each={"zeta": zeta})
 
     def local_update(self, task, client, down, data, round):
@@ -356,12 +365,13 @@ class FPFC(Algorithm):
         i, j = torch.triu_indices(n, n, 1, device=w.device)
         active = torch.zeros(n, dtype=torch.bool, device=w.device).index_fill(0, ids, True)
         changed = (active[i] | active[j]).nonzero()[:, 0]
-        delta, c = server["delta"], server["c"]
+        delta, c, idle = server["delta"], server["c"], server["idle"]
 
         def update(at):
-            new = delta[at].mul_((1 - c[at])[:, None]).add_(w[i[at]]).sub_(w[j[at]])
-            c[at] = self._shrinkage(new.norm(dim=1))  # (6)
-            delta[at] = new
+            before = c[at]
+            new = delta[at].mul_((1 - before)[:, None]).add_(w[i[at]]).sub_(w[j[at]])
+            c[at] = now = self._shrinkage(new.norm(dim=1))  # (6)
+            delta[at], idle[at] = new, (before == 1) & (now == 1)
 
         blocks = changed.split(BLOCK // max(1, w.shape[1]) or 1)
         if w.is_cuda or len(blocks) < 4:
@@ -370,7 +380,7 @@ class FPFC(Algorithm):
         else:  # every pair is in one block, so the order does not matter
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 list(pool.map(update, blocks))
-        return {"w": w, "delta": delta, "c": c}
+        return {"w": w, "delta": delta, "c": c, "idle": idle}
 
     def _shrinkage(self, t):
         return shrinkage(t, self.lam, self.rho, self.a, self.xi, self.penalty)

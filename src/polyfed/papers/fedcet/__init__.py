@@ -3,7 +3,7 @@ experiments share.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,10 @@ from polyfed.data.federation import Federation
 from polyfed.data.synthetic import least_squares
 from polyfed.experiment.fit import Progress, fit
 from polyfed.models import build
+from polyfed.papers.recipe import curve_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FLOOR = 1e-14  # relative errors below are rounding
 
@@ -135,8 +139,24 @@ def best(runs: Mapping[str, Sequence[Mapping[str, Any]]], last: float = 0.0) -> 
 
 
 def series(runs: Sequence[Mapping[str, Any]], unit: float, thin: int = 60) -> tuple[list[float], list[list[float]]]:
-    """What `curve_figure` draws: bytes in `unit` and relative errors, as long as the shortest run, at most ~`thin`."""
-    length = min(len(run["error"]) for run in runs)
-    at = list(range(0, length, max(1, length // thin)))
-    x = [runs[0]["bytes"][k] / unit for k in at]
-    return x, [[max(run["error"][k] / run["error"][0], FLOOR) for k in at] for run in runs]
+    """What `curve_figure` draws, at most ~`thin` points: bytes in `unit` and relative errors of one method's runs.
+
+    A run that ended early, at rounding or by diverging, is drawn on at its last error.
+    """
+    longest = max(runs, key=lambda run: len(run["bytes"]))
+    at = list(range(0, len(longest["bytes"]), max(1, len(longest["bytes"]) // thin)))
+    errors = [[run["error"][min(k, len(run["error"]) - 1)] / run["error"][0] for k in at] for run in runs]
+    return [longest["bytes"][k] / unit for k in at], [[max(e, FLOOR) for e in row] for row in errors]
+
+
+def error_figure(
+    lines: Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]], x: str, dotted: Sequence[str] = ()
+) -> "Figure":
+    """`curve_figure` of relative errors with ticks as powers of ten. dotted: labels whose lines lie on others'"""
+    figure = curve_figure(lines, x, "relative error", log=True, width=5.6, height=4.0)
+    ax, legend = figure.axes[0], figure.legends[0]
+    ax.yaxis.set_major_formatter(lambda value, _: f"1e{round(np.log10(value)):d}")
+    for line in (*ax.lines, *legend.get_lines()):
+        if line.get_label() in dotted:
+            line.set(linestyle=(0, (1, 2)), linewidth=2.4)
+    return figure

@@ -10,8 +10,8 @@ from polyfed.algorithms.fedtrack import FedTrack
 from polyfed.algorithms.scaffold import Scaffold
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.synthetic import fedcet_quadratics
-from polyfed.papers.fedcet import Problem, distances, series, zeros
-from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, beside, curve_figure, ordered, ours, recipe
+from polyfed.papers.fedcet import Problem, distances, error_figure, series, zeros
+from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, beside, ordered, ours, recipe
 
 L, TAU, VECTOR = 4.0, 2, 60 * 8
 STEPS = {
@@ -104,8 +104,8 @@ def figure1(bench: Bench) -> Outcome:
         ),
     ]
     figures = {
-        "error-over-rounds": curve_figure(over_rounds, "round", "relative error", log=True),
-        "error-over-bytes": curve_figure(over_bytes, "kB per client, up and down", "relative error", log=True),
+        "error-over-rounds": error_figure(over_rounds, "round"),
+        "error-over-bytes": error_figure(over_bytes, "kB per client, up and down", ("FedAvg, same step",)),
     }
     return Outcome([table], figures, claims, NOTES)
 

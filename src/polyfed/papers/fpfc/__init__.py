@@ -19,7 +19,7 @@ from polyfed.experiment.compare import Comparison
 from polyfed.experiment.tune import tune
 from polyfed.models import build
 from polyfed.papers.recipe import Bench, Claim, Setting, Size, curves, grouping_of
-from polyfed.report.table import Cell
+from polyfed.report.table import Cell, Table
 
 SYNTHETIC = (
     Setting("features", "uniform on [0, 1), 60 of them (the text says normal; the tables fit uniform)", "code"),
@@ -212,6 +212,17 @@ def numbers_sent(found: Comparison, label: str, clients: int) -> Cell:
     sent = float(np.mean([r["down_bytes"] + r["up_bytes"] for r in rows])) / 4
     start = rows[0]["parameters"] * clients if sent else 0
     return Cell(f"{sent:.3g} + {start:.3g}" if sent else "0", {"numbers": sent, "initial": start})
+
+
+def told_by(title: str, heads: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
+    """A table whose machine columns are named by their heads."""
+    names = [h.removesuffix("<") for h in heads]
+    body = (
+        tuple(Cell(c.text, {f"{name} {k}": v for k, v in c.values.items()} or {name: c.text}, c.mark)
+              for name, c in zip(names, row, strict=True))
+        for row in rows
+    )  # fmt: skip
+    return Table(title, tuple(heads), tuple(body))
 
 
 def planted(found: Comparison, label: str, clusters: int, text: str) -> Claim:

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from polyfed.algorithms.fpfc import FPFC
-from polyfed.papers.fpfc import SYNTHETIC, WORK, rounds_of, scenario, sizes, softmax
+from polyfed.papers.fpfc import SYNTHETIC, WORK, rounds_of, scenario, sizes, softmax, told_by
 from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, Size, grouping_of, metric_of, ours, recipe
 from polyfed.report.table import Cell, Table
 
@@ -37,7 +37,7 @@ def vary(bench: Bench, key: str, values: Sequence[float]) -> Found:
 
 def table(key: str, found: Found) -> Table:
     rows = [(Cell(f"{v:g}"), ours(a, 100), ours(n), ours(s)) for v, (a, n, s) in found.items()]
-    return Table(f"{key}, S1", (key, "accuracy, %", "clusters", "ARI"), tuple(rows))
+    return told_by(f"{key}, S1", (key, "accuracy, %", "clusters", "ARI"), rows)
 
 
 def panels(parts: Mapping[str, Found]) -> Figure:
@@ -57,11 +57,14 @@ def panels(parts: Mapping[str, Found]) -> Figure:
             handles = [*a, *b]
             beside.grid(False)
             beside.set_ylim(0, 22)
+            beside.set_yticks(range(0, 21, 5))
             beside.spines["right"].set_visible(True)
             if ax is not axes[-1]:
                 beside.set_yticklabels([])
             if min(x) > 0 and max(x) / min(x) > 100:
                 ax.set_xscale("log")
+                ax.set_xticks(x, [f"{v:g}" for v in x])
+                ax.minorticks_off()
             ax.set_xlabel(key)
         axes[0].set_ylabel("test accuracy, %")
         figure.legend(handles=handles, loc="outside upper left", ncols=2)
@@ -74,7 +77,12 @@ def spread(found: Found) -> np.ndarray:
     return accuracy.max(0) - accuracy.min(0)
 
 
-@recipe("fpfc/figure-e4", "Figure E.4: lambda", minutes=(2, 60),
+def points(values: np.ndarray) -> str:
+    """Differences of accuracy in a line."""
+    return ", ".join(f"{100 * v:.1f}" for v in values) + " points"
+
+
+@recipe("fpfc/figure-e4", "Figure E.4: lambda", minutes=(2, 80),
         settings=settings(Setting("rho, a, xi, nu", "1, 3.7, 1e-4, 0.1", "paper")))  # fmt: skip
 def figure_e4(bench: Bench) -> Outcome:
     """For which lambda are the clusters found, and is the accuracy best there?"""
@@ -95,19 +103,26 @@ def figure_e4(bench: Bench) -> Outcome:
     return Outcome([table("lambda", found)], {"lambda": panels({"lambda": found})}, claims, notes)
 
 
-@recipe("fpfc/sensitivity", "Sensitivity to rho, xi and nu", minutes=(2, 60),
+@recipe("fpfc/sensitivity", "Sensitivity to rho, xi and nu", minutes=(3, 60),
         settings=settings(Setting("lambda", "0.7", "ours"), Setting("else", "rho 1, a 3.7, xi 1e-4, nu 0.1", "paper")),
 )  # fmt: skip
 def sensitivity(bench: Bench) -> Outcome:
     """Which of the other settings need care?"""
     found = {key: vary(bench, key, values) for key, values in OTHERS.items()}
+    groups = [found["nu"][v] for v in OTHERS["nu"] if v in found["nu"] and v <= 0.5]
+    same = np.ptp([n for _, n, _ in groups], axis=0) == 0
+    counts = "; ".join(", ".join(f"{n:.0f}" for n in own) for own in np.array([n for _, n, _ in groups]).T)
     claims = [
-        Claim(f"{key} matters by less than a point of accuracy", bool((spread(f) < 0.01).all()),
-              "best less worst, per seed: " + ", ".join(f"{100 * s:.1f} points" for s in spread(f)))
-        for key, f in found.items()
+        Claim("xi matters by less than a point of accuracy", bool((spread(found["xi"]) < 0.01).all()),
+              "best less worst, per seed: " + points(spread(found["xi"]))),
+        Claim("Remark 2: any nu from xi to 0.5 gives the same clusters", bool(same.all()),
+              f"clusters as nu rises, per seed: {counts}"),
     ]  # fmt: skip
     notes = [
+        f"rho: the best accuracy less the worst, per seed: {points(spread(found['rho']))}",
         "nu does not act in training: it decides which devices are averaged at the end",
         "rho must exceed 1/(a-1) = 0.37, or rule (6) is not the proximal step; smaller values are refused",
+        "an independent implementation of this scenario in NumPy (20 devices, 600 rounds, one seed) had 85.6, 83.8 and "
+        "73.0 % for rho 0.5, 1 and 2, and 83.65 to 83.8 % for xi from 1e-6 to 0.1",
     ]
     return Outcome([table(key, f) for key, f in found.items()], {"sensitivity": panels(found)}, claims, notes)

@@ -78,8 +78,8 @@ def by_round(found: list[Comparison], rounds: int) -> dict[str, np.ndarray]:
     return out
 
 
-@recipe("fpfc/figure9", "Figure 9: local work that grows with the rounds", minutes=(4, 240), settings=growing_settings,
-        machine="one GPU", data=("mnist", "fashion_mnist"))  # fmt: skip
+@recipe("fpfc/figure9", "Figure 9: local work that grows with the rounds", minutes=(3, 900), settings=growing_settings,
+        machine="two cores", data=("mnist", "fashion_mnist"))  # fmt: skip
 def figure9(bench: Bench) -> Outcome:
     """Is it better to do little at first and more later, for the same total of local work?"""
     tables, figures, claims = [], {}, []

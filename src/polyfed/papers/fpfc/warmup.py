@@ -21,7 +21,7 @@ NAMES = {"cold": "separate", "warm": "warm-up"}
 
 
 def settings(scale: Size):
-    rounds = ("500 (S1), 100 (H&BF)", "ours") if scale == "small" else ("2000 (S1), 100 (H&BF)", "paper")
+    rounds = ("400 (S1), 100 (H&BF)", "ours") if scale == "small" else ("2000 (S1), 100 (H&BF)", "paper")
     return (
         sizes(scale),
         Setting("rounds per lambda, at most", *rounds),
@@ -54,7 +54,7 @@ def search(bench: Bench, key: str, regime, seed: int, model, federation, method:
 def table2(bench: Bench) -> Outcome:
     """Does a warm path find a lambda as good as separate runs do, in less time?"""
     parts = {
-        "s1": (softmax, scenario(bench), FPFC(0.1), bench.rounds(500, 2000), WORK),
+        "s1": (softmax, scenario(bench), FPFC(0.1), bench.rounds(400, 2000), WORK),
         "hbf": (linear, hbf(bench), FPFC(0.01, nu=4.0), bench.rounds(100, 100), HBF_WORK),
     }
     tables, claims = [], []

@@ -1,0 +1,139 @@
+"""Figure 1: seven methods with many and with few samples per client."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from polyfed.papers.fedacs import (
+    NOT_TO_BE_MATCHED,
+    apart,
+    clients,
+    model_setting,
+    net,
+    tuned,
+    work,
+    work_settings,
+)
+from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, Size, metric_of, ordered, ours, recipe
+from polyfed.report.table import Cell, Table
+
+METHODS = ("FedAvg", "Ditto", "PerAvg", "pFedMe", "APFL", "FedAMP", "FedACS")
+NAMES = {"fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+
+
+class Panel(NamedTuple):
+    """One panel: [small, paper] each."""
+
+    title: str
+    partition: tuple[str, str]
+    clients: tuple[int, int]
+    fraction: tuple[float, float] = (1.0, 1.0)
+    rounds: tuple[int, int] = (20, 100)
+
+
+MANY = 200  # training images per client in (a) and (b), small size
+FEW = "dirichlet-prior:0.5,samples=50"
+PANELS = {
+    "a": Panel("a: many samples, 2 classes", ("pathological:2", "pathological:2"), (20, 100)),
+    "b": Panel(
+        "b: many samples, Dirichlet(0.5)", (f"dirichlet-prior:0.5,samples={MANY}", "dirichlet-prior:0.5"), (20, 100)
+    ),
+    "c": Panel("c: 50 samples, Dirichlet(0.5)", (FEW, FEW), (40, 100), rounds=(30, 100)),
+    "d": Panel("d: 50 samples, 10 % take part", (FEW, FEW), (100, 500), (0.1, 0.1), (100, 500)),
+}
+
+
+def settings(scale: Size) -> Sequence[Setting]:
+    small = scale == "small"
+    k = 0 if small else 1
+    count = ", ".join(f"({key}) {p.clients[k]}" for key, p in PANELS.items())
+    rounds = ", ".join(f"({key}) {p.rounds[k]}" for key, p in PANELS.items())
+    many = Setting("training images per client, (a) and (b)", str(MANY) if small else "all, shared equally", "ours")
+    return (
+        Setting("clients", count, "ours" if small else "paper"),
+        Setting("partition", "(a) 2 classes per client, else class priors from Dirichlet(0.5)", "paper"),
+        many,
+        Setting("training images per client, (c) and (d)", "50", "paper"),
+        Setting("participation", "(d) 10 %, else all", "ours"),
+        Setting("test set per client", "100 images in the class ratio of its training images", "ours"),
+        model_setting(scale),
+        Setting("rounds", rounds, "ours"),
+        *(s for s in work_settings(scale) if s.key not in ("rounds",)),
+        Setting("tuned", "under the first seed, for all seeds", "ours"),
+    )
+
+
+def run(bench: Bench, name: str, key: str) -> dict[str, np.ndarray]:
+    """method -> [seeds] accuracy of one panel."""
+    panel, k = PANELS[key], bench.pick(0, 1)
+    n = panel.clients[k]
+    at_most = MANY * n if bench.small and key == "a" else None
+    model, federation = net(bench, name), clients(bench, name, panel.partition[k], n, at_most)
+    given = {**work(bench), "rounds": bench.rounds(*panel.rounds), "fraction": panel.fraction[k]}
+    first = bench.seeds[0]
+    methods = {m: tuned(bench, f"{name}-{key}", m, model, federation, first, **given) for m in METHODS}
+    found = bench.compare(f"{name}-{key}", model, federation, methods, evaluate_every=0, **given)
+    return {m: metric_of(found, m) for m in METHODS}
+
+
+def claims(name: str, key: str, accuracy: dict[str, np.ndarray]) -> list[Claim]:
+    """What the text says of the panel."""
+    where, mine, unit = f"{NAMES[name]} ({key})", accuracy["FedACS"], " points"
+    found = [ordered(f"{where}: PerAvg is better than pFedMe", accuracy["PerAvg"], accuracy["pFedMe"], 100, unit)]
+    others = {m: a for m, a in accuracy.items() if m != "FedACS"}
+    best = max(others, key=lambda m: np.nanmean(others[m]))
+    if key == "a":
+        found.append(ordered(f"{where}: APFL is better than FedACS", accuracy["APFL"], mine, 100, unit))
+    if key in "cd":
+        found.append(ordered(f"{where}: FedACS is better than the best other, {best}", mine, others[best], 100, unit))
+    usual = np.mean([apart(a) for a in others.values()], 0)
+    text = f"{where}: FedACS varies less over seeds than the others do on average"
+    return [*found, ordered(text, usual, apart(mine), 100, " points from the mean")]
+
+
+def figure(accuracy: dict[str, dict[str, np.ndarray]]) -> Figure:
+    """Per panel a line per method: every seed, their mean and standard deviation."""
+    from polyfed.report.style import BLUE, QUIET, VERMILLION, styled
+
+    with styled():
+        drawn = Figure(figsize=(7.2, 4.6), layout="constrained")
+        axes = drawn.subplots(2, 2, sharey=True).ravel()
+        for ax, (key, found) in zip(axes, accuracy.items(), strict=True):
+            for y, (method, values) in enumerate(found.items()):
+                colour = VERMILLION if method == "FedACS" else BLUE
+                v = 100 * values[np.isfinite(values)]
+                ax.plot(v, np.full(len(v), y), "o", color=QUIET, markersize=3, alpha=0.5, markeredgewidth=0)
+                if len(v):
+                    spread = v.std(ddof=1) if len(v) > 1 else 0.0
+                    ax.errorbar(v.mean(), y, xerr=spread, fmt="D", color=colour, markersize=4.5, capsize=3)
+            ax.set_yticks(range(len(found)), list(found))
+            ax.set_title(PANELS[key].title)
+            ax.grid(axis="y", visible=False)
+        axes[0].invert_yaxis()
+        for ax in axes[2:]:
+            ax.set_xlabel("test accuracy, %")
+    return drawn
+
+
+@recipe("fedacs/figure1", "Figure 1: seven methods with many and with few samples", minutes=(5, 900),
+        settings=settings, machine="one large GPU", data=("fashion_mnist", "cifar10"), seeds=5)  # fmt: skip
+def figure1(bench: Bench) -> Outcome:
+    """Which methods pay when clients have many samples, and which when they have few?"""
+    outcome = Outcome(notes=[
+        "the paper shows Figure 1 as an image without figures; the claims are those of its text",
+        "FedAvg and PerAvg are judged as in the paper's tables, PerAvg after its personal step; in (d) a client is "
+        "judged by what it holds, last updated when it last took part",
+        *NOT_TO_BE_MATCHED,
+    ])  # fmt: skip
+    for name in bench.pick(("fashion-mnist",), tuple(NAMES)):
+        accuracy = {key: run(bench, name, key) for key in PANELS}
+        rows = [
+            (Cell(m), *(ours(accuracy[key][m], 100) for key in PANELS)) for m in METHODS
+        ]  # fmt: skip
+        heads = ("method<", *(f"({key})" for key in PANELS))
+        outcome.tables.append(Table(f"Figure 1, {NAMES[name]}, accuracy in %", heads, tuple(rows)))
+        outcome.figures[name] = figure(accuracy)
+        outcome.claims += [c for key in PANELS for c in claims(name, key, accuracy[key])]
+    return outcome

@@ -1,0 +1,144 @@
+"""Tables 1 and 2: twelve methods, their accuracy, what they send and how large their models are."""
+
+import numpy as np
+
+from polyfed.algorithms.apfl import APFL
+from polyfed.algorithms.ditto import Ditto
+from polyfed.algorithms.fedavg import FedAvg
+from polyfed.algorithms.feddyn import FedDyn
+from polyfed.algorithms.fedper import FedPer
+from polyfed.algorithms.fedrep import FedRep
+from polyfed.algorithms.fedspa import FedSpa
+from polyfed.algorithms.lgfedavg import LGFedAvg
+from polyfed.algorithms.local import Local
+from polyfed.algorithms.perfedavg import PerFedAvg
+from polyfed.algorithms.scaffold import Scaffold
+from polyfed.core.algorithm import Algorithm
+from polyfed.experiment.compare import Comparison
+from polyfed.papers.fedslr import (
+    DATA,
+    MACHINE,
+    NEEDS,
+    OTHER_DATA,
+    PAPER_MINUTES,
+    SMALL,
+    UNKNOWN,
+    gigabytes,
+    last,
+    method,
+    settings,
+    train,
+)
+from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, beside, metric_of, ordered, ours, recipe
+from polyfed.report.table import Table
+
+GKR, MIXED = "FedSLR, GKR", "FedSLR, mixed"
+PRINTED = {  # accuracy in per cent: CIFAR-10 IID and not, CIFAR-100, Tiny ImageNet
+    "SCAFFOLD": (91.33, 82.91, 66.68, 59.48, 43.13, 34.11),
+    "FedDyn": (92.61, 90.14, 68.68, 64.29, 43.52, 38.02),
+    "FedAvg": (90.25, 82.89, 61.92, 55.78, 35.17, 30.56),
+    GKR: (91.73, 87.52, 66.40, 64.22, 41.32, 35.13),
+    "Per-FedAvg": (89.57, 91.55, 57.10, 63.73, 34.41, 37.52),
+    "LG-FedAvg": (38.32, 81.35, 12.96, 49.90, 5.34, 35.68),
+    "FedRep": (None, None, None, None, None, None),
+    "FedRep, released": (89.28, 93.41, 15.36, 60.42, 5.48, 46.42),
+    "Ditto": (89.16, 94.39, 59.36, 78.67, 34.78, 58.30),
+    "APFL": (75.11, 87.11, 30.99, 61.14, 20.16, 48.02),
+    "Local": (38.30, 82.17, 10.97, 47.99, 3.86, 34.28),
+    "FedSpa": (88.31, 93.19, 48.00, 73.87, 30.39, 53.76),
+    MIXED: (89.72, 95.30, 64.95, 82.19, 38.20, 59.13),
+}
+LABELS = {GKR: "FedSLR", MIXED: "FedSLR", "FedRep, released": "FedPer"}  # the runs that the rows are from
+RATES = (
+    Setting("Per-FedAvg, Ditto, APFL", "alpha 0.01; lambda 0.1, 1 personal epoch; share 0.5", "paper"),
+    Setting("FedDyn, FedSpa", "alpha 0.1; density 0.5", "paper"),
+    Setting("FedSpa's search", "100 rounds", "ours"),
+    Setting("FedRep", "10 epochs of the head, 1 of the body; released: both together, that is FedPer", "paper"),
+)
+
+
+def methods(bench: Bench) -> dict[str, Algorithm]:
+    return {
+        "SCAFFOLD": Scaffold(0.1),
+        "FedDyn": FedDyn(0.1, alpha=0.1),
+        "FedAvg": FedAvg(0.1),
+        "Per-FedAvg": PerFedAvg(0.1, alpha=0.01),
+        "LG-FedAvg": LGFedAvg(0.1),
+        "FedRep": FedRep(0.1),
+        "FedPer": FedPer(0.1),
+        "Ditto": Ditto(0.1, lam=0.1),
+        "APFL": APFL(0.1, alpha=0.5),
+        "Local": Local(0.1),
+        "FedSpa": FedSpa(0.1, density=0.5),
+        "FedSLR": method(bench),
+    }
+
+
+def accuracy(found: Comparison, row: str) -> np.ndarray:
+    """[seeds] of a row of the table."""
+    return last(found, "FedSLR") if row == GKR else metric_of(found, LABELS.get(row, row))
+
+
+@recipe("fedslr/table1", "Tables 1 and 2: accuracy, gigabytes and sizes of twelve methods",
+        minutes=(8, 5 * 6 * 12 * PAPER_MINUTES), settings=settings(*RATES), machine=MACHINE, data=("fashion_mnist",),
+        seeds=5)  # fmt: skip
+def table1(bench: Bench) -> Outcome:
+    """Is a common low-rank model with sparse personal parts better than other personal models, and its common part
+    better than other common models?"""
+    sets = (SMALL,) if bench.small else tuple(DATA)
+    found = {
+        (data, iid): train(bench, f"{data.lower().replace(' ', '-')}-{'iid' if iid else 'own-prior'}", methods(bench),
+                           "CIFAR-10" if bench.small else data, iid)
+        for data in sets for iid in ((False,) if bench.rehearse else (True, False))
+    }  # fmt: skip
+    rows = {
+        row: [
+            (None if value is None else f"{value:.2f}", ours(accuracy(f, row), 100))
+            for value, f in zip(printed, found.values(), strict=False)
+        ]
+        for row, printed in PRINTED.items()
+    }
+    columns = [f"{data} {'IID' if iid else 'non-IID'}" for data, iid in found]
+    tables = [beside("Table 1, accuracy in per cent", columns, rows)]
+    claims: list[Claim] = []
+    for k, data in enumerate(sets):
+        own, printed = found[data, False], {row: values[2 * k + 1] for row, values in PRINTED.items()}
+        tables.append(sizes(data, own))
+        claims += [
+            ordered(f"{data}, non-IID: {a} above {b}", accuracy(own, a), accuracy(own, b), 100, " points")
+            for a, b in pairs(printed)
+        ]
+    first = [f"{SMALL}: the paper's figures are those of CIFAR-10; {OTHER_DATA}"] if bench.small else []
+    notes = [
+        *first, UNKNOWN, NEEDS,
+        "the released FedRep trains head and body together, so the printed row is FedPer's; FedRep itself is beside it",
+        "APFL's clients deploy one mixed model; the paper counts the two models that it is mixed from",
+    ]  # fmt: skip
+    return Outcome(tables, claims=claims, notes=notes)
+
+
+def pairs(printed: dict[str, float | None]) -> list[tuple[str, str]]:
+    """The orders that the printed figures show: the mixed model above all others, and the common models."""
+    common = [(GKR, "FedAvg"), (GKR, "SCAFFOLD"), ("FedDyn", GKR)]
+    return [(MIXED, GKR), *common, *((MIXED, row) for row in printed if row not in (MIXED, GKR))]
+
+
+def sizes(data: str, found: Comparison) -> Table:
+    """Table 2's columns of our runs."""
+    from polyfed.papers.fedslr.table2 import GIGABYTES, MILLIONS
+
+    column = {SMALL: 0}.get(data, list(DATA).index(data) if data in DATA else 0)
+    factor, unit = (1e3, "MB") if data == SMALL else (1.0, "GB")
+    rows = {}
+    for row in PRINTED:
+        label = LABELS.get(row, row)
+        numbers = last(found, label, "gkr_parameters" if row == GKR else "parameters")
+        gb, m = (t[row][column] if row in t else None for t in (GIGABYTES, MILLIONS))
+        share = gigabytes(found, label, "down").sum() / max(gigabytes(found, "FedAvg", "down").sum(), 1e-30)
+        rows[row] = [
+            (None if gb is None else f"{gb:.2f} GB", ours(gigabytes(found, label), factor)),
+            (None, ours([100 * share], decimals=1)),
+            (None if m is None else f"{m:.2f} M", ours(numbers / (1e3 if data == SMALL else 1e6))),
+        ]
+    heads = (f"sent, {unit}", "down, % of FedAvg", f"parameters, {'thousand' if data == SMALL else 'M'}")
+    return beside(f"Table 2, {data} non-IID", heads, rows)
