@@ -54,7 +54,8 @@ def _column(bench: Bench, partition: str) -> Outcome:
         )
     ]  # fmt: skip
     shown = ("FedAvg", "Ditto", "FedRep", "FedACS", "FPFC", "FedSLR", "Local")
-    figure = curve_figure({m: _curve(history, m) for m in shown}, "round", "test accuracy, mean over clients, %")
+    figure = curve_figure({m: _curve(history, m) for m in shown}, "round", "mean test accuracy, %", width=5.6, height=4)
+    figure.axes[0].set_ylim(60, 101)  # where methods differ
     notes = [
         "The leaderboard picks the best round by test accuracy, an optimistic choice; the last column does not.",
         "PFLlib drops the remainder of an epoch that is smaller than a batch; here it is a smaller batch. Several of "
