@@ -335,10 +335,10 @@ def curve_figure(
         for height_, text in (marks or {}).items():
             ax.axhline(height_, color=QUIET, linewidth=0.8, linestyle=(0, (2, 2)))
             ax.annotate(text, (1, height_), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
-        if log:
-            ax.set_yscale("log")
-        if log_x:
-            ax.set_xscale("log")
+        for wanted, scale, axis in ((log, ax.set_yscale, ax.yaxis), (log_x, ax.set_xscale, ax.xaxis)):
+            if wanted:
+                scale("log")
+                axis.set_major_formatter(lambda v, _: f"1e{round(np.log10(v)):d}" if v > 0 else "0")
         ax.set_xlabel(x)
         ax.set_ylabel(y)
         if len(series) > 1:

@@ -30,7 +30,7 @@ class Panel(NamedTuple):
     partition: tuple[str, str]
     clients: tuple[int, int]
     fraction: tuple[float, float] = (1.0, 1.0)
-    rounds: tuple[int, int] = (20, 100)
+    rounds: tuple[int, int] = (20, 40)
 
 
 MANY = 200  # training images per client in (a) and (b), small size
@@ -117,7 +117,7 @@ def figure(accuracy: dict[str, dict[str, np.ndarray]]) -> Figure:
     return drawn
 
 
-@recipe("fedacs/figure1", "Figure 1: seven methods with many and with few samples", minutes=(5, 900),
+@recipe("fedacs/figure1", "Figure 1: seven methods with many and with few samples", minutes=(5, 3600),
         settings=settings, machine="one large GPU", data=("fashion_mnist", "cifar10"), seeds=5)  # fmt: skip
 def figure1(bench: Bench) -> Outcome:
     """Which methods pay when clients have many samples, and which when they have few?"""

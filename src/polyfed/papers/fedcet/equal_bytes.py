@@ -60,7 +60,7 @@ def methods(problem: Problem, tau: int, grid: tuple[float, ...]) -> dict[str, di
 
 def all_runs(bench: Bench, name: str, tau: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """label -> step -> one run per seed, kept seed by seed."""
-    grid = GRID[bench.scale][-1:] if bench.rehearse else GRID[bench.scale]
+    grid = GRID[bench.scale][:1] if bench.rehearse else GRID[bench.scale]
 
     def one(seed: int) -> dict[str, Any]:
         problem = PROBLEMS[name](seed)

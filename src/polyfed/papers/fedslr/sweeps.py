@@ -110,7 +110,7 @@ def smaller(what: str, runs: Mapping[float, tuple[Comparison, str]]):
     ]  # fmt: skip
 
 
-@recipe("fedslr/table3", "Table 3: lambda", minutes=(3, several(5)), machine=MACHINE, data=("fashion_mnist",), seeds=5,
+@recipe("fedslr/table3", "Table 3: lambda", minutes=(2, several(5)), machine=MACHINE, data=("fashion_mnist",), seeds=5,
         settings=settings(Setting("lambda", "small: where ranks fall in 40 rounds; beside them the paper's", "ours"),
                           without=["lambda"]))  # fmt: skip
 def table3(bench: Bench) -> Outcome:
@@ -126,7 +126,7 @@ def table3(bench: Bench) -> Outcome:
     return Outcome([table(bench, "Table 3", "lambda", runs, TABLE3)], {}, claims, [FOREIGN, *NOTES])
 
 
-@recipe("fedslr/table4", "Table 4: mu", minutes=(3, several(5)), machine=MACHINE, data=("fashion_mnist",), seeds=5,
+@recipe("fedslr/table4", "Table 4: mu", minutes=(2, several(5)), machine=MACHINE, data=("fashion_mnist",), seeds=5,
         settings=settings(Setting("mu", "five values; at small size over a wider range", "ours")))  # fmt: skip
 def table4(bench: Bench) -> Outcome:
     """How sparse should the personal parts be?"""
@@ -179,7 +179,7 @@ def table6(bench: Bench) -> Outcome:
     return Outcome([table(bench, "Table 6", "epochs", runs, TABLE6)], {}, claims, [FOREIGN, note, *NOTES])
 
 
-@recipe("fedslr/table7", "Tables 7 and 8: either part alone", minutes=(3, several(8)), machine=MACHINE,
+@recipe("fedslr/table7", "Tables 7 and 8: either part alone", minutes=(2, several(8)), machine=MACHINE,
         data=("fashion_mnist",), seeds=5,
         settings=settings(
             Setting("pure personal", "lambda 10, which makes w zero; p starts at the initial weights", "code"),

@@ -80,7 +80,7 @@ def accuracy(found: Comparison, row: str) -> np.ndarray:
 
 
 @recipe("fedslr/table1", "Tables 1 and 2: accuracy, gigabytes and sizes of twelve methods",
-        minutes=(8, 5 * 6 * 12 * PAPER_MINUTES), settings=settings(*RATES), machine=MACHINE, data=("fashion_mnist",),
+        minutes=(6, 5 * 6 * 12 * PAPER_MINUTES), settings=settings(*RATES), machine=MACHINE, data=("fashion_mnist",),
         seeds=5)  # fmt: skip
 def table1(bench: Bench) -> Outcome:
     """Is a common low-rank model with sparse personal parts better than other personal models, and its common part
