@@ -140,6 +140,7 @@ def compare(
     watch: Watch | None = None,
     config: Mapping[str, Any] | None = None,
     describe: Callable[[str], Mapping[str, Any]] | None = None,
+    report: bool = True,
     **settings: Any,
 ) -> Comparison:
     """Train every algorithm under every seed, all on the same data and from the same start.
@@ -151,6 +152,7 @@ def compare(
     keep: hold on to every Run; False: only to its numbers
     watch: told what happens     config: contents of comparison.toml
     describe: label -> further tables of that run's config.toml
+    report: whether to write report.html into the folder
     settings: passed to `fit`, such as rounds=100, batch_size=None
 
     A run that diverges does not stop the others; it is in `failures`. After Ctrl-C the round in hand is finished and
@@ -186,7 +188,7 @@ def compare(
             if result.status == "interrupted":
                 comparison.status = "interrupted"
                 return comparison
-    if folder is not None and comparison._finished:
+    if report and folder is not None and comparison._finished:
         from polyfed.report import write_report
 
         write_report([folder], folder / "report.html")

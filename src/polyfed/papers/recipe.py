@@ -161,7 +161,7 @@ class Bench:
         _same_experiment(place, config)
         found = compare(
             model, federation, algorithms, seeds=which, out=place, resume=True, keep=False, watch=self.watch,
-            config=config, **settings,
+            config=config, report=False, **settings,
         )  # fmt: skip
         if found.status == "interrupted":
             raise KeyboardInterrupt

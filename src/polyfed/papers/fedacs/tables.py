@@ -22,7 +22,20 @@ from polyfed.papers.fedacs import (
     tuned,
     work,
 )
-from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, Size, beside, metric_of, ordered, ours, recipe
+from polyfed.papers.recipe import (
+    Bench,
+    Claim,
+    Outcome,
+    Setting,
+    Size,
+    beside,
+    metric_of,
+    ordered,
+    ours,
+    paper,
+    recipe,
+)
+from polyfed.report.table import Cell, Table
 
 PRINTED = {
     "cifar10": {"Local": 77.29, "Ditto-P": 77.33, "Ditto-G": 39.47, "PerAvg-P": 73.07, "PerAvg-G": 28.90},
@@ -123,18 +136,15 @@ def table2(bench: Bench) -> Outcome:
     """What do ever more evenly mixed classes do to FedACS, and to training alone?"""
     outcome = Outcome()
     for name in bench.pick(("fashion-mnist",), tuple(PRINTED)):
-        rows, accuracy, quantiles = {}, {}, []
+        rows, accuracy, quantiles = [], {}, []
         for alpha, printed in zip(ALPHAS, BY_ALPHA[name], strict=True):
             found, chosen, majority = at_alpha(bench, name, alpha)
             accuracy[alpha] = metric_of(found, "FedACS")
-            rows[alpha] = [
-                (printed, ours(accuracy[alpha], 100)),
-                (None, ours(metric_of(found, "Local"), 100)),
-                (None, ours(majority, 100)),
-            ]
+            mine = (accuracy[alpha], metric_of(found, "Local"), majority)
+            rows.append((Cell(alpha), paper(printed), *(ours(values, 100) for values in mine)))
             quantiles.append(f"alpha {alpha}: {listed(chosen)}")
-        heads = ("FedACS, %", "Local, %", f"{COMMONEST}, %")
-        outcome.tables.append(beside(f"Table 2, {NAMES[name]}", heads, rows, (REMARK,), first="alpha"))
+        heads = ("alpha", "FedACS, %, paper", "FedACS, %, ours", "Local, %, ours", f"{COMMONEST}, %")
+        outcome.tables.append(Table(f"Table 2, {NAMES[name]}", heads, tuple(rows), (REMARK,)))
         text = f"{NAMES[name]}: FedACS is better at alpha 10 than at alpha 0.1"
         outcome.claims.append(ordered(text, accuracy["10"], accuracy["0.1"], 100, " points"))
         outcome.notes.append(f"{NAMES[name]}: quantile per seed by validation data; {'; '.join(quantiles)}")

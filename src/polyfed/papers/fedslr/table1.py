@@ -52,8 +52,8 @@ LABELS = {GKR: "FedSLR", MIXED: "FedSLR", "FedRep, released": "FedPer"}  # the r
 RATES = (
     Setting("Per-FedAvg, Ditto, APFL", "alpha 0.01; lambda 0.1, 1 personal epoch; share 0.5", "paper"),
     Setting("FedDyn, FedSpa", "alpha 0.1; density 0.5", "paper"),
-    Setting("FedSpa's search", "100 rounds", "ours"),
-    Setting("FedRep", "10 epochs of the head, 1 of the body; released: both together, that is FedPer", "paper"),
+    Setting("FedSpa's search", "100 rounds, more than there are at small size", "ours"),
+    Setting("FedRep", "10 epochs of the head, 1 of the body; released: both together, that is FedPer", "ours"),
 )
 
 
