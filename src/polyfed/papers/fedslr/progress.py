@@ -56,7 +56,7 @@ def downlink(found: Comparison, label: str) -> Series:
     return at[1:], (100 * np.diff(sent) / np.diff(dense)).tolist()
 
 
-@recipe("fedslr/curves", "Over the rounds: accuracy, ranks, sizes, downlink (content of Figures 2 to 5)",
+@recipe("fedslr/curves", "Over the rounds: accuracy, ranks, sizes, downlink (in place of Figures 2 to 5)",
         minutes=(2, 5 * 5 * PAPER_MINUTES), machine=MACHINE, data=("fashion_mnist",), seeds=5,
         settings=settings(Setting("lambda of FedSLR", "1/2, 1 and 5 times that below", "ours")))  # fmt: skip
 def progress(bench: Bench) -> Outcome:

@@ -80,7 +80,7 @@ def variants(bench: Bench) -> Outcome:
           for k in STRUCTURES),
     ]  # fmt: skip
     notes = [
-        "the released code has none of these, and the paper's figures of them are not at hand: order only",
+        "the released code has none of these, and the paper's figures of them are not known to us: order only",
         "the same lambda and mu mean other things in other norms and methods; none was tuned for its own",
         UNKNOWN, NEEDS,
     ]  # fmt: skip
