@@ -369,12 +369,14 @@ class FPFC(Algorithm):
 
         def update(at):
             before = c[at]
-            new = delta[at].mul_((1 - before)[:, None]).add_(w[i[at]]).sub_(w[j[at]])
+            new = delta.index_select(0, at).mul_((1 - before)[:, None])
+            new.add_(w.index_select(0, i[at])).sub_(w.index_select(0, j[at]))
             c[at] = now = self._shrinkage(new.norm(dim=1))  # (6)
-            delta[at], idle[at] = new, (before == 1) & (now == 1)
+            delta.index_copy_(0, at, new)
+            idle[at] = (before == 1) & (now == 1)
 
         blocks = changed.split(BLOCK // max(1, w.shape[1]) or 1)
-        if w.is_cuda or len(blocks) < 4:
+        if w.is_cuda or len(blocks) < 16:
             for at in blocks:
                 update(at)
         else:  # every pair is in one block, so the order does not matter

@@ -142,6 +142,17 @@ class Batches:
             return self._work.steps.equal
         return self.full_batch or self._work.steps is not None
 
+    @property
+    def total(self) -> int:
+        """Steps of the client that takes most."""
+        return int(self._steps.max(initial=0))
+
+    @property
+    def same(self) -> Batch | None:
+        """The batch of every step, where all clients take the same steps on all they have; else None."""
+        same = self.full_batch and self._work.augment is None and (self._steps == self.total).all()
+        return self.whole() if same and self.total > 1 else None
+
     def whole(self) -> Batch:
         """All training samples of every client, as one batch of s rows."""
         if self._padded is None:
@@ -150,7 +161,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         steps = self._steps
-        total = int(steps.max(initial=0))
+        total = self.total
         # rows[k]: up to which row somebody still works at step k; ragged[k]: somebody before that row has finished
         at_work = steps[None, :] > np.arange(total)[:, None]
         rows = len(steps) - np.argmax(at_work[:, ::-1], axis=1)

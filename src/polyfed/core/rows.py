@@ -46,7 +46,7 @@ class MemoryRows:
 
     def read(self, name: str, ids: Tensor) -> Tensor:
         """One tensor's rows of `ids`, copied."""
-        return self.tensors[name][ids]
+        return self.tensors[name].index_select(0, ids)
 
     def scatter(self, ids: Tensor, state: State) -> None:
         """Write `state: [s, ...]` into the rows of `ids`."""

@@ -30,6 +30,17 @@ def local_sgd(
         for batch in data:
             task.descend_(w[: batch.rows], batch, _rows(lr, batch.rows))
         return w
+    if (batch := data.same) is not None and (gradient := task.gradient_on(w, batch)) is not None:
+        for _ in range(data.total):
+            g = gradient()
+            step = correct(w, g) if correct is not None else g
+            if isinstance(lr, Tensor):
+                w.sub_(lr * step)
+            else:
+                w.sub_(step, alpha=lr)
+            if prox is not None:
+                w.copy_(prox(w))
+        return w
     g = torch.zeros_like(w)
     for batch in data:
         m = batch.rows

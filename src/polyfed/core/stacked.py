@@ -5,7 +5,7 @@ contiguous samples and the product of a wide layer along its features. Each weig
 product straight into the flat vector. No graph is recorded.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from polyfed.core.layout import Layout
 
 ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid)
 LOSSES = ("cross-entropy", "mse")
+Slope = Callable[[Tensor], Tensor]
 
 
 class Signal(NamedTuple):
@@ -62,12 +63,12 @@ class Stacked:
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
         """w: [s, p], x: [s, b, ...] -> [s, b, out]."""
-        *_, (_, _, z) = self._forward(self.layout.views(w), x)
+        *_, (_, _, z) = self._forward(self.layout.views(w), _entering(x))
         return z.transpose(1, 2)
 
-    def _forward(self, views: list[Tensor], x: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def _forward(self, views: list[Tensor], a: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Per layer (index of its first parameter, input [s, in, b], output [s, out, b])."""
-        k, a = 0, x.flatten(2).transpose(1, 2)
+        k = 0
         for layer in self.layers:
             if isinstance(layer, nn.Linear):
                 z = product(views[k], a, None if layer.bias is None else views[k + 1])
@@ -78,10 +79,11 @@ class Stacked:
                 yield k, a, z
             a = z
 
-    def signals(self, views: list[Tensor], batch: Batch, need_loss: bool) -> tuple[list[Signal], Tensor | None]:
-        """The gradient of every client's weighted mean loss, a factored `Signal` per linear layer, and the loss [s]."""
-        trace = list(self._forward(views, batch.x))
-        delta, loss = self._at_output(trace[-1][2], batch, need_loss)
+    def _signals(self, views: list[Tensor], x: Tensor, slope: Slope) -> tuple[list[Signal], Tensor]:
+        """A factored `Signal` per linear layer, the last one first, and the outputs [s, out, b]. x: [s, in, b]."""
+        trace = list(self._forward(views, x))
+        outputs = trace[-1][2]
+        delta = slope(outputs)
         found: list[Signal] = []
         first = trace[0][0]
         for layer, (k, a, z) in zip(reversed(self.layers), reversed(trace), strict=True):
@@ -95,42 +97,68 @@ class Stacked:
                 delta = delta.mul_(1 - z * z)
             else:
                 delta = delta.mul_(z * (1 - z))
-        return found, loss
+        return found, outputs
 
-    def _at_output(self, z: Tensor, batch: Batch, need_loss: bool) -> tuple[Tensor, Tensor | None]:
-        """Gradient of the weighted loss with respect to the outputs z: [s, out, b], and the loss [s]."""
-        s, out, b = z.shape
-        weight = batch.weight[:, None] if batch.weight is not None else z.new_full((1, 1, 1), 1 / b)
+    def _slope(self, batch: Batch) -> Slope:
+        """Outputs [s, out, b] -> the gradient of every client's weighted mean loss with respect to them."""
+        (s, b), x = batch.x.shape[:2], batch.x
+        weight = batch.weight[:, None] if batch.weight is not None else x.new_full((1, 1, 1), 1 / b)
         if self.loss == "cross-entropy":
-            target = batch.y[:, None]
-            loss = None
-            if need_loss:
-                loss = -(z.log_softmax(1).gather(1, target) * weight).sum((1, 2))
-            delta = torch.softmax(z, 1).mul_(weight)
-            return delta.scatter_add_(1, target, -weight.expand(s, 1, b)), loss
-        gap = z - batch.y.reshape(s, b, out).transpose(1, 2)
-        loss = (gap.square() * weight).sum((1, 2)) / out if need_loss else None
-        return gap.mul_(weight * (2 / out)), loss
+            target, back = batch.y[:, None], -weight.expand(s, 1, b)
+            return lambda z: torch.softmax(z, 1).mul_(weight).scatter_add_(1, target, back)
+        y, scale = batch.y.reshape(s, b, -1).transpose(1, 2), weight * (2 * b * s / batch.y.numel())
+        return lambda z: (z - y).mul_(scale)
+
+    def _loss(self, z: Tensor, batch: Batch) -> Tensor:
+        """Every client's weighted mean loss [s] at outputs z: [s, out, b]."""
+        s, out, b = z.shape
+        weight = batch.weight[:, None] if batch.weight is not None else 1 / b
+        if self.loss == "cross-entropy":
+            return -(z.log_softmax(1).gather(1, batch.y[:, None]) * weight).sum((1, 2))
+        return ((z - batch.y.reshape(s, b, out).transpose(1, 2)).square() * weight).sum((1, 2)) / out
 
     def gradient(self, w: Tensor, batch: Batch, need_loss: bool) -> tuple[Tensor, Tensor | None]:
         """([s, p] gradient, [s] loss)."""
-        found, loss = self.signals(self.layout.views(w), batch, need_loss)
+        found, z = self._signals(self.layout.views(w), _entering(batch.x), self._slope(batch))
         g = w.new_empty(w.shape)
-        views = self.layout.views(g)
-        for layer, bias, delta, inputs in found:
-            torch.bmm(delta, inputs, out=views[layer])
-            if bias:
-                torch.sum(delta, -1, out=views[layer + 1])
-        return g, loss
+        _write(found, self.layout.views(g))
+        return g, self._loss(z, batch) if need_loss else None
+
+    def gradient_on(self, w: Tensor, batch: Batch) -> Callable[[], Tensor]:
+        """The gradient as a function of what `w: [s, p]` holds when it is called: for many steps on one batch.
+
+        Nothing is looked up or set up twice, and every call returns the same memory.
+        """
+        views, x, slope = self.layout.views(w), _entering(batch.x), self._slope(batch)
+        g = w.new_empty(w.shape)
+        into = self.layout.views(g)
+
+        def gradient() -> Tensor:
+            _write(self._signals(views, x, slope)[0], into)
+            return g
+
+        return gradient
 
     def descend_(self, w: Tensor, batch: Batch, lr: float) -> None:
         """w <- w - lr * gradient, in place, the gradient never written out."""
         views = self.layout.views(w)
-        found, _ = self.signals(views, batch, need_loss=False)
-        for layer, bias, delta, inputs in found:
+        for layer, bias, delta, inputs in self._signals(views, _entering(batch.x), self._slope(batch))[0]:
             views[layer].baddbmm_(delta, inputs, alpha=-lr)
             if bias:
                 views[layer + 1].sub_(delta.sum(-1), alpha=lr)
+
+
+def _entering(x: Tensor) -> Tensor:
+    """Samples [s, b, ...] as the first layer's input [s, in, b]."""
+    return x.flatten(2).transpose(1, 2)
+
+
+def _write(found: list[Signal], into: list[Tensor]) -> None:
+    """The gradient that the signals stand for, into its views."""
+    for layer, bias, delta, inputs in found:
+        torch.bmm(delta, inputs, out=into[layer])
+        if bias:
+            torch.sum(delta, -1, out=into[layer + 1])
 
 
 def product(weight: Tensor, a: Tensor, bias: Tensor | None = None) -> Tensor:

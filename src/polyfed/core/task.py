@@ -99,6 +99,17 @@ class Task:
                 loss = loss + self.weight_decay / 2 * w.square().sum(-1)
         return g, loss
 
+    def gradient_on(self, w: Tensor, batch: Batch) -> Callable[[], Tensor] | None:
+        """`gradient` as a function of what `w: [s, p]` holds at each call, for many steps on one batch.
+
+        The returned tensor is overwritten by the next call. None where steps gain nothing by it.
+        """
+        if self.stacked is None:
+            return None
+        gradient = self.stacked.gradient_on(w, _cast(batch, w))
+        decay = self.weight_decay
+        return (lambda: gradient().add_(w, alpha=decay)) if decay else gradient
+
     def descend_(self, w: Tensor, batch: Batch, lr: float | Tensor) -> None:
         """One plain gradient step in place: w [s, p] <- w - lr * gradient."""
         if self.stacked is not None and batch.live is None and not self.weight_decay and not isinstance(lr, Tensor):

@@ -104,7 +104,7 @@ def expand(down: Down, m: int) -> State:
 
 def rows_of(t: Tensor, at: Tensor) -> Tensor:
     """Rows of [m, ...]; rows of a shared message stay views of it."""
-    return t[: len(at)] if t.stride(0) == 0 else t[at]
+    return t[: len(at)] if t.stride(0) == 0 else t.index_select(0, at)
 
 
 def _join(parts: list[State], chunks: list[np.ndarray]) -> State:
@@ -113,5 +113,5 @@ def _join(parts: list[State], chunks: list[np.ndarray]) -> State:
     out = {name: t.new_empty(m, *t.shape[1:]) for name, t in parts[0].items()}
     for positions, part in zip(chunks, parts, strict=True):
         for name, t in part.items():
-            out[name][torch.as_tensor(positions, device=t.device)] = t
+            out[name].index_copy_(0, torch.as_tensor(positions, device=t.device), t)
     return out
