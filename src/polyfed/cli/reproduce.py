@@ -9,6 +9,7 @@ from polyfed.cli import options as o
 
 if TYPE_CHECKING:
     from polyfed.papers import Outcome, Recipe
+    from polyfed.papers.recipe import Size
 
 
 def reproduce(
@@ -102,15 +103,17 @@ def _list() -> int:
     from polyfed.report import Table
     from polyfed.report.table import Cell
 
-    rows = []
-    for r in load().values():
-        needs = ", ".join(r.data) or "–"
-        times = [Cell(minutes(r.minutes["small"])), Cell(minutes(r.minutes["paper"])), Cell(r.machine)]
-        rows.append((Cell(r.name), Cell(r.title), *times, Cell(needs)))
-    columns = ("recipe<", "what<", "small", "paper", "on<", "data<")
-    show_table(Table("Recipes", columns, tuple(rows)))
+    def time(r: "Recipe", scale: "Size") -> Cell:
+        return Cell(minutes(r.minutes[scale]).replace(" ", "\u00a0"))  # never broken over lines
+
+    rows = [
+        (Cell(r.name), time(r, "small"), time(r, "paper"), Cell(r.title), Cell(", ".join(r.data) or "–"))
+        for r in load().values()
+    ]
+    show_table(Table("Recipes", ("recipe<", "small", "paper", "what<", "data<"), tuple(rows)))
     stdout.print(
-        "\nsmall: about how long on two cores. Data are looked for in --data-dir, or where POLYFED_DATA points."
+        "\nsmall, paper: about how long; small on two cores, paper on the machine that a recipe names first. "
+        "Data are looked for in --data-dir, or where POLYFED_DATA points."
     )
     return 0
 

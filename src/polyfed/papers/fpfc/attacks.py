@@ -89,7 +89,7 @@ def unattacked(found: Mapping[float, Comparison], seeds) -> np.ndarray:
     return np.array([before[s][kept[s]].mean() for s in seeds])
 
 
-@recipe("fpfc/attacks", "Clients that attack: accuracy of the others", minutes=(5, 600), settings=settings)
+@recipe("fpfc/attacks", "Clients that attack: accuracy of the others", minutes=(8, 600), settings=settings)
 def attacks(bench: Bench) -> Outcome:
     """Does fusion shut attackers out, without a rule made for that?"""
     few = bench.seeds[:1] if bench.small else bench.seeds
