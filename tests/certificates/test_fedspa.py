@@ -102,6 +102,8 @@ def test_every_mask_keeps_as_much_of_each_layer(problem, search):
         assert (masks(run)[:, span].sum(1) == k).all()
     assert (masks(run)[:, layout.mask("0.bias", "2.bias")]).all()  # one-dimensional parts are dense
     assert torch.equal(unpack(run.server["mask"], layout.p), masks(run))
+    dense = int(layout.mask("0.bias", "2.bias").sum())
+    assert (run.parameters == dense + sum(k for _, k in erdos_renyi_kernel(layout, 0.4))).all()
 
 
 def test_random_masks_are_drawn_once_and_differ(problem):

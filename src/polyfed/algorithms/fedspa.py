@@ -162,6 +162,9 @@ class FedSpa(Algorithm):
                 new[i, span] = largest(score[:, span], k)[0]
         return new
 
+    def parameters(self, server, client):
+        return client["mask"].sum(1)
+
     def aggregate(self, server, up, round):
         w, s = server["w"], len(round.ids)
         change = w.new_zeros(s, len(w))
