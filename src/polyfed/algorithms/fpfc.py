@@ -129,8 +129,10 @@ class FPFC(Algorithm):
         Strength of fusion. From a common start useful values lie far below those for a warm start.
     rho : float
         Penalty parameter of ADMM; above 1/(a-1), or rule (6) is not the proximal step.
-    a, xi : float
-        Shape of SCAD, and the width of its smoothed tip; xi < lam.
+    a : float
+        Shape of SCAD: differences beyond a lam are not penalised any further.
+    xi : float
+        Width of SCAD's smoothed tip; below lam.
     nu : float or None
         Distance below which two clients share a cluster; None: 0.1.
     penalty : str
