@@ -5,6 +5,9 @@ import tomllib
 
 import pytest
 
+from polyfed.cli.tune import tune_table
+from polyfed.experiment.tune import Tuned
+
 SMALL = (
     "--data", "fpfc-s3", "--scale", "small", "--set", "data.options.seed=1", "--batch-size", "full", "--local-steps", 2,
     "--fraction", 0.5, "--rounds", 10, "--check-every", 5, "--train-on", 5,
@@ -47,11 +50,24 @@ def test_the_window_is_said_first(cli):
     assert "is sufficient" in said.out
 
 
+LAST = "the best lam is the last of the cold grid"
+
+
+@pytest.mark.parametrize(("best", "noted"), [(0.5, False), (0.7, True)])
+def test_the_end_of_the_grid_is_pointed_out_only_there(best, noted):
+    """Whatever comes after the grid's own legs, such as a best leg that was trained on to be compared."""
+    row = {"regime": "cold", "clusters": 2, "rounds": 1, "bytes": 1, "seconds": 1.0, "ended": "rounds", "best": False}
+    rows = [row | {"lam": lam, "validation": 0.5 + (lam == best) / 10} for lam in (0.5, 0.7)]
+    rows.append(row | {"lam": best, "validation": 0.7, "best": True, "ended": "levelled"})
+    assert any(LAST in note for note in tune_table(Tuned(rows=rows)).notes) == noted
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
         (("fedavg",), "polyfed: algorithm: fedavg has no setting lam to tune"),
         (("--regime", "hot"), "polyfed: regime: found 'hot', expected warm, cold or both"),
+        (("fedacs", "--setting", "quantile", "--window"), "polyfed: --window: found method fedacs, expected fpfc"),
         (("--grid", "a,b"), "polyfed: grid: found ['a,b'] for warm, expected one number or more"),
         (("--grid", "1,0"), "polyfed: grid: found [1, 0] for warm, expected rising values"),
         (("--set", "seeds=3"), "polyfed: seeds: found 3, expected one: tune works under one seed"),

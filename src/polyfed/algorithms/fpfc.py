@@ -68,12 +68,16 @@ class Window(NamedTuple):
 
     def lines(self) -> list[str]:
         """Each bound with its meaning."""
-        return [
+        held = [
             f"lam >= {self.necessary:.4g} is necessary for the groups' models to be stationary",
             f"lam >= {self.sufficient:.4g} is sufficient for it",
-            f"lam < {self.unbiased:.4g} leaves them unbiased: the penalty is flat at the distance of the closest two",
-            f"lam < {self.excluded:.4g} excludes one common model, where all clients start alike",
         ]
+        if self.excluded == inf:
+            return [*held, "one group: nothing bounds lam from above"]
+        free = f"lam < {self.unbiased:.4g} leaves them unbiased: the penalty is flat at the distance of the closest two"
+        if not self.unbiased:
+            free = "no lam leaves them unbiased: this penalty pulls at every distance"
+        return [*held, free, f"lam < {self.excluded:.4g} excludes one common model, where all clients start alike"]
 
 
 def lambda_window(gradients: Tensor, merged: Tensor, models: Tensor, groups: Tensor, a: float = 3.7) -> Window:
@@ -89,7 +93,7 @@ def lambda_window(gradients: Tensor, merged: Tensor, models: Tensor, groups: Ten
     The first two take the groups' models to be unbiased. They coincide for groups of two.
 
     gradients: [m, p] grad f_i at the model of i's own group     merged: [m, p] grad f_i at the common minimiser
-    models: [m, p] alpha of i's own group     groups: [m] labels     a: shape of SCAD
+    models: [m, p] alpha of i's own group     groups: [m] labels     a: shape of SCAD, infinite for the group norm
     A bound that does not apply (one group only) is infinite; that of single clients is 0.
     """
     m, labels = len(groups), groups.unique()

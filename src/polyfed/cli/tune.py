@@ -135,7 +135,6 @@ def _execute(parts: "Parts", keys: dict[str, Any], window: bool, out: Path | Non
     from polyfed.core.errors import ConfigError, PolyfedError
     from polyfed.experiment.config import Method
     from polyfed.experiment.tune import tune
-    from polyfed.experiment.window import window_for
     from polyfed.report import read, write_report
 
     experiment = parts.experiment
@@ -146,7 +145,7 @@ def _execute(parts: "Parts", keys: dict[str, Any], window: bool, out: Path | Non
         raise ConfigError("--resume: needs --out with the folder of an interrupted search")
     folder = out if keys["resume"] and out is not None else new_folder(out, f"tune-{experiment.name}", force)
     if window:
-        _say_window(window_for, model, federation, arguments)
+        _say_window(model, federation, method.algorithm, arguments)
     fresh = not folder.exists()
     try:
         with Show(2, quiet) as show:
@@ -182,15 +181,18 @@ def _execute(parts: "Parts", keys: dict[str, Any], window: bool, out: Path | Non
     return 0
 
 
-def _say_window(window_for: Any, model: Any, federation: Any, arguments: Mapping[str, Any]) -> None:
+def _say_window(model: Any, federation: Any, method: Any, arguments: Mapping[str, Any]) -> None:
+    from polyfed.algorithms.fpfc import FPFC
     from polyfed.cli.console import stdout
     from polyfed.core.errors import ConfigError
+    from polyfed.experiment.window import window_for
 
+    if not isinstance(method, FPFC):
+        raise ConfigError(f"--window: found method {method.name}, expected fpfc")
     if federation.clusters is None:
         raise ConfigError("--window: these data name no clusters")
-    bounds = window_for(
-        model, federation, federation.clusters, arguments["loss"], weight_decay=arguments["weight_decay"]
-    )
+    loss, decay = arguments["loss"], arguments["weight_decay"]
+    bounds = window_for(model, federation, federation.clusters, loss, method=method, weight_decay=decay)
     stdout.print("For the clusters that the data name, from their training samples:")
     for line in bounds.lines():
         stdout.print(f"- {line}", markup=False)
@@ -241,8 +243,9 @@ def tune_table(tuned: "Tuned") -> "Table":
         for name, c in tuned.costs.items()
     ]
     for name in tuned.costs:
-        last = [row for row in tuned.rows if row["regime"] == name][-1]
-        if last["best"] and len(tuned.rows) > 1:
+        tried = [row for row in tuned.rows if row["regime"] == name]
+        best = next((row for row in tried if row["best"]), None)
+        if best and len(tried) > 1 and best[tuned.setting] == max(row[tuned.setting] for row in tried):
             notes.append(f"the best {tuned.setting} is the last of the {name} grid: larger values may be better still")
     finite = [row for row in tuned.rows if math.isfinite(row["validation"]) and row["ended"] != "interrupted"]
     if finite:

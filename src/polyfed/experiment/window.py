@@ -1,6 +1,7 @@
 """The window of FPFC's lambda for a grouping of real clients: advice before a run, and during one."""
 
 from collections.abc import Sequence
+from math import inf
 
 import numpy as np
 import torch
@@ -8,6 +9,7 @@ from scipy.optimize import minimize
 from torch import nn
 
 from polyfed.algorithms.fpfc import FPFC, Window, lambda_window
+from polyfed.algorithms.partial import part
 from polyfed.core.batches import padded
 from polyfed.core.errors import ConfigError
 from polyfed.core.task import Loss, Task
@@ -36,8 +38,11 @@ class WindowAdvice:
         if not progress.round or progress.round % self.every or run.clusters is None:
             return
         method, task = run.loop.algorithm, run.loop.task
-        a = method.a if isinstance(method, FPFC) else 3.7
-        window = window_for(run.model(0), run.federation, run.clusters, task.loss, a=a, weight_decay=task.weight_decay)
+        if not isinstance(method, FPFC):
+            raise ConfigError(f"WindowAdvice: found method {method.name}, expected fpfc")
+        window = window_for(
+            run.model(0), run.federation, run.clusters, task.loss, method=method, weight_decay=task.weight_decay
+        )
         self.found.append((progress.round, len(set(run.clusters.tolist())), window))
 
     def lines(self) -> list[str]:
@@ -54,7 +59,7 @@ def window_for(
     groups: Sequence[int] | np.ndarray,
     loss: Loss = "cross-entropy",
     *,
-    a: float = 3.7,
+    method: FPFC | None = None,
     weight_decay: float = 0.0,
     iterations: int = 500,
 ) -> Window:
@@ -64,9 +69,12 @@ def window_for(
     at most `iterations` steps); see `lambda_window` for the bounds. For a model without a unique minimiser they are
     those of the one that was found.
 
+    method: its a, penalty and shared layers, which are not fused; default FPFC()
+
     The window says where a grouping can stay, not how it is reached: from each client's own model it usually takes a
     larger lambda to bring a group together than to hold it.
     """
+    method = method or FPFC()
     labels = np.unique(np.asarray(groups), return_inverse=True)[1]
     if len(labels) != federation.n:
         raise ConfigError(f"groups: found {len(labels)} labels, expected one for each of {federation.n} clients")
@@ -95,5 +103,8 @@ def window_for(
         models[members] = minimiser(members)
         own[members] = gradients(models[members[0]], members)[1]
     merged = gradients(minimiser(everyone), everyone)[1]
-    tensors = [torch.as_tensor(x) for x in (own, merged, models, labels)]
-    return lambda_window(*tensors, a=a)
+    fused = np.ones(task.p, dtype=bool)
+    if method.shared_layers:
+        fused = ~part(task.layout, method.shared_layers).numpy()
+    tensors = [torch.as_tensor(x) for x in (own[:, fused], merged[:, fused], models[:, fused], labels)]
+    return lambda_window(*tensors, a=inf if method.penalty == "l1" else method.a)
