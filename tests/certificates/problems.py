@@ -7,6 +7,14 @@ from torch import Tensor, nn
 import polyfed as pf
 
 
+def pair_vectors(server: dict[str, Tensor]) -> Tensor:
+    """[pairs, q] of FPFC's server: w_i - w_j + v_ij / rho, where an idle pair, which has v = 0, keeps no vector."""
+    held, (i, j) = server["row"] >= 0, torch.triu_indices(*[len(server["w"])] * 2, 1)
+    delta = server["w"][i] - server["w"][j]
+    delta[held] = server["delta"][server["row"][held]]
+    return delta
+
+
 class Point(nn.Module):
     """A model that ignores its input and returns its parameter: f_i(w) is whatever the loss makes of (w, target)."""
 

@@ -5,7 +5,7 @@ ones; FPFC's newcomer is FPFC with one client more, which alone is asked.
 import numpy as np
 import pytest
 import torch
-from problems import LeastSquares, centres, fit_points
+from problems import LeastSquares, centres, fit_points, pair_vectors
 from test_cfl import GROUPS, four
 from test_fpfc import fit_two_layers, softmax_model, two_layers
 from test_pacfl import fit, planted
@@ -179,7 +179,7 @@ def test_it_is_fpfc_with_one_client_more_of_which_alone_is_asked(penalty):
         joining.aggregate(up, round)
         server = method.aggregate(server, up, round)
         last = [k * n - k * (k - 1) // 2 + n - 1 - k for k in range(n)]  # pairs (k, n)
-        theta = server["c"][last] * server["delta"][last].norm(dim=1)
+        theta = server["c"][last] * pair_vectors(server)[last].norm(dim=1)
         assert (joining.theta - theta).abs().max() < 1e-12
 
 

@@ -6,8 +6,6 @@ the dual v_ij = rho (1 - c) delta follow from them, so only one vector per pair 
 that of `devicedual`.
 """
 
-import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -51,6 +49,42 @@ def shrinkage(t: Tensor, lam: float, rho: float, a: float, xi: float, penalty: s
 def pair_index(i: Tensor, j: Tensor, n: int) -> Tensor:
     """Position of the pair (i, j), i < j, in the list of all pairs in row order."""
     return i * (2 * n - i - 1) // 2 + j - i - 1
+
+
+def _no_vectors(like: Tensor, pairs: int) -> dict[str, Tensor]:
+    """`delta` [k, q], the vectors of the pairs that have one, and `row` [pairs], where: -1 for an idle pair.
+
+    A pair is idle when it was free at its last two updates: v_ij = 0 and theta_ij = w_i - w_j, which needs no memory.
+    On the meta device, where a run's memory is estimated, no pair is idle.
+    """
+    row = torch.full((pairs,), -1, dtype=torch.int64, device=like.device)
+    return {"delta": like.new_empty(pairs if like.is_meta else 0, len(like)), "row": row}
+
+
+def _unused(delta: Tensor, row: Tensor) -> Tensor:
+    """Rows of `delta` that no pair has."""
+    taken = torch.zeros(len(delta), dtype=torch.bool, device=delta.device)
+    taken[row[row >= 0]] = True
+    return (~taken).nonzero()[:, 0]
+
+
+def _room(delta: Tensor, spare: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(vectors, unused rows) with at least `count` of the latter."""
+    if count <= len(spare):
+        return delta, spare
+    more = delta.new_zeros(max(count - len(spare), len(delta) // 2), delta.shape[1])
+    rows = torch.arange(len(delta), len(delta) + len(more), device=spare.device)
+    return torch.cat([delta, more]), torch.cat([spare, rows])
+
+
+def _compact(delta: Tensor, row: Tensor) -> Tensor:
+    """The vectors without unused rows, once they are more than half; `row` follows, in place."""
+    held = (row >= 0).nonzero()[:, 0]
+    if 2 * len(held) >= len(delta):
+        return delta
+    delta = delta.index_select(0, row[held])
+    row[held] = torch.arange(len(held), device=row.device)
+    return delta
 
 
 class Window(NamedTuple):
@@ -178,7 +212,7 @@ class FPFC(Algorithm):
     shared_layers: str = ""
     solver: str = "auto"
 
-    varying = ("Om", "B", "f")
+    varying = ("Om", "B", "f", "delta")
     sources = "paper: lr, rho, a, xi, penalty, merge, shared_layers; code: lam, nu; ours: solver"
     traffic = "1 down, 1 up"
     certificates = (
@@ -268,9 +302,8 @@ class FPFC(Algorithm):
             pairs = n * (n - 1) // 2
             state = {
                 "w": own.expand(n, -1).clone(),
-                "delta": w0.new_zeros(pairs, len(own)),
                 "c": w0.new_ones(pairs),
-                "idle": torch.ones(pairs, dtype=torch.bool, device=w0.device),
+                **_no_vectors(own, pairs),
             }
         state["samples"] = w0.new_zeros(n)
         if self.shared_layers:
@@ -301,9 +334,8 @@ class FPFC(Algorithm):
         if self._is_dual(n):
             state |= self._start_dual(models, n)
         else:
-            i, j = torch.triu_indices(n, n, 1, device=models.device)
-            state |= {"w": models.clone(), "delta": models[i].sub_(models[j]), "c": models.new_ones(len(i))}
-            state["idle"] = torch.ones(len(i), dtype=torch.bool, device=models.device)
+            pairs = n * (n - 1) // 2
+            state |= {"w": models.clone(), "c": models.new_ones(pairs), **_no_vectors(models[0], pairs)}
         return {**state, "samples": samples.clone()}, {"w": models.clone()}
 
     def downlink(self, server, round):
@@ -321,11 +353,13 @@ class FPFC(Algorithm):
         j = torch.arange(n - 1, device=w.device).expand(len(i), -1)
         j = j + (j >= i)  # all clients but i
         pair = pair_index(torch.minimum(i, j), torch.maximum(i, j), n)
-        busy = (~server["idle"][pair]).to(w.dtype) / n
+        row = server["row"][pair]
+        busy = (row >= 0).to(w.dtype) / n
         weight = torch.where(i < j, 2 * server["c"][pair] - 1, 1 - 2 * server["c"][pair]) * busy
         zeta = w[round.ids] * (1 - busy.sum(1, keepdim=True))
         zeta += embedding_bag(j, w, per_sample_weights=busy, mode="sum")
-        zeta += embedding_bag(pair, server["delta"], per_sample_weights=weight, mode="sum")
+        if len(server["delta"]):
+            zeta += embedding_bag(row.clamp(min=0), server["delta"], per_sample_weights=weight, mode="sum")
         return Down(shared=common, each={"zeta": zeta})
 
     def local_update(self, task, client, down, data, round):
@@ -365,30 +399,28 @@ class FPFC(Algorithm):
         return {**devicedual.update(server, round.ids, up["w"], self._fusion, refresh)}
 
     def _aggregate_pairs(self, server, up, round):
-        """The pairs with at least one participant, each of them once."""
+        """The pairs with at least one participant, each of them once; an idle pair gives its vector's place back."""
         n, ids = round.n, round.ids
         w = server["w"].index_copy(0, ids, up["w"])
         i, j = torch.triu_indices(n, n, 1, device=w.device)
         active = torch.zeros(n, dtype=torch.bool, device=w.device).index_fill(0, ids, True)
         changed = (active[i] | active[j]).nonzero()[:, 0]
-        delta, c, idle = server["delta"], server["c"], server["idle"]
-
-        def update(at):
-            before = c[at]
-            new = delta.index_select(0, at).mul_((1 - before)[:, None])
-            new.add_(w.index_select(0, i[at])).sub_(w.index_select(0, j[at]))
+        delta, c, row = server["delta"], server["c"], server["row"]
+        spare = _unused(delta, row)
+        for at in changed.split(BLOCK // max(1, w.shape[1]) or 1):
+            before, mine = c[at], row[at]
+            new = w.index_select(0, i[at]).sub_(w.index_select(0, j[at]))
+            held = (mine >= 0).nonzero()[:, 0]
+            v = delta.index_select(0, mine[held]).mul_((1 - before[held])[:, None])  # v_ij / rho
+            new = new.add_(v) if len(held) == len(at) else new.index_add_(0, held, v)
             c[at] = now = self._shrinkage(new.norm(dim=1))  # (6)
-            delta.index_copy_(0, at, new)
-            idle[at] = (before == 1) & (now == 1)
-
-        blocks = changed.split(BLOCK // max(1, w.shape[1]) or 1)
-        if w.is_cuda or len(blocks) < 16:
-            for at in blocks:
-                update(at)
-        else:  # every pair is in one block, so the order does not matter
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
-                list(pool.map(update, blocks))
-        return {"w": w, "delta": delta, "c": c, "idle": idle}
+            busy = (before != 1) | (now != 1)
+            row[at] = mine.masked_fill(~busy, -1)
+            entering = at[busy & (mine < 0)]
+            delta, spare = _room(delta, spare, len(entering))
+            row[entering], spare = spare[: len(entering)], spare[len(entering) :]
+            delta.index_copy_(0, row[at[busy]], new[busy] if not busy.all() else new)
+        return {"w": w, "delta": _compact(delta, row), "c": c, "row": row}
 
     def _shrinkage(self, t):
         return shrinkage(t, self.lam, self.rho, self.a, self.xi, self.penalty)
@@ -398,8 +430,12 @@ class FPFC(Algorithm):
         if "G" in server:
             return devicedual.clusters(self._dual(server), self._nu)
         n = len(server["w"])
-        theta = (server["c"] * server["delta"].norm(dim=1)).cpu().numpy()
-        never = ((server["c"] == 1) & (server["delta"] == 0).all(1)).cpu().numpy()  # pairs not updated yet
+        w, c, row = server["w"], server["c"], server["row"]
+        held = row >= 0
+        theta = torch.pdist(w)
+        theta[held] = c[held] * server["delta"].norm(dim=1)[row[held]]
+        never = (~held & (theta == 0)).cpu().numpy()  # pairs not updated yet
+        theta = theta.cpu().numpy()
         i, j = torch.triu_indices(n, n, 1).numpy()
         near = (theta <= self._nu) & ~never
         graph = coo_matrix((near[near], (i[near], j[near])), shape=(n, n))
