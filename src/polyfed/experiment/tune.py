@@ -264,11 +264,15 @@ class _Search:
 
     @property
     def chosen(self) -> _Kept:
-        """By the rule; the first of equals."""
-        best = max(self.kept, key=lambda k: k.mean)
+        """The leg that was found."""
+        return self._by_rule(self.kept)
+
+    def _by_rule(self, legs: Sequence[_Kept]) -> _Kept:
+        """The best leg, or the simplest that validation cannot tell from it; the first of equals."""
+        best = max(legs, key=lambda k: k.mean)
         if not self.simplest:
             return best
-        return min((k for k in self.kept if k is best or k.like(best)), key=lambda k: k.clusters)
+        return min((k for k in legs if k is best or k.like(best)), key=lambda k: k.clusters)
 
     def path(self, regime: str, methods: Sequence[Algorithm], stop_at_drop: bool, extend: int) -> None:
         """Every value of one regime, one after another, and a warm path beyond the last while that is the best."""
@@ -305,11 +309,15 @@ class _Search:
                 extend, self.total = extend - 1, self.total + 1
 
     def level(self) -> None:
-        """Train the regimes' best legs on to the same number of rounds, or until they settle, before one is chosen: the
-        rounds of a warm path add up, those of a cold leg do not.
+        """Train one leg of each regime, by the rule, on to as many rounds as the other, or until it settles, before one
+        is chosen: the rounds of a warm path add up, those of a cold leg do not.
         """
-        most = max((leg.run.loop.t for leg in self.leaders.values()), default=0)
-        for regime, leg in self.leaders.items():
+        legs = {
+            regime: self._by_rule([best, *(k for k in self.kept if k is not best and k.row["regime"] == regime)])
+            for regime, best in self.leaders.items()
+        }
+        most = max((leg.run.loop.t for leg in legs.values()), default=0)
+        for regime, leg in legs.items():
             before = leg.run
             value = leg.row[self.tuned.setting]
             if before.loop.t == most or leg.row["ended"] == "tolerance":
