@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from problems import centres, fit_points
+from problems import LeastSquares, centres, fit_points
 
 import polyfed as pf
 from polyfed.algorithms.fedamp import heuristic, messages
@@ -121,3 +121,14 @@ def test_a_lone_client_is_local(algorithm):
 def test_one_vector_each_way(algorithm):
     ledger = fit_points(centres(np.eye(4)), algorithm, rounds=2, dim=4, fraction=0.5).ledger
     assert (ledger[["down_bytes", "up_bytes"]] == 8 * 4).all(axis=None)
+
+
+@pytest.mark.parametrize("method", [pf.FedAMP(0.05), pf.HeurFedAMP(0.05)], ids=lambda m: m.name)
+def test_absent_clients_are_mixed_in_as_the_server_last_saw_them(method):
+    problem = LeastSquares(seed=1, clients=6, dim=3)
+    run = problem.fit(method, rounds=4, steps=2)
+    sent = method.downlink(run.server, run.loop.round(np.array([1, 4]))).each["u"]
+    everyone = method.weights(run.server["w"]) @ run.server["w"]
+    assert torch.allclose(sent, everyone[[1, 4]], atol=1e-12)
+    alone = method.weights(run.server["w"][[1, 4]]) @ run.server["w"][[1, 4]]
+    assert (sent - alone).abs().max() > 1e-4

@@ -132,12 +132,33 @@ def test_clients_of_few_samples_train(order):
     assert np.allclose(run.server["w"], -0.01 * v, atol=1e-10)
 
 
-def test_the_batches_of_a_step_are_independent():
-    """D, D' and D'' are drawn apart: alpha = 0 uses D' only, and it is not the batch that FedAvg would see."""
-    problem = LeastSquares(seed=3, clients=6, dim=5)
-    a = problem.fit(pf.PerFedAvg(0.02, alpha=0.0), rounds=1, batch_size=4).server["w"]
-    b = problem.fit(pf.FedAvg(0.02, weighted=False), rounds=1, batch_size=4).server["w"]
-    assert (a - b).abs().max() > 1e-6
+def test_the_batches_of_a_step_are_independent(monkeypatch):
+    """D, D' and D'' of one step are three draws: no two hold the same samples, at any step of any client."""
+    problem, seen = LeastSquares(seed=3, clients=6, dim=5), []
+    meta = pf.PerFedAvg.meta_gradient
+
+    def watched(self, task, w, *batches):
+        seen.append([{tuple(x) for x in rows.tolist()} for b in batches for rows in b.x])
+        return meta(self, task, w, *batches)
+
+    monkeypatch.setattr(pf.PerFedAvg, "meta_gradient", watched)
+    problem.fit(pf.PerFedAvg(0.02, order="hf"), rounds=2, batch_size=4, workers=1)
+    assert len(seen) >= 10
+    for step in seen:
+        inner, outer, curve = (step[k :: len(step) // 3][0] for k in (0, len(step) // 3, 2 * (len(step) // 3)))
+        assert inner != outer != curve != inner
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_fifty_samples_in_batches_of_twenty_are_three_steps(order, monkeypatch):
+    """No order of the meta-gradient leaves a client out for want of three whole batches."""
+    rng, calls = np.random.default_rng(0), []
+    X, y = rng.normal(size=(50, 3)), rng.normal(size=50)
+    fed = pf.Federation.from_arrays([(X, y)], test=[(X, y)])
+    meta = pf.PerFedAvg.meta_gradient
+    monkeypatch.setattr(pf.PerFedAvg, "meta_gradient", lambda *a: calls.append(a[3].x.shape[1]) or meta(*a))
+    pf.fit(nn.Linear(3, 1), fed, pf.PerFedAvg(0.01, order=order), rounds=1, local_epochs=1, batch_size=20, loss="mse")
+    assert calls == [20, 20, 20]  # the last one is padded: 10 samples and weight zero
 
 
 def test_one_vector_each_way(problem):

@@ -85,3 +85,13 @@ def test_a_client_smaller_than_a_batch_has_its_own_number_of_steps():
     X, y = data[0]
     gradient = -2 * X.T @ y / 4  # one step, from zero, on all it has
     assert np.allclose(run.loop.rows.gather(torch.tensor([0]))["c"][0], gradient, atol=1e-12)
+
+
+@pytest.mark.parametrize("option", [1, 2])
+def test_the_servers_step_scales_the_models_move_alone(option):
+    """One round from the same start: x moves by server_lr times the mean change, c and the c_i as without."""
+    problem = LeastSquares(seed=2, clients=5, dim=4)
+    whole, half = (problem.fit(pf.Scaffold(0.02, option=option, server_lr=s), rounds=1, steps=3) for s in (1.0, 0.5))
+    assert whole.server["w"].abs().max() > 0.01
+    assert torch.allclose(half.server["w"], whole.server["w"] / 2, atol=1e-15)  # the start is zero
+    assert torch.equal(half.server["c"], whole.server["c"])

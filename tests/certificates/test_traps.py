@@ -70,3 +70,44 @@ def test_the_mean_is_over_clients():
         model.bias.copy_(torch.tensor([0.0, 1.0]))
     run = pf.fit(model, federation(), pf.FedAvg(lr=0.0), rounds=1)
     assert run.history.query("split == 'test'")["accuracy"].iloc[-1] == 0.5
+
+
+@pytest.mark.parametrize("name", ["FedProx", "Ditto", "APFL", "PFedMe", "PerFedAvg", "FedAMP", "HeurFedAMP", "FedACS"])
+def test_no_default_makes_a_method_another_one(name):
+    """With its defaults alone, a method's deployed models are neither FedAvg's nor Local's after three rounds."""
+    problem = LeastSquares(seed=1, clients=8, dim=3)
+    found, fedavg, local = (
+        problem.fit(method, rounds=3, steps=5, batch_size=8).personal
+        for method in (getattr(pf, name)(), pf.FedAvg(weighted=False), pf.Local())
+    )
+    assert (found - fedavg).abs().max() > 1e-4
+    assert (found - local).abs().max() > 1e-4
+
+
+def test_an_epoch_is_all_batches_and_a_round_is_a_round():
+    """SCAFFOLD takes epochs x ceil(n / b) steps, FedAvg as many rounds as were asked for, and not one more."""
+    problem, taken = LeastSquares(seed=1, clients=3, dim=3), []
+
+    class Counted(pf.Scaffold):
+        name = "counted-scaffold"
+
+        def local_update(self, task, client, down, data, round):
+            taken.extend(zip(data.steps.tolist(), data.samples.tolist(), strict=True))
+            return super().local_update(task, client, down, data, round)
+
+    run = problem.fit(Counted(0.01), rounds=3, local_epochs=5, steps=None, batch_size=4)
+    assert all(steps == 5 * -(-n // 4) for steps, n in taken)
+    assert len(taken) == 3 * 3
+    assert sorted(run.ledger["round"].unique()) == [0, 1, 2]
+
+
+def test_an_absent_client_keeps_its_model():
+    """A server that writes its own copies over everybody's would change those of clients that did not take part."""
+    problem = LeastSquares(seed=1, clients=6, dim=3)
+    for method in (pf.Local(0.02), pf.Ditto(0.02), pf.FedACS(0.02), pf.FedAMP(0.02), pf.FPFC(0.02, merge=False)):
+        a, b = (problem.fit(method, rounds=t, steps=2, fraction=0.5) for t in (3, 4))
+        there = set(b.ledger.query("round == 3")["client"])
+        absent = [i for i in range(6) if i not in there]
+        assert len(absent) == 3
+        assert torch.equal(a.personal[absent], b.personal[absent]), method.name
+        assert not torch.equal(a.personal[sorted(there)], b.personal[sorted(there)])

@@ -106,12 +106,17 @@ def steps(method: Algorithm) -> int | None:
     return 4 if getattr(method, "lr", None) == "paper" else None
 
 
-def train(method: Algorithm, fed: pf.Federation | None = None, kind: str = "linear", **settings) -> pf.Run:
+def kind_of(method: Algorithm) -> str:
+    """Two layers for a method that sends its body or its head alone: of one layer, all is head."""
+    return "deep" if "body" in method.traffic or "head" in method.traffic else "linear"
+
+
+def train(method: Algorithm, fed: pf.Federation | None = None, kind: str | None = None, **settings) -> pf.Run:
     """A short run on the small federation, one worker unless told otherwise."""
     settings = {
         "rounds": ROUNDS, "local_epochs": 2, "local_steps": steps(method), "batch_size": BATCH, "seed": 3, "workers": 1,
     } | settings  # fmt: skip
-    return pf.fit(model(kind), fed or federation(), method, **settings)
+    return pf.fit(model(kind or kind_of(method)), fed or federation(), method, **settings)
 
 
 def loop(
@@ -123,7 +128,7 @@ def loop(
 ) -> Loop:
     """The bare event loop on the small federation, for tests that watch or disturb single rounds."""
     fed = federation()
-    task = Task(model(), dtype=dtype, device="cpu")
+    task = Task(model(kind_of(method)), dtype=dtype, device="cpu")
     split = fed.train.to(task.device, task.dtype)
     work = work or Work(epochs=2, steps=steps(method), batch_size=BATCH)
     engine = LocalEngine(task, split, client_keys(fed.names), work, 3, make_plan(task, fed.n, chunk=4, workers=1))

@@ -114,7 +114,7 @@ class FedACS(Personal):
     quantile: float | None = 0.75
     pool: str = "participants"
 
-    sources = "paper: pool; ours: lr, quantile"
+    sources = "ours: lr, quantile, pool"
     traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_fedacs.py::test_mixtures_of_three_clients: (4) digit for digit",

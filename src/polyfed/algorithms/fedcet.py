@@ -81,7 +81,7 @@ class FedCET(Personal):
     first_lr: float = 1e-3
     safety: float = 1.0
 
-    sources = "paper: weight; of the problem: smoothness, convexity; ours: lr, first_lr, safety"
+    sources = "of the problem: smoothness, convexity; ours: lr, weight, first_lr, safety"
     traffic = "1 down, 1 up (adaptive: one number more each way); one exchange more before the first round"
     averages = ("z",)
     certificates = (
@@ -93,9 +93,10 @@ class FedCET(Personal):
         "tests/certificates/test_fedcet.py::test_many_local_steps: the bound on c a, from both sides",
     )
     citation = """@article{liu2025fedcet,
-  title  = {Communication Efficient Federated Learning with Linear Convergence on Heterogeneous Data},
-  author = {Liu, Jie and Wang, Yongqiang},
-  year   = {2025}
+  title   = {Communication Efficient Federated Learning with Linear Convergence on Heterogeneous Data},
+  author  = {Liu, Jie and Wang, Yongqiang},
+  journal = {arXiv:2503.15804},
+  year    = {2025}
 }"""
 
     def __post_init__(self):

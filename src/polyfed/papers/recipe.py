@@ -372,8 +372,8 @@ def claims_table(claims: Sequence[Claim]) -> Table:
 
 def settings_table(settings: Sequence[Setting]) -> Table:
     """Every setting and whose it is."""
-    rows = tuple((Cell(s.key), Cell(s.value), Cell(s.source, {}, "quiet")) for s in settings)
-    return Table("Setting", ("what<", "value<", "whose<"), rows)
+    rows = tuple((Cell(s.key), Cell(s.source, {}, "quiet"), Cell(s.value)) for s in settings)
+    return Table("Setting", ("what<", "whose<", "value<"), rows)
 
 
 def _slug(text: str) -> str:
