@@ -138,6 +138,27 @@ def test_restarts_are_told_apart_by_training_loss():
     assert min(found) < 1
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_start_nearest_to_the_clients_is_kept(weighted):
+    """Of six sets of starts the one whose best points are nearest to the clients'; then it is that seed's run,
+    after one exchange of six times k models down and six numbers up."""
+    points = 5.0 * np.array([[1, 1], [1, -1], [-1, 1], [-1, -1]])[np.arange(12) % 4]
+    sizes = 1 + np.arange(12) % 5
+    fed, task = of_sizes(points, sizes), Task(Point(2), "mse", device="cpu")
+    sets = [starts(task, task.w0, 4, s, 3.0).numpy() for s in range(6)]
+    distances = [((w[None] - points[:, None]) ** 2).sum(-1).min(1) for w in sets]
+    nearest = int(np.argmin([np.average(d, weights=sizes if weighted else None) for d in distances]))
+    runs = [
+        fit_points(fed, pf.IFCA(0.5, k=4, init_scale=3.0, weighted=weighted, seed=s, restarts=r), rounds=4, dim=2)
+        for s, r in ((0, 6), (nearest, 1))
+    ]
+    assert torch.allclose(runs[0].personal, runs[1].personal, rtol=0, atol=1e-12)
+    extra = runs[0].ledger.set_index(["round", "client"]) - runs[1].ledger.set_index(["round", "client"])
+    assert set(extra.loc[extra["down_bytes"] > 0, "down_bytes"]) == {6 * 4 * 2 * 8}
+    assert set(extra.loc[extra["up_bytes"] > 0, "up_bytes"]) == {6 * 8}
+    assert (extra["down_bytes"] > 0).sum() == len(points)
+
+
 def test_bytes():
     """k models and nothing else down; one model and a number of four bytes up."""
     points, _ = two_groups()

@@ -6,6 +6,7 @@ import torch
 
 import polyfed as pf
 from polyfed import threats
+from polyfed.core.algorithm import REGISTRY
 from polyfed.core.batches import Work
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import client_keys
@@ -17,29 +18,36 @@ from polyfed.engines.local import LocalEngine, make_plan, make_rows
 N, DIM = 10, 4
 
 
-@pytest.fixture(autouse=True)
-def averaging(monkeypatch):
-    """What these methods' servers use through their mean only."""
-    for cls, names in ((pf.FedAvg, ("w",)), (pf.FedProx, ("w",)), (pf.Ditto, ("w",)), (pf.Scaffold, ("dw", "dc"))):
-        monkeypatch.setattr(cls, "averages", names, raising=False)
-
-
-def federation(seed=0):
-    """Ten clients of one linear law, of unlike sizes."""
+def federation(seed=0, size=None, heads=None):
+    """Ten clients of one linear law, of unlike sizes unless told; heads: what each multiplies it with."""
     rng = np.random.default_rng(seed)
     w = rng.normal(size=DIM)
     data = []
-    for _ in range(N):
-        x = rng.normal(size=(int(rng.integers(10, 20)), DIM))
-        data.append((x, x @ w + 0.1 * rng.normal(size=len(x))))
+    for i in range(N):
+        x = rng.normal(size=(size or int(rng.integers(10, 20)), DIM))
+        data.append((x, (1 if heads is None else heads[i]) * (x @ w) + 0.1 * rng.normal(size=len(x))))
     return pf.Federation.from_arrays(data, test=data)
 
 
-def loop(method, attack=None, robust=None, *, fed=None, fraction=1.0, chunk=4, plain=False, seed=3):
-    fed = fed or federation()
+def line():
+    """x -> w . x, from w = 0."""
     linear = torch.nn.Linear(DIM, 1, bias=False, dtype=torch.float64)
     torch.nn.init.zeros_(linear.weight)
-    task = Task(linear, "mse", device="cpu")
+    return linear
+
+
+def two_layers():
+    """x -> h (b . x): a body of one direction and a head of one number."""
+    layers = (torch.nn.Linear(k, 1, bias=False, dtype=torch.float64) for k in (DIM, 1))
+    model = torch.nn.Sequential(*layers)
+    for q in model.parameters():
+        torch.nn.init.constant_(q, 0.5)
+    return model
+
+
+def loop(method, attack=None, robust=None, *, model=line, fed=None, fraction=1.0, chunk=4, plain=False, seed=3):
+    fed = fed or federation()
+    task = Task(model(), "mse", device="cpu")
     keys = client_keys(fed.names)
     engine = LocalEngine(task, fed.train, keys, Work(steps=5, batch_size=None), seed, make_plan(task, N, chunk, 1))
     if not plain:
@@ -142,6 +150,57 @@ def test_the_servers_mean_is_the_robust_value(robust):
     assert torch.allclose(the_loop.server["w"], robust(wire.seen[0]["w"]), atol=1e-12)
 
 
+class Mean:
+    """The rule that changes nothing, for a server that uses an upload through its plain mean only."""
+
+    name = "mean"
+
+    def __call__(self, values):
+        return values.mean(0)
+
+
+VARIANTS = [
+    pf.FedSLR(lam=0.02, form="all-duals"),
+    pf.FedSLR(lam=0.02, structure="S+LR"),
+    pf.FedLin(0.1, keep_down=0.5),
+    pf.FedCET(0.05),
+    pf.Scaffold(0.1, option=1),
+]
+DECLARED = [cls() for cls in REGISTRY.values() if cls().averages] + VARIANTS
+
+
+@pytest.mark.parametrize("method", DECLARED, ids=str)
+def test_what_is_declared_is_used_through_its_mean_only(method):
+    """On clients of one size every mean is plain: with their common mean in place of all uploads the server, and the
+    models, are what they are without. Half of the clients are asked where the method can do with that."""
+    fraction = 1.0 if isinstance(method, pf.FedCET) else 0.5
+    settings = {"model": two_layers, "fed": federation(size=12), "fraction": fraction}
+    a, b = run(method, robust=Mean(), **settings), run(method, plain=True, **settings)
+    for name, value in b.server.items():
+        if isinstance(method, pf.FedSLR) and value.shape == (N, a.task.p):  # a dual per client, used through their mean
+            assert torch.allclose(a.server[name].mean(0), value.mean(0), rtol=0, atol=1e-11)
+        elif value.is_floating_point():
+            assert torch.allclose(a.server[name], value, rtol=0, atol=1e-11), name
+    assert torch.allclose(personal(a), personal(b), rtol=0, atol=1e-11)
+
+
+def test_the_methods_whose_server_takes_means():
+    expected = (
+        "apfl ditto fedavg fedavgft fedbabu fedcet feddyn fedlin fedper fedprox fedrep fedslr fedtrack gpgd "
+        "lg-fedavg lpgd perfedavg pfedme scaffold"
+    )
+    assert sorted(m.name for m in (cls() for cls in REGISTRY.values()) if m.averages) == expected.split()
+
+
+@pytest.mark.parametrize("method", [pf.FedTrack(0.1), pf.FedLin(0.5)])
+def test_a_model_received_an_exchange_earlier_is_known(method):
+    """What comes back in the second exchange is clipped relative to the model that went out in the first."""
+    the_loop = loop(method, robust=threats.NormClipping(1e-3))
+    the_loop.server |= {"w": torch.full((DIM,), 5.0, dtype=torch.float64)}
+    the_loop.step()
+    assert 0 < float((the_loop.server["w"] - 5).norm()) <= 1e-3 + 1e-12
+
+
 def test_clipping_is_relative_to_the_model_sent_out():
     the_loop = loop(pf.FedAvg(), robust=threats.NormClipping(1e-3))
     the_loop.server = {"w": torch.full((DIM,), 5.0, dtype=torch.float64)}
@@ -159,7 +218,8 @@ ATTACKS = [
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=[a.name for a in ATTACKS])
 @pytest.mark.parametrize(
-    ("method", "near"), [(pf.FedAvg(), 0.2), (pf.FedProx(), 0.2), (pf.Ditto(), 0.2), (pf.Scaffold(), 1.0)]
+    ("method", "near"),
+    [(pf.FedAvg(), 0.2), (pf.FedProx(), 0.2), (pf.Ditto(), 0.2), (pf.FedTrack(), 0.2), (pf.Scaffold(), 1.0)],
 )
 def test_forty_percent_ruin_a_mean_and_not_a_median(attack, method, near):
     """Clients of one law: the honest optimum is known, and robust values stay near it; SCAFFOLD's, less so, because the
@@ -177,9 +237,41 @@ def test_forty_percent_ruin_a_mean_and_not_a_median(attack, method, near):
         assert error(robust) < near, robust
 
 
-@pytest.mark.parametrize("method", [pf.FPFC(), pf.FedACS(), pf.Local()])
+@pytest.mark.parametrize("ratio", [0.2, 0.4])
+@pytest.mark.parametrize("method", [pf.FedRep(0.05), pf.FedPer(0.05), pf.FedBABU(0.05)], ids=lambda m: m.name)
+def test_a_median_keeps_the_shared_part_usable(method, ratio):
+    """One direction for all, a factor of each client's own. Benign clients' losses, in units of predicting zero."""
+    fed = federation(size=30, heads=1 + 0.5 * np.sin(np.arange(N)))
+    attack = threats.GaussianNoise(scale=3.0, ratio=ratio)
+
+    def loss(robust):
+        the_loop = run(method, attack, robust, model=two_layers, fed=fed, rounds=30)
+        benign = ~the_loop.engine.attackers
+        zero = np.array([float((fed.train.client(i)[1] ** 2).mean()) for i in range(N)])
+        return (the_loop.evaluate(the_loop.train)["loss"] / zero)[benign].mean()
+
+    assert loss(threats.Median()) < 0.5
+    assert not loss(None) < 0.5
+
+
+WITHOUT = [
+    pf.FPFC(),
+    pf.FedACS(),
+    pf.Local(),
+    pf.IFCA(),
+    pf.HypCluster(),
+    pf.CFL(),
+    pf.PACFL(),
+    pf.FedSpa(),
+    pf.FedLin(keep_up=0.5),
+]
+
+
+@pytest.mark.parametrize("method", WITHOUT, ids=[m.name for m in WITHOUT])
 def test_a_method_without_a_mean_is_refused_by_name(method):
-    with pytest.raises(ConfigError, match=f"robust: {method.name} takes no mean over the cohort, so median"):
+    with pytest.raises(
+        ConfigError, match=f"robust: {method.name} takes no mean of whole uploads over the whole cohort, so median"
+    ):
         threats.check(method, threats.Median())
     with pytest.raises(ConfigError, match=method.name):
         run(method, robust=threats.Median(), rounds=1)

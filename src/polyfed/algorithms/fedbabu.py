@@ -42,6 +42,7 @@ class FedBABU(Personal):
     tune: str = "all"
     head: str = "head"
 
+    averages = ("w",)
     sources = "paper: tune, head; ours: lr, finetune_epochs"
     traffic = "body down, body up"
     certificates = (

@@ -75,6 +75,11 @@ class FedLin(Algorithm):
             value = getattr(self, key)
             require(value is None or 0 < value <= 1, "FedLin", key, value, "a share above 0 and at most 1, or none")
 
+    @property
+    def averages(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """None of what goes up as values and positions, and then the models alone would not protect the gradient."""
+        return ("h", "w") if self.keep_up is None else ()
+
     def phases(self, t):
         return 2
 

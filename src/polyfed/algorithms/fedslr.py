@@ -76,6 +76,7 @@ class FedSLR(LowRank):
     p_weight_decay: float = 0.0
 
     synchronous = True
+    averages = ("w",)
     sources = "paper: lr, lam, mu, eta_g, personal_epochs, structure, deploy, p_weight_decay; ours: form, p_init"
     traffic = "1 down, 1 up; less down where the two factors of a layer are smaller than it"
     certificates = (

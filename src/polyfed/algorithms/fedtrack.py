@@ -32,6 +32,7 @@ class FedTrack(Algorithm):
 
     lr: float = 0.1
 
+    averages = ("g", "w")
     sources = "ours: lr"
     traffic = "2 down, 2 up"
     certificates = (

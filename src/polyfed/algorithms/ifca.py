@@ -78,6 +78,12 @@ def starts(task, w0: Tensor, k: int, seed: int, scale: float | None) -> Tensor:
     return torch.stack(rows)
 
 
+def losses(task, w: Tensor, data) -> Tensor:
+    """[s, c]: the loss of each of `w: [s, c, p]` on all of a client's training samples."""
+    everything = data.whole()
+    return torch.stack([task.loss_of(w[:, j], everything) for j in range(w.shape[1])], 1)
+
+
 class Choosing(Newcomer):
     """A newcomer to frozen models: it downloads all of them and deploys the one with the least training loss."""
 
@@ -101,7 +107,7 @@ class Alternating(Clustered, abstract=True):
     lr: float = 0.1
     k: int = 2
     weighted: bool = False
-    shared_layers: tuple[str, ...] = ()
+    shared_layers: str | tuple[str, ...] = ""
     init_scale: float | None = None
     seed: int = 0
 
@@ -124,7 +130,8 @@ class Alternating(Clustered, abstract=True):
     def _own(self, task):
         """[p] bool: True where the clusters have parameters of their own."""
         try:
-            return ~task.layout.mask(*self.shared_layers)
+            names = self.shared_layers
+            return ~task.layout.mask(*(names.split() if isinstance(names, str) else names))
         except KeyError as e:
             raise ConfigError(f"algorithm.shared_layers of {type(self).__name__}: {e.args[0]}") from None
 
@@ -147,9 +154,8 @@ class Alternating(Clustered, abstract=True):
         return w
 
     def local_update(self, task, client, down, data, round):
-        w, everything = self._received(task, down), data.whole()
-        loss = torch.stack([task.loss_of(w[:, j], everything) for j in range(self.k)], 1)
-        j = loss.argmin(1)
+        w = self._received(task, down)
+        j = losses(task, w, data).argmin(1)
         return {}, {"w": self._train(task, w[torch.arange(len(j)), j], data), "cluster": j.int()}
 
     def _train(self, task, w, data):
@@ -192,27 +198,39 @@ class IFCA(Alternating):
         Number of clusters, which the method does not find itself.
     weighted : bool
         Weigh clients by their number of samples; False: plain mean, as in the paper.
-    shared_layers : tuple of str
-        Layers that all clusters have in common, averaged over all participants and sent once ("body", "head", names).
+    shared_layers : str or tuple of str
+        Layers that all clusters have in common, averaged over all participants and sent once ("body", "head", names);
+        a text has its names separated by spaces.
     init_scale : float or None
         The first start is the common one. None: the others are drawn as its modules draw theirs; a number s:
         w0 + s N(0, I).
     seed : int
-        Of the starts. Whether the clusters are found depends on them: the paper restarts, and keeps the run with the
-        least training loss.
+        Of the starts. Whether the clusters are found depends on them.
     averaging : str
         "model" or "gradient". Under gradient averaging a client takes one step a round, on one batch (all its samples
         with full batches), and sends the model after it, which tells the server the gradient.
+    restarts : int
+        Sets of k starts, those of seed, seed + 1, ...: above 1, an exchange before the first one sends all of them to
+        the first round's participants, and the set in which their best models have the least mean training loss is
+        trained (weighted by samples if `weighted`).
+
+    Notes
+    -----
+    The paper restarts whole runs and keeps the one with the least training loss after it. `restarts` compares starts
+    before any training, which costs one exchange; for the paper's way, compare runs of several seeds.
     """
 
     averaging: str = "model"
+    restarts: int = 1
 
-    sources = "paper: weighted, shared_layers, averaging; of the problem: k; ours: lr, init_scale, seed"
+    varying = ("starts",)
+    sources = "paper: weighted, shared_layers, averaging; of the problem: k; ours: lr, init_scale, seed, restarts"
     certificates = (
         "tests/certificates/test_ifca.py::test_planted_clusters_and_their_means: clusters and models in closed form",
         "tests/certificates/test_ifca.py::test_one_cluster_is_fedavg: identity at k = 1, both kinds of averaging",
         "tests/certificates/test_ifca.py::test_a_round_by_hand: Algorithm 1 in numpy, several rounds",
         "tests/certificates/test_ifca.py::test_clusters_are_chosen_by_training_loss: misleading test data",
+        "tests/certificates/test_ifca.py::test_the_start_nearest_to_the_clients_is_kept: the planted one, and numpy",
     )
     citation = """@inproceedings{ghosh2020efficient,
   title     = {An Efficient Framework for Clustered Federated Learning},
@@ -224,6 +242,39 @@ class IFCA(Alternating):
     def __post_init__(self):
         super().__post_init__()
         require(self.averaging in ("model", "gradient"), "IFCA", "averaging", self.averaging, "model or gradient")
+        require(self.restarts >= 1, "IFCA", "restarts", self.restarts, "1 or more")
+
+    def phases(self, t):
+        return 2 if self._compares(t) else 1
+
+    def _compares(self, t, phase=0):
+        """Whether this exchange is the one that compares starts."""
+        return self.restarts > 1 and t == phase == 0
+
+    def init_server(self, task, w0, n):
+        server = super().init_server(task, w0, n)
+        if self.restarts == 1:
+            return server
+        sets = [starts(task, w0, self.k, self.seed + r, self.init_scale) for r in range(self.restarts)]
+        w = torch.cat(sets)
+        return server | {"starts": torch.where(server["own"], w, w0) if self.shared_layers else w}
+
+    def downlink(self, server, round):
+        every = self._compares(round.t, round.phase)
+        return super().downlink(server | {"w": server["starts"]} if every else server, round)
+
+    def local_update(self, task, client, down, data, round):
+        if not self._compares(round.t, round.phase):
+            return super().local_update(task, client, down, data, round)
+        loss = losses(task, self._received(task, down), data)
+        return {}, {"loss": loss.unflatten(1, (self.restarts, self.k)).amin(2)}
+
+    def aggregate(self, server, up, round):
+        if not self._compares(round.t, round.phase):
+            return super().aggregate(server, up, round)
+        best = int(mean(up["loss"], round.samples if self.weighted else None).argmin())
+        w = server["starts"].unflatten(0, (self.restarts, self.k))[best]
+        return server | {"w": w, "starts": server["starts"][:0]}
 
     def _train(self, task, w, data):
         if self.averaging == "model":
@@ -255,8 +306,9 @@ class HypCluster(Alternating):
         Number of hypotheses.
     weighted : bool
         Weigh clients by their number of samples, as in the paper; False: plain mean.
-    shared_layers : tuple of str
-        Layers that all hypotheses have in common, averaged over all participants and sent once.
+    shared_layers : str or tuple of str
+        Layers that all hypotheses have in common, averaged over all participants and sent once; a text has its names
+        separated by spaces.
     init_scale : float or None
         The first start is the common one. None: the others are drawn as its modules draw theirs; a number s:
         w0 + s N(0, I).

@@ -30,6 +30,8 @@ class Partial(Algorithm, abstract=True):
     A subclass says which part is `shared` and how a client trains the two (`train`).
     """
 
+    averages = ("w",)
+
     def shared(self, layout: Layout) -> Tensor:
         """[p] bool: what is sent and averaged."""
         raise NotImplementedError

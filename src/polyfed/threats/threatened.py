@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from polyfed.core.algorithm import Algorithm, Round, State
@@ -38,14 +39,22 @@ class Threatened:
         self.engine, self.keys, self.seed, self.attack, self.robust = engine, keys, seed, attack, robust
         self.workers = engine.workers
         self.attackers = np.zeros(len(keys), dtype=bool) if attack is None else attack.attackers(seed, keys)
+        self._held: tuple[Tensor, State] | None = None  # whom a round has asked so far, and what they received
 
     def exchange(self, algorithm: Algorithm, rows: Rows, down: State, round: Round) -> Reply:
         """One exchange with the clients `round.ids`."""
         reply = self.engine.exchange(algorithm, rows, down, round)
-        up = dict(reply.up)
+        up, down = dict(reply.up), self._received(down, round)
         self._forge(up, down, round)
         self._defend(algorithm, up, down)
         return reply._replace(up=up)
+
+    def _received(self, down: State, round: Round) -> State:
+        """With what the same clients received earlier in the round: a model may be answered an exchange later."""
+        if round.phase and self._held is not None and torch.equal(self._held[0], round.ids):
+            down = self._held[1] | down
+        self._held = round.ids, down
+        return down
 
     def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         """`function` of every item, as the engine inside does it."""
@@ -94,8 +103,8 @@ def check(algorithm: Algorithm, robust: Rule | None) -> None:
     """Raise ConfigError when a robust rule has no mean to take the place of."""
     if robust is not None and not averages(algorithm):
         raise ConfigError(
-            f"robust: {algorithm.name} takes no mean over the cohort, so {robust.name} has nothing to replace; "
-            "expected a method such as fedavg"
+            f"robust: {algorithm.name} takes no mean of whole uploads over the whole cohort, so {robust.name} has "
+            "nothing to replace; expected a method such as fedavg"
         )
 
 
