@@ -476,8 +476,13 @@ def test_the_first_message_under_another_lambda_is_of_that_lambda():
 
 def test_late_replies_are_refused():
     problem = LeastSquares(seed=0, clients=6, dim=4)
-    with pytest.raises(ConfigError, match=r'^fpfc with solver device-dual .* asynchronously; solver "pairs" can$'):
-        problem.fit(FPFC(0.05, solver="device-dual"), 20, schedule=Asynchronous(Delays("uniform", 0, 20)))
+    late = Asynchronous(Delays("uniform", 0, 20))
+    with pytest.raises(
+        ConfigError, match=r'^fpfc with solver device-dual \(as asked.*"pairs" can\) .* asynchronously$'
+    ):
+        problem.fit(FPFC(0.05, solver="device-dual"), 0, schedule=late)
+    with pytest.raises(ConfigError, match=r"device-dual \(201 clients, more than 200;"):
+        LeastSquares(seed=0, clients=201, dim=2).fit(FPFC(0.05), 0, schedule=late)
     one = Asynchronous(Delays("uniform", 0, 20), concurrency=1)
     assert problem.fit(FPFC(0.05, solver="device-dual"), 20, schedule=one).loop.t == 20
 

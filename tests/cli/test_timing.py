@@ -49,3 +49,43 @@ def test_what_is_refused(cli, settings, word, tmp_path):
     assert found.status != 0
     assert word in found.err
     assert len(found.err.strip().splitlines()) == 1
+
+
+def delay_file(path, seconds):
+    """Client i of six computes seconds[i] and is at no distance."""
+    rows = "".join(f"client-{i},{s},0\n" for i, s in enumerate(seconds))
+    path.write_text(f"client,compute,network\n{rows}")
+
+
+@pytest.mark.parametrize("name", ["uniform", "asynchronous"])
+def test_delays_from_a_file(cli, tmp_path, monkeypatch, name):
+    """Twelve synchronous rounds last as long as the slowest client each; or twelve replies, in the order of arrival."""
+    seconds = [1.0, 1.5, 3.25, 5.0, 7.0, 100.0]
+    delay_file(tmp_path / "delays.csv", seconds)
+    monkeypatch.chdir(tmp_path)
+    words = ["--algorithm", "fedasync", "--set", f"schedule.name={name}", "--set", "schedule.delays=file:delays.csv"]
+    found = cli(*SMALL, *words, "--out", tmp_path / "a")
+    assert found.status == 0, found.err
+    last = json.loads((tmp_path / "a" / "metrics.jsonl").read_text().splitlines()[-1])
+    arrivals = sorted(k * s for s in seconds for k in range(1, 13))
+    assert last["virtual_time"] == (1200 if name == "uniform" else arrivals[11])
+    monkeypatch.chdir(tmp_path / "a")  # the file is found again from anywhere
+    assert cli("run", tmp_path / "a" / "config.toml", "-q", "--out", tmp_path / "b").status == 0
+    assert final(tmp_path / "a") == final(tmp_path / "b")
+
+
+def test_a_delay_file_lies_beside_its_configuration(cli, tmp_path):
+    delay_file(tmp_path / "delays.csv", [1.0] * 6)
+    lines = ["algorithm = { name = 'fedavg' }", "[schedule]", "name = 'uniform'", "delays = 'file:delays.csv'"]
+    (tmp_path / "clock.toml").write_text("\n".join(lines))
+    found = cli("run", tmp_path / "clock.toml", *SMALL[1:], "--out", tmp_path / "a")
+    assert found.status == 0, found.err
+
+
+def test_a_method_in_step_is_refused_before_its_folder_is_made(cli, tmp_path):
+    words = ["--algorithm", "fpfc:solver=device-dual", "--set", "schedule.name=asynchronous"]
+    found = cli(*SMALL, *words, "--out", tmp_path / "a")
+    assert found.status != 0
+    assert "cannot run asynchronously" in found.err
+    assert len(found.err.strip().splitlines()) == 1
+    assert not (tmp_path / "a").exists()

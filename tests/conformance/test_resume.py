@@ -8,6 +8,7 @@ import pytest
 import torch
 from instances import METHODS, NAMES, federation, train
 
+import polyfed as pf
 from polyfed.core import checkpoint
 from polyfed.core.errors import RunError
 from polyfed.core.rows import MappedRows
@@ -138,6 +139,22 @@ def test_a_finished_run_is_continued_for_more_rounds(tmp_path):
 def renamed():
     fed = federation()
     return type(fed)(fed.train, fed.test, tuple(reversed(NAMES)), classes=fed.classes)
+
+
+def test_other_delays_of_one_of_many_clients_are_not_continued(tmp_path):
+    """Arrays of more than a thousand numbers differ in the middle."""
+    fed = pf.Federation.from_arrays([(np.ones((2, 3)), np.array([0, 1]))] * 2000)
+    delays = np.ones(2000)
+
+    def go(**more):
+        schedule = pf.Timed(pf.Uniform(0.01), pf.Delays(compute=delays))
+        return pf.fit(torch.nn.Linear(3, 2), fed, pf.FedAvg(), rounds=1, schedule=schedule, out=tmp_path, **more)
+
+    go()
+    assert go(resume=True).loop.t == 1
+    delays[1000] = 2.0
+    with pytest.raises(RunError, match=r"cannot resume .*schedule"):
+        go(resume=True)
 
 
 @pytest.mark.parametrize(

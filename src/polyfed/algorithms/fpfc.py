@@ -20,7 +20,6 @@ from polyfed.algorithms import devicedual
 from polyfed.algorithms.devicedual import Fusion
 from polyfed.algorithms.partial import assemble, part
 from polyfed.core.algorithm import Algorithm, Down, mean, require
-from polyfed.core.errors import ConfigError
 from polyfed.core.solvers import local_sgd
 
 BLOCK = 1 << 18  # numbers per block of pair vectors, so that a block stays in the cache
@@ -194,7 +193,7 @@ class FPFC(Algorithm):
     The solvers have the same fixed points and reach them in different ways. From a common start the range of useful lam
     ends lower with device-dual, where too large a lam gives the right clusters and poor models: choose lam by the
     validation metric, or on a path. Its messages, in place of zeta, are as large. It needs replies in the round they
-    were asked for: an asynchronous schedule is refused at the first late one, and needs solver "pairs".
+    were asked for: an asynchronous schedule is refused, and needs solver "pairs".
 
     The server sees every client's model: the method cannot be combined with secure aggregation. Memory on the server:
     n (n-1) / 2 vectors of p numbers with pairs, 2 n vectors and n x n coefficients with device-dual; `plan` says how
@@ -256,17 +255,25 @@ class FPFC(Algorithm):
         return self._plan(n, len(own), own.element_size())
 
     def _plan(self, n, q, itemsize):
-        pairs, why = n * (n - 1) // 2, "as asked for"
-        if self.solver == "auto":
-            why = f"{n:,} clients, {'more than' if self._is_dual(n) else 'up to'} {MOST_PAIRED}"
+        pairs, why = n * (n - 1) // 2, self._why(n)
         if self._is_dual(n):
             solver, size = "device-dual", devicedual.memory(n, q, itemsize=itemsize)
         else:  # c, the two clients and a vector of every pair, two where it sets out from models; the clients' models
             solver, size = "pairs", pairs * (itemsize * (2 * q + 1) + 16) + 2 * itemsize * n * q
         return f"solver {solver} ({why}), server memory up to {size / 1e9:.2g} GB"
 
+    def _why(self, n):
+        if self.solver != "auto":
+            return "as asked for"
+        return f"{n:,} clients, {'more than' if self._is_dual(n) else 'up to'} {MOST_PAIRED}"
+
     def _is_dual(self, n):
         return self.solver == "device-dual" or (self.solver == "auto" and n > MOST_PAIRED)
+
+    def in_step(self, n, t=0):
+        if self._is_dual(n):
+            return f'with solver device-dual ({self._why(n)}; solver "pairs" can) needs replies in their round'
+        return None
 
     @property
     def _nu(self):
@@ -389,11 +396,6 @@ class FPFC(Algorithm):
 
     def _aggregate_dual(self, server, up, round):
         """P_i and the Gram matrix, and one majorisation step; every fifth round while it would cost the cube of n."""
-        if (round.sent < round.t).any():
-            raise ConfigError(
-                "fpfc with solver device-dual takes replies in the round they were asked for and cannot run "
-                'asynchronously; solver "pairs" can'
-            )
         server = self._dual(server)
         refresh = round.n <= 1000 or len(server["f"]) <= round.n // 2 or round.t % 5 == 4
         return {**devicedual.update(server, round.ids, up["w"], self._fusion, refresh)}

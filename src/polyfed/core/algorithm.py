@@ -94,6 +94,13 @@ class Algorithm:
         """Exchanges in round t."""
         return 1
 
+    def in_step(self, n: int, t: int = 0) -> str | None:
+        """What rules out that a reply is taken in a later round than its message was sent; None where nothing does."""
+        phases = self.phases(t)
+        if phases > 1:
+            return f"needs {phases} exchanges a round"
+        return "needs replies in the round they were asked for" if self.synchronous else None
+
     def audience(self, server: State, round: Round) -> Tensor:
         """Which of `round.ids` this exchange is with, in their order, where a round has several."""
         return round.ids

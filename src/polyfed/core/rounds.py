@@ -65,12 +65,19 @@ class Loop:
         self.lr_decay, self.lr_decay_every = lr_decay, lr_decay_every
         self.keys = client_keys(names)
         self.n = len(names)
+        if schedule.late(self.n):
+            self._refuse_late(algorithm)
         self.samples = torch.as_tensor(train.counts, dtype=task.dtype, device=task.device)
         self.server = algorithm.init_server(task, task.w0.clone(), self.n)
         self.ledger = Ledger()
         self.flights: list[Flight] = []
         self.t = 0
         self.clock = 0.0  # virtual seconds
+
+    def _refuse_late(self, algorithm: Algorithm, t: int = 0) -> None:
+        why = algorithm.in_step(self.n, t)
+        if why is not None:
+            raise ConfigError(f"{algorithm.name} {why} and cannot run asynchronously")
 
     def round(self, ids: np.ndarray | Tensor, phase: int = 0, sent: np.ndarray | None = None) -> Round:
         """What both sides know about one exchange with `ids`."""
@@ -83,9 +90,8 @@ class Loop:
         send, take, passed = self.schedule.turn(self.seed, self.t, self.keys)
         algorithm = self.algorithm.decayed(self.lr_decay ** (self.t // self.lr_decay_every))
         phases = algorithm.phases(self.t)
-        if (phases > 1 or algorithm.synchronous) and not np.array_equal(send, take):
-            needs = f"{phases} exchanges a round" if phases > 1 else "replies in the round they were asked for"
-            raise ConfigError(f"{algorithm.name} needs {needs} and cannot run asynchronously")
+        if not np.array_equal(send, take):
+            self._refuse_late(algorithm, self.t)
         down, up, seconds, staleness = np.zeros((4, len(take)))
         exchanges = np.zeros((2, len(take)))  # messages that were not empty, down and up
         everyone = torch.as_tensor(take, device=self.task.device)

@@ -34,6 +34,10 @@ class Schedule:
         """Sorted positions of the clients of round t. keys: [n] client keys."""
         raise NotImplementedError
 
+    def late(self, n: int) -> bool:
+        """Whether replies of n clients may be taken in a later turn than their message was sent in."""
+        return False
+
     def turn(self, seed: int, t: int, keys: np.ndarray) -> Turn:
         """The t-th turn of the event loop."""
         ids = self.cohort(seed, t, keys)
@@ -80,8 +84,11 @@ class Bernoulli(Schedule):
 class Availability(Schedule):
     """A uniform draw among the clients that are reachable: `trace` [periods, n] bool, repeated over the rounds."""
 
-    trace: np.ndarray
+    trace: np.ndarray | tuple[tuple[bool, ...], ...]
     fraction: float = 1.0
+
+    def __post_init__(self):
+        object.__setattr__(self, "trace", tuple(tuple(map(bool, row)) for row in np.asarray(self.trace)))
 
     def cohort(self, seed: int, t: int, keys: np.ndarray) -> np.ndarray:
         here = np.flatnonzero(self.trace[t % len(self.trace)])
@@ -102,10 +109,15 @@ class Delays:
     kind: str = "uniform"
     low: float = 0.0
     high: float = 0.0
-    compute: np.ndarray | float = 0.0
-    network: np.ndarray | float = 0.0
+    compute: np.ndarray | tuple[float, ...] | float = 0.0
+    network: np.ndarray | tuple[float, ...] | float = 0.0
 
     def __post_init__(self):
+        for key in ("compute", "network"):  # as tuples they compare, and print, in full
+            value = np.asarray(getattr(self, key), dtype=float)
+            object.__setattr__(self, key, tuple(value.tolist()) if value.ndim else float(value))
+            if value.ndim > 1 or not (np.isfinite(value) & (value >= 0)).all():
+                raise ConfigError(f"delays: {key} is not a number of seconds from 0, or one for each client")
         if self.kind not in ("uniform", "log-normal"):
             raise ConfigError(f"delays: found {self.kind!r}, expected uniform or log-normal")
         ordered = self.kind == "log-normal" or self.high >= self.low
@@ -166,6 +178,9 @@ class Asynchronous(Schedule):
     delays: Delays
     concurrency: int | None = None
     _memo: dict = field(default_factory=dict, compare=False, repr=False)
+
+    def late(self, n: int) -> bool:
+        return n > 1 and self.concurrency != 1
 
     def turn(self, seed: int, t: int, keys: np.ndarray) -> Turn:
         known = self._memo.setdefault((seed, keys.tobytes()), ([], self._turns(seed, keys)))

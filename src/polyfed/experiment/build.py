@@ -24,7 +24,7 @@ from polyfed.data.datasets import load, names, options
 from polyfed.data.federation import Federation
 from polyfed.data.partition import parse
 from polyfed.experiment.check import kebab
-from polyfed.experiment.config import Experiment, Method, dump
+from polyfed.experiment.config import Experiment, Method, delays_at, dump
 from polyfed.experiment.steps import local_steps_of
 from polyfed.threats import make_attack, make_rule
 
@@ -110,7 +110,10 @@ class Parts:
 
             model = model.model_copy(update={"name": models.default(fed)})
         loss = e.settings.loss or ("mse" if fed.classes is None else "cross-entropy")
-        settings = e.settings.model_copy(update={"loss": loss})
+        schedule = e.settings.schedule
+        if schedule is not None and "delays" in schedule:
+            schedule = schedule | {"delays": delays_at(schedule["delays"], Path())}
+        settings = e.settings.model_copy(update={"loss": loss, "schedule": schedule})
         return dataclasses.replace(e, data=data, model=model, settings=settings)
 
     def arguments(self) -> dict[str, Any]:
@@ -178,7 +181,7 @@ class Parts:
     def _delays(self, text: Any) -> Delays:
         kind, _, rest = str(text).partition(":")
         if kind == "file":
-            return Delays.from_file(Path(rest).expanduser(), self.federation(self.experiment.seeds[0]).names)
+            return Delays.from_file(rest, self.federation(self.experiment.seeds[0]).names)
         try:
             low, high = (float(part) for part in rest.split(","))
         except ValueError:

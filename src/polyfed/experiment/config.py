@@ -184,7 +184,16 @@ def read_toml(path: Path) -> dict[str, Any]:
                 place = path.parent / Path(table[key]).expanduser()
                 if key != "name" or ("/" in table[key] and place.exists()):
                     table[key] = str(place.resolve())
+    if isinstance(found.get("schedule"), dict) and "delays" in found["schedule"]:
+        found["schedule"]["delays"] = delays_at(found["schedule"]["delays"], path.parent)
     return found
+
+
+def delays_at(delays: Any, folder: Path) -> Any:
+    """A setting of `schedule.delays` with the path of its file in full, read relative to `folder`."""
+    if not isinstance(delays, str) or not delays.startswith("file:"):
+        return delays
+    return f"file:{(folder / Path(delays.removeprefix('file:')).expanduser()).resolve()}"
 
 
 def value_of(text: str) -> Any:

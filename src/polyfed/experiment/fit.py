@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import signal
 import sys
 import threading
@@ -171,7 +172,7 @@ def fit(
     settings: dict[str, Any] = {
         "rounds": first + rounds,
         "fraction": fraction,
-        "schedule": None if isinstance(schedule, Uniform) else repr(schedule),
+        "schedule": None if isinstance(schedule, Uniform) else _in_short(repr(schedule)),
         "local-epochs": None if steps is not None else local_epochs,
         "local-steps": recorded(steps),
         "batch-size": batch_size if batch_size is not None else "full",
@@ -203,6 +204,13 @@ def fit(
         if run.plan:
             store.log(run.plan)
     return _train(run, first, first + rounds, data, evaluate_every, store, callbacks, engine)
+
+
+def _in_short(text: str, most: int = 1000) -> str:
+    """A text that says in one line what it is, and by its digest whether it is the same."""
+    if len(text) <= most:
+        return text
+    return f"{text[:100]}... (blake2b {hashlib.blake2b(text.encode(), digest_size=16).hexdigest()})"
 
 
 def _set_out(loop: Loop, start: Run) -> None:
