@@ -56,6 +56,7 @@ IMAGES = (
 )
 IMAGE_LR = {"small": 0.1, "paper": 0.01}
 IMAGE_LAMBDA = {"small": 1.0, "paper": 0.4}
+EPOCHS = {"small": Setting("epochs", "5", "ours"), "paper": Setting("epochs", "10", "paper")}
 FEWER = (2000, 1000)  # images at small size, training and test
 
 

@@ -11,6 +11,7 @@ from polyfed.algorithms.pacfl import PACFL
 from polyfed.core.algorithm import Algorithm
 from polyfed.experiment.compare import Comparison
 from polyfed.papers.fpfc import (
+    EPOCHS,
     HBF,
     HBF_CAVEAT,
     HBF_WORK,
@@ -108,8 +109,7 @@ def figure3(bench: Bench) -> Outcome:
 
 
 def settings_of_images(scale):
-    epochs = Setting("epochs", "5", "ours") if scale == "small" else Setting("epochs", "10", "paper")
-    return (rounds_of(scale, 15, 200), epochs, *image_settings(scale))
+    return (rounds_of(scale, 15, 200), EPOCHS[scale], *image_settings(scale))
 
 
 def on_images(bench: Bench, name: str) -> Outcome:
