@@ -296,6 +296,56 @@ def test_svt_is_the_proximal_operator():
     assert torch.linalg.matrix_norm(rest, 2) <= 1 + 1e-12
 
 
+def planted(d1: int, d2: int, values: torch.Tensor) -> torch.Tensor:
+    """A float64 matrix with these singular values."""
+    g, k = torch.Generator().manual_seed(7), len(values)
+    U, V = (torch.linalg.qr(torch.randn(d, k, dtype=torch.float64, generator=g))[0] for d in (d1, d2))
+    return (U * values) @ V.T
+
+
+SPECTRA = {
+    "gap": torch.cat([torch.linspace(5, 1, 6), torch.full((34,), 1e-4)]),
+    "slow": 5 / torch.arange(1, 41),
+    "near": torch.cat([torch.linspace(3, 1, 5), 0.2 + 1e-6 * torch.linspace(-5, 5, 35)]),
+    "wide": torch.logspace(5, -5, 40),
+    "below": torch.linspace(0.19, 0.01, 40),
+    "zero": torch.zeros(40),
+}
+
+
+@pytest.mark.parametrize("amount", [0.2, 1e-3, 1e-9, 0.0])
+@pytest.mark.parametrize("shape", [(40, 160), (160, 40), (40, 40), (60, 40)])
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_svt_is_exact_for_every_spectrum(spectrum, shape, amount):
+    """Against the proximal operator of the same float32 matrix in double precision, whichever way it was computed."""
+    M = planted(*shape, SPECTRA[spectrum].double()).float()
+    A, B = svt(M, amount)
+    U, S, Vh = torch.linalg.svd(M.double(), full_matrices=False)
+    exact = (U * (S - amount).clamp(min=0)) @ Vh
+    assert torch.linalg.matrix_norm((A @ B).double() - exact, 2) <= 1e-5 * S[0]
+    sure = 1e-6 * float(S[0])  # values this close to the amount may fall on either side
+    assert (S > amount + sure).sum() <= A.shape[1] <= (S > amount - sure).sum()
+
+
+def test_svt_of_long_matrices_in_double_precision():
+    """Not by their squares, which would leave half of the digits."""
+    M = planted(40, 160, torch.logspace(0, -9, 40).double())
+    A, B = svt(M, 1e-8)
+    U, S, Vh = torch.linalg.svd(M, full_matrices=False)
+    assert (A @ B - (U * (S - 1e-8).clamp(min=0)) @ Vh).abs().max() < 1e-14
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_svt_never_makes_numbers_of_what_is_none(bad):
+    M = torch.ones(4, 40)
+    M[1, 3] = bad
+    try:
+        A, B = svt(M, 0.1)
+    except torch.linalg.LinAlgError:
+        return
+    assert not torch.isfinite(A @ B).all()
+
+
 def test_clients_compute_with_the_product_that_was_sent():
     """What the client puts together is bit for bit the server's own model, and 1-d tensors are never shrunk."""
     rng = np.random.default_rng(0)

@@ -147,6 +147,26 @@ def test_export_hands_over_the_client_model(cli, tmp_path, small):
     assert about["model"]["name"] == "linear"
 
 
+def test_export_measures_the_factorised_model(cli, tmp_path):
+    (tmp_path / "slr.toml").write_text(
+        'rounds = 15\nbatch-size = 20\n[data]\nname = "digits"\nclients = 4\n'
+        '[model]\nname = "mlp"\nhidden = [100, 50]\n'
+        '[algorithm]\nname = "fedslr"\nlr = 0.1\nlam = 0.02\nmu = 0.02\neta-g = 5\n'
+    )
+    assert cli("run", "slr.toml", "--out", "a", "-q").status == 0
+    said = cli("export", "a", "--client", 1, "--factorised", "--out", "one.safetensors")
+    about = json.loads((tmp_path / "one.json").read_text())
+    forms = about["measured"]["forms"]
+    source = load_file(next((tmp_path / "a/models").glob("*.safetensors")))
+    assert forms["dense"]["bytes"] == sum(t.nbytes for t in source.values()) > forms["beside"]["bytes"]
+    assert list(forms) == ["dense", "merged", "beside"]
+    assert about["measured"]["fastest"] in forms
+    for form, row in forms.items():
+        assert row["ms"] > 0
+        assert row["difference"] < 1e-5
+        assert f"{form:<7} {row['bytes']:>12,} bytes" in said.out
+
+
 def test_own_model_and_own_data_from_files(cli, tmp_path):
     (tmp_path / "net.py").write_text(
         "from torch import nn\n"

@@ -1,5 +1,6 @@
 """Factorised models: the same outputs from fewer numbers, in memory, on disk, and after a run."""
 
+import copy
 import json
 
 import numpy as np
@@ -13,7 +14,7 @@ from polyfed import models
 from polyfed.algorithms.lowrank import sheets
 from polyfed.core.errors import ConfigError, ModelError
 from polyfed.core.layout import Layout
-from polyfed.models.factorised import factorised, load, pack, size
+from polyfed.models.factorised import Beside, factorised, load, measure, memory, pack, size
 
 NETS = {
     "linear": ((1, 12, 12), {}),
@@ -115,6 +116,64 @@ def test_a_sparse_rest_goes_beside_the_factors_and_is_run_dense():
     assert (outputs(small, (1, 12, 12)) - outputs(layout.load_(model, w), (1, 12, 12))).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("name", NETS)
+def test_a_sparse_rest_beside_the_pairs(name, rank):
+    """The same outputs; 8 bytes per nonzero and 4 per row (and one more) beside the pairs' numbers."""
+    shape, options = NETS[name]
+    model = models.build(name, shape, 10, **options)
+    layout = Layout(model)
+    w, factors = low_rank(model, rank)
+    common = layout.named(w.clone())
+    w[torch.arange(0, layout.p, 97)] += 0.5
+    tensors = pack(layout.named(w), common, factors)
+    small = factorised(model, tensors, "beside")
+    found = [m for m in small.modules() if isinstance(m, Beside)]
+    assert len(found) == sum(f"{n}.at" in tensors for n in factors) > 0
+    dense = outputs(layout.load_(model, w), shape)
+    for other in (small, copy.deepcopy(small)):
+        assert (outputs(other, shape) - dense).abs().max() <= 1e-5 * max(1, dense.abs().max())
+    if rank:
+        assert memory(small) == size(tensors) + sum(4 * (m.shape[0] + 1) for m in found)
+    forms = measure(model, tensors, torch.ones(2, *shape), repeats=1)
+    assert [f["bytes"] for f in forms.values()][::2] == [4 * layout.p, memory(small)]
+    assert model.training is False
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kernel_size": (3, 2), "stride": (2, 1), "padding": (0, 1), "dilation": (1, 2)},
+        {"kernel_size": (1, 3), "stride": (2, 3), "padding": (2, 1), "bias": False},
+        {"kernel_size": 3, "padding": "same"},
+        {"kernel_size": 3, "padding": 1, "padding_mode": "reflect"},
+    ],
+)
+def test_every_kind_of_convolution_with_a_sparse_rest(settings):
+    """In double precision; other padding than zeros in numbers is run dense."""
+    conv = nn.Conv2d(14, 16, dtype=torch.float64, **settings)
+    layout = Layout(conv)
+    w, factors = low_rank(conv, 1)
+    common = layout.named(w.clone())
+    w[::50] += 0.5
+    found = factorised(conv, pack(layout.named(w), common, factors), "beside")
+    assert isinstance(found, Beside) == ("padding_mode" not in settings and settings["padding"] != "same")
+    assert (outputs(found, (14, 9, 8)) - outputs(layout.load_(conv, w), (14, 9, 8))).abs().max() < 1e-12
+
+
+def test_linear_layers_on_more_axes_and_unknown_forms():
+    linear = nn.Linear(40, 30)
+    layout = Layout(linear)
+    w, factors = low_rank(linear, 2)
+    common = layout.named(w.clone())
+    w[::50] += 0.5
+    tensors = pack(layout.named(w), common, factors)
+    found = outputs(factorised(linear, tensors, "beside"), (5, 40))
+    assert (found - outputs(layout.load_(linear, w), (5, 40))).abs().max() < 1e-5
+    with pytest.raises(ConfigError, match="sparse: found 'other', expected merged or beside"):
+        factorised(linear, tensors, "other")
+
+
 def test_a_layer_used_twice_stays_one():
     shared = nn.Linear(12, 12)
     model = nn.Sequential(shared, nn.ReLU(), shared)
@@ -146,10 +205,14 @@ def test_other_tensors_are_refused(tmp_path):
 
 
 def trained(method: pf.Algorithm, **settings) -> pf.Run:
+    return trained_net("lenet", method, **settings)
+
+
+def trained_net(name: str, method: pf.Algorithm, **settings) -> pf.Run:
     rng = np.random.default_rng(0)
     data = [(rng.normal(size=(12, 3, 14, 14)).astype(np.float32), rng.integers(3, size=12)) for _ in range(3)]
     federation = pf.Federation.from_arrays(data, test=data, classes=3)
-    return pf.fit(models.build("lenet", (3, 14, 14), 3), federation, method, rounds=3, batch_size=6, **settings)
+    return pf.fit(models.build(name, (3, 14, 14), 3), federation, method, rounds=3, batch_size=6, **settings)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +239,16 @@ def test_a_clients_factorised_model_is_its_model(method):
         assert empty or sum(q.numel() for q in b.parameters()) == run.report["gkr_parameters"]
 
 
+@pytest.mark.parametrize(("name", "mu"), [("linear", 0.1), ("mlp", 0.03), ("lenet", 0.03)])
+def test_a_trained_mixed_model_in_both_forms(name, mu):
+    run = trained_net(name, pf.FedSLR(0.05, lam=0.1, eta_g=2.0, mu=mu))
+    dense = outputs(run.model(2), (3, 14, 14))
+    merged, beside = (run.model(2, factorised=True, sparse=sparse) for sparse in ("merged", "beside"))
+    assert any(isinstance(m, Beside) for m in beside.modules())
+    for found in (merged, beside):
+        assert (outputs(found, (3, 14, 14)) - dense).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize("method", [pf.FedAvg(), pf.FedSLR(structure="S+S")])
 def test_methods_without_a_low_rank_model_say_so(method):
     with pytest.raises(ConfigError, match="makes no low-rank model"):
@@ -188,6 +261,7 @@ def test_export_writes_the_factors(tmp_path):
     run = trained(pf.FedSLR(0.05, lam=0.1, eta_g=2.0, mu=0.3), out=tmp_path / "run")
     path, about = export_model(tmp_path / "run", "1", tmp_path / "one.safetensors", factorised=True)
     facts = json.loads(about.read_text())
+    assert "cannot be made again" in facts["measured"]["missing"]  # a model and data that were never named
     layers = facts["factorised"]
     assert layers
     for name, layer in layers.items():

@@ -1,5 +1,8 @@
 """Recipes: the machinery that runs them, and every recipe rehearsed from beginning to end."""
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -9,7 +12,7 @@ from polyfed.algorithms.local import Local
 from polyfed.core.errors import ConfigError
 from polyfed.data import load
 from polyfed.models import build
-from polyfed.papers import RECIPES, Bench, find
+from polyfed.papers import RECIPES, Bench, Outcome, find
 from polyfed.papers import load as recipes
 from polyfed.papers.recipe import SIZES, beside, curves, metric_of, ordered, ours, write
 
@@ -73,6 +76,50 @@ def test_an_unknown_recipe_is_named(cli):
 def test_the_list_names_every_recipe(cli):
     listed = cli("reproduce").out
     assert all(name in listed for name in ALL)
+    assert all(name in listed for r in recipes().values() for name in r.also)
+
+
+def test_a_name_means_one_recipe():
+    names = [n for r in recipes().values() for n in (r.name, *r.also)]
+    assert len(set(names)) == len(names)
+    assert all(find(n) is r for r in recipes().values() for n in r.also)
+    assert find("fedslr/table8") is find("fedslr/table7")
+    assert {find(f"fedslr/figure{k}").name for k in (2, 3, 4, 5)} == {"fedslr/curves"}
+
+
+def test_another_name_shares_the_folder(cli, monkeypatch, tmp_path):
+    """So that what one name has computed is not computed again under the other."""
+    monkeypatch.setitem(RECIPES, "fedslr/table7", started("fedslr/table7"))
+    said = cli("reproduce", "fedslr/table8")
+    assert said.status == 0
+    assert "fedslr/table7" in said.out
+    assert [p.name for p in (tmp_path / "runs" / "reproduce").iterdir()] == ["fedslr-table7-small"]
+
+
+def started(name):
+    """The recipe with nothing to compute, which says when it starts."""
+
+    def run(bench):
+        """Nothing."""
+        print("STARTED")
+        return Outcome()
+
+    return replace(recipes()[name], run=run)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_time_and_settings_are_said_before_it_starts(name, cli, monkeypatch):
+    """The estimate for paper scale, and of every setting whose it is: the paper's, the released code's, or ours."""
+    r = started(name)
+    monkeypatch.setitem(RECIPES, name, r)
+    before, _, _ = cli("reproduce", name, "--scale", "paper", "--yes").out.partition("STARTED")
+    said = re.search(rf"(?:about (\d+) (min|h|days)|a few seconds) on {re.escape(r.machine)}", before)
+    assert said
+    unit = {"min": 1, "h": 60, "days": 24 * 60, None: 1}[said[2]]
+    assert abs(int(said[1] or 0) * unit - r.minutes["paper"]) <= max(unit / 2, 0.5)
+    assert re.search(r"what +whose +value", before)
+    for setting in r.settings("paper"):
+        assert re.search(rf"{re.escape(setting.key[:12])}.* {setting.source} ", before)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -195,8 +195,8 @@ class FPFC(Algorithm):
     validation metric, or on a path. Its messages, in place of zeta, are as large. It needs replies in the round they
     were asked for: an asynchronous schedule is refused, and needs solver "pairs".
 
-    Which lam a grouping allows can be worked out: `polyfed tune fpfc --window` says it before a run, for the groups that
-    the data name; `polyfed.WindowAdvice(every=200)`, a callback of `fit`, during one, for those found so far.
+    Which lam a grouping allows can be worked out: `polyfed tune fpfc --window` says it before a run, for the groups the
+    data name; `polyfed.WindowAdvice(every=200)`, a callback of `fit`, during one, for those found so far.
 
     The server sees every client's model: the method cannot be combined with secure aggregation. Memory on the server:
     n (n-1) / 2 vectors of p numbers with pairs, 2 n vectors and n x n coefficients with device-dual; `plan` says how

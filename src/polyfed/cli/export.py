@@ -20,11 +20,28 @@ def export(
 
     [dim]polyfed export runs/a/runs/ditto-seed0 --client cleveland[/dim]
 
-    A factorised file becomes a module again with polyfed.models.factorised.load(FILE, model).
+    A factorised file becomes a module again with polyfed.models.factorised.load(FILE, model, sparse). It says what
+    each form takes here: dense; "merged", layers with a sparse part dense again; "beside", that part a sparse matrix.
+    The last is slower than dense for convolutions and small layers.
     """
+    import json
+
     from polyfed.cli.console import stdout
     from polyfed.cli.folders import export_model
 
     path, about = export_model(run, client, out, factorised)
     stdout.print(f"{path} and {about}", soft_wrap=True)
+    if not factorised:
+        return 0
+    found = json.loads(about.read_text())["measured"]
+    if "missing" in found:
+        stdout.print(f"not measured: {found['missing']}", soft_wrap=True, markup=False)
+        return 0
+    stdout.print(f"{found['samples']} samples, one thread; the file has {path.stat().st_size:,} bytes", soft_wrap=True)
+    for form, row in found["forms"].items():
+        stdout.print(
+            f"{form:<7} {row['bytes']:>12,} bytes  {row['ms']:8.3f} ms  outputs differ by {row['difference']:.0e}"
+            f"{'  fastest' if form == found['fastest'] else ''}",
+            soft_wrap=True,
+        )
     return 0

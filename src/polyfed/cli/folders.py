@@ -11,6 +11,7 @@ from typing import Any
 from polyfed.core.errors import ConfigError, RunError, closest
 from polyfed.experiment.folder import safe
 
+BATCH = 20  # samples for which an exported model is timed, as in Table 9 of FedSLR's paper
 OURS = ("config.toml", "comparison.toml")
 
 
@@ -56,7 +57,10 @@ def config_of(folder: Path) -> Path:
 
 
 def export_model(run: Path, client: str, out: Path | None, factorised: bool = False) -> tuple[Path, Path]:
-    """Copy a client's tensors to `out`, low-rank layers as factors if asked, and describe them in a JSON beside it."""
+    """Copy a client's tensors to `out`, low-rank layers as factors if asked, and describe them in a JSON beside it.
+
+    With factors the JSON also has what the dense and the factorised models were measured to take, under "measured".
+    """
     config = _read(config_of(run))
     if (run / "comparison.toml").is_file():
         some = sorted(p.name for p in (run / "runs").glob("*-seed*"))
@@ -84,6 +88,7 @@ def export_model(run: Path, client: str, out: Path | None, factorised: bool = Fa
     tensors = _factors(run, source, config) if factorised else None
     if tensors is not None:
         facts |= {"tensors": {key: list(t.shape) for key, t in tensors.items()}, "factorised": _layers(tensors)}
+        facts["measured"] = _measured(run, source, tensors)
     try:
         from safetensors.torch import save_file
 
@@ -150,6 +155,31 @@ def _layers(tensors: dict[str, Any]) -> dict[str, dict[str, int]]:
         for key, t in tensors.items()
         if key.endswith(".U")
     }
+
+
+def _measured(run: Path, source: Path, tensors: dict[str, Any]) -> dict[str, Any]:
+    """Bytes, milliseconds and output differences of all forms of the model for a batch of test samples.
+
+    Model and data are made again from config.toml; {"missing": why} where that cannot be, as for runs from Python.
+    """
+    from safetensors.torch import load_file
+
+    from polyfed.core.errors import PolyfedError
+    from polyfed.experiment.build import Parts
+    from polyfed.experiment.config import resolve
+    from polyfed.models.factorised import measure
+
+    try:
+        parts = Parts(resolve(config_of(run), {}))
+        seed = parts.experiment.seeds[0]
+        model, named = parts.model(seed), load_file(source)
+        dtype = next(iter(named.values())).dtype
+        x = parts.federation(seed).test.to("cpu", dtype).x[:BATCH]
+        model.to(dtype).load_state_dict(named, strict=False)
+        forms = measure(model, tensors, x)
+    except PolyfedError as e:
+        return {"missing": f"the run's model cannot be made again from its folder ({e})"}
+    return {"samples": len(x), "threads": 1, "fastest": min(forms, key=lambda f: forms[f]["ms"]), "forms": forms}
 
 
 def _text(path: Path) -> str:

@@ -40,8 +40,8 @@ def reproduce(
     r = find(name)
     if scale not in SIZES:
         raise ConfigError(f"--scale: found {scale!r}, expected small or paper")
-    folder = out or Path("runs") / "reproduce" / f"{name.replace('/', '-')}-{'rehearsal' if rehearse else scale}"
-    _prepare(folder, f"{name} {scale}{' rehearsal' if rehearse else ''}", force)
+    folder = out or Path("runs") / "reproduce" / f"{r.name.replace('/', '-')}-{'rehearsal' if rehearse else scale}"
+    _prepare(folder, f"{r.name} {scale}{' rehearsal' if rehearse else ''}", force)
     which = _seeds(seeds, r.seeds)
     size: Any = scale
     _say_before(r, size, which)
@@ -107,12 +107,19 @@ def _list() -> int:
         return Cell(minutes(r.minutes[scale]).replace(" ", "\u00a0"))  # never broken over lines
 
     rows = [
-        (Cell(r.name), time(r, "small"), time(r, "paper"), Cell(r.title), Cell(", ".join(r.data) or "–"))
+        (
+            Cell("\n".join((r.name, *r.also))),
+            time(r, "small"),
+            time(r, "paper"),
+            Cell(r.title),
+            Cell(", ".join(r.data) or "–"),
+        )
         for r in load().values()
     ]
     show_table(Table("Recipes", ("recipe<", "small", "paper", "what<", "data<"), tuple(rows)))
     stdout.print(
         "\nsmall, paper: about how long; small on two cores, paper on the machine that a recipe names first. "
+        "Names in one row are one recipe. "
         "Data are looked for in --data-dir, or where POLYFED_DATA points."
     )
     return 0
@@ -135,7 +142,9 @@ def _say_before(r: "Recipe", scale: Any, seeds: list[int]) -> None:
     stdout.print(r.about, markup=False)
     where = "two cores" if scale == "small" else r.machine
     share = len(seeds) / r.seeds
-    stdout.print(f"seeds {seeds}; about {minutes(share * r.minutes[scale])} on {where}\n", markup=False)
+    time = minutes(share * r.minutes[scale])
+    about = "a few" if time == "seconds" else "about"
+    stdout.print(f"seeds {seeds}; {about} {time} on {where}\n", markup=False)
     show_table(settings_table(r.settings(scale)))
 
 

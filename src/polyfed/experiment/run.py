@@ -80,11 +80,13 @@ class Run:
             counts[ids.cpu().numpy()] = loop.task.p if found is None else torch.as_tensor(found).cpu().numpy()
         return counts
 
-    def model(self, client: int | str, factorised: bool = False) -> nn.Module:
+    def model(self, client: int | str, factorised: bool = False, sparse: str = "merged") -> nn.Module:
         """The nn.Module of one client, by position or name.
 
-        factorised: layers whose common part is of low rank and whose personal part is empty become pairs of thin
-            layers with the same outputs; for FedSLR and GPGD, ConfigError for other methods
+        factorised: layers whose common part is of low rank become pairs of thin layers with the same outputs; for
+            FedSLR and GPGD, ConfigError for other methods
+        sparse: such a layer with a personal part is one dense layer, "merged", as fast as ever, or the pair and a
+            sparse matrix, "beside", smaller, but faster for large linear layers only; see polyfed.models.factorised
         """
         names = self.federation.names
         if client not in (names if isinstance(client, str) else range(-self.loop.n, self.loop.n)):
@@ -100,7 +102,7 @@ class Run:
                 f"factorised: {name} makes no low-rank model; fedslr (structure LR+S or LR+LR) and gpgd do"
             )
         named = task.layout.named
-        return factorised_model(task.model, pack(named(w), named(common), factors))
+        return factorised_model(task.model, pack(named(w), named(common), factors), sparse)
 
     @property
     def history(self) -> pd.DataFrame:

@@ -30,8 +30,9 @@ def load() -> dict[str, Recipe]:
 
 
 def find(name: str) -> Recipe:
-    """One recipe. Raises ConfigError with the nearest name."""
+    """One recipe, by its name or one that it also answers to. Raises ConfigError with the nearest name."""
     known = load()
-    if name not in known:
-        raise ConfigError(f"unknown recipe {name!r}{closest(name, known)}; polyfed reproduce lists all {len(known)}")
-    return known[name]
+    names = {n: r for r in known.values() for n in (r.name, *r.also)}
+    if name not in names:
+        raise ConfigError(f"unknown recipe {name!r}{closest(name, names)}; polyfed reproduce lists all {len(known)}")
+    return names[name]

@@ -67,6 +67,7 @@ class Recipe:
     settings: of one size
     minutes: about how long each size takes, on two cores (small) and on `machine` (paper)
     data: data sets that it reads from a data folder; () where everything ships with polyfed
+    also: other names that it answers to, in full, such as those of a paper's tables that are one experiment
     """
 
     name: str
@@ -77,6 +78,7 @@ class Recipe:
     machine: str = "two cores"
     data: tuple[str, ...] = ()
     seeds: int = 3
+    also: tuple[str, ...] = ()
     order: int = 0
 
     @property
@@ -97,12 +99,13 @@ def recipe(
     machine: str = "two cores",
     data: tuple[str, ...] = (),
     seeds: int = 3,
+    also: tuple[str, ...] = (),
 ) -> Callable[[Callable[["Bench"], Outcome]], Callable[["Bench"], Outcome]]:
     """Register the function below as a recipe. minutes: (small, paper)"""
 
     def add(run: Callable[[Bench], Outcome]) -> Callable[[Bench], Outcome]:
         times = dict(zip(SIZES, minutes, strict=True))
-        RECIPES[name] = Recipe(name, title, run, settings, times, machine, data, seeds, len(RECIPES))
+        RECIPES[name] = Recipe(name, title, run, settings, times, machine, data, seeds, also, len(RECIPES))
         return run
 
     return add

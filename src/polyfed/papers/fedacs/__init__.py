@@ -39,6 +39,7 @@ TUNED: Mapping[str, tuple[str, tuple[float, ...]]] = {  # five values for everyo
     "pFedMe": ("lam", (1.0, 2.0, 5.0, 10.0, 15.0)),
     "APFL": ("alpha", (0.1, 0.25, 0.5, 0.75, 0.9)),
 }
+REMARK = "printed figures are shown, not matched: see the notes"
 NOT_TO_BE_MATCHED = (
     "the printed figures are shown, they are no target: the paper names no model, rounds, batch, step sizes, quantile, "
     "test sets or settings of the others, and no code is published",

@@ -117,7 +117,7 @@ def figure(accuracy: dict[str, dict[str, np.ndarray]]) -> Figure:
     return drawn
 
 
-@recipe("fedacs/figure1", "Figure 1: seven methods with many and with few samples", minutes=(5, 3600),
+@recipe("fedacs/figure1", "Figure 1: seven methods with many and with few samples", minutes=(13, 3600),
         settings=settings, machine="one large GPU", data=("fashion_mnist", "cifar10"), seeds=5)  # fmt: skip
 def figure1(bench: Bench) -> Outcome:
     """Which methods pay when clients have many samples, and which when they have few?"""

@@ -9,6 +9,7 @@ from polyfed.experiment.compare import Comparison
 from polyfed.experiment.fit import fit
 from polyfed.papers.fedacs import (
     NOT_TO_BE_MATCHED,
+    REMARK,
     TUNED,
     Make,
     base,
@@ -48,7 +49,6 @@ BY_ALPHA = {  # Table 2
     "fashion-mnist": ("84.26 ± .38", "84.33 ± .35", "85.57 ± .24", "86.13 ± .34", "88.42 ± .22"),
 }
 COMMONEST = "commonest class"
-REMARK = "printed figures are shown, not matched: see the notes"
 
 
 def settings(alpha: str, *methods: str):

@@ -22,6 +22,7 @@ TAU, BATCH, LAST = 5, 10, 0.1
 GRID = {"small": (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4), "paper": tuple(2.0**-k for k in range(9, 0, -1))}
 COMMON = 1 / 16
 ACTIVATIONS = ("relu", "tanh")
+OTHERS = ("FedTrack", "SCAFFOLD", "FedLin, sparse down", "FedAvg")
 RATES = {"small": (0.03, 0.1, 0.3, 1.0), "paper": (0.01, 0.03, 0.1, 0.3, 1.0)}
 
 
@@ -147,7 +148,7 @@ def stochastic(bench: Bench) -> Outcome:
     claims = [
         ordered(f"least squares: FedCET (fixed) ends nearer than {m}", chosen[m][1], chosen["FedCET, fixed"][1],
                 unit=" decades")
-        for m in ("FedTrack", "SCAFFOLD", "FedAvg")
+        for m in OTHERS
     ]  # fmt: skip
     for activation in ACTIVATIONS:
         table, figures[f"net-{activation}"], said = _net(bench, activation)
@@ -176,7 +177,7 @@ def _net(bench: Bench, activation: str) -> tuple[Table, Any, list[Claim]]:
     claims = [
         ordered(f"{activation} net: FedCET (fixed) is more accurate than {m}", picked["FedCET, fixed"][1],
                 picked[m][1], 100, " points")
-        for m in ("FedTrack", "SCAFFOLD", "FedAvg")
+        for m in OTHERS
     ]  # fmt: skip
     return Table(f"Perceptron on digits, {activation}", heads, tuple(rows)), figure, claims
 

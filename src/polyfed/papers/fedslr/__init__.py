@@ -41,7 +41,9 @@ NEEDS = (
     "tiny-imagenet-200; subsets are refused. One run is 750 000 SGD steps of batch 20 on ResNet-18, 5e16 operations"
 )
 OTHER_DATA = "the paper's figures are of ResNet-18 on CIFAR: at small size only the order can be compared"
-UNKNOWN = "the paper gives no seeds and no deviations, and does not say which round it reports; here it is the last"
+UNKNOWN = (
+    "the paper gives no seeds and no deviations over them, and does not say which round it reports; here it is the last"
+)
 
 
 def lam(bench: Bench) -> float:
