@@ -1,5 +1,7 @@
 """APFL: its two ends are FedAvg and Local, its limit solves the client's problem, and one adaptive round by hand."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -69,6 +71,59 @@ def test_one_adaptive_round_in_numpy(problem):
     assert np.allclose(rows(run)["alpha"][:, 0], alpha, atol=1e-12)
     assert len(set(alpha)) > 1
     assert np.allclose(run.personal, alpha[:, None] * v + (1 - alpha[:, None]) * x, atol=1e-12)
+
+
+def mlp():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
+
+
+def test_parameters_are_mixed_not_outputs(problem):
+    """On an MLP the two differ, in what is trained and in what is deployed: two full-batch steps by autograd."""
+    lr, share, net = 0.1, 0.4, mlp()
+    run = pf.fit(
+        net, problem.federation, pf.APFL(lr, alpha=share), rounds=1, local_steps=2, batch_size=None, loss="mse"
+    )
+    start = torch.nn.utils.parameters_to_vector(net.parameters()).detach()
+
+    def output(w, x):
+        vector, parts = w, {}
+        for name, t in net.named_parameters():
+            parts[name], vector = vector[: t.numel()].view_as(t), vector[t.numel() :]
+        return torch.func.functional_call(net, parts, x)
+
+    def of_parameters(w, v, x):
+        return output(share * v + (1 - share) * w, x)
+
+    def of_outputs(w, v, x):
+        return share * output(v, x) + (1 - share) * output(w, x)
+
+    def slope(w, answer, x, y):
+        """With respect to w, of the loss of answer(w, x)."""
+        w = w.clone().requires_grad_()
+        return torch.autograd.grad((answer(w, x) - y[:, None]).square().mean(), w)[0]
+
+    def trained(mix_parameters):
+        """v [n, p] and w [n, p] after the steps."""
+        vs, ws = [], []
+        for x, y in (map(torch.as_tensor, pair) for pair in problem.data):
+            v, w = start.clone(), start.clone()
+            for _ in range(2):
+                step = slope(v, partial(of_parameters if mix_parameters else of_outputs, w), x, y)  # times alpha
+                v, w = v - lr * step, w - lr * slope(w, output, x, y)
+            vs.append(v)
+            ws.append(w)
+        return torch.stack(vs), torch.stack(ws)
+
+    (v, w), (other, _) = trained(True), trained(False)
+    assert torch.allclose(rows(run)["v"], v, atol=1e-12)
+    assert torch.allclose(run.personal, share * v + (1 - share) * w.mean(0), atol=1e-12)
+    assert (v - other).abs().max() > 1e-3
+    x = torch.as_tensor(problem.data[0][0])
+    deployed, logits = run.model(0)(x), of_outputs(w.mean(0), v[0], x)
+    assert torch.allclose(deployed, output(run.personal[0], x), atol=1e-12)
+    assert (deployed - logits).abs().max() > 1e-4
 
 
 def test_one_vector_each_way(problem):

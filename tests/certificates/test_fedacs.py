@@ -7,7 +7,7 @@ from problems import centres, fit_points
 from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
-from polyfed.algorithms.fedacs import REPORTED, mixing, refresh, similarity
+from polyfed.algorithms.fedacs import AFFORDED, REPORTED, mixing, refresh, similarity
 from polyfed.core.algorithm import Round
 
 THREE = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]], dtype=torch.float64)
@@ -148,9 +148,10 @@ def test_a_run_keeps_the_similarities_of_its_models(fraction):
     assert (run.server["similarity"] - similarity(run.server["w"])).abs().max() <= 1e-12
 
 
-def test_the_groups_of_many_clients_are_reported_without_the_matrix():
+@pytest.mark.parametrize("pool", ["all", "participants"])
+def test_the_groups_of_many_clients_are_reported_without_the_matrix(pool):
     """Two bundles of models at a right angle; clients that were never seen are groups of their own."""
-    n, method = REPORTED + 1, pf.FedACS(quantile=0.6, pool="all")
+    n, method = REPORTED + 1, pf.FedACS(quantile=0.6, pool=pool)
     W = torch.zeros(n - 1, 3, dtype=torch.float64)
     W[:200, 0] = W[200:, 1] = 1
     W[:, 2] = torch.linspace(0, 0.1, n - 1)
@@ -159,6 +160,15 @@ def test_the_groups_of_many_clients_are_reported_without_the_matrix():
     found = method.report(server)
     assert list(found) == ["clusters"]
     assert adjusted_rand_score([0] * 200 + [1] * (n - 201) + [2], found["clusters"]) == 1
+
+
+def test_groups_that_cost_too_much_are_not_reported():
+    """More than 300 clients and 2e10 products: with pool="all" alone, where the similarities are at hand."""
+    n, method = REPORTED + 1, pf.FedACS()
+    server = {"w": torch.ones(1, 1).expand(n, int(AFFORDED) // n**2 + 1), "seen": torch.ones(n, dtype=torch.bool)}
+    assert method.report(server) == {}
+    at_hand = server | {"similarity": torch.eye(n, dtype=torch.float64)}
+    assert len(set(pf.FedACS(pool="all").report(at_hand)["clusters"].tolist())) == n
 
 
 def softmax_groups(seed):

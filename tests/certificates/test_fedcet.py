@@ -21,32 +21,115 @@ def ridge(output, target):
     return (output - target).square().sum(1).mean() + output.square().sum(1).mean()
 
 
-def errors(algorithm, seed=0, rounds=105):
-    """|| mean_i x_i - x* || after every round, tau = 2."""
+def course(algorithm, seed=0, rounds=105):
+    """x_i - x* after every round, [rounds, clients, dim], tau = 2."""
     B, optimum = paper_problem(seed)
     fed = pf.Federation.from_arrays([(b, b) for b in B], test=[(b, b) for b in B])
     seen = []
-
-    def note(progress):
-        seen.append(float((progress.run.personal.mean(0) - torch.as_tensor(optimum)).norm()))
-
     pf.fit(
         Point(DIM), fed, algorithm, rounds=rounds, loss=ridge, local_steps=2, batch_size=None, evaluate_every=0,
-        callbacks=[note],
+        callbacks=[lambda progress: seen.append(progress.run.personal.numpy() - optimum)],
     )  # fmt: skip
-    return np.array(seen)
+    return np.stack(seen)
 
 
-def contraction(e):
-    return (e[100] / e[20]) ** (1 / 80)
+def errors(algorithm, seed=0, rounds=105):
+    """|| mean_i x_i - x* || after every round, the paper's e(k)."""
+    return np.linalg.norm(course(algorithm, seed, rounds).mean(1), axis=1)
 
 
-def test_contraction_on_the_papers_problem():
-    """0.886 a round for FedCET and 0.988 for SCAFFOLD at the paper's step sizes (both within 0.01)."""
-    fedcet = errors(pf.FedCET(lr="paper", smoothness=4.0, convexity=4.0))
-    scaffold = errors(pf.Scaffold(lr=1 / (81 * 2 * 4)))
-    assert contraction(fedcet) == pytest.approx(0.886, abs=0.01)
-    assert contraction(scaffold) == pytest.approx(0.988, abs=0.01)
+def fedcet_round(H, state, a, ca, steps=2):
+    """One round where f_i(x) = x' H_i x / 2; x and d: [n, dim, columns]."""
+    x, d = state
+    for _ in range(steps):
+        x = x - a * (H @ x + d)
+    gap = x - x.mean(0)
+    return x - ca * gap, d + ca / a * gap
+
+
+def fedtrack_round(H, state, a, steps=2):
+    x = np.repeat(state[0].mean(0)[None], len(H), 0)
+    own, y = H @ x, x
+    for _ in range(steps):
+        y = y - a * (H @ y - own + own.mean(0))
+    return (np.repeat(y.mean(0)[None], len(H), 0),)
+
+
+def scaffold_round(H, state, a, steps=2):
+    """Option II, everybody."""
+    x, c = np.repeat(state[0].mean(0)[None], len(H), 0), state[1]
+    y = x
+    for _ in range(steps):
+        y = y - a * (H @ y - c + c.mean(0))
+    return np.repeat(y.mean(0)[None], len(H), 0), c - c.mean(0) + (x - y) / (steps * a)
+
+
+def iteration_matrix(step, H, parts):
+    """Of a round that is linear in `parts` tensors [n, dim], column by column."""
+    n, dim = H.shape[:2]
+    eye = np.eye(parts * n * dim).reshape(parts, n, dim, -1)
+    return np.concatenate([part.reshape(n * dim, -1) for part in step(H, list(eye))])
+
+
+PAPER = paper_step(4.0, 4.0, 2)
+ROUNDS = {  # the methods at the steps of Figure 1, their rounds, and their tensors
+    pf.FedCET(lr="paper", smoothness=4.0, convexity=4.0): (
+        lambda H, s: fedcet_round(H, s, PAPER, 4 * PAPER / (2 * 4 * PAPER + 8)), 2),
+    pf.FedTrack(lr=1 / (18 * 2 * 4)): (lambda H, s: fedtrack_round(H, s, 1 / (18 * 2 * 4)), 1),
+    pf.Scaffold(lr=1 / (81 * 2 * 4)): (lambda H, s: scaffold_round(H, s, 1 / (81 * 2 * 4)), 2),
+}  # fmt: skip
+EQUAL = np.stack([4 * np.eye(1)] * CLIENTS)  # the axes decouple, so one stands for sixty
+
+
+@pytest.mark.parametrize(
+    ("method", "digits"),
+    list(zip(ROUNDS, (0.886, 0.945, 0.988), strict=True)),
+    ids=[m.name for m in ROUNDS],
+)
+def test_contraction_on_the_papers_problem(method, digits):
+    """e(k + 1) / e(k) is the eigenvalue that belongs to the mean, of the method's own iteration matrix in numpy: with
+    equal Hessians the mean of the models goes its own way, whatever the clients' differences are."""
+    step, parts = ROUNDS[method]
+    M = iteration_matrix(step, EQUAL, parts)
+    mean = np.zeros(len(M))
+    mean[:CLIENTS] = 1 / CLIENTS
+    rate = (mean @ M)[:CLIENTS].sum()
+    assert np.allclose((mean @ M)[:CLIENTS], rate * mean[:CLIENTS], atol=1e-12)
+    assert np.abs(np.linalg.eigvals(M) - rate).min() < 1e-12
+    e = errors(method)
+    assert np.allclose(e[20:101] / e[19:100], rate, rtol=1e-6)
+    assert rate == pytest.approx(digits, abs=5e-4)
+
+
+def test_fedcets_clients_meet_more_slowly_than_their_mean_converges():
+    """Differences x_i - mean x follow the other eigenvalues, a complex pair: y+ = 2 Re(l) y - |l|^2 y-, |l| = 0.938."""
+    step, parts = ROUNDS[method := next(iter(ROUNDS))]
+    pair = max(np.linalg.eigvals(iteration_matrix(step, EQUAL, parts)), key=lambda v: v.imag)
+    assert abs(pair) > (1 - 4 * PAPER) ** 2
+    x = course(method, rounds=40)
+    y = x - x.mean(1, keepdims=True)
+    assert np.allclose(y[2:], 2 * pair.real * y[1:-1] - abs(pair) ** 2 * y[:-2], atol=1e-11)
+    assert np.abs(y[0]).max() > 1e-2
+
+
+@pytest.mark.parametrize("tau", [2, 5])
+def test_unlike_hessians_follow_the_iteration_matrix(tau):
+    """The whole course of models and duals: the start, then powers of the matrix, whose radius on sum_i d_i = 0 is
+    below one."""
+    problem, rounds = LeastSquares(seed=7, clients=6, dim=5), 30
+    a, H, n, dim = 0.9 / (tau * problem.smoothness), np.stack(problem.H), 6, 5
+    ca = min(1 / 4, 2 / (tau + 2))
+    own = np.stack([problem.gradient(i, problem.optimum) for i in range(n)])
+    x, d = np.repeat(-problem.optimum[None], n, 0)[..., None], own[..., None]  # errors of x = 0 and d = 0
+    state = np.stack(fedcet_round(H, (x, d), a, ca, steps=2)).ravel()
+    M = iteration_matrix(lambda H, s: fedcet_round(H, s, a, ca, tau), H, 2)
+    x, d = (np.linalg.matrix_power(M, rounds) @ state).reshape(2, n, dim)
+    run = problem.fit(pf.FedCET(lr=a), rounds=rounds, steps=tau)
+    assert np.allclose(run.personal, problem.optimum + x, atol=1e-11)
+    assert np.allclose(run.loop.rows.gather(torch.arange(n))["d"], d - own, atol=1e-9)
+    centred = np.kron(np.eye(n) - 1 / n, np.eye(dim))
+    kept = M @ np.block([[np.eye(n * dim), np.zeros_like(centred)], [np.zeros_like(centred), centred]])
+    assert np.abs(np.linalg.eigvals(kept)).max() < 1
 
 
 def two_step_form(gradients, start, a, c, tau, rounds):

@@ -1,5 +1,7 @@
 """The traps of docs/traps.md: each has a test; those that belong to no method are here."""
 
+import copy
+import itertools
 import re
 from pathlib import Path
 
@@ -9,6 +11,8 @@ import torch
 from problems import LeastSquares
 
 import polyfed as pf
+from polyfed.core.errors import Diverged
+from polyfed.core.schedule import Asynchronous, Delays
 
 ROOT = Path(__file__).parents[2]
 
@@ -99,6 +103,83 @@ def test_an_epoch_is_all_batches_and_a_round_is_a_round():
     assert all(steps == 5 * -(-n // 4) for steps, n in taken)
     assert len(taken) == 3 * 3
     assert sorted(run.ledger["round"].unique()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [(pf.Scaffold(0.02), "c"), (pf.FedDyn(0.02), "g"), (pf.FedSLR(0.02, eta_g=1.0), "g")],
+    ids=["scaffold", "feddyn", "fedslr"],
+)
+def test_a_lost_upload_leaves_the_clients_variates(method, name):
+    """One of four uploads does not arrive whole: no client's c_i or g_i advances, nor does the server, and training
+    goes on from there as if that turn had not been."""
+    problem = LeastSquares(seed=1, clients=4, dim=3)
+
+    def lose(progress):
+        loop = progress.run.loop
+        if loop.t != 2:
+            return
+        server, rows = ({k: t.clone() for k, t in part.items()} for part in (loop.server, loop.rows.tensors))
+        assert rows[name].abs().max() > 0
+        whole = loop.engine.exchange
+
+        def torn(algorithm, rows, down, round):
+            reply = whole(algorithm, rows, down, round)
+            return reply._replace(up={k: t.index_fill(0, torch.tensor([2]), np.nan) for k, t in reply.up.items()})
+
+        loop.engine.exchange = torn
+        with pytest.raises(Diverged):
+            loop.step()
+        loop.engine.exchange = whole
+        for before, now in ((server, loop.server), (rows, loop.rows.tensors)):
+            assert all(torch.equal(before[k], now[k]) for k in before)
+        tried.append(loop.t)
+
+    tried = []
+    disturbed = problem.fit(method, rounds=4, callbacks=[lose])
+    assert tried == [2]
+    assert torch.equal(disturbed.personal, problem.fit(method, rounds=4).personal)
+
+
+def test_a_reply_under_way_has_not_touched_the_clients_variate():
+    """SCAFFOLD with replies one at a time: c_i moves in the turn in which the reply is taken, and in no other."""
+    problem, seen = LeastSquares(seed=1, clients=4, dim=3), [torch.zeros(4, 3, dtype=torch.float64)]
+
+    def note(progress):
+        seen.append(progress.run.loop.rows.gather(torch.arange(4))["c"].clone())
+
+    late = Asynchronous(Delays("uniform", 1.0, 5.0))
+    ledger = problem.fit(pf.Scaffold(0.02), rounds=12, schedule=late, callbacks=[note]).ledger
+    assert ledger["staleness"].max() > 0
+    for t, (before, now) in enumerate(itertools.pairwise(seen)):
+        moved = (before != now).any(1).nonzero()[:, 0]
+        assert moved.tolist() == ledger.loc[ledger["round"] == t, "client"].tolist()
+
+
+def test_a_last_batch_of_one_is_trained_on_by_models_with_normalisation():
+    """Nine samples in batches of eight, and a client of one sample: two steps and one, as in plain torch. The samples
+    of a client are alike, so it does not matter which is left for the last batch."""
+    torch.manual_seed(0)
+    net = pf.models.replace_batchnorm(
+        torch.nn.Sequential(
+            torch.nn.Conv2d(2, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.Flatten(),
+            torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Tanh(), torch.nn.Linear(6, 3),
+        )
+    ).double()  # fmt: skip
+    image, label = torch.randn(2, 1, 2, 3, 3, dtype=torch.float64), torch.tensor([[0], [2]])
+    data = [(image[0].repeat(9, 1, 1, 1), label[0].repeat(9)), (image[1], label[1])]
+    run = pf.fit(net, pf.Federation.from_arrays(data, test=data), pf.Local(0.1), rounds=1, local_epochs=1, batch_size=8)
+    for i, steps in ((0, 2), (1, 1)):
+        own = copy.deepcopy(net)
+        for _ in range(steps):
+            own.zero_grad()
+            torch.nn.functional.cross_entropy(own(image[i]), label[i]).backward()
+            with torch.no_grad():
+                for parameter in own.parameters():
+                    parameter -= 0.1 * parameter.grad
+        for found, expected in zip(run.model(i).parameters(), own.parameters(), strict=True):
+            assert torch.allclose(found, expected, atol=1e-12)
+        assert (own[-1].bias - net[-1].bias).abs().max() > 1e-3
 
 
 def test_an_absent_client_keeps_its_model():

@@ -35,6 +35,7 @@ VARIANTS = {
     "ditto": [{"personal_epochs": 2}],
     "fedacs": [{"quantile": None, "pool": "all"}, {"quantile": 0.5, "pool": "all"}],
     "fedbabu": [{"tune": "head"}],
+    "fedlin": [{"keep_up": 0.3}, {"keep_down": 0.1}, {"keep_up": 0.3, "keep_down": 0.1}],
     "fedcet": [{"lr": 0.05}, {"lr": "paper", "smoothness": 2.0, "convexity": 1.0}],
     "ifca": [{"averaging": "gradient"}, {"weighted": True, "init_scale": 0.5}],
     "cfl": [{"eps1": 10.0, "eps2": 0.01, "gamma_max": 0.9}],

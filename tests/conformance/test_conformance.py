@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+import math
 import re
 import signal
 import subprocess
@@ -189,8 +190,11 @@ def test_a_personal_model_is_either_the_uplink_or_unknown_to_it(method):
                 assert columns(t) <= model_now | zero, f"uplink {name} is made from the personal model without being it"
 
 
-def stated(method: Algorithm) -> tuple[float, float]:
-    """What goes each way in units of p: numbers, or "body", "head", "density", or a sum of such."""
+def stated(method: Algorithm, size: int = 4) -> tuple[float, float]:
+    """What goes each way in units of p numbers of `size` bytes: numbers, "body", "head", "density", or sums of these.
+
+    A way that keeps k entries of a vector is 1 + k (1 + 4 / size) / p: values, and positions of 4 bytes.
+    """
     found = re.match(r"([\w./ +]+?) down, ([\w./ +]+?) up", method.traffic)
     assert found, f"traffic is {method.traffic!r}, expected to begin like '1 down, 1 up'"
     layout = Layout(model(kind_of(method)))
@@ -198,6 +202,13 @@ def stated(method: Algorithm) -> tuple[float, float]:
     assert kind_of(method) == "linear" or 0 < words["head"] < 1
     words["density"] = getattr(method, "density", float("nan"))
     down, up = (sum(words[w] if w in words else float(Fraction(w)) for w in way.split(" + ")) for way in found.groups())
+    kept = [getattr(method, f"keep_{way}", None) for way in ("down", "up")]
+    if any(kept):
+        assert "1 + 2k/p" in method.traffic
+        down, up = (
+            way if keep is None else 1 + math.ceil(keep * layout.p) * (1 + 4 / size) / layout.p
+            for way, keep in zip((down, up), kept, strict=True)
+        )
     return down, up
 
 

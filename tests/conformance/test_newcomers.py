@@ -51,7 +51,7 @@ def test_what_is_billed_is_what_the_method_states(method):
     run = trained(method)
     last = pf.admit(run, federation().reorder(NEW[:1]), EXCHANGES).table
     entry, end = last.iloc[0], last.iloc[-1]
-    unit, (down, up) = 8 * run.loop.task.p, stated(method)
+    unit, (down, up) = 8 * run.loop.task.p, stated(method, 8)
     assert entry["up_bytes"] == 0
     assert entry["down_bytes"] % unit == 0
     moved = [end[k] - entry[k] for k in ("down_bytes", "up_bytes")]

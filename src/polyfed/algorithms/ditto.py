@@ -36,6 +36,7 @@ class Ditto(Personal):
         "tests/certificates/test_fedavg.py::test_ditto_without_pull_is_local: identity at lam = 0",
         "tests/certificates/test_fedavg.py::test_dittos_common_model_is_fedavg: identity of the common model",
         "tests/certificates/test_fedavg.py::test_dittos_personal_models_solve_their_problem: closed form",
+        "tests/certificates/test_ditto.py::test_the_gradient_and_the_pull_are_one_step: Algorithm 1 in plain numpy",
     )
     citation = """@inproceedings{li2021ditto,
   title     = {Ditto: Fair and Robust Federated Learning Through Personalization},

@@ -44,7 +44,7 @@ class FedBABU(Personal):
 
     averages = ("w",)
     sources = "paper: tune, head; ours: lr, finetune_epochs"
-    traffic = "body down, body up"
+    traffic = "body down, body up (p_body/p each, the share of the parameters outside the head)"
     certificates = (
         "tests/certificates/test_fedbabu.py::test_without_a_head_it_is_fedavg: identity",
         "tests/certificates/test_fedbabu.py::test_the_common_head_never_moves: bit for bit",

@@ -55,8 +55,10 @@ class FedCET(Personal):
         "paper": Algorithm 1, from `smoothness` and `convexity`; or a number.
     weight : float or None
         c. None: c a = min(1/4, 2/(tau + 2)); under "paper" the paper's bound mu / (2 mu a + 8).
-    smoothness, convexity : float or None
-        L and mu of the clients' losses, needed by "paper" only.
+    smoothness : float or None
+        L, the largest curvature of the clients' losses; needed by "paper" only.
+    convexity : float or None
+        mu, the smallest curvature of the clients' losses; needed by "paper" only.
     first_lr : float
         First guess of the adaptive step.
     safety : float
@@ -72,6 +74,10 @@ class FedCET(Personal):
     roots of this recursion leave the unit circle unless c a (tau + 2) < 4, whatever a is: c a = 1/4 diverges from 15
     local steps on. The default keeps to half of the bound. c must be the same for all clients, or sum_i d_i = 0 breaks;
     where their numbers of steps differ, c a = 1/4 and a client of more than 6 steps makes them 8 / (tau_i + 2) as long.
+
+    Where all Hessians are equal the mean of the x_i converges as gradient descent on f does, and the differences of
+    the clients at a rate of their own: under "paper", on the problem of Figure 1, the mean by 0.886 a round, the error
+    that the figure shows, but every single x_i by 0.938.
     """
 
     lr: float | str = "adaptive"
@@ -88,6 +94,7 @@ class FedCET(Personal):
         "tests/certificates/test_fedcet.py::test_the_two_forms_agree: identity with Algorithm 2 as printed",
         "tests/certificates/test_fedcet.py::test_exact_optimum_where_fedavg_stalls: the centralised optimum",
         "tests/certificates/test_fedcet.py::test_contraction_on_the_papers_problem: the rates of Figure 1",
+        "tests/certificates/test_fedcet.py::test_unlike_hessians_follow_the_iteration_matrix: its powers, in numpy",
         "tests/certificates/test_fedcet.py::test_the_search_of_algorithm_1: the step search, literally",
         "tests/certificates/test_fedcet.py::test_the_adaptive_step_needs_no_constant: 1e-10 within 200 rounds",
         "tests/certificates/test_fedcet.py::test_many_local_steps: the bound on c a, from both sides",

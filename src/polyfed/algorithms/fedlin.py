@@ -42,8 +42,10 @@ class FedLin(Algorithm):
     ----------
     lr : float
         Step of a whole round; a client that takes tau_i local steps makes them lr / tau_i long.
-    keep_up, keep_down : float or None
-        Share of the gradient's entries that is sent up, and down; None: all of them, without positions.
+    keep_up : float or None
+        Share of the gradient's entries that a client sends up, in (0, 1]; None: all of them, without positions.
+    keep_down : float or None
+        Share of the mean gradient's entries that the server sends down, in (0, 1]; None: all of them, likewise.
 
     Notes
     -----
@@ -55,13 +57,13 @@ class FedLin(Algorithm):
     keep_down: float | None = None
 
     sources = "paper: keep_up, keep_down; ours: lr"
-    traffic = "2 down, 2 up; 1 + 2k/p where k of p gradient entries are kept (values and positions)"
+    traffic = "2 down, 2 up; 1 + 2k/p on a way that keeps k of p gradient entries (values and positions, 4 bytes each)"
     certificates = (
         "tests/certificates/test_fedtrack.py::test_fedlin_without_compression_is_fedtrack: identity",
         "tests/certificates/test_fedtrack.py::test_fedlin_is_exact_with_unequal_numbers_of_steps: the optimum",
         "tests/certificates/test_fedtrack.py::test_fedlin_as_printed: Algorithm 1 in plain numpy, both memories",
-        "tests/certificates/test_fedtrack.py::test_sparse_downlinks_keep_the_optimum: exact with 1 entry of 4",
-        "tests/certificates/test_fedtrack.py::test_fedlins_bytes: values and positions",
+        "tests/certificates/test_fedtrack.py::test_sparse_downlinks_keep_the_optimum: exact with 2 entries of 6",
+        "tests/certificates/test_fedtrack.py::test_fedlins_bytes: values, and positions of 4 bytes",
     )
     citation = """@inproceedings{mitra2021linear,
   title     = {Linear Convergence in Federated Learning: Tackling Client Heterogeneity and Sparse Gradients},

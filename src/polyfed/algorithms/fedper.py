@@ -28,7 +28,7 @@ class FedPer(Partial):
     head: str = "head"
 
     sources = "paper: head; ours: lr"
-    traffic = "body down, body up"
+    traffic = "body down, body up (p_body/p each, the share of the parameters outside the head)"
     certificates = (
         "tests/certificates/test_partial.py::test_without_a_head_fedper_is_fedavg: identity",
         "tests/certificates/test_partial.py::test_with_everything_personal_fedper_is_local: identity",

@@ -41,7 +41,7 @@ class FedRep(Partial):
     head: str = "head"
 
     sources = "paper: head_epochs, body_epochs, head; ours: lr"
-    traffic = "body down, body up"
+    traffic = "body down, body up (p_body/p each, the share of the parameters outside the head)"
     certificates = (
         "tests/certificates/test_partial.py::test_without_a_head_fedrep_is_fedavg: identity",
         "tests/certificates/test_partial.py::test_heads_are_least_squares_fits: the heads in closed form",

@@ -35,7 +35,7 @@ class LGFedAvg(Partial):
 
     name = "lg-fedavg"
     sources = "ours: lr, top"
-    traffic = "head down, head up"
+    traffic = "head down, head up (p_top/p each, the share of the parameters in the top layers)"
     certificates = (
         "tests/certificates/test_partial.py::test_with_all_layers_shared_lg_is_fedavg: identity",
         "tests/certificates/test_partial.py::test_lg_shares_the_top_layer: which end is common",

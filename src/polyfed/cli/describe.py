@@ -69,7 +69,7 @@ def sources(cls: type[Algorithm]) -> dict[str, str]:
 
 
 def _toml(value: typing.Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else '""' if value == "" else str(value)
 
 
 def sections(cls: type) -> dict[str, str]:
