@@ -154,7 +154,7 @@ def attacks_images(bench: Bench) -> Outcome:
     lr, shares = IMAGE_LR[bench.scale], (0.0, 0.4) if bench.small else RATIOS
     work = image_work(bench) | {"local_epochs": bench.pick(5, 10)}
     part = (lenet, images(bench, "mnist"), bench.rounds(15, 200), shares, work)
-    fpfc = FPFC(lr, lam=IMAGE_LAMBDA, shared_layers="body")
+    fpfc = FPFC(lr, lam=IMAGE_LAMBDA[bench.scale], shared_layers="body")
     methods = {"FPFC": (fpfc, ("w",)), "FPFC, all layers": (fpfc, ()), "FedAvg": (FedAvg(lr), ())}
     found = {
         attack: {

@@ -124,7 +124,7 @@ def table3_images(bench: Bench) -> Outcome:
     """The same on digits and clothing whose labels are exchanged."""
     lr, tables, figures, claims = IMAGE_LR[bench.scale], [], {}, []
     methods = {
-        "FPFC": FPFC(lr, lam=IMAGE_LAMBDA, shared_layers="body"),
+        "FPFC": FPFC(lr, lam=IMAGE_LAMBDA[bench.scale], shared_layers="body"),
         "IFCA": IFCA(lr, k=4, shared_layers="body"),
         "FedAvg": FedAvg(lr),
     }

@@ -119,7 +119,7 @@ def on_images(bench: Bench, name: str) -> Outcome:
         "Local": Local(lr),
         "FedAvg": FedAvg(lr),
         "IFCA": IFCA(lr, k=4, shared_layers=("body",)),
-        "FPFC": FPFC(lr, lam=IMAGE_LAMBDA, shared_layers="body"),
+        "FPFC": FPFC(lr, lam=IMAGE_LAMBDA[bench.scale], shared_layers="body"),
     }
     found = bench.compare(
         name, lenet, images(bench, name), methods, rounds=bench.rounds(15, 200), evaluate_every=bench.pick(1, 5),

@@ -86,7 +86,7 @@ def figure9(bench: Bench) -> Outcome:
     s1 = {k: v for k, v in WORK.items() if k != "local_steps"}
     parts = {"s1": (softmax, scenario(bench), FPFC(0.1, lam=0.7), 20, bench.pick(280, 623), 1, s1)}
     for name in ("mnist", "fashion-mnist"):
-        method = FPFC(IMAGE_LR[bench.scale], lam=IMAGE_LAMBDA, shared_layers="body")
+        method = FPFC(IMAGE_LR[bench.scale], lam=IMAGE_LAMBDA[bench.scale], shared_layers="body")
         unit = 1 if bench.rehearse else EPOCH[bench.scale]
         parts[name] = (lenet, images(bench, name), method, 2, bench.pick(16, 63), unit, image_work(bench))
     for name, part in parts.items():
