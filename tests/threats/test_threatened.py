@@ -166,7 +166,8 @@ VARIANTS = [
     pf.FedCET(0.05),
     pf.Scaffold(0.1, option=1),
 ]
-DECLARED = [cls() for cls in REGISTRY.values() if cls().averages] + VARIANTS
+OURS = [cls() for cls in REGISTRY.values() if cls.__module__.startswith("polyfed.")]  # other tests make methods too
+DECLARED = [m for m in OURS if m.averages] + VARIANTS
 
 
 @pytest.mark.parametrize("method", DECLARED, ids=str)
@@ -189,7 +190,7 @@ def test_the_methods_whose_server_takes_means():
         "apfl ditto fedavg fedavgft fedbabu fedcet feddyn fedlin fedper fedprox fedrep fedslr fedtrack gpgd "
         "lg-fedavg lpgd perfedavg pfedme scaffold"
     )
-    assert sorted(m.name for m in (cls() for cls in REGISTRY.values()) if m.averages) == expected.split()
+    assert sorted(m.name for m in OURS if m.averages) == expected.split()
 
 
 @pytest.mark.parametrize("method", [pf.FedTrack(0.1), pf.FedLin(0.5)])
