@@ -7,6 +7,7 @@ from torch import nn
 
 import polyfed as pf
 from polyfed.core.errors import ConfigError
+from polyfed.experiment.folder import summary
 
 
 def fit(method: pf.Algorithm, **settings) -> pf.Run:
@@ -56,3 +57,13 @@ def test_what_cannot_be_evaluated_is_one_line():
 
 def test_a_dense_model_is_all_its_parameters():
     assert fit(pf.Ditto(), rounds=1).parameters.tolist() == [18] * 4
+
+
+def test_the_summary_and_the_table_tell_both_models():
+    """Ditto's common model is FedAvg's; a model of low rank by the numbers of its factors, FedAvg by nothing."""
+    found = {m.name: fit(m, rounds=3) for m in (pf.FedAvg(0.1), pf.Ditto(0.1), pf.FedSLR(0.1, lam=1.0, mu=10.0))}
+    told = {name: summary(run) for name, run in found.items()}
+    assert told["fedavg"]["common"] is None
+    assert told["ditto"]["common"] == {k: v["mean"] for k, v in told["fedavg"]["final"].items()}
+    assert told["ditto"]["described_by"] == told["ditto"]["parameters"]
+    assert told["fedslr"]["described_by"] == found["fedslr"].parameters.mean() < told["fedslr"]["parameters"]

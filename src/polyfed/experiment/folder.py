@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from polyfed.core import checkpoint
+from polyfed.core.algorithm import Algorithm
 from polyfed.core.errors import RunError
 from polyfed.experiment.run import Run
 
@@ -197,7 +198,17 @@ def summary(run: Run) -> dict[str, Any]:
         "up_bytes": up,
         "seconds": run.seconds,
         "parameters": run.loop.task.p,
+        "described_by": float(run.parameters.mean()),
+        "common": _common(run, metric),
     }
+
+
+def _common(run: Run, metric: str) -> dict[str, float] | None:
+    """The mean over clients of the common model alone, by split, where clients deploy others of their own."""
+    common, method = run.common, type(run.loop.algorithm)
+    if common is None or method.personal is Algorithm.personal:
+        return None
+    return {split: float(np.nanmean(run.evaluate(common, split)[metric])) for split in run.final}
 
 
 def versions() -> dict[str, str]:

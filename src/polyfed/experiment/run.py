@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.algorithm import State
+from polyfed.core.algorithm import Algorithm, State
 from polyfed.core.errors import ConfigError, closest
 from polyfed.core.rounds import Loop
 from polyfed.data.federation import Federation
@@ -74,7 +74,9 @@ class Run:
     @property
     def parameters(self) -> np.ndarray:
         """[n]: numbers that describe each client's model, those of its structure where the method has one (FedSLR)."""
-        loop, counts = self.loop, np.empty(self.loop.n, dtype=np.int64)
+        loop, counts = self.loop, np.full(self.loop.n, self.loop.task.p, dtype=np.int64)
+        if type(loop.algorithm).parameters is Algorithm.parameters:
+            return counts
         for ids in torch.arange(loop.n, device=loop.task.device).split(16):
             found = loop.algorithm.parameters(loop.server, loop.rows.gather(ids))
             counts[ids.cpu().numpy()] = loop.task.p if found is None else torch.as_tensor(found).cpu().numpy()

@@ -75,6 +75,7 @@ def _compare_notes(study: Study, own: str | None) -> list[str]:
             if len(study.seeds) > 1
             else f"Gain / lose: clients above / below their own model ({own}) with one seed; chance is not excluded."
         )
+    notes += _beside(study)
     done = {r.summary["rounds"] for r in study.runs}
     if len(done) > 1:
         notes.append("The methods did not all train for the same number of rounds.")
@@ -85,6 +86,24 @@ def _compare_notes(study: Study, own: str | None) -> list[str]:
             notes.append(f"{status.capitalize()}: {words.listed(names)}.{left}")
     if len(study.runs) > 1 and any(r.status != "finished" for r in study.runs):
         notes.append("Runs that did not finish are left out of the means where the method has finished ones.")
+    return notes
+
+
+def _beside(study: Study) -> list[str]:
+    """The common models that clients do not deploy, and how many numbers describe models of a structure."""
+    notes, scale = [], words.Scale(study.metric)
+    for label in study.labels:
+        found = [r.summary for r in study.counted(label)]
+        common = [finite((s.get("common") or {}).get(study.split)) for s in found]
+        if common and all(map(math.isfinite, common)):
+            notes.append(
+                f"{label}: its common model alone has {scale.spread(float(np.mean(common)), sample_std(common))}."
+            )
+        numbers, dense = ([finite(s.get(k)) for s in found] for k in ("described_by", "parameters"))
+        if numbers and all(map(math.isfinite, numbers)) and numbers != dense:
+            notes.append(
+                f"{label}: a client's model is {np.mean(numbers):,.0f} numbers, of {dense[0]:,.0f} parameters."
+            )
     return notes
 
 

@@ -16,6 +16,7 @@ from polyfed.algorithms.ditto import Ditto
 from polyfed.algorithms.fedacs import FedACS
 from polyfed.algorithms.fedamp import FedAMP
 from polyfed.algorithms.fedavg import FedAvg
+from polyfed.algorithms.fedavgft import FedAvgFT
 from polyfed.algorithms.local import Local
 from polyfed.algorithms.perfedavg import PerFedAvg
 from polyfed.algorithms.pfedme import PFedMe
@@ -54,6 +55,7 @@ def base(label: str, lr: float) -> Algorithm:
     return {
         "Local": Local(lr),
         "FedAvg": FedAvg(lr),
+        "FedAvg-FT": FedAvgFT(lr, finetune_epochs=EPOCHS, finetune_lr=lr),
         "Ditto": Ditto(lr, personal_epochs=EPOCHS),
         "PerAvg": PerFedAvg(lr),
         "pFedMe": PFedMe(lr / 2, personal_lr=lr),

@@ -11,6 +11,7 @@ from polyfed.algorithms.ditto import Ditto
 from polyfed.algorithms.fedacs import FedACS
 from polyfed.algorithms.fedamp import FedAMP
 from polyfed.algorithms.fedavg import FedAvg
+from polyfed.algorithms.fedavgft import FedAvgFT
 from polyfed.algorithms.fedbabu import FedBABU
 from polyfed.algorithms.fedper import FedPer
 from polyfed.algorithms.fedprox import FedProx
@@ -48,10 +49,11 @@ PRINTED = {
 
 
 def methods(scale: Size, partition: str) -> dict[str, Algorithm]:
-    """The leaderboard's methods that the library has, in its order; FedACS, FPFC, FedSLR; and no federation at all."""
+    """The leaderboard's methods that are here, in its order; FedAvg-FT, FedACS, FPFC, FedSLR; and no federation."""
     lr = RATE[scale]
     return {
         "FedAvg": FedAvg(lr),
+        "FedAvg-FT": FedAvgFT(lr, finetune_lr=lr),
         "FedProx": FedProx(lr),
         "Per-FedAvg": PerFedAvg(lr, alpha=lr),
         "pFedMe": PFedMe(lr),
