@@ -165,6 +165,7 @@ VARIANTS = [
     pf.FedLin(0.1, keep_down=0.5),
     pf.FedCET(0.05),
     pf.Scaffold(0.1, option=1),
+    pf.FPFC(0.05, shared_layers="body"),
 ]
 OURS = [cls() for cls in REGISTRY.values() if cls.__module__.startswith("polyfed.")]  # other tests make methods too
 DECLARED = [m for m in OURS if m.averages] + VARIANTS

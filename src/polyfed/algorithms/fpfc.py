@@ -179,7 +179,7 @@ class FPFC(Algorithm):
     shared_layers : str
         Layers that all clients have in common, names separated by spaces ("body", "head", beginnings of parameter
         names): trained without the pull to zeta, averaged over the round's participants, weighted by samples, and sent
-        to the next ones. Only the others are fused, paired and clustered.
+        to the next ones. Only the others are fused, paired and clustered. A robust rule acts on their mean.
     solver : str
         "pairs" as above; "device-dual" for many clients: one dual per client and n x n coefficients, the same objective
         (1) by Douglas-Rachford steps (`devicedual`); "auto": pairs up to 200 clients, device-dual above.
@@ -251,6 +251,11 @@ class FPFC(Algorithm):
         )
         if self.solver == "device-dual":
             require(self.xi > 0, "FPFC", "xi", self.xi, "more than 0 with solver device-dual")
+
+    @property
+    def averages(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The shared layers, where there are any; what is fused goes through no mean."""
+        return ("common",) if self.shared_layers else ()
 
     def plan(self, task, n):
         """What a run with n clients is going to do: the solver, why, and the server's memory at its peak."""
