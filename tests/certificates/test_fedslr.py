@@ -62,12 +62,34 @@ def test_both_forms_have_the_same_iterates(problem, fraction):
     assert (a.server["g"] - g.mean(0)).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("fraction", [1.0, 0.3])
-def test_without_the_nuclear_norm_it_is_feddyn(problem, fraction):
-    a = problem.fit(pf.FedSLR(0.5, lam=0.0, eta_g=4.0), 80, fraction=fraction)
-    b = problem.fit(pf.FedDyn(0.5, alpha=0.25), 80, fraction=fraction)
+COHORTS = [{"fraction": 1.0}, {"fraction": 0.3}, {"schedule": pf.Bernoulli(0.3)}]
+each_cohort = pytest.mark.parametrize("who", COHORTS, ids=["all", "some", "random"])
+
+
+@each_cohort
+def test_without_the_nuclear_norm_it_is_feddyn(problem, who):
+    a = problem.fit(pf.FedSLR(0.5, lam=0.0, eta_g=4.0), 80, **who)
+    b = problem.fit(pf.FedDyn(0.5, alpha=0.25), 80, **who)
     assert (a.server["w"] - b.server["w"]).abs().max() < 1e-10
     assert a.server["w"].abs().max() > 0.1
+
+
+@each_cohort
+def test_biases_and_norms_have_duals_too(who):
+    """The same identity on convolutions, a norm and biases: what is no matrix is in (4), (5) and the dual of (6) all
+    the same. Averaged alone, it would be off by eta_g times its mean dual."""
+    rng, settings = np.random.default_rng(0), {"rounds": 10, "batch_size": 4, "evaluate_every": 0}
+    data = [(rng.normal(size=(n, 2, 4, 4)), rng.integers(3, size=n)) for n in (9, 12, 5, 8, 6)]
+    fed = pf.Federation.from_arrays(data, test=data, classes=3)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = small_cnn()
+    a = pf.fit(model, fed, pf.FedSLR(0.1, lam=0.0, eta_g=4.0), **settings, **who)
+    b = pf.fit(model, fed, pf.FedDyn(0.1, alpha=0.25), **settings, **who)
+    assert (a.server["w"] - b.server["w"]).abs().max() < 1e-10
+    duals = {k: g for k, g in a.loop.task.layout.named(a.server["g"]).items() if g.dim() == 1}
+    assert list(duals) == ["0.bias", "1.weight", "1.bias", "5.bias"]
+    assert all(4.0 * g.abs().max() > 1e-3 for g in duals.values())
 
 
 class Planted:
@@ -241,6 +263,17 @@ def test_the_personal_part_is_trained_against_the_model_received():
     planted = Planted()
     p = planted.fit(1, eta_g=2.0).loop.rows.gather(torch.arange(40))["p"].view(40, 20, 16).numpy()
     assert np.abs(p - soft(2 / 3 * planted.W, 2 / 3 * planted.mu)).max() < 1e-12
+
+
+def test_the_personal_step_decays_with_the_step_size():
+    """(7) in round two, from p after round one and against the w received: step and threshold are both decayed."""
+    planted, decay = Planted(), 0.5
+    first, second = (planted.fit(t, eta_g=2.0, lr_decay=decay) for t in (1, 2))
+    w, lr = first.server["w"].view(20, 16).numpy(), 2 / 3
+    p = soft(lr * planted.W, lr * planted.mu)
+    p = soft(p - lr * decay * (w + p - planted.W), lr * decay * planted.mu)
+    found = second.loop.rows.gather(torch.arange(40))["p"].view(40, 20, 16).numpy()
+    assert np.abs(found - p).max() < 1e-12
 
 
 # layers as matrices

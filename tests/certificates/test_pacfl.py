@@ -113,6 +113,28 @@ def test_planted_subspaces_are_found(fraction, angle, threshold, linkage):
     assert adjusted_rand_score(fed.clusters, run.clusters) == 1
 
 
+@pytest.mark.parametrize(
+    ("linkage", "threshold", "clusters"),
+    [
+        ("average", 24.5, [0, 0, 0, 1]),  # (30 + 28 + 18) / 3 = 25.33
+        ("average", 26.0, [0, 0, 0, 0]),
+        ("weighted", 24.5, [0, 0, 0, 0]),  # ((30 + 28) / 2 + 18) / 2 = 23.5
+        ("weighted", 23.0, [0, 0, 0, 1]),
+    ],
+)
+def test_average_linkage_counts_every_pair_once(linkage, threshold, clusters):
+    """Lines in the plane at 0, 2, 12 and 30 degrees join one after the other. The last is at the mean of its three
+    angles from the others (UPGMA), not at the mean of a mean and an angle (WPGMA, "weighted")."""
+    lines = np.deg2rad([0.0, 2.0, 12.0, 30.0])
+    train = [(np.array([[np.cos(a), np.sin(a)]]), np.ones(1)) for a in lines]
+    model = torch.nn.Linear(2, 1, dtype=torch.float64)
+    method = pf.PACFL(basis=1, threshold=threshold, linkage=linkage)
+    run = pf.fit(model, pf.Federation.from_arrays(train, test=train), method, rounds=1, loss="mse", evaluate_every=0)
+    expected = np.rad2deg(np.abs(lines[:, None] - lines))
+    assert np.allclose(run.server["angles"], expected, atol=1e-5)
+    assert adjusted_rand_score(clusters, run.clusters) == 1
+
+
 def test_one_cluster_is_fedavg():
     problem = LeastSquares(seed=3, clients=6, dim=5)
     run = problem.fit(pf.PACFL(0.05, threshold=90.0), rounds=5)

@@ -6,6 +6,7 @@ import torch
 from problems import LeastSquares
 
 import polyfed as pf
+from polyfed.core.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,16 @@ def test_a_stiff_pull_is_fedavg(problem):
 def test_beta_extrapolates(problem, beta):
     one, other = (problem.fit(pf.PFedMe(0.05, **EXACT, beta=b), rounds=1).server["w"] for b in (1.0, beta))
     assert torch.allclose(other, beta * one, atol=1e-14)  # from zero
+
+
+@pytest.mark.parametrize(("lr", "lam"), [(0.25, 4.0), (0.1, 15.0), (1.0, 2.0)])
+def test_a_step_that_reaches_the_personal_model_is_refused(lr, lam):
+    """1 - lr lam is what is left of w_i - theta_i: nothing at 1, the other side of theta_i beyond."""
+    with pytest.raises(
+        ConfigError, match=rf"algorithm.lr of PFedMe: found {lr}, expected less than 1 / lam = {1 / lam:.4g}"
+    ):
+        pf.PFedMe(lr, lam=lam)
+    assert pf.PFedMe(0.99 / lam, lam=lam).lr < lr
 
 
 def test_one_vector_each_way(problem):

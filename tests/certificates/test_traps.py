@@ -47,6 +47,76 @@ def test_scaffolds_variates_use_the_decayed_step():
     assert np.allclose(found, ci, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("method", "own", "mean"),
+    [
+        (pf.Scaffold(0.02), "c", "c"),
+        (pf.FedDyn(0.02, alpha=5.0), "g", "h"),
+        (pf.FedSLR(0.02, lam=0.0, eta_g=0.2), "g", "g"),
+    ],
+    ids=["scaffold", "feddyn", "fedslr"],
+)
+def test_cohorts_of_random_size(method, own, mean):
+    """Everyone takes part by chance: the optimum is reached, and the server's vector is the mean of all clients'."""
+    problem = LeastSquares(seed=1, clients=8, dim=6)
+    run = problem.fit(method, rounds=900, schedule=pf.Bernoulli(0.4))
+    assert run.ledger.groupby("round").size().nunique() > 4
+    assert problem.error(run.server["w"]) < 1e-10
+    early = problem.fit(method, rounds=7, schedule=pf.Bernoulli(0.4))
+    assert torch.allclose(early.server[mean], early.loop.rows.gather(torch.arange(8))[own].mean(0), atol=1e-13)
+    assert early.server[mean].abs().max() > 0.01
+
+
+def descend(w, gradient, step, steps):
+    for _ in range(steps):
+        w = w - step * gradient(w)
+    return w
+
+
+def moreau(f, w, scale):
+    """Three local steps of pFedMe, four inner steps each: (w, theta)."""
+    theta = w
+    for _ in range(3):
+        theta = descend(w, lambda u, w=w: f(u) + 2.0 * (u - w), 0.03 * scale, 4)
+        w = w - 0.05 * scale * 2.0 * (w - theta)
+    return w, theta
+
+
+DECAYED = {  # (f, x, v, scale) -> (w_i, v_i), f the client's gradient, x as received, v its own model
+    "ditto": (
+        pf.Ditto(0.05, lam=2.0, personal_epochs=4),
+        lambda f, x, v, s: (descend(x, f, 0.05 * s, 3), descend(v, lambda u: f(u) + 2.0 * (u - x), 0.05 * s, 4)),
+    ),
+    "fedavg-ft": (
+        pf.FedAvgFT(0.05, finetune_epochs=4, finetune_lr=0.08),
+        lambda f, x, v, s: (descend(x, f, 0.05 * s, 3), descend(x, f, 0.08 * s, 4)),
+    ),
+    "fedbabu": (
+        pf.FedBABU(0.05, finetune_epochs=4, head=""),
+        lambda f, x, v, s: (descend(x, f, 0.05 * s, 3), descend(x, f, 0.05 * s, 4)),
+    ),
+    "pfedme": (
+        pf.PFedMe(0.05, lam=2.0, personal_lr=0.03, inner_steps=4),
+        lambda f, x, v, s: moreau(f, x, s),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DECAYED)
+def test_the_personal_solve_decays_with_the_common_one(name):
+    """Three rounds by hand: round t + 1 takes steps of lr decay^t, in what stays with the client as in what is sent."""
+    problem, decay = LeastSquares(seed=2, clients=5, dim=4), 0.5
+    method, update = DECAYED[name]
+    x, v = np.zeros(4), np.zeros((5, 4))
+    share = np.ones(5) if name == "pfedme" else problem.federation.train.counts
+    for t in range(3):
+        pairs = [update(lambda w, i=i: problem.gradient(i, w), x, v[i], decay**t) for i in range(5)]
+        x, v = np.average([w for w, _ in pairs], axis=0, weights=share), np.array([own for _, own in pairs])
+    run = problem.fit(method, rounds=3, steps=3, lr_decay=decay)
+    assert np.allclose(run.server["w"], x, atol=1e-12)
+    assert np.allclose(run.personal, v, atol=1e-12)
+
+
 def federation():
     """Two clients with 1 and 9 test samples, x = 1; labels 0 for the first, 1 for the second."""
     train = [
@@ -185,7 +255,8 @@ def test_a_last_batch_of_one_is_trained_on_by_models_with_normalisation():
 def test_an_absent_client_keeps_its_model():
     """A server that writes its own copies over everybody's would change those of clients that did not take part."""
     problem = LeastSquares(seed=1, clients=6, dim=3)
-    for method in (pf.Local(0.02), pf.Ditto(0.02), pf.FedACS(0.02), pf.FedAMP(0.02), pf.FPFC(0.02, merge=False)):
+    keepers = (pf.Local, pf.Ditto, pf.PFedMe, pf.FedAvgFT, pf.FedACS, pf.FedAMP)
+    for method in (*(keeper(0.02) for keeper in keepers), pf.FPFC(0.02, merge=False)):
         a, b = (problem.fit(method, rounds=t, steps=2, fraction=0.5) for t in (3, 4))
         there = set(b.ledger.query("round == 3")["client"])
         absent = [i for i in range(6) if i not in there]

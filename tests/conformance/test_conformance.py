@@ -10,12 +10,13 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from instances import BATCH, METHODS, NAMES, ROUNDS, SIZES, SMALL, federation, kind_of, loop, model, train
+from instances import BATCH, CLASSES, METHODS, NAMES, ROUNDS, SIZES, SMALL, federation, kind_of, loop, model, train
 
 import polyfed as pf
 from polyfed.core import checkpoint
@@ -81,6 +82,25 @@ def test_same_seed_same_bits_other_seed_other_bits(method):
     a, b, c = (train(method, fraction=0.5, seed=seed, workers=2, chunk=2).personal for seed in (1, 1, 2))
     assert torch.equal(a, b)
     assert not torch.equal(a, c)
+
+
+@cache
+def other_test_split() -> pf.Federation:
+    """The small federation with other test images, labels and counts."""
+    fed, rng = federation(), np.random.default_rng(1)
+    test = [(50 * rng.normal(size=(9, 1, 6, 6)).astype(np.float32), rng.integers(CLASSES, size=9)) for _ in range(N)]
+    return pf.Federation.from_arrays([fed.train.client(i) for i in range(N)], test, names=NAMES, classes=CLASSES)
+
+
+@each_method
+def test_the_test_split_changes_no_bit_of_what_is_trained(method):
+    """Neither the models nor the server's state nor what clients keep: test samples are for metrics alone."""
+    a, b = (train(method, fed, rounds=2, fraction=0.5) for fed in (federation(), other_test_split()))
+    assert torch.equal(a.personal, b.personal)
+    for mine, yours in ((a.server, b.server), (a.loop.rows.tensors, b.loop.rows.tensors)):
+        assert mine.keys() == yours.keys()
+        assert all(torch.equal(mine[k], yours[k]) for k in mine)
+    assert not np.array_equal(a.final["test"]["loss"], b.final["test"]["loss"])
 
 
 # what crosses the network
@@ -346,7 +366,8 @@ def test_kill_minus_nine_then_resume_gives_the_same_bits(name, when, t, graves, 
 def test_divergence_is_loud_and_leaves_a_finite_checkpoint(method, lr, tmp_path):
     if "lr" not in {f.name for f in dataclasses.fields(method)}:
         pytest.skip("it has no step size")
-    wild = dataclasses.replace(method, lr=lr)
+    key = "personal_lr" if isinstance(method, pf.PFedMe) else "lr"  # pFedMe refuses such an lr; its inner steps explode
+    wild = dataclasses.replace(method, **{key: lr})
     fed = federation(regression=True)
     kind = kind_of(method)
     with pytest.raises(Diverged) as error:

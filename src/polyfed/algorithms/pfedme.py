@@ -23,7 +23,7 @@ class PFedMe(Personal):
     Parameters
     ----------
     lr : float
-        Step size on the envelope; lr lam must stay below 1.
+        Step size on the envelope, below 1 / lam: at 1 / lam w_i is theta_i itself, beyond it overshoots.
     lam : float
         Pull of the personal model towards the common one.
     personal_lr : float
@@ -35,8 +35,9 @@ class PFedMe(Personal):
 
     Notes
     -----
-    In the paper all clients train in every round and the server averages some of them; here only those that take
-    part train. Defaults for lam, inner_steps and beta are the paper's.
+    Absent clients do not train: where part of the clients are picked, w_i and theta_i are those of the picked alone,
+    and an absent client deploys the theta_i of its last participation. In the paper all clients train in every round
+    and the server averages some of them. Defaults for lam, inner_steps and beta are the paper's.
     """
 
     lr: float = 0.01
@@ -64,6 +65,8 @@ class PFedMe(Personal):
 
     def __post_init__(self):
         require(self.lam > 0, "PFedMe", "lam", self.lam, "a positive number")
+        below = isinstance(self.lr, str) or self.lr * self.lam < 1
+        require(below, "PFedMe", "lr", self.lr, f"less than 1 / lam = {1 / self.lam:.4g}")
         require(self.inner_steps >= 1, "PFedMe", "inner_steps", self.inner_steps, "1 or more")
 
     def init_server(self, task, w0, n):
