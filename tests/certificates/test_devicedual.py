@@ -17,6 +17,7 @@ from polyfed.algorithms.devicedual import Fusion, full_prox
 from polyfed.algorithms.fpfc import FPFC, shrinkage
 from polyfed.core.errors import ConfigError
 from polyfed.core.schedule import Asynchronous, Delays
+from polyfed.papers.fpfc import softmax
 
 
 def planted(sizes, d, seed=0, apart=6.0, within=0.05):
@@ -312,6 +313,19 @@ def test_s1_in_full_as_an_independent_implementation():
     accuracy, ari = synthetic("s1", 0.65, 2000)
     assert accuracy == pytest.approx(0.880, abs=0.01)
     assert ari == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("solver", ["pairs", "device-dual"])
+def test_a_hundred_devices_as_an_independent_implementation(solver):
+    """S1 in full, data seed 1, lambda 0.7, 1000 rounds: four clusters, ARI 1 and accuracy 0.847 with either solver."""
+    fed = pf.data.load("fpfc-s1", seed=1).partition(seed=1)
+    run = pf.fit(
+        softmax(1), fed, FPFC(0.1, lam=0.7, solver=solver), rounds=1000, fraction=0.3, local_steps=10, batch_size=None,
+        seed=1, evaluate_every=0,
+    )  # fmt: skip
+    assert adjusted_rand_score(fed.clusters, run.clusters) == 1
+    assert run.clients["test_accuracy"].mean() == pytest.approx(0.847, abs=0.002)
 
 
 def test_another_lambda_keeps_the_points():

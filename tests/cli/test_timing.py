@@ -74,6 +74,16 @@ def test_delays_from_a_file(cli, tmp_path, monkeypatch, name):
     assert final(tmp_path / "a") == final(tmp_path / "b")
 
 
+@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
+def test_no_delay_is_below_zero(cli, tmp_path, seconds):
+    delay_file(tmp_path / "delays.csv", [1.0, 1.0, seconds, 1.0, 1.0, 1.0])
+    words = ["--set", "schedule.name=uniform", "--set", f"schedule.delays=file:{tmp_path}/delays.csv"]
+    found = cli(*SMALL, "--algorithm", "fedavg", *words, "--out", tmp_path / "a")
+    assert found.status == 2
+    assert "delays.csv, client 'client-2'" in found.err
+    assert len(found.err.strip().splitlines()) == 1
+
+
 def test_a_delay_file_lies_beside_its_configuration(cli, tmp_path):
     delay_file(tmp_path / "delays.csv", [1.0] * 6)
     lines = ["algorithm = { name = 'fedavg' }", "[schedule]", "name = 'uniform'", "delays = 'file:delays.csv'"]

@@ -137,6 +137,9 @@ class Delays:
         missing = [name for name in names if name not in rows]
         if missing:
             raise ConfigError(f"delays: {path} has no row for client {missing[0]!r}")
+        bad = [name for name in names if not all(0 <= s < np.inf for s in rows[name])]
+        if bad:
+            raise ConfigError(f"delays: {path}, client {bad[0]!r}: found {rows[bad[0]]}, expected seconds from 0")
         compute, network = np.array([rows[name] for name in names]).T
         return cls(compute=compute, network=network)
 
