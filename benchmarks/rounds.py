@@ -65,7 +65,7 @@ class Ours:
     def __init__(self, w: Workload, federation: pf.Federation, t: int, plan: Plan | None = None):
         self.task = Task(w.build(federation))
         keys, schedule = client_keys(federation.names), Uniform(w.fraction)
-        plan = plan or make_plan(self.task, schedule.size(federation.n))
+        plan = plan or make_plan(self.task, schedule.size(federation.n), w.work.per_step(federation.train.counts))
         self.plan, self.t = plan, t
         engine = LocalEngine(self.task, federation.train, keys, w.work, SEED, plan)
         rows = make_rows(w.algorithm, self.task, federation.n, schedule.size(federation.n), None)

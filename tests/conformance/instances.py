@@ -132,6 +132,6 @@ def loop(
     task = Task(model(kind_of(method)), dtype=dtype, device="cpu")
     split = fed.train.to(task.device, task.dtype)
     work = work or Work(epochs=2, steps=steps(method), batch_size=BATCH)
-    engine = LocalEngine(task, split, client_keys(fed.names), work, 3, make_plan(task, fed.n, chunk=4, workers=1))
+    engine = LocalEngine(task, split, client_keys(fed.names), work, 3, make_plan(task, fed.n, 8, chunk=4, workers=1))
     rows = make_rows(method, task, fed.n, fed.n, None)
     return Loop(task, split, fed.names, method, schedule or Uniform(), engine, rows, 3)

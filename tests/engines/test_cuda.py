@@ -50,5 +50,5 @@ def test_resumed_on_cuda(cls, tmp_path):
 
 def test_on_an_accelerator_the_cohort_is_one_chunk():
     task = pf.Task(model("cnn"), device="cuda")
-    plan = make_plan(task, 50)
+    plan = make_plan(task, 50, 8)
     assert (plan.chunk, plan.workers, plan.path) == (50, 1, "vectorised")

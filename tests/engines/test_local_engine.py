@@ -16,7 +16,7 @@ from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.rows import MappedRows, MemoryRows
 from polyfed.core.task import Task
 from polyfed.engines import local
-from polyfed.engines.local import CACHE, make_plan, make_rows, pick_device
+from polyfed.engines.local import CACHE, WORTH, make_plan, make_rows, pick_device
 
 SIZES = (5, 40, 12, 30, 13, 31)
 
@@ -47,7 +47,7 @@ class Module(nn.Module):
 @pytest.mark.parametrize("width", [4, 784, 20_000])
 def test_stacked_weights_fit_a_cores_cache_and_every_worker_has_a_chunk(cohort, width):
     task = chain(width)
-    plan = make_plan(task, cohort)
+    plan = make_plan(task, cohort, 1000)
     bytes_each = task.p * 4
     assert plan.path == "closed form"
     assert plan.chunk == 1 or plan.chunk * bytes_each <= CACHE
@@ -58,23 +58,31 @@ def test_stacked_weights_fit_a_cores_cache_and_every_worker_has_a_chunk(cohort, 
 
 
 def test_a_module_runs_client_by_client():
-    plan = make_plan(Task(Module(), device="cpu"), 10)
+    plan = make_plan(Task(Module(), device="cpu"), 10, 32)
     assert (plan.chunk, plan.path, plan.device) == (1, "client by client", "cpu")
 
 
 def test_the_plan_can_be_overridden():
-    plan = make_plan(chain(4), 10, chunk=3, workers=5)
+    plan = make_plan(chain(4), 10, 32, chunk=3, workers=5)
     assert (plan.chunk, plan.workers) == (3, 5)
     with pytest.raises(ConfigError, match="chunk: found 0, expected at least 1"):
-        make_plan(chain(4), 10, chunk=0)
+        make_plan(chain(4), 10, 32, chunk=0)
 
 
 def test_more_workers_than_the_machine_has_cores_are_not_planned(monkeypatch):
     monkeypatch.setattr(local.os, "sched_getaffinity", lambda pid: {0}, raising=False)
-    assert make_plan(chain(4), 100).workers == 1
+    assert make_plan(chain(784), 100, 32).workers == 1
     monkeypatch.setattr(local.os, "sched_getaffinity", lambda pid: {0, 1, 2}, raising=False)
-    assert make_plan(chain(4), 100).workers == 3
-    assert make_plan(chain(4), 2).workers == 2
+    assert make_plan(chain(784), 100, 32).workers == 3
+    assert make_plan(chain(784), 2, 1000).workers == 2
+
+
+def test_a_thread_must_be_worth_it(monkeypatch):
+    monkeypatch.setattr(local.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    small, large = (make_plan(chain(4), 100, batch).workers for batch in (32, 1000))
+    assert (small, large) == (1, 100 * 1000 * 50 // WORTH)  # 4 x 10 weights and 10 biases
+    assert make_plan(chain(4), 100, 32, workers=5).workers == 5
+    assert make_plan(Task(Module(), device="cpu"), 100, 32).workers == 8  # what its steps cost is not known
 
 
 def test_devices():

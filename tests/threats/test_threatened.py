@@ -49,7 +49,7 @@ def loop(method, attack=None, robust=None, *, model=line, fed=None, fraction=1.0
     fed = fed or federation()
     task = Task(model(), "mse", device="cpu")
     keys = client_keys(fed.names)
-    engine = LocalEngine(task, fed.train, keys, Work(steps=5, batch_size=None), seed, make_plan(task, N, chunk, 1))
+    engine = LocalEngine(task, fed.train, keys, Work(steps=5, batch_size=None), seed, make_plan(task, N, 8, chunk, 1))
     if not plain:
         engine = threats.Threatened(engine, keys, seed, attack, robust)
     rows = make_rows(method, task, N, N, None)

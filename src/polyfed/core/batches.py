@@ -76,6 +76,10 @@ class Work:
         """[s] steps in one pass; a client with fewer samples than a batch takes one step on all it has."""
         return np.ones_like(counts) if self.batch_size is None else -(-counts // self.batch_size)
 
+    def per_step(self, counts: np.ndarray) -> float:
+        """Samples that a client sees in one step, on average over clients."""
+        return float(np.minimum(counts, self.batch_size or counts.max(initial=0)).mean())
+
     def taken(self, counts: np.ndarray, round: int, keys: np.ndarray | None = None, seed: int = 0) -> np.ndarray:
         """[s] local steps of clients with `counts` samples in this round.
 

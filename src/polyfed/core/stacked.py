@@ -139,13 +139,17 @@ class Stacked:
 
         return gradient
 
-    def descend_(self, w: Tensor, batch: Batch, lr: float) -> None:
-        """w <- w - lr * gradient, in place, the gradient never written out."""
-        views = self.layout.views(w)
-        for layer, bias, delta, inputs in self._signals(views, _entering(batch.x), self._slope(batch))[0]:
-            views[layer].baddbmm_(delta, inputs, alpha=-lr)
-            if bias:
-                views[layer + 1].sub_(delta.sum(-1), alpha=lr)
+    def descent_on(self, w: Tensor, batch: Batch, lr: float) -> Callable[[], None]:
+        """w <- w - lr * gradient, in place at every call, the gradient never written out; set up once as above."""
+        views, x, slope = self.layout.views(w), _entering(batch.x), self._slope(batch)
+
+        def descend() -> None:
+            for layer, bias, delta, inputs in self._signals(views, x, slope)[0]:
+                views[layer].baddbmm_(delta, inputs, alpha=-lr)
+                if bias:
+                    views[layer + 1].sub_(delta.sum(-1), alpha=lr)
+
+        return descend
 
 
 def _entering(x: Tensor) -> Tensor:

@@ -110,10 +110,16 @@ class Task:
         decay = self.weight_decay
         return (lambda: gradient().add_(w, alpha=decay)) if decay else gradient
 
+    def descent_on(self, w: Tensor, batch: Batch, lr: float | Tensor) -> Callable[[], None] | None:
+        """`descend_` as a function, for many steps on one batch. None where steps gain nothing by it."""
+        if self.stacked is None or batch.live is not None or self.weight_decay or isinstance(lr, Tensor):
+            return None
+        return self.stacked.descent_on(w, _cast(batch, w), lr)
+
     def descend_(self, w: Tensor, batch: Batch, lr: float | Tensor) -> None:
         """One plain gradient step in place: w [s, p] <- w - lr * gradient."""
-        if self.stacked is not None and batch.live is None and not self.weight_decay and not isinstance(lr, Tensor):
-            self.stacked.descend_(w, _cast(batch, w), lr)
+        if (descend := self.descent_on(w, batch, lr)) is not None:
+            descend()
             return
         if not self.batched and not self.weight_decay:
             for i, views, parameters, loss in self._losses(w, _cast(batch, w)):

@@ -21,6 +21,7 @@ from polyfed.core.task import Task
 from polyfed.core.worker import Plan, Reply, Worker
 
 CACHE = 1_500_000  # bytes of stacked weights that stay in a core's cache
+WORTH = 2_000_000  # products of a step (samples times parameters) below which a thread costs more than it brings
 
 
 def pick_device(name: str) -> torch.device:
@@ -36,15 +37,18 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def make_plan(task: Task, cohort: int, chunk: int | None = None, workers: int | None = None) -> Plan:
-    """The plan for cohorts of `cohort` clients.
+def make_plan(task: Task, cohort: int, batch: float, chunk: int | None = None, workers: int | None = None) -> Plan:
+    """The plan for cohorts of `cohort` clients with `batch` samples per step each.
 
     On CPU a model whose clients are computed together runs in chunks whose weights fit a core's cache, one chunk per
-    worker thread at least; any other model runs client by client. On an accelerator the cohort is one chunk.
+    worker thread at least, and a thread only for `WORTH` products of a cohort's step: small operations would wait for
+    the interpreter's lock longer than they take. Any other model runs client by client. On an accelerator the cohort
+    is one chunk.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     on_cpu = task.device.type == "cpu"
-    threads = workers or (min(cores, cohort) if on_cpu else 1)
+    enough = max(1, int(cohort * batch * task.p // WORTH)) if task.batched else cohort
+    threads = workers or (min(cores, cohort, enough) if on_cpu else 1)
     path = "closed form" if task.stacked else "vectorised" if task.vectorised else "client by client"
     if chunk is None:
         size = task.p * task.w0.element_size()

@@ -174,8 +174,9 @@ class _Taking:
         self.newcomers = [copy.copy(first) for _ in range(self.m)]
         engine = loop.engine.engine if isinstance(loop.engine, Threatened) else loop.engine
         assert isinstance(engine, LocalEngine)
-        keys, plan = client_keys(federation.names), make_plan(loop.task, self.m)
-        self.worker = Worker(loop.task, train, keys, engine.worker.work, loop.seed, plan)
+        keys, work = client_keys(federation.names), engine.worker.work
+        plan = make_plan(loop.task, self.m, work.per_step(train.counts))
+        self.worker = Worker(loop.task, train, keys, work, loop.seed, plan)
         private = [self._enter(i, train, start) for i in range(self.m)]
         self.rows = MemoryRows(self.m, private[0])
         for i, state in enumerate(private):

@@ -147,7 +147,7 @@ def fit(
     steps, augmented = local_steps_of(local_steps, federation.names), augmentation(augment, federation.input_shape)
     work = Work(local_epochs, steps, batch_size, augmented)
     cohort = schedule.size(federation.n) if isinstance(schedule, Uniform) else federation.n
-    plan = make_plan(task, cohort, chunk, workers)
+    plan = make_plan(task, cohort, work.per_step(federation.train.counts), chunk, workers)
     store = RunFolder(Path(out), checkpoint_every) if out is not None else None
     saved = None
     if store is not None and not resume:
