@@ -94,7 +94,7 @@ def test_an_interrupted_comparison_resumes_and_keeps_what_is_done(cli, tmp_path,
     assert cli("run", "two.toml", "--seeds", 2, "--out", "a").status == 130
     done = tmp_path / "a/runs/fedavg-seed0/summary.json"
     before = done.stat().st_mtime_ns
-    assert sorted(p.name for p in (tmp_path / "a/runs").iterdir()) == ["fedavg-seed0", "stopper-seed0"]
+    assert {"fedavg-seed0", "stopper-seed0"} <= {p.name for p in (tmp_path / "a/runs").iterdir()}
     said = cli("resume", "a")
     assert said.status == 0
     assert done.stat().st_mtime_ns == before

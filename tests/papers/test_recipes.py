@@ -1,6 +1,10 @@
 """Recipes: the machinery that runs them, and every recipe rehearsed from beginning to end."""
 
+import os
 import re
+import signal
+import sys
+import tomllib
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +15,8 @@ from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.local import Local
 from polyfed.core.errors import ConfigError
 from polyfed.data import load
+from polyfed.experiment import parallel
+from polyfed.experiment.fit import fit
 from polyfed.models import build
 from polyfed.papers import RECIPES, Bench, Outcome, find
 from polyfed.papers import load as recipes
@@ -47,6 +53,48 @@ def test_a_value_is_computed_once(tmp_path):
     for _ in range(2):
         assert bench.once("x", lambda: calls.append(1) or {"a": np.float64(0.5)}) == {"a": 0.5}
     assert len(calls) == 1
+
+
+def test_a_value_that_ctrl_c_cut_short_is_not_kept(tmp_path):
+    bench, data = Bench(tmp_path), load("heart-disease").partition(seed=0)
+    model = build("linear", data.input_shape, 2)
+
+    def rounds(stop: int) -> int:
+        def press(progress):
+            if progress.round == stop:
+                signal.raise_signal(signal.SIGINT)
+
+        return fit(model, data, FedAvg(lr=0.1), rounds=3, callbacks=[press]).loop.t
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.once("x", lambda: rounds(1))
+    assert bench.once("x", lambda: rounds(99)) == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+def test_seeds_are_computed_side_by_side_and_read_here(tmp_path, monkeypatch):
+    monkeypatch.setattr(parallel, "room", lambda device="cpu": 2)
+    bench = Bench(tmp_path, seeds=[3, 5, 8])
+    found = bench.by_seed("x", lambda seed: {"seed": seed, "process": os.getpid()})
+    assert [f["seed"] for f in found] == [3, 5, 8]
+    assert len({os.getpid(), *(f["process"] for f in found)}) == 4
+    assert bench.by_seed("x", lambda seed: pytest.fail("computed again")) == found
+
+
+def test_methods_may_depend_on_the_seed(tmp_path, monkeypatch):
+    data = load("heart-disease").partition(seed=0)
+    model, rates = build("linear", data.input_shape, 2), {0: 0.1, 1: 0.2, 2: 0.3}
+    tables = {}
+    for room in (1, 2):
+        monkeypatch.setattr(parallel, "room", lambda device="cpu", room=room: room)
+        found = Bench(tmp_path / str(room)).compare(
+            "runs", model, data, lambda seed: {"FedAvg": FedAvg(lr=rates[seed])}, rounds=3, batch_size=None
+        )
+        assert [r.seed for r in found.results] == [0, 1, 2]
+        used = [tomllib.loads((r.folder / "config.toml").read_text())["algorithm"]["lr"] for r in found.results]
+        assert used == [0.1, 0.2, 0.3]
+        tables[room] = metric_of(found, "FedAvg").tolist()
+    assert tables[1] == tables[2]
 
 
 def test_a_claim_is_decided_by_the_paired_interval():

@@ -25,11 +25,14 @@ stderr = Console(stderr=True, width=None if sys.stderr.isatty() else WIDE, highl
 
 
 class Show(Watch):
-    """Progress of one run or of many: bars on a terminal, a line per finished run otherwise."""
+    """Progress of one run or of many: bars on a terminal; otherwise lines, for a single run as it goes, for one of many
+    when it is over.
+    """
 
-    def __init__(self, total: int, quiet: bool = False):
-        self.total, self.quiet, self.live = total, quiet, stderr.is_terminal and not quiet
-        self.done, self.metric, self._title, self._from = 0, "", "", time.monotonic()
+    def __init__(self, single: bool, quiet: bool = False):
+        self.single, self.quiet, self.live = single, quiet, stderr.is_terminal and not quiet
+        self.total, self.done = 1, 0
+        self._began: dict[tuple[str, int], float] = {}
         self._plans: set[str] = set()
         self._bars = Progress(
             TextColumn("{task.description}"),
@@ -42,7 +45,7 @@ class Show(Watch):
             refresh_per_second=5,
             transient=True,
         )
-        self._all = self._bars.add_task("runs", total=total, note="", visible=total > 1)
+        self._all = self._bars.add_task("runs", total=None, note="", visible=not single)
         self._one = self._bars.add_task("", total=None, note="", visible=False)
 
     def __enter__(self) -> "Show":
@@ -54,9 +57,15 @@ class Show(Watch):
         if self.live:
             self._bars.stop()
 
-    def begin(self, label: str, seed: int, done: int, total: int) -> None:
-        self._title, self._from = f"{label}, seed {seed}", time.monotonic()
-        self._bars.reset(self._one, description=self._title, total=None, note="", visible=True)
+    def start(self, total: int, done: int = 0) -> None:
+        self.total, self.done, self._began = total, done, {}
+        self._bars.update(self._all, total=total, completed=done)
+
+    def begin(self, label: str, seed: int) -> None:
+        self._began[label, seed] = time.monotonic()
+        many = len(self._began)
+        title = f"{label}, seed {seed}" if many == 1 else f"{many} side by side"
+        self._bars.reset(self._one, description=title, total=None, note="", visible=True)
 
     def callbacks(self) -> Sequence[Callback]:
         return (self._step,)
@@ -73,13 +82,14 @@ class Show(Watch):
             self._bars.update(self._one, note=note)
         self._bars.update(self._one, completed=step.round, total=step.rounds)
         tenth = max(1, step.rounds // TENTHS)
-        if self.total == 1 and not self.live and not self.quiet and note and step.round % tenth == 0:
+        if self.single and not self.live and not self.quiet and note and step.round % tenth == 0:
             stderr.print(f"round {step.round}/{step.rounds}  {note}", soft_wrap=True)
 
     def end(self, result: Result, resumed: bool) -> None:
         self.done += 1
+        began = self._began.pop((result.label, result.seed), 0.0)
         self._bars.update(self._all, completed=self.done)
-        if self.live or self.quiet or self.total == 1:
+        if self.live or self.quiet or self.single:
             return
         words = [f"[{self.done}/{self.total}]", f"{result.label} seed {result.seed}:"]
         if result.summary and result.status == "finished":
@@ -87,7 +97,7 @@ class Show(Watch):
             words.append(f"{split} {result.summary['metric']} {final['mean']:.4g}")
         else:
             words.append(result.status)
-        words.append("(from before)" if resumed else f"({time.monotonic() - self._from:.1f} s)")
+        words.append("(from before)" if resumed else f"({time.monotonic() - began:.1f} s)")
         stderr.print(Text(" ".join(words)), soft_wrap=True)
 
 

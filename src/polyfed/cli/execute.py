@@ -49,8 +49,8 @@ def _single(parts: Parts, folder: Path, quiet: bool, resume: bool) -> str:
     if resume and (done := read_result(folder, method.label, seed, e.settings.rounds)) and done.status == "finished":
         stderr.print("finished already; nothing to resume")
         return ""
-    with Show(1, quiet) as show:
-        show.begin(method.label, seed, 0, 1)
+    with Show(True, quiet) as show:
+        show.begin(method.label, seed)
         run = fit(
             parts.model(seed),
             parts.federation(seed),
@@ -69,7 +69,7 @@ def _many(parts: Parts, folder: Path, quiet: bool, resume: bool) -> str:
     """A comparison; returns "", "interrupted", or what to say of the runs that diverged."""
     e = parts.experiment
     by_label = {m.label: m for m in e.methods}
-    with Show(len(e.methods) * len(e.seeds), quiet) as show:
+    with Show(False, quiet) as show:
         found = compare(
             parts.model,
             parts.federation,

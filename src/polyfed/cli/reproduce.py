@@ -32,6 +32,7 @@ def reproduce(
     """
     if name is None:
         return _list()
+    from polyfed.cli.console import Show
     from polyfed.core.errors import ConfigError
     from polyfed.data.datasets import default_dir
     from polyfed.papers import Bench, find
@@ -47,7 +48,7 @@ def reproduce(
     _say_before(r, size, which)
     if r.minutes[size] > LONG and not (yes or rehearse or _agreed()):
         return 1
-    with _shown(quiet) as show:
+    with Show(False, quiet) as show:
         bench = Bench(folder, size, which, data_dir or default_dir(), device or "auto", show, rehearse)
         try:
             outcome = r.run(bench)
@@ -156,20 +157,6 @@ def _agreed() -> bool:
     if not sys.stdin.isatty():
         return True
     return typer.confirm("Start?")
-
-
-def _shown(quiet: bool) -> Any:
-    from polyfed.cli.console import Show
-
-    class Shown(Show):
-        """As for a comparison; how many runs there are is only known when one begins."""
-
-        def begin(self, label: str, seed: int, done: int, total: int) -> None:
-            self.total, self.done = max(total, 2), done
-            self._bars.update(self._all, total=total, completed=done, visible=total > 1)
-            super().begin(label, seed, done, total)
-
-    return Shown(2, quiet)
 
 
 def _interrupted(folder: Path) -> int:

@@ -148,7 +148,7 @@ def _execute(parts: "Parts", keys: dict[str, Any], window: bool, out: Path | Non
         _say_window(model, federation, method.algorithm, arguments)
     fresh = not folder.exists()
     try:
-        with Show(2, quiet) as show:
+        with Show(False, quiet) as show:
             tuned = tune(
                 model,
                 federation,
@@ -206,14 +206,16 @@ def _shown(show: Any, seed: int, setting: str) -> Any:
 
     class Shown(Watch):
         def begin(self, regime: str, value: float, done: int, total: int) -> None:
-            show.begin(f"{regime}, {setting} {value:g}", seed, done, total)
+            self.label = f"{regime}, {setting} {value:g}"
+            show.start(total, done)
+            show.begin(self.label, seed)
 
         def callbacks(self) -> Sequence[Any]:
             return show.callbacks()
 
         def end(self, row: Mapping[str, Any]) -> None:
             if show.live or show.quiet:
-                show.end(Result("", seed, "finished"), False)
+                show.end(Result(self.label, seed, "finished"), False)
                 return
             groups = "" if row["clusters"] is None else f", clusters {row['clusters']}"
             text = f"{row['regime']}, {setting} {row[setting]:g}: validation {row['validation']:.4g}{groups}"

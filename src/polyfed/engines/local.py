@@ -24,6 +24,11 @@ CACHE = 1_500_000  # bytes of stacked weights that stay in a core's cache
 WORTH = 2_000_000  # products of a step (samples times parameters) below which a thread costs more than it brings
 
 
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def pick_device(name: str) -> torch.device:
     """ "auto", "cpu" or "cuda" -> a device. Raises ConfigError when it is not there."""
     if name == "auto":
@@ -45,10 +50,9 @@ def make_plan(task: Task, cohort: int, batch: float, chunk: int | None = None, w
     the interpreter's lock longer than they take. Any other model runs client by client. On an accelerator the cohort
     is one chunk.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     on_cpu = task.device.type == "cpu"
     enough = max(1, int(cohort * batch * task.p // WORTH)) if task.batched else cohort
-    threads = workers or (min(cores, cohort, enough) if on_cpu else 1)
+    threads = workers or (min(cores(), cohort, enough) if on_cpu else 1)
     path = "closed form" if task.stacked else "vectorised" if task.vectorised else "client by client"
     if chunk is None:
         size = task.p * task.w0.element_size()

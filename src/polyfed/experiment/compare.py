@@ -2,15 +2,17 @@
 initial model for all methods, so that their differences are paired.
 
 A comparison folder holds comparison.toml, runs/<label>-seed<k>/ and report.html; it can be interrupted and resumed.
+Runs that are too small for two threads are trained side by side, which changes none of their numbers but the seconds.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -21,6 +23,7 @@ from polyfed.core import checkpoint
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.errors import ConfigError, Diverged, RunError
 from polyfed.data.federation import Federation
+from polyfed.experiment import parallel
 from polyfed.experiment.config import Method, label
 from polyfed.experiment.fit import Callback, fit
 from polyfed.experiment.folder import RunFolder, summary
@@ -51,11 +54,14 @@ class Result:
 class Watch:
     """Told what a comparison does. Override what is wanted."""
 
-    def begin(self, label: str, seed: int, done: int, total: int) -> None:
-        """A run starts, after `done` of `total`."""
+    def start(self, total: int) -> None:
+        """A comparison of so many runs starts."""
+
+    def begin(self, label: str, seed: int) -> None:
+        """A run starts; others may not be over."""
 
     def callbacks(self) -> Sequence[Callback]:
-        """Passed on to `fit` for every run."""
+        """Passed on to `fit` for every run that is trained in this process."""
         return ()
 
     def end(self, result: Result, resumed: bool) -> None:
@@ -149,7 +155,8 @@ def compare(
     algorithms: a list, or {label: algorithm}
     seeds: how many (0, 1, ...), or which
     out: comparison folder; resume: runs that are finished there are read back, an unfinished one is continued
-    keep: hold on to every Run; False: only to its numbers
+    keep: hold on to every Run; False: only to its numbers, and then runs that take one thread each are trained side by
+        side, in as many processes as there are cores (on Linux, in a folder, without callbacks)
     watch: told what happens     config: contents of comparison.toml
     describe: label -> further tables of that run's config.toml
     report: whether to write report.html into the folder
@@ -168,31 +175,63 @@ def compare(
     folder = Path(out) if out is not None else None
     if folder is not None:
         _begin(folder, config or config_of(methods, which, settings))
-    comparison, total = Comparison(folder=folder), len(which) * len(methods)
-    made = _Cached(model, federation)
-    for seed in which:
-        for name, algorithm in methods.items():
-            place = folder / "runs" / f"{name}-seed{seed}" if folder is not None else None
-            before = read_result(place, name, seed, settings.get("rounds")) if place is not None and resume else None
-            if before is not None:
-                comparison.results.append(before)
-                watch.end(before, True)
-                continue
-            watch.begin(name, seed, len(comparison.results), total)
-            try:
-                result = _train(made, algorithm, name, seed, place, resume, watch, keep, describe, settings)
-            except KeyboardInterrupt:
-                result = Result(name, seed, "interrupted", folder=place)
-            comparison.results.append(result)
-            watch.end(result, False)
-            if result.status == "interrupted":
-                comparison.status = "interrupted"
-                return comparison
-    if report and folder is not None and comparison._finished:
+    training = _Training(model, federation, resume, describe, settings)
+    jobs = [
+        _Job(name, seed, algorithm, folder / "runs" / f"{name}-seed{seed}" if folder is not None else None)
+        for seed in which
+        for name, algorithm in methods.items()
+    ]
+    found: dict[_Job, Result] = {}
+    with contextlib.suppress(KeyboardInterrupt):
+        _all(jobs, found, training, keep, watch)
+    comparison = Comparison([found[job] for job in jobs if job in found], folder=folder)
+    if len(found) < len(jobs) or any(r.status == "interrupted" for r in comparison.results):
+        comparison.status = "interrupted"
+    elif report and folder is not None and comparison._finished:
         from polyfed.report import write_report
 
         write_report([folder], folder / "report.html")
     return comparison
+
+
+class _Job(NamedTuple):
+    """One run of a comparison."""
+
+    label: str
+    seed: int
+    algorithm: Algorithm
+    place: Path | None
+
+
+def _all(jobs: Sequence[_Job], found: dict[_Job, Result], training: "_Training", keep: bool, watch: Watch) -> None:
+    """Every job read back or trained: one after another, until one shows that the others may run side by side."""
+
+    def begin(job: _Job) -> None:
+        training.made(job.seed)  # here, so that all methods of a seed have the same start also side by side
+        watch.begin(job.label, job.seed)
+
+    def end(job: _Job, result: Result, resumed: bool = False) -> None:
+        found[job] = result if keep else replace(result, run=None)
+        watch.end(found[job], resumed)
+
+    watch.start(len(jobs))
+    for job in jobs:
+        if (before := training.before(job)) is not None:
+            end(job, before, resumed=True)
+    todo, room = [job for job in jobs if job not in found], 1
+    alone = keep or training.settings.get("callbacks") or any(job.place is None for job in jobs)
+    while todo and room == 1:
+        job = todo.pop(0)
+        begin(job)
+        result = training.run(job, watch.callbacks())
+        end(job, result)
+        if result.status == "interrupted":
+            return
+        if result.run is not None and not alone and result.run.loop.engine.workers == 1:
+            room = parallel.room(result.run.loop.task.device.type)
+    tasks = [partial(training.apart, job) for job in todo]
+    for which, told in parallel.side_by_side(tasks, room, lambda which: begin(todo[which])):
+        end(todo[which], training.result(todo[which], *told))
 
 
 class _Cached:
@@ -210,26 +249,52 @@ class _Cached:
         return self._model, self._federation
 
 
-def _train(
-    made: _Cached,
-    algorithm: Algorithm,
-    name: str,
-    seed: int,
-    place: Path | None,
-    resume: bool,
-    watch: Watch,
-    keep: bool,
-    describe: Callable[[str], Mapping[str, Any]] | None,
-    settings: Mapping[str, Any],
-) -> Result:
-    model, federation = made(seed)
-    tables = dict(describe(name)) if describe is not None else None
-    given = {**settings, "callbacks": (*settings.get("callbacks", ()), *watch.callbacks())}
-    try:
-        run = fit(model, federation, algorithm, seed=seed, out=place, resume=resume, describe=tables, **given)
-    except Diverged as e:
-        return Result(name, seed, "diverged", message=str(e), folder=place)
-    return Result(name, seed, run.status, summary(run), run.clients, folder=place, run=run if keep else None)
+@dataclass
+class _Training:
+    """What the jobs of a comparison have in common."""
+
+    model: Any
+    federation: Any
+    resume: bool
+    describe: Callable[[str], Mapping[str, Any]] | None
+    settings: Mapping[str, Any]
+
+    def __post_init__(self):
+        self.made = _Cached(self.model, self.federation)
+
+    def before(self, job: _Job) -> Result | None:
+        """The result of a job that was finished earlier."""
+        if not self.resume or job.place is None:
+            return None
+        return read_result(job.place, job.label, job.seed, self.settings.get("rounds"))
+
+    def run(self, job: _Job, callbacks: Sequence[Callback] = ()) -> Result:
+        """Train one job."""
+        who = {"label": job.label, "seed": job.seed, "folder": job.place}
+        try:
+            model, federation = self.made(job.seed)
+            tables = dict(self.describe(job.label)) if self.describe is not None else None
+            given = {**self.settings, "callbacks": (*self.settings.get("callbacks", ()), *callbacks)}
+            run = fit(
+                model, federation, job.algorithm, seed=job.seed, out=job.place, resume=self.resume, describe=tables,
+                **given,
+            )  # fmt: skip
+        except Diverged as e:
+            return Result(**who, status="diverged", message=str(e))
+        except KeyboardInterrupt:
+            return Result(**who, status="interrupted")
+        return Result(**who, status=run.status, summary=summary(run), clients=run.clients, run=run)
+
+    def apart(self, job: _Job) -> tuple[str, str]:
+        """`run` in a process of its own: what its folder does not hold, (status, message)."""
+        result = self.run(job)
+        return result.status, result.message
+
+    def result(self, job: _Job, status: str, message: str) -> Result:
+        """What `apart` left."""
+        if status == "finished" and job.place is not None and (found := read_result(job.place, job.label, job.seed)):
+            return found
+        return Result(job.label, job.seed, status, message=message, folder=job.place)
 
 
 def read_result(place: Path, name: str, seed: int, rounds: int | None = None) -> Result | None:

@@ -368,6 +368,7 @@ def _interruptible() -> Iterator[threading.Event]:
 
     def note(number: int, frame: Any) -> None:
         event.set()
+        _answered.append(number)
         if sys.stderr.isatty():
             sys.stderr.write("\nfinishing this round, then saving; Ctrl-C again stops at once\n")
         signal.signal(signal.SIGINT, before)
@@ -377,6 +378,14 @@ def _interruptible() -> Iterator[threading.Event]:
         yield event
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+_answered: list[int] = []
+
+
+def interruptions() -> int:
+    """How many Ctrl-C have been answered so far by finishing a round."""
+    return len(_answered)
 
 
 def digest(federation: Federation) -> str:

@@ -7,8 +7,9 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -17,13 +18,17 @@ from scipy import stats
 
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.errors import ConfigError, RunError
+from polyfed.engines.local import pick_device
+from polyfed.experiment import parallel
 from polyfed.experiment.compare import Comparison, Result, Watch, compare, config_of
+from polyfed.experiment.fit import interruptions
 from polyfed.report.style import save, write_atomically
 from polyfed.report.table import Cell, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+T = TypeVar("T")
 Size = Literal["small", "paper"]
 SIZES: tuple[Size, ...] = ("small", "paper")
 Source = Literal["paper", "code", "ours"]
@@ -151,12 +156,21 @@ class Bench:
         key: str,
         model: Any,
         federation: Any,
-        algorithms: Mapping[str, Algorithm],
+        algorithms: Mapping[str, Algorithm] | Callable[[int], Mapping[str, Algorithm]],
         *,
         seeds: Sequence[int] | None = None,
         **settings: Any,
     ) -> Comparison:
-        """`polyfed.compare` in the folder `key`; finished runs are read back. Ctrl-C ends the recipe, resumable."""
+        """`polyfed.compare` in the folder `key`; finished runs are read back. Ctrl-C ends the recipe, resumable.
+
+        algorithms: {label: algorithm}, or a function of the seed (a lambda that was tuned for each)
+        """
+        if callable(algorithms):
+            parts = self.each(
+                key,
+                lambda s: self.compare(f"{key}/seed{s}", model, federation, algorithms(s), seeds=[s], **settings),
+            )
+            return joined(parts)
         place = self.folder / key
         settings = {"device": self.device, **settings}
         which = list(self.seeds if seeds is None else seeds)
@@ -170,15 +184,45 @@ class Bench:
             raise KeyboardInterrupt
         return found
 
+    def each(self, key: str, compute: Callable[[int], T]) -> list[T]:
+        """compute(seed) for every seed. Where there is room, processes apart compute it side by side beforehand: what
+        takes long must be kept in the folder, by `once` or `compare`, and is then only read here.
+
+        key: what is computed, for the progress display
+        """
+        room = parallel.room(pick_device(self.device).type)
+        if min(room, len(self.seeds)) == 1:
+            return [compute(seed) for seed in self.seeds]
+
+        def apart(seed: int) -> None:
+            compute(seed)
+
+        watch, self.watch = self.watch, Watch()
+        watch.start(len(self.seeds))
+        try:
+            tasks = [partial(apart, seed) for seed in self.seeds]
+            for k, _ in parallel.side_by_side(tasks, room, lambda k: watch.begin(key, self.seeds[k])):
+                watch.end(Result(key, self.seeds[k], "finished"), resumed=False)
+            return [compute(seed) for seed in self.seeds]
+        finally:
+            self.watch = watch
+
+    def by_seed(self, key: str, compute: Callable[[int], Any]) -> list[Any]:
+        """compute(seed), JSON-able, for every seed, each once."""
+        return self.each(key, lambda seed: self.once(f"{key}-seed{seed}", lambda: compute(seed)))
+
     def once(self, key: str, compute: Callable[[], Any]) -> Any:
-        """A JSON-able value that is computed once and kept in the folder."""
+        """A JSON-able value that is computed once and kept in the folder; not if Ctrl-C cut a run in it short."""
         path = self.folder / "kept" / f"{key}.json"
         if path.exists():
             try:
                 return json.loads(path.read_text())
             except ValueError:
                 raise RunError(f"{path}: damaged; delete it to compute it again") from None
+        before = interruptions()
         value = compute()
+        if interruptions() > before:
+            raise KeyboardInterrupt
         write_atomically(path, json.dumps(value, indent=1, default=_jsonable).encode())
         return json.loads(path.read_text())
 
@@ -204,6 +248,11 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+def joined(parts: Iterable[Comparison]) -> Comparison:
+    """Several comparisons as one."""
+    return Comparison([r for part in parts for r in part.results])
 
 
 # ---- reading results ------------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from polyfed.core.algorithm import Algorithm
 from polyfed.data import load
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
-from polyfed.experiment.compare import Comparison
 from polyfed.experiment.tune import tune
 from polyfed.models import build
 from polyfed.papers.recipe import Bench, Setting, Size
@@ -136,17 +135,6 @@ def search(
         **settings,
     )  # fmt: skip
     return found.rows
-
-
-def by_seed(
-    bench: Bench, key: str, model, federation: Make, algorithms: Callable[[int], Mapping[str, Algorithm]], **settings
-) -> Comparison:
-    """`bench.compare` with algorithms that depend on the seed, such as their quantile."""
-    parts = [
-        bench.compare(f"{key}/seed{seed}", model, federation, algorithms(seed), seeds=[seed], **settings)
-        for seed in bench.seeds
-    ]
-    return Comparison([r for part in parts for r in part.results])
 
 
 def commonest(bench: Bench, federation: Make) -> np.ndarray:

@@ -10,7 +10,6 @@ from polyfed.papers.fedacs import (
     REMARK,
     TUNED,
     apart,
-    by_seed,
     clients,
     common_settings,
     commonest,
@@ -56,7 +55,7 @@ def insufficient(bench: Bench) -> Outcome:
         chosen[seed] = {m: tuned(bench, "choice", m, model, federation, seed, **work(bench)) for m in METHODS}
         return chosen[seed]
 
-    found = by_seed(bench, "runs", model, federation, methods, evaluate_every=0, **work(bench))
+    found = bench.compare("runs", model, federation, methods, evaluate_every=0, **work(bench))
     accuracy = {m: metric_of(found, m) for m in METHODS}
     rows = []
     for m in METHODS:

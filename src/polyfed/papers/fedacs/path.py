@@ -51,12 +51,8 @@ def softmax(seed: int) -> nn.Module:
 
 def path(bench: Bench, key: str, model, federation, lr: float, **settings) -> Rows:
     """All quantiles from the common start, by seed."""
-    return [
-        bench.once(f"{key}-seed{seed}", lambda seed=seed: search(
-            bench, model, federation, FedACS(lr), "quantile", GRID, seed, **settings
-        ))
-        for seed in bench.seeds
-    ]  # fmt: skip
+    method = FedACS(lr)
+    return bench.by_seed(key, lambda s: search(bench, model, federation, method, "quantile", GRID, s, **settings))
 
 
 def column(rows: Rows, name: str) -> np.ndarray:

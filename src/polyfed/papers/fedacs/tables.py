@@ -13,7 +13,6 @@ from polyfed.papers.fedacs import (
     TUNED,
     Make,
     base,
-    by_seed,
     clients,
     common_settings,
     commonest,
@@ -83,7 +82,7 @@ def part(bench: Bench, name: str) -> dict[str, np.ndarray]:
     )
     accuracy = {"Local": metric_of(alone, "Local")}
     for label in ("Ditto", "PerAvg"):
-        found = np.array([two(bench, name, label, model, federation, seed) for seed in bench.seeds])
+        found = np.array(bench.each(f"{name}-{label}", lambda s, m=label: two(bench, name, m, model, federation, s)))
         accuracy |= {f"{label}-P": found[:, 0], f"{label}-G": found[:, 1]}
     return accuracy | {COMMONEST: commonest(bench, federation)}
 
@@ -124,7 +123,7 @@ def at_alpha(bench: Bench, name: str, alpha: str) -> tuple[Comparison, list[floa
     def methods(seed: int) -> dict[str, Algorithm]:
         return {m: tuned(bench, key, m, model, federation, seed, **work(bench)) for m in ("Local", "FedACS")}
 
-    found = by_seed(bench, key, model, federation, methods, evaluate_every=0, **work(bench))
+    found = bench.compare(key, model, federation, methods, evaluate_every=0, **work(bench))
     chosen = [getattr(methods(seed)["FedACS"], TUNED["FedACS"][0]) for seed in bench.seeds]
     return found, chosen, commonest(bench, federation)
 

@@ -71,7 +71,7 @@ def all_runs(bench: Bench, name: str, tau: int) -> dict[str, dict[str, list[dict
             for label, steps in methods(problem, tau, grid).items()
         }
 
-    kept = [bench.once(f"{name}-tau{tau}-seed{seed}", lambda seed=seed: one(seed)) for seed in bench.seeds]
+    kept = bench.by_seed(f"{name}-tau{tau}", one)
     return {label: {step: [k[label][step] for k in kept] for step in steps} for label, steps in kept[0].items()}
 
 

@@ -78,7 +78,7 @@ def regression(bench: Bench) -> dict[str, dict[str, list[dict[str, Any]]]]:
             for label, steps in rules.items()
         }
 
-    kept = [bench.once(f"least-squares-seed{seed}", lambda seed=seed: one(seed)) for seed in bench.seeds]
+    kept = bench.by_seed("least-squares", one)
     return {label: {s: [k[label][s] for k in kept] for s in steps} for label, steps in kept[0].items()}
 
 
@@ -115,7 +115,7 @@ def net(bench: Bench, activation: str) -> dict[str, dict[str, list[dict[str, Any
         rules = {"FedCET, adaptive": {"measured": FedCET()}, **tuned({f"{a:g}": a for a in rates}, tau)}
         return {label: {s: train(a, seed) for s, a in steps.items()} for label, steps in rules.items()}
 
-    kept = [bench.once(f"net-{activation}-seed{seed}", lambda seed=seed: one(seed)) for seed in bench.seeds]
+    kept = bench.by_seed(f"net-{activation}", one)
     return {label: {s: [k[label][s] for k in kept] for s in steps} for label, steps in kept[0].items()}
 
 

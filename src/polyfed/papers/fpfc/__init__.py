@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from polyfed.algorithms.fpfc import FPFC
-from polyfed.core.algorithm import Algorithm
 from polyfed.data import load
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
@@ -185,23 +184,7 @@ def tuned(
         )  # fmt: skip
         return float(found.best["lam"])
 
-    return {seed: bench.once(f"{key}-lambda-seed{seed}", lambda seed=seed: search(seed)) for seed in bench.seeds}
-
-
-def by_seed(
-    bench: Bench, key: str, model, federation, algorithms: Callable[[int], Mapping[str, Algorithm]], **settings
-) -> Comparison:
-    """`bench.compare` with algorithms that depend on the seed, such as their lambda."""
-    parts = [
-        bench.compare(f"{key}/seed{seed}", model, federation, algorithms(seed), seeds=[seed], **settings)
-        for seed in bench.seeds
-    ]
-    return joined(parts)
-
-
-def joined(parts: Iterable[Comparison]) -> Comparison:
-    """Several comparisons as one."""
-    return Comparison([r for part in parts for r in part.results])
+    return dict(zip(bench.seeds, bench.by_seed(f"{key}-lambda", search), strict=True))
 
 
 # ---- saying what was found ------------------------------------------------------------------------------------------

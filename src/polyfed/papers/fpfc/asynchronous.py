@@ -17,7 +17,6 @@ from polyfed.papers.fpfc import (
     SYNTHETIC,
     WORK,
     hbf,
-    joined,
     linear,
     lines,
     scenario,
@@ -25,7 +24,7 @@ from polyfed.papers.fpfc import (
     softmax,
     told_by,
 )
-from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, Size, curve_figure, curves, ours, recipe
+from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, Size, curve_figure, curves, joined, ours, recipe
 from polyfed.report.table import Cell
 
 DELAYS = {

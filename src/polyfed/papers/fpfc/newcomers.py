@@ -1,7 +1,6 @@
 """Table 3: devices that come after training."""
 
 from collections.abc import Mapping
-from functools import partial
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -80,13 +79,9 @@ def newcomers(bench: Bench, name: str, rounds: int, exchanges: int, *part) -> tu
     """One data set's newcomers; part: model, federation, methods and work as in `taken_in`."""
     model, federation, methods, work = part
     kept = name.lower()
-    found = [
-        bench.once(
-            f"newcomers-{kept}-seed{seed}",
-            partial(taken_in, bench, seed, model, federation, methods, rounds, exchanges, work),
-        )
-        for seed in bench.seeds
-    ]
+    found = bench.by_seed(
+        f"newcomers-{kept}", lambda seed: taken_in(bench, seed, model, federation, methods, rounds, exchanges, work)
+    )
     labels = list(found[0])
     at = {label: np.array([f[label] for f in found]) for label in labels}
     marks = sorted({0, exchanges // 4, exchanges})

@@ -20,9 +20,7 @@ from polyfed.papers.fpfc import (
     HBF_WORK,
     SYNTHETIC,
     WORK,
-    by_seed,
     hbf,
-    joined,
     linear,
     listed,
     numbers_sent,
@@ -41,6 +39,7 @@ from polyfed.papers.recipe import (
     Size,
     beside,
     grouping_of,
+    joined,
     metric_of,
     ordered,
     ours,
@@ -120,7 +119,7 @@ def nine(bench: Bench, name: str, table: str) -> Outcome:
 
     found = [
         bench.compare(f"{name}-others", softmax, data, baselines(k, 0.1), **settings),
-        by_seed(bench, name, softmax, data, fused, **settings),
+        bench.compare(name, softmax, data, fused, **settings),
     ]
     if name == "s1" or not bench.small:
         found.append(bench.compare(f"{name}-released", softmax, data, released(0.1, 10), **settings))

@@ -1,6 +1,5 @@
 """Does the tuner alone find the clusters? Validation data only, both regimes, on every scenario of known clusters."""
 
-from functools import partial
 from typing import Literal
 
 from sklearn.metrics import adjusted_rand_score
@@ -83,7 +82,7 @@ def tuner(bench: Bench) -> Outcome:
     rows, claims, paths = [], [], []
     for name, case in cases.items():
         key = name.lower().replace(", ", "-").replace(" ", "-").replace("&", "")
-        found = [bench.once(f"{key}-seed{seed}", partial(search, bench, seed, *case)) for seed in bench.seeds]
+        found = bench.by_seed(key, lambda seed, case=case: search(bench, seed, *case))
         error = name == "H&BF"
         factor, sign = (1.0, -1) if error else (100.0, 1)
         ari, gain = [f["ari"] for f in found], [factor * sign * (f["test"] - f["local"]) for f in found]

@@ -1,0 +1,206 @@
+"""Tasks side by side, and comparisons whose runs are."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import polyfed as pf
+from polyfed.core.errors import DataError, RunError
+from polyfed.experiment import parallel
+from polyfed.experiment.parallel import side_by_side
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+SETTINGS = {"rounds": 20, "local_steps": 2, "batch_size": 8, "evaluate_every": 10}
+
+
+def federation(seed: int, d: int = 6, m: int = 24) -> pf.Federation:
+    rng = np.random.default_rng(seed)
+    train, test = (
+        [(rng.standard_normal((m, d)).astype("float32"), rng.integers(0, 3, m)) for _ in range(4)] for _ in range(2)
+    )
+    return pf.Federation.from_arrays(train, test)
+
+
+def linear(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Linear(6, 3)
+
+
+@pytest.fixture
+def three(monkeypatch):
+    """Room for three processes, whatever the machine."""
+    monkeypatch.setattr(parallel, "room", lambda device="cpu": 3)
+
+
+def compared(out, **more):
+    methods = {"local": pf.Local(0.1), "fedavg": pf.FedAvg(0.1), "wild": pf.FedAvg(3e38), "ditto": pf.Ditto(0.1)}
+    given = {"seeds": 2, "keep": False, "report": False, "describe": lambda label: {"made": {"pid": os.getpid()}}}
+    return pf.compare(linear, federation, methods, out=out, **{**given, **SETTINGS, **more})
+
+
+def processes(out) -> list[int]:
+    return [tomllib.loads(p.read_text())["made"]["pid"] for p in sorted(out.glob("runs/*/config.toml"))]
+
+
+def test_values_come_back_with_their_number():
+    assert dict(side_by_side([lambda k=k: [k, {"square": k * k}] for k in range(5)], 2)) == {
+        k: [k, {"square": k * k}] for k in range(5)
+    }
+
+
+def test_tasks_overlap_in_processes_of_their_own(tmp_path):
+    def meet(me: int, other: int) -> int:
+        (tmp_path / str(me)).touch()
+        deadline = time.monotonic() + 30
+        while not (tmp_path / str(other)).exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert (tmp_path / str(other)).exists()  # one after another, the first would never see the second
+        return os.getpid()
+
+    found = dict(side_by_side([lambda: meet(0, 1), lambda: meet(1, 0)], 2))
+    assert len({found[0], found[1], os.getpid()}) == 3
+
+
+def test_what_a_task_raises_is_raised_and_the_others_are_stopped(tmp_path):
+    def wrong() -> None:
+        while not (tmp_path / "slow").exists():
+            time.sleep(0.01)
+        raise DataError("hospital.npz: found 3 columns, expected 4")
+
+    def slow() -> None:
+        (tmp_path / "slow").touch()
+        time.sleep(60)
+
+    start = time.monotonic()
+    with pytest.raises(DataError, match=r"^hospital.npz: found 3 columns, expected 4$"):
+        list(side_by_side([wrong, slow], 2))
+    assert time.monotonic() - start < 30
+
+
+def test_a_fault_of_ours_comes_with_its_place():
+    with pytest.raises(RuntimeError, match=r"(?s)in a process beside this one:.*ZeroDivisionError"):
+        list(side_by_side([lambda: 1 / 0], 1))
+
+
+def test_a_process_that_is_killed_is_one_line():
+    with pytest.raises(RunError, match=r"^a process that ran beside this one ended with signal 9; is memory short\?$"):
+        list(side_by_side([lambda: os.kill(os.getpid(), signal.SIGKILL)], 1))
+
+
+def test_a_task_has_no_room_for_more():
+    assert list(side_by_side([lambda: parallel.room()], 1)) == [(0, 1)]
+
+
+def test_no_room_on_an_accelerator():
+    assert parallel.room("cuda") == 1
+
+
+def test_side_by_side_changes_no_bit(tmp_path, three, monkeypatch):
+    together = compared(tmp_path / "a")
+    monkeypatch.setattr(parallel, "room", lambda device="cpu": 1)
+    alone = compared(tmp_path / "b")
+    assert len(set(processes(tmp_path / "b"))) == 1
+    assert len(set(processes(tmp_path / "a"))) > 5
+    for x, y in zip(together.results, alone.results, strict=True):
+        assert (x.label, x.seed, x.status) == (y.label, y.seed, y.status)
+        assert x.message.replace("/a/", "/b/") == y.message
+    finished = {f"{r.label}-seed{r.seed}" for r in alone.results if r.status == "finished"}
+    assert len(finished) == 6
+    for name in finished:
+        a, b = (sorted((tmp_path / x / "runs" / name / "models").iterdir()) for x in "ab")
+        assert [p.read_bytes() for p in a] == [p.read_bytes() for p in b]
+    seconds = ["seconds", "compute_seconds"]
+    a, b = (f.clients.drop(columns=seconds, errors="ignore") for f in (together, alone))
+    assert a.columns.tolist() == b.columns.tolist()
+    assert a["test_accuracy"].tolist() == b["test_accuracy"].tolist()
+    assert together.table["down_bytes"].equals(alone.table["down_bytes"])
+
+
+def test_methods_of_a_seed_have_one_start_even_if_it_is_not_seeded(tmp_path, three):
+    methods = {"a": pf.FedAvg(0.1), "b": pf.FedAvg(0.1), "c": pf.FedAvg(0.1)}
+    settings = {"keep": False, "report": False, **SETTINGS, "rounds": 2}
+    pf.compare(lambda seed: nn.Linear(6, 3), federation, methods, seeds=2, out=tmp_path, **settings)
+    for seed in range(2):
+        found = [(tmp_path / f"runs/{m}-seed{seed}/models/common.safetensors").read_bytes() for m in methods]
+        assert len(set(found)) == 1
+    assert found[0] != (tmp_path / "runs/a-seed0/models/common.safetensors").read_bytes()
+
+
+def test_a_finished_comparison_is_read_back(tmp_path, three):
+    compared(tmp_path)
+    before = processes(tmp_path)
+    again = compared(tmp_path, resume=True)
+    assert again.status == "finished"
+    assert processes(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "more", [{"keep": True}, {"callbacks": [lambda progress: None]}, {"workers": 2}], ids=["kept", "watched", "large"]
+)
+def test_runs_that_are_kept_watched_or_large_stay_in_this_process(tmp_path, three, more):
+    compared(tmp_path, **more)
+    assert set(processes(tmp_path)) == {os.getpid()}
+
+
+SCRIPT = """
+import sys
+import numpy as np, torch
+import polyfed as pf
+from polyfed.experiment import parallel
+parallel.room = lambda device="cpu": 3
+rng = np.random.default_rng(0)
+part = [(rng.standard_normal((24, 6)).astype("float32"), rng.integers(0, 3, 24)) for _ in range(4)]
+def model(seed):
+    torch.manual_seed(seed)
+    return torch.nn.Linear(6, 3)
+methods = {"a": pf.FedAvg(0.1), "b": pf.Ditto(0.1)}
+found = pf.compare(model, pf.Federation.from_arrays(part, part), methods, seeds=2, out=sys.argv[1], keep=False,
+                   rounds=int(sys.argv[2]), batch_size=8, checkpoint_every=50, resume=True, report=False,
+                   evaluate_every=0)
+print(found.status)
+"""
+
+
+def started(out, rounds: int) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", SCRIPT, str(out), str(rounds)], stdout=subprocess.PIPE, text=True)
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert condition()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The same comparison, not interrupted."""
+    out = tmp_path_factory.mktemp("whole")
+    assert started(out, 1000).communicate(timeout=120)[0] == "finished\n"
+    return out
+
+
+@pytest.mark.xdist_group("stopped")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill -9"])
+def test_stopped_in_the_middle_it_goes_on_to_the_same_bits(tmp_path, whole, how):
+    process = started(tmp_path, 1000)
+    until(lambda: len(list(tmp_path.glob("runs/*-seed1/checkpoint/round-*"))) >= 1)
+    process.send_signal(how)
+    said = process.communicate(timeout=60)[0]
+    if how == signal.SIGINT:
+        assert said == "interrupted\n"
+    # no task outlives its parent: each ends its round and saves
+    begun = [p.parent for p in tmp_path.glob("runs/*/config.toml")]
+    until(lambda: all((p / "summary.json").exists() for p in begun))
+    assert started(tmp_path, 1000).communicate(timeout=120)[0] == "finished\n"
+    for folder in (whole / "runs").iterdir():
+        for path in (folder / "models").iterdir():
+            assert path.read_bytes() == (tmp_path / "runs" / folder.name / "models" / path.name).read_bytes()
