@@ -40,10 +40,16 @@ def three(monkeypatch):
     monkeypatch.setattr(parallel, "room", lambda device="cpu": 3)
 
 
-def compared(out, **more):
+def normalised(seed: int) -> nn.Module:
+    """One whose gradients come from autograd."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def compared(out, model=linear, **more):
     methods = {"local": pf.Local(0.1), "fedavg": pf.FedAvg(0.1), "wild": pf.FedAvg(3e38), "ditto": pf.Ditto(0.1)}
     given = {"seeds": 2, "keep": False, "report": False, "describe": lambda label: {"made": {"pid": os.getpid()}}}
-    return pf.compare(linear, federation, methods, out=out, **{**given, **SETTINGS, **more})
+    return pf.compare(model, federation, methods, out=out, **{**given, **SETTINGS, **more})
 
 
 def processes(out) -> list[int]:
@@ -103,10 +109,11 @@ def test_no_room_on_an_accelerator():
     assert parallel.room("cuda") == 1
 
 
-def test_side_by_side_changes_no_bit(tmp_path, three, monkeypatch):
-    together = compared(tmp_path / "a")
+@pytest.mark.parametrize("model", [linear, normalised])
+def test_side_by_side_changes_no_bit(tmp_path, three, monkeypatch, model):
+    together = compared(tmp_path / "a", model)
     monkeypatch.setattr(parallel, "room", lambda device="cpu": 1)
-    alone = compared(tmp_path / "b")
+    alone = compared(tmp_path / "b", model)
     assert len(set(processes(tmp_path / "b"))) == 1
     assert len(set(processes(tmp_path / "a"))) > 5
     for x, y in zip(together.results, alone.results, strict=True):
@@ -173,6 +180,13 @@ def started(out, rounds: int) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", SCRIPT, str(out), str(rounds)], stdout=subprocess.PIPE, text=True)
 
 
+def said(process: subprocess.Popen) -> str:
+    try:
+        return process.communicate(timeout=120)[0]
+    finally:
+        process.kill()
+
+
 def until(condition) -> None:
     deadline = time.monotonic() + 60
     while not condition() and time.monotonic() < deadline:
@@ -180,11 +194,30 @@ def until(condition) -> None:
     assert condition()
 
 
+THREADED = """
+import torch
+from polyfed.experiment.parallel import side_by_side
+torch.set_num_threads(2)
+x = torch.ones(600, 600)
+def product():
+    return float((x @ x).exp_().clamp_(max=1).sum())
+product()
+assert [v for _, v in side_by_side([product] * 3, 2)] == [360000.0] * 3
+print("done")
+"""
+
+
+def test_tasks_do_not_wait_for_threads_that_the_parent_had():
+    environment = {k: v for k, v in os.environ.items() if not k.endswith("NUM_THREADS")}
+    command = [sys.executable, "-c", THREADED]
+    assert said(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)) == "done\n"
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The same comparison, not interrupted."""
     out = tmp_path_factory.mktemp("whole")
-    assert started(out, 1000).communicate(timeout=120)[0] == "finished\n"
+    assert said(started(out, 1000)) == "finished\n"
     return out
 
 
@@ -194,13 +227,11 @@ def test_stopped_in_the_middle_it_goes_on_to_the_same_bits(tmp_path, whole, how)
     process = started(tmp_path, 1000)
     until(lambda: len(list(tmp_path.glob("runs/*-seed1/checkpoint/round-*"))) >= 1)
     process.send_signal(how)
-    said = process.communicate(timeout=60)[0]
-    if how == signal.SIGINT:
-        assert said == "interrupted\n"
+    assert said(process) == ("interrupted\n" if how == signal.SIGINT else "")
     # no task outlives its parent: each ends its round and saves
     begun = [p.parent for p in tmp_path.glob("runs/*/config.toml")]
     until(lambda: all((p / "summary.json").exists() for p in begun))
-    assert started(tmp_path, 1000).communicate(timeout=120)[0] == "finished\n"
+    assert said(started(tmp_path, 1000)) == "finished\n"
     for folder in (whole / "runs").iterdir():
         for path in (folder / "models").iterdir():
             assert path.read_bytes() == (tmp_path / "runs" / folder.name / "models" / path.name).read_bytes()

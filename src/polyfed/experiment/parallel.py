@@ -100,6 +100,7 @@ def _run(task: Callable[[], Any], channel: Connection) -> None:
         os.setpgid(0, 0)  # the terminal's Ctrl-C goes to the parent alone, which passes it on
         ctypes.CDLL(None).prctl(PARENT_ENDED, signal.SIGINT)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        torch.set_num_threads(1)  # the threads of the parent's operations do not exist here
         told: dict[str, Any] = {"value": task()}
     except KeyboardInterrupt:
         told = {"interrupted": True}
