@@ -111,9 +111,9 @@ def test_no_room_on_an_accelerator():
 
 @pytest.mark.parametrize("model", [linear, normalised])
 def test_side_by_side_changes_no_bit(tmp_path, three, monkeypatch, model):
-    together = compared(tmp_path / "a", model)
+    together = compared(tmp_path / "a", model, workers=1)
     monkeypatch.setattr(parallel, "room", lambda device="cpu": 1)
-    alone = compared(tmp_path / "b", model)
+    alone = compared(tmp_path / "b", model, workers=1)
     assert len(set(processes(tmp_path / "b"))) == 1
     assert len(set(processes(tmp_path / "a"))) > 5
     for x, y in zip(together.results, alone.results, strict=True):
