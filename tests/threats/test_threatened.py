@@ -166,6 +166,8 @@ VARIANTS = [
     pf.FedCET(0.05),
     pf.Scaffold(0.1, option=1),
     pf.FPFC(0.05, shared_layers="body"),
+    pf.IFCA(0.05, k=3, init_scale=1.0, averaging="gradient"),
+    pf.IFCA(0.05, k=3, init_scale=1.0, weighted=True, restarts=2),
 ]
 OURS = [cls() for cls in REGISTRY.values() if cls.__module__.startswith("polyfed.")]  # other tests make methods too
 DECLARED = [m for m in OURS if m.averages] + VARIANTS
@@ -189,7 +191,7 @@ def test_what_is_declared_is_used_through_its_mean_only(method):
 def test_the_methods_whose_server_takes_means():
     expected = (
         "apfl ditto fedavg fedavgft fedbabu fedcet feddyn fedlin fedper fedprox fedrep fedslr fedtrack gpgd "
-        "lg-fedavg lpgd perfedavg pfedme scaffold"
+        "hypcluster ifca lg-fedavg lpgd perfedavg pfedme scaffold"
     )
     assert sorted(m.name for m in OURS if m.averages) == expected.split()
 
@@ -239,6 +241,20 @@ def test_forty_percent_ruin_a_mean_and_not_a_median(attack, method, near):
         assert error(robust) < near, robust
 
 
+def test_a_median_within_each_cluster():
+    """Every cluster's model is the median of what its own clients sent, also next to a cluster of one."""
+    the_loop = loop(pf.IFCA(0.05, k=3, init_scale=1.0), robust=threats.Median())
+    wire = the_loop.engine.engine = Uplinks(the_loop.engine.engine)
+    before = the_loop.server["w"]
+    the_loop.step()
+    w, cluster = wire.seen[0]["w"], wire.seen[0]["cluster"]
+    assert len(cluster.unique()) > 1
+    for j, model in enumerate(the_loop.server["w"]):
+        mine = w[cluster == j].numpy()
+        expected = np.median(mine, axis=0) if len(mine) else before[j].numpy()
+        assert np.allclose(model.numpy(), expected, atol=1e-12)
+
+
 @pytest.mark.parametrize("ratio", [0.2, 0.4])
 @pytest.mark.parametrize("method", [pf.FedRep(0.05), pf.FedPer(0.05), pf.FedBABU(0.05)], ids=lambda m: m.name)
 def test_a_median_keeps_the_shared_part_usable(method, ratio):
@@ -260,8 +276,7 @@ WITHOUT = [
     pf.FPFC(),
     pf.FedACS(),
     pf.Local(),
-    pf.IFCA(),
-    pf.HypCluster(),
+    pf.IFCA(shared_layers="body"),
     pf.CFL(),
     pf.PACFL(),
     pf.FedSpa(),
@@ -272,7 +287,7 @@ WITHOUT = [
 @pytest.mark.parametrize("method", WITHOUT, ids=[m.name for m in WITHOUT])
 def test_a_method_without_a_mean_is_refused_by_name(method):
     with pytest.raises(
-        ConfigError, match=f"robust: {method.name} takes no mean of whole uploads over the whole cohort, so median"
+        ConfigError, match=f"robust: {method.name} as it is set uses no upload through its mean alone, so median"
     ):
         threats.check(method, threats.Median())
     with pytest.raises(ConfigError, match=method.name):

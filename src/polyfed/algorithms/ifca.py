@@ -111,7 +111,13 @@ class Alternating(Clustered, abstract=True):
     init_scale: float | None = None
     seed: int = 0
 
+    within = "cluster"
     traffic = "2 down, 1 up (k models down; one number more up, the cluster)"
+
+    @property
+    def averages(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The models, by cluster; with shared layers a part of them is averaged over everybody as well."""
+        return () if self.shared_layers else ("w",)
 
     def __post_init__(self):
         who = type(self).__name__

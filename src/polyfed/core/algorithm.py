@@ -67,6 +67,7 @@ class Algorithm:
     sources: ClassVar[str] = ""  # whose each default is, such as "paper: lam, mu; ours: lr"
     synchronous: ClassVar[bool] = False  # whether every reply must be taken in the round its message was sent
     averages: ClassVar[tuple[str, ...]] = ()  # the uplink tensors that the server uses through their mean only
+    within: ClassVar[str] = ""  # the uplink tensor that says which clients share a mean; "": all of a round do
     varying: ClassVar[tuple[str, ...]] = ()  # the server tensors whose shape changes in training
     step_sizes: ClassVar[tuple[str, ...]] = ("lr",)  # the hyper-parameters that a decaying step size scales
 

@@ -174,7 +174,8 @@ class GeometricMedian(Rule, name="geometric-median"):
 class NormClipping(Rule, name="norm-clipping"):
     """The mean of the uploads, each shortened to a norm of at most `bound` (Sun et al., 2019).
 
-    Meant for updates: a model is taken relative to the one of the same name that all clients received.
+    Meant for updates: a model is taken relative to the one of the same name that all clients received, and as it is
+    where they received several (IFCA).
 
     Parameters
     ----------

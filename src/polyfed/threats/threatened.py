@@ -1,5 +1,6 @@
 """Threatened: an engine around another one. Attackers forge their uplinks after they have trained; a robust rule then
-puts one value in the place of every client's, so that whatever mean the method takes returns that value.
+puts one value in the place of every client's, or of every one's in a cluster, so that whatever mean the method takes
+returns that value.
 """
 
 from collections.abc import Callable, Sequence
@@ -85,8 +86,12 @@ class Threatened:
             values, sent = up[name], received(name, up[name], down)
             base = sent[0] if sent is not None and sent.stride(0) == 0 else None  # one model for all
             flat = (values if base is None else values - base).flatten(1)
-            one = self.robust(flat).view(values.shape[1:])
-            up[name] = (one if base is None else base + one).expand_as(values)
+            group = up[algorithm.within] if algorithm.within else flat.new_zeros(len(flat))
+            one = torch.empty_like(flat)
+            for g in group.unique():
+                one[group == g] = self.robust(flat[group == g])
+            one = one.view_as(values)
+            up[name] = one if base is None else base + one
 
 
 def received(name: str, value: Tensor, down: State) -> Tensor | None:
@@ -95,7 +100,7 @@ def received(name: str, value: Tensor, down: State) -> Tensor | None:
 
 
 def averages(algorithm: Algorithm) -> tuple[str, ...]:
-    """The uplink tensors that the method's server uses through their mean only."""
+    """The uplink tensors that the method's server uses through their mean only, or their means `within` clusters."""
     return algorithm.averages
 
 
@@ -103,7 +108,7 @@ def check(algorithm: Algorithm, robust: Rule | None) -> None:
     """Raise ConfigError when a robust rule has no mean to take the place of."""
     if robust is not None and not averages(algorithm):
         raise ConfigError(
-            f"robust: {algorithm.name} takes no mean of whole uploads over the whole cohort, so {robust.name} has "
+            f"robust: {algorithm.name} as it is set uses no upload through its mean alone, so {robust.name} has "
             "nothing to replace; expected a method such as fedavg"
         )
 
