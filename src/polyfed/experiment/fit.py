@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import hashlib
 import signal
-import sys
 import threading
 import time
 import zlib
@@ -31,6 +30,7 @@ from polyfed.core.worker import Plan
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, make_plan, make_rows, pick_device
 from polyfed.experiment.folder import RunFolder, fingerprint, versions
+from polyfed.experiment.parallel import say_stopping
 from polyfed.experiment.run import Run, splits
 from polyfed.experiment.steps import LocalSteps, local_steps_of, recorded
 from polyfed.threats import Attack, Rule, Threatened, check, summary
@@ -369,8 +369,7 @@ def _interruptible() -> Iterator[threading.Event]:
     def note(number: int, frame: Any) -> None:
         event.set()
         _answered.append(number)
-        if sys.stderr.isatty():
-            sys.stderr.write("\nfinishing this round, then saving; Ctrl-C again stops at once\n")
+        say_stopping()
         signal.signal(signal.SIGINT, before)
 
     signal.signal(signal.SIGINT, note)

@@ -70,6 +70,8 @@ def side_by_side(
                         failed = error
                         _stop(running)
             except KeyboardInterrupt as e:
+                if failed is None:
+                    say_stopping()
                 failed = failed or e
                 _stop(running)  # a second time: at once
     finally:
@@ -78,6 +80,12 @@ def side_by_side(
             process.join()
     if failed is not None:
         raise failed
+
+
+def say_stopping() -> None:
+    """Tell whoever pressed Ctrl-C what happens now, once for all tasks."""
+    if not _inside and sys.stderr.isatty():
+        sys.stderr.write("\nfinishing this round, then saving; Ctrl-C again stops at once\n")
 
 
 def _started(task: Callable[[], Any]) -> tuple[Connection, BaseProcess]:
