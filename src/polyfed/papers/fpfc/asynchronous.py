@@ -113,7 +113,7 @@ def sooner(name: str, times: dict[str, np.ndarray], other: str, level: np.ndarra
     return Claim(f"{name}: asyncFPFC is where FPFC ends sooner than {other}", bool(ahead.all()), "; ".join(told))
 
 
-@recipe("fpfc/asynchronous", "asyncFPFC: accuracy against time, synchronous and asynchronous", minutes=(4, 30),
+@recipe("fpfc/asynchronous", "asyncFPFC: accuracy against time, synchronous and asynchronous", minutes=(3, 30),
         settings=settings, data=("housing_bodyfat",))  # fmt: skip
 def asynchronous(bench: Bench) -> Outcome:
     """What is waiting for the slowest device worth?"""

@@ -75,7 +75,7 @@ def synthetic_settings(scale):
     return (sizes(scale), rounds_of(scale, 600, 2000), lam, *SYNTHETIC)
 
 
-@recipe("fpfc/figure3", "Figure 3: progress on S1 and on H&BF", minutes=(2, 60), settings=synthetic_settings,
+@recipe("fpfc/figure3", "Figure 3: progress on S1 and on H&BF", minutes=(1, 60), settings=synthetic_settings,
         data=("housing_bodyfat",))  # fmt: skip
 def figure3(bench: Bench) -> Outcome:
     """How fast do the methods learn, counted in rounds and in numbers sent?"""
@@ -141,14 +141,14 @@ def on_images(bench: Bench, name: str) -> Outcome:
     return Outcome([table], {name: curve_figure(lines(found), "round", "test accuracy, %")}, claims, notes)
 
 
-@recipe("fpfc/figure4", "Figure 4: progress on label-swapped MNIST", minutes=(3, 1200), settings=settings_of_images,
+@recipe("fpfc/figure4", "Figure 4: progress on label-swapped MNIST", minutes=(2, 1200), settings=settings_of_images,
         machine="two cores", data=("mnist",))  # fmt: skip
 def figure4(bench: Bench) -> Outcome:
     """Do clusters that are found pay on digits whose labels are exchanged?"""
     return on_images(bench, "mnist")
 
 
-@recipe("fpfc/figure5", "Figure 5: progress on label-swapped Fashion-MNIST", minutes=(3, 1200),
+@recipe("fpfc/figure5", "Figure 5: progress on label-swapped Fashion-MNIST", minutes=(2, 1200),
         settings=settings_of_images, machine="two cores", data=("fashion_mnist",))  # fmt: skip
 def figure5(bench: Bench) -> Outcome:
     """Do clusters that are found pay on clothing whose labels are exchanged?"""

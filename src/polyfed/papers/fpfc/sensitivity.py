@@ -82,7 +82,7 @@ def points(values: np.ndarray) -> str:
     return ", ".join(f"{100 * v:.1f}" for v in values) + " points"
 
 
-@recipe("fpfc/figure-e4", "Figure E.4: lambda", minutes=(2, 80),
+@recipe("fpfc/figure-e4", "Figure E.4: lambda", minutes=(1, 80),
         settings=settings(Setting("rho, a, xi, nu", "1, 3.7, 1e-4, 0.1", "paper")))  # fmt: skip
 def figure_e4(bench: Bench) -> Outcome:
     """For which lambda are the clusters found, and is the accuracy best there?"""
@@ -103,7 +103,7 @@ def figure_e4(bench: Bench) -> Outcome:
     return Outcome([table("lambda", found)], {"lambda": panels({"lambda": found})}, claims, notes)
 
 
-@recipe("fpfc/sensitivity", "Sensitivity to rho, xi and nu", minutes=(3, 60),
+@recipe("fpfc/sensitivity", "Sensitivity to rho, xi and nu", minutes=(2, 60),
         settings=settings(Setting("lambda", "0.7", "ours"), Setting("else", "rho 1, a 3.7, xi 1e-4, nu 0.1", "paper")),
 )  # fmt: skip
 def sensitivity(bench: Bench) -> Outcome:

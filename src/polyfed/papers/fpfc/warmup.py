@@ -116,7 +116,7 @@ NOTES = [
 ]
 
 
-@recipe("fpfc/table2", "Table 2: lambda by a warm path and by separate runs", minutes=(4, 200), settings=settings,
+@recipe("fpfc/table2", "Table 2: lambda by a warm path and by separate runs", minutes=(3, 200), settings=settings,
         data=("housing_bodyfat",))  # fmt: skip
 def table2(bench: Bench) -> Outcome:
     """Does a warm path find a lambda as good as separate runs do, in less time?"""
