@@ -64,8 +64,8 @@ class Show(Watch):
     def begin(self, label: str, seed: int) -> None:
         self._began[label, seed] = time.monotonic()
         many = len(self._began)
-        title = f"{label}, seed {seed}" if many == 1 else f"{many} side by side"
-        self._bars.reset(self._one, description=title, total=None, note="", visible=True)
+        self._bars.update(self._all, description="runs" if many == 1 else f"runs, {many} side by side")
+        self._bars.reset(self._one, description=f"{label}, seed {seed}", total=None, note="", visible=many == 1)
 
     def callbacks(self) -> Sequence[Callback]:
         return (self._step,)

@@ -66,7 +66,7 @@ def search(bench: Bench, seed: int, model, federation, method: FPFC, grids, roun
     }
 
 
-@recipe("fpfc/tuner", "Clusters found by the tuner alone, on every scenario", minutes=(12, 600), settings=settings,
+@recipe("fpfc/tuner", "Clusters found by the tuner alone, on every scenario", minutes=(20, 600), settings=settings,
         data=("housing_bodyfat",))  # fmt: skip
 def tuner(bench: Bench) -> Outcome:
     """With lambda chosen on validation data alone, are the true clusters found, and is training alone beaten?"""
