@@ -170,7 +170,7 @@ def model(seed):
     return torch.nn.Linear(6, 3)
 methods = {"a": pf.FedAvg(0.1), "b": pf.Ditto(0.1)}
 found = pf.compare(model, pf.Federation.from_arrays(part, part), methods, seeds=2, out=sys.argv[1], keep=False,
-                   rounds=int(sys.argv[2]), batch_size=8, checkpoint_every=50, resume=True, report=False,
+                   rounds=int(sys.argv[2]), batch_size=8, checkpoint_every=20, resume=True, report=False,
                    evaluate_every=0)
 print(found.status)
 """
@@ -217,21 +217,21 @@ def test_tasks_do_not_wait_for_threads_that_the_parent_had():
 def whole(tmp_path_factory):
     """The same comparison, not interrupted."""
     out = tmp_path_factory.mktemp("whole")
-    assert said(started(out, 1000)) == "finished\n"
+    assert said(started(out, 400)) == "finished\n"
     return out
 
 
 @pytest.mark.xdist_group("stopped")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill -9"])
 def test_stopped_in_the_middle_it_goes_on_to_the_same_bits(tmp_path, whole, how):
-    process = started(tmp_path, 1000)
+    process = started(tmp_path, 400)
     until(lambda: len(list(tmp_path.glob("runs/*-seed1/checkpoint/round-*"))) >= 1)
     process.send_signal(how)
     assert said(process) == ("interrupted\n" if how == signal.SIGINT else "")
     # no task outlives its parent: each ends its round and saves
     begun = [p.parent for p in tmp_path.glob("runs/*/config.toml")]
     until(lambda: all((p / "summary.json").exists() for p in begun))
-    assert said(started(tmp_path, 1000)) == "finished\n"
+    assert said(started(tmp_path, 400)) == "finished\n"
     for folder in (whole / "runs").iterdir():
         for path in (folder / "models").iterdir():
             assert path.read_bytes() == (tmp_path / "runs" / folder.name / "models" / path.name).read_bytes()
