@@ -149,6 +149,23 @@ def test_a_finished_comparison_is_read_back(tmp_path, three):
     assert processes(tmp_path) == before
 
 
+def test_a_run_that_is_interrupted_ends_the_comparison(tmp_path, three):
+    """Also one that is told alone: those beside it save, no further one is begun, and resuming finishes them all."""
+    here = os.getpid()
+
+    def press(label):
+        if label == "fedavg" and os.getpid() != here:
+            signal.raise_signal(signal.SIGINT)
+        return {"made": {"pid": os.getpid()}}
+
+    found = compared(tmp_path, rounds=400, describe=press)
+    assert found.status == "interrupted"
+    assert {p.name for p in (tmp_path / "runs").iterdir()} <= {"local-seed0", "wild-seed0", "ditto-seed0"}
+    again = compared(tmp_path, rounds=400, resume=True)
+    assert again.status == "finished"
+    assert len(again.results) == 8
+
+
 @pytest.mark.parametrize(
     "more", [{"keep": True}, {"callbacks": [lambda progress: None]}, {"workers": 2}], ids=["kept", "watched", "large"]
 )

@@ -175,7 +175,7 @@ def compare(
     folder = Path(out) if out is not None else None
     if folder is not None:
         _begin(folder, config or config_of(methods, which, settings))
-    training = _Training(model, federation, resume, describe, settings)
+    training = _Training(_Cached(model, federation), resume, describe, settings)
     jobs = [
         _Job(name, seed, algorithm, folder / "runs" / f"{name}-seed{seed}" if folder is not None else None)
         for seed in which
@@ -223,7 +223,7 @@ def _all(jobs: Sequence[_Job], found: dict[_Job, Result], training: "_Training",
     while todo and room == 1:
         job = todo.pop(0)
         begin(job)
-        result = training.run(job, watch.callbacks())
+        result = training.here(job, watch.callbacks())
         end(job, result)
         if result.status == "interrupted":
             return
@@ -253,14 +253,10 @@ class _Cached:
 class _Training:
     """What the jobs of a comparison have in common."""
 
-    model: Any
-    federation: Any
+    made: _Cached
     resume: bool
     describe: Callable[[str], Mapping[str, Any]] | None
     settings: Mapping[str, Any]
-
-    def __post_init__(self):
-        self.made = _Cached(self.model, self.federation)
 
     def before(self, job: _Job) -> Result | None:
         """The result of a job that was finished earlier."""
@@ -268,17 +264,20 @@ class _Training:
             return None
         return read_result(job.place, job.label, job.seed, self.settings.get("rounds"))
 
-    def run(self, job: _Job, callbacks: Sequence[Callback] = ()) -> Result:
+    def train(self, job: _Job, callbacks: Sequence[Callback] = ()) -> Run:
         """Train one job."""
+        model, federation = self.made(job.seed)
+        tables = dict(self.describe(job.label)) if self.describe is not None else None
+        given = {**self.settings, "callbacks": (*self.settings.get("callbacks", ()), *callbacks)}
+        return fit(
+            model, federation, job.algorithm, seed=job.seed, out=job.place, resume=self.resume, describe=tables, **given
+        )
+
+    def here(self, job: _Job, callbacks: Sequence[Callback]) -> Result:
+        """Train one job in this process."""
         who = {"label": job.label, "seed": job.seed, "folder": job.place}
         try:
-            model, federation = self.made(job.seed)
-            tables = dict(self.describe(job.label)) if self.describe is not None else None
-            given = {**self.settings, "callbacks": (*self.settings.get("callbacks", ()), *callbacks)}
-            run = fit(
-                model, federation, job.algorithm, seed=job.seed, out=job.place, resume=self.resume, describe=tables,
-                **given,
-            )  # fmt: skip
+            run = self.train(job, callbacks)
         except Diverged as e:
             return Result(**who, status="diverged", message=str(e))
         except KeyboardInterrupt:
@@ -286,9 +285,14 @@ class _Training:
         return Result(**who, status=run.status, summary=summary(run), clients=run.clients, run=run)
 
     def apart(self, job: _Job) -> tuple[str, str]:
-        """`run` in a process of its own: what its folder does not hold, (status, message)."""
-        result = self.run(job)
-        return result.status, result.message
+        """Train one job in a process of its own: what its folder does not hold, (status, message)."""
+        try:
+            run = self.train(job)
+        except Diverged as e:
+            return "diverged", str(e)
+        if run.status == "interrupted":
+            raise KeyboardInterrupt  # the others stop too
+        return run.status, ""
 
     def result(self, job: _Job, status: str, message: str) -> Result:
         """What `apart` left."""

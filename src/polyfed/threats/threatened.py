@@ -86,12 +86,12 @@ class Threatened:
             values, sent = up[name], received(name, up[name], down)
             base = sent[0] if sent is not None and sent.stride(0) == 0 else None  # one model for all
             flat = (values if base is None else values - base).flatten(1)
-            group = up[algorithm.within] if algorithm.within else flat.new_zeros(len(flat))
-            one = torch.empty_like(flat)
-            for g in group.unique():
-                one[group == g] = self.robust(flat[group == g])
-            one = one.view_as(values)
-            up[name] = one if base is None else base + one
+            if algorithm.within:
+                groups, which = up[algorithm.within].unique(return_inverse=True)
+                one = torch.stack([self.robust(flat[which == g]) for g in range(len(groups))])[which].view_as(values)
+            else:
+                one = self.robust(flat).view(values.shape[1:])
+            up[name] = (one if base is None else base + one).expand_as(values)
 
 
 def received(name: str, value: Tensor, down: State) -> Tensor | None:

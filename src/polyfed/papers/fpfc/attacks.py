@@ -1,6 +1,7 @@
 """Clients that attack (section 6): FPFC, FedAvg, and FedAvg with robust rules, from no attacker to four in five."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -91,8 +92,7 @@ def curve(bench: Bench, label: str, method, attack: str, seeds, part, rule=None,
 
 def threat_of(attack: str, ratio: float, tensors=()):
     """An attack by so large a share of the devices."""
-    made = (ATTACKS | OTHERS)[attack]
-    return type(made)(ratio=ratio, scale=made.scale, tensors=tensors)
+    return replace((ATTACKS | OTHERS)[attack], ratio=ratio, tensors=tensors)
 
 
 def _plain(label: str) -> str:
