@@ -29,6 +29,7 @@ from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Uniform
 from polyfed.core.task import Task
+from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Plan, expand
 from polyfed.engines.local import LocalEngine, make_plan, make_rows
 
@@ -87,7 +88,7 @@ class Ours:
         loop, round = self.loop, self.loop.round(self.ids)
         down = expand(loop.algorithm.downlink(loop.server, round), len(self.ids))
         start = time.perf_counter()
-        loop.engine.exchange(loop.algorithm, loop.rows, down, round)
+        loop.engine.exchange(loop.algorithm, loop.rows, down, round, Tally(round, down))
         return time.perf_counter() - start
 
 

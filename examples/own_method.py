@@ -33,5 +33,5 @@ class Momentum(Algorithm):
         return {}, {"dw": local_sgd(task, down["w"], data, self.lr) - down["w"]}
 
     def aggregate(self, server, up, round):
-        v = self.momentum * server["v"] + round.samples @ up["dw"] / round.samples.sum()
+        v = self.momentum * server["v"] + up.mean("dw", round.samples)
         return {"w": server["w"] + v, "v": v}

@@ -25,6 +25,7 @@ from polyfed.core.errors import Diverged
 from polyfed.core.layout import Layout
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Schedule, Uniform
+from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Reply
 
 N = len(SIZES)
@@ -126,13 +127,15 @@ class Wire:
         self.workers, self.map = loop.engine.workers, loop.engine.map
         loop.engine = self
 
-    def exchange(self, algorithm, rows, down, round) -> Reply:
+    def exchange(self, algorithm, rows, down, round, tally, look=None) -> Reply:
         server = {k: v.clone() for k, v in self.loop.server.items()}
-        reply = self.engine.exchange(algorithm, rows, down, round)
+        tally.added = {}  # every row is kept
+        reply = self.engine.exchange(algorithm, rows, down, round, tally)
+        up = dict(tally.uplinks())
         homes = {t.untyped_storage().data_ptr() for t in (*rows.tensors.values(), *reply.private.values())}
-        messages = {f"down {k}": t for k, t in down.items()} | {f"up {k}": t for k, t in reply.up.items()}
+        messages = {f"down {k}": t for k, t in down.items()} | {f"up {k}": t for k, t in up.items()}
         shared = [k for k, t in messages.items() if t.untyped_storage().data_ptr() in homes]
-        copies = [{k: t.clone() for k, t in part.items()} for part in (down, reply.up, reply.private)]
+        copies = [{k: t.clone() for k, t in part.items()} for part in (down, up, reply.private)]
         self.record.append(Exchange(round, *copies, server, shared))
         return reply
 
@@ -176,10 +179,11 @@ def one_round(the_loop: Loop, ids: np.ndarray) -> list[dict[str, torch.Tensor]]:
         down = the_loop.algorithm.downlink(the_loop.server, round)
         m = len(ids)
         messages = {k: t.expand(m, *t.shape) for k, t in down.shared.items()} | dict(down.each)
-        reply = the_loop.engine.exchange(the_loop.algorithm, the_loop.rows, messages, round)
-        the_loop.server = the_loop.algorithm.aggregate(the_loop.server, reply.up, round)
+        tally = Tally(round, messages)
+        reply = the_loop.engine.exchange(the_loop.algorithm, the_loop.rows, messages, round, tally)
+        the_loop.server = the_loop.algorithm.aggregate(the_loop.server, tally.uplinks(), round)
         the_loop.rows.scatter(round.ids, reply.private)
-        uplinks.append({k: t.clone() for k, t in reply.up.items()})
+        uplinks.append({k: t.clone() for k, t in tally.uplinks().items()})
     return uplinks
 
 

@@ -74,5 +74,5 @@ def test_a_run_is_resumed_under_the_same_threat_only(fed, tmp_path):
 
 
 def test_a_method_without_a_mean_is_refused_before_training(fed):
-    with pytest.raises(ConfigError, match="robust: fpfc as it is set uses no upload through its mean"):
+    with pytest.raises(ConfigError, match="robust: fpfc does not average its uploads"):
         fit(fed, pf.FPFC(), robust=threats.Median())

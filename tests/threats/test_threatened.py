@@ -1,4 +1,6 @@
-"""The engine around an engine: what it changes, what it leaves alone, and which methods it composes with."""
+"""Attackers and robust rules in the event loop: what they change, what they leave alone, and which methods they compose
+with.
+"""
 
 import numpy as np
 import pytest
@@ -50,10 +52,9 @@ def loop(method, attack=None, robust=None, *, model=line, fed=None, fraction=1.0
     task = Task(model(), "mse", device="cpu")
     keys = client_keys(fed.names)
     engine = LocalEngine(task, fed.train, keys, Work(steps=5, batch_size=None), seed, make_plan(task, N, 8, chunk, 1))
-    if not plain:
-        engine = threats.Threatened(engine, keys, seed, attack, robust)
     rows = make_rows(method, task, N, N, None)
-    return Loop(task, fed.train, fed.names, method, Uniform(fraction), engine, rows, seed)
+    threat = () if plain else (1.0, 1, threats.Forging(attack, keys, seed), robust)
+    return Loop(task, fed.train, fed.names, method, Uniform(fraction), engine, rows, seed, *threat)
 
 
 def run(*args, rounds=5, **settings):
@@ -74,20 +75,18 @@ def test_without_a_threat_nothing_changes(method):
     assert torch.equal(personal(nobody), personal(run(method, plain=True)))
 
 
-class Uplinks:
-    """Keeps what an engine's clients sent."""
+class Spy:
+    """Keeps what the server gets from an engine's clients."""
 
     def __init__(self, engine):
-        self.engine, self.seen, self.private = engine, [], []
+        self.engine, self.seen, self.private, self.workers = engine, [], [], engine.workers
 
-    def exchange(self, algorithm, rows, down, round):
-        reply = self.engine.exchange(algorithm, rows, down, round)
-        self.seen.append({k: v.clone() for k, v in reply.up.items()})
+    def exchange(self, algorithm, rows, down, round, tally, look=None):
+        tally.added = {}  # every row is kept
+        reply = self.engine.exchange(algorithm, rows, down, round, tally)
+        self.seen.append({k: v.clone() for k, v in tally.uplinks().items()})
         self.private.append({k: v.clone() for k, v in reply.private.items()})
         return reply
-
-    def close(self):
-        self.engine.close()
 
 
 def test_evaluation_passes_through():
@@ -99,8 +98,8 @@ def test_evaluation_passes_through():
 def test_only_attackers_uploads_are_forged():
     """In the first round honest clients send, and all clients keep, what they would without attackers."""
     the_loop, honest = loop(pf.Ditto(), threats.GaussianNoise(ratio=0.4)), loop(pf.Ditto(), plain=True)
-    bad = the_loop.engine.attackers
-    the_loop.engine, honest.engine = Uplinks(the_loop.engine), Uplinks(honest.engine)
+    bad = the_loop.forge.attackers
+    the_loop.engine, honest.engine = Spy(the_loop.engine), Spy(honest.engine)
     the_loop.step(), honest.step()
     a, b = the_loop.engine.seen[0]["w"], honest.engine.seen[0]["w"]
     assert bad.sum() == 4
@@ -113,8 +112,8 @@ def test_only_attackers_uploads_are_forged():
 def test_every_upload_is_forged_anew():
     """Another value per client, per round, and per exchange of a round."""
     the_loop = loop(pf.FedCET(0.05), threats.SameValue(ratio=0.4))
-    bad = the_loop.engine.attackers
-    wire = the_loop.engine = Uplinks(the_loop.engine)
+    bad = the_loop.forge.attackers
+    wire = the_loop.engine = Spy(the_loop.engine)
     the_loop.step(), the_loop.step()
     uploads = [up["z"][bad] for up in wire.seen if up]
     assert len(uploads) == 3
@@ -128,7 +127,7 @@ def test_what_is_forged_does_not_depend_on_chunks_or_numbering():
     assert torch.allclose(personal(a), personal(b), atol=1e-9)
     c = run(pf.FPFC(), attack, fraction=0.5, fed=federation().reorder(order))
     assert torch.allclose(personal(c), personal(a)[order], atol=1e-8)
-    assert (c.engine.attackers == a.engine.attackers[order]).all()
+    assert (c.forge.attackers == a.forge.attackers[order]).all()
 
 
 def test_scaled_updates_start_from_the_model_received():
@@ -145,13 +144,13 @@ def test_scaled_updates_start_from_the_model_received():
 def test_the_servers_mean_is_the_robust_value(robust):
     """FedAvg's weighted mean returns what the rule makes of the uploads, whatever the numbers of samples."""
     the_loop = loop(pf.FedAvg(), robust=robust)
-    wire = the_loop.engine.engine = Uplinks(the_loop.engine.engine)
+    wire = the_loop.engine = Spy(the_loop.engine)
     the_loop.step()
     assert torch.allclose(the_loop.server["w"], robust(wire.seen[0]["w"]), atol=1e-12)
 
 
 class Mean:
-    """The rule that changes nothing, for a server that uses an upload through its plain mean only."""
+    """The rule that changes nothing, where all clients count the same."""
 
     name = "mean"
 
@@ -163,37 +162,83 @@ VARIANTS = [
     pf.FedSLR(lam=0.02, form="all-duals"),
     pf.FedSLR(lam=0.02, structure="S+LR"),
     pf.FedLin(0.1, keep_down=0.5),
+    pf.FedLin(0.1, keep_up=0.5),
     pf.FedCET(0.05),
     pf.Scaffold(0.1, option=1),
     pf.FPFC(0.05, shared_layers="body"),
     pf.IFCA(0.05, k=3, init_scale=1.0, averaging="gradient"),
     pf.IFCA(0.05, k=3, init_scale=1.0, weighted=True, restarts=2),
+    pf.IFCA(0.05, k=3, init_scale=1.0, shared_layers="0"),
+    pf.IFCA(0.05, k=3, init_scale=1.0, shared_layers="0", averaging="gradient"),
 ]
 OURS = [cls() for cls in REGISTRY.values() if cls.__module__.startswith("polyfed.")]  # other tests make methods too
-DECLARED = [m for m in OURS if m.averages] + VARIANTS
 
 
-@pytest.mark.parametrize("method", DECLARED, ids=str)
-def test_what_is_declared_is_used_through_its_mean_only(method):
-    """On clients of one size every mean is plain: with their common mean in place of all uploads the server, and the
-    models, are what they are without. Half of the clients are asked where the method can do with that."""
+@pytest.mark.parametrize("method", OURS + VARIANTS, ids=str)
+def test_a_rule_that_takes_the_mean_changes_nothing(method):
+    """On clients of one size every mean is plain: with the rule "mean" the server, and the models, are what they are
+    without, whatever else a method does with its uplinks. Half of the clients are asked where it can do with that."""
     fraction = 1.0 if isinstance(method, pf.FedCET) else 0.5
     settings = {"model": two_layers, "fed": federation(size=12), "fraction": fraction}
     a, b = run(method, robust=Mean(), **settings), run(method, plain=True, **settings)
     for name, value in b.server.items():
-        if isinstance(method, pf.FedSLR) and value.shape == (N, a.task.p):  # a dual per client, used through their mean
-            assert torch.allclose(a.server[name].mean(0), value.mean(0), rtol=0, atol=1e-11)
-        elif value.is_floating_point():
+        if value.is_floating_point():
             assert torch.allclose(a.server[name], value, rtol=0, atol=1e-11), name
     assert torch.allclose(personal(a), personal(b), rtol=0, atol=1e-11)
 
 
-def test_the_methods_whose_server_takes_means():
-    expected = (
-        "apfl ditto fedavg fedavgft fedbabu fedcet feddyn fedlin fedper fedprox fedrep fedslr fedtrack gpgd "
-        "hypcluster ifca lg-fedavg lpgd perfedavg pfedme scaffold"
-    )
-    assert sorted(m.name for m in OURS if m.averages) == expected.split()
+def asked(method):
+    """What the method asks of its uplinks, in rounds with everybody."""
+    return run(method, model=two_layers, rounds=2).used
+
+
+@pytest.mark.parametrize("method", OURS + VARIANTS, ids=str)
+def test_what_is_only_averaged_may_be_swapped_between_clients(method):
+    """An uplink of which the server takes plain means and sums alone may be dealt out anew among the clients, and the
+    server is what it was: that the rows are not needed is observed, and it is true."""
+    only = [name for name, words in asked(method).items() if not words & {"rows", "mean within groups"}]
+    if not only:
+        pytest.skip("it needs the rows of all it receives")
+
+    def server(swapped):
+        the_loop = loop(method, model=two_layers, fed=federation(size=12))  # of one size: weighted means are plain
+        whole = the_loop.engine.exchange
+
+        def exchange(algorithm, rows, down, round, tally, look=None):
+            reduce = tally.reduce
+            tally.reduce = lambda up, private, at: reduce(
+                {k: t.flip(0) if swapped and k in only else t for k, t in up.items()}, private, at
+            )
+            return whole(algorithm, rows, down, round, tally, look)
+
+        the_loop.engine.exchange = exchange
+        for _ in range(3):
+            the_loop.step()
+        return the_loop.server
+
+    a, b = server(False), server(True)
+    for name, value in a.items():
+        if value.is_floating_point() and not (isinstance(method, pf.FedSLR) and value.dim() > 1):
+            assert torch.allclose(b[name], value, rtol=0, atol=1e-11), name
+
+
+def test_what_each_method_needs_of_its_uplinks():
+    expected = {
+        "means": "apfl ditto fedasync fedavg fedavgft fedbabu feddyn fedlin fedper fedprox fedrep fedslr fedtrack gpgd "
+        "lg-fedavg lpgd perfedavg pfedme scaffold",
+        "means, and rows of something else": "fedbuff fedcet hypcluster ifca pacfl",
+        "rows": "cfl fedacs fedamp fedspa fpfc heurfedamp",
+        "nothing": "local",
+    }
+    found: dict[str, list[str]] = {}
+    for method in OURS:
+        the_loop = run(method, model=two_layers, rounds=2)
+        used = the_loop.used
+        kind = "nothing" if not used else "means"
+        if any(words == {"rows"} for words in used.values()):
+            kind = "means, and rows of something else" if len({*map(str, used.values())}) > 1 else "rows"
+        found.setdefault(kind, []).append(method.name)
+    assert {k: " ".join(sorted(v)) for k, v in found.items()} == expected
 
 
 @pytest.mark.parametrize("method", [pf.FedTrack(0.1), pf.FedLin(0.5)])
@@ -245,7 +290,7 @@ def test_a_median_within_each_cluster():
     """Every cluster's model is the median of what its own clients sent, also next to a cluster of one."""
     fed = federation(heads=np.repeat([1.0, -1.0], N // 2))
     the_loop = loop(pf.IFCA(0.05, k=3, init_scale=1.0, seed=1), robust=threats.Median(), fed=fed)
-    wire = the_loop.engine.engine = Uplinks(the_loop.engine.engine)
+    wire = the_loop.engine = Spy(the_loop.engine)
     before = the_loop.server["w"]
     the_loop.step()
     w, cluster = wire.seen[0]["w"], wire.seen[0]["cluster"]
@@ -265,7 +310,7 @@ def test_a_median_keeps_the_shared_part_usable(method, ratio):
 
     def loss(robust):
         the_loop = run(method, attack, robust, model=two_layers, fed=fed, rounds=30)
-        benign = ~the_loop.engine.attackers
+        benign = ~the_loop.forge.attackers
         zero = np.array([float((fed.train.client(i)[1] ** 2).mean()) for i in range(N)])
         return (the_loop.evaluate(the_loop.train)["loss"] / zero)[benign].mean()
 
@@ -273,26 +318,13 @@ def test_a_median_keeps_the_shared_part_usable(method, ratio):
     assert not loss(None) < 0.5
 
 
-WITHOUT = [
-    pf.FPFC(),
-    pf.FedACS(),
-    pf.Local(),
-    pf.IFCA(shared_layers="body"),
-    pf.CFL(),
-    pf.PACFL(),
-    pf.FedSpa(),
-    pf.FedLin(keep_up=0.5),
-]
+WITHOUT = [pf.FPFC(), pf.FedACS(), pf.Local(), pf.FedAMP(), pf.FedSpa()]
 
 
 @pytest.mark.parametrize("method", WITHOUT, ids=[m.name for m in WITHOUT])
 def test_a_method_without_a_mean_is_refused_by_name(method):
-    with pytest.raises(
-        ConfigError, match=f"robust: {method.name} as it is set uses no upload through its mean alone, so median"
-    ):
-        threats.check(method, threats.Median())
-    with pytest.raises(ConfigError, match=method.name):
-        run(method, robust=threats.Median(), rounds=1)
+    with pytest.raises(ConfigError, match=f"robust: {method.name} does not average its uploads, so median cannot"):
+        pf.fit(line(), federation(), method, loss="mse", robust=threats.Median(), rounds=1)
 
 
 def test_attacks_compose_with_every_method():

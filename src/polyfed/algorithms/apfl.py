@@ -35,7 +35,6 @@ class APFL(Algorithm):
 
     sources = "FedSLR's comparison: alpha, adaptive; ours: lr"
     traffic = "1 down, 1 up"
-    averages = ("w",)
     certificates = (
         "tests/certificates/test_apfl.py::test_share_zero_is_fedavg: identity at alpha = 0",
         "tests/certificates/test_apfl.py::test_share_one_is_local: identity at alpha = 1",
@@ -71,7 +70,7 @@ class APFL(Algorithm):
         return {"v": v, "alpha": alpha}, {"w": w}
 
     def aggregate(self, server, up, round):
-        return {"w": up["w"].mean(0)}
+        return {"w": up.mean("w")}
 
     def personal(self, client, down):
         alpha = client["alpha"]

@@ -4,7 +4,7 @@ Li et al., ICML 2021, Algorithm 1.
 
 from dataclasses import dataclass
 
-from polyfed.core.algorithm import Personal, mean, require
+from polyfed.core.algorithm import Personal, require
 from polyfed.core.solvers import local_sgd
 
 
@@ -31,7 +31,6 @@ class Ditto(Personal):
 
     sources = "FedSLR's comparison: lam, personal_epochs; ours: lr"
     traffic = "1 down, 1 up"
-    averages = ("w",)
     certificates = (
         "tests/certificates/test_fedavg.py::test_ditto_without_pull_is_local: identity at lam = 0",
         "tests/certificates/test_fedavg.py::test_dittos_common_model_is_fedavg: identity of the common model",
@@ -60,4 +59,4 @@ class Ditto(Personal):
         return {"w": v}, {"w": w}
 
     def aggregate(self, server, up, round):
-        return {"w": mean(up["w"], round.samples)}
+        return {"w": up.mean("w", round.samples)}

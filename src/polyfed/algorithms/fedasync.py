@@ -60,4 +60,4 @@ class FedAsync(Algorithm):
     def aggregate(self, server, up, round):
         w = server["w"]
         alpha = self.alpha * (round.t - round.sent + 1.0).to(w.dtype) ** -self.staleness
-        return {"w": w + (alpha[:, None] * (up["w"] - w)).mean(0)}
+        return {"w": w + alpha.mean() * (up.mean("w", alpha) - w)}

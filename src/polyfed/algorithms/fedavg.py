@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from polyfed.core.algorithm import Algorithm, mean
+from polyfed.core.algorithm import Algorithm
 from polyfed.core.solvers import local_sgd
 
 
@@ -25,7 +25,6 @@ class FedAvg(Algorithm):
 
     sources = "paper: weighted; ours: lr"
     traffic = "1 down, 1 up"
-    averages = ("w",)
     certificates = (
         "tests/certificates/test_fedavg.py::test_one_full_step_is_gradient_descent: identity with centralised descent",
         "tests/certificates/test_fedavg.py::test_drift_has_the_predicted_limit: closed form of its biased limit",
@@ -42,4 +41,4 @@ class FedAvg(Algorithm):
         return {}, {"w": local_sgd(task, down["w"], data, self.lr)}
 
     def aggregate(self, server, up, round):
-        return {"w": mean(up["w"], round.samples if self.weighted else None)}
+        return {"w": up.mean("w", round.samples if self.weighted else None)}

@@ -4,7 +4,7 @@ Analysed as FedAvg followed by fine-tuning in Collins et al., "FedAvg with Fine 
 
 from dataclasses import dataclass
 
-from polyfed.core.algorithm import Personal, mean, require
+from polyfed.core.algorithm import Personal, require
 from polyfed.core.solvers import local_sgd
 
 
@@ -40,7 +40,6 @@ class FedAvgFT(Personal):
     step_sizes = ("lr", "finetune_lr")
     sources = "paper: weighted; ours: lr, finetune_epochs, finetune_lr"
     traffic = "1 down, 1 up"
-    averages = ("w",)
     certificates = (
         "tests/certificates/test_fedavgft.py::test_the_common_model_is_fedavg: identity",
         "tests/certificates/test_fedavgft.py::test_without_fine_tuning_it_deploys_what_it_received: identity",
@@ -65,4 +64,4 @@ class FedAvgFT(Personal):
         return {"w": local_sgd(task, down["w"], again, self.finetune_lr)}, {"w": w}
 
     def aggregate(self, server, up, round):
-        return {"w": mean(up["w"], round.samples if self.weighted else None)}
+        return {"w": up.mean("w", round.samples if self.weighted else None)}

@@ -5,7 +5,7 @@ Oh, Kim, Yun, "FedBABU: Toward Enhanced Representation for Federated Image Class
 from dataclasses import dataclass
 
 from polyfed.algorithms.partial import part
-from polyfed.core.algorithm import Down, Personal, mean, require
+from polyfed.core.algorithm import Down, Personal, require
 from polyfed.core.solvers import local_sgd
 
 
@@ -42,7 +42,6 @@ class FedBABU(Personal):
     tune: str = "all"
     head: str = "head"
 
-    averages = ("w",)
     sources = "paper: tune, head; ours: lr, finetune_epochs"
     traffic = "body down, body up (p_body/p each, the share of the parameters outside the head)"
     certificates = (
@@ -82,5 +81,5 @@ class FedBABU(Personal):
 
     def aggregate(self, server, up, round):
         w = server["w"].clone()
-        w[server["shared"]] = mean(up["w"], round.samples)
+        w[server["shared"]] = up.mean("w", round.samples)
         return server | {"w": w}

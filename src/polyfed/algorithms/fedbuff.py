@@ -59,8 +59,8 @@ class FedBuff(Algorithm):
 
     def aggregate(self, server, up, round):
         w, total, held, version = server["w"], server["sum"], server["held"], server["version"]
-        total = total + (up["dw"] / (1 + version - up["version"]).sqrt()[:, None]).sum(0)
-        held = held + len(up["dw"])
+        total = total + up.sum("dw", 1 / (1 + version - up["version"]).sqrt())
+        held = held + len(round.ids)
         if held >= self.buffer:
             w, version = w + self.server_lr * total / held, version + 1
             total, held = zeros_like(total), held * 0

@@ -89,7 +89,6 @@ class FedCET(Personal):
 
     sources = "of the problem: smoothness, convexity; ours: lr, weight, first_lr, safety"
     traffic = "1 down, 1 up (adaptive: one number more each way); one exchange more before the first round"
-    averages = ("z",)
     certificates = (
         "tests/certificates/test_fedcet.py::test_the_two_forms_agree: identity with Algorithm 2 as printed",
         "tests/certificates/test_fedcet.py::test_exact_optimum_where_fedavg_stalls: the centralised optimum",
@@ -180,7 +179,7 @@ class FedCET(Personal):
     def aggregate(self, server, up, round):
         if round.phase % 2:
             return server
-        state = {"w": up["z"].mean(0)}
+        state = {"w": up.mean("z")}
         if self.lr == "adaptive":
             L = torch.maximum(0.98 * server["smoothness"], up["smoothness"].max())  # tau L
             state |= {"a": torch.minimum(self.safety / L, 2 * server["a"]), "smoothness": L}

@@ -34,7 +34,6 @@ class FedDyn(Algorithm):
     synchronous = True
     sources = "FedSLR's comparison: alpha; ours: lr"
     traffic = "1 down, 1 up"
-    averages = ("w",)
     certificates = (
         "tests/certificates/test_feddyn.py::test_exact_optimum_under_drift: the centralised optimum",
         "tests/certificates/test_feddyn.py::test_duals_become_the_clients_gradients: their definition at the optimum",
@@ -64,5 +63,6 @@ class FedDyn(Algorithm):
         return {"g": gi - self.alpha * (w - x)}, {"w": w}  # (2)
 
     def aggregate(self, server, up, round):  # (3)
-        h = server["h"] - self.alpha / round.n * (up["w"] - server["w"]).sum(0)
-        return {"w": up["w"].mean(0) - h / self.alpha, "h": h}
+        w = up.mean("w")
+        h = server["h"] - self.alpha * len(round.ids) / round.n * (w - server["w"])
+        return {"w": w - h / self.alpha, "h": h}

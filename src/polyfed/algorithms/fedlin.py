@@ -77,11 +77,6 @@ class FedLin(Algorithm):
             value = getattr(self, key)
             require(value is None or 0 < value <= 1, "FedLin", key, value, "a share above 0 and at most 1, or none")
 
-    @property
-    def averages(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """None of what goes up as values and positions, and then the models alone would not protect the gradient."""
-        return ("h", "w") if self.keep_up is None else ()
-
     def phases(self, t):
         return 2
 
@@ -112,8 +107,8 @@ class FedLin(Algorithm):
 
     def aggregate(self, server, up, round):
         if round.phase == 1:
-            return server | {"w": up["w"].mean(0)}
-        h = up["h"] if self.keep_up is None else dense(up, len(server["w"]))
-        whole = server["e"] + h.mean(0)
+            return server | {"w": up.mean("w")}
+        h = up.mean("h") if self.keep_up is None else dense(dict(up), len(server["w"])).mean(0)
+        whole = server["e"] + h
         g = whole if self.keep_down is None else dense(top_k(whole[None], self.keep_down), len(whole))[0]
         return server | {"g": g, "e": whole - g}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from polyfed.core.algorithm import Algorithm, mean, require
+from polyfed.core.algorithm import Algorithm, require
 from polyfed.core.solvers import local_sgd
 
 
@@ -25,7 +25,6 @@ class FedProx(Algorithm):
 
     sources = "paper: mu; ours: lr"
     traffic = "1 down, 1 up"
-    averages = ("w",)
     certificates = (
         "tests/certificates/test_fedavg.py::test_fedprox_without_pull_is_fedavg: identity at mu = 0",
         "tests/certificates/test_fedavg.py::test_fedprox_solves_its_subproblem: closed form of the proximal step",
@@ -46,4 +45,4 @@ class FedProx(Algorithm):
         return {}, {"w": local_sgd(task, x, data, self.lr, correct=lambda w, g: g + self.mu * (w - x))}
 
     def aggregate(self, server, up, round):
-        return {"w": mean(up["w"], round.samples)}
+        return {"w": up.mean("w", round.samples)}

@@ -76,7 +76,6 @@ class FedSLR(LowRank):
     p_weight_decay: float = 0.0
 
     synchronous = True
-    averages = ("w",)
     sources = "paper: lr, lam, mu, eta_g, personal_epochs, structure, deploy, p_weight_decay; ours: form, p_init"
     traffic = "1 down, 1 up; less down where the two factors of a layer are smaller than it"
     certificates = (
@@ -153,11 +152,12 @@ class FedSLR(LowRank):
     def aggregate(self, server, up, round):
         w, eta = server["w"], self.eta_g
         if self.form == "mean-dual":  # those who were absent did not change their dual
-            g = server["g"] + len(up["w"]) / (round.n * eta) * (w - up["w"].mean(0))
-            new = up["w"].mean(0) - eta * g
+            mean = up.mean("w")
+            g = server["g"] + len(round.ids) / (round.n * eta) * (w - mean)
+            new = mean - eta * g
         else:
             g = server["g"].index_add(0, round.ids, (w - up["w"]) / eta)
-            new = up["w"].mean(0) - eta * g.mean(0)
+            new = up.mean("w") - eta * g.mean(0)
         if not self.sparse_common:
             return self.shrunk(server, new, self.lam * eta) | {"g": g}  # (6)
         for sheet in places(server).values():

@@ -32,7 +32,6 @@ class FedTrack(Algorithm):
 
     lr: float = 0.1
 
-    averages = ("g", "w")
     sources = "ours: lr"
     traffic = "2 down, 2 up"
     certificates = (
@@ -69,4 +68,4 @@ class FedTrack(Algorithm):
         return {}, {"w": w}
 
     def aggregate(self, server, up, round):
-        return server | {name: values.mean(0) for name, values in up.items()}
+        return server | {name: up.mean(name) for name in up}

@@ -252,11 +252,6 @@ class FPFC(Algorithm):
         if self.solver == "device-dual":
             require(self.xi > 0, "FPFC", "xi", self.xi, "more than 0 with solver device-dual")
 
-    @property
-    def averages(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The shared layers, where there are any; what is fused goes through no mean."""
-        return ("common",) if self.shared_layers else ()
-
     def plan(self, task, n):
         """What a run with n clients is going to do: the solver, why, and the server's memory at its peak."""
         own = self._own(task, task.w0)
@@ -399,7 +394,7 @@ class FPFC(Algorithm):
         state = self._aggregate_dual(server, up, round) if "G" in server else self._aggregate_pairs(server, up, round)
         state["samples"] = server["samples"].index_copy(0, round.ids, round.samples)
         if self.shared_layers:
-            state |= {"common": mean(up["common"], round.samples), "shared": server["shared"]}
+            state |= {"common": up.mean("common", round.samples), "shared": server["shared"]}
         return state
 
     def _aggregate_dual(self, server, up, round):

@@ -38,7 +38,6 @@ class GPGD(LowRank):
 
     sources = "FedSLR's paper: lr, lam, steps"
     traffic = "1 down, 1 up; less down where the two factors of a layer are smaller than it"
-    averages = ("w",)
     certificates = (
         "tests/certificates/test_lowrank.py::test_without_the_nuclear_norm_they_are_fedavg: identity at lam = 0",
         "tests/certificates/test_lowrank.py::test_one_client_solves_p1: the centralised solution for one client",
@@ -60,4 +59,4 @@ class GPGD(LowRank):
         return {}, {"w": local_sgd(task, received(down, task.layout), data, self.lr)}
 
     def aggregate(self, server, up, round):
-        return self.shrunk(server, up["w"].mean(0), self.steps * self.lr * self.lam)
+        return self.shrunk(server, up.mean("w"), self.steps * self.lr * self.lam)

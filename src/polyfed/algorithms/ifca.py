@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
-from polyfed.core.algorithm import Algorithm, Down, mean, require
+from polyfed.core.algorithm import Algorithm, Down, require
 from polyfed.core.errors import ConfigError
 from polyfed.core.newcomer import Newcomer
 from polyfed.core.randomness import generator, key_of, mix
@@ -37,18 +36,6 @@ class Clustered(Algorithm, abstract=True):
 
     def report(self, server):
         return {"clusters": self.labels(server)}
-
-
-def cluster_means(models: Tensor, values: Tensor, cluster: Tensor, weights: Tensor | None = None) -> Tensor:
-    """[c, p]: the mean of `values: [s, p]` by `cluster: [s]`; a cluster without a value keeps its row of `models`.
-
-    weights: [s] sample counts, or None for the plain mean.
-    """
-    member = one_hot(cluster, len(models)).T.to(values.dtype)
-    if weights is not None:
-        member = member * weights.to(values.dtype)
-    mass = member.sum(1, keepdim=True)
-    return torch.where(mass > 0, member / mass.clamp(min=1) @ values, models)
 
 
 def starts(task, w0: Tensor, k: int, seed: int, scale: float | None) -> Tensor:
@@ -111,13 +98,7 @@ class Alternating(Clustered, abstract=True):
     init_scale: float | None = None
     seed: int = 0
 
-    within = "cluster"
     traffic = "2 down, 1 up (k models down; one number more up, the cluster)"
-
-    @property
-    def averages(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The models, by cluster; with shared layers a part of them is averaged over everybody as well."""
-        return () if self.shared_layers else ("w",)
 
     def __post_init__(self):
         who = type(self).__name__
@@ -169,13 +150,14 @@ class Alternating(Clustered, abstract=True):
 
     def aggregate(self, server, up, round):
         cluster, weights = up["cluster"].long(), round.samples if self.weighted else None
-        return self._met(
-            server, self._models(server["w"], up["w"], cluster, weights, server.get("own")), cluster, round
-        )
+        w = self._models(server["w"], up, cluster, weights)
+        if self.shared_layers:
+            w = torch.where(server["own"], w, up.mean("w", weights))
+        return self._met(server, w, cluster, round)
 
-    def _models(self, w, values, cluster, weights, own):
-        new = cluster_means(w, values, cluster, weights)
-        return new if own is None else torch.where(own, new, mean(values, weights))
+    def _models(self, w, up, cluster, weights):
+        """[k, p]: every cluster's next model."""
+        return up.mean("w", weights, within=cluster, out=w)
 
     def _met(self, server, w, cluster, round):
         return server | {
@@ -278,7 +260,7 @@ class IFCA(Alternating):
     def aggregate(self, server, up, round):
         if not self._compares(round.t, round.phase):
             return super().aggregate(server, up, round)
-        best = int(mean(up["loss"], round.samples if self.weighted else None).argmin())
+        best = int(up.mean("loss", round.samples if self.weighted else None).argmin())
         w = server["starts"].unflatten(0, (self.restarts, self.k))[best]
         return server | {"w": w, "starts": server["starts"][:0]}
 
@@ -287,13 +269,13 @@ class IFCA(Alternating):
             return super()._train(task, w, data)
         return w - self.lr * task.gradient(w, next(iter(data)), need_loss=False)[0]
 
-    def _models(self, w, values, cluster, weights, own):
+    def _models(self, w, up, cluster, weights):
+        new = super()._models(w, up, cluster, weights)
         if self.averaging == "model":
-            return super()._models(w, values, cluster, weights, own)
-        share = torch.full_like(values[:, 0], 1 / len(values)) if weights is None else weights / weights.sum()
-        steps = share.to(values.dtype)[:, None] * (values - w[cluster])  # divided by |S|, not by the cluster's size
-        step = torch.zeros_like(w).index_add_(0, cluster, steps)
-        return w + (step if own is None else torch.where(own, step, steps.sum(0)))
+            return new
+        mass = torch.ones_like(cluster, dtype=w.dtype) if weights is None else weights.to(w.dtype)
+        share = torch.zeros_like(w[:, 0]).index_add_(0, cluster, mass / mass.sum())
+        return w + share[:, None] * (new - w)  # divided by |S|, not by the cluster's size
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,6 @@ class LPGD(Algorithm):
 
     sources = "FedSLR's paper: lr, lam"
     traffic = "1 down, 1 up"
-    averages = ("w",)
     certificates = (
         "tests/certificates/test_lowrank.py::test_without_the_nuclear_norm_they_are_fedavg: identity at lam = 0",
         "tests/certificates/test_lowrank.py::test_one_client_solves_p1: the centralised solution for one client",
@@ -56,4 +55,4 @@ class LPGD(Algorithm):
         return {}, {"w": local_sgd(task, down["w"], data, self.lr, prox=lambda w: shrink_layers(w, layers, shrink))}
 
     def aggregate(self, server, up, round):
-        return {"w": up["w"].mean(0)}
+        return {"w": up.mean("w")}

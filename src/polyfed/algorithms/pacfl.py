@@ -10,7 +10,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
-from polyfed.algorithms.ifca import Clustered, cluster_means
+from polyfed.algorithms.ifca import Clustered
 from polyfed.core.algorithm import Down, require
 from polyfed.core.newcomer import Newcomer
 from polyfed.core.solvers import local_sgd
@@ -190,7 +190,7 @@ class PACFL(Clustered):
         if round.phase == 0:
             return self._place(server, up["signature"], round)
         cluster = server["cluster"][round.ids]
-        return server | {"w": cluster_means(server["w"], up["w"], cluster, round.samples)}
+        return server | {"w": up.mean("w", round.samples, within=cluster, out=server["w"])}
 
     def _place(self, server, signatures, round):
         """Put the clients whose signature is new into clusters."""

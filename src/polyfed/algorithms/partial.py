@@ -30,8 +30,6 @@ class Partial(Algorithm, abstract=True):
     A subclass says which part is `shared` and how a client trains the two (`train`).
     """
 
-    averages = ("w",)
-
     def shared(self, layout: Layout) -> Tensor:
         """[p] bool: what is sent and averaged."""
         raise NotImplementedError
@@ -57,7 +55,7 @@ class Partial(Algorithm, abstract=True):
 
     def aggregate(self, server, up, round):
         w = server["w"].clone()
-        w[server["shared"]] = up["w"].mean(0)
+        w[server["shared"]] = up.mean("w")
         return server | {"w": w}
 
     def deployment(self, server, round):

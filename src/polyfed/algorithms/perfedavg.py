@@ -5,8 +5,6 @@ Meta-Learning Approach", NeurIPS 2020, Algorithm 1.
 
 from dataclasses import dataclass
 
-import torch
-
 from polyfed.core.algorithm import Personal, require
 
 
@@ -48,7 +46,6 @@ class PerFedAvg(Personal):
 
     sources = "paper: order; FedSLR's comparison: alpha; ours: lr, delta"
     traffic = "1 down, 1 up"
-    averages = ("w",)
     certificates = (
         "tests/certificates/test_perfedavg.py::test_meta_gradient_by_finite_differences: of f(w - alpha grad f(w))",
         "tests/certificates/test_perfedavg.py::test_without_adaptation_it_is_fedavg: identity at alpha = 0",
@@ -91,4 +88,4 @@ class PerFedAvg(Personal):
         return v - self.alpha * (ahead - behind) / (2 * self.delta)
 
     def aggregate(self, server, up, round):
-        return {"w": torch.mean(up["w"], 0)}
+        return {"w": up.mean("w")}

@@ -49,7 +49,6 @@ class PFedMe(Personal):
     step_sizes = ("lr", "personal_lr")
     sources = "paper: lam, inner_steps, beta; ours: lr, personal_lr"
     traffic = "1 down, 1 up"
-    averages = ("w",)
     certificates = (
         "tests/certificates/test_pfedme.py::test_optimum_of_the_envelopes: closed form of both models on quadratics",
         "tests/certificates/test_pfedme.py::test_the_personal_model_is_the_proximal_point: closed form after one round",
@@ -87,4 +86,4 @@ class PFedMe(Personal):
         return {"w": theta}, {"w": w}
 
     def aggregate(self, server, up, round):
-        return {"w": (1 - self.beta) * server["w"] + self.beta * up["w"].mean(0)}
+        return {"w": (1 - self.beta) * server["w"] + self.beta * up.mean("w")}

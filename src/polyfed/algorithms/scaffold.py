@@ -34,7 +34,6 @@ class Scaffold(Algorithm):
 
     sources = "paper: server_lr, option; ours: lr"
     traffic = "2 down, 2 up"
-    averages = ("dw", "dc")
     certificates = (
         "tests/certificates/test_scaffold.py::test_exact_optimum_under_drift: the centralised optimum, both options",
         "tests/certificates/test_scaffold.py::test_variates_at_the_optimum_are_the_clients_gradients: by definition",
@@ -72,6 +71,6 @@ class Scaffold(Algorithm):
 
     def aggregate(self, server, up, round):  # (5)
         return {
-            "w": server["w"] + self.server_lr * up["dw"].mean(0),
-            "c": server["c"] + up["dc"].sum(0) / round.n,
+            "w": server["w"] + self.server_lr * up.mean("dw"),
+            "c": server["c"] + up.sum("dc") / round.n,
         }

@@ -16,6 +16,7 @@ from polyfed.core.errors import ConfigError, closest
 if TYPE_CHECKING:
     from polyfed.core.newcomer import Newcomer
     from polyfed.core.task import Task
+    from polyfed.core.uplinks import Uplinks
 
 State = dict[str, Tensor]
 
@@ -66,8 +67,6 @@ class Algorithm:
     certificates: ClassVar[tuple[str, ...]] = ()
     sources: ClassVar[str] = ""  # whose each default is, such as "paper: lam, mu; ours: lr"
     synchronous: ClassVar[bool] = False  # whether every reply must be taken in the round its message was sent
-    averages: ClassVar[tuple[str, ...]] = ()  # the uplink tensors that the server uses through their mean only
-    within: ClassVar[str] = ""  # the uplink tensor that says which clients share a mean; "": all of a round do
     varying: ClassVar[tuple[str, ...]] = ()  # the server tensors whose shape changes in training
     step_sizes: ClassVar[tuple[str, ...]] = ("lr",)  # the hyper-parameters that a decaying step size scales
 
@@ -140,8 +139,12 @@ class Algorithm:
         """What s clients do. client, down: [s, ...] each. Returns (new private state, uplink), [s, ...] each."""
         raise NotImplementedError
 
-    def aggregate(self, server: State, up: State, round: Round) -> State:
-        """The server's next state from the uplinks `up: [s, ...]` of `round.ids`."""
+    def aggregate(self, server: State, up: "Uplinks", round: Round) -> State:
+        """The server's next state from what `round.ids` sent: `up.mean("w")`, `up.sum("w")`, or `up["w"]`, [s, ...],
+        where every client's own is needed.
+
+        `server` is handed over: its tensors may be written into once everything has been asked of `up`.
+        """
         raise NotImplementedError
 
     def deployment(self, server: State, round: Round) -> Down:

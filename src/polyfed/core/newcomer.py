@@ -12,6 +12,7 @@ from torch import Tensor
 
 from polyfed.core.algorithm import Algorithm, Down, Round, State
 from polyfed.core.errors import ConfigError
+from polyfed.core.uplinks import Uplinks
 
 if TYPE_CHECKING:
     from polyfed.core.task import Task
@@ -100,7 +101,7 @@ class Newcomer:
         if self.axes:
             # copies, as an aggregate may write in place; those grown by a row are new already
             mine = {k: t if self.axes.get(k) == (0,) else t.clone() for k, t in self.server.items()}
-            self.keep(self.algorithm.aggregate(mine, up, round))
+            self.keep(self.algorithm.aggregate(mine, Uplinks(up, round), round))
 
     def keep(self, after: State) -> None:
         """Take the newcomer's rows of `after`."""

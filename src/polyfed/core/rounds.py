@@ -12,13 +12,14 @@ from torch import Tensor
 
 from polyfed.core.algorithm import Algorithm, Personal, Round, State
 from polyfed.core.errors import ConfigError, Diverged
-from polyfed.core.ledger import Ledger, down_bytes, row_bytes
+from polyfed.core.ledger import Ledger, down_bytes
 from polyfed.core.randomness import client_keys
 from polyfed.core.rows import Rows
 from polyfed.core.schedule import Schedule
 from polyfed.core.split import Split
 from polyfed.core.task import Task
-from polyfed.core.worker import Reply, expand, rows_of
+from polyfed.core.uplinks import Forge, NotKept, Rule, Tally, rows_of
+from polyfed.core.worker import Reply, expand
 
 
 class Engine(Protocol):
@@ -26,7 +27,9 @@ class Engine(Protocol):
 
     workers: int  # how many calls `map` runs at a time
 
-    def exchange(self, algorithm: Algorithm, rows: Rows, down: State, round: Round) -> Reply: ...
+    def exchange(
+        self, algorithm: Algorithm, rows: Rows, down: State, round: Round, tally: Tally, server: State | None = None
+    ) -> Reply: ...
 
     def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]: ...
 
@@ -45,6 +48,8 @@ class Loop:
     """The state of one training run and the step that advances it.
 
     After construction `t` rounds are done, `server` is the server's state, `rows` the clients' private tensors.
+    forge: what attackers put in the place of their uplinks     rule: what the server takes in place of means
+    used: what the method has asked of its uplinks so far, see `Uplinks.used`
     """
 
     def __init__(
@@ -59,10 +64,13 @@ class Loop:
         seed: int,
         lr_decay: float = 1.0,
         lr_decay_every: int = 1,
+        forge: Forge | None = None,
+        rule: Rule | None = None,
     ):
         self.task, self.train, self.names, self.algorithm = task, train, names, algorithm
         self.schedule, self.engine, self.rows, self.seed = schedule, engine, rows, seed
         self.lr_decay, self.lr_decay_every = lr_decay, lr_decay_every
+        self.forge, self.rule = forge, rule
         self.keys = client_keys(names)
         self.n = len(names)
         if schedule.late(self.n):
@@ -71,6 +79,8 @@ class Loop:
         self.server = algorithm.init_server(task, task.w0.clone(), self.n)
         self.ledger = Ledger()
         self.flights: list[Flight] = []
+        self.used: dict[str, set[str]] = {}
+        self._added: dict[tuple[int, int], dict[str, set[str]]] = {}  # `Tally.added` by (phases of the round, phase)
         self.t = 0
         self.clock = 0.0  # virtual seconds
 
@@ -95,22 +105,27 @@ class Loop:
         down, up, seconds, staleness = np.zeros((4, len(take)))
         exchanges = np.zeros((2, len(take)))  # messages that were not empty, down and up
         everyone = torch.as_tensor(take, device=self.task.device)
-        before = self.server, {k: self.rows.read(k, everyone) for k in self.rows.names()} if phases > 1 else {}
+        before: tuple[State, State] = {}, {}
+        if phases > 1:
+            before = {k: v.clone() for k, v in self.server.items()}, self.rows.gather(everyone).whole()
+        earlier: tuple[np.ndarray, State] | None = None  # whom the round has asked so far, and what they received
         for phase in range(phases):
             asked = self._asked(algorithm, send, phase) if phases > 1 else send
             self._send(asked, phase)
             for ids, sent, messages, size in self._arrivals(asked if phases > 1 else take):
-                round = self.round(ids, phase, sent)
-                reply = self.engine.exchange(algorithm, self.rows, messages, round)
+                round, received = self.round(ids, phase, sent), messages
+                if earlier is not None and np.array_equal(earlier[0], ids):  # a model may be answered an exchange later
+                    received = earlier[1] | messages
+                earlier = ids, received
                 try:
-                    self._finite(ids, reply)
+                    reply, sent_up = self._exchange(algorithm, messages, received, round, (phases, phase))
                 except Diverged:  # a round of several exchanges counts whole or not at all
-                    self.server = before[0]
-                    self.rows.scatter(everyone, before[1])
+                    if phases > 1:
+                        self.server = before[0]
+                        self.rows.scatter(everyone, before[1])
                     raise
-                self.server = algorithm.aggregate(self.server, reply.up, round)
                 self.rows.scatter(round.ids, reply.private)
-                at, sent_up = np.searchsorted(take, ids), row_bytes(reply.up)
+                at = np.searchsorted(take, ids)
                 down[at] += size
                 up[at] += sent_up
                 exchanges[:, at] += np.stack([size > 0, np.full(len(at), sent_up > 0)])
@@ -120,6 +135,27 @@ class Loop:
         self.t += 1
         self.clock += passed
         return take
+
+    def _exchange(
+        self, algorithm: Algorithm, down: State, received: State, round: Round, kind: tuple[int, int]
+    ) -> tuple[Reply, int]:
+        """One exchange and what the server makes of it: (reply, bytes that each client sent)."""
+        streamed = self.rule is None  # a rule needs all rows
+        added, look = self._added.get(kind, {}), self.server if streamed and kind not in self._added else None
+        tally = Tally(round, received, dict(added), self.forge, self.rule)
+        reply = self.engine.exchange(algorithm, self.rows, down, round, tally, look)
+        if reply.bad is not None:
+            who = self.names[int(round.ids[reply.bad])]
+            raise Diverged(f"round {self.t}: client {who!r} diverged (NaN or infinity); try a smaller lr")
+        self._added[kind], up = tally.added, tally.uplinks()
+        try:
+            self.server = algorithm.aggregate(self.server, up, round)
+        except NotKept:  # it asks for more than it did in its first round: the same replies again, with all rows kept
+            self._added[kind] = {}
+            return self._exchange(algorithm, down, received, round, kind)
+        for name, words in up.used.items():
+            self.used.setdefault(name, set()).update(words)
+        return reply, tally.bytes
 
     def _asked(self, algorithm: Algorithm, ids: np.ndarray, phase: int) -> np.ndarray:
         return algorithm.audience(self.server, self.round(ids, phase)).cpu().numpy()
@@ -156,16 +192,6 @@ class Loop:
         self.flights = [f for f in self.flights if len(f.ids)]
         return [(ids[order], sent, rows, size)]
 
-    def _finite(self, ids: np.ndarray, reply: Reply) -> None:
-        for values in (*reply.up.values(), *reply.private.values()):
-            if values.is_floating_point() and not torch.isfinite(values.sum()):
-                bad = ~torch.isfinite(values.reshape(len(values), -1)).all(1)
-                if bad.any():
-                    who = self.names[int(ids[int(bad.nonzero()[0])])]
-                    raise Diverged(
-                        f"round {self.t}: client {who!r} reached a value that is not finite; a smaller lr may help"
-                    )
-
     def evaluate(self, split: Split, block: int = 1 << 28) -> dict[str, np.ndarray]:
         """Each client's metrics [n] for the model it would deploy now; nothing is billed. `block`: bytes of models."""
         down = self._to_everyone()
@@ -197,7 +223,8 @@ class Loop:
         for k, f in enumerate(self.flights):
             tensors |= {f"flight{k}.{name}": t for name, t in f.down.items()}
         flights = [{"ids": f.ids.tolist(), "sent": f.sent, "bytes": f.bytes} for f in self.flights]
-        return tensors, {"t": self.t, "clock": self.clock, "flights": flights}
+        added = [[*kind, {name: sorted(kinds) for name, kinds in of.items()}] for kind, of in self._added.items()]
+        return tensors, {"t": self.t, "clock": self.clock, "flights": flights, "added": added}
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         """Take up where `state` was taken."""
@@ -207,6 +234,7 @@ class Loop:
 
         # copies: a tensor read from a file may lie unaligned in memory, and matrix products then differ in the last bit
         self.t, self.clock = meta["t"], meta["clock"]
+        self._added = {(a, b): {name: set(kinds) for name, kinds in of.items()} for a, b, of in meta["added"]}
         self.server = {k: v.to(self.task.device, copy=True) for k, v in part("server.").items()}
         self.rows.restore(part("client."))
         self.ledger.restore(tensors["ledger"])

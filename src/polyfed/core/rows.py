@@ -29,6 +29,10 @@ class Gathered(dict[str, Tensor]):
         self[name] = self._rows.read(name, self._ids)
         return self[name]
 
+    def whole(self) -> State:
+        """All tensors, read."""
+        return {name: self[name] for name in self._rows.names()}
+
 
 class MemoryRows:
     """Rows held as tensors on the device."""
@@ -37,7 +41,7 @@ class MemoryRows:
         self.n = n
         self.tensors: State = {name: t.expand(n, *t.shape).clone() for name, t in start.items()}
 
-    def gather(self, ids: Tensor) -> State:
+    def gather(self, ids: Tensor) -> Gathered:
         """The rows of `ids: [s]`: [s, ...] each, read when they are first asked for."""
         return Gathered(self, ids)
 
@@ -85,7 +89,7 @@ class MappedRows:
         )
         self.pending: dict[int, dict[str, Tensor]] = {}
 
-    def gather(self, ids: Tensor) -> State:
+    def gather(self, ids: Tensor) -> Gathered:
         return Gathered(self, ids)
 
     def names(self) -> list[str]:

@@ -5,8 +5,9 @@ chunked, only how fast (and the last bits of sums).
 """
 
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +20,9 @@ from polyfed.core.batches import Batches, Work, alike
 from polyfed.core.rows import Rows
 from polyfed.core.split import Split
 from polyfed.core.task import Task
+from polyfed.core.uplinks import Part, Tally, added_up, joined, rows_of
+
+AHEAD = 4  # chunks per thread that may be done before their turn
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,15 @@ class Plan:
 
 
 class Reply(NamedTuple):
-    """What a cohort of m clients computed: private states and uplinks [m, ...], seconds [m], in the order of ids."""
+    """What a cohort of m clients computed, besides its uplinks: private states [m, ...], seconds [m]; in the order of
+    ids.
+
+    bad: position of the first client that reached a number that is not finite
+    """
 
     private: State
-    up: State
     seconds: np.ndarray
+    bad: int | None = None
 
 
 class Worker:
@@ -59,18 +67,55 @@ class Worker:
             return [function(item) for item in items]
         return list(self._pool.map(function, items))
 
-    def run(self, algorithm: Algorithm, rows: Rows, down: State, round: Round) -> Reply:
-        """One exchange of the clients `round.ids`. down: [m, ...] each (shared messages already expanded)."""
+    def run(
+        self, algorithm: Algorithm, rows: Rows, down: State, round: Round, tally: Tally, server: State | None = None
+    ) -> Reply:
+        """One exchange of the clients `round.ids`, whose uplinks go into `tally`. down: [m, ...] each (shared messages
+        already expanded).
+
+        server: if what the method needs of its uplinks is to be seen from the first chunk
+        """
         ids = round.ids.cpu().numpy()
         chunks = self._chunks(ids, round.t)
-        jobs = [(algorithm, rows, down, round, positions) for positions in chunks]
-        done = self.map(lambda job: self._chunk(*job), jobs)
-        seconds = np.empty(len(ids))
-        for positions, (_, _, spent) in zip(chunks, done, strict=True):
+        places = [torch.as_tensor(positions, device=round.ids.device) for positions in chunks]
+
+        def work(at: Tensor) -> tuple[State, Part, float]:
+            private, up, spent = self._chunk(algorithm, rows, down, round, at)
+            if server is not None and at is places[0]:
+                tally.added |= added_up(algorithm, server, up, round.take(at))
+            return private, tally.reduce(up, private, at), spent
+
+        seconds, private = np.empty(len(ids)), []
+        for positions, at, (mine, part, spent) in zip(
+            chunks, places, self._in_order(work, places, first_alone=server is not None), strict=True
+        ):
+            if part.bad is not None:
+                return Reply({}, seconds, int(positions[part.bad]))
+            tally.add(part, at)
+            private.append(mine)
             seconds[positions] = spent / len(positions)
-        return Reply(
-            _join([private for private, _, _ in done], chunks), _join([up for _, up, _ in done], chunks), seconds
-        )
+        return Reply(joined(private, places), seconds)
+
+    def _in_order(self, function: Callable[[Any], Any], items: Sequence[Any], first_alone: bool) -> Iterator[Any]:
+        """`function` of every item on the worker threads, in the order of items; only so many wait for their turn."""
+        if self._pool is None or len(items) == 1:
+            yield from map(function, items)
+            return
+        waiting: deque[Future[Any]] = deque()
+        try:
+            for k, item in enumerate(items):
+                if k == 0 and first_alone:
+                    yield function(item)
+                    continue
+                waiting.append(self._pool.submit(function, item))
+                if len(waiting) > AHEAD * self.plan.workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for left in waiting:
+                left.cancel()
+            wait(waiting)
 
     def _chunks(self, ids: np.ndarray, t: int) -> list[np.ndarray]:
         """Positions within the cohort, longest work first, cut into chunks of similar clients."""
@@ -83,12 +128,11 @@ class Worker:
         return [order[k : k + self.plan.chunk] for k in range(0, len(order), self.plan.chunk)]
 
     def _chunk(
-        self, algorithm: Algorithm, rows: Rows, down: State, round: Round, positions: np.ndarray
+        self, algorithm: Algorithm, rows: Rows, down: State, round: Round, at: Tensor
     ) -> tuple[State, State, float]:
         start = time.perf_counter()
         with torch.no_grad():
-            at = torch.as_tensor(positions, device=round.ids.device)
-            ids = round.ids.cpu().numpy()[positions]
+            ids = round.ids[at].cpu().numpy()
             # one stream of batches per exchange: a second local solve of a round draws its own
             purpose = "batches" if round.phase == 0 else f"batches {round.phase}"
             data = Batches(self.train, ids, self.keys[ids], self.work, self.seed, round.t, purpose)
@@ -100,18 +144,3 @@ class Worker:
 def expand(down: Down, m: int) -> State:
     """One downlink as m rows each: shared tensors are views without a copy."""
     return {name: t.expand(m, *t.shape) for name, t in down.shared.items()} | dict(down.each)
-
-
-def rows_of(t: Tensor, at: Tensor) -> Tensor:
-    """Rows of [m, ...]; rows of a shared message stay views of it."""
-    return t[: len(at)] if t.stride(0) == 0 else t.index_select(0, at)
-
-
-def _join(parts: list[State], chunks: list[np.ndarray]) -> State:
-    """Chunks' tensors [s, ...] as one tensor [m, ...] in the cohort's order."""
-    m = sum(len(positions) for positions in chunks)
-    out = {name: t.new_empty(m, *t.shape[1:]) for name, t in parts[0].items()}
-    for positions, part in zip(chunks, parts, strict=True):
-        for name, t in part.items():
-            out[name].index_copy_(0, torch.as_tensor(positions, device=t.device), t)
-    return out

@@ -18,6 +18,7 @@ from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.rows import MappedRows, MemoryRows, Rows
 from polyfed.core.split import Split
 from polyfed.core.task import Task
+from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Plan, Reply, Worker
 
 CACHE = 1_500_000  # bytes of stacked weights that stay in a core's cache
@@ -75,9 +76,11 @@ class LocalEngine:
         self.worker = Worker(task, train, keys, work, seed, plan)
         self.workers = plan.workers
 
-    def exchange(self, algorithm: Algorithm, rows: Rows, down: State, round: Round) -> Reply:
-        """One exchange with the clients `round.ids`."""
-        return self.worker.run(algorithm, rows, down, round)
+    def exchange(
+        self, algorithm: Algorithm, rows: Rows, down: State, round: Round, tally: Tally, server: State | None = None
+    ) -> Reply:
+        """One exchange with the clients `round.ids`, see `Worker.run`."""
+        return self.worker.run(algorithm, rows, down, round, tally, server)
 
     def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         """`function` of every item, on the worker threads."""

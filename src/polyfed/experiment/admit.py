@@ -17,16 +17,16 @@ from polyfed.algorithms.local import Local
 from polyfed.core.algorithm import Algorithm, Down, Personal, Round, State
 from polyfed.core.batches import padded
 from polyfed.core.errors import ConfigError, DataError, Diverged, closest
-from polyfed.core.ledger import down_bytes, row_bytes
+from polyfed.core.ledger import down_bytes
 from polyfed.core.randomness import client_keys
 from polyfed.core.rows import MemoryRows
 from polyfed.core.split import Split
 from polyfed.core.task import Task
+from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Worker, expand
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, make_plan
 from polyfed.experiment.run import Run
-from polyfed.threats import Threatened
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -172,7 +172,7 @@ class _Taking:
         self.moved = np.zeros((2, self.m), dtype=np.int64)
         first = algorithm.admit(loop.task, server, loop.samples)
         self.newcomers = [copy.copy(first) for _ in range(self.m)]
-        engine = loop.engine.engine if isinstance(loop.engine, Threatened) else loop.engine
+        engine = loop.engine
         assert isinstance(engine, LocalEngine)
         keys, work = client_keys(federation.names), engine.worker.work
         plan = make_plan(loop.task, self.m, work.per_step(train.counts))
@@ -225,23 +225,17 @@ class _Taking:
                 continue
             downs = [self.newcomers[i].downlink(self._own(t, phase, i)) for i in asked]
             round = self._round(t, phase, asked)
-            reply = self.worker.run(algorithm, self.rows, _stacked(downs), round)
-            self._finite(asked, t, (*reply.up.values(), *reply.private.values()))
+            tally = Tally(round, {})
+            reply = self.worker.run(algorithm, self.rows, _stacked(downs), round, tally)
+            if reply.bad is not None:
+                who = self.names[asked[reply.bad]]
+                raise Diverged(f"exchange {t + 1}: newcomer {who!r} diverged (NaN or infinity); try a smaller lr")
+            sent = tally.uplinks()
             for row, i in enumerate(asked):
-                up = {k: v[row : row + 1] for k, v in reply.up.items()}
+                up = {name: sent[name][row : row + 1] for name in sent}
                 self.newcomers[i].aggregate(up, self._own(t, phase, i))
-                self.moved[:, i] += down_bytes(downs[row]), row_bytes(up)
+                self.moved[:, i] += down_bytes(downs[row]), tally.bytes
             self.rows.scatter(round.ids, reply.private)
-
-    def _finite(self, asked: list[int], t: int, tensors: tuple[Tensor, ...]) -> None:
-        for values in tensors:
-            if values.is_floating_point():
-                bad = ~torch.isfinite(values.reshape(len(values), -1)).all(1)
-                if bad.any():
-                    who = self.names[asked[int(bad.nonzero()[0])]]
-                    raise Diverged(
-                        f"exchange {t + 1}: newcomer {who!r} reached a value that is not finite; a smaller lr may help"
-                    )
 
     def _models(self, t: int) -> Tensor:
         """[m, p]: what each newcomer deploys after t exchanges."""

@@ -31,9 +31,10 @@ from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, make_plan, make_rows, pick_device
 from polyfed.experiment.folder import RunFolder, fingerprint, versions
 from polyfed.experiment.parallel import say_stopping
+from polyfed.experiment.rehearsal import check_robust
 from polyfed.experiment.run import Run, splits
 from polyfed.experiment.steps import LocalSteps, local_steps_of, recorded
-from polyfed.threats import Attack, Rule, Threatened, check, summary
+from polyfed.threats import Attack, Forging, Rule, summary
 
 
 class Progress(NamedTuple):
@@ -136,7 +137,6 @@ def fit(
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(f"algorithm: found {algorithm!r}, expected a method such as polyfed.FedAvg(lr=0.1)")
     check_algorithm(algorithm)
-    check(algorithm, robust)
     if attack is not None:
         federation = attack.poison(federation, seed)
     task = Task(model, loss, weight_decay=weight_decay, device=pick_device(device), dtype=dtype)
@@ -146,6 +146,7 @@ def fit(
     schedule = schedule or Uniform(fraction)
     steps, augmented = local_steps_of(local_steps, federation.names), augmentation(augment, federation.input_shape)
     work = Work(local_epochs, steps, batch_size, augmented)
+    defence = None if robust is None else check_robust(algorithm, robust, model, loss, federation, work)
     cohort = schedule.size(federation.n) if isinstance(schedule, Uniform) else federation.n
     plan = make_plan(task, cohort, work.per_step(federation.train.counts), chunk, workers)
     store = RunFolder(Path(out), checkpoint_every) if out is not None else None
@@ -160,12 +161,13 @@ def fit(
     data = {name: split.to(task.device, task.dtype) for name, split in splits(federation).items()}
     keys = client_keys(federation.names)
     engine = LocalEngine(task, data["train"], keys, work, seed, plan)
-    if attack is not None or robust is not None:
-        engine = Threatened(engine, keys, seed, attack, robust)
+    attackers = np.zeros(federation.n, dtype=bool) if attack is None else attack.attackers(seed, keys)
+    forge = None if attack is None else Forging(attack, keys, seed)
     rows = make_rows(algorithm, task, federation.n, cohort, store.path if store else None)
     loop = Loop(
-        task, data["train"], federation.names, algorithm, schedule, engine, rows, seed, lr_decay, lr_decay_every
-    )
+        task, data["train"], federation.names, algorithm, schedule, engine, rows, seed, lr_decay, lr_decay_every,
+        forge, robust,
+    )  # fmt: skip
     if start is not None:
         _set_out(loop, start)
     first = loop.t
@@ -203,7 +205,9 @@ def fit(
         store.begin(run, fresh=saved is None)
         if run.plan:
             store.log(run.plan)
-    return _train(run, first, first + rounds, data, evaluate_every, store, callbacks, engine)
+        if defence:
+            store.log(defence)
+    return _train(run, first, first + rounds, data, evaluate_every, store, callbacks, engine, attackers)
 
 
 def _in_short(text: str, most: int = 1000) -> str:
@@ -249,10 +253,10 @@ def _train(
     every: int,
     store: RunFolder | None,
     callbacks: Sequence[Callback],
-    engine: LocalEngine | Threatened,
+    engine: LocalEngine,
+    attackers: np.ndarray,
 ) -> Run:
     loop = run.loop
-    attackers = engine.attackers if isinstance(engine, Threatened) else np.zeros(loop.n, dtype=bool)
     watched = {name: split for name, split in data.items() if name != "train"} or data
 
     def due(t: int) -> bool:

@@ -1,4 +1,6 @@
-"""Clients that attack and servers that defend themselves; both compose with any method by wrapping the engine."""
+"""Clients that attack and servers that defend themselves; both compose with any method: attackers forge what they
+send, and a robust rule takes the place of every mean that a method asks its `Uplinks` for.
+"""
 
 import dataclasses
 from typing import Any
@@ -24,12 +26,13 @@ from polyfed.threats.attacks import (
     SignFlip,
     flip_labels,
 )
-from polyfed.threats.threatened import Threatened, averages, check, summary
+from polyfed.threats.forging import Forging, summary
 
 __all__ = [
     "ATTACKS",
     "RULES",
     "Attack",
+    "Forging",
     "GaussianNoise",
     "GeometricMedian",
     "Krum",
@@ -41,10 +44,7 @@ __all__ = [
     "SameValue",
     "ScaledUpdate",
     "SignFlip",
-    "Threatened",
     "TrimmedMean",
-    "averages",
-    "check",
     "flip_labels",
     "make_attack",
     "make_rule",

@@ -1,0 +1,241 @@
+"""Uplinks: what the clients of one exchange sent, as a method's `aggregate` sees it.
+
+A method asks for means and sums where they are all it needs, and for rows where it needs every client's own. So robust
+rules act in one place, what a method needs is observed and not declared, and where means and sums are enough the
+replies are added up while clients finish: then nobody ever holds all of them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from polyfed.core.algorithm import Algorithm, Round, State, mean
+from polyfed.core.ledger import row_bytes
+
+Forge = Callable[[State, State, Round], State]  # (uplinks, what was received, round) of some clients -> what they send
+
+
+class Rule(Protocol):
+    """What the server takes in place of a mean."""
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """values: [s, p] -> [p]."""
+        ...
+
+
+class NotKept(Exception):
+    """Rows were asked for that have been added up already."""
+
+
+class Uplinks(Mapping[str, Tensor]):
+    """The uplinks of the clients `round.ids`, by name.
+
+    rows: [m, ...] each     sums: (name, "plain" or "weighted") -> the rows' sum, plain or weighted by samples, of
+        names whose rows were not kept
+    rule: replaces every mean     sent: [...] what all of these clients received, by name; a rule sees the uploads of
+        the same name and shape relative to it
+
+    used: what was asked for so far: name -> "mean", "sum", "mean within groups", "rows"
+    """
+
+    def __init__(
+        self,
+        rows: State,
+        round: Round,
+        sums: Mapping[tuple[str, str], Tensor] | None = None,
+        rule: Rule | None = None,
+        sent: Mapping[str, Tensor] | None = None,
+    ):
+        self._rows, self._round, self._sums = rows, round, dict(sums or {})
+        self._rule, self._sent = rule, sent or {}
+        self._names = list(dict.fromkeys([*rows, *(name for name, _ in self._sums)]))
+        self.used: dict[str, set[str]] = {}
+        self.kinds: dict[
+            str, set[str]
+        ] = {}  # as `used`, in the words of `Tally.added`; "rows" where that is too little
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __getitem__(self, name: str) -> Tensor:
+        """[m, ...]: every client's own, in the order of `round.ids`. The method is then known to need them."""
+        if name not in self._names:
+            raise KeyError(name)
+        self._note(name, "rows", "rows")
+        return self._kept(name)
+
+    def mean(
+        self, name: str, weights: Tensor | None = None, within: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """[...]: the mean over clients of what they sent as `name`, or what a robust rule takes in its place.
+
+        weights: [m], such as `round.samples`; None: all clients count the same. A robust rule does not use them: a
+            number of samples is a claim that an attacker may make.
+        within: [m] group of each client, from 0. Then the result is [c, ...], the mean of each group, and a group
+            without a client keeps its row of `out: [c, ...]`.
+        """
+        if within is not None:
+            assert out is not None, "within needs out, the rows of groups without a client"
+            self._note(name, "mean within groups", "rows")
+            return self._means(self._kept(name), weights, within, out)
+        kind = self._note(name, "mean", self._kind(weights))
+        if (total := self._sums.get((name, kind))) is not None:
+            return total / len(self._round.ids) if kind == "plain" else total
+        values = self._kept(name)
+        if self._rule is None:
+            return mean(values, weights)
+        base = self._base(name, values)
+        flat = (values if base is None else values - base).flatten(1)
+        robust = self._rule(flat).view(values.shape[1:])
+        return robust if base is None else base + robust
+
+    def sum(self, name: str, weights: Tensor | None = None) -> Tensor:
+        """[...]: the sum over clients of what they sent as `name`, each times its of `weights: [m]`.
+
+        Under a robust rule: as many times what it takes in place of the mean.
+        """
+        kind = self._note(name, "sum", "plain" if weights is None else "rows")
+        if (total := self._sums.get((name, kind))) is not None:
+            return total
+        if self._rule is not None:
+            return (len(self._round.ids) if weights is None else weights.sum()) * self.mean(name)
+        values = self._kept(name)
+        return values.sum(0) if weights is None else torch.tensordot(weights.to(values.dtype), values, dims=1)
+
+    def _means(self, values: Tensor, weights: Tensor | None, within: Tensor, out: Tensor) -> Tensor:
+        if self._rule is not None:
+            new = out.clone()
+            for group in within.unique().tolist():
+                new[group] = self._rule(values[within == group].flatten(1)).view(values.shape[1:])
+            return new
+        member = one_hot(within, len(out)).T.to(values.dtype)
+        if weights is not None:
+            member = member * weights.to(values.dtype)
+        mass = member.sum(1, keepdim=True)
+        return torch.where(mass > 0, member / mass.clamp(min=1) @ values, out)
+
+    def _base(self, name: str, values: Tensor) -> Tensor | None:
+        base = self._sent.get(name)
+        return base if base is not None and base.shape == values.shape[1:] else None
+
+    def _kept(self, name: str) -> Tensor:
+        if name not in self._rows and name in self._names:
+            raise NotKept(name)
+        return self._rows[name]
+
+    def _kind(self, weights: Tensor | None) -> str:
+        return "plain" if weights is None else "weighted" if weights is self._round.samples else "rows"
+
+    def _note(self, name: str, use: str, kind: str) -> str:
+        self.used.setdefault(name, set()).add(use)
+        self.kinds.setdefault(name, set()).add(kind)
+        return kind
+
+
+class Part(NamedTuple):
+    """A chunk's uplinks, reduced: rows [s, ...] that are kept, sums, bytes of one client, and where one diverged."""
+
+    rows: State
+    sums: dict[tuple[str, str], Tensor]
+    bytes: int
+    bad: int | None
+
+
+class Tally:
+    """Takes the replies of one exchange chunk by chunk and makes their `Uplinks`.
+
+    added: name -> the sums to make of it, "plain" and "weighted"; its rows are then not kept
+    received: [m, ...] what the clients received, in this exchange and those before it in the round
+    forge: what attackers put in the place of their uplinks
+    """
+
+    def __init__(
+        self,
+        round: Round,
+        received: State,
+        added: dict[str, set[str]] | None = None,
+        forge: Forge | None = None,
+        rule: Rule | None = None,
+    ):
+        self.round, self.received, self.forge, self.rule = round, received, forge, rule
+        self.added: dict[str, set[str]] = added or {}
+        self.bytes = 0
+        self._share = round.samples / round.samples.sum()
+        self._parts: list[tuple[Tensor, State]] = []
+        self._sums: dict[tuple[str, str], Tensor] = {}
+
+    def reduce(self, up: State, private: State, at: Tensor) -> Part:
+        """What is kept of a chunk's uplinks and private states [s, ...]; `at: [s]` positions in the cohort.
+
+        May run in any thread, and in any order.
+        """
+        if self.forge is not None:
+            up = self.forge(up, {k: rows_of(t, at) for k, t in self.received.items()}, self.round.take(at))
+        sums: dict[tuple[str, str], Tensor] = {}
+        for name in self.added.keys() & up.keys():
+            if "plain" in self.added[name]:
+                sums[name, "plain"] = up[name].sum(0)
+            if "weighted" in self.added[name]:
+                sums[name, "weighted"] = torch.tensordot(self._share[at].to(up[name].dtype), up[name], dims=1)
+        kept = {name: t for name, t in up.items() if name not in self.added}
+        return Part(kept, sums, row_bytes(up), diverged((*up.values(), *private.values())))
+
+    def add(self, part: Part, at: Tensor) -> None:
+        """Take a chunk in. The order of calls decides the last bits of sums."""
+        self.bytes = part.bytes
+        self._parts.append((at, part.rows))
+        for key, value in part.sums.items():
+            self._sums[key] = self._sums[key].add_(value) if key in self._sums else value
+
+    def uplinks(self) -> Uplinks:
+        """What has been taken in."""
+        rows = joined([part for _, part in self._parts], [at for at, _ in self._parts])
+        shared = {name: t[0] for name, t in self.received.items() if len(t) and t.stride(0) == 0}
+        return Uplinks(rows, self.round, self._sums, self.rule, shared)
+
+
+def added_up(algorithm: Algorithm, server: State, up: State, round: Round) -> dict[str, set[str]]:
+    """The sums that are all a method needs of its uplinks, `Tally.added`, seen from some of a cohort's replies.
+
+    server: is copied     up: [s, ...] of the clients `round.ids`
+    """
+    trial = Uplinks(up, round)
+    try:
+        algorithm.aggregate({k: t.clone() for k, t in server.items()}, trial, round)
+    except Exception:  # a method may want its whole cohort; it then gets all rows
+        return {}
+    return {name: kinds for name, kinds in trial.kinds.items() if "rows" not in kinds and up[name].dim() > 1}
+
+
+def diverged(tensors: tuple[Tensor, ...]) -> int | None:
+    """The first row of [s, ...] tensors that holds a number that is not finite."""
+    for values in tensors:
+        if values.is_floating_point() and not torch.isfinite(values.sum()):
+            bad = ~torch.isfinite(values.reshape(len(values), -1)).all(1)
+            if bad.any():
+                return int(bad.nonzero()[0])
+    return None
+
+
+def rows_of(t: Tensor, at: Tensor) -> Tensor:
+    """Rows of [m, ...]; rows of a shared message stay views of it."""
+    return t[: len(at)] if t.stride(0) == 0 else t.index_select(0, at)
+
+
+def joined(parts: list[State], places: list[Any]) -> State:
+    """Chunks' tensors [s, ...] as one tensor [m, ...] in the cohort's order; places: [s] positions of each chunk."""
+    m = sum(len(at) for at in places)
+    out = {name: t.new_empty(m, *t.shape[1:]) for name, t in parts[0].items()} if parts else {}
+    for at, part in zip(places, parts, strict=True):
+        for name, t in part.items():
+            out[name].index_copy_(0, at, t)
+    return out

@@ -1,0 +1,50 @@
+"""Forging: attackers put something else in the place of their uplinks, after they have trained honestly."""
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from polyfed.core.algorithm import Round, State
+from polyfed.core.randomness import generator
+from polyfed.threats.attacks import Attack
+
+
+class Forging:
+    """What the event loop calls with the uplinks of some clients: those of attackers are forged, by keyed draws.
+
+    attack: None: nobody attacks     keys: [n] client keys     seed: of the attackers and of what they draw
+
+    Clients keep honest private states; only what they send is forged, and bytes stay what they were.
+    """
+
+    def __init__(self, attack: Attack | None, keys: np.ndarray, seed: int):
+        self.attack, self.keys, self.seed = attack, keys, seed
+        self.attackers = np.zeros(len(keys), dtype=bool) if attack is None else attack.attackers(seed, keys)
+
+    def __call__(self, up: State, received: State, round: Round) -> State:
+        """up, received: [s, ...] of the clients `round.ids` -> what they send."""
+        ids = round.ids.cpu().numpy()
+        rows = np.flatnonzero(self.attackers[ids])
+        if self.attack is None or not len(rows) or not up:
+            return up
+        names = self.attack.attacked(up)
+        up = up | {name: up[name].clone() for name in names}
+        for row in rows.tolist():
+            rng = generator(self.seed, f"attack {round.phase}", round.t, int(self.keys[ids[row]]))
+            for name in names:
+                sent = _received(name, up[name], received)
+                up[name][row] = self.attack.forge(up[name][row], None if sent is None else sent[row], rng)
+        return up
+
+
+def _received(name: str, value: Tensor, down: State) -> Tensor | None:
+    """The tensor of the same name and shape as an uplink tensor [s, ...] in what its clients received, or None."""
+    return down[name] if name in down and down[name].shape == value.shape else None
+
+
+def summary(part: Any) -> dict[str, Any] | None:
+    """An attack or rule as a table of settings, for config.toml."""
+    if part is None:
+        return None
+    return {"name": part.name} | {k: list(v) if isinstance(v, tuple) else v for k, v in vars(part).items()}
