@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyfed.algorithms.fedacs import similarity
 from polyfed.algorithms.ifca import Clustered
-from polyfed.core.algorithm import Down, mean, require
+from polyfed.core.algorithm import Down, Server, mean, require
 from polyfed.core.solvers import local_sgd
 
 
@@ -100,12 +100,12 @@ class CFL(Clustered):
     def init_server(self, task, w0, n):
         """The tree of splits: a model per node, its first child (the second comes next) or -1, the mean direction of
         the clients it was made of; and the node of every client."""
-        return {
+        tree = {
             "w": w0[None],
             "child": torch.full((1,), -1, device=w0.device),
             "direction": torch.zeros_like(w0)[None],
-            "cluster": torch.zeros(n, dtype=torch.long, device=w0.device),
         }
+        return Server(free=tree, each={"cluster": torch.zeros(n, dtype=torch.long, device=w0.device)})
 
     def labels(self, server):
         return server["cluster"]

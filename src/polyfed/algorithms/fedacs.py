@@ -11,7 +11,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from polyfed.core.algorithm import Down, Personal, require
+from polyfed.core.algorithm import Down, Personal, Server, require
 from polyfed.core.solvers import local_sgd
 
 BLOCK = 1 << 18  # numbers that are held in float64 at a time
@@ -139,17 +139,17 @@ class FedACS(Personal):
         require(self.pool in ("participants", "all"), "FedACS", "pool", self.pool, "participants or all")
 
     def init_server(self, task, w0, n):
-        state = {"w": w0.expand(n, -1).clone(), "seen": torch.zeros(n, dtype=torch.bool, device=w0.device)}
-        if self.pool == "all":
-            alike = w0.new_ones(n, n, dtype=torch.float64) * (w0 != 0).any()  # one common start, similar to itself
-            state["similarity"] = alike.fill_diagonal_(1.0)
-        return state
+        models = {"w": w0.expand(n, -1).clone()}
+        if self.pool == "participants":
+            return Server(each=models)
+        alike = w0.new_ones(n, n, dtype=torch.float64) * (w0 != 0).any()  # one common start, similar to itself
+        return Server(each=models, pairs={"similarity": alike.fill_diagonal_(1.0)})
 
     def downlink(self, server, round):
         W, ids = server["w"], round.ids
         if self.pool == "participants":
             return Down(each={"u": mixing(W[ids], self.quantile).to(W.dtype) @ W[ids]})
-        pool = server["seen"].index_fill(0, ids, True).nonzero()[:, 0]
+        pool = (server["known"] > 0).index_fill(0, ids, True).nonzero()[:, 0]
         S = server["similarity"]
         A = weights(_among(S, pool), self.quantile, torch.searchsorted(pool, ids))
         whole = len(pool) == len(W)
@@ -161,13 +161,12 @@ class FedACS(Personal):
 
     def aggregate(self, server, up, round):
         W = server["w"].index_copy(0, round.ids, up["w"])
-        state = {"w": W, "seen": server["seen"].index_fill(0, round.ids, True)}
-        if self.pool == "all":
-            state["similarity"] = refresh(server["similarity"], W, round.ids)
-        return state
+        if self.pool == "participants":
+            return {"w": W}
+        return {"w": W, "similarity": refresh(server["similarity"], W, round.ids)}
 
     def report(self, server):
-        n, pool = len(server["w"]), server["seen"].nonzero()[:, 0]
+        n, pool = len(server["w"]), server["known"].nonzero()[:, 0]
         if self.pool == "participants" and n > REPORTED and len(pool) ** 2 * server["w"].shape[1] > AFFORDED:
             return {}  # its similarities would cost more than a round
         known = _among(server["similarity"], pool) if self.pool == "all" else similarity(server["w"][pool])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyfed.core.algorithm import Down, Personal, require
+from polyfed.core.algorithm import Down, Personal, Server, require
 from polyfed.core.errors import ConfigError
 from polyfed.core.solvers import local_sgd
 
@@ -51,7 +51,7 @@ class Mixed(Personal, abstract=True):
         raise NotImplementedError
 
     def init_server(self, task, w0, n):
-        return {"w": w0.expand(n, -1).clone()}
+        return Server(each={"w": w0.expand(n, -1).clone()})
 
     def downlink(self, server, round):
         W = server["w"]

@@ -10,7 +10,7 @@ from torch import Tensor, zeros_like
 
 from polyfed.algorithms.fedspa import pack, unpack
 from polyfed.algorithms.lowrank import LowRank, Sheet, gkr_parameters, places, received, sheets, shrink_layers
-from polyfed.core.algorithm import Down, State, require
+from polyfed.core.algorithm import Down, Server, State, require
 from polyfed.core.solvers import local_sgd, soft_threshold
 
 STRUCTURES = ("LR+S", "S+S", "S+LR", "LR+LR")
@@ -114,8 +114,10 @@ class FedSLR(LowRank):
         return self.structure.endswith("+S")
 
     def init_server(self, task, w0, n):
-        g = zeros_like(w0) if self.form == "mean-dual" else w0.new_zeros(n, len(w0))
-        return super().init_server(task, w0, n) | {"g": g}
+        shared = super().init_server(task, w0, n)
+        if self.form == "mean-dual":
+            return Server(shared | {"g": zeros_like(w0)})
+        return Server(shared, each={"g": w0.new_zeros(n, len(w0))})
 
     def init_client(self, task, w0):
         p = zeros_like(w0)

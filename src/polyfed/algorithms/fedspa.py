@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polyfed.algorithms.lowrank import sheets
-from polyfed.core.algorithm import Algorithm, Down, require
+from polyfed.core.algorithm import Algorithm, Down, Server, require
 from polyfed.core.layout import Layout
 from polyfed.core.solvers import local_sgd
 
@@ -122,7 +122,8 @@ class FedSpa(Algorithm):
         return mask
 
     def init_server(self, task, w0, n):
-        return {"w": w0, "mask": pack(self.first_mask(task)[None]).to(w0.device).expand(n, -1).clone()}
+        mask = pack(self.first_mask(task)[None]).to(w0.device)
+        return Server({"w": w0}, each={"mask": mask.expand(n, -1).clone()})
 
     def init_client(self, task, w0):
         return {"mask": self.first_mask(task), "drawn": torch.tensor(False, device=w0.device)}

@@ -19,10 +19,16 @@ from torch.nn.functional import embedding_bag
 from polyfed.algorithms import devicedual
 from polyfed.algorithms.devicedual import Fusion
 from polyfed.algorithms.partial import assemble, part
-from polyfed.core.algorithm import Algorithm, Down, mean, require
+from polyfed.core.algorithm import Algorithm, Down, Server, mean, require
 from polyfed.core.solvers import local_sgd
 
 BLOCK = 1 << 18  # numbers per block of pair vectors, so that a block stays in the cache
+AXES = {  # of both solvers' states; pairs in a list are no [n, n]
+    **dict.fromkeys(("centre", "settings"), "shared"),
+    **dict.fromkeys(("w", "Q", "groups"), "each"),
+    **dict.fromkeys(("G",), "pairs"),
+    **dict.fromkeys(("c", "row", "delta", "Om", "B", "f", "working"), "free"),
+}
 MOST_PAIRED = 200  # clients up to which solver "auto" keeps a vector per pair
 
 
@@ -214,7 +220,6 @@ class FPFC(Algorithm):
     shared_layers: str = ""
     solver: str = "auto"
 
-    varying = ("Om", "B", "f", "delta")
     sources = "paper: lr, rho, a, xi, penalty, merge, shared_layers; code: lam, nu; ours: solver"
     traffic = "1 down, 1 up"
     certificates = (
@@ -310,17 +315,13 @@ class FPFC(Algorithm):
             state = self._start_dual(own, n)
         else:
             pairs = n * (n - 1) // 2
-            state = {
-                "w": own.expand(n, -1).clone(),
-                "c": w0.new_ones(pairs),
-                **_no_vectors(own, pairs),
-            }
-        state["samples"] = w0.new_zeros(n)
+            state = {"w": own.expand(n, -1).clone(), "c": w0.new_ones(pairs), **_no_vectors(own, pairs)}
+        common = {}
         if self.shared_layers:
             shared = part(task.layout, self.shared_layers)
-            at = shared.nonzero()[:, 0].to(w0.device)
-            state |= {"common": w0[at], "shared": shared.to(w0.device)}
-        return state
+            common = {"common": w0[shared.nonzero()[:, 0].to(w0.device)], "shared": shared.to(w0.device)}
+        parts = {axes: {k: t for k, t in state.items() if AXES[k] == axes} for axes in Server._fields}
+        return Server(**parts | {"shared": parts["shared"] | common})
 
     def admit(self, task, server, samples):
         from polyfed.algorithms.joining import Joining
@@ -346,7 +347,7 @@ class FPFC(Algorithm):
         else:
             pairs = n * (n - 1) // 2
             state |= {"w": models.clone(), "c": models.new_ones(pairs), **_no_vectors(models[0], pairs)}
-        return {**state, "samples": samples.clone()}, {"w": models.clone()}
+        return state, {"w": models.clone()}
 
     def downlink(self, server, round):
         """zeta_i; with theta - v/rho = (2c - 1) delta the pairs' part is one weighted sum per client.
@@ -392,7 +393,6 @@ class FPFC(Algorithm):
     def aggregate(self, server, up, round):
         """The participants' part of the state, in place."""
         state = self._aggregate_dual(server, up, round) if "G" in server else self._aggregate_pairs(server, up, round)
-        state["samples"] = server["samples"].index_copy(0, round.ids, round.samples)
         if self.shared_layers:
             state |= {"common": up.mean("common", round.samples), "shared": server["shared"]}
         return state
@@ -449,7 +449,7 @@ class FPFC(Algorithm):
     def cluster_models(self, server):
         """[n, q]: for every client the model of its cluster (without shared layers), the mean weighted by samples."""
         group, w = self.clusters(server), server["w"]
-        weight = server["samples"].clamp(min=1)[:, None]
+        weight = server["known"].clamp(min=1)[:, None]
         total = torch.zeros_like(w).index_add_(0, group, w * weight)
         mass = w.new_zeros(len(w), 1).index_add_(0, group, weight)
         return (total / mass.clamp(min=1))[group]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyfed.core.algorithm import Algorithm, Down, require
+from polyfed.core.algorithm import KNOWN, Algorithm, Down, Server, require
 from polyfed.core.errors import ConfigError
 from polyfed.core.newcomer import Newcomer
 from polyfed.core.randomness import generator, key_of, mix
@@ -18,14 +18,14 @@ from polyfed.core.solvers import local_sgd
 class Clustered(Algorithm, abstract=True):
     """A method with one model per cluster, kept by the server.
 
-    Its state has "w": [c, p] the models, "cluster": [n] each client's, "samples": [n], 0 for a client not met yet.
+    Its state has "w": [c, p] the models and "cluster": [n] each client's.
     """
 
     def labels(self, server):
         """[n] each client's cluster; for one that the server has not met, the cluster with the most samples."""
-        seen, cluster = server["samples"] > 0, server["cluster"]
-        mass = server["samples"].new_zeros(len(server["w"])).index_add_(0, cluster, server["samples"])
-        return torch.where(seen, cluster, mass.argmax())
+        samples, cluster = server["known"], server["cluster"]
+        mass = samples.new_zeros(len(server["w"])).index_add_(0, cluster, samples)
+        return torch.where(samples > 0, cluster, mass.argmax())
 
     def deployment(self, server, round):
         return Down(shared={"w": server["w"]}, each={"cluster": self.labels(server)[round.ids]})
@@ -82,7 +82,7 @@ class Choosing(Newcomer):
         return self.before["w"]
 
     def enter(self, choice, samples):
-        found = {"cluster": choice, "samples": samples}
+        found = {"cluster": choice, KNOWN: samples}
         self.rows = {name: torch.full_like(t, found[name]) for name, t in self.rows.items()}
         return {}
 
@@ -108,11 +108,11 @@ class Alternating(Clustered, abstract=True):
 
     def init_server(self, task, w0, n):
         w = starts(task, w0, self.k, self.seed, self.init_scale)
-        state = {"cluster": torch.zeros(n, dtype=torch.long, device=w0.device), "samples": w0.new_zeros(n)}
-        if self.shared_layers:
-            own = self._own(task).to(w0.device)
-            w, state["own"] = torch.where(own, w, w0), own
-        return {"w": w, **state}
+        each = {"cluster": torch.zeros(n, dtype=torch.long, device=w0.device)}
+        if not self.shared_layers:
+            return Server({"w": w}, each)
+        own = self._own(task).to(w0.device)
+        return Server({"w": torch.where(own, w, w0), "own": own}, each)
 
     def _own(self, task):
         """[p] bool: True where the clusters have parameters of their own."""
@@ -153,18 +153,11 @@ class Alternating(Clustered, abstract=True):
         w = self._models(server["w"], up, cluster, weights)
         if self.shared_layers:
             w = torch.where(server["own"], w, up.mean("w", weights))
-        return self._met(server, w, cluster, round)
+        return server | {"w": w, "cluster": server["cluster"].index_copy(0, round.ids, cluster)}
 
     def _models(self, w, up, cluster, weights):
         """[k, p]: every cluster's next model."""
         return up.mean("w", weights, within=cluster, out=w)
-
-    def _met(self, server, w, cluster, round):
-        return server | {
-            "w": w,
-            "cluster": server["cluster"].index_copy(0, round.ids, cluster),
-            "samples": server["samples"].index_copy(0, round.ids, round.samples),
-        }
 
 
 @dataclass(frozen=True)
@@ -211,7 +204,6 @@ class IFCA(Alternating):
     averaging: str = "model"
     restarts: int = 1
 
-    varying = ("starts",)
     sources = "paper: weighted, shared_layers, averaging; of the problem: k; ours: lr, init_scale, seed, restarts"
     certificates = (
         "tests/certificates/test_ifca.py::test_planted_clusters_and_their_means: clusters and models in closed form",
@@ -245,7 +237,7 @@ class IFCA(Alternating):
             return server
         sets = [starts(task, w0, self.k, self.seed + r, self.init_scale) for r in range(self.restarts)]
         w = torch.cat(sets)
-        return server | {"starts": torch.where(server["own"], w, w0) if self.shared_layers else w}
+        return server._replace(free={"starts": torch.where(server.shared["own"], w, w0) if self.shared_layers else w})
 
     def downlink(self, server, round):
         every = self._compares(round.t, round.phase)

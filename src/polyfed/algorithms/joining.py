@@ -79,7 +79,7 @@ class Joining(Newcomer):
         if label < 0:
             return Down(common, {"w": self.w})
         at = self.labels == label
-        weight = self.before["samples"][at].clamp(min=1)
+        weight = self.before["known"][at].clamp(min=1)
         mean = (weight.sum() * self.models[at][:1] + self.size * self.w) / (weight.sum() + self.size)
         return Down(common, {"w": mean})
 

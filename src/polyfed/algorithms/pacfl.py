@@ -11,7 +11,7 @@ from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from polyfed.algorithms.ifca import Clustered
-from polyfed.core.algorithm import Down, require
+from polyfed.core.algorithm import Down, Server, require
 from polyfed.core.newcomer import Newcomer
 from polyfed.core.solvers import local_sgd
 
@@ -150,16 +150,15 @@ class PACFL(Clustered):
 
     def audience(self, server, round):
         """The signatures are asked of those who have not sent theirs."""
-        return round.ids if round.phase else round.ids[server["samples"][round.ids] == 0]
+        return round.ids if round.phase else round.ids[server["known"][round.ids] == 0]
 
     def init_server(self, task, w0, n):
-        return {
-            "w": w0[None],
-            "start": w0,
-            "cluster": torch.zeros(n, dtype=torch.long, device=w0.device),
-            "samples": w0.new_zeros(n),
-            "angles": w0.new_zeros(n, n),
-        }
+        return Server(
+            {"start": w0},
+            each={"cluster": torch.zeros(n, dtype=torch.long, device=w0.device)},
+            pairs={"angles": w0.new_zeros(n, n)},
+            free={"w": w0[None]},
+        )
 
     def admit(self, task, server, samples):
         return Placed(self, task, server, samples)
@@ -195,15 +194,15 @@ class PACFL(Clustered):
     def _place(self, server, signatures, round):
         """Put the clients whose signature is new into clusters."""
         w, n = server["w"], round.n
-        before = server["samples"] > 0
+        before = server["known"] > 0
         rows = (~before[round.ids]).nonzero()[:, 0]
         if not len(rows):
             return server
         new = round.ids[rows]
         kept = server.get("signature", signatures.new_zeros(n, *signatures.shape[1:]))
         kept = kept.index_copy(0, new, signatures[rows])
-        samples = server["samples"].index_copy(0, new, round.samples[rows])
-        angles, cluster = self._angles(server["angles"], kept, new, samples > 0), server["cluster"].clone()
+        seen = before.index_fill(0, new, True)
+        angles, cluster = self._angles(server["angles"], kept, new, seen), server["cluster"].clone()
         if not before.any():
             w = w[:0]
         near = torch.full((len(new), len(w)), torch.inf, dtype=angles.dtype, device=w.device)
@@ -217,7 +216,7 @@ class PACFL(Clustered):
             label = self._clusters(angles[founders][:, founders])
             cluster[founders] = len(w) + label
             w = torch.cat([w, server["start"].expand(int(label.max()) + 1, -1)])
-        return server | {"w": w, "signature": kept, "samples": samples, "angles": angles, "cluster": cluster}
+        return server | {"w": w, "signature": kept, "angles": angles, "cluster": cluster}
 
     def _angles(self, angles, signatures, new, seen):
         """[n, n] the angles, with those between `new` and all clients that have been seen filled in."""

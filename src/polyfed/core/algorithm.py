@@ -48,6 +48,28 @@ class Down(NamedTuple):
     each: State = {}  # noqa: RUF012
 
 
+class Server(NamedTuple):
+    """The server's tensors before the first round, by their axes; a method then sees them all under their names.
+
+    shared: of no client in particular     each: [n, ...] a row per client     pairs: [n, n, ...] a row and a column
+    per client     free: tensors whose shape changes in training
+
+    Newcomers follow from it: a client more is a row more of `each`, and a row and a column more of `pairs`.
+    """
+
+    shared: State = {}  # noqa: RUF012  (never written to)
+    each: State = {}  # noqa: RUF012
+    pairs: State = {}  # noqa: RUF012
+    free: State = {}  # noqa: RUF012
+
+    def whole(self) -> State:
+        """All tensors."""
+        return {**self.shared, **self.each, **self.pairs, **self.free}
+
+
+KNOWN = (
+    "known"  # [n] in every server's state: training samples of the clients met so far, 0: not met. Kept by the loop.
+)
 REGISTRY: dict[str, type["Algorithm"]] = {}
 
 
@@ -67,7 +89,6 @@ class Algorithm:
     certificates: ClassVar[tuple[str, ...]] = ()
     sources: ClassVar[str] = ""  # whose each default is, such as "paper: lam, mu; ours: lr"
     synchronous: ClassVar[bool] = False  # whether every reply must be taken in the round its message was sent
-    varying: ClassVar[tuple[str, ...]] = ()  # the server tensors whose shape changes in training
     step_sizes: ClassVar[tuple[str, ...]] = ("lr",)  # the hyper-parameters that a decaying step size scales
 
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any):
@@ -105,8 +126,12 @@ class Algorithm:
         """Which of `round.ids` this exchange is with, in their order, where a round has several."""
         return round.ids
 
-    def init_server(self, task: "Task", w0: Tensor, n: int) -> State:
-        """The server's tensors before the first round. w0: [p]."""
+    def init_server(self, task: "Task", w0: Tensor, n: int) -> "State | Server":
+        """The server's tensors before the first round; w0: [p]. A plain dict where none has a row per client, else
+        `Server`, which says which have.
+
+        The loop adds "known": [n], the training samples of the clients met so far, 0 for one that was not.
+        """
         return {"w": w0}
 
     def init_client(self, task: "Task", w0: Tensor) -> State:
@@ -114,11 +139,11 @@ class Algorithm:
         return {}
 
     def warm_start(self, task: "Task", models: Tensor, samples: Tensor) -> tuple[State, State]:
-        """(server state, private rows [n, ...]) to set out from the clients' models of another method's run.
+        """(server state, private rows [n, ...]) to start from the clients' models of another method's run.
 
         models: [n, p]     samples: [n]. Each client is billed for sending its model.
         """
-        raise ConfigError(f"start: {self.name} cannot set out from another method's models")
+        raise ConfigError(f"start: {self.name} cannot be warm-started from another method's models")
 
     def admit(self, task: "Task", server: State, samples: Tensor) -> "Newcomer":
         """A server's side of one client that was not there in training, while the n others stay as they are.
@@ -181,6 +206,13 @@ class Personal(Algorithm, abstract=True):
 
     def personal(self, client: State, down: State) -> Tensor:
         return client["w"]
+
+
+def started(algorithm: Algorithm, task: "Task", n: int) -> Server:
+    """The server's state before the first round, with "known"."""
+    state = algorithm.init_server(task, task.w0.clone(), n)
+    state = state if isinstance(state, Server) else Server(state)
+    return state._replace(each={**state.each, KNOWN: task.w0.new_zeros(n)})
 
 
 def mean(values: Tensor, weights: Tensor | None = None) -> Tensor:

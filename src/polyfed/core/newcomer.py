@@ -1,4 +1,4 @@
-"""Newcomer: a server's side of one client that was not there in training, while all that were there stay as they are.
+"""Newcomer: the server's side of one client added after training; all existing clients stay frozen.
 
 The default is the method's own rule on the server's state with room for one client more: the newcomer takes part in
 rounds to which the others bring what the server has of them, and only its own rows are kept. Newcomers do not see each
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from polyfed.core.algorithm import Algorithm, Down, Round, State
-from polyfed.core.errors import ConfigError
+from polyfed.core.algorithm import KNOWN, Algorithm, Down, Round, State, started
 from polyfed.core.uplinks import Uplinks
 
 if TYPE_CHECKING:
@@ -23,8 +22,8 @@ class Newcomer:
 
     samples: [n] the others' training samples
 
-    before: the server's state as the run left it     axes: per tensor of it the axes along clients
-    rows: what the server has of the newcomer: its rows, or (where clients are on two axes) the tensor with them
+    before: the server's state as the run left it     each, pairs: the tensors of it with a row, or a row and a column,
+    per client     rows: what the server has of the newcomer: its rows, and of `pairs` the whole tensor with them
     trains: False where the newcomer has its model once it has downloaded it, and more exchanges would change nothing
 
     Attributes are replaced, never written into: a copy of a newcomer is another newcomer.
@@ -33,28 +32,17 @@ class Newcomer:
     def __init__(self, algorithm: Algorithm, task: "Task", server: State, samples: Tensor):
         self.algorithm, self.task, self.samples, self.n = algorithm, task, samples, len(samples)
         self.before = server
-        self.axes: dict[str, tuple[int, ...]] = {}
-        self.rows: State = {}
-        two, three = (algorithm.init_server(task, task.w0.clone(), n) for n in (2, 3))
-        for name, t in three.items():
-            axes = tuple(k for k in range(t.dim()) if t.shape[k] != two[name].shape[k])
-            if any((two[name].shape[k], t.shape[k]) != (2, 3) for k in axes):
-                raise ConfigError(
-                    f"admit: {algorithm.name} keeps {name!r} in a form that has no row for one client more; the method "
-                    "needs an `admit` of its own"
-                )
-            if axes:
-                self.axes[name] = axes
-                self.rows[name] = t[2:].clone() if axes == (0,) else _grown(server[name], t, axes)
-        self.trains = bool(self.axes) or type(algorithm).personal is not Algorithm.personal
-        self._known = False
+        start = started(algorithm, task, 2)
+        self.each, self.pairs = tuple(start.each), tuple(start.pairs)
+        self.rows: State = {name: t[1:].clone() for name, t in start.each.items()}
+        self.rows |= {name: _grown(server[name], t) for name, t in start.pairs.items()}
+        self.trains = len(self.each) > 1 or type(algorithm).personal is not Algorithm.personal  # than KNOWN
 
     @property
     def server(self) -> State:
         """The server's state with the newcomer in it."""
-        return self.before | {
-            name: torch.cat([self.before[name], t]) if self.axes[name] == (0,) else t for name, t in self.rows.items()
-        }
+        grown = {name: torch.cat([self.before[name], self.rows[name]]) for name in self.each}
+        return self.before | grown | {name: self.rows[name] for name in self.pairs}
 
     # entry: before the first exchange
 
@@ -68,7 +56,7 @@ class Newcomer:
         A common model stands in for the common start.
         """
         w = self.before.get("w")
-        common = w is not None and "w" not in self.axes and w.shape == self.task.w0.shape
+        common = w is not None and "w" not in self.each and w.shape == self.task.w0.shape
         return self.algorithm.init_client(self.task, w if w is not None and common else self.task.w0)
 
     # exchanges; rounds are those of the newcomer alone, `round.ids` is n
@@ -82,11 +70,9 @@ class Newcomer:
     def downlink(self, round: Round) -> Down:
         """What the newcomer is sent; while the server has no model of it, in a method that keeps one per client, what
         a federation of one would be sent."""
-        if "w" in self.axes and not self._known:
-            alone = self.algorithm.init_server(self.task, self.task.w0.clone(), 1)
+        if "w" in self.each and not self.rows[KNOWN].any():
+            alone = started(self.algorithm, self.task, 1).whole()
             return self.algorithm.downlink(alone, round._replace(n=1, ids=torch.zeros_like(round.ids)))
-        if not self.axes:
-            return self.algorithm.downlink(self.before, round)
         everyone = round._replace(
             ids=torch.arange(self.n + 1, device=round.ids.device),
             samples=torch.cat([self.samples, round.samples]),
@@ -97,23 +83,17 @@ class Newcomer:
 
     def aggregate(self, up: State, round: Round) -> None:
         """Take the newcomer's uplink; of what the server makes of it only the newcomer's rows are kept."""
-        self._known = True
-        if self.axes:
-            # copies, as an aggregate may write in place; those grown by a row are new already
-            mine = {k: t if self.axes.get(k) == (0,) else t.clone() for k, t in self.server.items()}
-            self.keep(self.algorithm.aggregate(mine, Uplinks(up, round), round))
+        # copies, as an aggregate may write in place; those grown by a row are new already
+        mine = {k: t if k in self.each else t.clone() for k, t in self.server.items()}
+        after = self.algorithm.aggregate(mine, Uplinks(up, round), round)
+        self.keep(after | {KNOWN: torch.cat([self.before[KNOWN], round.samples])})
 
     def keep(self, after: State) -> None:
         """Take the newcomer's rows of `after`."""
-        rows = {}
-        for name, axes in self.axes.items():
-            if axes == (0,):
-                rows[name] = after[name][self.n :].clone()
-            else:
-                old = tuple(slice(self.n) if k in axes else slice(None) for k in range(after[name].dim()))
-                rows[name] = after[name].clone()
-                rows[name][old] = self.before[name]
-        self.rows = rows
+        self.rows = {name: after[name][self.n :].clone() for name in self.each}
+        for name in self.pairs:
+            self.rows[name] = after[name].clone()
+            self.rows[name][: self.n, : self.n] = self.before[name]
 
     # what it has
 
@@ -134,11 +114,9 @@ class Newcomer:
         return int(labels[peers[0]]) if len(peers) else -1
 
 
-def _grown(t: Tensor, three: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """A tensor of n clients with one more, as it is set up; three: the same for three clients."""
-    for axis in axes:
-        last = three.narrow(axis, 2, 1)
-        for other in axes:
-            last = last if other == axis else last.narrow(other, 0, 1)
-        t = torch.cat([t, last.expand(*(1 if k == axis else size for k, size in enumerate(t.shape)))], axis)
-    return t
+def _grown(t: Tensor, two: Tensor) -> Tensor:
+    """A tensor of n x n clients with one more; two: as it is set up for two clients."""
+    n = len(t)
+    new = t.new_empty(n + 1, n + 1, *t.shape[2:])
+    new[:n, :n], new[n, :n], new[:n, n], new[n, n] = t, two[1, 0], two[0, 1], two[1, 1]
+    return new

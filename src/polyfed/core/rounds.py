@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.core.algorithm import Algorithm, Personal, Round, State
+from polyfed.core.algorithm import KNOWN, Algorithm, Personal, Round, State, started
 from polyfed.core.errors import ConfigError, Diverged
 from polyfed.core.ledger import Ledger, down_bytes
 from polyfed.core.randomness import client_keys
@@ -76,7 +76,8 @@ class Loop:
         if schedule.late(self.n):
             self._refuse_late(algorithm)
         self.samples = torch.as_tensor(train.counts, dtype=task.dtype, device=task.device)
-        self.server = algorithm.init_server(task, task.w0.clone(), self.n)
+        start = started(algorithm, task, self.n)
+        self.server, self.free = start.whole(), tuple(start.free)
         self.ledger = Ledger()
         self.flights: list[Flight] = []
         self.used: dict[str, set[str]] = {}
@@ -149,7 +150,8 @@ class Loop:
             raise Diverged(f"round {self.t}: client {who!r} diverged (NaN or infinity); try a smaller lr")
         self._added[kind], up = tally.added, tally.uplinks()
         try:
-            self.server = algorithm.aggregate(self.server, up, round)
+            known = self.server[KNOWN].index_copy(0, round.ids, round.samples)
+            self.server = algorithm.aggregate(self.server, up, round) | {KNOWN: known}
         except NotKept:  # it asks for more than it did in its first round: the same replies again, with all rows kept
             self._added[kind] = {}
             return self._exchange(algorithm, down, received, round, kind)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyfed.core.algorithm import Algorithm, Round, State
+from polyfed.core.algorithm import Algorithm, Round, Server, State
 from polyfed.core.batches import Work
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.rows import MappedRows, MemoryRows, Rows
@@ -110,6 +110,7 @@ def make_rows(algorithm: Algorithm, task: Task, n: int, cohort: int, folder: Pat
     per_row = sum(t.numel() * t.element_size() for t in start.values())
     w = task.p * task.w0.element_size()
     shapes = algorithm.init_server(task, task.w0.to("meta"), n)
+    shapes = shapes.whole() if isinstance(shapes, Server) else shapes
     server = sum(t.numel() * t.element_size() for t in shapes.values())
     moving = cohort * (4 * w + 2 * per_row)
     have = memory() if task.device.type == "cpu" else torch.cuda.mem_get_info(task.device)[0]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.algorithms.local import Local
-from polyfed.core.algorithm import Algorithm, Down, Personal, Round, State
+from polyfed.core.algorithm import KNOWN, Algorithm, Down, Personal, Round, State
 from polyfed.core.batches import padded
 from polyfed.core.errors import ConfigError, DataError, Diverged, closest
 from polyfed.core.ledger import down_bytes
@@ -130,7 +130,7 @@ def admit(
     try:
         told = [
             _Taking(run, algorithm, server, newcomers, splits["train"], start).told(exchanges, splits[split])
-            for algorithm, server in ((loop.algorithm, loop.server), (alone, {}))
+            for algorithm, server in ((loop.algorithm, loop.server), (alone, {KNOWN: loop.server[KNOWN]}))
         ]
     finally:
         torch.set_num_threads(threads)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from polyfed.core import checkpoint
-from polyfed.core.algorithm import Algorithm
+from polyfed.core.algorithm import KNOWN, Algorithm
 from polyfed.core.algorithm import check as check_algorithm
 from polyfed.core.augment import Augmentation, augmentation
 from polyfed.core.batches import Work
@@ -223,9 +223,8 @@ def _set_out(loop: Loop, start: Run) -> None:
     if list(before.names) != list(loop.names) or before.task.layout.entries != task.layout.entries:
         raise ConfigError("start: the run is of other clients or another model")
     if type(before.algorithm) is type(loop.algorithm):
-        free = loop.algorithm.varying
         shapes = [
-            {k: None if k in free else t.shape for k, t in x.server.items()} | dict.fromkeys(x.rows.names())
+            {k: None if k in loop.free else t.shape for k, t in x.server.items()} | dict.fromkeys(x.rows.names())
             for x in (before, loop)
         ]
         if shapes[0] != shapes[1]:
@@ -238,7 +237,8 @@ def _set_out(loop: Loop, start: Run) -> None:
             loop.rows.scatter(at, rows)
         return
     models = start.personal.to(task.device, task.dtype)
-    loop.server, rows = loop.algorithm.warm_start(task, models, loop.samples)
+    server, rows = loop.algorithm.warm_start(task, models, loop.samples)
+    loop.server = server | {KNOWN: loop.samples.clone()}
     loop.rows.scatter(everyone, rows)
     zero = np.zeros(loop.n)
     size = np.full(loop.n, models[0].numel() * models.element_size())
