@@ -1,7 +1,11 @@
 """Checkpoints: whole or not there at all, and a damaged one is never believed."""
 
+import contextlib
 import errno
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -55,6 +59,64 @@ def test_a_half_written_draft_is_ignored(tmp_path):
     assert round_of(tmp_path) == (1, [])
 
 
+def test_drafts_of_ended_processes_are_removed(tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    for pid in (child.pid, ended.stdout.strip(), os.getpid()):
+        (tmp_path / f".writing-{pid}").mkdir()
+        (tmp_path / f".writing-{pid}" / "tensors.safetensors").write_bytes(bytes(100))
+    fill(tmp_path, 1)
+    assert [p.name for p in tmp_path.glob(".writing*")] == [f".writing-{child.pid}"]
+    child.communicate(b"\n")
+    checkpoint.save(tmp_path, 2, tensors(2), {"t": 2})
+    assert not list(tmp_path.glob(".writing*"))
+
+
+def test_what_a_checkpoint_refers_to_is_checked_with_it(tmp_path):
+    fill(tmp_path)
+
+    def check(found):
+        if found["d"][0, 0] == 3:
+            raise RunError("its rows are damaged")
+
+    _, meta, warnings = checkpoint.load(tmp_path, check)
+    assert meta["t"] == 2
+    assert warnings == ["checkpoint round-00000003 is damaged (its rows are damaged); trying the one before"]
+    checkpoint.forget(tmp_path, len(warnings))
+    assert [p.name for p in checkpoint.checkpoints(tmp_path)] == ["round-00000002"]
+
+
+def test_saving_a_round_again_never_leaves_less_than_there_was(tmp_path, monkeypatch):
+    """Killed at any rename or removal, with leftovers of the same round from earlier kills: one sound copy stays."""
+    fill(tmp_path, 2)
+    replace, rmtree = checkpoint.os.replace, checkpoint.shutil.rmtree
+
+    class Killed(BaseException):
+        pass
+
+    def sometimes(function):
+        def call(*args, **kwargs):
+            left[0] -= 1
+            if left[0] < 0:
+                raise Killed
+            return function(*args, **kwargs)
+
+        return call
+
+    for after in (0, 1, 2, 3, 0, 2, 1, 1, 3, 4):
+        left = [after]
+        monkeypatch.setattr(checkpoint.os, "replace", sometimes(replace))
+        monkeypatch.setattr(checkpoint.shutil, "rmtree", sometimes(rmtree))
+        with contextlib.suppress(Killed):
+            checkpoint.save(tmp_path, 2, tensors(2), {"t": 2})
+        assert round_of(tmp_path) == (2, [])
+    monkeypatch.undo()
+    checkpoint.save(tmp_path, 2, tensors(2), {"t": 2})
+    assert len(checkpoint.checkpoints(tmp_path)) == 2
+    checkpoint.save(tmp_path, 3, tensors(3), {"t": 3})
+    assert round_of(tmp_path) == (3, [])
+
+
 @pytest.mark.parametrize("name", ["tensors.safetensors", "meta.json"])
 @pytest.mark.parametrize("where", [0, 0.2, 0.4, 0.6, 0.8, -1])
 def test_a_flipped_bit_falls_back_with_a_warning(name, where, tmp_path):
@@ -96,7 +158,7 @@ def test_a_damaged_file_falls_back_with_a_warning(name, damage, tmp_path):
     assert len(warnings) == 1
 
 
-@pytest.mark.parametrize("text", ["[]", "3", "null", '{"sha256": 3}', "{}"])
+@pytest.mark.parametrize("text", ["[]", "3", "null", '{"sha256": 3}', "{}", "[" * 100_000, '{"a":' * 100_000])
 def test_a_description_of_another_kind_falls_back(text, tmp_path):
     fill(tmp_path)
     (tmp_path / "round-00000003" / "meta.json").write_text(text)

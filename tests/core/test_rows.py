@@ -1,13 +1,11 @@
-"""The clients' private rows: a memory-mapped store answers like one in memory, and survives a crash anywhere."""
-
-import contextlib
+"""The clients' private rows: a store in files answers like one in memory, survives crashes and sees damage."""
 
 import numpy as np
 import pytest
 import torch
 
 from polyfed.core.errors import RunError
-from polyfed.core.rows import MappedRows, MemoryRows
+from polyfed.core.rows import MappedRows, MemoryRows, check
 
 N = 9
 START = {
@@ -125,12 +123,13 @@ def test_crash_between_the_checkpoint_and_its_application(tmp_path):
     assert same(read(rows), state)
 
 
-def test_crash_in_the_middle_of_the_application(tmp_path):
+def test_crash_in_the_middle_of_a_row(tmp_path):
     rows, saved, state = run_to_checkpoint(tmp_path)
-    first = next(iter(rows.pending))
-    rows.maps["w"][first] = 123  # half a row written, then the end
-    rows.maps["w"].flush()
+    rows.scatter(EVERYONE, draw(np.random.default_rng(3), N))
+    for path in tmp_path.glob("*.rows"):  # the last row is half written, then the end
+        path.write_bytes(path.read_bytes()[:-1])
     rows = MappedRows(N, START, tmp_path)
+    check(tmp_path, saved)
     rows.restore(saved)
     assert same(read(rows), state)
 
@@ -146,20 +145,137 @@ def test_what_was_computed_after_the_checkpoint_is_forgotten(tmp_path):
     assert same(read(rows), state)
 
 
-def test_an_older_checkpoint_is_restored_exactly_or_refused(tmp_path):
-    """The last checkpoint may be damaged: the one before must not be mixed with rows that are ahead of it."""
-    rng = np.random.default_rng(1)
-    rows = MappedRows(N, START, tmp_path)
-    rows.scatter(torch.tensor([0, 1]), draw(rng, 2))
-    older, state = {k: v.clone() for k, v in rows.snapshot().items()}, read(rows)
+@pytest.mark.parametrize("seed", range(20))
+def test_either_of_the_last_two_checkpoints_is_found_whole_at_any_moment(seed, tmp_path):
+    """Random rows are written, checkpoints taken, lost and saved; now and then the process ends and the newest or the
+    one before is taken up. The store behaves like a list of copies."""
+    rng = np.random.default_rng(seed)
+    rows, kept = MappedRows(N, START, tmp_path), []
+    for _ in range(60):
+        action = rng.integers(0, 6)
+        if action < 3:
+            ids = ids_of(rng)
+            rows.scatter(ids, draw(rng, len(ids)))
+        elif action < 5:
+            saved, state = {k: v.clone() for k, v in rows.snapshot().items()}, read(rows)
+            if rng.random() < 0.2:
+                continue  # the checkpoint could not be written
+            kept = [*kept[-1:], (saved, state)]
+            if rng.random() < 0.8:
+                rows.committed()
+                continue
+            rows = MappedRows(N, START, tmp_path)  # killed before the store was told
+            rows.restore(saved)
+        for saved, state in kept:
+            check(tmp_path, saved)
+            other = MappedRows(N, START, tmp_path)
+            other.restore(saved)
+            assert same(read(other), state)
+        if action == 5 and kept:
+            if rng.random() < 0.5:
+                kept = kept[:1]  # the newest is damaged
+            rows = MappedRows(N, START, tmp_path)
+            rows.restore(kept[-1][0])
+            assert same(read(rows), kept[-1][1])
+
+
+def test_no_more_than_three_slots_a_row(tmp_path):
+    rows, rng = MappedRows(N, START, tmp_path), np.random.default_rng(0)
+    for _ in range(20):
+        for _ in range(3):
+            rows.scatter(EVERYONE, draw(rng, N))
+        rows.snapshot()
+        rows.committed()
+    for name, t in START.items():
+        assert (tmp_path / f"{name}.rows").stat().st_size <= 3 * N * t.numel() * t.element_size()
+
+
+def whole(folder) -> tuple[MappedRows, dict, dict]:
+    """A store whose rows are all written and saved."""
+    rows = MappedRows(N, START, folder)
+    rows.scatter(EVERYONE, draw(np.random.default_rng(0), N))
+    saved = rows.snapshot()
     rows.committed()
-    rows.scatter(torch.tensor([1, 5]), draw(rng, 2))
-    rows.snapshot()
-    rows.committed()
-    rows = MappedRows(N, START, tmp_path)
-    with contextlib.suppress(RunError):
-        rows.restore(older)
-        assert same(read(rows), state)
+    return rows, saved, read(rows)
+
+
+def refused(folder, rows, saved, name: str) -> None:
+    for look in (lambda: check(folder, saved), lambda: rows.read(name, EVERYONE)):
+        with pytest.raises(RunError, match=rf"{name}\.rows") as error:
+            look()
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", START)
+def test_a_flipped_bit_anywhere_and_any_length_is_seen(name, tmp_path):
+    rows, saved, state = whole(tmp_path)
+    path = tmp_path / f"{name}.rows"
+    raw = path.read_bytes()
+    for at in range(len(raw)):
+        bad = bytearray(raw)
+        bad[at] ^= 1 << at % 8
+        path.write_bytes(bad)
+        with pytest.raises(RunError, match="is damaged"):
+            check(tmp_path, saved)
+    for length in range(len(raw)):
+        path.write_bytes(raw[:length])
+        refused(tmp_path, rows, saved, name)
+        path.write_bytes(raw[:length] + bytes(len(raw) - length))
+        if path.read_bytes() != raw:
+            refused(tmp_path, rows, saved, name)
+    path.unlink()
+    refused(tmp_path, rows, saved, name)
+    path.write_bytes(raw)
+    check(tmp_path, saved)
+    assert same(read(rows), state)
+
+
+def test_rows_of_another_client_are_not_taken(tmp_path):
+    """A write that went to the wrong place leaves sound rows, of somebody else."""
+    rows, saved, _ = whole(tmp_path)
+    path, size = tmp_path / "w.rows", 12
+    raw = path.read_bytes()
+    path.write_bytes(raw[size : 2 * size] + raw[:size] + raw[2 * size :])
+    refused(tmp_path, rows, saved, "w")
+
+
+def test_a_full_disk_is_one_line(tmp_path):
+    rows, _, _ = whole(tmp_path)
+    (tmp_path / "w.rows").unlink()
+    (tmp_path / "w.rows").symlink_to("/dev/full")
+    with pytest.raises(RunError, match=r"cannot write .*w\.rows: the disk is full") as error:
+        rows.scatter(EVERYONE, {"w": torch.ones(N, 3)})
+    assert "\n" not in str(error.value)
+
+
+def test_rows_in_memory_move_to_files_bit_for_bit(tmp_path):
+    start = {"w": torch.tensor([0.0, 1.0]), "d": torch.zeros(2, dtype=torch.float64)}
+    memory = MemoryRows(N, start)
+    memory.scatter(torch.tensor([1, 2, 3]), {"w": torch.tensor([[-0.0, 1.0], [float("nan"), 2.0], [0.0, 1.0]])})
+    rows = MappedRows(N, start, tmp_path)
+    rows.restore(memory.snapshot())
+    for name in start:
+        ours, theirs = (r.read(name, EVERYONE).contiguous().view(torch.uint8) for r in (rows, memory))
+        assert torch.equal(ours, theirs)
+    assert (tmp_path / "w.rows").stat().st_size == 2 * 8  # rows 1 and 2; row 3 is the start value
+    assert (tmp_path / "d.rows").stat().st_size == 0
+
+
+def test_rows_of_another_form_are_refused(tmp_path):
+    memory, mapped = MemoryRows(N, START), MappedRows(N, START, tmp_path)
+    older = {"commit": torch.tensor(3), "ids": torch.tensor([1]), "rows.w": torch.ones(1, 3)}
+    for rows, saved in (
+        (memory, mapped.snapshot()),
+        (memory, older),
+        (mapped, older),
+        (mapped, {"w": memory.tensors["w"]}),
+        (mapped, {"index.w": mapped.snapshot()["index.w"]}),
+    ):
+        with pytest.raises(
+            RunError, match=r"client rows of this checkpoint do not fit: found .*expected a, d"
+        ) as error:
+            rows.restore(saved)
+        assert "\n" not in str(error.value)
 
 
 def test_rows_never_written_take_no_space(tmp_path):

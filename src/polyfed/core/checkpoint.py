@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +24,38 @@ KEEP = 2
 
 def save(folder: Path, t: int, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
     """Write the state after `t` rounds under `folder`. Raises RunError when the disk is full or not writable."""
-    names, draft = (f"round-{t:08d}", f"round-{t:08d}-again"), folder / f".writing-{os.getpid()}"
-    # a round that is saved again stays under its former name until the new one is in place
-    former, final = (folder / name for name in (names if (folder / names[0]).exists() else names[::-1]))
+    draft, final = folder / f".writing-{os.getpid()}", folder / f"round-{t:08d}"
+    # a round that is saved again stays under its former names until the new one is in place
+    former = [path for path in checkpoints(folder) if path.name.startswith(final.name)]
+    while final in former:
+        final = final.with_name(f"{final.name}-again")
     try:
-        shutil.rmtree(draft, ignore_errors=True)
+        for path in folder.glob(".writing-*"):
+            if path == draft or not _alive(path.name.removeprefix(".writing-")):
+                shutil.rmtree(path, ignore_errors=True)
         draft.mkdir(parents=True)
         save_file(_apart(tensors), draft / "tensors.safetensors")
         text = json.dumps({**meta, "round": t})
         seal = _digest(draft / "tensors.safetensors", text)
         (draft / "meta.json").write_text(json.dumps({**json.loads(text), "sha256": seal}))
         for path in (draft / "tensors.safetensors", draft / "meta.json", draft):
-            _flush(path)
-        shutil.rmtree(final, ignore_errors=True)
+            flush(path)
         os.replace(draft, final)
-        _flush(folder)
-        shutil.rmtree(former, ignore_errors=True)
+        for path in (folder, folder.parent):
+            flush(path)
     except (OSError, SafetensorError) as e:
         shutil.rmtree(draft, ignore_errors=True)
         raise RunError(
             f"cannot write the checkpoint of round {t} in {folder}: {reason(e)}; earlier ones are kept"
         ) from e
-    for old in checkpoints(folder)[:-KEEP]:
+    for old in former + [path for path in checkpoints(folder) if path not in former][:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def forget(folder: Path, newest: int) -> None:
+    """Remove the newest checkpoints, which `load` passed over: damaged, they must not count among the last two."""
+    for path in checkpoints(folder)[::-1][:newest]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -53,9 +63,12 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("round-*")) if folder.is_dir() else []
 
 
-def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
+def load(
+    folder: Path, check: Callable[[dict[str, Tensor]], None] | None = None
+) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
     """The newest sound checkpoint: (tensors, meta, one warning per damaged one that was passed over).
 
+    check: raises RunError when what the tensors refer to elsewhere is damaged
     Raises RunError when there is none.
     """
     warnings: list[str] = []
@@ -64,8 +77,20 @@ def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
             meta = json.loads((path / "meta.json").read_text())
             if meta.pop("sha256") != _digest(path / "tensors.safetensors", json.dumps(meta)):
                 raise ValueError("its checksum does not match")
-            return load_file(path / "tensors.safetensors"), meta, warnings
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as e:
+            tensors = load_file(path / "tensors.safetensors")
+            if check is not None:
+                check(tensors)
+            return tensors, meta, warnings
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+            SafetensorError,
+            RunError,
+        ) as e:
             warnings.append(f"checkpoint {path.name} is damaged ({reason(e)}); trying the one before")
     detail = f" ({'; '.join(warnings)})" if warnings else ""
     raise RunError(f"no usable checkpoint in {folder}{detail}")
@@ -100,7 +125,19 @@ def _digest(tensors: Path, meta: str) -> str:
     return whole.hexdigest()
 
 
-def _flush(path: Path) -> None:
+def _alive(pid: str) -> bool:
+    """Whether a process of this number may be running."""
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, OverflowError, ValueError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def flush(path: Path) -> None:
+    """Have a file, or the names in a folder, on the disk before this returns."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

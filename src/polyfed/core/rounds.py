@@ -230,22 +230,23 @@ class Loop:
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         """Take up where `state` was taken."""
-
-        def part(prefix: str) -> State:
-            return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
-
         # copies: a tensor read from a file may lie unaligned in memory, and matrix products then differ in the last bit
         self.t, self.clock = meta["t"], meta["clock"]
         self._added = {(a, b): {name: set(kinds) for name, kinds in of.items()} for a, b, of in meta["added"]}
-        self.server = {k: v.to(self.task.device, copy=True) for k, v in part("server.").items()}
-        self.rows.restore(part("client."))
+        self.server = {k: v.to(self.task.device, copy=True) for k, v in part(tensors, "server.").items()}
+        self.rows.restore(part(tensors, "client."))
         self.ledger.restore(tensors["ledger"])
         self.flights = [
             Flight(
                 np.array(f["ids"]),
                 f["sent"],
-                {n: t.to(self.task.device, copy=True) for n, t in part(f"flight{k}.").items()},
+                {n: t.to(self.task.device, copy=True) for n, t in part(tensors, f"flight{k}.").items()},
                 f["bytes"],
             )
             for k, f in enumerate(meta["flights"])
         ]
+
+
+def part(tensors: State, prefix: str) -> State:
+    """The tensors of a checkpoint whose names begin with `prefix`, without it."""
+    return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}

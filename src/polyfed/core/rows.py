@@ -1,19 +1,27 @@
-"""Per-client tensors [n, ...]: in memory (on the device), or memory-mapped when they would not fit.
+"""Per-client tensors [n, ...]: in memory (on the device), or in files where they would not fit.
 
-A mapped store keeps the rows changed since the last checkpoint beside the file; a checkpoint writes those rows first
-(a redo log) and applies them to the file only then, so a crash at any point leaves a consistent state.
+The files are written by shadow paging. A row goes to a slot that no checkpoint refers to, and a checkpoint holds the
+index: the slot and the checksum of every row. Both checkpoints that are kept therefore find their rows untouched,
+whenever the process or the machine stops, and a row that was cut, zeroed or flipped is never taken for a number.
 """
 
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from io import BufferedRandom
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from polyfed.core.algorithm import State
+from polyfed.core.checkpoint import flush, reason
 from polyfed.core.errors import RunError
 
-NUMPY = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64, torch.bool: np.bool_}
+BLOCK = 1 << 26  # bytes of rows handled at once
 
 
 class Gathered(dict[str, Tensor]):
@@ -65,29 +73,28 @@ class MemoryRows:
         """Called once the checkpoint with the last snapshot is safe."""
 
     def restore(self, saved: State) -> None:
+        _same_names(saved.keys(), self.names())
         for name, values in saved.items():
             self.tensors[name].copy_(values)
 
 
 class MappedRows:
-    """Rows in one sparse file per tensor under `folder`; only the rows in use are in memory.
+    """Rows in one file per tensor under `folder`; only the rows in use are in memory.
 
-    A row that was never written is the start value: the file needs no initialising pass and takes no space for it.
+    A row that was never written is the start value and takes no space.
     """
 
     def __init__(self, n: int, start: State, folder: Path):
-        folder.mkdir(parents=True, exist_ok=True)
-        self.n, self.start, self.folder = n, start, folder
-        self.maps: dict[str, np.memmap] = {}
-        for name, t in start.items():
-            path, shape = folder / f"{name}.rows", (n, *t.shape)
-            fresh = not path.exists()
-            self.maps[name] = np.memmap(path, dtype=NUMPY[t.dtype], mode="w+" if fresh else "r+", shape=shape)
-        self.touched, self.commits = (
-            np.memmap(folder / name, dtype=kind, mode="r+" if (folder / name).exists() else "w+", shape=(size,))
-            for name, kind, size in (("touched", np.bool_, n), ("commits", np.int64, 1))
-        )
-        self.pending: dict[int, dict[str, Tensor]] = {}
+        self.n, self.start = n, start
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.files = {
+                name: SlotFile(folder / f"{name}.rows", n, t.numel() * t.element_size()) for name, t in start.items()
+            }
+            for path in (folder, folder.parent):
+                flush(path)
+        except OSError as e:
+            raise RunError(f"cannot make the files of the client rows in {folder}: {reason(e)}") from e
 
     def gather(self, ids: Tensor) -> Gathered:
         return Gathered(self, ids)
@@ -98,53 +105,143 @@ class MappedRows:
     def read(self, name: str, ids: Tensor) -> Tensor:
         start = self.start[name]
         block = torch.empty(len(ids), *start.shape, dtype=start.dtype)
-        for k, i in enumerate(ids.tolist()):
-            if i in self.pending:
-                block[k] = self.pending[i][name]
-            elif self.touched[i]:
-                block[k] = torch.from_numpy(np.array(self.maps[name][i]))
-            else:
-                block[k] = start
+        unwritten = self.files[name].read(ids.cpu().numpy(), _bytes(block))
+        block[torch.from_numpy(unwritten)] = start.cpu()
         return block.to(start.device)
 
     def scatter(self, ids: Tensor, state: State) -> None:
-        kept = {name: self.read(name, ids) for name in self.start if name not in state}
-        for k, i in enumerate(ids.tolist()):
-            self.pending[i] = {name: values[k].detach().cpu().clone() for name, values in (kept | state).items()}
+        for name, values in state.items():
+            self.files[name].write(ids.cpu().numpy(), _bytes(values.detach().to("cpu", self.start[name].dtype)))
 
     def snapshot(self) -> State:
-        number, ids = {"commit": torch.tensor(int(self.commits[0]) + 1)}, sorted(self.pending)
-        if not ids:
-            return number
-        rows = {name: torch.stack([self.pending[i][name] for i in ids]) for name in self.start}
-        return {**number, "ids": torch.tensor(ids), **{f"rows.{name}": t for name, t in rows.items()}}
+        return {f"{key}.{name}": t for name, file in self.files.items() for key, t in file.snapshot().items()}
 
     def committed(self) -> None:
-        self._apply(int(self.commits[0]) + 1)
-
-    def _apply(self, number: int) -> None:
-        """Write the pending rows into the files, which from the first byte on belong to commit `number`."""
-        self.commits[0] = number
-        self.commits.flush()
-        for i, row in self.pending.items():
-            for name, values in row.items():
-                self.maps[name][i] = values.numpy()
-            self.touched[i] = True
-        for m in (*self.maps.values(), self.touched):
-            m.flush()
-        self.pending = {}
+        for file in self.files.values():
+            file.committed()
 
     def restore(self, saved: State) -> None:
-        number, found = int(saved["commit"]), int(self.commits[0])
-        if found not in (number - 1, number):
-            raise RunError(
-                f"the memory-mapped client rows in {self.folder} do not belong to this checkpoint: they hold the state "
-                f"of checkpoint {found} of the run, it is number {number}; start the run anew"
-            )
-        self.pending = {}
-        if "ids" in saved:
-            self.scatter(saved["ids"], {name: saved[f"rows.{name}"] for name in self.start})
-        self._apply(number)
+        """Take up where `snapshot` was taken, of this store or of one in memory."""
+        if is_mapped(saved):
+            _same_names({k[6:] for k in saved if k.startswith("index.")}, self.names())
+            for name, file in self.files.items():
+                file.restore(saved[f"index.{name}"].numpy(), saved[f"before.{name}"].numpy())
+            return
+        _same_names(saved.keys(), self.names())
+        for name, values in saved.items():
+            file = self.files[name]
+            file.restore(np.empty((0, 3), np.int64), np.empty(0, np.int64))
+            first = _bytes(self.start[name].cpu()[None])
+            for ids in np.array_split(np.arange(self.n), -(-self.n * file.size // BLOCK) or 1):
+                rows = _bytes(values[ids[0] : ids[-1] + 1])
+                changed = (rows != first).any(1)
+                file.write(ids[changed], rows[changed])
+
+
+class SlotFile:
+    """Rows of `size` bytes in the slots of one file. `slot`: [n], -1 for a row that was never written."""
+
+    def __init__(self, path: Path, n: int, size: int):
+        self.path, self.n, self.size = path, n, size
+        path.touch()
+        self.restore(np.empty((0, 3), np.int64), np.empty(0, np.int64))
+
+    def restore(self, index: np.ndarray, before: np.ndarray) -> None:
+        """Take up an index [m, 3] of (row, slot, checksum); `before`: the slots of the checkpoint before it."""
+        self.slot, self.sum = np.full(self.n, -1), np.zeros(self.n, np.int64)
+        self.slot[index[:, 0]], self.sum[index[:, 0]] = index[:, 1], index[:, 2]
+        self.new = np.zeros(self.n, bool)  # rows in a slot that no snapshot has seen: it may be written again
+        self.changed = False  # since the last checkpoint
+        self.kept = before, index[:, 1]  # the slots that the last two checkpoints refer to
+        self._find_free()
+
+    def _find_free(self) -> None:
+        busy = np.bincount(np.concatenate(self.kept)) > 0
+        self.end = len(busy)  # from here on nothing was ever written, or nobody refers to it
+        self.free = np.flatnonzero(~busy)[::-1].tolist()
+
+    def read(self, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Fill `rows: [s, size]`; returns which of `ids` were never written, whose rows are left as they are."""
+        unwritten = self.slot[ids] < 0
+        if not unwritten.all():
+            with _opened(self.path, "rb") as f:
+                for k in np.flatnonzero(~unwritten):
+                    i = int(ids[k])
+                    _fetch(f, self.path, rows[k], i, int(self.slot[i]), int(self.sum[i]))
+        return unwritten
+
+    def write(self, ids: np.ndarray, rows: np.ndarray) -> None:
+        with _opened(self.path, "r+b") as f:
+            for i, row in zip(ids.tolist(), rows, strict=True):
+                if not self.new[i]:
+                    if not self.free:
+                        self.free.append(self.end)
+                        self.end += 1
+                    self.slot[i] = self.free.pop()
+                f.seek(int(self.slot[i]) * self.size)
+                f.write(row.data)
+                self.sum[i], self.new[i], self.changed = zlib.crc32(row.data), True, True
+
+    def snapshot(self) -> State:
+        with _opened(self.path, "r+b") as f:
+            os.fsync(f.fileno())
+        self.new[:] = False
+        ids = np.flatnonzero(self.slot >= 0)
+        self.taken = self.slot[ids]
+        index = np.stack([ids, self.taken, self.sum[ids]], 1)
+        parts = index, self.kept[1] if self.changed else self.kept[0], np.array(self.size)
+        return dict(zip(("index", "before", "size"), map(torch.from_numpy, parts), strict=True))
+
+    def committed(self) -> None:
+        if self.changed:  # a round that is saved again replaces its own checkpoint, and the one before is still kept
+            self.kept, self.changed = (self.kept[1], self.taken), False
+            self._find_free()
 
 
 Rows = MemoryRows | MappedRows
+
+
+def is_mapped(saved: State) -> bool:
+    """Whether a snapshot is of rows in files."""
+    return any(name.startswith("index.") for name in saved)
+
+
+def check(folder: Path, saved: State) -> None:
+    """Raise RunError unless the files in `folder` hold every row that the snapshot `saved` refers to."""
+    for key, index in saved.items():
+        if key.startswith("index.") and len(index):
+            name = key[6:]
+            row = np.empty(int(saved[f"size.{name}"]), np.uint8)
+            path = folder / f"{name}.rows"
+            with _opened(path, "rb") as f:
+                for i, slot, total in index.tolist():
+                    _fetch(f, path, row, i, slot, total)
+
+
+def _fetch(f: BufferedRandom, path: Path, row: np.ndarray, i: int, slot: int, total: int) -> None:
+    f.seek(slot * len(row))
+    if f.readinto(row.data) != len(row) or zlib.crc32(row.data) != total:
+        raise RunError(f"{path} is damaged: the row of client number {i} is not what was written")
+
+
+def _bytes(block: Tensor) -> np.ndarray:
+    """A block of rows [s, ...] as [s, bytes of a row]; the same memory where the block is contiguous."""
+    s = len(block)
+    return block.contiguous().view(s, block[0].numel() if s else 0).view(torch.uint8).numpy()
+
+
+def _same_names(found: Iterable[str], expected: Iterable[str]) -> None:
+    if set(found) != set(expected):
+        raise RunError(
+            f"the client rows of this checkpoint do not fit: found {', '.join(sorted(found)) or 'none'}, "
+            f"expected {', '.join(sorted(expected)) or 'none'}; start the run anew"
+        )
+
+
+@contextmanager
+def _opened(path: Path, mode: str) -> Iterator[BufferedRandom]:
+    try:
+        with path.open(mode) as f:
+            yield cast(BufferedRandom, f)
+    except OSError as e:
+        raise RunError(f"cannot {'read' if mode == 'rb' else 'write'} {path}: {reason(e)}") from e

@@ -15,7 +15,8 @@ import torch
 from polyfed.core.algorithm import Algorithm, Round, Server, State
 from polyfed.core.batches import Work
 from polyfed.core.errors import ConfigError, RunError
-from polyfed.core.rows import MappedRows, MemoryRows, Rows
+from polyfed.core.rounds import part
+from polyfed.core.rows import MappedRows, MemoryRows, Rows, check, is_mapped
 from polyfed.core.split import Split
 from polyfed.core.task import Task
 from polyfed.core.uplinks import Tally
@@ -101,9 +102,12 @@ def memory() -> int:
     return 8 << 30
 
 
-def make_rows(algorithm: Algorithm, task: Task, n: int, cohort: int, folder: Path | None) -> Rows:
+def make_rows(
+    algorithm: Algorithm, task: Task, n: int, cohort: int, folder: Path | None, saved: State | None = None
+) -> Rows:
     """The store of the clients' private tensors, after checking that the run fits this machine.
 
+    saved: a checkpoint's tensors. Rows that are in files stay there; rows in memory move there where they do not fit
     Raises RunError, with the estimate, when the server's state, the cohort's messages and the private rows do not fit.
     """
     start = algorithm.init_client(task, task.w0)
@@ -120,7 +124,8 @@ def make_rows(algorithm: Algorithm, task: Task, n: int, cohort: int, folder: Pat
             f"{2 * server / 1e9:.1f} GB and a cohort of {cohort} {moving / 1e9:.1f} GB, {have / 1e9:.1f} GB are free; "
             "fewer clients per round or a smaller model is needed"
         )
-    if n * per_row + 2 * server + moving <= 0.6 * have:
+    mapped = saved is not None and is_mapped(part(saved, "client."))
+    if not mapped and n * per_row + 2 * server + moving <= 0.6 * have:
         return MemoryRows(n, start)
     if folder is None:
         raise RunError(
@@ -128,3 +133,8 @@ def make_rows(algorithm: Algorithm, task: Task, n: int, cohort: int, folder: Pat
             "of memory are free: give the run a folder (out=...), where it can be memory-mapped"
         )
     return MappedRows(n, start, folder / "rows")
+
+
+def check_rows(folder: Path, saved: State) -> None:
+    """Raise RunError when the rows of a checkpoint's tensors `saved` are in files of the run folder, and damaged."""
+    check(folder / "rows", part(saved, "client."))

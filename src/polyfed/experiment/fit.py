@@ -8,6 +8,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from polyfed.core.split import Split
 from polyfed.core.task import Loss, Task
 from polyfed.core.worker import Plan
 from polyfed.data.federation import Federation
-from polyfed.engines.local import LocalEngine, make_plan, make_rows, pick_device
+from polyfed.engines.local import LocalEngine, check_rows, make_plan, make_rows, pick_device
 from polyfed.experiment.folder import RunFolder, fingerprint, versions
 from polyfed.experiment.parallel import say_stopping
 from polyfed.experiment.rehearsal import check_robust
@@ -154,7 +155,7 @@ def fit(
     if store is not None and not resume:
         store.refuse_used()
     if store is not None and resume and checkpoint.checkpoints(store.path / "checkpoint"):
-        saved = checkpoint.load(store.path / "checkpoint")
+        saved = checkpoint.load(store.path / "checkpoint", partial(check_rows, store.path))
         plan = Plan(**saved[1]["fingerprint"]["plan"]) if chunk is None and workers is None else plan
     if store is not None and saved is None:
         store.forget_rows()  # of a run that was killed before its first checkpoint
@@ -163,7 +164,7 @@ def fit(
     engine = LocalEngine(task, data["train"], keys, work, seed, plan)
     attackers = np.zeros(federation.n, dtype=bool) if attack is None else attack.attackers(seed, keys)
     forge = None if attack is None else Forging(attack, keys, seed)
-    rows = make_rows(algorithm, task, federation.n, cohort, store.path if store else None)
+    rows = make_rows(algorithm, task, federation.n, cohort, store.path if store else None, saved and saved[0])
     loop = Loop(
         task, data["train"], federation.names, algorithm, schedule, engine, rows, seed, lr_decay, lr_decay_every,
         forge, robust,
@@ -358,6 +359,7 @@ def _continue(run: Run, store: RunFolder, tensors: dict[str, Any], meta: dict[st
                 f"cannot resume {store.path}: {key} is {now.get(key)!r} here and was {then!r} in the checkpoint"
             )
     run.loop.restore(tensors, meta)
+    checkpoint.forget(store.path / "checkpoint", len(warnings))
     run.records, run.seconds = meta["records"], meta["seconds"]
 
 
