@@ -33,10 +33,11 @@ def measure(n: int, d: int, share: float, rounds: int) -> str:
     rng, method = torch.Generator().manual_seed(0), FedACS(pool="all")
     start = torch.randn(d, generator=rng)
     # of a task FedACS asks nothing
-    server = method.init_server(Task(torch.nn.Linear(1, 1)), start, n)
+    server = method.init_server(Task(torch.nn.Linear(1, 1)), start, n).whole()
     everyone = torch.arange(n)
     samples, noise = torch.full((n,), 50.0), 0.1 * torch.randn(n, d, generator=rng)
     server = method.aggregate(server, {"w": start + noise}, Round(0, n, 0, everyone, samples, everyone * 0))
+    server["known"] = samples
     seconds = []
     for t in range(1, rounds + 1):
         ids = torch.randperm(n, generator=rng)[: round(share * n)].sort().values
@@ -44,7 +45,9 @@ def measure(n: int, d: int, share: float, rounds: int) -> str:
         down, sent = timed(lambda server=server, now=now: method.downlink(server, now))
         w = down.each["u"] + 0.1 * torch.randn(len(ids), d, generator=rng)
         before = server["similarity"]
-        server, taken = timed(lambda server=server, w=w, now=now: method.aggregate(server, {"w": w}, now))
+        server, taken = timed(
+            lambda server=server, w=w, now=now: method.aggregate(server, {"w": w}, now) | {"known": samples}
+        )
         W = server["w"]
         part, some = timed(lambda before=before, W=W, ids=ids: refresh(before, W, ids))
         whole, full = timed(lambda W=W: similarity(W))

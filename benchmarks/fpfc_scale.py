@@ -100,7 +100,8 @@ def measure(m: int, d: int, kind: str, limit: float, threads: int) -> Row:
     w = torch.zeros(m, d) if kind == "cold" else a.clone()  # what the clients keep
     forget_peak()
     without, begun = resident("VmRSS"), time.perf_counter()
-    state = method.init_server(task, torch.zeros(d), m) if kind == "cold" else method.warm_start(task, a, samples)[0]
+    cold = method.init_server(task, torch.zeros(d), m).whole() if kind == "cold" else None
+    state = (cold or method.warm_start(task, a, samples)[0]) | {"known": samples}
     first = time.perf_counter() - begun
     keep = (1 - LR * (1 + method.rho)) ** STEPS
     seconds: list[float] = []
@@ -114,7 +115,7 @@ def measure(m: int, d: int, kind: str, limit: float, threads: int) -> Row:
         fixed = (a[ids] + method.rho * zeta) / (1 + method.rho)
         w[ids] = fixed + keep * (w[ids] - fixed)
         before = time.perf_counter()
-        state = method.aggregate(state, {"w": w[ids]}, round)
+        state = method.aggregate(state, {"w": w[ids]}, round) | {"known": samples}
         seconds.append(sent + time.perf_counter() - before)
         nodes = max(nodes, len(state.get("f", ())))
         if time.perf_counter() - begun > limit and t >= 4:
@@ -128,7 +129,7 @@ def measure(m: int, d: int, kind: str, limit: float, threads: int) -> Row:
 
 def fits(m: int, d: int, kind: str) -> bool:
     """Whether twice the state is there, as `fit` asks."""
-    shapes = fpfc(kind).init_server(Task(torch.nn.Linear(1, 1)), torch.zeros(d, device="meta"), m)
+    shapes = fpfc(kind).init_server(Task(torch.nn.Linear(1, 1)), torch.zeros(d, device="meta"), m).whole()
     return 2 * sum(t.numel() * t.element_size() for t in shapes.values()) < memory()
 
 

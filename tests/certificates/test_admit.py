@@ -253,7 +253,7 @@ def test_a_method_that_cannot_grow_is_named():
         def init_server(self, task, w0, n):
             return {"w": w0, "pairs": w0.new_zeros(n * (n - 1) // 2)}
 
-    with pytest.raises(ConfigError, match="pairs-of-clients keeps 'pairs' in a form"):
+    with pytest.raises(ConfigError, match="cannot extend server tensor 'pairs' of pairs-of-clients by one"):
         pf.admit(fit_points(centres(np.eye(3)), Pairs(), rounds=1, dim=3), points([1.0, 0, 0]))
 
 

@@ -97,8 +97,9 @@ def exchange(ids, n, t=0):
 def test_a_lone_participant_meets_the_cached_models_of_those_seen():
     """Clients 0 to 2 of four have taken part and are absent but one: rows of (4) over three models, digit for digit."""
     method = pf.FedACS(quantile=0.25, pool="all")
-    server = method.init_server(None, torch.tensor([1.0, 0.3], dtype=torch.float64), 4)
-    server = method.aggregate(server, {"w": THREE}, exchange([0, 1, 2], 4))
+    start = method.init_server(None, torch.tensor([1.0, 0.3], dtype=torch.float64), 4).whole()
+    known = torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
+    server = method.aggregate(start, {"w": THREE}, exchange([0, 1, 2], 4)) | {"known": known}
     u = method.downlink(server, exchange([0], 4)).each["u"]
     assert torch.allclose(u, torch.tensor([[8.2 / 9, 2.4 / 9]], dtype=torch.float64), atol=1e-15)
     assert torch.equal(server["w"][:3], THREE)  # their cached copies stay
@@ -155,8 +156,9 @@ def test_the_groups_of_many_clients_are_reported_without_the_matrix(pool):
     W = torch.zeros(n - 1, 3, dtype=torch.float64)
     W[:200, 0] = W[200:, 1] = 1
     W[:, 2] = torch.linspace(0, 0.1, n - 1)
-    server = method.init_server(None, torch.ones(3, dtype=torch.float64), n)
-    server = method.aggregate(server, {"w": W}, exchange(range(n - 1), n))
+    server = method.init_server(None, torch.ones(3, dtype=torch.float64), n).whole()
+    known = torch.arange(n) < n - 1
+    server = method.aggregate(server, {"w": W}, exchange(range(n - 1), n)) | {"known": known}
     found = method.report(server)
     assert list(found) == ["clusters"]
     assert adjusted_rand_score([0] * 200 + [1] * (n - 201) + [2], found["clusters"]) == 1
@@ -165,7 +167,7 @@ def test_the_groups_of_many_clients_are_reported_without_the_matrix(pool):
 def test_groups_that_cost_too_much_are_not_reported():
     """More than 300 clients and 2e10 products: with pool="all" alone, where the similarities are at hand."""
     n, method = REPORTED + 1, pf.FedACS()
-    server = {"w": torch.ones(1, 1).expand(n, int(AFFORDED) // n**2 + 1), "seen": torch.ones(n, dtype=torch.bool)}
+    server = {"w": torch.ones(1, 1).expand(n, int(AFFORDED) // n**2 + 1), "known": torch.ones(n)}
     assert method.report(server) == {}
     at_hand = server | {"similarity": torch.eye(n, dtype=torch.float64)}
     assert len(set(pf.FedACS(pool="all").report(at_hand)["clusters"].tolist())) == n

@@ -160,7 +160,7 @@ def test_the_order_of_arrival_does_not_move_anyone():
     for rounds in range(1, 9):
         run = fit(fed, pf.PACFL(basis=2, threshold=20.0), rounds=rounds, fraction=0.25)
         now = run.server["cluster"].numpy()
-        met = (run.server["samples"] > 0).numpy()
+        met = (run.server["known"] > 0).numpy()
         known = before >= 0
         assert (now[known] == before[known]).all()
         before = np.where(met, now, -1)

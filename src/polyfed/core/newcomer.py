@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.algorithm import KNOWN, Algorithm, Down, Round, State, started
+from polyfed.core.errors import ConfigError
 from polyfed.core.uplinks import Uplinks
 
 if TYPE_CHECKING:
@@ -33,6 +34,12 @@ class Newcomer:
         self.algorithm, self.task, self.samples, self.n = algorithm, task, samples, len(samples)
         self.before = server
         start = started(algorithm, task, 2)
+        for name, t in start.shared.items():
+            if name not in server or t.shape != server[name].shape:
+                raise ConfigError(
+                    f"admit: cannot extend server tensor {name!r} of {algorithm.name} by one client; say its axes with "
+                    "Server(...) in init_server, or override admit"
+                )
         self.each, self.pairs = tuple(start.each), tuple(start.pairs)
         self.rows: State = {name: t[1:].clone() for name, t in start.each.items()}
         self.rows |= {name: _grown(server[name], t) for name, t in start.pairs.items()}
