@@ -8,7 +8,7 @@ otherwise the module itself, one client after another, its parameters pointed at
 import copy
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
@@ -193,11 +193,10 @@ class Task:
             b = batch.x.shape[1] if batch.sizes is None else batch.sizes[i]
             if b == 0:
                 continue
-            key = Keyed(batch.seed(i) if batch.seed else 0, self.device) if self.random else nullcontext()
             views = self.layout.views(w[i])
             for q, view in zip(parameters, views, strict=True):
                 q.data = view
-            with torch.enable_grad(), key:
+            with torch.enable_grad(), self._drawing(batch.seed(i) if self.random and batch.seed else 0):
                 loss = self._mean_loss(module(_input(batch.x[i, :b])), batch.y[i, :b])
             yield i, views, parameters, loss
 
@@ -240,6 +239,9 @@ class Task:
             self._local.module, self._local.still = module, self._parts(module)
             self._local.parameters = [q for q in module.parameters() if q.requires_grad]
         return self._local.module, self._local.parameters
+
+    def _drawing(self, key: int) -> AbstractContextManager:
+        return Keyed(key, self.device) if self.random else nullcontext()
 
     def _parts(self, module: nn.Module) -> list[nn.Module]:
         return [module.get_submodule(name) for name in self._still]
@@ -348,7 +350,7 @@ class Task:
     def _block_outputs(self, w: Tensor, x: Tensor) -> Tensor:
         if x.is_floating_point() or not self.integers:
             x = x.to(w.dtype)
-        with torch.no_grad():
+        with torch.no_grad(), self._drawing(0) if self.stacked is None else nullcontext():
             if self.stacked is not None:
                 return self.stacked.outputs(w[None], x[None])[0]
             module, parameters = self._workspace()
@@ -433,7 +435,7 @@ class Task:
         for integers in (False,) if x.is_floating_point() else (True,) if self._embeds else (False, True):
             self.integers = integers
             try:
-                output = self._block_outputs(self.w0, x)
+                output = self._block_outputs(self.w0.clone(), x)
                 break
             except Exception as e:
                 errors.append(e)

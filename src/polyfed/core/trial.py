@@ -116,22 +116,23 @@ def train_twice(
     evaluate: Callable[[], Tensor],
     who: str,
 ) -> bool:
-    """Whether training passes draw random numbers. Raises ModelError for what no key can make repeatable.
+    """Whether the model draws random numbers. Raises ModelError for what no key can make repeatable.
 
     step: one training pass -> (output, loss)     evaluate: outputs in evaluation mode
     """
     device = parameters[0].device
-    first = evaluate()
     outside = _outside()
     before = {name: t.detach().clone() for name, t in _tensors(module)}
+    with Keyed(0, device) as evaluated:
+        first = evaluate()
     with Keyed(0, device) as keyed:
         output, loss = step()
     for name, t in _tensors(module):
         if name not in before or not same(before[name], t.detach()):
             kind = "parameter" if isinstance(t, nn.Parameter) else "buffer"
             raise ModelError(
-                f"{_layer(module, name)} changes its {kind} {name.rpartition('.')[2]!r} in a training pass, which is "
-                "not part of what clients exchange; freeze it (requires_grad_(False) and eval()) or replace it"
+                f"{_layer(module, name)} changes its {kind} {name.rpartition('.')[2]!r} in a forward pass, so that a "
+                "client's result depends on those before it; replace it, or freeze it: requires_grad_(False) and eval()"
             )
     if _outside() != outside:
         raise ModelError(
@@ -157,12 +158,17 @@ def train_twice(
         )
     with Keyed(0, device):
         again = step()[0]
-    if not same(output.detach(), again.detach()) or not same(first, evaluate()):
+    with Keyed(0, device):
+        last = evaluate()
+    if not same(output.detach(), again.detach()) or not same(first, last):
         raise ModelError(
             f"{_culprit(module, step, device) or who} gives other outputs in a second pass on the same samples: it "
             "keeps something between passes, or draws from a generator of its own, so a run could not be repeated"
         )
-    return keyed.drew
+    with Keyed(1, device):
+        if not same(first, evaluate()):
+            raise ModelError(f"{who} gives random outputs in evaluation mode; draw only where self.training is true")
+    return keyed.drew or evaluated.drew
 
 
 def same(a: Tensor, b: Tensor) -> bool:
