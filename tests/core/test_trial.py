@@ -489,3 +489,12 @@ def test_one_output_for_three_classes_has_no_accuracy():
     task = Task(nn.Linear(4, 1).double(), lambda out, y: F.mse_loss(out[:, 0], y.double()))
     task.check(SPLIT, 3)
     assert set(task.metrics(task.w0.expand(3, -1), SPLIT, np.arange(3))) == {"loss"}
+
+
+def test_many_models_at_once_only_where_every_operation_can():
+    """What an accelerator does in one pass; dropout has no rule for it and goes client by client."""
+    for build, expected in ((lambda: Wrapped(mlp()), True), (cnn, True), (RANDOM["F.dropout"], False)):
+        task = Task(build())
+        task.vectorised = True  # as on an accelerator
+        task.check(SPLIT, 3)
+        assert task.vectorised == expected
