@@ -57,6 +57,84 @@ def test_integer_inputs_become_floats_unscaled_unless_they_are_tokens():
     assert kept.train.x.dtype == torch.int64
 
 
+def test_integers_stay_integers_and_bytes_become_floats():
+    tokens, y = np.arange(20).reshape(10, 2), np.arange(10) % 2
+    for given_as in (tokens, tokens.astype(np.int16), torch.tensor(tokens), tokens.tolist()):
+        assert Federation.from_arrays([(given_as, y)]).train.x.dtype == torch.int64
+    for given_as in (tokens.astype(np.uint8), tokens > 3, torch.tensor(tokens).to(torch.uint8)):
+        assert Federation.from_arrays([(given_as, y)]).train.x.dtype == torch.float32
+    assert Federation.from_arrays([(tokens, y)], integer_inputs=False).train.x.dtype == torch.float32
+
+
+@pytest.mark.parametrize("labels", [[1, 2], [1, 2, 3], [-1, 1]])
+def test_labels_counted_otherwise_are_numbered_from_zero_and_it_is_said(labels):
+    x, k = np.zeros((12, 2)), np.arange(12) % len(labels)
+    y = np.array(labels)[k]
+    fed = Federation.from_arrays([(x, y), (x, y)], test=[(x[:4], y[:4]), None])
+    assert fed.classes == len(labels)
+    assert fed.train.client(1)[1].tolist() == k.tolist()
+    assert fed.test.client(0)[1].tolist() == k[:4].tolist()
+    assert fed.meta["labels"] == labels
+    assert any("numbered 0 to" in note for note in fed.notes)
+
+
+def test_labels_from_zero_are_left_alone():
+    x, y = pair(classes=4)
+    fed = Federation.from_arrays([(x, y)])
+    assert "labels" not in fed.meta
+    assert fed.notes == ()
+
+
+def test_an_empty_class_is_noted():
+    x, y = np.zeros((9, 2)), np.arange(9) % 3
+    fed = Federation.from_arrays([(x, np.where(y == 1, 3, y))])
+    assert fed.classes == 4
+    assert any("no training sample has label 1, of 4 classes" in note for note in fed.notes)
+
+
+def test_ages_are_not_taken_for_classes(refused, tmp_path):
+    x, ages = np.zeros((60, 2)), np.arange(60) + 20
+    with refused("60 different integers from 20 to 79", "task='regression'", "task='classification'"):
+        Federation.from_arrays([(x, ages)])
+    numbers = Federation.from_arrays([(x, ages)], task="regression", test_fraction=0.0)
+    assert numbers.classes is None
+    assert numbers.train.y.tolist() == ages.tolist()
+    assert Federation.from_arrays([(x, ages)], task="classification").classes == 80
+    assert Federation.from_arrays([(x, ages)], classes=80).classes == 80
+    many = Federation.from_arrays([(x, np.arange(60) % 30)])
+    assert many.classes == 30
+    assert any("30 classes" in note and "task='regression'" in note for note in many.notes)
+    write_csv(tmp_path / "a.csv", [f"1,{k},{k + 20}" for k in range(60)])
+    with refused("60 different integers"):
+        Federation.from_folder(tmp_path)
+    assert Federation.from_folder(tmp_path, task="regression").classes is None
+    assert Federation.from_folder(tmp_path, task="classification").classes == 80
+
+
+def test_floats_are_labels_where_the_task_says_so(refused):
+    x, y = pair(classes=3)
+    fed = Federation.from_arrays([(x, y.astype(float))], task="classification")
+    assert fed.classes == 3
+    assert fed.train.y.dtype == torch.int64
+    with refused("'client-0'", "label 0.5", "integers are expected"):
+        Federation.from_arrays([(x, y / 2)], task="classification")
+    with refused("task is 'guess'"):
+        Federation.from_arrays([(x, y)], task="guess")
+    with refused("classes is 3", "regression"):
+        Federation.from_arrays([(x, y)], classes=3, task="regression")
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
+def test_labels_beyond_64_bits_are_named_as_they_are(refused, kind):
+    x, y = pair()
+    huge = y.astype(np.uint64)
+    huge[3] = 2**63
+    with refused("'client-0'", "9223372036854775808", "too large"):
+        Federation.from_arrays([(x, kind(huge))])
+    with refused("1000000000001 classes"):
+        Federation.from_arrays([(x, y * 10**12)], task="classification")
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=5),
@@ -107,7 +185,9 @@ def test_every_fault_is_one_line_that_names_the_client(refused):
     with refused("'b'", "label 5", "0 to 1"):
         Federation.from_arrays([(x, y), (x, y * 5)], names=["a", "b"], classes=2)
     with refused("'a'", "label -1", "0 to 1"):
-        Federation.from_arrays([(x, np.where(y > 0, 1, -1))], names=["a"])
+        Federation.from_arrays([(x, np.where(y > 0, 1, -1))], names=["a"], classes=2)
+    with refused("'a'", "label -1", "0 to 2"):
+        Federation.from_arrays([(x, np.arange(10) % 4 - 1)], names=["a"])
     with refused("'a'", "test", "label 3", "0 to 1"):
         Federation.from_arrays([(x, y)], test=[(x, y * 3)], names=["a"])
     with refused("label 0", "two classes"):

@@ -160,7 +160,7 @@ class Batches:
     def whole(self) -> Batch:
         """All training samples of every client, as one batch of s rows."""
         if self._padded is None:
-            self._padded = padded(self._split, self._clients)
+            self._padded = padded(self._split, self._clients)._replace(seed=self._seeds(-1))
         return self._padded
 
     def __iter__(self) -> Iterator[Batch]:
@@ -226,7 +226,8 @@ class Batches:
     def _live(self, at_work: np.ndarray) -> Tensor | None:
         if at_work.all():
             return None
-        return torch.as_tensor(at_work[:, None], dtype=self._split.x.dtype, device=self._split.x.device)
+        dtype = self._split.x.dtype if self._split.x.is_floating_point() else torch.float32
+        return torch.as_tensor(at_work[:, None], dtype=dtype, device=self._split.x.device)
 
     def _order(self, total: int) -> tuple[np.ndarray, np.ndarray]:
         """index: [total, s, b] rows of the split, sizes: [total, s] real samples, for every step of every client."""
@@ -284,5 +285,5 @@ def _take(split: Split, index: Tensor) -> tuple[Tensor, Tensor]:
 def _weights(split: Split, real: np.ndarray) -> Tensor:
     """real: [..., b] bool -> [..., b] weights that sum to one where anything is real."""
     size = np.maximum(real.sum(-1, keepdims=True), 1)
-    dtype = split.x.dtype if split.x.is_floating_point() else torch.get_default_dtype()
+    dtype = split.x.dtype if split.x.is_floating_point() else torch.float64  # for tokens, until the model's is known
     return torch.as_tensor(real / size, dtype=dtype, device=split.x.device)

@@ -51,8 +51,8 @@ def chain(module: nn.Module) -> list[nn.Module] | None:
             return None
     if type(module) not in (nn.Sequential, nn.Linear) or not layers or not isinstance(layers[-1], nn.Linear):
         return None
-    linear = [m for m in layers if isinstance(m, nn.Linear)]
-    return layers if len({id(m) for m in linear}) == len(linear) else None
+    parameters = [q for m in layers for q in m.parameters()]  # tied ones have one place in the vector for two layers
+    return layers if len({id(q) for q in parameters}) == len(parameters) else None
 
 
 class Stacked:

@@ -8,6 +8,11 @@ otherwise the module itself, one client after another, its parameters pointed at
 import copy
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import cached_property
+from hashlib import blake2b
+from math import isfinite, prod
 
 import numpy as np
 import torch
@@ -19,6 +24,7 @@ from polyfed.core.errors import ConfigError, ModelError, closest
 from polyfed.core.layout import Layout
 from polyfed.core.split import Split
 from polyfed.core.stacked import LOSSES, Stacked, chain
+from polyfed.core.trial import EMBEDDINGS, Keyed, check_structure, reason, still, train_twice
 
 Loss = str | Callable[[Tensor, Tensor], Tensor]
 BLOCK = 8192  # samples per forward pass when evaluating
@@ -28,12 +34,17 @@ class Task:
     """A model and a loss as functions of the flat parameter vector.
 
     model: nn.Module; its trainable parameters define the vector, its present values the start `w0: [p]`
-    loss: "cross-entropy", "mse", or a callable (output [b, ...], target [b, ...]) -> mean loss, a scalar
+    loss: "cross-entropy", "mse", or a callable (output [b, ...], target [b, ...]) -> mean loss, a scalar; for float
+        targets [b] outputs [b, 1] are reshaped to [b] first, and the reverse
     weight_decay: adds weight_decay/2 * ||w||^2 to every client's loss
     device, dtype: where and in what precision; None keeps the model's
 
-    Raises ModelError for a model with no trainable parameter or with BatchNorm (its statistics mix samples and are
-    no part of the vector), ConfigError for an unknown loss.
+    Random layers (dropout of any kind) draw from a key per client and step. Frozen parts that the model has in
+    evaluation mode stay in it. Integer inputs stay integers for a model with an embedding and become floats for others.
+
+    Raises ModelError for a model with no trainable parameter, with parameters that have no values yet, or with a
+    BatchNorm that is not frozen (its statistics mix samples and are no part of the vector), ConfigError for an unknown
+    loss. `check` finds the rest by trying.
     """
 
     def __init__(
@@ -49,8 +60,13 @@ class Task:
             raise ConfigError(
                 f"unknown loss {loss!r}{closest(loss, LOSSES)}; known: {', '.join(LOSSES)}, or a callable"
             )
-        _check(model)
-        self.model = copy.deepcopy(model).to(device=device, dtype=dtype)
+        self._still = still(model)
+        try:
+            self.model = copy.deepcopy(model)
+            check_structure(self.model, lambda m: _training(m, self._parts(m)))
+            self.model = self.model.to(device=device, dtype=dtype)
+        except (RuntimeError, TypeError, ValueError, AttributeError) as e:
+            raise ModelError(f"{type(model).__name__} cannot be copied: {reason(e)}") from None
         self.loss, self.weight_decay = loss, weight_decay
         self.layout = Layout(self.model)
         self.p = self.layout.p
@@ -58,8 +74,10 @@ class Task:
         layers = chain(self.model)
         known = isinstance(loss, str)
         self.stacked = Stacked(layers, self.layout, loss) if known and layers else None
-        self._dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in self.model.modules())
-        self.vectorised = known and self.stacked is None and not self._dropout and self.w0.device.type != "cpu"
+        self.vectorised = known and self.stacked is None and self.w0.device.type != "cpu"
+        # until `check` has tried: any model may draw, [b, 1] is reshaped, and one output is a logit
+        self.random, self._reshape, self._threshold = True, True, 0.0
+        self._embeds = self.integers = any(isinstance(m, EMBEDDINGS) for m in self.model.modules())
         self._local = threading.local()
 
     @property
@@ -75,6 +93,33 @@ class Task:
         """Whether several clients in one call are computed together, and not one after another."""
         return self.stacked is not None or self.vectorised
 
+    @cached_property
+    def fixed(self) -> dict[str, Tensor]:
+        """What the model computes with beside the vector, by name: frozen parameters and persistent buffers."""
+        kept = self.model.state_dict().keys()
+        frozen = {name: q.detach() for name, q in self.model.named_parameters() if not q.requires_grad}
+        return frozen | {name: b for name, b in self.model.named_buffers() if name in kept}
+
+    @cached_property
+    def fixed_digest(self) -> str:
+        """Digest of `fixed`, the layers' types and the vector's layout; "" where nothing is fixed."""
+        if not self.fixed:
+            return ""
+        h = blake2b(digest_size=16)
+        for name, m in self.model.named_modules():
+            h.update(f"{name} {type(m).__name__} {name in self._still}\n".encode())
+        for name, shape, _ in self.layout.entries:
+            h.update(f"{name} {shape}\n".encode())
+        for name, t in sorted(self.fixed.items()):
+            h.update(f"{name} {t.dtype} {[*t.shape]}\n".encode())
+            h.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return h.hexdigest()
+
+    def place(self, split: Split) -> Split:
+        """The split on the task's device, as the model takes it: floats in its precision, integers where it embeds."""
+        split = split.to(self.device, self.dtype)
+        return split if self.integers or split.x.is_floating_point() else replace(split, x=split.x.to(self.dtype))
+
     def module(self, w: Tensor) -> nn.Module:
         """A copy of the model with parameters `w: [p]`."""
         return self.layout.load_(copy.deepcopy(self.model), w)
@@ -86,7 +131,7 @@ class Task:
 
         w: [s, p]     batch: s rows     need_loss=False may skip the loss and return None for it.
         """
-        batch = _cast(batch, w)
+        batch = self._cast(batch, w)
         if self.stacked is not None:
             g, loss = self.stacked.gradient(w, batch, need_loss)
         elif self.vectorised and len(w) > 1:
@@ -106,7 +151,7 @@ class Task:
         """
         if self.stacked is None:
             return None
-        gradient = self.stacked.gradient_on(w, _cast(batch, w))
+        gradient = self.stacked.gradient_on(w, self._cast(batch, w))
         decay = self.weight_decay
         return (lambda: gradient().add_(w, alpha=decay)) if decay else gradient
 
@@ -114,7 +159,7 @@ class Task:
         """`descend_` as a function, for many steps on one batch. None where steps gain nothing by it."""
         if self.stacked is None or batch.live is not None or self.weight_decay or isinstance(lr, Tensor):
             return None
-        return self.stacked.descent_on(w, _cast(batch, w), lr)
+        return self.stacked.descent_on(w, self._cast(batch, w), lr)
 
     def descend_(self, w: Tensor, batch: Batch, lr: float | Tensor) -> None:
         """One plain gradient step in place: w [s, p] <- w - lr * gradient."""
@@ -122,7 +167,7 @@ class Task:
             descend()
             return
         if not self.batched and not self.weight_decay:
-            for i, views, parameters, loss in self._losses(w, _cast(batch, w)):
+            for i, views, parameters, loss in self._losses(w, self._cast(batch, w)):
                 if batch.live is None or batch.live[i]:
                     rate = lr[i] if isinstance(lr, Tensor) and lr.dim() else lr
                     torch._foreach_add_(views, list(torch.autograd.grad(loss, parameters)), alpha=-float(rate))
@@ -143,17 +188,15 @@ class Task:
         Rows without samples are left out.
         """
         module, parameters = self._workspace()
-        module.train()
+        _training(module, self._local.still)
         for i in range(len(w)):
             b = batch.x.shape[1] if batch.sizes is None else batch.sizes[i]
             if b == 0:
                 continue
-            if self._dropout and batch.seed is not None:
-                _seed_dropout(module, batch.seed(i))
             views = self.layout.views(w[i])
             for q, view in zip(parameters, views, strict=True):
                 q.data = view
-            with torch.enable_grad():
+            with torch.enable_grad(), self._drawing(batch.seed(i) if self.random and batch.seed else 0):
                 loss = self._mean_loss(module(_input(batch.x[i, :b])), batch.y[i, :b])
             yield i, views, parameters, loss
 
@@ -163,7 +206,7 @@ class Task:
         w, v: [s, p]     batch: s rows. Returns [s, p].
         """
         out = torch.zeros_like(w, memory_format=torch.contiguous_format)
-        for i, _, parameters, loss in self._losses(w, _cast(batch, w)):
+        for i, _, parameters, loss in self._losses(w, self._cast(batch, w)):
             with torch.enable_grad():
                 grads = torch.autograd.grad(loss, parameters, create_graph=True)
                 slope = torch.stack([(g * u).sum() for g, u in zip(grads, self.layout.views(v[i]), strict=True)]).sum()
@@ -174,7 +217,7 @@ class Task:
 
     def _vectorised(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         module, _ = self._workspace()
-        module.train()
+        _training(module, self._local.still)
         w = w.detach().requires_grad_()
         with torch.enable_grad():
             per_sample = self.per_sample_loss(self._stacked_outputs(module, w, batch.x), batch.y)
@@ -193,20 +236,31 @@ class Task:
         """This thread's own copy of the module and its trainable parameters."""
         if not hasattr(self._local, "module"):
             module = copy.deepcopy(self.model)
-            if self._dropout:
-                _key_dropout(module)
-            self._local.module = module
+            self._local.module, self._local.still = module, self._parts(module)
             self._local.parameters = [q for q in module.parameters() if q.requires_grad]
         return self._local.module, self._local.parameters
+
+    def _drawing(self, key: int) -> AbstractContextManager:
+        return Keyed(key, self.device) if self.random else nullcontext()
+
+    def _parts(self, module: nn.Module) -> list[nn.Module]:
+        return [module.get_submodule(name) for name in self._still]
 
     # losses and metrics
 
     def _mean_loss(self, output: Tensor, target: Tensor) -> Tensor:
         if callable(self.loss):
-            return self.loss(output, target).mean()
+            return self.loss(self._aligned(output, target), target).mean()
         if self.loss == "cross-entropy":
             return F.cross_entropy(output, target)
         return F.mse_loss(output.reshape(target.shape), target)
+
+    def _aligned(self, output: Tensor, target: Tensor) -> Tensor:
+        """Outputs [b, 1] as float targets [b], or the reverse: a loss would broadcast them to [b, b]."""
+        a, b = output.shape, target.shape
+        if self._reshape and target.is_floating_point() and (a == (*b, 1) or b == (*a, 1)):
+            return output.reshape(b)
+        return output
 
     def per_sample_loss(self, output: Tensor, target: Tensor) -> Tensor:
         """output: [s, b, out], target: [s, b, ...] -> [s, b] losses (named losses only)."""
@@ -218,7 +272,7 @@ class Task:
     @torch.no_grad()
     def loss_of(self, w: Tensor, batch: Batch) -> Tensor:
         """[s] mean losses, without weight decay: w [s, p] on the real samples of the batch's s rows."""
-        batch = _cast(batch, w)
+        batch = self._cast(batch, w)
         out = []
         for i in range(len(w)):
             b = batch.x.shape[1] if batch.sizes is None else batch.sizes[i]
@@ -255,8 +309,8 @@ class Task:
             for i, c in enumerate(clients):
                 x, y = split.client(int(c))
                 output = self.outputs(w[i], x)
-                loss = self.loss(output, y).mean() * len(x) if len(x) else output.sum() * 0
-                sums = {"loss": loss} | {k: v.sum() for k, v in _score(output, y).items()}
+                loss = self._mean_loss(output, y) * len(x) if len(x) else output.sum() * 0
+                sums = {"loss": loss} | {k: v.sum() for k, v in self._score(output, y).items()}
                 yield torch.tensor([i], device=w.device), {k: v[None] for k, v in sums.items()}
         elif len(w) > 1 and w.stride(0) == 0:
             index = np.concatenate([np.arange(*split.offsets[c : c + 2].tolist()) for c in clients])
@@ -268,7 +322,7 @@ class Task:
                 yield rows, self._per_sample(output, split.y.index_select(0, at))
         elif self.stacked is not None:
             for chunk in alike(counts, max(1, BLOCK // max(1, int(counts.max(initial=1)))), np.argsort(-counts)):
-                batch = _cast(padded(split, clients[chunk]), w)
+                batch = self._cast(padded(split, clients[chunk]), w)
                 rows = torch.as_tensor(chunk, device=w.device)
                 output = self.stacked.outputs(w[rows], batch.x)
                 values = self._per_sample(output.flatten(0, 1), batch.y.flatten(0, 1))
@@ -282,7 +336,7 @@ class Task:
 
     def _per_sample(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
         """[b] loss and score of every sample."""
-        return {"loss": self.per_sample_loss(output[None], target[None])[0], **_score(output, target)}
+        return {"loss": self.per_sample_loss(output[None], target[None])[0], **self._score(output, target)}
 
     @staticmethod
     def _blocks(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -294,9 +348,9 @@ class Task:
         return torch.cat([self._block_outputs(w, xb) for xb, _ in self._blocks(x, x)])
 
     def _block_outputs(self, w: Tensor, x: Tensor) -> Tensor:
-        if x.is_floating_point():
+        if x.is_floating_point() or not self.integers:
             x = x.to(w.dtype)
-        with torch.no_grad():
+        with torch.no_grad(), self._drawing(0) if self.stacked is None else nullcontext():
             if self.stacked is not None:
                 return self.stacked.outputs(w[None], x[None])[0]
             module, parameters = self._workspace()
@@ -305,86 +359,173 @@ class Task:
                 q.data = view
             return module(_input(x))
 
+    def _score(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """Per sample: 0/1 correct for class labels, squared error for numbers; nothing where neither is defined."""
+        if target.is_floating_point():
+            if output.numel() != target.numel():
+                return {}
+            gap = output.reshape(target.shape) - target
+            return {"squared": gap.square().flatten(1).mean(1) if gap.dim() > 1 else gap.square()}
+        if output.dim() == 2 and output.shape[1] > 1:
+            return {"accuracy": (output.argmax(1) == target).to(output.dtype)}
+        if self._threshold is None or output.numel() != target.numel():
+            return {}
+        return {"accuracy": ((output.reshape(target.shape) > self._threshold) == target).to(output.dtype)}
+
+    def _cast(self, batch: Batch, w: Tensor) -> Batch:
+        """The batch in the precision of w; integers stay what they are where the model embeds them."""
+        x, y, weight = batch[:3]
+        if x.dtype != w.dtype and (x.is_floating_point() or not self.integers):
+            batch = batch._replace(x=x.to(w.dtype))
+        if y.is_floating_point() and y.dtype != w.dtype:
+            batch = batch._replace(y=y.to(w.dtype))
+        if weight is not None and weight.dtype != w.dtype:
+            batch = batch._replace(weight=weight.to(w.dtype))
+        return batch
+
+    # what fits
+
     def check(self, split: Split, classes: int | None, who: str = "the model") -> None:
-        """Try the model on a few samples; raise ModelError, in one line, where its output does not fit the targets."""
-        x, y = split.x[:2], split.y[:2]
+        """Try the model and its loss on two samples; raise ModelError, in one line, for what cannot be trained.
+
+        That is an output that is no tensor or does not fit the targets; a loss that is no number, or does not depend on
+        every trainable parameter; and whatever would make a run depend on the order in which clients are run, by layer:
+        buffers that a training pass changes, state outside of parameters, random numbers that are not torch's.
+        """
+        x, y = (t.to(self.device) for t in _few(split))
+        y = y.to(self.dtype) if y.is_floating_point() else y
+        shape = self._outputs_of(x, split, who)
+        self._check_targets(shape, y, classes or (0 if y.is_floating_point() else int(split.y.max()) + 1), who)
+        if self.stacked is not None:
+            return
+        batch = self._cast(Batch(x[None], y[None]), self.w0)
+        module, parameters = self._workspace()
+        views = self.layout.views(self.w0.clone())
+        for q, view in zip(parameters, views, strict=True):
+            q.data = view
+
+        def step() -> tuple[Tensor, Tensor]:
+            _training(module, self._local.still)
+            with torch.enable_grad():
+                output = module(_input(batch.x[0]))
+                return output, self._tried_loss(output, batch.y[0])
+
+        def evaluate() -> Tensor:
+            module.eval()
+            with torch.no_grad():
+                return module(_input(batch.x[0]))
+
         try:
-            output = self._block_outputs(self.w0, x)
-        except (RuntimeError, ValueError, TypeError) as e:
-            reason = str(e).strip().splitlines()[0]
-            raise ModelError(f"{who} does not accept inputs of shape {list(x.shape[1:])}: {reason}") from None
-        shape = list(output.shape)
+            self.random = train_twice(module, parameters, step, evaluate, who)
+        except ModelError:
+            raise
+        except Exception as e:
+            raise ModelError(f"{who} cannot be trained on inputs of shape {list(x.shape[1:])}: {reason(e)}") from None
+        if self.vectorised:
+            try:
+                self._vectorised(
+                    self.w0.expand(2, -1), self._cast(Batch(x.expand(2, *x.shape), y.expand(2, *y.shape)), self.w0)
+                )
+            except Exception:  # random numbers, or an operation that has no rule for many models at once
+                self.vectorised = False
+
+    def _outputs_of(self, x: Tensor, split: Split, who: str) -> list[int]:
+        """Shape of one sample's output in evaluation mode; settles whether the model takes integers."""
+        errors: list[Exception] = []
+        for integers in (False,) if x.is_floating_point() else (True,) if self._embeds else (False, True):
+            self.integers = integers
+            try:
+                output = self._block_outputs(self.w0.clone(), x)
+                break
+            except Exception as e:
+                errors.append(e)
+        else:
+            hint = ""
+            if self._embeds and x.is_floating_point():
+                hint = "; it has an embedding, which takes integers, and the inputs are floats"
+            elif self._embeds:
+                hint = f"; the inputs are integers from {int(split.x.min())} to {int(split.x.max())}"
+            raise ModelError(f"{who} does not accept inputs of shape {list(x.shape[1:])}: {reason(errors[0])}{hint}")
+        if not isinstance(output, Tensor):
+            raise ModelError(
+                f"{who} gives a {type(output).__name__}, expected one tensor [samples, ...]; "
+                "wrap it in a module that returns the tensor to be trained"
+            )
+        if not output.is_floating_point() or output.dim() == 0 or len(output) != len(x):
+            raise ModelError(
+                f"{who} gives {output.dtype} of shape {list(output.shape)} for {len(x)} samples, "
+                f"expected floats of shape [{len(x)}, ...]"
+            )
+        return list(output.shape[1:])
+
+    def _check_targets(self, shape: list[int], y: Tensor, classes: int, who: str) -> None:
         if self.loss == "cross-entropy":
             if y.is_floating_point():
-                raise ModelError("cross-entropy needs integer class labels, the targets are floats; use loss='mse'")
-            wanted = classes or int(split.y.max()) + 1
-            if output.dim() != 2 or shape[1] < wanted:
                 raise ModelError(
-                    f"{who} gives output of shape {shape[1:]} per sample; {wanted} classes need [{wanted}]"
+                    "cross-entropy needs integer class labels, the targets are floats; use loss='mse' for numbers, or "
+                    "make the federation with task='classification' if they are labels"
                 )
+            if len(shape) != 1 or shape[0] < classes:
+                raise ModelError(f"{who} gives output of shape {shape} per sample; {classes} classes need [{classes}]")
         elif self.loss == "mse":
             if not y.is_floating_point():
-                raise ModelError("mse needs float targets, the labels are integers; use loss='cross-entropy'")
-            if output.numel() != y.numel():
-                raise ModelError(f"{who} gives output of shape {shape[1:]} per sample; targets are {list(y.shape[1:])}")
+                raise ModelError(
+                    "mse needs float targets, the labels are integers; use loss='cross-entropy' for labels, or make "
+                    "the federation with task='regression' if they are numbers"
+                )
+            if len(y) * prod(shape) != y.numel():
+                raise ModelError(f"{who} gives output of shape {shape} per sample; targets are {list(y.shape[1:])}")
+        elif not y.is_floating_point() and prod(shape) == 1:
+            self._threshold = self._indifferent(shape) if classes == 2 else None
+
+    def _tried_loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """`_mean_loss` with the errors of a callable told as its own; settles whether it wants its outputs reshaped."""
+        if not callable(self.loss):
+            return self._mean_loss(output, target)
+        errors: list[Exception] = []
+        for reshape in (True, False):  # a loss that takes the column out itself fails on reshaped outputs
+            self._reshape = reshape
+            try:
+                loss = self.loss(self._aligned(output, target), target)
+            except Exception as e:
+                errors.append(e)
+                continue
+            if not isinstance(loss, Tensor) or not loss.is_floating_point():
+                kind = loss.dtype if isinstance(loss, Tensor) else type(loss).__name__
+                raise ModelError(f"loss: gives a {kind}, expected a float tensor for (output, target)")
+            return loss.mean()
+        shapes = f"outputs {list(output.shape)} and targets {list(target.shape)} ({target.dtype})"
+        raise ModelError(f"loss: fails on {shapes}: {reason(errors[0])}")
+
+    def _indifferent(self, shape: list[int]) -> float | None:
+        """The output at which a loss on labels 0 and 1 prefers neither: 1/2 for probabilities, else 0 for logits."""
+
+        def preference(z: float) -> float:
+            output, label = torch.full((1, *shape), z, dtype=self.dtype), torch.zeros(1, dtype=torch.int64)
+            try:
+                return float(self._mean_loss(output, label + 1) - self._mean_loss(output, label))
+            except Exception:
+                return float("nan")
+
+        return 0.5 if abs(preference(0.5)) < 1e-6 else 0.0 if isfinite(preference(-1.0)) else None
 
 
-def _check(model: nn.Module) -> None:
-    if not any(q.requires_grad for q in model.parameters()):
-        raise ModelError(f"{type(model).__name__} has no trainable parameters")
-    for name, m in model.named_modules():
-        if isinstance(m, nn.modules.batchnorm._BatchNorm):
-            raise ModelError(
-                f"layer {name!r} is {type(m).__name__}: its running statistics are not part of what clients exchange; "
-                "replace it by GroupNorm with polyfed.models.replace_batchnorm(model)"
-            )
+def _few(split: Split) -> tuple[Tensor, Tensor]:
+    """Two samples to try a model on; of integer inputs those with the smallest and the largest number."""
+    if split.x.is_floating_point():
+        return split.x[:2], split.y[:2]
+    size = split.x[0].numel()
+    at = torch.stack([split.x.argmin(), split.x.argmax()]).div(size, rounding_mode="floor")
+    return split.x[at], split.y[at]
 
 
-def _cast(batch: Batch, w: Tensor) -> Batch:
-    if batch.x.is_floating_point() and batch.x.dtype != w.dtype:
-        batch = batch._replace(x=batch.x.to(w.dtype))
-    if batch.y.is_floating_point() and batch.y.dtype != w.dtype:
-        batch = batch._replace(y=batch.y.to(w.dtype))
-    return batch
+def _training(module: nn.Module, parts: list[nn.Module]) -> None:
+    """Training mode, but for the frozen parts that stay in evaluation mode."""
+    module.train()
+    for part in parts:
+        part.eval()
 
 
 def _input(x: Tensor) -> Tensor:
     """Images go in channels-last, as the convolution weights do."""
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
-
-
-def _score(output: Tensor, target: Tensor) -> dict[str, Tensor]:
-    """Per sample: 0/1 correct for class labels, squared error for numbers."""
-    if not target.is_floating_point():
-        return {"accuracy": (output.argmax(1) == target).to(output.dtype)} if output.dim() == 2 else {}
-    if output.numel() != target.numel():
-        return {}
-    gap = output.reshape(target.shape) - target
-    return {"squared": gap.square().flatten(1).mean(1) if gap.dim() > 1 else gap.square()}
-
-
-class _KeyedDropout(nn.Module):
-    """Dropout whose mask comes from a generator that is set before every client's forward pass."""
-
-    def __init__(self, p: float, per_channel: bool):
-        super().__init__()
-        self.p, self.per_channel, self.generator = p, per_channel, torch.Generator()
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return x
-        shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if self.per_channel else x.shape
-        keep = torch.rand(shape, generator=self.generator, dtype=torch.float32) >= self.p
-        return x * keep.to(x.device, x.dtype) / (1 - self.p)
-
-
-def _key_dropout(module: nn.Module) -> None:
-    for parent in module.modules():
-        for name, child in parent.named_children():
-            if isinstance(child, nn.modules.dropout._DropoutNd):
-                setattr(parent, name, _KeyedDropout(child.p, not isinstance(child, nn.Dropout)))
-
-
-def _seed_dropout(module: nn.Module, key: int) -> None:
-    for k, m in enumerate(m for m in module.modules() if isinstance(m, _KeyedDropout)):
-        m.generator.manual_seed((key + k) % 2**63)

@@ -257,6 +257,8 @@ class Dataset:
         tx, ty = torch.from_numpy(np.ascontiguousarray(x[flat])), torch.from_numpy(np.ascontiguousarray(y[flat]))
         if tx.dtype == torch.uint8:
             tx = tx.float().div_(255)
+        elif not tx.is_floating_point() and (self.normalise or self.standardise):
+            tx = tx.float()
         if self.normalise is not None:
             axes = (-1,) + (1,) * (tx.dim() - 2) if len(self.normalise[0]) > 1 else (-1,)
             mean, deviation = (torch.tensor(v, dtype=tx.dtype).view(axes) for v in self.normalise)

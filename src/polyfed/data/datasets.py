@@ -93,7 +93,12 @@ def _folder(path: Path) -> Loader:
         tests = [c.test for c in clients if c.test is not None] or None
         # from_arrays finds what is wrong with the values and names the client
         checked = Federation.from_arrays(
-            [c.train for c in clients], tests, names=[c.name for c in clients], classes=classes, test_fraction=0.0
+            [c.train for c in clients],
+            tests,
+            names=[c.name for c in clients],
+            classes=classes,
+            test_fraction=0.0,
+            task=task,
         )
         single = len(clients) == 1
         return Dataset(
@@ -103,6 +108,8 @@ def _folder(path: Path) -> Loader:
             x_test=None if tests is None else checked.test.x.numpy(),
             y_test=None if tests is None else checked.test.y.numpy(),
             classes=checked.classes,
+            notes=checked.notes,
+            meta={k: checked.meta[k] for k in ("labels",) if k in checked.meta},
             groups=None if single else np.repeat(np.arange(checked.n), checked.train.counts),
             group_names=None if single else checked.names,
             test_groups=None if tests is None or single else np.repeat(np.arange(checked.n), checked.test.counts),

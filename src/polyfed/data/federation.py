@@ -189,25 +189,31 @@ class Federation:
         test_fraction: float = 0.2,
         validation_fraction: float = 0.0,
         seed: int = 0,
-        integer_inputs: bool = False,
+        task: str = "auto",
+        integer_inputs: bool | None = None,
     ) -> "Federation":
         """A federation from one (x, y) pair per client: numpy arrays, tensors or lists.
 
         train: [(x, y), ...]       x: [N_i, ...] numbers, of one shape for all clients; y: [N_i] class labels (integers,
-                                   or floats with integer values when `classes` is given), or [N_i, ...] float targets,
-                                   which make it a regression
+                                   or floats with integer values when `classes` or `task` says that they are labels),
+                                   or [N_i, ...] float targets, which make it a regression
         test, validation           the same, one entry per client; None or zero rows for a client without any
         test_fraction              used when `test` is None: that share of each client's samples is held out, drawn at
                                    random, keyed by (seed, client name); at least one sample stays in training.
                                    0 leaves the test split empty
         validation_fraction        likewise, the share of what is left in training, when `validation` is None
         names                      distinct strings; default client-0, client-1, ...
-        classes                    default: the largest label + 1
+        classes                    default: the largest label + 1, for labels 0 to C-1. Without it, labels 1 to C or
+                                   -1 and 1 become 0 to C-1; a note says so, and meta["labels"] lists them
+        task                       "classification" or "regression" says what integer targets (or whole floats) are;
+                                   "auto" takes integers for labels, unless there are more than 20 with gaps
         clusters                   [n] ground-truth groups, if known
-        integer_inputs             keep integer inputs as int64 (tokens); by default they become float32, unscaled
+        integer_inputs             True keeps integer inputs as int64 (tokens), False makes them float32, unscaled; by
+                                   default integers of 16 bits or more are kept, for the model to embed or to take as
+                                   floats, and bytes and booleans become floats
 
         Raises DataError, one line naming the client, for: NaN or infinite numbers, a client without samples, labels
-        that are negative or out of range, one class in the whole federation, duplicate names, shapes that differ
+        that are out of range, one class in the whole federation, duplicate names, shapes that differ
         between clients, x and y of different length, arrays of objects.
         """
         train = list(train)
@@ -231,10 +237,14 @@ class Federation:
                     (checked[0][0][:0], checked[0][1][:0]) if p is None else _pair(p, name, split, integer_inputs)
                     for p, name in zip(given, who, strict=True)
                 ]
-        classes = _targets(parts, who, classes)
+        classes, labels, notes = _targets(parts, who, classes, task)
         splits = {split: _split(pairs, parts["train"][0], who, split) for split, pairs in parts.items()}
 
-        base = {"dataset": "arrays", "partition": "natural", "seed": seed, "notes": []}
+        meta = dict(meta or {})
+        base = {"dataset": "arrays", "partition": "natural", "seed": seed} | (
+            {} if labels is None else {"labels": labels}
+        )
+        meta["notes"] = [*meta.get("notes", ()), *notes]
         base["test"] = "given" if test is not None else f"own:{test_fraction:g}"
         train_split, test_split = splits["train"], splits.get("test")
         if test_split is None:
@@ -252,7 +262,7 @@ class Federation:
             names=who,
             classes=classes,
             clusters=_clusters(clusters, n),
-            meta={**base, **(meta or {})},
+            meta=base | meta,
         )
         if validation is None and validation_fraction:
             federation = federation.with_validation(validation_fraction, seed)
@@ -297,7 +307,7 @@ class Federation:
         tests = [c.test for c in clients] if any(c.test is not None for c in clients) else None
         options.setdefault("names", [c.name for c in clients])
         options["meta"] = {"dataset": "files", **(options.get("meta") or {})}
-        return cls.from_arrays([c.train for c in clients], tests, **options)
+        return cls.from_arrays([c.train for c in clients], tests, task=task, **options)
 
     @classmethod
     def from_folder(
@@ -335,8 +345,8 @@ def _clusters(clusters: Sequence[int] | np.ndarray | None, n: int) -> np.ndarray
     return out.astype(np.int64)
 
 
-def _tensor(value: Any, where: str, what: str) -> Tensor:
-    """`value` as a tensor of floats or int64, unscaled."""
+def _tensor(value: Any, where: str, what: str, integers: bool | None = True) -> Tensor:
+    """`value` as a tensor of floats or int64, unscaled; see `from_arrays` for what becomes of integers."""
     if isinstance(value, Tensor):
         t = value.detach().cpu()
     else:
@@ -348,28 +358,31 @@ def _tensor(value: Any, where: str, what: str) -> Tensor:
             raise DataError(f"{where}: {what} are of dtype {array.dtype}; numbers are expected")
         if array.dtype.kind == "f":
             array = array.astype(np.float64 if array.dtype.itemsize >= 8 else np.float32)
-        else:
-            array = array.astype(np.int64)
-        t = torch.from_numpy(np.ascontiguousarray(array))
+        elif array.dtype.kind == "b":
+            array = array.astype(np.uint8)
+        t = torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))))
     if t.is_complex():
         raise DataError(f"{where}: {what} are complex; real numbers are expected")
     if not t.is_floating_point():
-        return t.long()
+        whole = t.long()
+        if t.dtype == torch.uint64 and (whole < 0).any():
+            largest = int(whole[whole < 0].flatten()[0]) + 2**64
+            raise DataError(f"{where}: {largest} in the {what} is too large; integers up to 2^63 - 1 are taken")
+        small = t.dtype in (torch.uint8, torch.int8, torch.bool)
+        return whole if integers or (integers is None and not small) else whole.float()
     return t if t.dtype == torch.float64 else t.float()
 
 
-def _pair(pair: Any, name: str, split: str, integer_inputs: bool) -> tuple[Tensor, Tensor]:
+def _pair(pair: Any, name: str, split: str, integer_inputs: bool | None) -> tuple[Tensor, Tensor]:
     where = f"client {name!r}, {split}"
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise DataError(f"{where}: a pair (x, y) is expected, got {type(pair).__name__}")
-    x, y = _tensor(pair[0], where, "inputs"), _tensor(pair[1], where, "targets")
+    x, y = _tensor(pair[0], where, "inputs", integer_inputs), _tensor(pair[1], where, "targets")
     if x.dim() < 1 or y.dim() < 1 or len(x) != len(y):
         length = [len(t) if t.dim() else "a single number" for t in (x, y)]
         raise DataError(f"{where}: x and y differ in length: {length[0]} against {length[1]}")
     if x.dim() == 1 and len(x):
         raise DataError(f"{where}: inputs are of shape {list(x.shape)}; [samples, features, ...] is expected")
-    if not x.is_floating_point() and not integer_inputs:
-        x = x.float()
     for t, what in ((x, "inputs"), (y, "targets")):
         bad = int((~torch.isfinite(t)).sum()) if t.is_floating_point() else 0
         if bad:
@@ -377,24 +390,40 @@ def _pair(pair: Any, name: str, split: str, integer_inputs: bool) -> tuple[Tenso
     return x, y
 
 
-def _targets(parts: dict[str, list[tuple[Tensor, Tensor]]], names: tuple[str, ...], classes: int | None) -> int | None:
-    """Decide between classes and numbers, cast and check the labels in `parts`; the number of classes or None."""
+MANY = 20  # classes that a data set may have, gaps and all, without saying so
+MOST = 10**6  # classes that any may have
+
+
+def _targets(
+    parts: dict[str, list[tuple[Tensor, Tensor]]], names: tuple[str, ...], classes: int | None, task: str
+) -> tuple[int | None, list[int] | None, list[str]]:
+    """Decide between classes and numbers; cast, check and number the labels in `parts`.
+
+    Returns (number of classes or None, the labels that became 0, 1, ... where they were others, notes).
+    """
+    if task not in ("auto", "classification", "regression"):
+        raise DataError(f"task is {task!r}; 'auto', 'classification' or 'regression' is expected")
     if classes is not None and (isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 2):
         raise DataError(f"classes is {classes!r}; an integer of 2 or more is expected (None for regression)")
+    if classes is not None and task == "regression":
+        raise DataError(f"classes is {classes} and task is 'regression'; a regression has no classes")
     integers = not parts["train"][0][1].is_floating_point()
+    to_labels = classes is not None or task == "classification"
     for split, pairs in parts.items():
         for i, (x, y) in enumerate(pairs):
-            if not len(y):
-                continue
             where = f"client {names[i]!r}, {split}"
-            if classes is not None and y.is_floating_point():
+            if to_labels and y.is_floating_point():
                 if (y != y.round()).any():
                     value = float(y[y != y.round()].flatten()[0])
-                    raise DataError(
-                        f"{where}: label {value:g} is not an integer; labels 0 to {classes - 1} are allowed"
-                    )
+                    allowed = "integers are expected" if classes is None else f"labels 0 to {classes - 1} are allowed"
+                    raise DataError(f"{where}: label {value:g} is not an integer; {allowed}")
                 y = y.long()
-            if classes is None and integers == y.is_floating_point():
+            if task == "regression" and not y.is_floating_point():
+                y = y.float()
+            if not len(y):
+                pairs[i] = (x, y)
+                continue
+            if task == "auto" and classes is None and integers == y.is_floating_point():
                 kinds = ("integers", "floats") if integers else ("floats", "integers")
                 raise DataError(
                     f"{where}: targets are {kinds[1]}, those of client {names[0]!r} are {kinds[0]}; "
@@ -406,24 +435,48 @@ def _targets(parts: dict[str, list[tuple[Tensor, Tensor]]], names: tuple[str, ..
                 if y.dim() != 1:
                     raise DataError(f"{where}: labels are of shape {list(y.shape)}; one integer per sample is expected")
             pairs[i] = (x, y)
-    if classes is None and not integers:
-        return None
-    train_labels = [y for _, y in parts["train"]]
-    highest = classes if classes is not None else max(int(y.max()) for y in train_labels) + 1
-    for split, pairs in parts.items():
-        for i, (_, y) in enumerate(pairs):
-            wrong = y[(y < 0) | (y >= highest)]
-            if len(wrong):
-                raise DataError(
-                    f"client {names[i]!r}, {split}: label {int(wrong[0])} is out of range; "
-                    f"0 to {max(highest - 1, 0)} are allowed"
-                )
-    seen = np.unique(np.concatenate([y.unique().numpy() for y in train_labels]))
+    if parts["train"][0][1].is_floating_point():
+        return None, None, []
+    return _labels(parts, names, classes, task)
+
+
+def _labels(
+    parts: dict[str, list[tuple[Tensor, Tensor]]], names: tuple[str, ...], classes: int | None, task: str
+) -> tuple[int, list[int] | None, list[str]]:
+    """Number the labels 0 to C-1 and check them; what `_targets` returns."""
+    seen = np.unique(np.concatenate([y.unique().numpy() for _, y in parts["train"]])).tolist()
     if len(seen) < 2:
+        raise DataError(f"all training samples of all clients have label {seen[0]}; at least two classes are needed")
+    labels, notes = None, []
+    if classes is None and seen in (list(range(1, len(seen) + 1)), [-1, 1]):
+        labels = seen
+        notes.append(f"labels {'-1 and 1' if seen[0] < 0 else f'1 to {len(seen)}'} are numbered 0 to {len(seen) - 1}")
+    highest = int(classes) if classes is not None else len(seen) if labels else seen[-1] + 1
+    stated = classes is not None or task == "classification"
+    if not stated and highest > max(MANY, len(seen)):
         raise DataError(
-            f"all training samples of all clients have label {int(seen[0])}; at least two classes are needed"
+            f"targets are {len(seen)} different integers from {seen[0]} to {seen[-1]}: "
+            "task='regression' takes them for numbers, task='classification' for labels"
         )
-    return int(highest)
+    if highest > MOST:
+        raise DataError(f"labels up to {highest - 1} make {highest} classes; labels 0 to C-1 are expected")
+    if not stated and highest > MANY:
+        notes.append(f"integer targets are taken for labels of {highest} classes; task='regression' makes them numbers")
+    for split, pairs in parts.items():
+        for i, (x, y) in enumerate(pairs):
+            wrong = y[~torch.isin(y, torch.tensor(labels))] if labels else y[(y < 0) | (y >= highest)]
+            if len(wrong):
+                allowed = ", ".join(map(str, labels)) if labels else f"0 to {max(highest - 1, 0)}"
+                raise DataError(
+                    f"client {names[i]!r}, {split}: label {int(wrong[0])} is out of range; {allowed} are allowed"
+                )
+            if labels:
+                pairs[i] = (x, torch.searchsorted(torch.tensor(labels), y))
+    empty = [] if labels else sorted(set(range(highest)) - set(seen))
+    if empty:
+        shown = ", ".join(map(str, empty[:5])) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
+        notes.append(f"no training sample has label {shown}, of {highest} classes")
+    return highest, labels, notes
 
 
 def _split(

@@ -159,7 +159,7 @@ def fit(
         plan = Plan(**saved[1]["fingerprint"]["plan"]) if chunk is None and workers is None else plan
     if store is not None and saved is None:
         store.forget_rows()  # of a run that was killed before its first checkpoint
-    data = {name: split.to(task.device, task.dtype) for name, split in splits(federation).items()}
+    data = {name: task.place(split) for name, split in splits(federation).items()}
     keys = client_keys(federation.names)
     engine = LocalEngine(task, data["train"], keys, work, seed, plan)
     attackers = np.zeros(federation.n, dtype=bool) if attack is None else attack.attackers(seed, keys)
