@@ -31,6 +31,7 @@ def write_run(
     settings: dict[str, Any] | None = None,
     digest: str | None = None,
     summary: bool = True,
+    deploys: str | None = None,
 ) -> Path:
     """A run folder whose clients end at `values` of the metric (None: no test samples). Returns the folder."""
     n = len(values)
@@ -110,6 +111,7 @@ def write_run(
         "status": status, "algorithm": algorithm, "seed": seed, "rounds": rounds, "metric": metric,
         "higher_is_better": higher, "final": {"test": final}, "down_bytes": total // 2, "up_bytes": total // 2,
         "seconds": 3.0, "parameters": 1234,
+        "deploys": deploys or ("common" if algorithm in ("fedavg", "fedprox", "scaffold") else "personal"),
     }  # fmt: skip
     (folder / "summary.json").write_text(json.dumps(told))
     return folder

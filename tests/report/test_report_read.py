@@ -51,7 +51,7 @@ def test_a_missing_file_is_named(run, name):
         ("config.toml", "a = ", "config.toml: not valid TOML"),
         ("summary.json", "{", "summary.json: not valid JSON"),
         ("summary.json", "{}", "summary.json: the key 'status' is missing"),
-        ("federation.json", "[1]", "federation.json: expected a JSON object"),
+        ("federation.json", "[1]", "federation.json: found list, expected a table"),
         ("clients.csv", "", "clients.csv: not a readable table"),
         ("clients.csv", "a,b\n1,2\n", "clients.csv: the column 'client' is missing"),
     ],

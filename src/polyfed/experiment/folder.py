@@ -200,7 +200,16 @@ def summary(run: Run) -> dict[str, Any]:
         "parameters": run.loop.task.p,
         "described_by": float(run.parameters.mean()),
         "common": _common(run, metric),
+        "deploys": "common" if _one_for_all(run) else "personal",
     }
+
+
+def _one_for_all(run: Run) -> bool:
+    """Whether clients deploy the one model that the server sends to all of them."""
+    loop = run.loop
+    if type(loop.algorithm).personal is not Algorithm.personal:
+        return False
+    return "w" in loop.algorithm.deployment(loop.server, loop.round(np.arange(loop.n))).shared
 
 
 def _common(run: Run, metric: str) -> dict[str, float] | None:
