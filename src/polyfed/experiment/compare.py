@@ -310,7 +310,8 @@ def read_result(place: Path, name: str, seed: int, rounds: int | None = None) ->
             return Result(name, seed, "diverged", found, None, f"diverged after round {found['rounds']}", place)
         if rounds is not None and found["rounds"] < rounds:
             return None
-        return Result(name, seed, "finished", found, files.clients(place), folder=place)
+        names = [c["name"] for c in files.federation(place)["clients"]]
+        return Result(name, seed, "finished", found, files.clients(place, names), folder=place)
     except RunError:
         return None
 

@@ -216,8 +216,7 @@ def _csv(path: Path, columns: tuple[str, ...], numeric: Callable[[str], bool]) -
     if missing:
         raise RunError(f"{path}: the column {missing[0]!r} is missing")
     for column in filter(numeric, frame):
-        if frame[column].dtype.kind not in "iuf":
-            cells = frame[column].dropna().astype(str)
+        if frame[column].dtype.kind not in "iuf" and len(cells := frame[column].dropna().astype(str)):
             bad = next((c for c in cells if pd.isna(pd.to_numeric(c, errors="coerce"))), cells.iloc[0])
             raise RunError(f"{path}: column {column!r}: found {bad[:60]!r}, expected numbers")
     return frame
