@@ -35,11 +35,14 @@ class Plan:
 
 
 class Reply(NamedTuple):
-    """What a cohort of m clients computed: private states and uplinks [m, ...], seconds [m], in the order of ids."""
+    """What a cohort of m clients computed: private states and uplinks [m, ...], in the order of ids; seconds and local
+    steps [m] that it took.
+    """
 
     private: State
     up: State
     seconds: np.ndarray
+    steps: np.ndarray
 
 
 class Worker:
@@ -65,12 +68,11 @@ class Worker:
         chunks = self._chunks(ids, round.t)
         jobs = [(algorithm, rows, down, round, positions) for positions in chunks]
         done = self.map(lambda job: self._chunk(*job), jobs)
-        seconds = np.empty(len(ids))
-        for positions, (_, _, spent) in zip(chunks, done, strict=True):
-            seconds[positions] = spent / len(positions)
-        return Reply(
-            _join([private for private, _, _ in done], chunks), _join([up for _, up, _ in done], chunks), seconds
-        )
+        seconds, steps = np.empty(len(ids)), np.empty(len(ids), dtype=np.int64)
+        for positions, (*_, spent, taken) in zip(chunks, done, strict=True):
+            seconds[positions], steps[positions] = spent / len(positions), taken
+        private, up = (_join([part[k] for part in done], chunks) for k in (0, 1))
+        return Reply(private, up, seconds, steps)
 
     def _chunks(self, ids: np.ndarray, t: int) -> list[np.ndarray]:
         """Positions within the cohort, longest work first, cut into chunks of similar clients."""
@@ -84,7 +86,7 @@ class Worker:
 
     def _chunk(
         self, algorithm: Algorithm, rows: Rows, down: State, round: Round, positions: np.ndarray
-    ) -> tuple[State, State, float]:
+    ) -> tuple[State, State, float, np.ndarray]:
         start = time.perf_counter()
         with torch.no_grad():
             at = torch.as_tensor(positions, device=round.ids.device)
@@ -94,7 +96,7 @@ class Worker:
             data = Batches(self.train, ids, self.keys[ids], self.work, self.seed, round.t, purpose)
             mine = {name: rows_of(t, at) for name, t in down.items()}
             private, up = algorithm.local_update(self.task, rows.gather(round.ids[at]), mine, data, round.take(at))
-        return private, up, time.perf_counter() - start
+        return private, up, time.perf_counter() - start, data.taken
 
 
 def expand(down: Down, m: int) -> State:

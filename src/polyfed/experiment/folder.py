@@ -200,8 +200,15 @@ def summary(run: Run) -> dict[str, Any]:
         "parameters": run.loop.task.p,
         "described_by": float(run.parameters.mean()),
         "common": _common(run, metric),
+        "steps": _steps(run),
         "deploys": "common" if _one_for_all(run) else "personal",
     }
+
+
+def _steps(run: Run) -> float:
+    """Local steps of a client in a round that it takes part in, on average."""
+    ledger = run.ledger
+    return float(ledger["steps"][ledger["round"] >= 0].mean())
 
 
 def _one_for_all(run: Run) -> bool:
