@@ -139,17 +139,14 @@ def gain_figure(study: Study, method: str | None = None) -> Figure | None:
     named = len(names) <= NAMED
     with styled():
         figure, (axes,) = canvas(height=1.2 + 0.2 * len(names) if named else 3.6)
-        for i in place:
-            ends, at = ([low[i], high[i]], [i, i])
-            faint = 1.0 if named else 0.55
-            if np.isfinite(low[i]):
-                width = 1.2 if named else 0.9
-                axes.plot(
-                    *((ends, at) if named else (at, ends)), color=colour[i], linewidth=width, alpha=faint, zorder=2
-                )
+        spans, many = np.isfinite(low), len(names) > POINTS
+        line = {"linewidth": 1.2, "zorder": 2} if named else {"linewidth": 0.9, "alpha": 0.55, "zorder": 2}
+        draw = axes.hlines if named else axes.vlines
+        draw(place[spans], low[spans], high[spans], colors=list(colour[spans]), rasterized=many, **line)
         face = np.where(clear != 0, colour, PAPER)
         x, y = (mean, place) if named else (place, mean)
-        axes.scatter(x, y, s=26 if named else 9, c=list(face), edgecolors=list(colour), linewidth=1.1, zorder=3)
+        look = {"s": 26 if named else 9, "linewidth": 1.1, "zorder": 3, "rasterized": many}
+        axes.scatter(x, y, c=list(face), edgecolors=list(colour), **look)
         text = f"gain of {label} over {reference}, {'points' if scale.percent else study.metric.upper()}"
         if named:
             axes.axvline(0, color=INK, linewidth=1)
