@@ -122,7 +122,8 @@ def spread_figure(study: Study) -> Figure | None:
 def gain_figure(study: Study, method: str | None = None) -> Figure | None:
     """What every client gains over its own model (or the common one): a dot per client with its 95 % interval, sorted.
 
-    method: None for the method in the lead. Filled dots: the interval excludes zero. Up to 30 clients are named.
+    method: None for the method in the lead. Filled dots: the interval excludes zero. Up to 30 clients are named, up to
+    400 have their intervals drawn.
     """
     first = lead(study)
     if first is None:
@@ -139,10 +140,12 @@ def gain_figure(study: Study, method: str | None = None) -> Figure | None:
     named = len(names) <= NAMED
     with styled():
         figure, (axes,) = canvas(height=1.2 + 0.2 * len(names) if named else 3.6)
-        spans, many = np.isfinite(low), len(names) > POINTS
+        if many := len(names) > POINTS:  # their intervals would be one solid block
+            low = high = mean
+        spans = np.isfinite(low) & (low < high)
         line = {"linewidth": 1.2, "zorder": 2} if named else {"linewidth": 0.9, "alpha": 0.55, "zorder": 2}
         draw = axes.hlines if named else axes.vlines
-        draw(place[spans], low[spans], high[spans], colors=list(colour[spans]), rasterized=many, **line)
+        draw(place[spans], low[spans], high[spans], colors=list(colour[spans]), **line)
         face = np.where(clear != 0, colour, PAPER)
         x, y = (mean, place) if named else (place, mean)
         look = {"s": 26 if named else 9, "linewidth": 1.1, "zorder": 3, "rasterized": many}

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from polyfed.core.errors import RunError
 from polyfed.report import pairs, words
 from polyfed.report.clients import client_table, gain_table, lead
-from polyfed.report.figures import FEW, client_figure, gain_figure, metric_figure, representative, spread_figure
+from polyfed.report.figures import FEW, POINTS, client_figure, gain_figure, metric_figure, representative, spread_figure
 from polyfed.report.pictures import cluster_figure, mixing_figure, partition_figure
 from polyfed.report.read import RunFiles, Study, read
 from polyfed.report.style import to_svg, write_atomically
@@ -156,6 +156,8 @@ def _figures(study: Study) -> str:
             if len(study.seeds) > 1
             else "One seed: no intervals."
         )
+        if len(study.seeds) > 1 and len(study.names) > POINTS:
+            how = "Mean over seeds; filled: the 95 % interval, paired over seeds, excludes zero."
         drawn.append(("gain", gain_figure(study), f"Gain of {first[0]} over {first[1]}", how))
     for key, draw, title in (("clusters", cluster_figure, "Clusters"), ("mixing", mixing_figure, "Mixing")):
         run = representative(study, key)

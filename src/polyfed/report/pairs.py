@@ -182,7 +182,7 @@ class Grid:
         return mean_of(self.per_seed().values())
 
 
-@lru_cache(maxsize=1)  # every table and figure asks for it; a study does not change
+@lru_cache(maxsize=1)  # here and below: every table and figure asks for it, and a study does not change
 def grids(study: Study) -> dict[str, Grid]:
     """{method: its results per seed and client}; methods without results per client are left out."""
     found = {}
@@ -234,6 +234,7 @@ def mean_gain(study: Study, label: str, reference: str, comparisons: int = 1) ->
     return interval([study.sign * (v - other[s]) for s, v in one.items() if s in other], comparisons)
 
 
+@lru_cache(maxsize=32)
 def gains(study: Study, label: str, reference: str) -> dict[str, Interval]:
     """Gain of one method over another for every client, paired over seeds, positive when better (95 % each)."""
     found, floor = grids(study), floors(study)

@@ -32,8 +32,8 @@ def partition_figure(study: Study, seed: int | None = None) -> Figure | None:
             if run.n <= BARS:
                 top.bar(x, height, width=0.85, bottom=bottom, color=color, label=label, linewidth=0)
             else:
-                edges = np.append(x, run.n) - 0.5
-                top.stairs(bottom + height, edges, baseline=bottom, fill=True, color=color, label=label, linewidth=0)
+                look = {"color": color, "label": label, "linewidth": 0, "rasterized": True}
+                top.fill_between(x, bottom, bottom + height, step="mid", **look)
         if test.any():
             figure.legend(*top.get_legend_handles_labels(), loc="outside upper left", ncols=2)
         top.set_ylabel("samples")
