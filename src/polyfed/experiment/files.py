@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
 
@@ -217,7 +218,8 @@ def _csv(path: Path, columns: tuple[str, ...], numeric: Callable[[str], bool]) -
         raise RunError(f"{path}: the column {missing[0]!r} is missing")
     for column in filter(numeric, frame):
         if frame[column].dtype.kind not in "iuf" and len(cells := frame[column].dropna().astype(str)):
-            bad = next((c for c in cells if pd.isna(pd.to_numeric(c, errors="coerce"))), cells.iloc[0])
+            numbers = np.asarray(pd.to_numeric(cells, errors="coerce"), dtype=float)
+            bad = next(iter(cells[np.isnan(numbers)]), cells.iloc[0])
             raise RunError(f"{path}: column {column!r}: found {bad[:60]!r}, expected numbers")
     return frame
 

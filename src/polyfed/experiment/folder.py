@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from polyfed.core import checkpoint
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.errors import RunError
+from polyfed.core.ledger import COLUMNS
 from polyfed.experiment.run import Run
 
 MODELS_LIMIT = 2 << 30  # bytes of per-client model files written without being asked
@@ -207,8 +208,9 @@ def summary(run: Run) -> dict[str, Any]:
 
 def _steps(run: Run) -> float:
     """Local steps of a client in a round that it takes part in, on average."""
-    ledger = run.ledger
-    return float(ledger["steps"][ledger["round"] >= 0].mean())
+    rows = run.loop.ledger.array()
+    steps = rows[rows[:, 0] >= 0, COLUMNS.index("steps")]
+    return float(steps.mean()) if len(steps) else math.nan
 
 
 def _one_for_all(run: Run) -> bool:
