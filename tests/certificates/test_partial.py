@@ -55,11 +55,31 @@ def test_without_a_head_fedper_is_fedavg(problem, fraction):
     assert torch.allclose(a.personal, b.personal, atol=1e-13)
 
 
+class Idle(nn.Sequential):
+    """The two layers, and a third that has no influence on the output."""
+
+    def __init__(self):
+        super().__init__(*two_layers(), nn.Linear(1, 1, bias=False).double())
+
+    def forward(self, x):
+        y = self[1](self[0](x))
+        return y + 0 * self[2](y)
+
+
 def test_with_everything_personal_fedper_is_local(problem):
-    a = fit(problem, pf.FedPer(0.02, head="0 1"), 5, batch_size=8, fraction=0.4)
-    b = fit(problem, pf.Local(0.02), 5, batch_size=8, fraction=0.4)
-    assert torch.allclose(a.personal, b.personal, atol=1e-13)
-    assert a.ledger[["down_bytes", "up_bytes"]].to_numpy().sum() == 0
+    """Everything that counts: of a shared layer without influence nothing can be learnt from others."""
+    settings = {"rounds": 5, "batch_size": 8, "fraction": 0.4, "loss": "mse"}
+    a, b = (pf.fit(Idle(), problem.federation, m, **settings) for m in (pf.FedPer(0.02, head="0 1"), pf.Local(0.02)))
+    assert torch.allclose(a.personal[:, :10], b.personal[:, :10], atol=1e-13)
+    assert (a.ledger[["down_bytes", "up_bytes"]] == 8).all(axis=None)
+
+
+@pytest.mark.parametrize("algorithm", [pf.FedPer(), pf.FedRep(), pf.FedBABU(), pf.LGFedAvg(top="")])
+def test_sharing_nothing_is_refused_before_training(problem, algorithm, tmp_path):
+    with pytest.raises(ConfigError, match=r"would share nothing .*\(weight, bias\) stays with the client") as found:
+        pf.fit(nn.Linear(D, 1), problem.federation, algorithm, rounds=1, loss="mse", out=tmp_path / "run")
+    assert "\n" not in str(found.value)
+    assert not (tmp_path / "run").exists()
 
 
 def test_with_all_layers_shared_lg_is_fedavg(problem):

@@ -190,6 +190,7 @@ WRONG = [
     (["run", "experiment.toml", "--set", "algorithm.file=broken.py"], 2, ["broken.py, line 2", "ZeroDivisionError"]),
     (["run", "--set", "model.file=broken.py"], 2, ["broken.py, line 2"]),
     (["run", "--set", "model.file=none.py", "--set", "model.name=Net"], 2, ["none.py"]),
+    (["run", "--set", "model.file=leaves.py", "--set", "model.name=Net"], 2, ["leaves.py, line 1", "SystemExit: bye"]),
     (["run", "--roundz", "3"], 2, ["--roundz", "--rounds"]),
     (["runn"], 2, ["runn"]),
     (["compare"], 2, ["methods"]),
@@ -212,6 +213,7 @@ def test_what_is_wrong_is_said_in_one_line(cli, tmp_path, file, words, status, n
     (tmp_path / "steps.toml").write_text('local-steps = "uniform(0, 2)"\n')
     (tmp_path / "typo.toml").write_text('[data]\npartitoin = "iid"\n')
     (tmp_path / "broken.py").write_text("x = 1\ny = 1 / 0\n")
+    (tmp_path / "leaves.py").write_text('raise SystemExit("bye")\n')
     said = cli(*words)
     lines = said.err.splitlines()
     assert said.status == status, said
@@ -238,6 +240,7 @@ def test_an_unexpected_error_is_one_line_without_traceback(cli, monkeypatch):
     assert said.status == 1
     assert len(said.err.splitlines()) == 1
     assert "RuntimeError: boom" in said.err
+    assert "this is a bug in polyfed; please report it" in said.err
     assert "--debug" in said.err
     with pytest.raises(RuntimeError):
         call(["run"], debug=True)

@@ -256,3 +256,20 @@ def test_what_is_no_number_of_steps_is_refused(steps, words):
     with pytest.raises(ConfigError, match=words) as caught:
         run(pf.FedAvg(lr=0.1), steps)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("batch_size", [4, None])
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_every_step_of_every_local_solve_is_counted(batch_size, chunk):
+    """Clients of 10, 4 and 1 samples: 3, 1 and 1 batches of 4 a pass, one full batch; FedRep passes 10 + 2 times."""
+    rng = np.random.default_rng(0)
+    pairs = [(rng.normal(size=(n, 3)), rng.normal(size=n)) for n in (10, 4, 1)]
+    fed = pf.Federation.from_arrays(pairs, pairs)
+    passes = {pf.Local(): 2, pf.Ditto(personal_epochs=5): 7, pf.FedRep(head_epochs=10, body_epochs=2): 12}
+    for method, times in passes.items():
+        model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+        run = pf.fit(
+            model, fed, method, rounds=2, loss="mse", local_epochs=2, batch_size=batch_size, chunk=chunk, workers=1
+        )
+        expected = [times * n for n in ([3, 1, 1] if batch_size else [1, 1, 1])]
+        assert run.ledger["steps"].tolist() == 2 * expected, method

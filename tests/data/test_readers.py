@@ -1,10 +1,14 @@
 """Readers of IDX, CIFAR binary and npz files: the published formats, and one line for every kind of damage."""
 
 import gzip
+import os
+import struct
+import zipfile
 
 import numpy as np
 import pytest
 
+from polyfed.core.errors import DataError
 from polyfed.data import readers
 
 
@@ -94,3 +98,92 @@ def test_damaged_npz_member(tmp_path, refused):
     path.write_bytes(content)
     with refused(path):
         readers.read_npz(path)
+
+
+def npz_with(path, **members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as z:
+        for name, content in members.items():
+            z.writestr(name, content)
+
+
+def npy(header, data=b""):
+    text = header.encode() + b" " * (-(len(header) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
+
+
+@pytest.mark.parametrize(
+    ("member", "words"),
+    [
+        (npy("(((("), ["not a readable npz file"]),
+        (npy("[" * 5000), ["not a readable npz file"]),
+        (
+            npy("{'descr': '<f8', 'fortran_order': False, 'shape': (99999999999, 9999)}"),
+            ["'x'", "promises", "it has 0"],
+        ),
+        (npy("{'descr': '<f8', 'fortran_order': False, 'shape': (-1,)}"), ["'x'", "promises"]),
+        (npy("{'descr': '<f8', 'fortran_order': False, 'shape': (2,)}", bytes(24)), ["'x'", "16 bytes", "it has 24"]),
+        (npy("{'descr': '<f8', 'fortran_order': False, 'shape': (2,)}", bytes(15)), ["'x'", "16 bytes", "it has 15"]),
+        (b"PK", ["not a readable npz file"]),
+    ],
+    ids=["tokens", "nesting", "enormous", "negative", "too much", "too little", "no header"],
+)
+def test_a_damaged_array_in_an_npz_is_one_line(tmp_path, refused, member, words):
+    npz_with(tmp_path / "a.npz", **{"x.npy": member})
+    with refused(tmp_path / "a.npz", *words):
+        readers.read_npz(tmp_path / "a.npz")
+
+
+def test_npz_members_that_are_no_arrays_and_unknown_zip_methods(tmp_path, refused):
+    path = tmp_path / "a.npz"
+    npz_with(path, **{"notes.txt": "hello"})
+    with refused(path, "notes.txt", "not an array"):
+        readers.read_npz(path)
+    np.savez(path, x=np.arange(9))
+    raw = path.read_bytes()
+    for start, at in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
+        k = raw.index(start) + at
+        raw = raw[:k] + b"\x63\x00" + raw[k + 2 :]
+    path.write_bytes(raw)
+    with refused(path, "not a readable npz file"):
+        readers.read_npz(path)
+
+
+def test_bombs_are_refused_before_they_unpack(tmp_path, refused, monkeypatch):
+    monkeypatch.setattr(readers, "UNPACKED", 1 << 20)
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros(1 << 20))
+    with refused(tmp_path / "a.npz", "unpacks to 8,388,736 bytes"):
+        readers.read_npz(tmp_path / "a.npz")
+    (tmp_path / "a.csv").write_bytes(gzip.compress(b"a,b\n" + bytes(1 << 23)))
+    with refused(tmp_path / "a.csv", "unpacks to more than"):
+        readers.read_csv(tmp_path / "a.csv")
+
+
+def test_what_is_no_plain_file_is_not_waited_for(tmp_path, refused):
+    os.mkfifo(tmp_path / "pipe.csv")
+    with refused(tmp_path / "pipe.csv", "a file is expected"):
+        readers.read_csv(tmp_path / "pipe.csv")
+
+
+def test_csv_cells_that_only_python_takes_for_numbers(tmp_path, refused):
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n1,2\n1_000,3\n")
+    with refused(path, "line 3", "'a'", "'1_000'"):
+        readers.read_csv(path)
+    path.write_text("a,b\n1,2\n" + "9" * 100_000 + "x,3\n")  # in numpy's text arrays every cell is as long as this
+    with refused(path, "line 3", "is not a number"):
+        readers.read_csv(path)
+
+
+@pytest.mark.parametrize("label", [2**63, 1e300, float("inf")])
+def test_labels_that_no_integer_holds(tmp_path, label):
+    y = np.array([0, 1, label], dtype=np.uint64 if isinstance(label, int) else float)
+    np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=y)
+    with pytest.raises(DataError, match=r"'a': label .* is out of range") as found:
+        readers.read_clients([tmp_path / "a.npz"], task="classification")
+    assert "-9" not in str(found.value)
+
+
+def test_an_empty_idx_is_refused(tmp_path, refused):
+    (tmp_path / "x").write_bytes(bytes([0, 0, 8, 2]) + bytes(4) + b"\xff\xff\xff\xff")
+    with refused(tmp_path / "x", "shape [0, 4294967295]"):
+        readers.read_idx(tmp_path / "x")

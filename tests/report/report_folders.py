@@ -31,6 +31,8 @@ def write_run(
     settings: dict[str, Any] | None = None,
     digest: str | None = None,
     summary: bool = True,
+    deploys: str | None = None,
+    steps: float | None = None,
 ) -> Path:
     """A run folder whose clients end at `values` of the metric (None: no test samples). Returns the folder."""
     n = len(values)
@@ -110,6 +112,8 @@ def write_run(
         "status": status, "algorithm": algorithm, "seed": seed, "rounds": rounds, "metric": metric,
         "higher_is_better": higher, "final": {"test": final}, "down_bytes": total // 2, "up_bytes": total // 2,
         "seconds": 3.0, "parameters": 1234,
+        "deploys": deploys or ("common" if algorithm in ("fedavg", "fedprox", "scaffold") else "personal"),
+        "steps": steps,
     }  # fmt: skip
     (folder / "summary.json").write_text(json.dumps(told))
     return folder
@@ -120,7 +124,8 @@ def write_comparison(folder: Path, methods: dict[str, Sequence[Sequence[float | 
     for label, seeds in methods.items():
         for seed, values in enumerate(seeds):
             own = {key: value(seed) if callable(value) else value for key, value in common.items()}
-            own["report"] = own.get("report", {}).get(label)
+            for key in ("report", "steps"):
+                own[key] = own.get(key, {}).get(label)
             write_run(folder / "runs" / f"{label}-seed{seed}", values, algorithm=label.split("-")[0], seed=seed, **own)
     (folder / "comparison.toml").write_text("")
     return folder

@@ -1,5 +1,7 @@
 """Reading run folders: what is tolerated, and the one line that names each fault."""
 
+import json
+
 import pytest
 from report_folders import write_comparison, write_run
 
@@ -51,9 +53,14 @@ def test_a_missing_file_is_named(run, name):
         ("config.toml", "a = ", "config.toml: not valid TOML"),
         ("summary.json", "{", "summary.json: not valid JSON"),
         ("summary.json", "{}", "summary.json: the key 'status' is missing"),
-        ("federation.json", "[1]", "federation.json: expected a JSON object"),
+        ("federation.json", "[1]", "federation.json: found list, expected a table"),
         ("clients.csv", "", "clients.csv: not a readable table"),
         ("clients.csv", "a,b\n1,2\n", "clients.csv: the column 'client' is missing"),
+        ("clients.csv", "client\nclient-0\n", "clients.csv: its 1 rows are not the 2 clients of federation.json"),
+        ("clients.csv", "client,rounds\nclient-0,1\nclient-1,1x\n", "column 'rounds': found '1x', expected numbers"),
+        ("config.toml", "seed = -1", "config.toml: seed: found -1"),
+        ("federation.json", '{"clients": [{"name": 3}]}', "federation.json: clients.0.name: found 3"),
+        ("federation.json", "[" * 100_000, "federation.json: not valid JSON"),
     ],
 )
 def test_a_damaged_file_is_named(run, name, text, told):
@@ -74,6 +81,38 @@ def test_a_killed_run_is_read_from_its_last_evaluation(tmp_path):
     assert study.first.status == "unfinished"
     assert study.first.summary["rounds"] == 20
     assert "No run has finished" in report.answer(study)
+
+
+@pytest.mark.parametrize("key", ["seed", "rounds", "down_bytes", "final"])
+def test_null_where_a_number_belongs_is_named(run, key):
+    told = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(told | {key: None}))
+    assert f"summary.json: {key}: found None" in fault(run)
+
+
+def test_the_role_is_what_the_run_knows_whatever_its_clients_are_called(tmp_path):
+    """A client called "common" has its model in models/common.safetensors; a method is common by no list of names."""
+    run = write_run(tmp_path / "a", [0.8, 0.9], algorithm="ditto", names=["common", "other"])
+    (run / "models").mkdir()
+    (run / "models" / "common.safetensors").write_bytes(b"")
+    assert report.read(run).first.role == "personalised"
+    own = write_run(tmp_path / "b", [0.8, 0.9], algorithm="mine", deploys="common")
+    assert report.read(own).first.role == "common"
+
+
+def test_a_method_that_moved_no_byte_is_never_the_best_shared_one(tmp_path):
+    values = {
+        "local": [[0.5, 0.6], [0.52, 0.6]],
+        "fedrep": [[0.8, 0.9], [0.81, 0.9]],
+        "fedavg": [[0.6, 0.6], [0.61, 0.6]],
+    }
+    folder = write_comparison(tmp_path, values)
+    for place in folder.glob("runs/fedrep-*/summary.json"):
+        place.write_text(json.dumps(json.loads(place.read_text()) | {"down_bytes": 0, "up_bytes": 0}))
+    study = report.read(folder)
+    assert study.role("fedrep") == "own"
+    assert "fedrep, the best shared method" not in report.answer(study)
+    assert "the clients' own models (fedrep)" in report.answer(study)
 
 
 def test_labels_come_from_the_folder_names_of_a_comparison(tmp_path):

@@ -153,3 +153,31 @@ def test_hostile_text_is_escaped_in_every_rendering():
 def test_unknown_rendering_is_refused():
     with pytest.raises(ValueError, match="expected one of"):
         Table("t", (), ()).to("docx")
+
+
+def test_no_cell_of_a_csv_is_a_formula(tmp_path):
+    """Spreadsheets run text that begins with = + - @; numbers stay numbers."""
+    names = ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)"]
+    study = report.read(
+        write_comparison(tmp_path, {"local": [[0.5, 0.6, 0.7, 0.8]], "fedavg": [[0.6] * 4]}, names=names)
+    )
+    found = rows(report.client_table(study, "csv", every=True))
+    assert [r["client"] for r in found] == [f"'{n}" for n in names]
+    assert [float(r["gain"]) for r in found] == pytest.approx([0.1, 0, -0.1, -0.2])
+
+
+def test_steps_per_round_are_shown(tmp_path):
+    study = report.read(
+        write_comparison(tmp_path, {"local": [[0.5]], "fedrep": [[0.6]]}, steps={"local": 3, "fedrep": 33})
+    )
+    found = rows(report.compare_table(study, "csv"))
+    assert [float(r["steps_per_round"]) for r in found] == [3, 33]
+    assert "steps/round" in report.compare_table(study).headers
+
+
+def test_six_hundred_clients_are_listed_beside_the_page(tmp_path):
+    write_comparison(tmp_path, {"local": [[0.5] * 600], "fedavg": [[0.6] * 600]}, rounds=1)
+    page = report.write_report(tmp_path).read_text()
+    assert 'href="report-clients.csv"' in page
+    assert "client-300" not in page
+    assert len((tmp_path / "report-clients.csv").read_text().splitlines()) == 601

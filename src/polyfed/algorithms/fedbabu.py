@@ -4,7 +4,7 @@ Oh, Kim, Yun, "FedBABU: Toward Enhanced Representation for Federated Image Class
 
 from dataclasses import dataclass
 
-from polyfed.algorithms.partial import part
+from polyfed.algorithms.partial import part, some
 from polyfed.core.algorithm import Down, Personal, require
 from polyfed.core.solvers import local_sgd
 
@@ -33,8 +33,6 @@ class FedBABU(Personal):
     The paper fine-tunes once, after the last round. Here a client fine-tunes from the body it receives whenever it
     takes part, and keeps the result to itself: w_i belongs to the common body of its last participation, one round
     before the server's latest at best. Until then it deploys the initial model.
-
-    A model of one layer is all head: then nothing is sent, and clients fine-tune the initial model.
     """
 
     lr: float = 0.1
@@ -63,7 +61,7 @@ class FedBABU(Personal):
         require(self.tune in ("all", "head", "body"), "FedBABU", "tune", self.tune, "all, head or body")
 
     def init_server(self, task, w0, n):
-        return {"w": w0, "shared": ~part(task.layout, self.head).to(w0.device)}
+        return {"w": w0, "shared": some(~part(task.layout, self.head), self, task.layout).to(w0.device)}
 
     def downlink(self, server, round):
         return Down(shared={"w": server["w"][server["shared"]]})

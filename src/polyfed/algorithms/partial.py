@@ -23,6 +23,17 @@ def part(layout: Layout, layers: str) -> Tensor:
         raise ConfigError(f"algorithm: {e.args[0]}") from None
 
 
+def some(shared: Tensor, algorithm: Algorithm, layout: Layout) -> Tensor:
+    """`shared: [p]` as it is; ConfigError where it is no part at all."""
+    if shared.any():
+        return shared
+    names = ", ".join(e.name for e in layout.entries)
+    raise ConfigError(
+        f"algorithm: {algorithm.name} would share nothing of this model, all of it ({names}) stays with the client; "
+        "expected a model with more layers, or 'local', which trains alone"
+    )
+
+
 @dataclass(frozen=True)
 class Partial(Algorithm, abstract=True):
     """Base: the server averages the shared part, each client keeps its own values of the rest.
@@ -39,7 +50,7 @@ class Partial(Algorithm, abstract=True):
         raise NotImplementedError
 
     def init_server(self, task, w0, n):
-        return {"w": w0, "shared": self.shared(task.layout).to(w0.device)}
+        return {"w": w0, "shared": some(self.shared(task.layout), self, task.layout).to(w0.device)}
 
     def init_client(self, task, w0):
         return {"own": w0[~self.shared(task.layout).to(w0.device)]}

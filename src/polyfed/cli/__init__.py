@@ -87,8 +87,8 @@ def call(arguments: Sequence[str], debug: bool = False) -> int:
         if isinstance(e, PolyfedError):
             return _say(str(e), 2 if isinstance(e, ConfigError) else 1)
         return _say(
-            f"unexpected {type(e).__name__}: {e}; this is a fault of polyfed, please report it with the output of the "
-            "same command and --debug",
+            f"unexpected {type(e).__name__}: {e}; this is a bug in polyfed; please report it with the output of the "
+            "same command run with --debug",
             1,
         )
 

@@ -4,11 +4,11 @@ import json
 import os
 import shutil
 import time
-import tomllib
 from pathlib import Path
 from typing import Any
 
 from polyfed.core.errors import ConfigError, RunError, closest
+from polyfed.experiment import files
 from polyfed.experiment.folder import safe
 
 BATCH = 20  # samples for which an exported model is timed, as in Table 9 of FedSLR's paper
@@ -61,7 +61,7 @@ def export_model(run: Path, client: str, out: Path | None, factorised: bool = Fa
 
     With factors the JSON also has what the dense and the factorised models were measured to take, under "measured".
     """
-    config = _read(config_of(run))
+    place = config_of(run)
     if (run / "comparison.toml").is_file():
         some = sorted(p.name for p in (run / "runs").glob("*-seed*"))
         raise ConfigError(
@@ -69,8 +69,8 @@ def export_model(run: Path, client: str, out: Path | None, factorised: bool = Fa
             if some
             else f"{run}: a comparison without runs"
         )
-    federation = json.loads(_text(run / "federation.json"))
-    names = [str(c["name"]) for c in federation["clients"]]
+    config, federation = files.config(run, place.name), files.federation(run)
+    names = [c["name"] for c in federation["clients"]]
     name = names[int(client)] if client not in names and client.isdigit() and int(client) < len(names) else client
     if name not in names:
         raise ConfigError(
@@ -106,16 +106,12 @@ def export_model(run: Path, client: str, out: Path | None, factorised: bool = Fa
 
 
 def _facts(run: Path, client: str, source: Path, config: dict[str, Any], federation: dict[str, Any]) -> dict[str, Any]:
-    from safetensors import safe_open
-
-    with safe_open(source, "pt") as f:
-        shapes = {key: list(f.get_slice(key).get_shape()) for key in f.keys()}  # noqa: SIM118
     return {
         "client": client,
         "shared_by_all_clients": source.stem == "common",
         "model": config.get("model", {}),
         "classes": federation.get("classes"),
-        "tensors": shapes,
+        "tensors": {key: list(t.shape) for key, t in files.tensors(source).items()},
         "dtype": config.get("dtype"),
         "algorithm": config.get("algorithm", {}),
         "data": {k: v for k, v in config.get("data", {}).items() if k != "dir"},
@@ -127,8 +123,6 @@ def _facts(run: Path, client: str, source: Path, config: dict[str, Any], federat
 
 def _factors(run: Path, source: Path, config: dict[str, Any]) -> dict[str, Any]:
     """A client's model as factors: its tensors from models/, the common model and its factors from the checkpoint."""
-    from safetensors.torch import load_file
-
     import polyfed.algorithms  # noqa: F401  (registers the methods)
     from polyfed.algorithms.lowrank import places
     from polyfed.core import checkpoint
@@ -139,7 +133,7 @@ def _factors(run: Path, source: Path, config: dict[str, Any]) -> dict[str, Any]:
     algorithm = make(settings.pop("name", ""), **settings)
     state = checkpoint.load(run / "checkpoint")[0]
     server = {key[7:]: t for key, t in state.items() if key.startswith("server.")}
-    factors, w, named = algorithm.factors(server), algorithm.common(server), load_file(source)
+    factors, w, named = algorithm.factors(server), algorithm.common(server), files.tensors(source)
     if factors is None or w is None:
         raise ConfigError(
             f"--factorised: {algorithm.name} makes no low-rank model; fedslr (structure LR+S or LR+LR) and gpgd do"
@@ -162,8 +156,6 @@ def _measured(run: Path, source: Path, tensors: dict[str, Any]) -> dict[str, Any
 
     Model and data are made again from config.toml; {"missing": why} where that cannot be, as for runs from Python.
     """
-    from safetensors.torch import load_file
-
     from polyfed.core.errors import PolyfedError
     from polyfed.experiment.build import Parts
     from polyfed.experiment.config import resolve
@@ -172,7 +164,7 @@ def _measured(run: Path, source: Path, tensors: dict[str, Any]) -> dict[str, Any
     try:
         parts = Parts(resolve(config_of(run), {}))
         seed = parts.experiment.seeds[0]
-        model, named = parts.model(seed), load_file(source)
+        model, named = parts.model(seed), files.tensors(source)
         dtype = next(iter(named.values())).dtype
         x = parts.federation(seed).test.to("cpu", dtype).x[:BATCH]
         model.to(dtype).load_state_dict(named, strict=False)
@@ -180,17 +172,3 @@ def _measured(run: Path, source: Path, tensors: dict[str, Any]) -> dict[str, Any
     except PolyfedError as e:
         return {"missing": f"the run's model cannot be made again from its folder ({e})"}
     return {"samples": len(x), "threads": 1, "fastest": min(forms, key=lambda f: forms[f]["ms"]), "forms": forms}
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as e:
-        raise RunError(f"{path}: cannot be read ({(e.strerror or str(e)).lower()})") from None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(_text(path))
-    except tomllib.TOMLDecodeError as e:
-        raise RunError(f"{path}: not valid TOML ({e})") from None

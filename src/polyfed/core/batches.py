@@ -111,6 +111,7 @@ class Batches:
         self._counts = split.counts[clients]
         self._steps = work.taken(self._counts, round, keys, seed)
         self._padded: Batch | None = None
+        self.taken = np.zeros_like(self._steps)  # [s] steps so far, those of `again` included
         self.steps = torch.as_tensor(self._steps, device=split.x.device)
         self.samples = torch.as_tensor(self._counts, device=split.x.device)
 
@@ -131,7 +132,7 @@ class Batches:
         if steps is not None:
             work = replace(work, steps=steps)
         other = Batches(self._split, self._clients, self._keys, work, self._seed, self._round, purpose)
-        other._padded = self._padded
+        other._padded, other.taken = self._padded, self.taken
         return other
 
     @property
@@ -163,9 +164,14 @@ class Batches:
             self._padded = padded(self._split, self._clients)._replace(seed=self._seeds(-1))
         return self._padded
 
+    def repeat(self) -> range:
+        """One number per step, for a solver that needs no batch but `same`; the steps count as those of iterating."""
+        self.taken += self._steps
+        return range(self.total)
+
     def __iter__(self) -> Iterator[Batch]:
         steps = self._steps
-        total = self.total
+        total = len(self.repeat())
         # rows[k]: up to which row somebody still works at step k; ragged[k]: somebody before that row has finished
         at_work = steps[None, :] > np.arange(total)[:, None]
         rows = len(steps) - np.argmax(at_work[:, ::-1], axis=1)

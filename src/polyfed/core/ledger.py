@@ -18,13 +18,14 @@ def down_bytes(down: Down) -> int:
     return sum(t.numel() * t.element_size() for t in down.shared.values()) + row_bytes(down.each)
 
 
-COLUMNS = ("round", "client", "exchanges", "down_bytes", "up_bytes", "staleness", "seconds")
+COLUMNS = ("round", "client", "exchanges", "down_bytes", "up_bytes", "staleness", "steps", "seconds")
 
 
 class Ledger:
     """What each client exchanged in each round it took part in; `COLUMNS` names the columns.
 
     staleness: rounds between the message and its reply being taken; 0 in synchronous training
+    steps: batches trained on, all local solves of the round counted
     seconds: measured, of computing
     """
 
@@ -40,13 +41,14 @@ class Ledger:
         up: np.ndarray,
         staleness: np.ndarray,
         seconds: np.ndarray,
+        steps: np.ndarray | int = 0,
     ) -> None:
         """Round t: each of `ids` received `down` bytes and sent `up` bytes in `exchanges` round trips."""
-        columns = np.broadcast_arrays(t, ids, exchanges, down, up, staleness, seconds)
+        columns = np.broadcast_arrays(t, ids, exchanges, down, up, staleness, steps, seconds)
         self._rows.append(np.column_stack(columns).astype(np.float64))
 
     def array(self) -> np.ndarray:
-        """[rows, 7] float64, in the order of COLUMNS (bytes are exact below 2^53)."""
+        """[rows, 8] float64, in the order of COLUMNS (bytes are exact below 2^53)."""
         if len(self._rows) > 1:
             self._rows = [np.concatenate(self._rows)]
         return self._rows[0] if self._rows else np.zeros((0, len(COLUMNS)))

@@ -103,7 +103,7 @@ class Loop:
         phases = algorithm.phases(self.t)
         if not np.array_equal(send, take):
             self._refuse_late(algorithm, self.t)
-        down, up, seconds, staleness = np.zeros((4, len(take)))
+        down, up, seconds, staleness, steps = np.zeros((5, len(take)))
         exchanges = np.zeros((2, len(take)))  # messages that were not empty, down and up
         everyone = torch.as_tensor(take, device=self.task.device)
         before: tuple[State, State] = {}, {}
@@ -131,8 +131,9 @@ class Loop:
                 up[at] += sent_up
                 exchanges[:, at] += np.stack([size > 0, np.full(len(at), sent_up > 0)])
                 seconds[at] += reply.seconds
+                steps[at] += reply.steps
                 staleness[at] = self.t - sent
-        self.ledger.record(self.t, take, exchanges.max(0), down, up, staleness, seconds)
+        self.ledger.record(self.t, take, exchanges.max(0), down, up, staleness, seconds, steps)
         self.t += 1
         self.clock += passed
         return take

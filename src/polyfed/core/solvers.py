@@ -28,14 +28,14 @@ def local_sgd(
     w = w.clone(memory_format=torch.contiguous_format)
     if correct is None and prox is None:
         if (batch := data.same) is not None and (descend := task.descent_on(w, batch, lr)) is not None:
-            for _ in range(data.total):
+            for _ in data.repeat():
                 descend()
             return w
         for batch in data:
             task.descend_(w[: batch.rows], batch, _rows(lr, batch.rows))
         return w
     if (batch := data.same) is not None and (gradient := task.gradient_on(w, batch)) is not None:
-        for _ in range(data.total):
+        for _ in data.repeat():
             g = gradient()
             step = correct(w, g) if correct is not None else g
             if isinstance(lr, Tensor):

@@ -39,14 +39,15 @@ class Plan:
 
 
 class Reply(NamedTuple):
-    """What a cohort of m clients computed, besides its uplinks: private states [m, ...], seconds [m]; in the order of
-    ids.
+    """What a cohort of m clients computed, besides its uplinks, in the order of ids: private states [m, ...]; seconds and
+    local steps [m] that it took.
 
     bad: position of the first client that reached a number that is not finite
     """
 
     private: State
     seconds: np.ndarray
+    steps: np.ndarray
     bad: int | None = None
 
 
@@ -79,22 +80,22 @@ class Worker:
         chunks = self._chunks(ids, round.t)
         places = [torch.as_tensor(positions, device=round.ids.device) for positions in chunks]
 
-        def work(at: Tensor) -> tuple[State, Part, float]:
-            private, up, spent = self._chunk(algorithm, rows, down, round, at)
+        def work(at: Tensor) -> tuple[State, Part, float, np.ndarray]:
+            private, up, spent, taken = self._chunk(algorithm, rows, down, round, at)
             if server is not None and at is places[0]:
                 tally.added |= added_up(algorithm, server, up, round.take(at))
-            return private, tally.reduce(up, private, at), spent
+            return private, tally.reduce(up, private, at), spent, taken
 
-        seconds, private = np.empty(len(ids)), []
-        for positions, at, (mine, part, spent) in zip(
+        seconds, steps, private = np.empty(len(ids)), np.empty(len(ids), dtype=np.int64), []
+        for positions, at, (mine, part, spent, taken) in zip(
             chunks, places, self._in_order(work, places, first_alone=server is not None), strict=True
         ):
             if part.bad is not None:
-                return Reply({}, seconds, int(positions[part.bad]))
+                return Reply({}, seconds, steps, int(positions[part.bad]))
             tally.add(part, at)
             private.append(mine)
-            seconds[positions] = spent / len(positions)
-        return Reply(joined(private, places), seconds)
+            seconds[positions], steps[positions] = spent / len(positions), taken
+        return Reply(joined(private, places), seconds, steps)
 
     def _in_order(self, function: Callable[[Any], Any], items: Sequence[Any], first_alone: bool) -> Iterator[Any]:
         """`function` of every item on the worker threads, in the order of items; only so many wait for their turn."""
@@ -129,7 +130,7 @@ class Worker:
 
     def _chunk(
         self, algorithm: Algorithm, rows: Rows, down: State, round: Round, at: Tensor
-    ) -> tuple[State, State, float]:
+    ) -> tuple[State, State, float, np.ndarray]:
         start = time.perf_counter()
         with torch.no_grad():
             ids = round.ids[at].cpu().numpy()
@@ -138,7 +139,7 @@ class Worker:
             data = Batches(self.train, ids, self.keys[ids], self.work, self.seed, round.t, purpose)
             mine = {name: rows_of(t, at) for name, t in down.items()}
             private, up = algorithm.local_update(self.task, rows.gather(round.ids[at]), mine, data, round.take(at))
-        return private, up, time.perf_counter() - start
+        return private, up, time.perf_counter() - start, data.taken
 
 
 def expand(down: Down, m: int) -> State:

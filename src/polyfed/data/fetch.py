@@ -7,6 +7,7 @@ import tarfile
 import tempfile
 import urllib.error
 import urllib.request
+import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -87,7 +88,7 @@ def _download(url: str, path: Path, expected: str | None, timeout: float) -> Non
     try:
         try:
             with os.fdopen(descriptor, "wb") as out, urllib.request.urlopen(url, timeout=timeout) as answer:
-                length = answer.headers.get("Content-Length")
+                length = int(answer.headers.get("Content-Length") or -1)
                 received = 0
                 while block := answer.read(1 << 20):
                     out.write(block)
@@ -96,7 +97,7 @@ def _download(url: str, path: Path, expected: str | None, timeout: float) -> Non
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as e:
             reason = str(getattr(e, "reason", "") or e or type(e).__name__).splitlines()[0]
             raise DataError(f"cannot download {url} ({reason}); put the file at {path} by hand") from None
-        if length is not None and received != int(length):
+        if length not in (-1, received):
             raise DataError(f"{url}: the download broke off after {received} of {length} bytes; try again")
         if expected is not None and digest.hexdigest() != expected:
             raise DataError(f"{url}: MD5 is {digest.hexdigest()}, {expected} was expected; nothing was kept")
@@ -114,6 +115,10 @@ def _unpack(archive: Path, folder: Path) -> list[Path]:
                 target = folder / PurePosixPath(member.name).name
                 if not member.isfile() or target.suffix != ".bin":
                     continue
+                if member.size > readers.UNPACKED:
+                    raise DataError(
+                        f"{archive}: {member.name!r} unpacks to {member.size:,} bytes, which no data set does"
+                    )
                 source = tar.extractfile(member)
                 if source is None:
                     continue
@@ -121,7 +126,7 @@ def _unpack(archive: Path, folder: Path) -> list[Path]:
                 part.write_bytes(source.read())
                 os.replace(part, target)
                 out.append(target)
-    except (tarfile.TarError, EOFError, OSError) as e:
+    except (tarfile.TarError, zlib.error, EOFError, OSError) as e:
         raise DataError(
             f"{archive}: cannot be unpacked ({str(e).splitlines()[0] if str(e) else type(e).__name__})"
         ) from None

@@ -6,6 +6,7 @@ Every malformed file is one DataError line that names it. `datasets` and `Federa
 import csv
 import gzip
 import hashlib
+import io
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -18,19 +19,39 @@ import numpy as np
 from polyfed.core.errors import DataError
 
 IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+UNPACKED, RATIO = 1 << 30, 200  # compressed data may unpack to so many bytes, or to so many times their size
+LARGEST = 2**53  # labels up to this are exact in every number format that a file may use
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """The content of a file, unzipped if its first two bytes say gzip. Raises DataError when it cannot be read."""
+    """The content of a file, unzipped if its first two bytes say gzip.
+
+    Raises DataError when it cannot be read, or unpacks to far more than data do (a zip bomb).
+    """
     try:
-        raw = Path(path).read_bytes()
-        return gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+        if Path(path).exists() and not Path(path).is_file():
+            raise DataError(f"{path}: cannot be read (a file is expected)")
+        with open(path, "rb") as f:
+            if f.read(2) != b"\x1f\x8b":
+                f.seek(0)
+                return f.read()
+        most = unpacked_at_most(Path(path).stat().st_size)
+        with gzip.open(path) as f:
+            raw = f.read(most + 1)
     except EOFError:
         raise DataError(f"{path}: the gzip file is cut short") from None
     except (gzip.BadGzipFile, zlib.error) as e:
         raise DataError(f"{path}: the gzip file is damaged ({e})") from None
-    except OSError as e:
-        raise DataError(f"{path}: cannot be read ({e.strerror or e})") from None
+    except (OSError, ValueError) as e:
+        raise DataError(f"{path}: cannot be read ({getattr(e, 'strerror', None) or e})") from None
+    if len(raw) > most:
+        raise DataError(f"{path}: unpacks to more than {most:,} bytes; unpack it by hand if that is right")
+    return raw
+
+
+def unpacked_at_most(size: int) -> int:
+    """Bytes that `size` compressed bytes may become."""
+    return max(UNPACKED, RATIO * size)
 
 
 def md5(path: str | Path) -> str:
@@ -50,7 +71,7 @@ def read_idx(path: str | Path) -> np.ndarray:
     dtype, start = np.dtype(IDX_TYPES[b[2]]), 4 + 4 * b[3]
     shape = tuple(int.from_bytes(b[k : k + 4], "big") for k in range(4, start, 4))
     expected = start + prod(shape) * dtype.itemsize
-    if len(b) != expected or len(b) < start:
+    if len(b) != expected or len(b) < start or 0 in shape:
         raise DataError(f"{path}: its header promises shape {list(shape)}, {expected} bytes; it has {len(b)}")
     return np.frombuffer(b, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
 
@@ -74,41 +95,57 @@ def read_cifar(path: str | Path, label_bytes: int = 1) -> tuple[np.ndarray, np.n
 
 
 def read_npz(path: str | Path, required: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """The arrays of an npz file, never unpickled. Raises DataError: unreadable, arrays of objects, missing names."""
+    """The arrays of an npz file, never unpickled.
+
+    Raises DataError: unreadable, arrays of objects, missing names, a header that promises another size than there is.
+    """
     if not Path(path).is_file():
         raise DataError(f"{path}: no such file")
     if not zipfile.is_zipfile(path):
         raise DataError(f"{path}: not an npz archive, or cut short; numpy.savez(path, x=..., y=...) writes one")
     try:
-        with np.load(path, allow_pickle=False) as z:
-            missing = [name for name in required if name not in z.files]
+        with zipfile.ZipFile(path) as z:
+            members = {m.filename.removesuffix(".npy"): m for m in z.infolist()}
+            missing = [name for name in required if name not in members]
             if missing:
-                found = ", ".join(z.files) or "none"
+                found = ", ".join(members) or "none"
                 raise DataError(f"{path}: array {missing[0]!r} is missing; it has {found}")
-            arrays = {}
-            for name in z.files:
-                try:
-                    arrays[name] = z[name]
-                except ValueError as e:
-                    if "pickle" not in str(e).lower() and "object" not in str(e).lower():
-                        raise
-                    raise DataError(f"{path}: array {name!r} holds objects, which are never unpickled") from None
-            return arrays
+            most = unpacked_at_most(Path(path).stat().st_size)
+            if (size := sum(m.file_size for m in members.values())) > most:
+                raise DataError(f"{path}: unpacks to {size:,} bytes; save it with numpy.savez if that is right")
+            return {name: _read_npy(path, z, m) for name, m in members.items()}
     except DataError:
         raise
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, SyntaxError, TypeError) as e:
+    except Exception as e:  # numpy, zipfile and the decompressors raise a dozen kinds for damaged bytes
         raise DataError(f"{path}: not a readable npz file ({_line(e)})") from None
+
+
+def _read_npy(path: str | Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    """One array, once its header is known to fit the bytes that are there: numpy allocates what a header promises."""
+    name = member.filename.removesuffix(".npy")
+    with archive.open(member) as f:
+        if not member.filename.endswith(".npy"):
+            raise DataError(f"{path}: {name!r} is not an array (.npy); numpy.savez(path, x=..., y=...) writes arrays")
+        old = np.lib.format.read_magic(f) == (1, 0)
+        header = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+        shape, _, dtype = header(f)
+        if dtype.hasobject:
+            raise DataError(f"{path}: array {name!r} holds objects, which are never unpickled")
+        there, promised = member.file_size - f.tell(), prod(shape) * dtype.itemsize
+        if there != promised or min(shape, default=0) < 0:
+            raise DataError(f"{path}: array {name!r} promises shape {list(shape)}, {promised} bytes; it has {there}")
+    with archive.open(member) as f:
+        return np.lib.format.read_array(f, allow_pickle=False)
 
 
 def read_csv(path: str | Path) -> tuple[list[str], np.ndarray, list[bool]]:
     """A comma-separated file with one header line: (column names, values [N, columns] float64, integer columns).
 
     The third is true for columns whose cells are all written as integers. Raises DataError for a missing header, a
-    line with another number of cells, and a cell that is no number, with file, line and column.
+    line with another number of cells, and a cell that is not a finite number, with file, line and column.
     """
     try:
-        text = read_bytes(path).decode("utf-8-sig")
-        reader = csv.reader(text.splitlines())
+        reader = csv.reader(io.StringIO(read_bytes(path).decode("utf-8-sig"), newline=""), strict=True)
         rows = [(reader.line_num, row) for row in reader if row]
     except UnicodeDecodeError:
         raise DataError(f"{path}: not a text file in UTF-8") from None
@@ -117,24 +154,22 @@ def read_csv(path: str | Path) -> tuple[list[str], np.ndarray, list[bool]]:
     if not rows:
         raise DataError(f"{path}: the file is empty")
     header = [name.strip() for name in rows[0][1]]
-    if all(_is_number(cell) for cell in header):
+    if all(_number(cell) is not None for cell in header):
         raise DataError(f"{path}: the first line holds numbers; a header line with column names is expected")
     if len(set(header)) < len(header):
         twice = next(name for i, name in enumerate(header) if name in header[:i])
         raise DataError(f"{path}: two columns are called {twice!r}")
-    for k, row in rows[1:]:
-        if len(row) != len(header):
-            raise DataError(f"{path}, line {k}: {len(row)} cells, the header has {len(header)}")
     if len(rows) == 1:
         return header, np.zeros((0, len(header))), [False] * len(header)
-    try:
-        values = np.array([row for _, row in rows[1:]], dtype=np.str_).astype(np.float64)
-    except ValueError:
-        for k, row in rows[1:]:
-            for name, cell in zip(header, row, strict=True):
-                if not _is_number(cell):
-                    raise DataError(f"{path}, line {k}, column {name!r}: {cell!r} is not a number") from None
-        raise
+    values = np.empty((len(rows) - 1, len(header)))
+    for i, (k, row) in enumerate(rows[1:]):
+        if len(row) != len(header):
+            raise DataError(f"{path}, line {k}: {len(row)} cells, the header has {len(header)}")
+        numbers = [_number(cell) for cell in row]
+        if None in numbers:
+            bad = numbers.index(None)
+            raise DataError(f"{path}, line {k}, column {header[bad]!r}: {row[bad][:40]!r} is not a number")
+        values[i] = numbers
     whole = [all(_is_integer(row[c]) for _, row in rows[1:]) for c in range(len(header))]
     return header, values, whole
 
@@ -218,6 +253,9 @@ def read_clients(
         if y.dtype.kind == "f" and (np.isnan(y).any() or (y != np.round(y)).any()):
             value = y[np.isnan(y) | (y != np.round(y))].flat[0]
             raise DataError(f"client {name!r}: label {value:g} is not an integer, which classification needs")
+        if y.dtype.kind in "iuf" and ((y > LARGEST) | (y < -LARGEST)).any():
+            value = y[(y > LARGEST) | (y < -LARGEST)].flat[0]
+            raise DataError(f"client {name!r}: label {value:g} is out of range; classes are numbered from 0")
         return y.astype(np.int64) if y.dtype.kind in "iubf" else y
 
     return [
@@ -233,12 +271,12 @@ def _differ(a: list[str], b: list[str]) -> str:
     return f"column {k + 1} is {a[k]!r} against {b[k]!r}"
 
 
-def _is_number(cell: str) -> bool:
+def _number(cell: str) -> float | None:
+    """The number that a cell holds; Python's own 1_000 is none."""
     try:
-        float(cell)
+        return float(cell) if "_" not in cell else None
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _is_integer(cell: str) -> bool:

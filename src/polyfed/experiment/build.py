@@ -230,7 +230,7 @@ def _execute(path: Path, digest: int) -> ModuleType:
         spec.loader.exec_module(module)
     except PolyfedError:
         raise
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         raise ConfigError(f"{path}{_line(e, path)}: {_reason(e)}") from e
     return module
 
@@ -278,7 +278,7 @@ def _user_model(path: Path, name: str, fed: Federation, seed: int, options: dict
             made = make(**{k: v for k, v in given.items() if k in takes}, **options)
         except PolyfedError:
             raise
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             raise ModelError(f"{path}{_line(e, path)}: {name} failed with {_reason(e)}") from e
     if not isinstance(made, nn.Module):
         raise ModelError(f"{path}: {name} made a {type(made).__name__}, expected an nn.Module")

@@ -6,7 +6,6 @@ Runs that are too small for two threads are trained side by side, which changes 
 """
 
 import contextlib
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,7 @@ from polyfed.core import checkpoint
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.errors import ConfigError, Diverged, RunError
 from polyfed.data.federation import Federation
-from polyfed.experiment import parallel
+from polyfed.experiment import files, parallel
 from polyfed.experiment.config import Method, label
 from polyfed.experiment.fit import Callback, fit
 from polyfed.experiment.folder import RunFolder, summary
@@ -304,15 +303,16 @@ class _Training:
 def read_result(place: Path, name: str, seed: int, rounds: int | None = None) -> Result | None:
     """The result of a run folder whose run is over, or None when it has to be (re)started or continued."""
     try:
-        found = json.loads((place / "summary.json").read_text())
+        found = files.summary(place)
         if found["status"] not in ("finished", "diverged"):
             return None
         if found["status"] == "diverged":
             return Result(name, seed, "diverged", found, None, f"diverged after round {found['rounds']}", place)
         if rounds is not None and found["rounds"] < rounds:
             return None
-        return Result(name, seed, "finished", found, pd.read_csv(place / "clients.csv"), folder=place)
-    except (OSError, ValueError, KeyError):
+        names = [c["name"] for c in files.federation(place)["clients"]]
+        return Result(name, seed, "finished", found, files.clients(place, names), folder=place)
+    except RunError:
         return None
 
 

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from polyfed.core import checkpoint
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.errors import RunError
+from polyfed.core.ledger import COLUMNS
 from polyfed.experiment.run import Run
 
 MODELS_LIMIT = 2 << 30  # bytes of per-client model files written without being asked
@@ -200,7 +201,24 @@ def summary(run: Run) -> dict[str, Any]:
         "parameters": run.loop.task.p,
         "described_by": float(run.parameters.mean()),
         "common": _common(run, metric),
+        "steps": _steps(run),
+        "deploys": "common" if _one_for_all(run) else "personal",
     }
+
+
+def _steps(run: Run) -> float:
+    """Local steps of a client in a round that it takes part in, on average."""
+    rows = run.loop.ledger.array()
+    steps = rows[rows[:, 0] >= 0, COLUMNS.index("steps")]
+    return float(steps.mean()) if len(steps) else math.nan
+
+
+def _one_for_all(run: Run) -> bool:
+    """Whether clients deploy the one model that the server sends to all of them."""
+    loop = run.loop
+    if type(loop.algorithm).personal is not Algorithm.personal:
+        return False
+    return "w" in loop.algorithm.deployment(loop.server, loop.round(np.arange(loop.n))).shared
 
 
 def _common(run: Run, metric: str) -> dict[str, float] | None:

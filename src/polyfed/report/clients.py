@@ -98,6 +98,7 @@ def _notes(
         tally = ", ".join(f"{t}: {k}" for t, k in choices(study, verdicts).items())
         notes.append(f"Verdicts over all {words.count(len(verdicts), 'client')}: {tally}.")
         if ends:
+            notes.append(f"Shown are the {ENDS} clients that gain least and the {ENDS} that gain most.")
             notes.append(f"The gain shown is that of {first[0]} over {reference}.")
         many = max(len(v.gains) for v in verdicts.values())
         seeds = max((g.seeds for v in verdicts.values() for g in v.gains.values()), default=0)
@@ -144,6 +145,8 @@ def _single(study: Study, every: bool | None) -> Table:
         rows.append((Cell(n, {"client": n}), *counts, Cell(scale.spread(mean, std), raw)))
     what = f"Clients: the {ENDS} worst and the {ENDS} best" if len(names) < len(study.names) and ends else "Clients"
     notes = [] if rows else ["The run wrote no results per client before it ended."]
+    if len(names) < len(study.names) and ends:
+        notes.append(f"Shown are the {ENDS} clients that fare worst and the {ENDS} that fare best.")
     columns = ("client<", *(f"{s} samples" for s in samples), f"{label}: {scale.header}")
     return Table(what, columns, tuple(rows), tuple(notes + _notes(study, {}, None, None, False)))
 

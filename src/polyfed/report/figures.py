@@ -122,7 +122,8 @@ def spread_figure(study: Study) -> Figure | None:
 def gain_figure(study: Study, method: str | None = None) -> Figure | None:
     """What every client gains over its own model (or the common one): a dot per client with its 95 % interval, sorted.
 
-    method: None for the method in the lead. Filled dots: the interval excludes zero. Up to 30 clients are named.
+    method: None for the method in the lead. Filled dots: the interval excludes zero. Up to 30 clients are named, up to
+    400 have their intervals drawn.
     """
     first = lead(study)
     if first is None:
@@ -139,17 +140,16 @@ def gain_figure(study: Study, method: str | None = None) -> Figure | None:
     named = len(names) <= NAMED
     with styled():
         figure, (axes,) = canvas(height=1.2 + 0.2 * len(names) if named else 3.6)
-        for i in place:
-            ends, at = ([low[i], high[i]], [i, i])
-            faint = 1.0 if named else 0.55
-            if np.isfinite(low[i]):
-                width = 1.2 if named else 0.9
-                axes.plot(
-                    *((ends, at) if named else (at, ends)), color=colour[i], linewidth=width, alpha=faint, zorder=2
-                )
+        if many := len(names) > POINTS:  # their intervals would be one solid block
+            low = high = mean
+        spans = np.isfinite(low) & (low < high)
+        line = {"linewidth": 1.2, "zorder": 2} if named else {"linewidth": 0.9, "alpha": 0.55, "zorder": 2}
+        draw = axes.hlines if named else axes.vlines
+        draw(place[spans], low[spans], high[spans], colors=list(colour[spans]), **line)
         face = np.where(clear != 0, colour, PAPER)
         x, y = (mean, place) if named else (place, mean)
-        axes.scatter(x, y, s=26 if named else 9, c=list(face), edgecolors=list(colour), linewidth=1.1, zorder=3)
+        look = {"s": 26 if named else 9, "linewidth": 1.1, "zorder": 3, "rasterized": many}
+        axes.scatter(x, y, c=list(face), edgecolors=list(colour), **look)
         text = f"gain of {label} over {reference}, {'points' if scale.percent else study.metric.upper()}"
         if named:
             axes.axvline(0, color=INK, linewidth=1)

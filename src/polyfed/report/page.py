@@ -11,13 +11,14 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from matplotlib.figure import Figure
 
 from polyfed.core.errors import RunError
 from polyfed.report import pairs, words
 from polyfed.report.clients import client_table, gain_table, lead
-from polyfed.report.figures import FEW, client_figure, gain_figure, metric_figure, representative, spread_figure
+from polyfed.report.figures import FEW, POINTS, client_figure, gain_figure, metric_figure, representative, spread_figure
 from polyfed.report.pictures import cluster_figure, mixing_figure, partition_figure
 from polyfed.report.read import RunFiles, Study, read
 from polyfed.report.style import to_svg, write_atomically
@@ -25,9 +26,13 @@ from polyfed.report.summary import answer
 from polyfed.report.table import Cell, Table
 from polyfed.report.tables import NAMED, compare_table, cost_table, rand_index
 
+LISTED = 500  # clients up to which the page holds a row for each
+
 
 def write_report(paths: str | Path | Iterable[str | Path], out: str | Path | None = None) -> Path:
     """Write report.html for run and comparison folders, and return its path.
+
+    With more than 500 clients the table of all of them is report-clients.csv beside it.
 
     out: the file, or a folder to put it in; None: into the first folder given
     Raises RunError when a folder cannot be read or the file cannot be written.
@@ -36,16 +41,19 @@ def write_report(paths: str | Path | Iterable[str | Path], out: str | Path | Non
     target = Path(out) if out is not None else study.paths[0] / "report.html"
     if target.is_dir():
         target = target / "report.html"
-    page = render(study)
+    listed = target.with_name(f"{target.stem}-clients.csv") if len(study.names) > LISTED else None
+    page = render(study, listed.name if listed else "")
     try:
+        if listed:
+            write_atomically(listed, client_table(study, "csv", every=True).encode())
         write_atomically(target, page.encode())
     except OSError as e:
         raise RunError(f"cannot write {target}: {e.strerror or e}") from None
     return target
 
 
-def render(study: Study) -> str:
-    """The page as text."""
+def render(study: Study, listed: str = "") -> str:
+    """The page as text. listed: the file beside it that holds the table of all clients, where they are too many."""
     css = files("polyfed.report").joinpath("page.css").read_text(encoding="utf-8")
     script = files("polyfed.report").joinpath("page.js").read_text(encoding="utf-8")
     code = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -53,7 +61,7 @@ def render(study: Study) -> str:
     title = _title(study)
     sections = [
         ("Methods", compare_table(study).to("html")),
-        ("Clients", _clients(study)),
+        ("Clients", _clients(study, listed)),
         ("Figures", _figures(study)),
         ("Costs", cost_table(study).to("html")),
         ("The data", _data(study)),
@@ -118,9 +126,11 @@ def _caveats(study: Study) -> str:
     return f'<p class="notes">Keep in mind about these data:</p><ul class="caveats notes">{items}</ul>'
 
 
-def _clients(study: Study) -> str:
+def _clients(study: Study, listed: str) -> str:
     parts = [t.to("html") for t in (gain_table(study) if study.first.n > 1 else None, client_table(study)) if t]
-    if len(study.names) > NAMED:
+    if listed:
+        parts.append(f'<p>All {len(study.names):,} clients: <a href="{quote(listed)}">{escape(listed)}</a></p>')
+    elif len(study.names) > NAMED:
         table = client_table(study, every=True)
         bare = Table("All clients", table.columns, table.rows)
         parts.append(f"<details><summary>All {len(study.names)} clients</summary>{bare.to('html')}</details>")
@@ -146,6 +156,8 @@ def _figures(study: Study) -> str:
             if len(study.seeds) > 1
             else "One seed: no intervals."
         )
+        if len(study.seeds) > 1 and len(study.names) > POINTS:
+            how = "Mean over seeds; filled: the 95 % interval, paired over seeds, excludes zero."
         drawn.append(("gain", gain_figure(study), f"Gain of {first[0]} over {first[1]}", how))
     for key, draw, title in (("clusters", cluster_figure, "Clusters"), ("mixing", mixing_figure, "Mixing")):
         run = representative(study, key)

@@ -6,6 +6,7 @@ Pairing: runs of the same seed share the split, so a difference is taken within 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
 from scipy.special import stdtrit
@@ -162,7 +163,11 @@ class Grid:
 
     def of(self, name: str) -> np.ndarray:
         """[seeds] one client's values."""
-        return self.values[:, self.names.index(name)]
+        return self.values[:, self._places[name]]
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.names)}
 
     def per_client(self) -> dict[str, float]:
         """{client: mean over seeds}."""
@@ -177,6 +182,7 @@ class Grid:
         return mean_of(self.per_seed().values())
 
 
+@lru_cache(maxsize=1)  # here and below: every table and figure asks for it, and a study does not change
 def grids(study: Study) -> dict[str, Grid]:
     """{method: its results per seed and client}; methods without results per client are left out."""
     found = {}
@@ -193,6 +199,7 @@ def roles(study: Study) -> dict[str, str]:
     return {label: study.role(label) for label in study.labels}
 
 
+@lru_cache(maxsize=1)
 def floors(study: Study) -> dict[str, float]:
     """Per client, the least spread to believe: half a test sample for accuracy, which moves in steps of one sample."""
     if study.metric != "accuracy":
@@ -204,6 +211,7 @@ def floors(study: Study) -> dict[str, float]:
     return {n: 0.5 / max(counts[n], 1) for n in study.names}
 
 
+@lru_cache(maxsize=1)
 def client_verdicts(study: Study) -> dict[str, Verdict]:
     """The verdict for every client, by name."""
     found, role, floor = grids(study), roles(study), floors(study)
@@ -226,6 +234,7 @@ def mean_gain(study: Study, label: str, reference: str, comparisons: int = 1) ->
     return interval([study.sign * (v - other[s]) for s, v in one.items() if s in other], comparisons)
 
 
+@lru_cache(maxsize=32)
 def gains(study: Study, label: str, reference: str) -> dict[str, Interval]:
     """Gain of one method over another for every client, paired over seeds, positive when better (95 % each)."""
     found, floor = grids(study), floors(study)

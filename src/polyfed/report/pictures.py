@@ -10,6 +10,7 @@ from polyfed.report.read import RunFiles, Study, label_counts
 from polyfed.report.style import BLUE, INK, ORANGE, canvas, categories, styled
 
 BUBBLES = 700  # non-empty (client, class) pairs up to which bubbles are drawn; beyond, a heat map
+BARS = 400  # clients up to which each has a bar of its own; beyond, the bars touch
 
 
 def partition_figure(study: Study, seed: int | None = None) -> Figure | None:
@@ -26,9 +27,14 @@ def partition_figure(study: Study, seed: int | None = None) -> Figure | None:
             tall = min(0.17 * counts.shape[1] + 0.7, 3.2)
             figure, (top, last) = canvas(height=1.2 + tall + 0.4, rows=2, sharex=True, height_ratios=[1.2, tall])
             _classes(figure, last, counts)
-        top.bar(x, train, width=0.85, color=BLUE, label="train", linewidth=0)
+        parts = [(train, 0 * train, BLUE, "train"), (test, train, ORANGE, "test")]
+        for height, bottom, color, label in parts[: 1 + test.any()]:
+            if run.n <= BARS:
+                top.bar(x, height, width=0.85, bottom=bottom, color=color, label=label, linewidth=0)
+            else:
+                look = {"color": color, "label": label, "linewidth": 0, "rasterized": True}
+                top.fill_between(x, bottom, bottom + height, step="mid", **look)
         if test.any():
-            top.bar(x, test, width=0.85, bottom=train, color=ORANGE, label="test", linewidth=0)
             figure.legend(*top.get_legend_handles_labels(), loc="outside upper left", ncols=2)
         top.set_ylabel("samples")
         top.yaxis.set_major_locator(MaxNLocator(3, integer=True))

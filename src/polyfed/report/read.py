@@ -3,10 +3,8 @@
 `read` takes run folders and comparison folders (runs/<label>-seed<k>/) and gives a `Study`.
 """
 
-import json
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,8 +15,8 @@ import numpy as np
 import pandas as pd
 
 from polyfed.core.errors import RunError
+from polyfed.experiment import files
 
-COMMON = {"fedavg", "fedprox", "scaffold", "feddyn", "fednova", "fedadam", "fedavgm", "fedcet", "fedlin", "fedtrack"}
 SEEDED = re.compile(r"(?P<label>.+)-seed(?P<seed>-?\d+)")
 
 
@@ -63,18 +61,19 @@ class RunFiles:
 
     @property
     def role(self) -> str:
-        """Whose model a client deploys: "own" (trained alone), "common" (one for all) or "personalised"."""
-        if self.algorithm == "local":
+        """Whose model a client deploys: "own" (trained alone), "common" (one for all) or "personalised".
+
+        A method that moved no byte has trained every client alone, whatever it is called.
+        """
+        s = self.summary
+        if self.algorithm == "local" or (s["rounds"] and not s["down_bytes"] + s["up_bytes"]):
             return "own"
-        if self.algorithm in COMMON or (self.folder / "models" / "common.safetensors").exists():
-            return "common"
-        return "personalised"
+        return "common" if s.get("deploys") == "common" else "personalised"
 
     @cached_property
     def ledger(self) -> pd.DataFrame:
         """ledger.csv: one row per round and participant; read when first asked for."""
-        path = self.folder / "ledger.csv"
-        return _csv(path, ("round", "client", "exchanges", "down_bytes", "up_bytes"))
+        return files.ledger(self.folder)
 
     def values(self, split: str | None = None) -> dict[str, float]:
         """The main metric of every client, by name; NaN where a client has no sample in the split."""
@@ -122,7 +121,8 @@ class Study:
         return finished or [r for r in runs if r.status != "diverged"]
 
     def role(self, label: str) -> str:
-        return self.of(label)[0].role
+        """Of a run that is over, where there is one: of an unfinished one nobody knows what its clients will deploy."""
+        return (self.counted(label) or self.of(label))[0].role
 
     @property
     def first(self) -> RunFiles:
@@ -209,23 +209,15 @@ def _natural(folder: Path) -> list[Any]:
 
 
 def _run(folder: Path) -> RunFiles:
-    config = _toml(folder / "config.toml")
-    federation = _json(folder / "federation.json")
-    if not isinstance(federation.get("clients"), list) or not federation["clients"]:
-        raise RunError(f"{folder / 'federation.json'}: expected a list 'clients' with at least one client")
-    metrics = _metrics(folder / "metrics.jsonl")
+    config, federation = files.config(folder), files.federation(folder)
+    records = files.metrics(folder)
+    metrics = pd.DataFrame(records, columns=None if records else ["round", "split"])
     done = (folder / "summary.json").exists()
-    summary = _json(folder / "summary.json") if done else _so_far(config, metrics)
-    for key in ("status", "algorithm", "seed", "rounds", "metric", "higher_is_better", "final"):
-        if key not in summary:
-            raise RunError(f"{folder / 'summary.json'}: the key {key!r} is missing")
-    clients = _csv(folder / "clients.csv", ("client",)) if done else None
-    if clients is not None:
-        clients["client"] = clients["client"].astype(str)
-    report = _json(folder / "report.json") if (folder / "report.json").exists() else {}
+    summary = files.summary(folder) if done else _so_far(config, metrics)
+    clients = files.clients(folder, [c["name"] for c in federation["clients"]]) if done else None
     named = SEEDED.fullmatch(folder.name)
-    label = named["label"] if named else str(summary["algorithm"])
-    return RunFiles(folder, label, int(summary["seed"]), config, federation, metrics, clients, report, summary)
+    label = named["label"] if named else summary["algorithm"]
+    return RunFiles(folder, label, summary["seed"], config, federation, metrics, clients, files.report(folder), summary)
 
 
 def _so_far(config: dict[str, Any], metrics: pd.DataFrame) -> dict[str, Any]:
@@ -246,7 +238,7 @@ def _so_far(config: dict[str, Any], metrics: pd.DataFrame) -> dict[str, Any]:
         "higher_is_better": metric == "accuracy",
         "final": final,
         "parameters": config.get("model", {}).get("parameters"),
-        **{key: cost.get(key, 0) for key in ("down_bytes", "up_bytes", "seconds")},
+        **{key: cost.get(key) or 0 for key in ("down_bytes", "up_bytes", "seconds")},
     }
 
 
@@ -281,63 +273,3 @@ def _check(study: Study) -> None:
 
 def _sizes(run: RunFiles) -> list[tuple[Any, ...]]:
     return [(c.get("name"), c.get("train"), c.get("test")) for c in run.federation["clients"]]
-
-
-# files; every fault is one line that names the file
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise RunError(f"{path}: this file of the run is missing") from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise RunError(f"{path}: cannot be read ({' '.join(str(e).split())})") from None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(_text(path))
-    except json.JSONDecodeError as e:
-        raise RunError(f"{path}: not valid JSON (line {e.lineno}: {e.msg})") from None
-    if not isinstance(value, dict):
-        raise RunError(f"{path}: expected a JSON object, found {type(value).__name__}")
-    return value
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(_text(path))
-    except tomllib.TOMLDecodeError as e:
-        raise RunError(f"{path}: not valid TOML ({e})") from None
-
-
-def _metrics(path: Path) -> pd.DataFrame:
-    """metrics.jsonl; the last line may be half-written, when the run was killed while writing it."""
-    lines = _text(path).splitlines()
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line) if line.strip() else None
-        except json.JSONDecodeError as e:
-            if number == len(lines):
-                break
-            raise RunError(f"{path}: line {number} is not valid JSON ({e.msg})") from None
-        if row is None:
-            continue
-        if not isinstance(row, dict) or "round" not in row or "split" not in row:
-            raise RunError(f"{path}: line {number} is no record with 'round' and 'split'")
-        rows.append(row)
-    return pd.DataFrame(rows, columns=None if rows else ["round", "split"])
-
-
-def _csv(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
-    _ = path.exists() or _text(path)
-    try:
-        frame = pd.read_csv(path, dtype={"client": str}, keep_default_na=False, na_values=[""])
-    except (OSError, ValueError) as e:
-        raise RunError(f"{path}: not a readable table ({' '.join(str(e).split())})") from None
-    missing = [c for c in columns if c not in frame]
-    if missing:
-        raise RunError(f"{path}: the column {missing[0]!r} is missing")
-    return frame

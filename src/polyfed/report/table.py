@@ -131,7 +131,7 @@ class Table:
             found: dict[str, Any] = {}
             for header, cell in zip(self.headers, row, strict=True):
                 found |= cell.values or {header: cell.text}
-            rows.append({k: _plain(v) for k, v in found.items()})
+            rows.append({_harmless(k): _harmless(_plain(v)) for k, v in found.items()})
         keys = list(dict.fromkeys(k for row in rows for k in row))
         out = io.StringIO()
         writer = csv.DictWriter(out, keys, restval="", lineterminator="\n")
@@ -148,6 +148,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return ""
     return "" if value is None else value
+
+
+def _harmless(value: Any) -> Any:
+    """Text that a spreadsheet would take for a formula, made text again."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
 def _md(text: str) -> str:

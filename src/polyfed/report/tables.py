@@ -38,7 +38,7 @@ def compare_table(study: Study, to: str | None = None) -> Table | RichTable | st
     clustered = any(r.report.get("clusters") for r in study.runs)
     scored = any(r.report.get("clusters") and r.federation.get("clusters") for r in study.runs)
     columns = ["method<", scale.header, "worst client"]
-    columns += ["gain / lose"] * (own is not None) + ["bytes per client", "time", "rounds", "seeds"]
+    columns += ["gain / lose"] * (own is not None) + ["bytes per client", "time", "rounds", "steps/round", "seeds"]
     columns += ["clusters"] * clustered + ["ARI"] * scored
     rows = []
     for label in study.labels:
@@ -51,6 +51,7 @@ def compare_table(study: Study, to: str | None = None) -> Table | RichTable | st
             _bytes(shown),
             _amount("seconds", [finite(r.summary.get("seconds")) for r in shown], words.duration),
             _amount("rounds", [float(r.summary["rounds"]) for r in shown], lambda v: f"{v:.0f}"),
+            _amount("steps_per_round", [finite(r.summary.get("steps")) for r in shown], _steps),
             Cell(str(len(runs)), {"seeds": len(runs)}),
         ]
         if clustered:
@@ -75,6 +76,8 @@ def _compare_notes(study: Study, own: str | None) -> list[str]:
             if len(study.seeds) > 1
             else f"Gain / lose: clients above / below their own model ({own}) with one seed; chance is not excluded."
         )
+    if any("steps" in r.summary for r in study.runs):
+        notes.append("Steps/round: batches a client trains on in a round it takes part in, all its models together.")
     notes += _beside(study)
     done = {r.summary["rounds"] for r in study.runs}
     if len(done) > 1:
@@ -155,6 +158,10 @@ def _bytes(runs: list[RunFiles]) -> Cell:
 def _amount(key: str, values: list[float], write: Any) -> Cell:
     mean = float(np.mean(values))
     return Cell(write(mean), {key: mean})
+
+
+def _steps(mean: float) -> str:
+    return "–" if not math.isfinite(mean) else f"{mean:.0f}" if mean == round(mean) else f"{mean:.1f}"
 
 
 def _clusters(runs: list[RunFiles]) -> list[Cell]:

@@ -1,0 +1,177 @@
+"""Damaged data files, thousands of kinds: every reader gives data that are sound, or one line that names the file."""
+
+import gzip
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from polyfed import Federation
+from polyfed.core.errors import DataError
+from polyfed.data import readers
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(12, 3)), np.arange(12) % 3
+IDX = bytes([0, 0, 8, 3]) + b"".join(n.to_bytes(4, "big") for n in (5, 4, 4)) + bytes(range(80))
+CIFAR = np.concatenate([np.array([[1], [9]], np.uint8), RNG.integers(0, 256, (2, 3072), np.uint8)], 1).tobytes()
+CSV = ("a,b,c\n" + "".join(f"{a:.3f},{b:.3f},{y}\n" for (a, b, _), y in zip(X, Y, strict=True))).encode()
+
+
+def npz(compressed):
+    out = io.BytesIO()
+    (np.savez_compressed if compressed else np.savez)(out, x=X, y=Y, x_test=X[:4], y_test=Y[:4])
+    return out.getvalue()
+
+
+def rezipped(change):
+    """The npz with damaged members under a directory that is right about them, as its CRC would hide them."""
+
+    def make(draw):
+        out = io.BytesIO()
+        with zipfile.ZipFile(io.BytesIO(npz(False))) as old, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as new:
+            hit = draw(st.sampled_from(old.namelist()))
+            for name in old.namelist():
+                new.writestr(name, change(draw, old.read(name)) if name == hit else old.read(name))
+        return out.getvalue()
+
+    return make
+
+
+def damaged(draw, raw):
+    """`raw` with bytes changed, removed, repeated or put in."""
+    raw = bytearray(raw)
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, max(len(raw) - 1, 0)))
+        at = min(at, draw(st.sampled_from([at, 160])))  # headers come first
+        kind = draw(st.sampled_from(["flip", "cut", "drop", "insert", "repeat", "word"]))
+        if kind == "flip" and raw:
+            raw[at] ^= draw(st.integers(1, 255))
+        elif kind == "cut":
+            del raw[at:]
+        elif kind == "drop":
+            del raw[at : at + draw(st.integers(1, 20))]
+        elif kind == "insert":
+            raw[at:at] = draw(st.binary(min_size=1, max_size=8))
+        elif kind == "repeat":
+            raw[at:at] = raw[at : at + draw(st.integers(1, 64))] * draw(st.integers(1, 50))
+        else:
+            raw[at:at] = draw(st.sampled_from(WORDS))
+    return bytes(raw)
+
+
+WORDS = [
+    b"nan",
+    b"inf",
+    b"-1",
+    b"1e400",
+    b"9" * 400,
+    b"1_0",
+    b'"',
+    b"\n",
+    b"\r",
+    b",",
+    b"\0",
+    b"((((",
+    b"'|O8'",
+    b"(-1,)",
+]
+WORDS += [
+    b"99999999999",
+    b"[[[[",
+    b"\xff\xff\xff\xff",
+    b"\x93NUMPY",
+    b"PK\x03\x04",
+    b"\x1f\x8b\x08",
+    b"=1+1",
+    b"\xe2\x80\xa8",
+]
+
+
+def federation(path):
+    fed = Federation.from_files([path, path.with_name("other" + path.suffix)], names=["a", "b"])
+    for split in (fed.train, fed.test):
+        if split is not None and len(split.x):
+            assert split.x.isfinite().all()
+            assert split.y.isfinite().all()
+            if fed.classes is not None:
+                assert 0 <= int(split.y.min()) <= int(split.y.max()) < fed.classes
+
+
+def idx(path):
+    found = readers.read_idx(path)
+    raw = readers.read_bytes(path)
+    assert found.nbytes == len(raw) - 4 - 4 * found.ndim  # nothing is left out, nothing made up
+
+
+def cifar(path):
+    x, y = readers.read_cifar(path)
+    assert x.shape == (len(y), 3, 32, 32)
+    assert y.max() < 10
+
+
+PLAIN = {"npz": npz(False), "packed.npz": npz(True), "csv": CSV, "idx": IDX, "cifar": CIFAR}
+ZIPPED = {f"{name}.gz": gzip.compress(PLAIN[name], mtime=0) for name in ("csv", "idx", "cifar")}
+
+
+@st.composite
+def files(draw):
+    """(name, content): a good file of one kind, damaged; gzipped ones before or after packing."""
+    name = draw(st.sampled_from([*PLAIN, *ZIPPED, "member.npz"]))
+    if name == "member.npz":
+        return name, rezipped(damaged)(draw)
+    if name in ZIPPED and draw(st.booleans()):
+        return name, gzip.compress(damaged(draw, PLAIN[name.removesuffix(".gz")]), mtime=0)
+    return name, damaged(draw, {**PLAIN, **ZIPPED}[name])
+
+
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # a cast that overflows is silent nonsense
+
+
+def check(folder, name, content):
+    kind = name.removesuffix(".gz").rpartition(".")[2]
+    path = Path(folder) / f"one.{kind}"
+    path.write_bytes(content)
+    (path.with_name(f"other.{kind}")).write_bytes(PLAIN[kind])
+    said = None
+    try:
+        {"npz": federation, "csv": federation, "idx": idx, "cifar": cifar}[kind](path)
+    except DataError as e:
+        said = str(e)
+    if said is not None:
+        assert "\n" not in said
+        assert "one." in said or "client" in said or "training samples" in said, said
+
+
+def fuzz(examples):
+    plain = settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+    def decorate(test):
+        return plain(given(file=files())(test))
+
+    return decorate
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("files")
+
+
+@fuzz(600)
+def test_damaged_files(folder, file):
+    check(folder, *file)
+
+
+@pytest.mark.long
+@fuzz(10_000)
+def test_many_damaged_files(folder, file):
+    check(folder, *file)
