@@ -39,8 +39,8 @@ class Plan:
 
 
 class Reply(NamedTuple):
-    """What a cohort of m clients computed, besides its uplinks, in the order of ids: private states [m, ...]; seconds and
-    local steps [m] that it took.
+    """What a cohort of m clients computed, besides its uplinks, in the order of ids: private states [m, ...], and the
+    seconds and local steps [m] that it took.
 
     bad: position of the first client that reached a number that is not finite
     """
