@@ -36,9 +36,9 @@ class Engine:
         self.worker, self.workers, self.map = worker, worker.plan.workers, worker.map
         self.rounds = []
 
-    def exchange(self, algorithm, rows, down, round):
+    def exchange(self, algorithm, rows, down, round, tally, server=None):
         self.rounds.append(round)
-        return self.worker.run(algorithm, rows, down, round)
+        return self.worker.run(algorithm, rows, down, round, tally, server)
 
 
 def make(algorithm: Algorithm, schedule: Schedule, *decay) -> Loop:
