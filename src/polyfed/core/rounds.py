@@ -3,7 +3,7 @@ in the schedule only: a message that is sent in one turn may be answered in a la
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -73,6 +73,7 @@ class Loop:
         self.flights: list[Flight] = []
         self.t = 0
         self.clock = 0.0  # virtual seconds
+        self.whole = True  # whether all else is as after t rounds, also once an error has ended a step
 
     def _refuse_late(self, algorithm: Algorithm, t: int = 0) -> None:
         why = algorithm.in_step(self.n, t)
@@ -87,6 +88,15 @@ class Loop:
 
     def step(self) -> np.ndarray:
         """One turn of the loop; returns the ids whose replies were taken."""
+        flights = [replace(f) for f in self.flights]
+        try:
+            return self._step()
+        except Exception:
+            if self.whole:
+                self.flights = flights
+            raise
+
+    def _step(self) -> np.ndarray:
         send, take, passed = self.schedule.turn(self.seed, self.t, self.keys)
         algorithm = self.algorithm.decayed(self.lr_decay ** (self.t // self.lr_decay_every))
         phases = algorithm.phases(self.t)
@@ -107,7 +117,9 @@ class Loop:
                 except Diverged:  # a round of several exchanges counts whole or not at all
                     self.server = before[0]
                     self.rows.scatter(everyone, before[1])
+                    self.whole = True
                     raise
+                self.whole = False
                 self.server = algorithm.aggregate(self.server, reply.up, round)
                 self.rows.scatter(round.ids, reply.private)
                 at, sent_up = np.searchsorted(take, ids), row_bytes(reply.up)
@@ -119,6 +131,7 @@ class Loop:
         self.ledger.record(self.t, take, exchanges.max(0), down, up, staleness, seconds)
         self.t += 1
         self.clock += passed
+        self.whole = True
         return take
 
     def _asked(self, algorithm: Algorithm, ids: np.ndarray, phase: int) -> np.ndarray:

@@ -6,6 +6,7 @@ otherwise the module itself, one client after another, its parameters pointed at
 """
 
 import copy
+import hashlib
 import threading
 from collections.abc import Callable, Iterator
 
@@ -74,6 +75,20 @@ class Task:
     def batched(self) -> bool:
         """Whether several clients in one call are computed together, and not one after another."""
         return self.stacked is not None or self.vectorised
+
+    @property
+    def fixed(self) -> dict[str, Tensor]:
+        """What a model holds beside its trainable parameters: frozen ones and persistent buffers, by name."""
+        return {k: t.detach() for k, t in self.model.state_dict(keep_vars=True).items() if not t.requires_grad}
+
+    @property
+    def fixed_digest(self) -> str:
+        """A fingerprint of `fixed`; "" where there is nothing."""
+        whole = hashlib.sha256()
+        for name, t in sorted(self.fixed.items()):
+            whole.update(f"{name} {list(t.shape)} {t.dtype}\n".encode())
+            whole.update(t.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return whole.hexdigest() if self.fixed else ""
 
     def module(self, w: Tensor) -> nn.Module:
         """A copy of the model with parameters `w: [p]`."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from polyfed.core.cells import unmarked
 from polyfed.core.errors import RunError
 
 COMMON = {"fedavg", "fedprox", "scaffold", "feddyn", "fednova", "fedadam", "fedavgm", "fedcet", "fedlin", "fedtrack"}
@@ -221,7 +222,7 @@ def _run(folder: Path) -> RunFiles:
             raise RunError(f"{folder / 'summary.json'}: the key {key!r} is missing")
     clients = _csv(folder / "clients.csv", ("client",)) if done else None
     if clients is not None:
-        clients["client"] = clients["client"].astype(str)
+        clients["client"] = clients["client"].astype(str).map(unmarked)
     report = _json(folder / "report.json") if (folder / "report.json").exists() else {}
     named = SEEDED.fullmatch(folder.name)
     label = named["label"] if named else str(summary["algorithm"])
