@@ -25,8 +25,8 @@ from polyfed.core.errors import ConfigError, Diverged, RunError
 from polyfed.data.federation import Federation
 from polyfed.experiment import parallel
 from polyfed.experiment.config import Method, label
-from polyfed.experiment.fit import Callback, fit
 from polyfed.experiment.files import flush, locked, sealed
+from polyfed.experiment.fit import Callback, fit
 from polyfed.experiment.folder import RunFolder, read_clients, summary
 from polyfed.experiment.run import Run
 

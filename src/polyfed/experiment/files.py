@@ -31,8 +31,9 @@ OLD, MOVING = ".old", ".old-moving"  # results from before: all of them, or on t
 HEADS = ("config.toml", "comparison.toml", "tune.toml", "tune.csv", "recipe.txt", "admission.csv")  # what a folder is
 NAMES = (
     *HEADS, "federation.json", "partition.safetensors", "fixed.safetensors", "models.safetensors",
-    "models/*.safetensors", "metrics.jsonl", "common.jsonl", "clients.csv", "ledger.csv", "assignments.csv", "report.json", "summary.json",
-    "log.txt", "report.html", "tune.svg", "admission.svg", ".*.draft", "models/.*.draft", "checkpoint/**/*", "rows/**/*",
+    "models/*.safetensors", "models/.*.draft", ".*.draft", "checkpoint/**/*", "rows/**/*", "metrics.jsonl",
+    "common.jsonl", "clients.csv", "ledger.csv", "assignments.csv", "report.json", "summary.json", "log.txt",
+    "report.html", "tune.svg", "admission.svg",
 )  # fmt: skip
 RECIPE = ("kept/*.json", "outcome.md", "table[0-9]*-*.csv")  # beside recipe.txt
 PART = re.compile(r"(?!\d{8}-\d{6}-).+-seed-?\d+")  # a run of a comparison, and not a folder that was named by its time
@@ -100,9 +101,8 @@ def unsealed(path: Path) -> dict[str, Any]:
 def _complete(name: str, found: dict[str, Any]) -> bool:
     """Whether a file without a seal is a whole one: of a run, its last table; of a comparison, its methods."""
     if name == "config.toml":
-        data, versions = found.get("data"), found.get("versions")
-        whole = isinstance(data, dict) and isinstance(versions, dict) and "algorithm" in found
-        return whole and "digest" in data and "polyfed" in versions
+        data, versions = ({**t} if isinstance(t := found.get(k), dict) else {} for k in ("data", "versions"))
+        return "algorithm" in found and "digest" in data and "polyfed" in versions
     return name == "comparison.toml" and "seeds" in found and isinstance(found.get("algorithms"), list)
 
 

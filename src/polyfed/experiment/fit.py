@@ -373,11 +373,10 @@ def _continue(run: Run, store: RunFolder, tensors: dict[str, Any], meta: dict[st
 def _changed(key: str, now: Any, then: Any) -> str:
     """What differs between a run and its continuation."""
     if key == "data":
-        parts = [dict(part.partition(":")[::2] for part in text.split()) for text in (str(then), str(now))]
-        if "train" not in parts[0]:
+        a, b = ({k: v for k, _, v in (part.partition(":") for part in str(d).split())} for d in (then, now))
+        if "train" not in a:
             return "it was begun by an older version of polyfed, which looked at other parts of the data"
-        differ = [part for part in parts[0] | parts[1] if parts[0].get(part) != parts[1].get(part)]
-        return f"the data have changed since it began ({', '.join(differ)})"
+        return f"the data have changed since it began ({', '.join(k for k in a | b if a.get(k) != b.get(k))})"
     if key == "fixed":
         return "the model's frozen parameters or buffers are not those it began with"
     return f"{key} is {now!r} here and was {then!r} in the checkpoint"
