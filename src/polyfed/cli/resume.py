@@ -23,9 +23,9 @@ def resume(
     from polyfed.cli.folders import config_of, is_search
     from polyfed.core.errors import ConfigError
     from polyfed.experiment.config import resolve
-    from polyfed.experiment.files import MARK, locked, settle, unsealed
+    from polyfed.experiment.files import MARK, is_ours, locked, settle, unsealed
 
-    if is_search(run):
+    if is_search(run) and is_ours(run):
         raise ConfigError(f"{run}: holds a search; the same polyfed tune command with --out {run} continues it")
     if not (run / MARK).is_file():
         unsealed(config_of(run))  # a folder of somebody else is not even marked
