@@ -12,6 +12,7 @@ from sklearn.metrics import adjusted_rand_score
 import polyfed as pf
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.task import Task
+from polyfed.experiment.folder import RunFolder
 from polyfed.experiment.tune import GRIDS, Watch, _Kept, tune
 from polyfed.experiment.window import WindowAdvice, window_for
 
@@ -325,8 +326,8 @@ def test_a_resumed_search_is_the_undisturbed_one(after, kill, undisturbed, tmp_p
     assert result.table.drop(columns="seconds").equals(undisturbed.table.drop(columns="seconds"))
     assert all(torch.equal(v, result.run.server[k]) for k, v in undisturbed.run.server.items())
     assert not (tmp_path / "a/legs").exists()
-    with pytest.raises(RunError, match="holds no interrupted search"):
-        tune(model(), planted(), pf.FPFC(0.1), resume=True, **settings)
+    again = tune(model(), planted(), pf.FPFC(0.1), resume=True, watch=Stop(1), **settings)  # nothing is trained
+    assert again.table.drop(columns="seconds").equals(undisturbed.table.drop(columns="seconds"))
 
 
 def undisturbed_rounds(result):
@@ -421,3 +422,33 @@ def test_regimes_are_compared_after_equal_training():
         rounds=warm_rounds, loss="mse", local_steps=1, batch_size=None, evaluate_every=0,
     )  # fmt: skip
     assert levelled["validation"].iloc[0] == pytest.approx(np.nanmean(alone.final["validation"]["rmse"]), rel=1e-9)
+
+
+def finishing(k):
+    """`RunFolder.finish` that is killed in its k-th call, the state being saved and the results not."""
+    finish, left = RunFolder.finish, [k]
+
+    def wrapped(self, run):
+        left[0] -= 1
+        if left[0] == 0:
+            self.checkpoint(run, force=True)
+            raise KeyboardInterrupt
+        finish(self, run)
+
+    return wrapped
+
+
+@pytest.mark.parametrize("k", range(1, 5))
+def test_a_leg_that_had_settled_is_not_trained_on_after_a_kill(k, monkeypatch, tmp_path):
+    """Killed at the end of each leg, and of the final run: the same table and the same model."""
+    settings = SEARCH | {"regime": "cold", "grid": [0.0, 0.5, 7.0], "check_every": 5, "tolerance": 10.0, "patience": 1}
+    undisturbed = tune(model(), planted(), pf.FPFC(0.1), **settings)
+    assert set(undisturbed.table["ended"]) == {"tolerance"}
+    with monkeypatch.context() as m:
+        m.setattr(RunFolder, "finish", finishing(k))
+        with pytest.raises(KeyboardInterrupt):
+            tune(model(), planted(), pf.FPFC(0.1), out=tmp_path, **settings)
+    result = tune(model(), planted(), pf.FPFC(0.1), out=tmp_path, resume=True, **settings)
+    assert result.table.drop(columns="seconds").equals(undisturbed.table.drop(columns="seconds"))
+    assert result.run.loop.t == undisturbed.run.loop.t
+    assert all(torch.equal(v, result.run.server[name]) for name, v in undisturbed.run.server.items())

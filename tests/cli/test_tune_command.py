@@ -75,7 +75,6 @@ def test_the_end_of_the_grid_is_pointed_out_only_there(best, noted):
         (("--check-every", 0), "polyfed: check_every: found 0, expected an integer of at least 1"),
         (("--setting", "penalty"), "polyfed: setting: penalty of fpfc is no number"),
         (("--choose", "any"), "polyfed: choose: found 'any', expected best or simplest"),
-        (("--resume",), "polyfed: --resume: needs --out with the folder of an interrupted search"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line_and_leaves_no_folder(cli, tmp_path, words, line):
@@ -103,11 +102,31 @@ def test_an_interrupted_search_goes_on(cli, tmp_path, stopper):
     words = ("tune", "stopper", *method, *SMALL, "--setting", "lr", "--grid", "0.1,0.2", "--out", "a")
     said = cli(*words)
     assert said.status == 130
-    assert said.err.splitlines()[-1] == "polyfed: interrupted; continue with the same command and --resume --out a"
+    assert said.err.splitlines()[-1] == "polyfed: interrupted; continue with the same command and --out a"
     assert [r["ended"] for r in rows(tmp_path / "a/tune.csv")] == ["interrupted"]
-    said = cli(*words, "--resume")
+    said = cli(*words, "--tolerance", 0.5)
+    assert said.status == 1
+    assert said.err.startswith("polyfed: cannot continue the search in a: tolerance is 0.5 here and was 0.0001")
+    said = cli("resume", "a")
+    assert said.err.splitlines() == [
+        "polyfed: a: holds a search; the same polyfed tune command with --out a continues it"
+    ]
+    said = cli(*words)  # with --resume or without
     assert said.status == 0, said.err
     assert [(r["lr"], r["rounds"]) for r in rows(tmp_path / "a/tune.csv")] == [("0.1", "10"), ("0.2", "10")]
+    done = (tmp_path / "a/summary.json").stat().st_mtime_ns
+    for name in ("report.html", "tune.svg"):
+        (tmp_path / "a" / name).unlink()
+    again = cli(*words, "--resume")  # completes what is missing, and trains nothing
+    assert again.status == 0, again.err
+    assert (tmp_path / "a/summary.json").stat().st_mtime_ns == done
+    assert (tmp_path / "a/report.html").exists()
+    assert (tmp_path / "a/tune.svg").exists()
+
+
+def test_resume_without_a_folder_is_refused(cli):
+    said = cli("tune", *SMALL, "--resume")
+    assert said.err.splitlines() == ["polyfed: --resume: needs --out with the folder of the search"]
 
 
 def test_data_without_clusters_have_no_window(cli):

@@ -19,7 +19,7 @@ each_stateful = pytest.mark.parametrize("name", STATEFUL)
 ROUNDS = 4
 
 
-class Crash(Exception):
+class Crash(BaseException):
     """Ends a run at once; nothing is written after it."""
 
 

@@ -1,7 +1,7 @@
 """The command line. One command per file; whatever needs torch is imported inside a command, so that help is instant.
 
 Every error is one line on stderr, `polyfed: ...`: exit status 2 for a wrong setting or command, 1 for anything else,
-130 after Ctrl-C.
+130 after Ctrl-C, 143 after SIGTERM.
 """
 
 import sys
@@ -20,6 +20,7 @@ from polyfed.cli.reproduce import reproduce
 from polyfed.cli.resume import resume
 from polyfed.cli.run import run
 from polyfed.cli.tune import tune
+from polyfed.experiment import stop
 
 ABOUT = """
 Federated learning when one model does not fit all.
@@ -68,10 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def call(arguments: Sequence[str], debug: bool = False) -> int:
     """Run one command; returns the exit status, having said in one line what went wrong."""
+    since = stop.interruptions()
     try:
-        return app(list(arguments), prog_name="polyfed", standalone_mode=False) or 0
+        with stop.terminable():
+            return app(list(arguments), prog_name="polyfed", standalone_mode=False) or 0
     except KeyboardInterrupt:
-        return _say("interrupted", 130)
+        return _say("interrupted", stop.status(since))
     except BrokenPipeError:  # the reader of our output has gone
         sys.stderr.close()
         return 1

@@ -39,7 +39,7 @@ def admit(
     [dim]polyfed admit runs/a/runs/ditto-seed0 --data oslo.csv --exchanges 20[/dim]
     """
     from polyfed.cli.console import show_table, stdout
-    from polyfed.cli.folders import new_folder
+    from polyfed.cli.folders import claimed
     from polyfed.core.errors import ConfigError
     from polyfed.experiment.admit import admit
 
@@ -47,9 +47,9 @@ def admit(
         raise ConfigError(f"start: found {start!r}, expected offered or common")
     parts, last = _parts(run)
     newcomers = _newcomers(parts, data, target)
-    folder = new_folder(out, f"admit-{run.resolve().name}", False)
-    found = admit(_reopened(run, parts, last), newcomers, exchanges, start=start)
-    found.save(folder)
+    with claimed(out, f"admit-{run.resolve().name}") as folder:
+        found = admit(_reopened(run, parts, last), newcomers, exchanges, start=start)
+        found.save(folder)
     stdout.print()
     show_table(admission_table(found))
     stdout.print(f"\nmodels, table and figure: {folder}", soft_wrap=True, markup=False)

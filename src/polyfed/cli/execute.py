@@ -1,11 +1,10 @@
 """From a checked experiment to results on disk and on the screen: what run, compare and resume have in common."""
 
-import shutil
 from pathlib import Path
 
 from polyfed.cli.console import Show, results, stderr
-from polyfed.cli.folders import is_ours, new_folder
-from polyfed.core.errors import PolyfedError
+from polyfed.cli.folders import claimed
+from polyfed.experiment import files, stop
 from polyfed.experiment.build import Parts
 from polyfed.experiment.compare import Comparison, compare, read_result
 from polyfed.experiment.config import Experiment
@@ -19,27 +18,33 @@ def execute(
     parts = Parts(experiment)
     experiment = parts.experiment
     parts.model(experiment.seeds[0])  # what is wrong with a model is said before a folder is made
-    folder = out if resume and out is not None else new_folder(out, experiment.name, force)
-    fresh = not folder.exists()
-    try:
+    since = stop.interruptions()
+    with claimed(out, experiment.name, force, resume) as folder:
         one = experiment.single and not (resume and (folder / "comparison.toml").exists())
-        status = _single(parts, folder, quiet, resume) if one else _many(parts, folder, quiet, resume)
-    except PolyfedError:
-        if fresh and not any(folder.rglob("config.toml")):
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
-    except KeyboardInterrupt:
-        status = "interrupted"
-    if status == "interrupted":
-        then = f"resume with: polyfed resume {folder}" if is_ours(folder) else "nothing had been computed yet"
-        stderr.print(f"polyfed: interrupted; {then}", soft_wrap=True, markup=False)
-        return 130
-    from polyfed.report import read, write_report
+        try:
+            status = _single(parts, folder, quiet, resume) if one else _many(parts, folder, quiet, resume)
+        except KeyboardInterrupt:
+            status = "interrupted"
+        if status == "interrupted":
+            _say_interrupted(folder)
+            return stop.status(since)
+        from polyfed.report import read, write_report
 
-    results(read(folder), write_report(folder))
+        results(read(folder), write_report(folder))
+        files.forget_old(folder)
     if status:
         stderr.print(f"polyfed: {status}", soft_wrap=True, markup=False)
     return 1 if status else 0
+
+
+def _say_interrupted(folder: Path) -> None:
+    """How to go on. Where nothing has been begun, results from before are put back."""
+    then = f"resume with: polyfed resume {folder}{files.where_old(folder)}"
+    if not any((folder / name).exists() for name in files.HEADS):
+        files.settle(folder)
+        files.discard(folder)
+        then = "nothing had been computed yet"
+    stderr.print(f"polyfed: interrupted; {then}", soft_wrap=True, markup=False)
 
 
 def _single(parts: Parts, folder: Path, quiet: bool, resume: bool) -> str:

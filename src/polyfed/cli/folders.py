@@ -2,47 +2,98 @@
 
 import json
 import os
-import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from polyfed.core.errors import ConfigError, RunError, closest
+from polyfed.core.errors import ConfigError, Diverged, RunError, closest
 from polyfed.experiment import files
-from polyfed.experiment.folder import safe
+from polyfed.experiment.folder import client_model, safe
+from polyfed.report import files as reading
 
 BATCH = 20  # samples for which an exported model is timed, as in Table 9 of FedSLR's paper
 OURS = ("config.toml", "comparison.toml")
 
 
-def new_folder(out: Path | None, name: str, force: bool) -> Path:
-    """The folder for new results: runs/<time>-<name> unless given. An occupied one is refused."""
-    if out is None:
-        base = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{safe(name)}"
-        out = base
-        for k in range(2, 1000):
-            if not out.exists():
-                break
-            out = base.with_name(f"{base.name}-{k}")
-        return out
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: this is a file, expected a folder")
-    if not out.is_dir() or not any(out.iterdir()):
-        return out
-    if not is_ours(out):
-        raise ConfigError(f"--out {out}: the folder is not empty and holds no polyfed results; choose another")
+@contextmanager
+def claimed(out: Path | None, name: str, force: bool = False, resume: bool = False) -> Iterator[Path]:
+    """The folder for results, locked: `out`, or a new runs/<time>-<name>. One that holds other results is refused.
+
+    force: move results from before aside; they are deleted by `files.forget_old`, and put back when the new ones end in
+    an error before anything is computed, or diverge. resume: go on in the folder, whatever of ours it holds.
+    """
+    folder = out if out is not None else _new(name)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--out {folder}: this is a file, expected a folder")
+    if folder.is_dir() and any(folder.iterdir()) and not files.is_ours(folder):
+        raise ConfigError(f"--out {folder}: the folder is not empty and holds no polyfed results; choose another")
+    try:
+        with files.locked(folder):
+            files.settle(folder)
+            if not resume and files.holds_results(folder):
+                _make_room(folder, force)
+            with _kept(folder, resume):
+                yield folder
+    finally:
+        if out is None:
+            with suppress(OSError):
+                folder.rmdir()  # if there is nothing in it
+
+
+def _new(name: str) -> Path:
+    base = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{safe(name)}"
+    for k in range(1, 1000):
+        folder = base if k == 1 else base.with_name(f"{base.name}-{k}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as e:
+            raise RunError(f"cannot make the folder {folder}: {(e.strerror or str(e)).lower()}") from None
+        return folder
+    raise RunError(f"{base}: exists already; choose another with --out")
+
+
+def _make_room(folder: Path, force: bool) -> None:
     if not force:
+        how = "continue them with the same polyfed tune command" if is_search(folder) else f"polyfed resume {folder}"
+        how = how if is_search(folder) else f"continue them with: {how}"
         raise ConfigError(
-            f"--out {out}: holds results already; continue them with: polyfed resume {out}, "
-            "or replace them with --force"
+            f"--out {folder}: holds results already{files.where_old(folder)}; {how}, or replace them with --force"
         )
-    shutil.rmtree(out)
-    return out
+    files.set_aside(folder)
 
 
-def is_ours(folder: Path) -> bool:
-    """Whether a folder holds a run, a comparison or a search."""
-    return any((folder / name).is_file() for name in (*OURS, "tune.csv"))
+@contextmanager
+def _kept(folder: Path, resume: bool) -> Iterator[None]:
+    """On an error: results from before are put back where the new ones came to nothing, and nothing is lost else."""
+    try:
+        yield
+    except Diverged as e:
+        if not (folder / files.OLD).exists():
+            raise
+        files.restore(folder)
+        raise Diverged(f"{e.__cause__ or e}; the results that were in {folder} are as they were") from None
+    except BaseException:
+        if not resume and not _computed(folder):
+            if (folder / files.OLD).exists():
+                files.restore(folder)
+            else:
+                files.discard(folder)
+        raise
+
+
+def _computed(folder: Path) -> bool:
+    """Whether there is anything that took time."""
+    places = ("checkpoint/round-*", "*/*/checkpoint/round-*", "*/*/*/*/checkpoint/round-*", "kept/*.json", "tune.csv")
+    return any(any(folder.glob(place)) for place in places)
+
+
+def is_search(folder: Path) -> bool:
+    """Whether a folder holds a search by `polyfed tune`."""
+    return any((folder / name).exists() for name in ("tune.toml", "tune.csv", "legs"))
 
 
 def config_of(folder: Path) -> Path:
@@ -53,7 +104,8 @@ def config_of(folder: Path) -> Path:
     for name in reversed(OURS):
         if (folder / name).is_file():
             return folder / name
-    raise RunError(f"{folder}: neither a run (no config.toml) nor a comparison (no comparison.toml)")
+    old = f"; results from before are in {folder / files.OLD}" if (folder / files.OLD).exists() else ""
+    raise RunError(f"{folder}: neither a run (no config.toml) nor a comparison (no comparison.toml){old}")
 
 
 def export_model(run: Path, client: str, out: Path | None, factorised: bool = False) -> tuple[Path, Path]:
@@ -69,35 +121,33 @@ def export_model(run: Path, client: str, out: Path | None, factorised: bool = Fa
             if some
             else f"{run}: a comparison without runs"
         )
-    config, federation = files.config(run, place.name), files.federation(run)
+    config, federation = reading.config(run, place.name), reading.federation(run)
     names = [c["name"] for c in federation["clients"]]
     name = names[int(client)] if client not in names and client.isdigit() and int(client) < len(names) else client
     if name not in names:
         raise ConfigError(
             f"--client: found {client!r}{closest(client, names)}, expected a name or 0 to {len(names) - 1}"
         )
-    own, common = (run / "models" / f"{stem}.safetensors" for stem in (safe(name), "common"))
-    source = own if own.is_file() else common
-    if not source.is_file():
+    found = client_model(run, names.index(name), name)
+    if found is None:
         raise RunError(f"{run}: has no models yet; finish it with: polyfed resume {run}")
     target = out or Path(f"{safe(name)}.safetensors")
     if target.suffix != ".safetensors":
         raise ConfigError(f"--out: found {str(target)!r}, expected a name ending in .safetensors")
     about = target.with_suffix(".json")
-    facts = _facts(run, name, source, config, federation)
-    tensors = _factors(run, source, config) if factorised else None
+    named, shared = found
+    fixed = _fixed(run)
+    facts = _facts(run, name, named | fixed, shared, config, federation)
+    tensors = _factors(run, named, config) if factorised else None
     if tensors is not None:
         facts |= {"tensors": {key: list(t.shape) for key, t in tensors.items()}, "factorised": _layers(tensors)}
-        facts["measured"] = _measured(run, source, tensors)
+        facts["measured"] = _measured(run, named | fixed, tensors)
     try:
         from safetensors.torch import save_file
 
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_name(f".{target.name}.draft")
-        if tensors is None:
-            shutil.copyfile(source, draft)
-        else:
-            save_file(tensors, draft)
+        save_file((named if tensors is None else tensors) | fixed, draft)
         os.replace(draft, target)
         about.write_text(json.dumps(facts, indent=1) + "\n")
     except OSError as e:
@@ -105,13 +155,23 @@ def export_model(run: Path, client: str, out: Path | None, factorised: bool = Fa
     return target, about
 
 
-def _facts(run: Path, client: str, source: Path, config: dict[str, Any], federation: dict[str, Any]) -> dict[str, Any]:
+def _fixed(run: Path) -> dict[str, Any]:
+    """The run's frozen parameters and buffers, so that what is exported is a complete state of the module."""
+    from safetensors.torch import load_file
+
+    path = run / "fixed.safetensors"
+    return load_file(path) if path.is_file() else {}
+
+
+def _facts(
+    run: Path, client: str, tensors: dict[str, Any], shared: bool, config: dict[str, Any], federation: dict[str, Any]
+) -> dict[str, Any]:
     return {
         "client": client,
-        "shared_by_all_clients": source.stem == "common",
+        "shared_by_all_clients": shared,
         "model": config.get("model", {}),
         "classes": federation.get("classes"),
-        "tensors": {key: list(t.shape) for key, t in files.tensors(source).items()},
+        "tensors": {key: list(t.shape) for key, t in tensors.items()},
         "dtype": config.get("dtype"),
         "algorithm": config.get("algorithm", {}),
         "data": {k: v for k, v in config.get("data", {}).items() if k != "dir"},
@@ -121,8 +181,8 @@ def _facts(run: Path, client: str, source: Path, config: dict[str, Any], federat
     }
 
 
-def _factors(run: Path, source: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """A client's model as factors: its tensors from models/, the common model and its factors from the checkpoint."""
+def _factors(run: Path, named: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """A client's model as factors: its tensors, the common model and its factors from the checkpoint."""
     import polyfed.algorithms  # noqa: F401  (registers the methods)
     from polyfed.algorithms.lowrank import places
     from polyfed.core import checkpoint
@@ -133,7 +193,7 @@ def _factors(run: Path, source: Path, config: dict[str, Any]) -> dict[str, Any]:
     algorithm = make(settings.pop("name", ""), **settings)
     state = checkpoint.load(run / "checkpoint")[0]
     server = {key[7:]: t for key, t in state.items() if key.startswith("server.")}
-    factors, w, named = algorithm.factors(server), algorithm.common(server), files.tensors(source)
+    factors, w = algorithm.factors(server), algorithm.common(server)
     if factors is None or w is None:
         raise ConfigError(
             f"--factorised: {algorithm.name} makes no low-rank model; fedslr (structure LR+S or LR+LR) and gpgd do"
@@ -151,7 +211,7 @@ def _layers(tensors: dict[str, Any]) -> dict[str, dict[str, int]]:
     }
 
 
-def _measured(run: Path, source: Path, tensors: dict[str, Any]) -> dict[str, Any]:
+def _measured(run: Path, named: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
     """Bytes, milliseconds and output differences of all forms of the model for a batch of test samples.
 
     Model and data are made again from config.toml; {"missing": why} where that cannot be, as for runs from Python.
@@ -164,8 +224,7 @@ def _measured(run: Path, source: Path, tensors: dict[str, Any]) -> dict[str, Any
     try:
         parts = Parts(resolve(config_of(run), {}))
         seed = parts.experiment.seeds[0]
-        model, named = parts.model(seed), files.tensors(source)
-        dtype = next(iter(named.values())).dtype
+        model, dtype = parts.model(seed), next(iter(named.values())).dtype
         x = parts.federation(seed).test.to("cpu", dtype).x[:BATCH]
         model.to(dtype).load_state_dict(named, strict=False)
         forms = measure(model, tensors, x)

@@ -1,5 +1,7 @@
 """polyfed reproduce: a paper's experiment, its figures beside ours."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,6 +37,7 @@ def reproduce(
     from polyfed.cli.console import Show
     from polyfed.core.errors import ConfigError
     from polyfed.data.datasets import default_dir
+    from polyfed.experiment import files, stop
     from polyfed.papers import Bench, find
     from polyfed.papers.recipe import SIZES, write
 
@@ -42,19 +45,21 @@ def reproduce(
     if scale not in SIZES:
         raise ConfigError(f"--scale: found {scale!r}, expected small or paper")
     folder = out or Path("runs") / "reproduce" / f"{r.name.replace('/', '-')}-{'rehearsal' if rehearse else scale}"
-    _prepare(folder, f"{r.name} {scale}{' rehearsal' if rehearse else ''}", force)
     which = _seeds(seeds, r.seeds)
     size: Any = scale
     _say_before(r, size, which)
     if r.minutes[size] > LONG and not (yes or rehearse or _agreed()):
         return 1
-    with Show(False, quiet) as show:
-        bench = Bench(folder, size, which, data_dir or default_dir(), device or "auto", show, rehearse)
-        try:
-            outcome = r.run(bench)
-        except KeyboardInterrupt:
-            return _interrupted(folder)
-    page = write(r, bench, outcome)
+    since = stop.interruptions()
+    with _claimed(folder, f"{r.name} {scale}{' rehearsal' if rehearse else ''}", force):
+        with Show(False, quiet) as show:
+            bench = Bench(folder, size, which, data_dir or default_dir(), device or "auto", show, rehearse)
+            try:
+                outcome = r.run(bench)
+            except KeyboardInterrupt:
+                return _interrupted(folder, stop.status(since))
+        page = write(r, bench, outcome)
+        files.forget_old(folder)
     _say_after(outcome, page)
     return 0
 
@@ -62,25 +67,23 @@ def reproduce(
 LONG = 60  # minutes from which a run is asked about
 
 
-def _prepare(folder: Path, what: str, force: bool) -> None:
-    """Make the folder, or check that it is this recipe's."""
-    import shutil
-
+@contextmanager
+def _claimed(folder: Path, what: str, force: bool) -> Iterator[None]:
+    """The recipe's folder, locked: a new one, that of the same recipe, or one that is emptied for it."""
+    from polyfed.cli.folders import claimed
     from polyfed.core.errors import ConfigError
+    from polyfed.experiment.files import put
 
     mark, text = folder / "recipe.txt", f"{what}\n"
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and any(folder.iterdir()) and not mark.is_file() and not (folder / ".old/recipe.txt").is_file():
+        raise ConfigError(f"--out {folder}: the folder is not empty and holds no recipe's results; choose another")
+    same = not force and mark.is_file()
+    if same and mark.read_text() != text:
+        raise ConfigError(f"--out {folder}: holds {mark.read_text().strip()}; choose another, or use --force")
+    with claimed(folder, "", force, resume=not force):
         if not mark.is_file():
-            raise ConfigError(f"--out {folder}: the folder is not empty and holds no recipe's results; choose another")
-        if force:
-            shutil.rmtree(folder)
-        elif mark.read_text() != text:
-            raise ConfigError(f"--out {folder}: holds {mark.read_text().strip()}; choose another, or use --force")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        mark.write_text(text)
-    except OSError as e:
-        raise ConfigError(f"--out {folder}: cannot be made ({(e.strerror or str(e)).lower()})") from None
+            put(mark, text.encode())
+        yield
 
 
 def _seeds(given: str | None, default: int) -> list[int]:
@@ -159,12 +162,12 @@ def _agreed() -> bool:
     return typer.confirm("Start?")
 
 
-def _interrupted(folder: Path) -> int:
+def _interrupted(folder: Path, status: int) -> int:
     from polyfed.cli.console import stderr
 
     text = f"polyfed: interrupted; what is finished is in {folder}, the same command goes on from there"
     stderr.print(text, soft_wrap=True, markup=False)
-    return 130
+    return status
 
 
 def _say_after(outcome: "Outcome", page: Path) -> None:

@@ -20,8 +20,17 @@ def resume(
     [dim]polyfed resume runs/20250131-120000-heart-disease[/dim]
     """
     from polyfed.cli.execute import execute
-    from polyfed.cli.folders import config_of
+    from polyfed.cli.folders import config_of, is_search
+    from polyfed.core.errors import ConfigError
     from polyfed.experiment.config import resolve
+    from polyfed.experiment.files import MARK, is_ours, locked, settle, unsealed
 
-    found = resolve(config_of(run), o.collect({"rounds": rounds}))
-    return execute(found, run, quiet=quiet, resume=True)
+    if is_search(run) and is_ours(run):
+        raise ConfigError(f"{run}: holds a search; the same polyfed tune command with --out {run} continues it")
+    if not (run / MARK).is_file():
+        unsealed(config_of(run))  # a folder of somebody else is not even marked
+    with locked(run):
+        settle(run)
+        unsealed(config_of(run))
+        found = resolve(config_of(run), o.collect({"rounds": rounds}))
+        return execute(found, run, quiet=quiet, resume=True)

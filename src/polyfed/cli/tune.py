@@ -88,12 +88,12 @@ def tune(
     out: o.Out = None,
     force: o.Force = False,
     resume: Annotated[
-        bool, Option("--resume", help="Go on with the interrupted search in --out.", rich_help_panel=TUNING)
+        bool, Option("--resume", help="As without: the same command with the same --out continues.", hidden=True)
     ] = False,
     quiet: o.Quiet = False,
 ) -> int:
     """Choose lam, or another setting, by validation data, and train the chosen model on. --rounds: at most so many per
-    value (1000).
+    value (1000). The same command with the same --out continues where an earlier one stopped.
 
     [dim]polyfed tune --data fpfc-s1 --scale small --batch-size full --local-steps 10 --fraction 0.3[/dim]
     [dim]polyfed tune fedacs --setting quantile --grid 0.5,0.67,0.75 --data fpfc-s1 --scale small[/dim]
@@ -127,54 +127,63 @@ def _grids(grid: str | None, cold: str | None) -> dict[str, Any]:
 
 
 def _execute(parts: "Parts", keys: dict[str, Any], window: bool, out: Path | None, force: bool, quiet: bool) -> int:
-    """Tune in a new folder, show the path and report the final run; the exit status."""
-    import shutil
+    """Tune in a new folder, or go on in that of the same search; show the path and report the final run."""
+    from polyfed.cli.console import show_table, stderr, stdout
+    from polyfed.cli.folders import claimed, is_search
+    from polyfed.core.errors import ConfigError
+    from polyfed.experiment import files, stop
 
-    from polyfed.cli.console import Show, results, show_table, stderr, stdout
-    from polyfed.cli.folders import new_folder
-    from polyfed.core.errors import ConfigError, PolyfedError
+    experiment, since = parts.experiment, stop.interruptions()
+    parts.model(experiment.seeds[0])  # what is wrong with a model is said before a folder is made
+    if keys["resume"] and out is None:
+        raise ConfigError("--resume: needs --out with the folder of the search")
+    keys["resume"] = keys["resume"] or (out is not None and not force and is_search(out))
+    with claimed(out, f"tune-{experiment.name}", force, keys["resume"]) as folder:
+        tuned = _tuned(parts, keys, window, folder, quiet)
+        if tuned.rows:
+            stdout.print()
+            show_table(tune_table(tuned))
+        if tuned.status == "interrupted":
+            how = f"continue with the same command and --out {folder}{files.where_old(folder)}"
+            stderr.print(f"polyfed: interrupted; {how}", soft_wrap=True, markup=False)
+            return stop.status(since)
+        files.forget_old(folder)
+        return _say_found(tuned, folder)
+
+
+def _tuned(parts: "Parts", keys: dict[str, Any], window: bool, folder: Path, quiet: bool) -> "Tuned":
+    from polyfed.cli.console import Show
     from polyfed.experiment.config import Method
     from polyfed.experiment.tune import tune
-    from polyfed.report import read, write_report
 
     experiment = parts.experiment
     seed, method = experiment.seeds[0], experiment.methods[0]
     model, federation = parts.model(seed), parts.federation(seed)
     arguments = {k: v for k, v in parts.arguments().items() if k != "evaluate_every"}
-    if keys["resume"] and (out is None or not out.is_dir()):
-        raise ConfigError("--resume: needs --out with the folder of an interrupted search")
-    folder = out if keys["resume"] and out is not None else new_folder(out, f"tune-{experiment.name}", force)
     if window:
         _say_window(model, federation, method.algorithm, arguments)
-    fresh = not folder.exists()
-    try:
-        with Show(False, quiet) as show:
-            tuned = tune(
-                model,
-                federation,
-                method.algorithm,
-                seed=seed,
-                out=folder,
-                watch=_shown(show, seed, keys["setting"]),
-                describe=lambda a: parts.describe(Method(a, method.file, method.label)),
-                **keys,
-                **arguments,
-            )
-    except PolyfedError:
-        if fresh and not (folder / "tune.csv").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
-    if tuned.rows:
-        stdout.print()
-        show_table(tune_table(tuned))
-    if tuned.status == "interrupted":
-        how = f"continue with the same command and --resume --out {folder}"
-        stderr.print(f"polyfed: interrupted; {how}", soft_wrap=True, markup=False)
-        return 130
-    if tuned.run is None:
-        if not any(row["best"] for row in tuned.rows):
-            stderr.print(f"polyfed: every value of {tuned.setting} diverged; a smaller lr may help", markup=False)
-            return 1
+    with Show(False, quiet) as show:
+        return tune(
+            model,
+            federation,
+            method.algorithm,
+            seed=seed,
+            out=folder,
+            watch=_shown(show, seed, keys["setting"]),
+            describe=lambda a: parts.describe(Method(a, method.file, method.label)),
+            **keys,
+            **arguments,
+        )
+
+
+def _say_found(tuned: "Tuned", folder: Path) -> int:
+    from polyfed.cli.console import results, stderr, stdout
+    from polyfed.report import read, write_report
+
+    if not any(row["best"] for row in tuned.rows):
+        stderr.print(f"polyfed: every value of {tuned.setting} diverged; a smaller lr may help", markup=False)
+        return 1
+    if not (folder / "summary.json").exists():
         stdout.print(f"\ntable and figure: {folder}", soft_wrap=True, markup=False)
         return 0
     results(read(folder), write_report(folder))

@@ -3,7 +3,7 @@ in the schedule only: a message that is sent in one turn may be answered in a la
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -84,6 +84,7 @@ class Loop:
         self._added: dict[tuple[int, int], dict[str, set[str]]] = {}  # `Tally.added` by (phases of the round, phase)
         self.t = 0
         self.clock = 0.0  # virtual seconds
+        self.whole = True  # whether all else is as after t rounds, also once an error has ended a step
 
     def _refuse_late(self, algorithm: Algorithm, t: int = 0) -> None:
         why = algorithm.in_step(self.n, t)
@@ -98,6 +99,15 @@ class Loop:
 
     def step(self) -> np.ndarray:
         """One turn of the loop; returns the ids whose replies were taken."""
+        flights = [replace(f) for f in self.flights]
+        try:
+            return self._step()
+        except Exception:
+            if self.whole:
+                self.flights = flights
+            raise
+
+    def _step(self) -> np.ndarray:
         send, take, passed = self.schedule.turn(self.seed, self.t, self.keys)
         algorithm = self.algorithm.decayed(self.lr_decay ** (self.t // self.lr_decay_every))
         phases = algorithm.phases(self.t)
@@ -124,6 +134,7 @@ class Loop:
                     if phases > 1:
                         self.server = before[0]
                         self.rows.scatter(everyone, before[1])
+                    self.whole = True
                     raise
                 self.rows.scatter(round.ids, reply.private)
                 at = np.searchsorted(take, ids)
@@ -136,6 +147,7 @@ class Loop:
         self.ledger.record(self.t, take, exchanges.max(0), down, up, staleness, seconds, steps)
         self.t += 1
         self.clock += passed
+        self.whole = True
         return take
 
     def _exchange(
@@ -150,6 +162,7 @@ class Loop:
             who = self.names[int(round.ids[reply.bad])]
             raise Diverged(f"round {self.t}: client {who!r} diverged (NaN or infinity); try a smaller lr")
         self._added[kind], up = tally.added, tally.uplinks()
+        self.whole = False
         try:
             known = self.server[KNOWN].index_copy(0, round.ids, round.samples)
             self.server = algorithm.aggregate(self.server, up, round) | {KNOWN: known}

@@ -73,16 +73,16 @@ class Admission:
 
     def save(self, folder: str | Path) -> Path:
         """Write admission.csv, admission.svg and models/<name>.safetensors."""
-        from polyfed.experiment.folder import RunFolder, safe
+        from polyfed.experiment.folder import RunFolder, csv_text, safe
         from polyfed.report.style import save
 
         out = RunFolder(Path(folder))
-        (out.path / "models").mkdir(parents=True, exist_ok=True)
-        out.write("admission.csv", self.table.to_csv(index=False))
-        for name, w in zip(self.names, self.personal, strict=True):
-            named = {k: v.detach().cpu().contiguous() for k, v in self.task.layout.named(w).items()}
-            out.write_bytes(f"models/{safe(name)}.safetensors", named)
-        save(self.figure(), out.path / "admission.svg")
+        with out.locked():
+            (out.path / "models").mkdir(exist_ok=True)
+            out.write("admission.csv", csv_text(self.table))
+            for name, w in zip(self.names, self.personal, strict=True):
+                out.write_bytes(f"models/{safe(name)}.safetensors", self.task.layout.named(w))
+            save(self.figure(), out.path / "admission.svg")
         return out.path
 
 

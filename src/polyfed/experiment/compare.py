@@ -22,11 +22,13 @@ from polyfed.core import checkpoint
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.errors import ConfigError, Diverged, RunError
 from polyfed.data.federation import Federation
-from polyfed.experiment import files, parallel
+from polyfed.experiment import parallel
 from polyfed.experiment.config import Method, label
+from polyfed.experiment.files import flush, locked, sealed
 from polyfed.experiment.fit import Callback, fit
 from polyfed.experiment.folder import RunFolder, summary
 from polyfed.experiment.run import Run
+from polyfed.report import files as reading
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=,-]*")
 
@@ -172,8 +174,6 @@ def compare(
         raise ConfigError(f"seeds: found {which!r}, expected distinct ones")
     watch = watch or Watch()
     folder = Path(out) if out is not None else None
-    if folder is not None:
-        _begin(folder, config or config_of(methods, which, settings))
     training = _Training(_Cached(model, federation), resume, describe, settings)
     jobs = [
         _Job(name, seed, algorithm, folder / "runs" / f"{name}-seed{seed}" if folder is not None else None)
@@ -181,15 +181,18 @@ def compare(
         for name, algorithm in methods.items()
     ]
     found: dict[_Job, Result] = {}
-    with contextlib.suppress(KeyboardInterrupt):
-        _all(jobs, found, training, keep, watch)
-    comparison = Comparison([found[job] for job in jobs if job in found], folder=folder)
-    if len(found) < len(jobs) or any(r.status == "interrupted" for r in comparison.results):
-        comparison.status = "interrupted"
-    elif report and folder is not None and comparison._finished:
-        from polyfed.report import write_report
+    with locked(folder) if folder is not None else contextlib.nullcontext():
+        if folder is not None:
+            _begin(folder, config or config_of(methods, which, settings))
+        with contextlib.suppress(KeyboardInterrupt):
+            _all(jobs, found, training, keep, watch)
+        comparison = Comparison([found[job] for job in jobs if job in found], folder=folder)
+        if len(found) < len(jobs) or any(r.status == "interrupted" for r in comparison.results):
+            comparison.status = "interrupted"
+        elif report and folder is not None and comparison._finished:
+            from polyfed.report import write_report
 
-        write_report([folder], folder / "report.html")
+            write_report([folder], folder / "report.html")
     return comparison
 
 
@@ -303,15 +306,15 @@ class _Training:
 def read_result(place: Path, name: str, seed: int, rounds: int | None = None) -> Result | None:
     """The result of a run folder whose run is over, or None when it has to be (re)started or continued."""
     try:
-        found = files.summary(place)
+        found = reading.summary(place)
         if found["status"] not in ("finished", "diverged"):
             return None
         if found["status"] == "diverged":
             return Result(name, seed, "diverged", found, None, f"diverged after round {found['rounds']}", place)
         if rounds is not None and found["rounds"] < rounds:
             return None
-        names = [c["name"] for c in files.federation(place)["clients"]]
-        return Result(name, seed, "finished", found, files.clients(place, names), folder=place)
+        names = [c["name"] for c in reading.federation(place)["clients"]]
+        return Result(name, seed, "finished", found, reading.clients(place, names), folder=place)
     except RunError:
         return None
 
@@ -343,4 +346,5 @@ def _begin(folder: Path, config: Mapping[str, Any]) -> None:
         (folder / "runs").mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise RunError(f"cannot make the folder {folder}: {checkpoint.reason(e)}") from e
-    RunFolder(folder).write("comparison.toml", tomli_w.dumps(dict(config)))
+    RunFolder(folder).write("comparison.toml", sealed(tomli_w.dumps(dict(config))))
+    flush(folder)

@@ -3,11 +3,9 @@
 import contextlib
 import dataclasses
 import hashlib
-import signal
-import threading
+import json
 import time
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,10 +29,10 @@ from polyfed.core.worker import Plan
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, check_rows, make_plan, make_rows, pick_device
 from polyfed.experiment.folder import RunFolder, fingerprint, versions
-from polyfed.experiment.parallel import say_stopping
 from polyfed.experiment.rehearsal import check_robust
 from polyfed.experiment.run import Run, splits
 from polyfed.experiment.steps import LocalSteps, local_steps_of, recorded
+from polyfed.experiment.stop import interruptible
 from polyfed.threats import Attack, Forging, Rule, summary
 
 
@@ -151,64 +149,65 @@ def fit(
     cohort = schedule.size(federation.n) if isinstance(schedule, Uniform) else federation.n
     plan = make_plan(task, cohort, work.per_step(federation.train.counts), chunk, workers)
     store = RunFolder(Path(out), checkpoint_every) if out is not None else None
-    saved = None
-    if store is not None and not resume:
-        store.refuse_used()
-    if store is not None and resume and checkpoint.checkpoints(store.path / "checkpoint"):
-        saved = checkpoint.load(store.path / "checkpoint", partial(check_rows, store.path))
-        plan = Plan(**saved[1]["fingerprint"]["plan"]) if chunk is None and workers is None else plan
-    if store is not None and saved is None:
-        store.forget_rows()  # of a run that was killed before its first checkpoint
-    data = {name: task.place(split) for name, split in splits(federation).items()}
-    keys = client_keys(federation.names)
-    engine = LocalEngine(task, data["train"], keys, work, seed, plan)
-    attackers = np.zeros(federation.n, dtype=bool) if attack is None else attack.attackers(seed, keys)
-    forge = None if attack is None else Forging(attack, keys, seed)
-    rows = make_rows(algorithm, task, federation.n, cohort, store.path if store else None, saved and saved[0])
-    loop = Loop(
-        task, data["train"], federation.names, algorithm, schedule, engine, rows, seed, lr_decay, lr_decay_every,
-        forge, robust,
-    )  # fmt: skip
-    if start is not None:
-        _set_out(loop, start)
-    first = loop.t
-    settings: dict[str, Any] = {
-        "rounds": first + rounds,
-        "fraction": fraction,
-        "schedule": None if isinstance(schedule, Uniform) else _in_short(repr(schedule)),
-        "local-epochs": None if steps is not None else local_epochs,
-        "local-steps": recorded(steps),
-        "batch-size": batch_size if batch_size is not None else "full",
-        "augment": augment if augment is None or isinstance(augment, str) else "function",
-        "seed": seed,
-        "loss": loss if isinstance(loss, str) else getattr(loss, "__name__", "callable"),
-        "weight-decay": weight_decay,
-        "lr-decay": lr_decay,
-        "lr-decay-every": lr_decay_every,
-        "attack": summary(attack),
-        "robust": summary(robust),
-        "dtype": str(task.dtype).removeprefix("torch."),
-        "evaluate-every": evaluate_every,
-        "start": None if start is None else {"algorithm": start.loop.algorithm.name, "rounds": start.loop.t},
-        "algorithm": {"name": algorithm.name} | {_kebab(k): v for k, v in dataclasses.asdict(algorithm).items()},
-        "model": {"name": type(model).__name__, "parameters": task.p},
-        "data": {"clients": federation.n, "digest": digest(federation)},
-        "plan": dataclasses.asdict(plan),
-        "versions": versions(),
-    }
-    for key, value in (describe or {}).items():
-        known = settings.get(key)
-        settings[key] = known | value if isinstance(known, dict) and isinstance(value, dict) else value
-    run = Run(loop, federation, settings, folder=store.path if store else None)
-    if saved is not None and store is not None:
-        _continue(run, store, *saved)
-    if store is not None:
-        store.begin(run, fresh=saved is None)
-        if run.plan:
-            store.log(run.plan)
-        if defence:
-            store.log(defence)
-    return _train(run, first, first + rounds, data, evaluate_every, store, callbacks, engine, attackers)
+    with store.locked() if store is not None else contextlib.nullcontext():
+        saved = None
+        if store is not None and not resume:
+            store.refuse_used()
+        if store is not None and resume and checkpoint.checkpoints(store.path / "checkpoint"):
+            saved = checkpoint.load(store.path / "checkpoint", partial(check_rows, store.path))
+            plan = Plan(**saved[1]["fingerprint"]["plan"]) if chunk is None and workers is None else plan
+        if store is not None and saved is None:
+            store.forget_rows()  # of a run that was killed before its first checkpoint
+        data = {name: task.place(split) for name, split in splits(federation).items()}
+        keys = client_keys(federation.names)
+        engine = LocalEngine(task, data["train"], keys, work, seed, plan)
+        attackers = np.zeros(federation.n, dtype=bool) if attack is None else attack.attackers(seed, keys)
+        forge = None if attack is None else Forging(attack, keys, seed)
+        rows = make_rows(algorithm, task, federation.n, cohort, store.path if store else None, saved and saved[0])
+        loop = Loop(
+            task, data["train"], federation.names, algorithm, schedule, engine, rows, seed, lr_decay, lr_decay_every,
+            forge, robust,
+        )  # fmt: skip
+        if start is not None:
+            _set_out(loop, start)
+        first = loop.t
+        settings: dict[str, Any] = {
+            "rounds": first + rounds,
+            "fraction": fraction,
+            "schedule": None if isinstance(schedule, Uniform) else _in_short(repr(schedule)),
+            "local-epochs": None if steps is not None else local_epochs,
+            "local-steps": recorded(steps),
+            "batch-size": batch_size if batch_size is not None else "full",
+            "augment": augment if augment is None or isinstance(augment, str) else "function",
+            "seed": seed,
+            "loss": loss if isinstance(loss, str) else getattr(loss, "__name__", "callable"),
+            "weight-decay": weight_decay,
+            "lr-decay": lr_decay,
+            "lr-decay-every": lr_decay_every,
+            "attack": summary(attack),
+            "robust": summary(robust),
+            "dtype": str(task.dtype).removeprefix("torch."),
+            "evaluate-every": evaluate_every,
+            "start": None if start is None else {"algorithm": start.loop.algorithm.name, "rounds": start.loop.t},
+            "algorithm": {"name": algorithm.name} | {_kebab(k): v for k, v in dataclasses.asdict(algorithm).items()},
+            "model": {"name": type(model).__name__, "parameters": task.p},
+            "data": {"clients": federation.n, "digest": digest(federation)},
+            "plan": dataclasses.asdict(plan),
+            "versions": versions(),
+        }
+        for key, value in (describe or {}).items():
+            known = settings.get(key)
+            settings[key] = known | value if isinstance(known, dict) and isinstance(value, dict) else value
+        run = Run(loop, federation, settings, folder=store.path if store else None)
+        if saved is not None and store is not None:
+            _continue(run, store, *saved)
+        if store is not None:
+            store.begin(run, fresh=saved is None)
+            if run.plan:
+                store.log(run.plan)
+            if defence:
+                store.log(defence)
+        return _train(run, first, first + rounds, data, evaluate_every, store, callbacks, engine, attackers)
 
 
 def _in_short(text: str, most: int = 1000) -> str:
@@ -279,34 +278,41 @@ def _train(
         said = [callback(Progress(loop.t, rounds, records, run)) for callback in callbacks]
         return any(answer is True for answer in said)
 
-    threads, enough = torch.get_num_threads(), False
+    threads, begun = torch.get_num_threads(), loop.t
+    all_of_them = {**watched, **data}  # in this order, whatever was evaluated before
     torch.set_num_threads(1)
     try:
-        with _interruptible() as interrupted:
+        with interruptible(terminable=store is not None) as interrupted:
             if loop.t == first and not run.records and every > 0:
-                enough = tell(evaluate(watched))
-            while loop.t < rounds and not enough and not interrupted.is_set():
+                run.ended = tell(evaluate(watched))
+            while loop.t < rounds and not run.ended and not interrupted.is_set():
                 start = time.perf_counter()
                 loop.step()
                 run.seconds += time.perf_counter() - start
-                enough = tell(evaluate(watched) if due(loop.t) else [])
+                run.ended = tell(evaluate(watched) if due(loop.t) else [])
                 if store is not None and loop.t < rounds:
                     store.checkpoint(run)
-        evaluate(data)
+        evaluate(all_of_them)
     except Diverged as e:
         run.status = "diverged"
         saved = ""
         if store is not None:
             store.checkpoint(run, force=True)
-            evaluate(data)
+            evaluate(all_of_them)
             store.finish(run)
             found = checkpoint.checkpoints(store.path / "checkpoint")
             saved = f"; the last finite state is {found[-1]}" if found else ""
-        raise Diverged(f"{e}{saved}") from None
+        raise Diverged(f"{e}{saved}") from e
+    except RunError:  # what could not be written now cannot be written again
+        raise
+    except Exception as e:
+        if store is not None and loop.whole and loop.t > begun:
+            store.rescue(run, e)
+        raise
     finally:
         engine.close()
         torch.set_num_threads(threads)
-    run.status = "finished" if loop.t >= rounds or enough else "interrupted"
+    run.status = "finished" if loop.t >= rounds or run.ended else "interrupted"
     if store is not None:
         store.finish(run)
     return run
@@ -355,51 +361,59 @@ def _continue(run: Run, store: RunFolder, tensors: dict[str, Any], meta: dict[st
     now = fingerprint(run)
     for key, then in meta["fingerprint"].items():
         if now.get(key) != then:
-            raise RunError(
-                f"cannot resume {store.path}: {key} is {now.get(key)!r} here and was {then!r} in the checkpoint"
-            )
+            raise RunError(f"cannot resume {store.path}: {_changed(key, now.get(key), then)}")
     run.loop.restore(tensors, meta)
     checkpoint.forget(store.path / "checkpoint", len(warnings))
-    run.records, run.seconds = meta["records"], meta["seconds"]
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """The first Ctrl-C sets the event, so that the round in hand is finished; the second one interrupts at once."""
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
+    run.records, run.seconds, run.ended = meta["records"], meta["seconds"], meta.get("ended", False)
+    before = store.versions_before(meta)
+    if run.ended or run.loop.t >= run.settings["rounds"]:
+        run.settings["versions"] = before or run.settings["versions"]
         return
-    before = signal.getsignal(signal.SIGINT)
-
-    def note(number: int, frame: Any) -> None:
-        event.set()
-        _answered.append(number)
-        say_stopping()
-        signal.signal(signal.SIGINT, before)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield event
-    finally:
-        signal.signal(signal.SIGINT, before)
+    run.settings["versions"] = _versions_since(before, run.settings["versions"], run.loop.t)
+    for key in [k for k in run.settings["versions"] if before and k not in before]:
+        name = key.partition("-from-round-")[0]
+        was = [v for k, v in before.items() if k.partition("-from-round-")[0] == name][-1:]
+        store.log(f"{name} {run.settings['versions'][key]} from round {run.loop.t}, before {', '.join(was) or 'none'}")
 
 
-_answered: list[int] = []
+def _changed(key: str, now: Any, then: Any) -> str:
+    """What differs between a run and its continuation."""
+    if key == "data":
+        a, b = ({k: v for k, _, v in (part.partition(":") for part in str(d).split())} for d in (then, now))
+        if "train" not in a:
+            return "it was begun by an older version of polyfed, which looked at other parts of the data"
+        return f"the data have changed since it began ({', '.join(k for k in a | b if a.get(k) != b.get(k))})"
+    if key == "fixed":
+        return "the model's frozen parameters or buffers are not those it began with"
+    return f"{key} is {now!r} here and was {then!r} in the checkpoint"
 
 
-def interruptions() -> int:
-    """How many Ctrl-C have been answered so far by finishing a round."""
-    return len(_answered)
+def _versions_since(before: dict[str, str], now: dict[str, str], t: int) -> dict[str, str]:
+    """The versions that a run began with, and those it went on with: torch, torch-from-round-40."""
+    if not before:
+        return now
+    last = {k.partition("-from-round-")[0]: v for k, v in before.items()}
+    return before | {f"{k}-from-round-{t}": v for k, v in now.items() if last.get(k) != v}
 
 
 def digest(federation: Federation) -> str:
-    """A short fingerprint of names and training data, to tell whether a run is resumed on what it began with."""
-    split = federation.train
-    crc = zlib.crc32(split.offsets.tobytes(), zlib.crc32("\n".join(federation.names).encode()))
-    for t in (split.x, split.y):
-        crc = zlib.crc32(np.ascontiguousarray(t.cpu().numpy()).data, crc)
-    return f"{crc:08x}"
+    """A short fingerprint of every part of the data, to tell whether a run is resumed on what it began with."""
+    about = federation.describe()
+    found = {
+        "clients": _short([about["classes"], *federation.names]),
+        "preparation": _short([about.get(k) for k in ("dataset", "partition", "test", "options", "preparation")]),
+    }
+    for name, split in splits(federation).items():
+        whole = hashlib.blake2b(split.offsets.tobytes(), digest_size=8)
+        for t in (split.x, split.y):
+            whole.update(f"{t.dtype} {list(t.shape)}".encode())
+            whole.update(np.ascontiguousarray(t.cpu().numpy()).reshape(-1).view(np.uint8).data)
+        found[name] = whole.hexdigest()
+    return " ".join(f"{part}:{value}" for part, value in found.items())
+
+
+def _short(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value, default=str).encode(), digest_size=8).hexdigest()
 
 
 def _kebab(name: str) -> str:

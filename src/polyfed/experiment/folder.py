@@ -1,28 +1,36 @@
 """The run folder: plain files that outlive the process, written so that nothing already computed can be lost."""
 
+import contextlib
 import json
 import math
-import os
 import platform
 import re
 import shutil
 import time
+import tomllib
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import tomli_w
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from polyfed.core import checkpoint
 from polyfed.core.algorithm import Algorithm
+from polyfed.core.cells import marked, unmarked
 from polyfed.core.errors import RunError
 from polyfed.core.ledger import COLUMNS
+from polyfed.experiment import files
 from polyfed.experiment.run import Run
 
 MODELS_LIMIT = 2 << 30  # bytes of per-client model files written without being asked
+MANY = 256  # clients from which all models are in one file, a tensor per parameter
 EVERY = 10.0  # seconds between checkpoints, when no number of rounds is given
 
 
@@ -35,34 +43,35 @@ class RunFolder:
 
     def refuse_used(self) -> None:
         """Raise RunError when the folder holds an earlier run: its results would be lost, its checkpoints mistaken."""
-        found = [
-            name for name in ("checkpoint", "rows", "summary.json", "metrics.jsonl") if (self.path / name).exists()
-        ]
-        if found:
+        names = ("config.toml", "checkpoint", "rows", "summary.json", "metrics.jsonl")
+        if any((self.path / name).exists() for name in names):
             raise RunError(f"{self.path} already holds a run; resume=True continues it, otherwise give another folder")
+
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        """Make the folder and keep other processes out of it."""
+        return files.locked(self.path)
 
     def forget_rows(self) -> None:
         """Remove memory-mapped rows that belong to no checkpoint."""
         shutil.rmtree(self.path / "rows", ignore_errors=True)
 
     def begin(self, run: Run, fresh: bool) -> None:
-        """The files that describe the run: config.toml, federation.json, partition.safetensors.
+        """What describes the run: config.toml, federation.json, partition.safetensors, fixed.safetensors.
 
         fresh: start over; otherwise metrics.jsonl is cut back to the rounds that `run` has done.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as e:
-            raise RunError(f"cannot make the run folder {self.path}: {checkpoint.reason(e)}") from e
-        self.write("config.toml", tomli_w.dumps(_toml(run.settings)))
+        self.write("config.toml", files.sealed(tomli_w.dumps(_toml(run.settings))))
         self.write("federation.json", json.dumps(run.federation.describe(), indent=1))
         indices = run.federation.meta.get("indices")
         if indices is not None:
             tensors = {f"{i:06d}": torch.as_tensor(np.asarray(index)) for i, index in enumerate(indices)}
             self.write_bytes("partition.safetensors", tensors)
+        if run.loop.task.fixed:
+            self.write_bytes("fixed.safetensors", {k: t.clone() for k, t in run.loop.task.fixed.items()})
         if not fresh:
             self.log(f"resumed at round {run.loop.t}")
         self.write("metrics.jsonl", "".join(json.dumps(_finite(r)) + "\n" for r in run.records))
+        self._flush()
 
     def record(self, run: Run, records: list[dict[str, Any]]) -> None:
         """Append one evaluated round to metrics.jsonl."""
@@ -76,20 +85,39 @@ class RunFolder:
         if (force and t != self._saved_round) or by_rounds or by_time:
             tensors, meta = run.loop.state()
             meta |= {"records": run.records, "seconds": run.seconds, "fingerprint": fingerprint(run)}
+            meta |= {"ended": run.ended, "versions": run.settings["versions"]}
             checkpoint.save(self.path / "checkpoint", t, tensors, meta)
             run.loop.rows.committed()
             self._saved_at, self._saved_round = time.monotonic(), t
 
+    def rescue(self, run: Run, error: Exception) -> None:
+        """Save the last whole round of a run that an error ends."""
+        with contextlib.suppress(RunError):
+            self.checkpoint(run, force=True)
+            self.log(f"ended after round {run.loop.t} by {type(error).__name__}: {checkpoint.reason(error)}")
+
+    def versions_before(self, meta: dict[str, Any]) -> dict[str, str]:
+        """The versions that a checkpoint was made with; older ones left them to config.toml."""
+        if "versions" in meta:
+            return meta["versions"]
+        try:
+            found = tomllib.loads((self.path / "config.toml").read_text()).get("versions")
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
     def finish(self, run: Run) -> None:
-        """The results: checkpoint, clients.csv, ledger.csv, assignments.csv, report.json, summary.json, models/."""
+        """The results: checkpoint, clients.csv, ledger.csv, assignments.csv, report.json, summary.json, models."""
         self.checkpoint(run, force=True)
-        self.write("clients.csv", run.clients.to_csv(index=False))
+        self.write("clients.csv", csv_text(run.clients))
         self.write("ledger.csv", run.ledger.to_csv(index=False))
         if run.clusters is not None:
-            self.write("assignments.csv", run.assignments.to_csv())
+            self.write("assignments.csv", csv_text(run.assignments.reset_index()))
         self.write("report.json", json.dumps(_finite(run.report)))
         self._models(run)
+        self._flush()  # the summary says that all else is there
         self.write("summary.json", json.dumps(_finite(summary(run)), indent=1))
+        self._flush()
         self.log(f"{run.status} after round {run.loop.t}")
 
     def _models(self, run: Run) -> None:
@@ -99,50 +127,84 @@ class RunFolder:
                 "models are not written out, they would take more than 2 GiB; take single ones from the checkpoint"
             )
             return
-        (self.path / "models").mkdir(exist_ok=True)
         personal = run.personal
         same = n > 1 and personal.stride(0) == 0
+        if n > MANY and not same:
+            self.write_bytes("models.safetensors", task.layout.named(personal))
+            return
+        (self.path / "models").mkdir(exist_ok=True)
         for i in range(1 if same else n):
-            named = {k: v.detach().cpu().contiguous() for k, v in task.layout.named(personal[i]).items()}
-            self.write_bytes(
-                "models/common.safetensors" if same else f"models/{safe(run.federation.names[i])}.safetensors", named
-            )
+            name = "common" if same else safe(run.federation.names[i])
+            self.write_bytes(f"models/{name}.safetensors", task.layout.named(personal[i]))
+        files.flush(self.path / "models")
 
     # files
 
     def write(self, name: str, text: str) -> None:
         """Replace a text file atomically."""
-        draft = self.path / f".{name}.draft"
-        try:
-            draft.write_text(text)
-            os.replace(draft, self.path / name)
-        except OSError as e:
-            raise RunError(
-                f"cannot write {self.path / name}: {checkpoint.reason(e)}; what was written before is kept"
-            ) from e
+        self._put(name, text.encode())
 
-    def write_bytes(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
-        draft = self.path / f"{name}.draft"
+    def write_bytes(self, name: str, tensors: dict[str, Tensor]) -> None:
+        """Replace a safetensors file atomically."""
+        plain = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
+        self._put(name, lambda draft: save_file(plain, draft))
+
+    def _put(self, name: str, content: bytes | Callable[[Path], None]) -> None:
         try:
-            save_file(tensors, draft)
-            os.replace(draft, self.path / name)
-        except Exception as e:
-            raise RunError(
-                f"cannot write {self.path / name}: {checkpoint.reason(e)}; what was written before is kept"
-            ) from e
+            files.put(self.path / name, content)
+        except (OSError, SafetensorError) as e:
+            raise self._unwritten(name, e) from e
+
+    def _flush(self) -> None:
+        try:
+            files.flush(self.path)
+        except OSError as e:
+            raise self._unwritten("", e) from e
+
+    def _unwritten(self, name: str, error: Exception) -> RunError:
+        return RunError(f"cannot write {self.path / name}: {checkpoint.reason(error)}; what was written before is kept")
 
     def append(self, name: str, text: str) -> None:
         try:
             with (self.path / name).open("a") as f:
                 f.write(text)
         except OSError as e:
-            raise RunError(
-                f"cannot write {self.path / name}: {checkpoint.reason(e)}; what was written before is kept"
-            ) from e
+            raise self._unwritten(name, e) from e
 
     def log(self, line: str) -> None:
         """One line with the time in log.txt."""
         self.append("log.txt", f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """A table as CSV; names that a spreadsheet would take for a formula are marked, see `cells`."""
+    found = frame.rename(columns=lambda c: marked(c) if isinstance(c, str) else c)
+    for column in found.columns:
+        if found[column].dtype == object or isinstance(found[column].dtype, pd.StringDtype):
+            found[column] = found[column].map(lambda v: marked(v) if isinstance(v, str) else v)
+    return found.to_csv(index=False)
+
+
+def read_clients(path: Path) -> pd.DataFrame:
+    """clients.csv as `Run.clients` was: names are text, whatever they look like."""
+    frame = pd.read_csv(path, dtype={"client": str}, keep_default_na=False, na_values=[""])
+    return frame.assign(client=frame["client"].map(unmarked))
+
+
+def client_model(run: Path, i: int, name: str) -> tuple[dict[str, Tensor], bool] | None:
+    """(parameters of a client's model, whether it is all clients'), by its position and name; None: not written."""
+    whole, own, common = (
+        run / "models.safetensors",
+        run / "models" / f"{safe(name)}.safetensors",
+        run / "models/common.safetensors",
+    )
+    if own.is_file() or common.is_file():
+        with safe_open(own if own.is_file() else common, "pt") as f:
+            return {k: f.get_tensor(k) for k in f.keys()}, not own.is_file()  # noqa: SIM118
+    if not whole.is_file():
+        return None
+    with safe_open(whole, "pt") as f:
+        return {k: f.get_slice(k)[i : i + 1][0].clone() for k in f.keys()}, False  # noqa: SIM118
 
 
 def fingerprint(run: Run) -> dict[str, Any]:
@@ -167,7 +229,8 @@ def fingerprint(run: Run) -> dict[str, Any]:
         "algorithm",
         "plan",
     )
-    return json.loads(json.dumps({k: s.get(k) for k in keys} | {"data": run.settings["data"].get("digest")}))
+    parts = {"data": s["data"].get("digest"), "fixed": run.loop.task.fixed_digest}
+    return json.loads(json.dumps({k: s.get(k) for k in keys} | parts))
 
 
 def summary(run: Run) -> dict[str, Any]:
@@ -245,7 +308,11 @@ def safe(name: str) -> str:
     from polyfed.core.randomness import key_of
 
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".") or "client"
-    return plain if plain == name and len(name) < 100 else f"{plain[:80]}-{key_of(name) & 0xFFFFFFFF:08x}"
+    return (
+        plain
+        if plain == name and len(name) < 100 and name != "common"
+        else f"{plain[:80]}-{key_of(name) & 0xFFFFFFFF:08x}"
+    )
 
 
 def _finite(value: Any) -> Any:

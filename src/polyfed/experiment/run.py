@@ -34,6 +34,7 @@ class Run:
     seconds: float = 0.0
     final: dict[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
     folder: Path | None = None
+    ended: bool = False  # by a callback; a run that is over stays so when it is resumed
 
     @property
     def server(self) -> State:
@@ -158,9 +159,10 @@ class Run:
         from polyfed.experiment.folder import RunFolder
 
         out = RunFolder(Path(folder))
-        out.refuse_used()
-        out.begin(self, fresh=True)
-        out.finish(self)
+        with out.locked():
+            out.refuse_used()
+            out.begin(self, fresh=True)
+            out.finish(self)
         return out.path
 
 

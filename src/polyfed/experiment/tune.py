@@ -3,10 +3,14 @@ every lambda set out from the solution of the last one, beside separate tuning, 
 data are never looked at before the value is chosen.
 """
 
+import contextlib
 import csv
 import dataclasses
+import json
 import math
+import os
 import shutil
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import pandas as pd
+import tomli_w
 from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
@@ -22,7 +27,10 @@ from polyfed.core.algorithm import Algorithm
 from polyfed.core.errors import ConfigError, Diverged, RunError, closest
 from polyfed.core.split import Split
 from polyfed.data.federation import Federation
-from polyfed.experiment.fit import Callback, Progress, fit
+from polyfed.experiment.config import Method
+from polyfed.experiment.files import flush, locked, sealed, unsealed
+from polyfed.experiment.fit import Callback, Progress, digest, fit
+from polyfed.experiment.folder import RunFolder
 from polyfed.experiment.run import Run
 
 if TYPE_CHECKING:
@@ -38,6 +46,9 @@ GRIDS: dict[tuple[str, str], dict[Regime, tuple[float, ...]]] = {  # the first s
     ("fedacs", "quantile"): {"cold": (0.0, 1 / 2, 2 / 3, 3 / 4, 4 / 5, 5 / 6, 9 / 10)},  # 1 - 1/G: G groups of one size
 }
 LEGS = "legs"  # folder of the legs of a search that is not over
+FREE = ("device", "workers", "chunk", "checkpoint_every")  # settings that may change when a search goes on
+OVER = ".legs-over"  # the same while they are removed
+SEARCH = "tune.toml"  # what the search is, so that the same one is continued
 LEVELLED = "levelled"  # what ended a leg that was trained on to as many rounds as the other regime's best
 VALIDATION = 0.2  # share of the training samples, where the federation holds out none
 
@@ -144,7 +155,8 @@ def tune(
         the best, see `_Kept`. The two are the same for a method that reports no clusters.
     train_on: at most so many further rounds for the chosen model, until the metric has settled as above; 0: none
     out: folder for the final run, with tune.csv and tune.svg beside its files
-    resume: go on with the interrupted search in `out`: finished values are read back, the one in hand is continued
+    resume: go on with the interrupted search in `out`, if there is one: finished values are read back, the one in hand
+        is continued; of a search that is over the table is read back, without `run`
     describe: the method with its value -> further tables for config.toml
     settings: passed to `fit`, such as fraction=0.3, local_steps=10, batch_size=None
 
@@ -179,29 +191,56 @@ def tune(
     test = federation.test
     blind = dataclasses.replace(federation, test=Split(test.x[:0], test.y[:0], np.zeros_like(test.offsets)))
     tuned = Tuned(setting, folder=Path(out) if out is not None else None)
-    known = _known(tuned, resume)
-    search = _Search(
-        model, blind, tuned, rounds, check_every, tolerance, patience, choose == "simplest", seed, watch or Watch(),
-        known, settings,
-    )  # fmt: skip
-    search.total = sum(map(len, paths.values()))
-    for name, methods in paths.items():
-        search.path(name, methods, stop_at_drop, extend)
-        if tuned.status == "interrupted":
-            return tuned
-    search.level()
-    if tuned.status == "interrupted":
-        return tuned
-    if train_on and search.kept:
-        search.watch.begin("final", tuned.best[setting], search.total, search.total)
+    about = {
+        "setting": setting, "algorithm": Method(algorithm).table(), "rounds": rounds, "check-every": check_every,
+        "tolerance": tolerance, "patience": patience, "stop-at-drop": stop_at_drop, "extend": extend, "choose": choose,
+        "train-on": train_on, "seed": seed,
+        "grid": {name: [float(getattr(m, setting)) for m in methods] for name, methods in paths.items()},
+        "settings": {k: v for k, v in settings.items() if isinstance(v, int | float | str) and k not in FREE},
+        "model": {"name": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())},
+        "data": digest(federation),
+    }  # fmt: skip
+    with locked(tuned.folder) if tuned.folder is not None else contextlib.nullcontext():
+        if tuned.folder is not None and resume and is_over(tuned.folder):
+            _same_search(tuned.folder, about)
+            return _read_back(tuned)
+        known = _known(tuned, resume, about)
+        search = _Search(
+            model, blind, tuned, rounds, check_every, tolerance, patience, choose == "simplest", seed,
+            watch or Watch(), known, settings,
+        )  # fmt: skip
+        search.total = sum(map(len, paths.values()))
+        for name, methods in paths.items():
+            search.path(name, methods, stop_at_drop, extend)
+            if tuned.status == "interrupted":
+                return tuned
+        search.level()
+        if tuned.status == "finished":
+            _train_on(tuned, search, federation, train_on, describe, resume)
+    return tuned
+
+
+def _train_on(
+    tuned: Tuned,
+    search: "_Search",
+    federation: Federation,
+    rounds: int,
+    describe: Callable[[Algorithm], dict[str, Any]] | None,
+    resume: bool,
+) -> None:
+    """The chosen model, and what the folder no longer needs."""
+    if rounds and search.kept:
+        search.watch.begin("final", tuned.best[tuned.setting], search.total, search.total)
         start = search.chosen.run
         tables = describe(start.loop.algorithm) if describe is not None else None
-        more = {"out": out, "resume": resume, "describe": tables}
-        tuned.run = search.fit(federation, start.loop.algorithm, train_on, start, **more)[0]
+        more = {"out": tuned.folder, "resume": resume, "describe": tables}
+        tuned.run = search.fit(federation, start.loop.algorithm, rounds, start, **more)[0]
         tuned.status = tuned.run.status
     if tuned.folder is not None and tuned.status == "finished":
-        shutil.rmtree(tuned.folder / LEGS, ignore_errors=True)
-    return tuned
+        legs = tuned.folder / LEGS
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(legs, tuned.folder / OVER)  # at once: a part of the legs is no search that can go on
+        shutil.rmtree(tuned.folder / OVER, ignore_errors=True)
 
 
 class _Kept(NamedTuple):
@@ -356,6 +395,8 @@ class _Search:
         callbacks = (*self.watch.callbacks(), settled)
         given = {**self.settings, **more, "seed": self.seed, "evaluate_every": self.every}
         run = fit(self.model, federation, method, rounds=rounds, start=start, callbacks=callbacks, **given)
+        if run.ended:
+            settled.look(run)  # a leg that had settled before it was resumed asks no callback
         return run, "interrupted" if run.status == "interrupted" else "tolerance" if settled.done else "rounds"
 
     def _leg_of(self, row: dict[str, Any], run: Run) -> _Kept:
@@ -402,37 +443,83 @@ class _Settled:
         self.tolerance, self.patience, self.done = tolerance, patience, False
 
     def __call__(self, progress: Progress) -> bool:
-        if progress.records:  # all looks of the run, for it may be one that was resumed
-            metric, records = progress.run.metric, progress.run.records
-            values = [float(r[metric]) for r in records if r["split"] == "validation"]
-            still = np.abs(np.diff(values[-self.patience - 1 :])) < self.tolerance
-            self.done = len(still) == self.patience and bool(still.all())
+        if progress.records:
+            self.look(progress.run)
         return self.done
 
+    def look(self, run: Run) -> None:
+        """At all looks of the run, for it may be one that was resumed."""
+        values = [float(r[run.metric]) for r in run.records if r["split"] == "validation"]
+        still = np.abs(np.diff(values[-self.patience - 1 :])) < self.tolerance
+        self.done = len(still) == self.patience and bool(still.all())
 
-def _known(tuned: Tuned, resume: bool) -> dict[tuple[str, float], dict[str, Any]] | None:
+
+def _known(tuned: Tuned, resume: bool, about: dict[str, Any]) -> dict[tuple[str, float], dict[str, Any]] | None:
     """The finished rows of the interrupted search in the folder; None for a new one. Refuses a used folder."""
     folder = tuned.folder
     if folder is None:
         if resume:
             raise ConfigError("resume: needs the folder (out=...) of an interrupted search")
         return None
-    if not resume:
-        from polyfed.experiment.folder import RunFolder
-
+    if not resume or not any((folder / name).exists() for name in (LEGS, SEARCH)):
         RunFolder(folder).refuse_used()
-        if (folder / LEGS).exists():
-            raise RunError(f"{folder} holds an interrupted search; resume=True continues it, or give another folder")
-        return None
-    if not (folder / LEGS).is_dir():
-        raise RunError(f"{folder}: holds no interrupted search to resume")
+        if any((folder / name).exists() for name in (LEGS, SEARCH, "tune.csv")):
+            raise RunError(f"{folder} holds a search; resume=True continues it, or give another folder")
+        _begin(folder, about)
+        return {} if resume else None
+    if (folder / SEARCH).exists():  # searches of older versions have none
+        _same_search(folder, about)
+    else:
+        _begin(folder, about)
     if not (folder / "tune.csv").is_file():
         return {}  # it did not come to the end of its first value
-    with (folder / "tune.csv").open(newline="") as f:
-        rows = [row for row in csv.DictReader(f) if row["ended"] not in ("interrupted", LEVELLED)]
+    rows = [row for row in _rows(folder) if row["ended"] not in ("interrupted", LEVELLED)]
     if rows and tuned.setting not in rows[0]:
         raise RunError(f"cannot resume {folder}: {tuned.setting} is not what was tuned there")
     return {(r["regime"], float(r[tuned.setting])): {"ended": r["ended"], "rounds": int(r["rounds"])} for r in rows}
+
+
+def _begin(folder: Path, about: dict[str, Any]) -> None:
+    RunFolder(folder).write(SEARCH, sealed(tomli_w.dumps(about)))
+    flush(folder)
+
+
+def _same_search(folder: Path, about: dict[str, Any]) -> None:
+    """Refuse to continue a search with other settings."""
+    before, now = unsealed(folder / SEARCH), tomllib.loads(tomli_w.dumps(about))
+    for key in {**before, **now}:
+        if before.get(key) != now.get(key):
+            raise RunError(
+                f"cannot continue the search in {folder}: {key} is {now.get(key)!r} here and was {before.get(key)!r}; "
+                "take another folder"
+            )
+
+
+def is_over(folder: Path) -> bool:
+    """Whether the search in the folder is finished; its legs are then gone."""
+    return (folder / SEARCH).exists() and (folder / "tune.csv").exists() and not (folder / LEGS).exists()
+
+
+def _rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "tune.csv").open(newline="") as f:
+        return list(csv.DictReader(f))
+
+
+def _read_back(tuned: Tuned) -> Tuned:
+    """The table of a search that is over, and its figure where that is missing. Without the final Run."""
+    assert tuned.folder is not None
+    shutil.rmtree(tuned.folder / OVER, ignore_errors=True)
+    numbers = {"validation": float, tuned.setting: float, "rounds": int, "bytes": int, "seconds": float, "ari": float}
+    for row in _rows(tuned.folder):
+        typed: dict[str, Any] = dict(row)
+        typed |= {k: read(row[k] or "nan") for k, read in numbers.items() if k in row}
+        typed |= {"clusters": int(float(row["clusters"])) if row["clusters"] else None, "best": row["best"] == "True"}
+        tuned.rows.append(typed)
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        tuned.metric = json.loads((tuned.folder / "summary.json").read_text())["metric"]
+    if not (tuned.folder / "tune.svg").exists():
+        write(tuned, tuned.folder)
+    return tuned
 
 
 def default_setting(algorithm: Algorithm) -> str:
@@ -472,9 +559,10 @@ def _methods(algorithm: Algorithm, setting: str, grid: Any, regime: Regime) -> l
 
 def write(tuned: Tuned, folder: Path) -> None:
     """tune.csv, and tune.svg once two legs have a metric."""
-    from polyfed.report.style import save, write_atomically
+    from polyfed.report.style import save
 
-    write_atomically(folder / "tune.csv", tuned.table.to_csv(index=False).encode())
+    RunFolder(folder).write("tune.csv", tuned.table.to_csv(index=False))
+    flush(folder)
     if sum(math.isfinite(row["validation"]) for row in tuned.rows) > 1:
         save(tuned.figure(), folder / "tune.svg")
 

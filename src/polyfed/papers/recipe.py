@@ -21,7 +21,8 @@ from polyfed.core.errors import ConfigError, RunError
 from polyfed.engines.local import pick_device
 from polyfed.experiment import parallel
 from polyfed.experiment.compare import Comparison, Result, Watch, compare, config_of
-from polyfed.experiment.fit import interruptions
+from polyfed.experiment.files import unsealed
+from polyfed.experiment.stop import interruptions
 from polyfed.report.style import save, write_atomically
 from polyfed.report.table import Cell, Table
 
@@ -238,7 +239,7 @@ def _same_experiment(place: Path, config: Mapping[str, Any]) -> None:
     path = place / "comparison.toml"
     if not path.exists():
         return
-    before, config = tomllib.loads(path.read_text()), tomllib.loads(tomli_w.dumps(dict(config)))
+    before, config = unsealed(path), tomllib.loads(tomli_w.dumps(dict(config)))
     for key in sorted({*before, *config} - {"seeds"}):
         if before.get(key) != config.get(key):
             raise ConfigError(f"{place}: holds runs with another {key}; start again with --force or another --out")

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from polyfed.core.errors import RunError
-from polyfed.experiment import files
+from polyfed.report import files
 
 SEEDED = re.compile(r"(?P<label>.+)-seed(?P<seed>-?\d+)")
 

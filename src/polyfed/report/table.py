@@ -4,6 +4,7 @@ import csv
 import html
 import io
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, overload
@@ -12,8 +13,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from polyfed.core.cells import marked
+
 Format = Literal["rich", "html", "markdown", "latex", "csv"]
 FORMATS = ("rich", "html", "markdown", "latex", "csv")
+NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?( ?±.*| ?%)?$")  # not a formula, whatever its sign
 STYLES = {"best": "bold", "gain": "green", "loss": "red", "quiet": "dim", "": ""}
 
 
@@ -135,7 +139,7 @@ class Table:
         keys = list(dict.fromkeys(k for row in rows for k in row))
         out = io.StringIO()
         writer = csv.DictWriter(out, keys, restval="", lineterminator="\n")
-        writer.writeheader()
+        writer.writerow({k: marked(k) for k in keys})
         writer.writerows(rows)
         return out.getvalue()
 
@@ -147,6 +151,8 @@ def _class(names: str) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return ""
+    if isinstance(value, str):
+        return value if NUMBER.match(value) else marked(value)
     return "" if value is None else value
 
 

@@ -1,0 +1,206 @@
+"""Folders of results on the command line: what is refused, replaced, kept and continued, in one line each."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from safetensors.torch import load_file
+
+from polyfed.experiment import files
+
+COMMAND = [sys.executable, "-c", "import sys; from polyfed.cli import main; main(sys.argv[1:])"]
+
+
+def contents(folder):
+    """Every file but the mark, whose holder changes."""
+    return {
+        str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != files.MARK
+    }
+
+
+@pytest.fixture
+def done(cli, tmp_path, small):
+    """A finished run with its owner's notes."""
+    assert cli("run", small, "--algorithm", "fedavg", "--out", "a", "-q").status == 0
+    (tmp_path / "a/notes.txt").write_text("mine")
+    return tmp_path / "a"
+
+
+def one_line(said, status, *words):
+    assert said.status == status, said.err
+    lines = said.err.strip().splitlines()
+    assert len(lines) == 1, lines
+    for word in words:
+        assert word in lines[0]
+
+
+@pytest.mark.parametrize("name", ["config.toml", "comparison.toml", "tune.csv"])
+def test_a_folder_of_somebody_else_is_refused_and_force_is_not_proposed(cli, tmp_path, small, name):
+    site = tmp_path / "site"
+    (site / ".git").mkdir(parents=True)
+    (site / ".git/HEAD").write_text("main")
+    (site / name).write_text("baseURL = 'https://example.org'\n")
+    before = contents(tmp_path)
+    for words in (
+        ("run", small),
+        ("run", small, "--force"),
+        ("tune", "--force"),
+        ("reproduce", "fpfc/window", "--force"),
+    ):
+        said = cli(*words, "--out", "site")
+        assert said.status != 0
+        assert "--force" not in said.err.replace("polyfed: --out", "")
+    assert cli("resume", "site").status == 1
+    assert contents(tmp_path) == before
+    assert not (site / files.MARK).exists()
+
+
+def test_force_replaces_our_files_alone(cli, small, done):
+    assert cli("run", small, "--algorithm", "ditto", "--out", "a", "--force", "-q").status == 0
+    assert json.loads((done / "summary.json").read_text())["algorithm"] == "ditto"
+    assert (done / "notes.txt").read_text() == "mine"
+    assert not (done / "models/common.safetensors").exists()
+    assert not (done / files.OLD).exists()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--algorithm", "fedavg:lr=nan"),
+        ("--algorithm", "fedavg:lr=1e38"),
+        ("--set", "algorithm.name=nonsense"),
+        ("--set", "model.name=mlp", "--set", "model.hidden=[0]"),
+        ("--set", "checkpoint-every=1", "--algorithm", "fpfc:rho=nan"),
+    ],
+)
+def test_a_forced_run_that_fails_leaves_the_old_results(cli, small, done, wrong):
+    before = contents(done)
+    said = cli("run", small, *wrong, "--out", "a", "--force", "-q")
+    one_line(said, said.status or 1)
+    assert contents(done) == before
+
+
+def test_after_a_crash_of_a_forced_run_both_are_there(cli, tmp_path, small, done, stopper):
+    before = contents(done)
+    method = ("--set", f"algorithm.file={stopper}", "--set", f"algorithm.marker={tmp_path / 'stopped'}")
+    said = cli("run", small, *method, "--out", "a", "--force", "-q")
+    assert said.status == 130
+    assert "the results from before are in a/.old until it is complete" in said.err
+    before.pop("notes.txt")
+    assert contents(done / files.OLD) == before
+    assert "a/.old" in cli("run", small, "--out", "a").err
+    assert cli("resume", "a", "-q").status == 0
+    assert not (done / files.OLD).exists()
+
+
+def test_the_working_folder_and_links_are_places_like_any(cli, tmp_path, small, done, monkeypatch):
+    (tmp_path / "link").symlink_to(done)
+    assert cli("run", small, "--algorithm", "ditto", "--out", "link", "--force", "-q").status == 0
+    assert (tmp_path / "link").is_symlink()
+    assert (done / "notes.txt").read_text() == "mine"
+    monkeypatch.chdir(done)
+    assert cli("run", small, "--algorithm", "fedavg", "--out", ".", "--force", "-q").status == 0
+    assert json.loads((done / "summary.json").read_text())["algorithm"] == "fedavg"
+    (tmp_path / "nowhere").symlink_to(tmp_path / "not there")
+    one_line(cli("run", small, "--out", tmp_path / "nowhere", "-q"), 1, "cannot make the folder")
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(cli, small, done, monkeypatch):
+    before = contents(done)
+
+    def refuse(*_, **__):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    one_line(cli("run", small, "--out", "a", "--force", "-q"), 1, "read-only file system; they are as they were")
+    monkeypatch.setattr(os, "open", refuse)
+    one_line(cli("run", small, "--out", "a", "--force", "-q"), 1, "cannot write in the folder a: read-only file system")
+    monkeypatch.undo()
+    assert contents(done) == before
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[: text.index("[algorithm]")],
+        lambda text: text[: len(text) // 3],
+        lambda text: text.replace("rounds = 4", "rounds = 5"),
+        lambda text: text + "\n[[[",
+    ],
+)
+def test_a_config_that_is_not_as_it_was_written_is_refused(cli, done, damage):
+    path = done / "config.toml"
+    path.write_text(damage(path.read_text()))
+    before = contents(done)
+    one_line(cli("resume", "a", "--rounds", 9), 1, "a/config.toml: ", "nothing was touched")
+    assert contents(done) == before
+
+
+def test_a_folder_of_an_older_version_is_ours_and_goes_on(cli, small, done):
+    """Without mark and checksum."""
+    (done / files.MARK).unlink()
+    text = (done / "config.toml").read_text()
+    (done / "config.toml").write_text("".join(line for line in text.splitlines(True) if not line.startswith("#")))
+    assert cli("resume", "a", "--rounds", 6, "-q").status == 0
+    (done / files.MARK).unlink()
+    assert cli("run", small, "--algorithm", "ditto", "--out", "a", "--force", "-q").status == 0
+
+
+def test_a_folder_in_use_is_refused_by_every_command(cli, tmp_path, small, done):
+    holder = subprocess.Popen(
+        [
+            sys.executable, "-c",
+            "import sys, time; from pathlib import Path; from polyfed.experiment.files import locked\n"
+            "with locked(Path('a')): print('held', flush=True); time.sleep(60)",
+        ],
+        cwd=tmp_path, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    before = contents(done)
+    who = f"a: in use by process {holder.pid} on "
+    for words in (("run", small, "--force"), ("compare", "fedavg", "local", "--force"), ("tune", "--force")):
+        one_line(cli(*words, "--out", "a", "-q"), 1, who)
+    one_line(cli("resume", "a", "--rounds", 9), 1, who)
+    assert contents(done) == before
+    holder.kill()
+    holder.wait()
+    assert cli("resume", "a", "--rounds", 6, "-q").status == 0
+
+
+@pytest.mark.parametrize("command", [("run",), ("compare", "fedavg", "scaffold", "--seeds", 2)])
+def test_sigterm_saves_and_ends_with_143(cli, tmp_path, small, command):
+    name, *methods = map(str, command)
+    chosen = ("--algorithm", "fedavg") if name == "run" else ()
+    plain = (str(small),) if name == "run" else ("--data", "heart-disease", "--local-steps", "2", "--batch-size", "8")
+    words = [name, *methods, *plain, *chosen, "--rounds", "3000", "--out", "a"]
+    process = subprocess.Popen([*COMMAND, *words], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 90
+    while not any((tmp_path / "a").rglob("metrics.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr is not None
+    err = process.stderr.read().decode()
+    assert process.wait() == 143
+    assert err.strip().splitlines()[-1] == "polyfed: interrupted; resume with: polyfed resume a"
+    states = list((tmp_path / "a").rglob("round-*"))
+    assert states, "nothing was saved"
+
+
+def test_models_of_many_clients_are_exported_from_one_file(cli, tmp_path, small, monkeypatch):
+    from polyfed.experiment import folder
+
+    assert cli("run", small, "--algorithm", "ditto", "--out", "a", "-q").status == 0
+    monkeypatch.setattr(folder, "MANY", 2)
+    assert cli("run", small, "--algorithm", "ditto", "--out", "b", "-q").status == 0
+    for name in "ab":
+        assert cli("export", name, "--client", "va", "--out", f"{name}.safetensors").status == 0
+    assert (tmp_path / "b/models.safetensors").exists()
+    a, b = (load_file(tmp_path / f"{name}.safetensors") for name in "ab")
+    assert all((a[k] == b[k]).all() for k in a | b)
