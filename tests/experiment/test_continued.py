@@ -16,6 +16,7 @@ from polyfed.core import checkpoint
 from polyfed.core.errors import RunError
 from polyfed.experiment import fit as fit_module
 from polyfed.experiment import folder as folder_module
+from polyfed.report import files as reading
 
 NAMES = ("oslo", "=cmd|calc", "007", "common", "NA")
 
@@ -167,7 +168,7 @@ def test_no_name_is_a_formula_in_any_table_and_all_are_read_back(tmp_path):
     for path in tmp_path.glob("*.csv"):
         for line in path.read_text().splitlines():
             assert not any(cell.strip('"').startswith(("=", "@")) for cell in line.split(","))
-    found = folder_module.read_clients(tmp_path / "clients.csv")
+    found = reading.clients(tmp_path)
     assert found["client"].tolist() == list(NAMES)
     assert found["test_accuracy"].tolist() == run.clients["test_accuracy"].tolist()
     assert pf.report.read(tmp_path).runs[0].clients["client"].tolist() == list(NAMES)

@@ -157,10 +157,8 @@ def export_model(run: Path, client: str, out: Path | None, factorised: bool = Fa
 
 def _fixed(run: Path) -> dict[str, Any]:
     """The run's frozen parameters and buffers, so that what is exported is a complete state of the module."""
-    from safetensors.torch import load_file
-
     path = run / "fixed.safetensors"
-    return load_file(path) if path.is_file() else {}
+    return reading.tensors(path) if path.is_file() else {}
 
 
 def _facts(

@@ -28,6 +28,7 @@ from polyfed.core.errors import RunError
 from polyfed.core.ledger import COLUMNS
 from polyfed.experiment import files
 from polyfed.experiment.run import Run
+from polyfed.report.files import tensors
 
 MODELS_LIMIT = 2 << 30  # bytes of per-client model files written without being asked
 MANY = 256  # clients from which all models are in one file, a tensor per parameter
@@ -185,12 +186,6 @@ def csv_text(frame: pd.DataFrame) -> str:
     return found.to_csv(index=False)
 
 
-def read_clients(path: Path) -> pd.DataFrame:
-    """clients.csv as `Run.clients` was: names are text, whatever they look like."""
-    frame = pd.read_csv(path, dtype={"client": str}, keep_default_na=False, na_values=[""])
-    return frame.assign(client=frame["client"].map(unmarked))
-
-
 def client_model(run: Path, i: int, name: str) -> tuple[dict[str, Tensor], bool] | None:
     """(parameters of a client's model, whether it is all clients'), by its position and name; None: not written."""
     whole, own, common = (
@@ -199,12 +194,8 @@ def client_model(run: Path, i: int, name: str) -> tuple[dict[str, Tensor], bool]
         run / "models/common.safetensors",
     )
     if own.is_file() or common.is_file():
-        with safe_open(own if own.is_file() else common, "pt") as f:
-            return {k: f.get_tensor(k) for k in f.keys()}, not own.is_file()  # noqa: SIM118
-    if not whole.is_file():
-        return None
-    with safe_open(whole, "pt") as f:
-        return {k: f.get_slice(k)[i : i + 1][0].clone() for k in f.keys()}, False  # noqa: SIM118
+        return tensors(own if own.is_file() else common), not own.is_file()
+    return ({k: t.clone() for k, t in tensors(whole, i).items()}, False) if whole.is_file() else None
 
 
 def fingerprint(run: Run) -> dict[str, Any]:
