@@ -17,13 +17,13 @@ import numpy as np
 import pandas as pd
 import tomli_w
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from polyfed.core import checkpoint
 from polyfed.core.algorithm import Algorithm
-from polyfed.core.cells import marked, unmarked
+from polyfed.core.cells import marked
 from polyfed.core.errors import RunError
 from polyfed.core.ledger import COLUMNS
 from polyfed.experiment import files
