@@ -102,9 +102,9 @@ def keys_of(tree: ast.AST) -> dict[str, set[str]]:
 
 
 def mutants(path: Path) -> list[dict]:
-    """Every mutant of one file: its line, kind, what was and what is there, and the whole new source."""
+    """Every mutant of one file: its line, kind, what was there and what is."""
     source = path.read_text()
-    original, found, personal = ast.unparse(ast.parse(source)), {}, "Personal" in source
+    found, personal = {}, "Personal" in source
     order = list(ast.walk(ast.parse(source)))
     skipped, inside = set(), {}
     for node in order:
@@ -148,21 +148,26 @@ def mutants(path: Path) -> list[dict]:
         if statement:
             changes.append(("dropped", "pass"))
         for kind, text in changes:
-            tree = ast.parse(source)
-            old, new = list(ast.walk(tree))[at], ast.parse(text, mode="exec").body[0]
-
-            class Swap(ast.NodeTransformer):
-                def visit(self, node, old=old, new=new):
-                    put = new.value if isinstance(new, ast.Expr) else new
-                    return put if node is old else self.generic_visit(node)
-
-            changed = ast.unparse(ast.fix_missing_locations(Swap().visit(tree)))
-            if changed != original and changed not in found:
-                found[changed] = {
+            was, put = ast.unparse(node), ast.unparse(ast.parse(text))
+            if was != put:
+                found[node.lineno, node.col_offset, was, put] = {
                     "file": path.stem, "line": node.lineno, "in": inside[id(node)].name, "kind": kind,
-                    "was": ast.unparse(node), "is": ast.unparse(new), "source": changed,
+                    "was": was, "is": put, "at": at,
                 }  # fmt: skip
     return list(found.values())
+
+
+def changed(source: str, m: dict) -> str:
+    """The source with one mutation made."""
+    tree = ast.parse(source)
+    old, new = list(ast.walk(tree))[m["at"]], ast.parse(m["is"]).body[0]
+
+    class Swap(ast.NodeTransformer):
+        def visit(self, node):
+            put = new.value if isinstance(new, ast.Expr) else new
+            return put if node is old else self.generic_visit(node)
+
+    return ast.unparse(ast.fix_missing_locations(Swap().visit(tree)))
 
 
 def drawn(all_of_them: list[dict], count: int, seed: str) -> list[dict]:
@@ -300,7 +305,8 @@ def main() -> int:
                 shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("images"))
             shutil.copy(ROOT / "pyproject.toml", copy)
             methods, named = related(copy)[m["file"]]
-            (copy / FOLDER / f"{m['file']}.py").write_text(m["source"])
+            path = copy / FOLDER / f"{m['file']}.py"
+            path.write_text(changed(path.read_text(), m))
             caught, test, seconds = run(copy, methods, named, given.timeout)
         results.append({k: m[k] for k in ("file", "line", "in", "kind", "was", "is")} | {"caught": caught, "by": test})
         given.out.parent.mkdir(parents=True, exist_ok=True)

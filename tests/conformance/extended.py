@@ -78,6 +78,7 @@ class Extended(TorchDispatchMode):
         gap = np.abs(t.detach().numpy().astype(np.longdouble) - exact).max()
         return float(gap / (np.abs(exact).max() or 1))
 
+    @np.errstate(all="ignore")  # memory not yet written to holds anything
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::")
