@@ -175,7 +175,7 @@ def drawn(all_of_them: list[dict], count: int, seed: str) -> list[dict]:
     rng, kinds = random.Random(seed), defaultdict(list)
     for m in rng.sample(all_of_them, len(all_of_them)):
         kinds[m["kind"]].append(m)
-    queues, out = [kinds[k] for k in sorted(kinds)], []
+    queues, out = [kinds[k] for k in rng.sample(sorted(kinds), len(kinds))], []
     while len(out) < count and any(queues):
         out += [q.pop() for q in queues if q]
     return sorted(out[:count], key=lambda m: m["line"])
