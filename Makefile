@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUNS := runs
 
-.PHONY: demo test check test-long bench clean
+.PHONY: demo test check test-long mutate bench clean
 
 demo: .venv/ready   ## set up, run the main job on the hospitals' data, leave a report
 	$(BIN)/polyfed run --out $(RUNS)/demo
@@ -16,6 +16,9 @@ test: .venv/ready-dev   ## every check: format, lint, types, tests
 
 test-long: .venv/ready-dev   ## the reproductions that take minutes to hours
 	$(BIN)/python -m pytest -m long
+
+mutate: .venv/ready-dev   ## change one thing in a method at a time: do its tests notice? ONLY="fedamp cfl" COUNT=10
+	$(BIN)/python tests/mutate.py $(ONLY) --count $(or $(COUNT),10) --out $(RUNS)/mutations.json
 
 bench: .venv/ready-dev   ## seconds per round against the plain loop
 	$(BIN)/python benchmarks/rounds.py

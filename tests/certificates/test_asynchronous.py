@@ -76,6 +76,15 @@ def test_fedasync_by_hand():
     assert np.allclose(run.server["w"], versions[-1], atol=1e-12)
 
 
+def test_fedasyncs_local_problem_has_its_proximal_term():
+    """w_i = descent on f_i(w) + mu/2 ||w - x||^2 from x; f_i = 1/2 ||w - c_i||^2, all clients in one round."""
+    run = fit_points(centres(POINTS), pf.FedAsync(LR, alpha=0.5, mu=0.8), 1, 3, local_steps=3)
+    w = np.zeros_like(POINTS)  # from x = 0
+    for _ in range(3):
+        w = w - LR * (w - POINTS + 0.8 * w)
+    assert np.allclose(run.server["w"], 0.5 * w.mean(0), atol=1e-13)
+
+
 def test_fedasync_in_step_is_one_client_fedavg():
     a = fit_points(centres(POINTS), pf.FedAsync(LR, alpha=1.0, mu=0.0), 12, 3, fraction=0.2)
     b = fit_points(centres(POINTS), pf.FedAvg(LR), 12, 3, fraction=0.2)

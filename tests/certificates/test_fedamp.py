@@ -85,6 +85,47 @@ def test_training_starts_from_the_mixture():
     assert np.allclose(run.personal, U - 0.5 * (U - c), atol=1e-13)
 
 
+def by_distance(W, alpha, sigma):
+    """FedAMP's u_i, from the definition: sum_j xi_ij w_j with xi_ij = alpha exp(-||w_i - w_j||^2 / sigma) / sigma."""
+    U = W.copy()
+    for i in range(len(W)):
+        for j in range(len(W)):
+            U[i] += alpha / sigma * np.exp(-((W[i] - W[j]) ** 2).sum() / sigma) * (W[j] - W[i])
+    return U
+
+
+def by_cosine(W, sigma, own):
+    """HeurFedAMP's u_i: `own` of w_i, the rest shared by exp(sigma cos(w_i, w_j))."""
+    N = W / np.linalg.norm(W, axis=1, keepdims=True)
+    E = np.exp(sigma * N @ N.T) * (1 - np.eye(len(W)))
+    return own * W + (1 - own) * (E / E.sum(1, keepdims=True)) @ W
+
+
+@pytest.mark.parametrize(
+    ("method", "mix"),
+    [
+        (pf.FedAMP(0.03, lam=3.0, sigma=2.0, alpha=0.25), lambda W: by_distance(W, 0.25, 2.0)),
+        (pf.HeurFedAMP(0.03, lam=3.0, alpha=0.25, sigma=4.0, self_weight=0.3), lambda W: by_cosine(W, 4.0, 0.3)),
+    ],
+    ids=lambda m: getattr(m, "name", ""),
+)
+def test_rounds_in_numpy(method, mix):
+    """Algorithm 1: local descent on f_i(w) + lam / (2 alpha) ||w - u_i||^2 from u_i, in steps too short to solve it.
+
+    After so few steps the result still depends on where they began, and on lam / alpha = 12 as it could not on 3/4.
+    """
+    problem = LeastSquares(seed=4, clients=4, dim=3)
+    W = np.zeros((4, 3))
+    for t in range(3):
+        U = mix(W) if t else W  # in the first round all models are equal
+        W = U.copy()
+        for _ in range(2):
+            G = np.stack([problem.gradient(i, w) for i, w in enumerate(W)])
+            W = W - 0.03 * (G + 3.0 / 0.25 * (W - U))
+    assert np.abs(mix(W) - W).max() > 0.01
+    assert np.allclose(problem.fit(method, rounds=3, steps=2).personal, W, atol=1e-13)
+
+
 def test_heuristic_weights_of_three_clients():
     """Cosines .8, 0 and .6: softmax over the others, the rest for self."""
     expected = np.zeros((3, 3))

@@ -94,6 +94,22 @@ def test_one_round_in_numpy(problem):
     assert torch.equal(run.personal, run.server["w"] * masks(run))
 
 
+def test_an_entry_that_few_hold_moves_by_the_mean_over_all(problem):
+    """x <- x - (1/S) sum_S (m_i * x - w_i), zero where a client has no entry: the divisor is S, not the holders."""
+    model = nn.Linear(D, 1, bias=False).double()
+    before, after = (fit(problem, pf.FedSpa(0.03, density=0.5), r, model, local_epochs=3) for r in (1, 2))
+    x, mask = before.server["w"].numpy(), masks(before).numpy()
+    holders = mask.sum(0)
+    assert set(holders.tolist()) & set(range(1, CLIENTS))  # some entries have some of the clients
+    change = np.zeros((CLIENTS, D))
+    for i in range(CLIENTS):
+        w = x * mask[i]
+        for _ in range(3):
+            w = w - 0.03 * mask[i] * problem.gradient(i, w)
+        change[i] = x * mask[i] - w
+    assert np.allclose(after.server["w"], x - change.sum(0) / CLIENTS, atol=1e-13)
+
+
 @pytest.mark.parametrize("search", ["dst", "rsm"])
 def test_every_mask_keeps_as_much_of_each_layer(problem, search):
     run = fit(problem, pf.FedSpa(0.05, density=0.4, search=search), 6, fraction=0.6, batch_size=8)

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from extended import Extended
 from instances import BATCH, CLASSES, METHODS, NAMES, ROUNDS, SIZES, SMALL, federation, kind_of, loop, model, train
 
 import polyfed as pf
@@ -24,7 +25,7 @@ from polyfed.core.algorithm import Algorithm, Personal, Round
 from polyfed.core.errors import Diverged
 from polyfed.core.layout import Layout
 from polyfed.core.rounds import Loop
-from polyfed.core.schedule import Schedule, Uniform
+from polyfed.core.schedule import Asynchronous, Delays, Schedule, Uniform
 from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Reply
 
@@ -266,16 +267,47 @@ def test_the_ledger_weighs_what_was_sent_and_the_method_says_how_much(method, sc
             assert (extra <= times * numbers + whole).all()
 
 
+@pytest.mark.parametrize("schedule", [Uniform(0.7), Asynchronous(Delays("uniform", 0, 20))], ids=["cohorts", "late"])
 @each_method
-def test_float64_throughout(method):
-    the_loop, record = watched(method, dtype=torch.float64)
-    kept = (the_loop.server, the_loop.rows.tensors, *(part for e in record for part in (e.down, e.up, e.private)))
-    kept = [t for part in kept for t in part.values()]
-    assert {t.dtype for t in kept if t.is_floating_point()} <= {torch.float64}
-    assert the_loop.personal(np.arange(N)).dtype == torch.float64
+def test_float64_throughout(method, schedule):
+    """Whatever a float64 run sends, keeps and deploys is what extended precision gives, to a few rounding errors.
+
+    Not dtypes but values: every operator of a few rounds is repeated in numpy's longdouble on values of its own
+    (`extended.py`). The runs differ by less than 1e-14. A number that goes through float32 anywhere on its way,
+    though it may end in a float64 tensor, differs by 1e-8.
+    """
+    if schedule.late(N) and any(method.in_step(N, t) for t in range(ROUNDS)):
+        pytest.skip("its replies are never late")
+    the_loop, record = watched(method, rounds=0, dtype=torch.float64, schedule=schedule)
+    with Extended() as exact:
+        for _ in range(8 if schedule.late(N) else ROUNDS):
+            the_loop.step()
+        deployed = the_loop.personal(np.arange(N))
+    found = {"a deployed model": deployed}
+    found |= {f"server {k}": t for k, t in the_loop.server.items()}
+    found |= {f"client {k}": t for k, t in the_loop.rows.tensors.items()}
+    for e in record:
+        found |= {f"round {e.round.t}, down {k}": t for k, t in e.down.items()}
+        found |= {f"round {e.round.t}, up {k}": t for k, t in e.up.items()}
+    errors = {name: exact.error(t) for name, t in found.items() if t.is_floating_point()}
+    assert all(error < 1e-12 for error in errors.values()), errors
+    assert exact.taken < 1e-12, "a number that left torch for Python"
     run = train(method, dtype=torch.float64)
-    assert run.personal.dtype == torch.float64
     assert next(run.model(0).parameters()).dtype == torch.float64
+
+
+def test_a_detour_through_float32_is_found():
+    """The detector itself: a float32 factor in a float64 product, one number taken out, and nothing in clean sums."""
+    x, steps = torch.rand(4, 3, dtype=torch.float64), torch.arange(1, 5)
+    with Extended() as exact:
+        clean = x / (steps[:, None].double() * 0.1) + x.mean(0)
+        assert exact.taken == 0
+        slip = x / (steps[:, None] * 0.1) + x.mean(0)
+        float((steps * 0.1)[2])
+    assert slip.dtype == torch.float64
+    assert exact.error(clean) < 1e-15
+    assert exact.error(slip) > 1e-9
+    assert exact.taken > 1e-9
 
 
 # nobody is forgotten

@@ -80,6 +80,7 @@ class CFL(Clustered):
         "tests/certificates/test_cfl.py::test_four_planted_clusters_need_two_levels: planted clusters and their optima",
         "tests/certificates/test_cfl.py::test_without_disagreement_it_is_fedavg: identity, never split",
         "tests/certificates/test_cfl.py::test_the_gamma_test: the bound, from both sides",
+        "tests/certificates/test_cfl.py::test_one_client_that_would_still_move_is_enough: eps2 and the longest update",
         "tests/certificates/test_cfl.py::test_absent_clients_find_their_part_later: planted clusters, half asked",
     )
     citation = """@article{sattler2020clustered,

@@ -38,6 +38,7 @@ class FedAsync(Algorithm):
     traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_asynchronous.py::test_fedasync_by_hand: the recursion on quadratics",
+        "tests/certificates/test_asynchronous.py::test_fedasyncs_local_problem_has_its_proximal_term: with mu",
         "tests/certificates/test_asynchronous.py::test_fedasync_in_step_is_one_client_fedavg: identity at alpha = 1",
     )
     citation = """@article{xie2019asynchronous,

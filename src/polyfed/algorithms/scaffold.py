@@ -66,7 +66,7 @@ class Scaffold(Algorithm):
         if self.option == 1:
             ci_new = task.gradient(x, data.whole())[0]  # (4), option I
         else:
-            ci_new = ci - c + (x - y) / (data.steps[:, None] * self.lr)  # (4), option II
+            ci_new = ci - c + (x - y) / (data.steps[:, None].to(x.dtype) * self.lr)  # (4), option II
         return {"c": ci_new}, {"dw": y - x, "dc": ci_new - ci}
 
     def aggregate(self, server, up, round):  # (5)
