@@ -253,7 +253,7 @@ def test_the_ledger_weighs_what_was_sent_and_the_method_says_how_much(method, sc
     for row in frame.itertuples():
         assert (row.down_bytes, row.up_bytes) == tuple(sums[row.round, row.client])
         assert row.exchanges <= trips[row.round, row.client]
-    unit, numbers = 4 * the_loop.task.p, 4 * ("one number more" in method.traffic)
+    unit, numbers = 4 * the_loop.task.p, 4 * method.traffic.count("one number more")
     whole = 4 * len(the_loop.task.layout.entries) if "density" in method.traffic else 0  # entries of a layer are whole
     starts = "exchange more before the first round" in method.traffic
     met = np.cumsum(trips > 0, axis=0) > 1  # a signature is sent once, in a client's first round

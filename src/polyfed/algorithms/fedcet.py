@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from scipy.optimize import brentq
-from torch import zeros_like
+from torch import Tensor, zeros_like
 
-from polyfed.core.algorithm import Down, Personal, require
+from polyfed.core.algorithm import Down, Personal, Server, require
 from polyfed.core.solvers import local_sgd, sgd_with_curvature
 
 
@@ -38,6 +38,15 @@ def paper_step(smoothness: float, convexity: float, tau: int) -> float:
     return float(root)
 
 
+def exchange_weight(tau: Tensor, spread: float | Tensor = 0.0) -> Tensor:
+    """The default c a: 7/8 of the bound 4/(tau + 2), less where only some clients take part, and at most 1/2.
+
+    spread: 1/m - 1/n for m of n clients, the variance of a mean over them. Measured by benchmarks/fedcet_weight.py.
+    """
+    width = tau + 2
+    return (3.5 / (width * (1 + 2 * width * spread))).clamp(max=0.5)
+
+
 @dataclass(frozen=True)
 class FedCET(Personal):
     """One vector up and one down per round, no drift, no decaying step.
@@ -54,7 +63,8 @@ class FedCET(Personal):
         a. "adaptive": no constant needed, every client measures the smoothness it meets and uploads it as one number;
         "paper": Algorithm 1, from `smoothness` and `convexity`; or a number.
     weight : float or None
-        c. None: c a = min(1/4, 2/(tau + 2)); under "paper" the paper's bound mu / (2 mu a + 8).
+        c a, the share of the way to the mean that an exchange goes. None: `exchange_weight`, that is
+        min(1/2, 3.5/(tau + 2)) where all take part; under "paper" the paper's bound, c = mu / (2 mu a + 8).
     smoothness : float or None
         L, the largest curvature of the clients' losses; needed by "paper" only.
     convexity : float or None
@@ -67,13 +77,17 @@ class FedCET(Personal):
     Notes
     -----
     The theory needs strongly convex losses, full-batch gradients and full participation. Everything else runs and is
-    outside of it. A fixed tiny step with a large c is unstable under partial participation. The adaptive step needs
-    gradients without jumps: across the kink of a ReLU the measured smoothness grows as the step shrinks, without end.
+    outside of it. The adaptive step needs gradients without jumps: across the kink of a ReLU the measured smoothness
+    grows as the step shrinks, without end.
 
     An exchange adds c (z_i - zbar) to d_i, and the next tau steps move x_i by -tau a times that. For small a L the
-    roots of this recursion leave the unit circle unless c a (tau + 2) < 4, whatever a is: c a = 1/4 diverges from 15
-    local steps on. The default keeps to half of the bound. c must be the same for all clients, or sum_i d_i = 0 breaks;
-    where their numbers of steps differ, c a = 1/4 and a client of more than 6 steps makes them 8 / (tau_i + 2) as long.
+    roots of this recursion leave the unit circle unless c a (tau + 2) < 4, whatever a is. Below, the larger c a, the
+    faster; but the mean of m of n clients has a variance of its own, 1/m - 1/n of theirs, which a large c a blows up.
+    The default weighs both. c must be the same for all clients of a round, or sum_i d_i = 0 breaks; where their numbers
+    of steps differ, c a is that of 5 steps, and a client of more steps makes them 7 / (tau_i + 2) as long.
+
+    The server keeps the last smoothness of every client and forgets 2 % of it whenever that client has measured again.
+    With full batches it is measured between successive steps; a client of one step takes a second gradient behind it.
 
     Where all Hessians are equal the mean of the x_i converges as gradient descent on f does, and the differences of
     the clients at a rate of their own: under "paper", on the problem of Figure 1, the mean by 0.886 a round, the error
@@ -88,7 +102,10 @@ class FedCET(Personal):
     safety: float = 1.0
 
     sources = "of the problem: smoothness, convexity; ours: lr, weight, first_lr, safety"
-    traffic = "1 down, 1 up (adaptive: one number more each way); one exchange more before the first round"
+    traffic = (
+        "1 down, 1 up (adaptive: one number more each way; some clients only: one number more down); one exchange more "
+        "before the first round"
+    )
     certificates = (
         "tests/certificates/test_fedcet.py::test_the_two_forms_agree: identity with Algorithm 2 as printed",
         "tests/certificates/test_fedcet.py::test_exact_optimum_where_fedavg_stalls: the centralised optimum",
@@ -110,6 +127,8 @@ class FedCET(Personal):
         require(
             number or self.lr in ("adaptive", "paper"), "FedCET", "lr", self.lr, "adaptive, paper or a positive number"
         )
+        within = self.weight is None or 0 < self.weight < 4 / 3
+        require(within, "FedCET", "weight", self.weight, "c a above 0 and below 4/3, or none")
         if self.lr == "paper":
             for key in ("smoothness", "convexity"):
                 value = getattr(self, key)
@@ -121,7 +140,7 @@ class FedCET(Personal):
     def init_server(self, task, w0, n):
         if self.lr != "adaptive":
             return {"w": w0}
-        return {"w": w0, "a": w0.new_tensor(self.first_lr), "smoothness": w0.new_tensor(0.0)}
+        return Server({"w": w0, "a": w0.new_tensor(self.first_lr)}, each={"smoothness": w0.new_zeros(n)})
 
     def init_client(self, task, w0):
         return {"w": w0, "d": zeros_like(w0), "a": w0.new_tensor(0.0)}
@@ -134,12 +153,14 @@ class FedCET(Personal):
 
     def downlink(self, server, round):
         if round.phase % 2:
-            return Down(shared={"zbar": server["w"]})
+            m = len(round.ids)
+            some = {"spread": server["w"].new_tensor(1 / m - 1 / round.n)} if m < round.n else {}
+            return Down(shared={"zbar": server["w"], **some})
         return Down(shared={"a": server["a"]} if self.lr == "adaptive" else {})
 
     def local_update(self, task, client, down, data, round):
         if round.phase % 2:
-            return self._exchange(client, down["zbar"], data), {}
+            return self._exchange(client, down, data), {}
         d, a = client["d"], self._step(client, down, data)
         share = self._shares(client, data)[1]
         work = data.again("start", steps=2) if round.t == 0 and round.phase == 0 else data
@@ -151,9 +172,9 @@ class FedCET(Personal):
             up = {"z": z}
         return {"w": z, "d": d, "a": a}, up
 
-    def _exchange(self, client, zbar, data):
+    def _exchange(self, client, down, data):
         z, a = client["w"], client["a"][:, None]
-        gap, (ca, share) = z - zbar, self._shares(client, data)
+        gap, (ca, share) = z - down["zbar"], self._shares(client, data, down.get("spread", 0.0))
         return {"w": z - (ca * share)[:, None] * gap, "d": client["d"] + ca[:, None] / a * gap, "a": client["a"]}
 
     def _step(self, client, down, data):
@@ -165,24 +186,27 @@ class FedCET(Personal):
             return torch.full_like(client["a"], paper_step(self.smoothness, self.convexity, int(data.steps.max())))
         return torch.full_like(client["a"], float(self.lr))
 
-    def _shares(self, client, data):
+    def _shares(self, client, data, spread=0.0):
         """[s] c a, the same for all clients, and [s] the part of a that each client takes."""
         a, one = client["a"], torch.ones_like(client["a"])
         if self.weight is not None:
-            return self.weight * a, one
+            return self.weight * one, one
         if self.lr == "paper":
             mu = float(self.convexity or 0)
             return mu * a / (2 * mu * a + 8), one
-        bounded = (8 / (data.steps + 2)).clamp(max=1).to(a.dtype)
-        return (bounded / 4, one) if data.equal_steps else (one / 4, bounded)
+        tau = data.steps.to(a.dtype)
+        if data.equal_steps:
+            return exchange_weight(tau, spread), one
+        return exchange_weight(5 * one, spread), (7 / (tau + 2)).clamp(max=1)
 
     def aggregate(self, server, up, round):
         if round.phase % 2:
             return server
         state = {"w": up.mean("z")}
         if self.lr == "adaptive":
-            L = torch.maximum(0.98 * server["smoothness"], up["smoothness"].max())  # tau L
-            state |= {"a": torch.minimum(self.safety / L, 2 * server["a"]), "smoothness": L}
+            L, new = server["smoothness"].clone(), up["smoothness"]  # tau L of every client
+            L[round.ids] = torch.where(new > 0, torch.maximum(0.98 * L[round.ids], new), L[round.ids])
+            state |= {"a": torch.minimum(self.safety / L.max(), 2 * server["a"]), "smoothness": L}
         return state
 
     def report(self, server):

@@ -72,7 +72,8 @@ def sgd_with_curvature(
     """`local_sgd` that also measures the smoothness it meets: ([s, p], [s] largest ||g - g'|| / ||w - w'||).
 
     The ratio compares gradients at successive iterates on the same samples. With full batches they are at hand
-    anyway; with mini-batches each step costs a second gradient. Moves shorter than 1e-12 max(1, ||w||) are skipped.
+    anyway, except for a client of one step, which costs a second gradient; with mini-batches each step does. Moves
+    shorter than 1e-12 max(1, ||w||) are skipped: 0 says that nothing was measured.
     """
     largest = w.new_zeros(len(w))
     last: list[tuple[Tensor, Tensor]] = []
@@ -91,7 +92,12 @@ def sgd_with_curvature(
         return correct(w1, g1)
 
     if data.full_batch:
-        return local_sgd(task, w, data, lr, correct=watch), largest
+        end = local_sgd(task, w, data, lr, correct=watch)
+        if (once := data.steps == 1).any():
+            before = largest.clone()
+            ratio(end, task.gradient(end, data.whole(), need_loss=False)[0], w, last.pop()[1])
+            largest = torch.where(once, largest, before)
+        return end, largest
     w = w.clone(memory_format=torch.contiguous_format)
     g = torch.zeros_like(w)
     for batch in data:
