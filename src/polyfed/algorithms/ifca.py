@@ -4,15 +4,17 @@ Ghosh et al., NeurIPS 2020, Algorithm 1; Mansour et al. (arXiv 2002.10619), sect
 
 import copy
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from polyfed.core.algorithm import Algorithm, Down, mean, require
+from polyfed.core.algorithm import Algorithm, Down, mean
 from polyfed.core.errors import ConfigError
 from polyfed.core.newcomer import Newcomer
 from polyfed.core.randomness import generator, key_of, mix
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
 
@@ -104,12 +106,12 @@ class Choosing(Newcomer):
 class Alternating(Clustered, abstract=True):
     """What IFCA and HypCluster share: k starts, the choice by training loss, training of the chosen model."""
 
-    lr: float = 0.1
-    k: int = 2
-    weighted: bool = False
-    shared_layers: str | tuple[str, ...] = ""
-    init_scale: float | None = None
-    seed: int = 0
+    lr: float = setting(0.1, source="ours")
+    k: int = setting(2, ge=1, le=10000, source="of the problem")
+    weighted: bool = setting(False, source="paper")
+    shared_layers: str | tuple[str, ...] = setting("", source="paper")
+    init_scale: float | None = setting(None, gt=0, source="ours")
+    seed: int = setting(0, ge=0, source="ours")
 
     within = "cluster"
     traffic = "2 down, 1 up (k models down; one number more up, the cluster)"
@@ -118,12 +120,6 @@ class Alternating(Clustered, abstract=True):
     def averages(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The models, by cluster; with shared layers a part of them is averaged over everybody as well."""
         return () if self.shared_layers else ("w",)
-
-    def __post_init__(self):
-        who = type(self).__name__
-        require(isinstance(self.k, int) and self.k >= 1, who, "k", self.k, "1 or more")
-        ok = self.init_scale is None or self.init_scale > 0
-        require(ok, who, "init_scale", self.init_scale, "a positive number, or none")
 
     def init_server(self, task, w0, n):
         w = starts(task, w0, self.k, self.seed, self.init_scale)
@@ -226,11 +222,10 @@ class IFCA(Alternating):
     before any training, which costs one exchange; for the paper's way, compare runs of several seeds.
     """
 
-    averaging: str = "model"
-    restarts: int = 1
+    averaging: Literal["model", "gradient"] = setting("model", source="paper")
+    restarts: int = setting(1, ge=1, le=10000, source="ours")
 
     varying = ("starts",)
-    sources = "paper: weighted, shared_layers, averaging; of the problem: k; ours: lr, init_scale, seed, restarts"
     certificates = (
         "tests/certificates/test_ifca.py::test_planted_clusters_and_their_means: clusters and models in closed form",
         "tests/certificates/test_ifca.py::test_one_cluster_is_fedavg: identity at k = 1, both kinds of averaging",
@@ -244,11 +239,6 @@ class IFCA(Alternating):
   booktitle = {NeurIPS},
   year      = {2020}
 }"""
-
-    def __post_init__(self):
-        super().__post_init__()
-        require(self.averaging in ("model", "gradient"), "IFCA", "averaging", self.averaging, "model or gradient")
-        require(self.restarts >= 1, "IFCA", "restarts", self.restarts, "1 or more")
 
     def phases(self, t):
         return 2 if self._compares(t) else 1
@@ -322,9 +312,9 @@ class HypCluster(Alternating):
         Of the starts.
     """
 
-    weighted: bool = True
+    shared_layers: str | tuple[str, ...] = setting("", source="ours")
+    weighted: bool = setting(True, source="paper")
 
-    sources = "paper: weighted; of the problem: k; ours: lr, shared_layers, init_scale, seed"
     certificates = (
         "tests/certificates/test_ifca.py::test_planted_clusters_and_their_means: clusters and models in closed form",
         "tests/certificates/test_ifca.py::test_one_cluster_is_fedavg: identity at k = 1",
