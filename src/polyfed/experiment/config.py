@@ -7,7 +7,7 @@ folder's config.toml is an experiment file. `build.py` turns an `Experiment` int
 import copy
 import dataclasses
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -286,13 +286,15 @@ def resolve(
 def _readable(settings: Settings, where: Where) -> None:
     """Settings that are small languages of their own are read once, so that the key and the file can be named."""
     fraction = settings.fraction
-    for key, value, read in (
-        ("local-steps", settings.local_steps, lambda v: Expression(v) if isinstance(v, str) else None),
-        ("augment", settings.augment, steps_of),
-        ("attack", settings.attack, attack_of),
-        ("robust", settings.robust, rule_of),
-        ("schedule", settings.schedule, lambda table: schedule_of(table, fraction, None)),
-    ):
+    readers: dict[str, Callable[[Any], Any]] = {
+        "local_steps": lambda v: Expression(v) if isinstance(v, str) else None,
+        "augment": steps_of,
+        "attack": attack_of,
+        "robust": rule_of,
+        "schedule": lambda table: schedule_of(table, fraction, None),
+    }
+    for name, read in readers.items():
+        key, value = kebab(name), getattr(settings, name)
         try:
             _ = value if value is None else read(value)
         except PolyfedError as e:
