@@ -20,6 +20,16 @@ def seeded():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def no_methods_of_other_tests():
+    """A user's file registers its methods under names that a file of another test may take again."""
+    yield
+    from polyfed.core.algorithm import REGISTRY
+
+    for name in [name for name, cls in REGISTRY.items() if cls.__module__.startswith("polyfed_user_")]:
+        del REGISTRY[name]
+
+
 @pytest.fixture(scope="session")
 def data_dir():
     """A function: the folder of data files, or skip when `wanted` is not in it."""

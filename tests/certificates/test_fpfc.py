@@ -565,3 +565,12 @@ def test_a_far_client_costs_the_others_nothing(size):
     rest = Round(0, n - 1, 0, torch.arange(n - 1), torch.ones(n - 1), torch.zeros(n - 1))
     zeta = method.downlink(alone, rest).each["zeta"]
     assert torch.allclose(n * mine - w[:-1], (n - 1) * zeta, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{}, {"penalty": "l1"}, {"solver": "device-dual"}, {"merge": False}], ids=str)
+def test_one_client_alone_finds_its_own_minimum(settings):
+    x, y = LeastSquares(seed=0).data[0]
+    alone = pf.Federation.from_arrays([(x, y)], test_fraction=0.0)
+    model = torch.nn.Linear(x.shape[1], 1, bias=False).double()
+    run = pf.fit(model, alone, pf.FPFC(0.05, **settings), rounds=400, local_epochs=5, batch_size=None, loss="mse")
+    assert run.personal[0].numpy() == pytest.approx(np.linalg.lstsq(x, y, rcond=None)[0].ravel(), abs=1e-9)

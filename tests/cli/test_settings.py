@@ -156,6 +156,30 @@ WRONG = [
     (["run", "typo.toml"], 2, ["typo.toml: data.partitoin", "'partition'"]),
     (["run", "--rounds", "ten"], 2, ["rounds", "'ten'", "an integer of at least 0"]),
     (["run", "--set", "rounds=-1"], 2, ["rounds", "-1", "at least 0"]),
+    (["run", "--seeds", "999999999"], 2, ["seeds", "999999999", "from 1 to 10000"]),
+    (["run", "--set", f"rounds={10**30}"], 2, ["rounds", "1000000000", "below 2^63"]),
+    (["run", "--set", "rounds=2000000000"], 2, ["rounds", "2000000000", "at most 1000000000"]),
+    (["run", "--set", f"workers={10**30}"], 2, ["workers", "below 2^63"]),
+    (["run", "--set", "workers=100000"], 2, ["workers", "from 1 to 1024"]),
+    (["run", "--set", f"batch-size={2**63}"], 2, ["batch-size", "below 2^63"]),
+    (["run", "--set", f"local-steps={2**63}"], 2, ["local-steps", "below 2^63"]),
+    (["run", "--set", "weight-decay=inf"], 2, ["weight-decay", "inf", "a finite number"]),
+    (["run", "--set", f"rounds={'9' * 5000}"], 2, ["rounds", "at most 4000 characters"]),
+    (["run", "--set", f"rounds={'[' * 2000}"], 2, ["rounds", "brackets within each other"]),
+    (["run", "--set", "data.dir=a\0b"], 2, ["data.dir", "NUL"]),
+    (["run", "deep.toml"], 2, ["deep.toml", "not valid TOML"]),
+    (["run", "nul.toml"], 2, ["nul.toml: model.file", "NUL"]),
+    (["run", "--algorithm", "fedavg:lr=1e308"], 2, ["algorithm.lr of FedAvg", "1e+308", "at most 3.4e+38"]),
+    (["run", "--algorithm", "ditto", "--set", "algorithm.name=fedavg"], 2, ["algorithm.name", "'fedavg'", "ditto"]),
+    (["run", "--set", "attack.name=sign-flip", "--set", "attack.scale='9**9**9'"], 2, ["attack.scale of SignFlip"]),
+    (["run", "attack.toml"], 2, ["attack.toml: attack.tensors of SignFlip", "found 0", "a list"]),
+    (["run", "--set", "robust.name=krum", "--set", "robust.share=false"], 2, ["robust.share of Krum", "a number"]),
+    (["run", "--set", "robust.name=medien"], 2, ["robust.name", "'medien'", "'median'"]),
+    (["run", "--set", "schedule.name=bernoulli", "--set", "schedule.probability=2"], 2, ["schedule.probability of"]),
+    (["run", "--set", "schedule.name=uniform", "--set", "schedule.fraction=0.5"], 2, ["schedule.fraction", "fraction"]),
+    (["run", "--set", "schedule.name=uniform", "--set", "schedule.delays=uniform:5,1"], 2, ["high of Delays", "low"]),
+    (["run", "--set", "model.name=linear", "--set", "model.bias=nonsense"], 2, ["model.bias of linear", "'nonsense'"]),
+    (["run", "--set", "data.options.standardise=all"], 2, ["standardise of heart-disease", "pooled, client or none"]),
     (["run", "--set", "rounds=true"], 2, ["rounds", "True", "an integer"]),
     (["run", "--fraction", "0"], 2, ["fraction", "0", "above 0 and at most 1"]),
     (["run", "--fraction", "1.5"], 2, ["fraction", "1.5", "at most 1"]),
@@ -167,7 +191,7 @@ WRONG = [
     (["run", "--set", "local-steps=[1, 2]"], 2, ["2 numbers", "4 clients"]),
     (["run", "--set", "augment=mirror"], 2, ["augment", "'mirror'", "flip+crop:4"]),
     (["run", "--set", "augment=flip"], 2, ["augment", "images", "[10]"]),
-    (["run", "--seeds", "0"], 2, ["seeds", "at least 1"]),
+    (["run", "--seeds", "0"], 2, ["seeds", "from 1 to 10000"]),
     (["run", "--dtype", "float16"], 2, ["dtype", "'float16'", "float32 or float64"]),
     (["run", "--device", "gpu"], 2, ["device", "'gpu'", "cpu"]),
     (["run", "--set", "rounds"], 2, ["--set", "key=value"]),
@@ -184,7 +208,7 @@ WRONG = [
     (["run", "--algorithm", "fedavgg"], 2, ["'fedavgg'", "'fedavg'"]),
     (["run", "--algorithm", "ditto:lamb=1"], 2, ["algorithm.lamb", "'lam'"]),
     (["run", "--algorithm", "ditto:lam"], 2, ["ditto:lam", "key=value"]),
-    (["run", "--algorithm", "ditto:lam=-1"], 2, ["lam", "-1", "0 or more"]),
+    (["run", "--algorithm", "ditto:lam=-1"], 2, ["algorithm.lam of Ditto", "-1", "at least 0"]),
     (["run", "--algorithm", "ditto:lam=big"], 2, ["algorithm.lam", "'big'", "a number"]),
     (["run", "--set", "algorithm.momentum=1"], 2, ["algorithm.momentum", "local, fedavg, ditto"]),
     (["run", "experiment.toml", "--set", "algorithm.file=broken.py"], 2, ["broken.py, line 2", "ZeroDivisionError"]),
@@ -212,6 +236,9 @@ def test_what_is_wrong_is_said_in_one_line(cli, tmp_path, file, words, status, n
     (tmp_path / "bad.toml").write_text("rounds = = 3\n")
     (tmp_path / "steps.toml").write_text('local-steps = "uniform(0, 2)"\n')
     (tmp_path / "typo.toml").write_text('[data]\npartitoin = "iid"\n')
+    (tmp_path / "deep.toml").write_text(f"x = {'[' * 5000}{']' * 5000}\n")
+    (tmp_path / "nul.toml").write_text('[model]\nfile = "a\\u0000.py"\nname = "N"\n')
+    (tmp_path / "attack.toml").write_text('[attack]\nname = "sign-flip"\ntensors = 0\n')
     (tmp_path / "broken.py").write_text("x = 1\ny = 1 / 0\n")
     (tmp_path / "leaves.py").write_text('raise SystemExit("bye")\n')
     said = cli(*words)

@@ -33,7 +33,7 @@ def test_a_method_is_described_in_full(cli, name):
     cls = REGISTRY[name]
     assert said.status == 0
     for f in dataclasses.fields(cls):
-        line = next(x for x in said.out.splitlines() if x.split(maxsplit=1)[:1] == [f.name.replace("_", "-")])
+        line = next(x for x in said.out.splitlines() if x.startswith(f"{f.name.replace('_', '-')} "))
         assert len(line.split()) > 4, f"{f.name} has no meaning: {line}"
         assert sources(cls).get(f.name), f"{f.name}: whose default is it?"
     assert len(cls.certificates) >= 2

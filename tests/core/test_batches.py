@@ -273,3 +273,28 @@ def test_every_step_of_every_local_solve_is_counted(batch_size, chunk):
         )
         expected = [times * n for n in ([3, 1, 1] if batch_size else [1, 1, 1])]
         assert run.ledger["steps"].tolist() == 2 * expected, method
+
+
+def test_the_batches_do_not_depend_on_how_many_are_drawn_at_a_time(monkeypatch):
+    whole = [seen(batches(SPLIT, epochs=3, batch_size=b), len(SIZES)) for b in (1, 4)]
+    monkeypatch.setattr("polyfed.core.batches.BLOCK", 1)
+    assert [seen(batches(SPLIT, epochs=3, batch_size=b), len(SIZES)) for b in (1, 4)] == whole
+
+
+@pytest.mark.parametrize("work", [{"epochs": 10**6, "batch_size": 1}, {"steps": 10**9, "batch_size": None}])
+def test_a_million_epochs_are_drawn_as_they_are_needed(work):
+    import tracemalloc
+
+    tracemalloc.start()
+    steps = iter(batches(SPLIT, **work))
+    for _ in range(3):
+        next(steps)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 50e6
+
+
+@pytest.mark.parametrize("steps", [0, -1, 1.5, "a", True, 2**70])
+def test_a_rule_that_gives_no_number_of_steps_is_refused(steps):
+    with pytest.raises(ConfigError, match=r"local_steps: found .* expected an integer of at least 1"):
+        batches(SPLIT, steps=lambda t: steps)

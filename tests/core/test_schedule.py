@@ -45,7 +45,7 @@ def test_availability_picks_only_who_is_there():
 
 @pytest.mark.parametrize("wrong", [0, -0.1, 1.5, float("nan")])
 def test_shares_outside_of_zero_to_one_are_refused(wrong):
-    with pytest.raises(ConfigError, match="fraction: found"):
+    with pytest.raises(ConfigError, match=r"schedule\.fraction of Uniform: found"):
         Uniform(wrong)
-    with pytest.raises(ConfigError, match="probability: found"):
+    with pytest.raises(ConfigError, match=r"schedule\.probability of Bernoulli: found"):
         Bernoulli(wrong)

@@ -308,11 +308,11 @@ def test_partition_refuses(refused):
         data.partition("iid", clients=2, test="given")
     with refused("validation fraction"):
         data.partition("iid", clients=2, validation_fraction=-0.1)
-    with refused("unknown data set 'fashion-minst'", "did you mean 'fashion-mnist'"):
+    with refused("data.name: unknown 'fashion-minst'", "did you mean 'fashion-mnist'"):
         load("fashion-minst")
-    with refused("unknown option 'feature'", "did you mean 'features'"):
+    with refused("data.options.feature: fpfc-s1 has no such option", "did you mean 'features'"):
         load("fpfc-s1", feature="normal")
-    with refused("standardise", "'all'", "'pooled'"):
+    with refused("standardise", "'all'", "pooled, client or none"):
         load("heart-disease", standardise="all")
     with refused("normalise is 'full'", "'half'"):
         load("mnist", normalise="full")

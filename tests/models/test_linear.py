@@ -38,5 +38,8 @@ def test_the_seed_decides_a_normal_start():
 
 
 def test_an_unknown_start_is_named():
-    with pytest.raises(ConfigError, match=r"model.init: found 'norml' \(did you mean 'normal'.*known: default, normal"):
+    with pytest.raises(
+        ConfigError,
+        match=r"model.init of linear: found 'norml' \(did you mean 'normal'.*expected default, normal or zeros",
+    ):
         models.build("linear", (60,), 10, init="norml")

@@ -126,12 +126,29 @@ def test_which_tensors():
     [
         (lambda: threats.make_attack("sing-flip"), "attack.name: unknown 'sing-flip' (did you mean 'sign-flip'?)"),
         (lambda: threats.make_attack("gaussian", ration=0.1), "attack.ration: gaussian has no such setting"),
-        (lambda: threats.make_attack("gaussian", ratio=1.5), "attack.ratio: found 1.5"),
-        (lambda: threats.make_attack("label-flip", scale=2.0), "attack.scale: found 2.0"),
+        (
+            lambda: threats.make_attack("gaussian", ratio=1.5),
+            "attack.ratio of GaussianNoise: found 1.5, expected a number from 0 to 1",
+        ),
+        (lambda: threats.make_attack("gaussian", scale=-1), "attack.scale of GaussianNoise: found -1, expected"),
+        (lambda: threats.make_attack("sign-flip", scale="9**9"), "attack.scale of SignFlip: found '9**9', expected"),
+        (lambda: threats.make_attack("sign-flip", tensors=0), "attack.tensors of SignFlip: found 0, expected a list"),
+        (lambda: threats.make_rule("krum", share=False), "robust.share of Krum: found False, expected a number"),
+        (lambda: threats.make_rule("geometric-median", tolerance=-1), "robust.tolerance of GeometricMedian: found -1"),
+        (
+            lambda: threats.make_attack("label-flip", scale=2.0),
+            "attack.scale of LabelFlip: found 2.0, expected a number from 0 to 1",
+        ),
         (lambda: threats.make_rule("mean"), "robust.name: unknown 'mean'"),
-        (lambda: threats.make_rule("krum", share=0.5), "robust.share: found 0.5"),
+        (
+            lambda: threats.make_rule("krum", share=0.5),
+            "robust.share of Krum: found 0.5, expected a number from 0 to below 0.5",
+        ),
         (lambda: threats.make_rule("median", share=0.5), "robust.share: median has no such setting; it has none"),
-        (lambda: threats.make_rule("norm-clipping", bound=0.0), "robust.bound: found 0.0"),
+        (
+            lambda: threats.make_rule("norm-clipping", bound=0.0),
+            "robust.bound of NormClipping: found 0.0, expected a number above 0 or none",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(wrong, line):

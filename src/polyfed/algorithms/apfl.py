@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from polyfed.core.algorithm import Algorithm, require
+from polyfed.core.algorithm import Algorithm
+from polyfed.core.settings import setting
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,10 @@ class APFL(Algorithm):
         Learn every client's own share, at every local step.
     """
 
-    lr: float = 0.1
-    alpha: float = 0.5
-    adaptive: bool = False
+    lr: float = setting(0.1, source="ours")
+    alpha: float = setting(0.5, ge=0, le=1, source="FedSLR's comparison")
+    adaptive: bool = setting(False, source="FedSLR's comparison")
 
-    sources = "FedSLR's comparison: alpha, adaptive; ours: lr"
     traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_apfl.py::test_share_zero_is_fedavg: identity at alpha = 0",
@@ -48,9 +48,6 @@ class APFL(Algorithm):
   journal = {arXiv:2003.13461},
   year    = {2020}
 }"""
-
-    def __post_init__(self):
-        require(0 <= self.alpha <= 1, "APFL", "alpha", self.alpha, "a number from 0 to 1")
 
     def init_client(self, task, w0):
         return {"v": w0, "alpha": w0.new_full((1,), self.alpha)}

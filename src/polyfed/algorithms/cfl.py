@@ -4,6 +4,7 @@ Constraints" (arXiv 1910.01991), Algorithms 1 and 3 and the parameter tree of se
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from polyfed.algorithms.fedacs import similarity
 from polyfed.algorithms.ifca import Clustered
-from polyfed.core.algorithm import Down, Server, mean, require
+from polyfed.core.algorithm import Down, Server, mean
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
 
@@ -64,16 +66,15 @@ class CFL(Clustered):
     The server sees every client's update: the method cannot be combined with secure aggregation.
     """
 
-    lr: float = 0.1
-    eps1: float = 0.4
-    eps2: float = 1.6
-    gamma_max: float | None = 0.5
-    linkage: str = "single"
-    min_size: int = 2
-    first_round: int = 0
-    weighted: bool = True
+    lr: float = setting(0.1, source="code")
+    eps1: float = setting(0.4, ge=0, source="code")
+    eps2: float = setting(1.6, ge=0, source="code")
+    gamma_max: float | None = setting(0.5, ge=0, lt=1, source="ours")
+    linkage: Literal["single", "complete"] = setting("single", source="paper")
+    min_size: int = setting(2, ge=2, source="ours")
+    first_round: int = setting(0, ge=0, source="ours")
+    weighted: bool = setting(True, source="paper")
 
-    sources = "paper: linkage, weighted; code: lr, eps1, eps2; ours: gamma_max, min_size, first_round"
     traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_cfl.py::test_bipartition_is_optimal: brute force over all bipartitions",
@@ -89,14 +90,6 @@ class CFL(Clustered):
   journal = {IEEE Transactions on Neural Networks and Learning Systems},
   year    = {2020}
 }"""
-
-    def __post_init__(self):
-        for key in ("eps1", "eps2"):
-            require(getattr(self, key) >= 0, "CFL", key, getattr(self, key), "0 or more")
-        ok = self.gamma_max is None or 0 <= self.gamma_max < 1
-        require(ok, "CFL", "gamma_max", self.gamma_max, "a number from 0 to below 1, or none")
-        require(self.linkage in ("single", "complete"), "CFL", "linkage", self.linkage, "single or complete")
-        require(self.min_size >= 2, "CFL", "min_size", self.min_size, "2 or more")
 
     def init_server(self, task, w0, n):
         """The tree of splits: a model per node, its first child (the second comes next) or -1, the mean direction of

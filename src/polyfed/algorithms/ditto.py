@@ -4,7 +4,8 @@ Li et al., ICML 2021, Algorithm 1.
 
 from dataclasses import dataclass
 
-from polyfed.core.algorithm import Personal, require
+from polyfed.core.algorithm import Personal
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
 
@@ -25,11 +26,10 @@ class Ditto(Personal):
         Passes over the local data for the personal model, each round.
     """
 
-    lr: float = 0.1
-    lam: float = 0.1
-    personal_epochs: int = 1
+    lr: float = setting(0.1, source="ours")
+    lam: float = setting(0.1, ge=0, source="FedSLR's comparison")
+    personal_epochs: int = setting(1, ge=1, source="FedSLR's comparison")
 
-    sources = "FedSLR's comparison: lam, personal_epochs; ours: lr"
     traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_fedavg.py::test_ditto_without_pull_is_local: identity at lam = 0",
@@ -43,10 +43,6 @@ class Ditto(Personal):
   booktitle = {ICML},
   year      = {2021}
 }"""
-
-    def __post_init__(self):
-        require(self.lam >= 0, "Ditto", "lam", self.lam, "0 or more")
-        require(self.personal_epochs >= 1, "Ditto", "personal_epochs", self.personal_epochs, "1 or more")
 
     def init_server(self, task, w0, n):
         return {"w": w0}

@@ -4,6 +4,7 @@ equations (4) and (5).
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -11,7 +12,8 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from polyfed.core.algorithm import Down, Personal, Server, require
+from polyfed.core.algorithm import Down, Personal, Server
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
 BLOCK = 1 << 18  # numbers that are held in float64 at a time
@@ -114,11 +116,10 @@ class FedACS(Personal):
     The server sees every client's model: the method cannot be combined with secure aggregation.
     """
 
-    lr: float = 0.1
-    quantile: float | None = 0.75
-    pool: str = "participants"
+    lr: float = setting(0.1, source="ours")
+    quantile: float | None = setting(0.75, ge=0, le=1, source="ours")
+    pool: Literal["participants", "all"] = setting("participants", source="ours")
 
-    sources = "ours: lr, quantile, pool"
     traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_fedacs.py::test_mixtures_of_three_clients: (4) digit for digit",
@@ -132,11 +133,6 @@ class FedACS(Personal):
   journal = {arXiv:2312.15148},
   year    = {2023}
 }"""
-
-    def __post_init__(self):
-        ok = self.quantile is None or 0 <= self.quantile <= 1
-        require(ok, "FedACS", "quantile", self.quantile, "a number from 0 to 1, or none")
-        require(self.pool in ("participants", "all"), "FedACS", "pool", self.pool, "participants or all")
 
     def init_server(self, task, w0, n):
         models = {"w": w0.expand(n, -1).clone()}

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyfed.core.algorithm import Down, Personal, Server, require
+from polyfed.core.algorithm import Down, Personal, Server
 from polyfed.core.errors import ConfigError
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
 CITATION = """@inproceedings{huang2021personalized,
@@ -96,12 +97,11 @@ class FedAMP(Mixed):
     method cannot be combined with secure aggregation.
     """
 
-    lr: float = 0.1
-    lam: float = 1.0
-    sigma: float = 100.0
-    alpha: float | None = None
+    lr: float = setting(0.1, source="ours")
+    lam: float = setting(1.0, ge=0, source="paper")
+    sigma: float = setting(100.0, gt=0, source="ours")
+    alpha: float | None = setting(None, gt=0, source="ours")
 
-    sources = "paper: lam; ours: lr, sigma, alpha"
     traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_fedamp.py::test_weights_of_three_clients: the definition, digit for digit",
@@ -111,11 +111,6 @@ class FedAMP(Mixed):
         "tests/certificates/test_fedamp.py::test_rounds_in_numpy: Algorithm 1 by hand, from u_i",
     )
     citation = CITATION
-
-    def __post_init__(self):
-        require(self.lam >= 0, "FedAMP", "lam", self.lam, "0 or more")
-        require(self.sigma > 0, "FedAMP", "sigma", self.sigma, "a positive number")
-        require(self.alpha is None or self.alpha > 0, "FedAMP", "alpha", self.alpha, "a positive number, or none")
 
     def init_server(self, task, w0, n):
         most = self.sigma / max(n - 1, 1)
@@ -160,13 +155,12 @@ class HeurFedAMP(Mixed):
         Share of the client's own model in its mixture.
     """
 
-    lr: float = 0.1
-    lam: float = 1.0
-    alpha: float = 100.0
-    sigma: float = 25.0
-    self_weight: float = 0.5
+    lr: float = setting(0.1, source="ours")
+    lam: float = setting(1.0, ge=0, source="paper")
+    alpha: float = setting(100.0, gt=0, source="ours")
+    sigma: float = setting(25.0, ge=0, source="ours")
+    self_weight: float = setting(0.5, ge=0, le=1, source="ours")
 
-    sources = "paper: lam; ours: lr, alpha, sigma, self_weight"
     traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_fedamp.py::test_heuristic_weights_of_three_clients: the definition in numpy",
@@ -175,12 +169,6 @@ class HeurFedAMP(Mixed):
         "tests/certificates/test_fedamp.py::test_rounds_in_numpy: the rounds by hand, from u_i",
     )
     citation = CITATION
-
-    def __post_init__(self):
-        require(self.lam >= 0, "HeurFedAMP", "lam", self.lam, "0 or more")
-        require(self.alpha > 0, "HeurFedAMP", "alpha", self.alpha, "a positive number")
-        require(self.sigma >= 0, "HeurFedAMP", "sigma", self.sigma, "0 or more")
-        require(0 <= self.self_weight <= 1, "HeurFedAMP", "self_weight", self.self_weight, "a number from 0 to 1")
 
     def weights(self, W):
         return heuristic(W, self.sigma, self.self_weight)

@@ -4,7 +4,8 @@
 
 from dataclasses import dataclass
 
-from polyfed.core.algorithm import Algorithm, require
+from polyfed.core.algorithm import Algorithm
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
 
@@ -29,12 +30,11 @@ class FedAsync(Algorithm):
         Strength of the proximal term.
     """
 
-    lr: float = 0.1
-    alpha: float = 0.6
-    staleness: float = 0.5
-    mu: float = 0.005
+    lr: float = setting(0.1, source="ours")
+    alpha: float = setting(0.6, gt=0, le=1, source="paper")
+    staleness: float = setting(0.5, ge=0, source="paper")
+    mu: float = setting(0.005, ge=0, source="paper")
 
-    sources = "paper: alpha, staleness, mu; ours: lr"
     traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_asynchronous.py::test_fedasync_by_hand: the recursion on quadratics",
@@ -47,11 +47,6 @@ class FedAsync(Algorithm):
   journal = {arXiv:1903.03934},
   year    = {2019}
 }"""
-
-    def __post_init__(self):
-        require(0 < self.alpha <= 1, "FedAsync", "alpha", self.alpha, "a number above 0 and at most 1")
-        require(self.staleness >= 0, "FedAsync", "staleness", self.staleness, "0 or more")
-        require(self.mu >= 0, "FedAsync", "mu", self.mu, "0 or more")
 
     def local_update(self, task, client, down, data, round):
         x = down["w"]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from polyfed.core.algorithm import Algorithm
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
 
@@ -20,10 +21,9 @@ class FedAvg(Algorithm):
         Weigh clients by their number of samples, as in the paper; False: plain mean.
     """
 
-    lr: float = 0.1
-    weighted: bool = True
+    lr: float = setting(0.1, source="ours")
+    weighted: bool = setting(True, source="paper")
 
-    sources = "paper: weighted; ours: lr"
     traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_fedavg.py::test_one_full_step_is_gradient_descent: identity with centralised descent",

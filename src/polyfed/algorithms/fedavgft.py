@@ -4,7 +4,8 @@ Analysed as FedAvg followed by fine-tuning in Collins et al., "FedAvg with Fine 
 
 from dataclasses import dataclass
 
-from polyfed.core.algorithm import Personal, require
+from polyfed.core.algorithm import Personal
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
 
@@ -32,13 +33,12 @@ class FedAvgFT(Personal):
     participation, one round before the server's latest at best. Until then it deploys the initial model.
     """
 
-    lr: float = 0.1
-    finetune_epochs: int = 1
-    finetune_lr: float = 0.1
-    weighted: bool = True
+    lr: float = setting(0.1, source="ours")
+    finetune_epochs: int = setting(1, ge=0, source="ours")
+    finetune_lr: float = setting(0.1, source="ours")
+    weighted: bool = setting(True, source="paper")
 
     step_sizes = ("lr", "finetune_lr")
-    sources = "paper: weighted; ours: lr, finetune_epochs, finetune_lr"
     traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_fedavgft.py::test_the_common_model_is_fedavg: identity",
@@ -51,9 +51,6 @@ class FedAvgFT(Personal):
   booktitle = {NeurIPS},
   year      = {2022}
 }"""
-
-    def __post_init__(self):
-        require(self.finetune_epochs >= 0, "FedAvgFT", "finetune_epochs", self.finetune_epochs, "0 or more")
 
     def init_server(self, task, w0, n):
         return {"w": w0}

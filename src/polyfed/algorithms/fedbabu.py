@@ -3,9 +3,11 @@ Oh, Kim, Yun, "FedBABU: Toward Enhanced Representation for Federated Image Class
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from polyfed.algorithms.partial import part, some
-from polyfed.core.algorithm import Down, Personal, require
+from polyfed.core.algorithm import Down, Personal
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
 
@@ -35,10 +37,10 @@ class FedBABU(Personal):
     before the server's latest at best. Until then it deploys the initial model.
     """
 
-    lr: float = 0.1
-    finetune_epochs: int = 1
-    tune: str = "all"
-    head: str = "head"
+    lr: float = setting(0.1, source="ours")
+    finetune_epochs: int = setting(1, ge=0, source="ours")
+    tune: Literal["all", "head", "body"] = setting("all", source="paper")
+    head: str = setting("head", source="paper")
 
     sources = "paper: tune, head; ours: lr, finetune_epochs"
     traffic = "body down, body up (p_body/p each, the share of the parameters outside the head)"
@@ -55,10 +57,6 @@ class FedBABU(Personal):
   booktitle = {ICLR},
   year      = {2022}
 }"""
-
-    def __post_init__(self):
-        require(self.finetune_epochs >= 0, "FedBABU", "finetune_epochs", self.finetune_epochs, "0 or more")
-        require(self.tune in ("all", "head", "body"), "FedBABU", "tune", self.tune, "all, head or body")
 
     def init_server(self, task, w0, n):
         return {"w": w0, "shared": some(~part(task.layout, self.head), self, task.layout).to(w0.device)}

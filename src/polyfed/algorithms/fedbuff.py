@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from torch import zeros_like
 
-from polyfed.core.algorithm import Algorithm, Down, require
+from polyfed.core.algorithm import Algorithm, Down
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
 
@@ -26,11 +27,10 @@ class FedBuff(Algorithm):
         Replies per update of the common model (K; 10 in the paper).
     """
 
-    lr: float = 0.1
-    server_lr: float = 1.0
-    buffer: int = 5
+    lr: float = setting(0.1, source="ours")
+    server_lr: float = setting(1.0, ge=0, source="ours")
+    buffer: int = setting(5, ge=1, source="ours")
 
-    sources = "ours: lr, server_lr, buffer"
     traffic = "1 down, 1 up (and one number more each way, the version of the model)"
     certificates = (
         "tests/certificates/test_asynchronous.py::test_fedbuff_in_step_is_fedavg: identity with a cohort per buffer",
@@ -43,9 +43,6 @@ class FedBuff(Algorithm):
   booktitle = {AISTATS},
   year      = {2022}
 }"""
-
-    def __post_init__(self):
-        require(self.buffer >= 1, "FedBuff", "buffer", self.buffer, "1 or more")
 
     def init_server(self, task, w0, n):
         return {"w": w0, "sum": zeros_like(w0), "held": w0.new_tensor(0.0), "version": w0.new_tensor(0.0)}

@@ -5,13 +5,14 @@ in the (d, x) form of Lemma 1.
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from scipy.optimize import brentq
 from torch import Tensor, zeros_like
 
-from polyfed.core.algorithm import Down, Personal, Server, require
+from polyfed.core.algorithm import Down, Personal, Server
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd, sgd_with_curvature
 
 
@@ -94,14 +95,13 @@ class FedCET(Personal):
     that the figure shows, but every single x_i by 0.938.
     """
 
-    lr: float | str = "adaptive"
-    weight: float | None = None
-    smoothness: float | None = None
-    convexity: float | None = None
-    first_lr: float = 1e-3
-    safety: float = 1.0
+    lr: float | Literal["adaptive", "paper"] = setting("adaptive", gt=0, source="ours")
+    weight: float | None = setting(None, gt=0, lt=4 / 3, source="ours")
+    smoothness: float | None = setting(None, gt=0, source="of the problem")
+    convexity: float | None = setting(None, ge=0, source="of the problem")
+    first_lr: float = setting(1e-3, gt=0, source="ours")
+    safety: float = setting(1.0, gt=0, source="ours")
 
-    sources = "of the problem: smoothness, convexity; ours: lr, weight, first_lr, safety"
     traffic = (
         "1 down, 1 up (adaptive: one number more each way; some clients only: one number more down); one exchange more "
         "before the first round"
@@ -123,16 +123,9 @@ class FedCET(Personal):
 }"""
 
     def __post_init__(self):
-        number = isinstance(self.lr, int | float) and self.lr > 0
-        require(
-            number or self.lr in ("adaptive", "paper"), "FedCET", "lr", self.lr, "adaptive, paper or a positive number"
-        )
-        within = self.weight is None or 0 < self.weight < 4 / 3
-        require(within, "FedCET", "weight", self.weight, "c a above 0 and below 4/3, or none")
-        if self.lr == "paper":
-            for key in ("smoothness", "convexity"):
-                value = getattr(self, key)
-                require(value is not None and value > 0, "FedCET", key, value, "a positive number, for lr = 'paper'")
+        super().__post_init__()
+        for key in ("smoothness", "convexity") if self.lr == "paper" else ():
+            self.require(bool(getattr(self, key)), key, "a number above 0, for lr = 'paper'")
 
     def phases(self, t):
         return 4 if t == 0 else 2  # steps, exchange; the first round has the start before it
@@ -182,7 +175,7 @@ class FedCET(Personal):
         if self.lr == "adaptive":
             return down["a"]
         if self.lr == "paper":
-            require(data.equal_steps, "FedCET", "lr", "paper", "local_steps or full batches with it: one tau for all")
+            self.require(data.equal_steps, "lr", "local_steps or full batches with it: one tau for all")
             return torch.full_like(client["a"], paper_step(self.smoothness, self.convexity, int(data.steps.max())))
         return torch.full_like(client["a"], float(self.lr))
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import zeros_like
 
-from polyfed.core.algorithm import Algorithm, require
+from polyfed.core.algorithm import Algorithm
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
 
@@ -28,11 +29,10 @@ class FedDyn(Algorithm):
         Strength of the regulariser. The smaller, the longer the server's steps; it adds to the local curvature.
     """
 
-    lr: float = 0.1
-    alpha: float = 0.1
+    lr: float = setting(0.1, source="ours")
+    alpha: float = setting(0.1, gt=0, source="FedSLR's comparison")
 
     synchronous = True
-    sources = "FedSLR's comparison: alpha; ours: lr"
     traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_feddyn.py::test_exact_optimum_under_drift: the centralised optimum",
@@ -47,9 +47,6 @@ class FedDyn(Algorithm):
   booktitle = {ICLR},
   year      = {2021}
 }"""
-
-    def __post_init__(self):
-        require(self.alpha > 0, "FedDyn", "alpha", self.alpha, "a positive number")
 
     def init_server(self, task, w0, n):
         return {"w": w0, "h": zeros_like(w0)}

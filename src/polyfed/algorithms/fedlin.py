@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, zeros_like
 
-from polyfed.core.algorithm import Algorithm, Down, State, require
+from polyfed.core.algorithm import Algorithm, Down, State
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
 
@@ -52,11 +53,10 @@ class FedLin(Algorithm):
     The theory assumes full participation; otherwise both means run over the round's participants.
     """
 
-    lr: float = 0.5
-    keep_up: float | None = None
-    keep_down: float | None = None
+    lr: float = setting(0.5, source="ours")
+    keep_up: float | None = setting(None, gt=0, le=1, source="paper")
+    keep_down: float | None = setting(None, gt=0, le=1, source="paper")
 
-    sources = "paper: keep_up, keep_down; ours: lr"
     traffic = "2 down, 2 up; 1 + 2k/p on a way that keeps k of p gradient entries (values and positions, 4 bytes each)"
     certificates = (
         "tests/certificates/test_fedtrack.py::test_fedlin_without_compression_is_fedtrack: identity",
@@ -71,11 +71,6 @@ class FedLin(Algorithm):
   booktitle = {NeurIPS},
   year      = {2021}
 }"""
-
-    def __post_init__(self):
-        for key in ("keep_up", "keep_down"):
-            value = getattr(self, key)
-            require(value is None or 0 < value <= 1, "FedLin", key, value, "a share above 0 and at most 1, or none")
 
     def phases(self, t):
         return 2

@@ -5,6 +5,7 @@ Arivazhagan et al., "Federated Learning with Personalization Layers" (arXiv 1912
 from dataclasses import dataclass
 
 from polyfed.algorithms.partial import Partial, part
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
 
@@ -24,10 +25,9 @@ class FedPer(Partial):
         The layers that stay with the client: "head" is the last one; or names, separated by spaces.
     """
 
-    lr: float = 0.1
-    head: str = "head"
+    lr: float = setting(0.1, source="ours")
+    head: str = setting("head", source="paper")
 
-    sources = "paper: head; ours: lr"
     traffic = "body down, body up (p_body/p each, the share of the parameters outside the head)"
     certificates = (
         "tests/certificates/test_partial.py::test_without_a_head_fedper_is_fedavg: identity",

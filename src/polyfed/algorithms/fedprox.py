@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from polyfed.core.algorithm import Algorithm, require
+from polyfed.core.algorithm import Algorithm
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
 
@@ -20,10 +21,9 @@ class FedProx(Algorithm):
         Strength of the proximal term; 0 is FedAvg.
     """
 
-    lr: float = 0.1
-    mu: float = 0.01
+    lr: float = setting(0.1, source="ours")
+    mu: float = setting(0.01, ge=0, source="paper")
 
-    sources = "paper: mu; ours: lr"
     traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_fedavg.py::test_fedprox_without_pull_is_fedavg: identity at mu = 0",
@@ -36,9 +36,6 @@ class FedProx(Algorithm):
   booktitle = {MLSys},
   year      = {2020}
 }"""
-
-    def __post_init__(self):
-        require(self.mu >= 0, "FedProx", "mu", self.mu, "0 or more")
 
     def local_update(self, task, client, down, data, round):
         x = down["w"]

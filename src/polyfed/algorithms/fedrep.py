@@ -5,7 +5,7 @@ Collins et al., "Exploiting Shared Representations for Personalized Federated Le
 from dataclasses import dataclass
 
 from polyfed.algorithms.partial import Partial, part
-from polyfed.core.algorithm import require
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
 
@@ -35,12 +35,11 @@ class FedRep(Partial):
     The two numbers of epochs replace the run's amount of local work.
     """
 
-    lr: float = 0.1
-    head_epochs: int = 10
-    body_epochs: int = 1
-    head: str = "head"
+    lr: float = setting(0.1, source="ours")
+    head_epochs: int = setting(10, ge=0, source="paper")
+    body_epochs: int = setting(1, ge=0, source="paper")
+    head: str = setting("head", source="paper")
 
-    sources = "paper: head_epochs, body_epochs, head; ours: lr"
     traffic = "body down, body up (p_body/p each, the share of the parameters outside the head)"
     certificates = (
         "tests/certificates/test_partial.py::test_without_a_head_fedrep_is_fedavg: identity",
@@ -54,10 +53,6 @@ class FedRep(Partial):
   booktitle = {ICML},
   year      = {2021}
 }"""
-
-    def __post_init__(self):
-        for key in ("head_epochs", "body_epochs"):
-            require(getattr(self, key) >= 0, "FedRep", key, getattr(self, key), "0 or more")
 
     def shared(self, layout):
         return ~part(layout, self.head)

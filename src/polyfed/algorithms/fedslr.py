@@ -4,16 +4,16 @@ equations (4) to (7).
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, zeros_like
 
 from polyfed.algorithms.fedspa import pack, unpack
 from polyfed.algorithms.lowrank import LowRank, Sheet, gkr_parameters, places, received, sheets, shrink_layers
-from polyfed.core.algorithm import Down, Server, State, require
+from polyfed.core.algorithm import Down, Server, State
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd, soft_threshold
-
-STRUCTURES = ("LR+S", "S+S", "S+LR", "LR+LR")
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,16 @@ class FedSLR(LowRank):
     of the layers too (biases and norms are not shrunk) and goes down as its nonzeros and one bit per parameter.
     """
 
-    lr: float = 0.1
-    lam: float = 1e-4
-    mu: float = 1e-3
-    eta_g: float = 10.0
-    personal_epochs: int = 1
-    structure: str = "LR+S"
-    form: str = "mean-dual"
-    deploy: str = "mixed"
-    p_init: str = "zeros"
-    p_weight_decay: float = 0.0
+    lr: float = setting(0.1, source="paper")
+    lam: float = setting(1e-4, ge=0, source="paper")
+    mu: float = setting(1e-3, ge=0, source="paper")
+    eta_g: float = setting(10.0, gt=0, source="paper")
+    personal_epochs: int = setting(1, ge=0, source="paper")
+    structure: Literal["LR+S", "S+S", "S+LR", "LR+LR"] = setting("LR+S", source="paper")
+    form: Literal["mean-dual", "all-duals"] = setting("mean-dual", source="ours")
+    deploy: Literal["mixed", "gkr"] = setting("mixed", source="paper")
+    p_init: Literal["zeros", "weights"] = setting("zeros", source="ours")
+    p_weight_decay: float = setting(0.0, ge=0, source="paper")
 
     synchronous = True
     sources = "paper: lr, lam, mu, eta_g, personal_epochs, structure, deploy, p_weight_decay; ours: form, p_init"
@@ -94,16 +94,6 @@ class FedSLR(LowRank):
   journal = {Transactions on Machine Learning Research},
   year    = {2023}
 }"""
-
-    def __post_init__(self):
-        for key in ("lam", "mu", "personal_epochs"):
-            require(getattr(self, key) >= 0, "FedSLR", key, getattr(self, key), "0 or more")
-        require(self.eta_g > 0, "FedSLR", "eta_g", self.eta_g, "a positive number")
-        require(self.form in ("mean-dual", "all-duals"), "FedSLR", "form", self.form, "mean-dual or all-duals")
-        require(self.deploy in ("mixed", "gkr"), "FedSLR", "deploy", self.deploy, "mixed or gkr")
-        require(self.p_init in ("zeros", "weights"), "FedSLR", "p_init", self.p_init, "zeros or weights")
-        require(self.p_weight_decay >= 0, "FedSLR", "p_weight_decay", self.p_weight_decay, "0 or more")
-        require(self.structure in STRUCTURES, "FedSLR", "structure", self.structure, ", ".join(STRUCTURES))
 
     @property
     def sparse_common(self) -> bool:

@@ -4,13 +4,15 @@ Huang et al., "Achieving Personalized Federated Learning with Sparse Local Model
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from polyfed.algorithms.lowrank import sheets
-from polyfed.core.algorithm import Algorithm, Down, Server, require
+from polyfed.core.algorithm import Algorithm, Down, Server
 from polyfed.core.layout import Layout
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
 
@@ -86,13 +88,12 @@ class FedSpa(Algorithm):
     goes up with the change, one bit per parameter; the paper's figures leave it out.
     """
 
-    lr: float = 0.1
-    density: float = 0.5
-    search: str = "dst"
-    prune: float = 0.5
-    search_rounds: int = 100
+    lr: float = setting(0.1, source="ours")
+    density: float = setting(0.5, gt=0, le=1, source="FedSLR's comparison")
+    search: Literal["dst", "rsm"] = setting("dst", source="paper")
+    prune: float = setting(0.5, ge=0, le=1, source="paper")
+    search_rounds: int = setting(100, ge=1, source="ours")
 
-    sources = "paper: search, prune; FedSLR's comparison: density; ours: lr, search_rounds"
     traffic = "density down, density + 1/32 up (the mask, one bit per parameter)"
     certificates = (
         "tests/certificates/test_fedspa.py::test_dense_masks_are_fedavg: identity at density 1",
@@ -108,12 +109,6 @@ class FedSpa(Algorithm):
   journal = {arXiv:2201.11380},
   year    = {2022}
 }"""
-
-    def __post_init__(self):
-        require(0 < self.density <= 1, "FedSpa", "density", self.density, "a share above 0 and at most 1")
-        require(self.search in ("dst", "rsm"), "FedSpa", "search", self.search, "dst or rsm")
-        require(0 <= self.prune <= 1, "FedSpa", "prune", self.prune, "a share from 0 to 1")
-        require(self.search_rounds >= 1, "FedSpa", "search_rounds", self.search_rounds, "1 or more")
 
     def first_mask(self, task):
         """[p] bool: the largest initial weights of each layer, and all biases and norms."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import zeros_like
 
 from polyfed.core.algorithm import Algorithm, Down
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
 
@@ -30,7 +31,7 @@ class FedTrack(Algorithm):
     The theory assumes full participation; otherwise both means run over the round's participants.
     """
 
-    lr: float = 0.1
+    lr: float = setting(0.1, source="ours")
 
     sources = "ours: lr"
     traffic = "2 down, 2 up"

@@ -8,7 +8,7 @@ that of `devicedual`.
 
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from scipy.sparse import coo_matrix
@@ -19,7 +19,8 @@ from torch.nn.functional import embedding_bag
 from polyfed.algorithms import devicedual
 from polyfed.algorithms.devicedual import Fusion
 from polyfed.algorithms.partial import assemble, part
-from polyfed.core.algorithm import Algorithm, Down, Server, mean, require
+from polyfed.core.algorithm import Algorithm, Down, Server, mean
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
 BLOCK = 1 << 18  # numbers per block of pair vectors, so that a block stays in the cache
@@ -209,16 +210,16 @@ class FPFC(Algorithm):
     much.
     """
 
-    lr: float = 0.1
-    lam: float = 0.6
-    rho: float = 1.0
-    a: float = 3.7
-    xi: float = 1e-4
-    nu: float | None = None
-    penalty: str = "scad"
-    merge: bool = True
-    shared_layers: str = ""
-    solver: str = "auto"
+    lr: float = setting(0.1, source="paper")
+    lam: float = setting(0.6, ge=0, source="code")
+    rho: float = setting(1.0, gt=0, source="paper")
+    a: float = setting(3.7, source="paper")
+    xi: float = setting(1e-4, ge=0, source="paper")
+    nu: float | None = setting(None, ge=0, source="code")
+    penalty: Literal["scad", "l1"] = setting("scad", source="paper")
+    merge: bool = setting(True, source="paper")
+    shared_layers: str = setting("", source="paper")
+    solver: Literal["auto", "pairs", "device-dual"] = setting("auto", source="ours")
 
     sources = "paper: lr, rho, a, xi, penalty, merge, shared_layers; code: lam, nu; ours: solver"
     traffic = "1 down, 1 up"
@@ -244,18 +245,13 @@ class FPFC(Algorithm):
 }"""
 
     def __post_init__(self):
-        require(self.penalty in ("scad", "l1"), "FPFC", "penalty", self.penalty, "scad or l1")
-        require(self.lam >= 0, "FPFC", "lam", self.lam, "0 or more")
-        require(self.rho > 0, "FPFC", "rho", self.rho, "a positive number")
+        super().__post_init__()
         if self.penalty == "scad":
-            require(self.a > 1, "FPFC", "a", self.a, "more than 1")
-            require(self.rho > 1 / (self.a - 1), "FPFC", "rho", self.rho, f"more than 1/(a-1) = {1 / (self.a - 1):.4g}")
-            require(self.lam == 0 or self.lam > self.xi, "FPFC", "lam", self.lam, f"0, or more than xi = {self.xi:g}")
-        require(
-            self.solver in ("auto", "pairs", "device-dual"), "FPFC", "solver", self.solver, "auto, pairs or device-dual"
-        )
+            self.require(self.a > 1, "a", "a number above 1")
+            self.require(self.rho > 1 / (self.a - 1), "rho", f"a number above 1/(a-1) = {1 / (self.a - 1):.4g}")
+            self.require(self.lam == 0 or self.lam > self.xi, "lam", f"0, or a number above xi = {self.xi:g}")
         if self.solver == "device-dual":
-            require(self.xi > 0, "FPFC", "xi", self.xi, "more than 0 with solver device-dual")
+            self.require(self.xi > 0, "xi", "a number above 0 with solver device-dual")
 
     def plan(self, task, n):
         """What a run with n clients is going to do: the solver, why, and the server's memory at its peak."""
@@ -293,7 +289,7 @@ class FPFC(Algorithm):
 
     def _start_dual(self, w, n):
         """The device-dual state from a common model [q] or from the clients' [n, q]."""
-        require(self.xi > 0, "FPFC", "xi", self.xi, "more than 0 with solver device-dual")
+        self.require(self.xi > 0, "xi", "a number above 0 with solver device-dual")
         return {**devicedual.start(w, n, self._fusion), "settings": self._settings(w)}
 
     def _settings(self, like):
@@ -361,6 +357,8 @@ class FPFC(Algorithm):
         if "G" in server:
             return Down(shared=common, each={"zeta": devicedual.messages(self._dual(server), round.ids)})
         w, n, i = server["w"], round.n, round.ids[:, None]
+        if n == 1:  # no pairs, and a sum over none is not one to torch
+            return Down(shared=common, each={"zeta": w[round.ids]})
         j = torch.arange(n - 1, device=w.device).expand(len(i), -1)
         j = j + (j >= i)  # all clients but i
         pair = pair_index(torch.minimum(i, j), torch.maximum(i, j), n)

@@ -5,7 +5,7 @@ Huang et al., "Fusion of Global and Local Knowledge for Personalized Federated L
 from dataclasses import dataclass
 
 from polyfed.algorithms.lowrank import LowRank, received
-from polyfed.core.algorithm import require
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
 
@@ -32,11 +32,10 @@ class GPGD(LowRank):
     FedSLR's does.
     """
 
-    lr: float = 0.1
-    lam: float = 1e-4
-    steps: int = 1
+    lr: float = setting(0.1, source="FedSLR's paper")
+    lam: float = setting(1e-4, ge=0, source="FedSLR's paper")
+    steps: int = setting(1, ge=1, source="FedSLR's paper")
 
-    sources = "FedSLR's paper: lr, lam, steps"
     traffic = "1 down, 1 up; less down where the two factors of a layer are smaller than it"
     certificates = (
         "tests/certificates/test_lowrank.py::test_without_the_nuclear_norm_they_are_fedavg: identity at lam = 0",
@@ -50,10 +49,6 @@ class GPGD(LowRank):
   journal = {Transactions on Machine Learning Research},
   year    = {2023}
 }"""
-
-    def __post_init__(self):
-        require(self.lam >= 0, "GPGD", "lam", self.lam, "0 or more")
-        require(self.steps >= 1, "GPGD", "steps", self.steps, "1 or more")
 
     def local_update(self, task, client, down, data, round):
         return {}, {"w": local_sgd(task, received(down, task.layout), data, self.lr)}

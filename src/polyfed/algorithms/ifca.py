@@ -4,14 +4,16 @@ Ghosh et al., NeurIPS 2020, Algorithm 1; Mansour et al. (arXiv 2002.10619), sect
 
 import copy
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from polyfed.core.algorithm import KNOWN, Algorithm, Down, Server, require
+from polyfed.core.algorithm import KNOWN, Algorithm, Down, Server
 from polyfed.core.errors import ConfigError
 from polyfed.core.newcomer import Newcomer
 from polyfed.core.randomness import generator, key_of, mix
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
 
@@ -91,20 +93,14 @@ class Choosing(Newcomer):
 class Alternating(Clustered, abstract=True):
     """What IFCA and HypCluster share: k starts, the choice by training loss, training of the chosen model."""
 
-    lr: float = 0.1
-    k: int = 2
-    weighted: bool = False
-    shared_layers: str | tuple[str, ...] = ""
-    init_scale: float | None = None
-    seed: int = 0
+    lr: float = setting(0.1, source="ours")
+    k: int = setting(2, ge=1, le=10000, source="of the problem")
+    weighted: bool = setting(False, source="paper")
+    shared_layers: str | tuple[str, ...] = setting("", source="paper")
+    init_scale: float | None = setting(None, gt=0, source="ours")
+    seed: int = setting(0, ge=0, source="ours")
 
     traffic = "2 down, 1 up (k models down; one number more up, the cluster)"
-
-    def __post_init__(self):
-        who = type(self).__name__
-        require(isinstance(self.k, int) and self.k >= 1, who, "k", self.k, "1 or more")
-        ok = self.init_scale is None or self.init_scale > 0
-        require(ok, who, "init_scale", self.init_scale, "a positive number, or none")
 
     def init_server(self, task, w0, n):
         w = starts(task, w0, self.k, self.seed, self.init_scale)
@@ -201,8 +197,8 @@ class IFCA(Alternating):
     before any training, which costs one exchange; for the paper's way, compare runs of several seeds.
     """
 
-    averaging: str = "model"
-    restarts: int = 1
+    averaging: Literal["model", "gradient"] = setting("model", source="paper")
+    restarts: int = setting(1, ge=1, le=10000, source="ours")
 
     sources = "paper: weighted, shared_layers, averaging; of the problem: k; ours: lr, init_scale, seed, restarts"
     certificates = (
@@ -218,11 +214,6 @@ class IFCA(Alternating):
   booktitle = {NeurIPS},
   year      = {2020}
 }"""
-
-    def __post_init__(self):
-        super().__post_init__()
-        require(self.averaging in ("model", "gradient"), "IFCA", "averaging", self.averaging, "model or gradient")
-        require(self.restarts >= 1, "IFCA", "restarts", self.restarts, "1 or more")
 
     def phases(self, t):
         return 2 if self._compares(t) else 1
@@ -296,9 +287,9 @@ class HypCluster(Alternating):
         Of the starts.
     """
 
-    weighted: bool = True
+    shared_layers: str | tuple[str, ...] = setting("", source="ours")
+    weighted: bool = setting(True, source="paper")
 
-    sources = "paper: weighted; of the problem: k; ours: lr, shared_layers, init_scale, seed"
     certificates = (
         "tests/certificates/test_ifca.py::test_planted_clusters_and_their_means: clusters and models in closed form",
         "tests/certificates/test_ifca.py::test_one_cluster_is_fedavg: identity at k = 1",

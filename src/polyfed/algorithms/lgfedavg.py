@@ -6,6 +6,7 @@ Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Gl
 from dataclasses import dataclass
 
 from polyfed.algorithms.partial import Partial, part
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
 
@@ -30,11 +31,10 @@ class LGFedAvg(Partial):
     no better than training alone.
     """
 
-    lr: float = 0.1
-    top: str = "head"
+    lr: float = setting(0.1, source="ours")
+    top: str = setting("head", source="ours")
 
     name = "lg-fedavg"
-    sources = "ours: lr, top"
     traffic = "head down, head up (p_top/p each, the share of the parameters in the top layers)"
     certificates = (
         "tests/certificates/test_partial.py::test_with_all_layers_shared_lg_is_fedavg: identity",

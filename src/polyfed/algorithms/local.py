@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from polyfed.core.algorithm import Down, Personal, State
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
 
@@ -20,9 +21,8 @@ class Local(Personal):
     What each client could do without federating. A method that does not beat it does not pay.
     """
 
-    lr: float = 0.1
+    lr: float = setting(0.1, source="ours")
 
-    sources = "ours: lr"
     traffic = "0 down, 0 up"
     certificates = (
         "tests/certificates/test_fedavg.py::test_local_reaches_each_clients_own_solution: closed form of least squares",

@@ -5,7 +5,8 @@ Huang et al., "Fusion of Global and Local Knowledge for Personalized Federated L
 from dataclasses import dataclass
 
 from polyfed.algorithms.lowrank import sheets, shrink_layers
-from polyfed.core.algorithm import Algorithm, require
+from polyfed.core.algorithm import Algorithm
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
 
@@ -29,10 +30,9 @@ class LPGD(Algorithm):
     decomposition of every layer at every step is slow for large layers.
     """
 
-    lr: float = 0.1
-    lam: float = 1e-4
+    lr: float = setting(0.1, source="FedSLR's paper")
+    lam: float = setting(1e-4, ge=0, source="FedSLR's paper")
 
-    sources = "FedSLR's paper: lr, lam"
     traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_lowrank.py::test_without_the_nuclear_norm_they_are_fedavg: identity at lam = 0",
@@ -46,9 +46,6 @@ class LPGD(Algorithm):
   journal = {Transactions on Machine Learning Research},
   year    = {2023}
 }"""
-
-    def __post_init__(self):
-        require(self.lam >= 0, "LPGD", "lam", self.lam, "0 or more")
 
     def local_update(self, task, client, down, data, round):
         layers, shrink = sheets(task.layout), self.lr * self.lam

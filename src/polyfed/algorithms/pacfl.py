@@ -4,6 +4,7 @@ Between Client Data Subspaces", AAAI 2023, Algorithm 1.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from scipy.cluster.hierarchy import fcluster, linkage
@@ -11,8 +12,9 @@ from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from polyfed.algorithms.ifca import Clustered
-from polyfed.core.algorithm import Down, Server, require
+from polyfed.core.algorithm import Down, Server
 from polyfed.core.newcomer import Newcomer
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
 REDUCE = {"average": Tensor.mean, "weighted": Tensor.mean, "single": Tensor.amin, "complete": Tensor.amax}
@@ -114,13 +116,12 @@ class PACFL(Clustered):
     is computed from raw inputs, and tells the server a good deal about them.
     """
 
-    lr: float = 0.1
-    basis: int = 3
-    threshold: float = 10.0
-    angle: str = "smallest"
-    linkage: str = "average"
+    lr: float = setting(0.1, source="ours")
+    basis: int = setting(3, ge=1, le=10000, source="paper")
+    threshold: float = setting(10.0, ge=0, source="ours")
+    angle: Literal["smallest", "sum", "entries"] = setting("smallest", source="paper")
+    linkage: Literal["average", "weighted", "single", "complete"] = setting("average", source="code")
 
-    sources = "paper: basis, angle; code: linkage; ours: lr, threshold"
     traffic = "1 down, 1 up; a signature up before the first, basis x classes vectors of the input's dimension"
     certificates = (
         "tests/certificates/test_pacfl.py::test_angles_are_scipys: scipy.linalg.subspace_angles",
@@ -137,13 +138,6 @@ class PACFL(Clustered):
   booktitle = {AAAI},
   year      = {2023}
 }"""
-
-    def __post_init__(self):
-        require(self.basis >= 1, "PACFL", "basis", self.basis, "1 or more")
-        require(self.threshold >= 0, "PACFL", "threshold", self.threshold, "0 or more degrees")
-        known = ("smallest", "sum", "entries")
-        require(self.angle in known, "PACFL", "angle", self.angle, "smallest, sum or entries")
-        require(self.linkage in REDUCE, "PACFL", "linkage", self.linkage, "average, weighted, single or complete")
 
     def phases(self, t):
         return 2  # the signatures of those who have not sent theirs, then a round of FedAvg

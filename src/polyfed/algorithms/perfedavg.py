@@ -4,8 +4,10 @@ Meta-Learning Approach", NeurIPS 2020, Algorithm 1.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
-from polyfed.core.algorithm import Personal, require
+from polyfed.core.algorithm import Personal
+from polyfed.core.settings import setting
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,11 @@ class PerFedAvg(Personal):
     client receives when it takes part: it is one round older than the server's at best.
     """
 
-    lr: float = 0.1
-    alpha: float = 0.01
-    order: str = "first"
-    delta: float = 1e-3
+    lr: float = setting(0.1, source="ours")
+    alpha: float = setting(0.01, ge=0, source="FedSLR's comparison")
+    order: Literal["first", "hf", "exact"] = setting("first", source="paper")
+    delta: float = setting(1e-3, gt=0, source="ours")
 
-    sources = "paper: order; FedSLR's comparison: alpha; ours: lr, delta"
     traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_perfedavg.py::test_meta_gradient_by_finite_differences: of f(w - alpha grad f(w))",
@@ -58,11 +59,6 @@ class PerFedAvg(Personal):
   booktitle = {NeurIPS},
   year      = {2020}
 }"""
-
-    def __post_init__(self):
-        require(self.alpha >= 0, "PerFedAvg", "alpha", self.alpha, "0 or more")
-        require(self.order in ("first", "hf", "exact"), "PerFedAvg", "order", self.order, "first, hf or exact")
-        require(self.delta > 0, "PerFedAvg", "delta", self.delta, "a positive number")
 
     def init_server(self, task, w0, n):
         return {"w": w0}

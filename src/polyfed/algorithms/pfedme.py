@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from polyfed.core.algorithm import Personal, require
+from polyfed.core.algorithm import Personal
+from polyfed.core.settings import setting
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,13 @@ class PFedMe(Personal):
     and the server averages some of them. Defaults for lam, inner_steps and beta are the paper's.
     """
 
-    lr: float = 0.01
-    lam: float = 15.0
-    personal_lr: float = 0.05
-    inner_steps: int = 5
-    beta: float = 1.0
+    lr: float = setting(0.01, source="ours")
+    lam: float = setting(15.0, gt=0, source="paper")
+    personal_lr: float = setting(0.05, source="ours")
+    inner_steps: int = setting(5, ge=1, source="paper")
+    beta: float = setting(1.0, ge=0, source="paper")
 
     step_sizes = ("lr", "personal_lr")
-    sources = "paper: lam, inner_steps, beta; ours: lr, personal_lr"
     traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_pfedme.py::test_optimum_of_the_envelopes: closed form of both models on quadratics",
@@ -63,10 +63,8 @@ class PFedMe(Personal):
 }"""
 
     def __post_init__(self):
-        require(self.lam > 0, "PFedMe", "lam", self.lam, "a positive number")
-        below = isinstance(self.lr, str) or self.lr * self.lam < 1
-        require(below, "PFedMe", "lr", self.lr, f"less than 1 / lam = {1 / self.lam:.4g}")
-        require(self.inner_steps >= 1, "PFedMe", "inner_steps", self.inner_steps, "1 or more")
+        super().__post_init__()
+        self.require(self.lr * self.lam < 1, "lr", f"a number below 1 / lam = {1 / self.lam:.4g}")
 
     def init_server(self, task, w0, n):
         return {"w": w0}

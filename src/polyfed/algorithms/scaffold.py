@@ -1,10 +1,12 @@
 """SCAFFOLD: drift corrected by control variates. Karimireddy et al., ICML 2020, Algorithm 1, equations (3) to (5)."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import zeros_like
 
-from polyfed.core.algorithm import Algorithm, Down, require
+from polyfed.core.algorithm import Algorithm, Down
+from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
 
@@ -28,11 +30,10 @@ class Scaffold(Algorithm):
         gradients used, at no cost.
     """
 
-    lr: float = 0.1
-    server_lr: float = 1.0
-    option: int = 2
+    lr: float = setting(0.1, source="ours")
+    server_lr: float = setting(1.0, ge=0, source="paper")
+    option: Literal[1, 2] = setting(2, source="paper")
 
-    sources = "paper: server_lr, option; ours: lr"
     traffic = "2 down, 2 up"
     certificates = (
         "tests/certificates/test_scaffold.py::test_exact_optimum_under_drift: the centralised optimum, both options",
@@ -47,9 +48,6 @@ class Scaffold(Algorithm):
   booktitle = {ICML},
   year      = {2020}
 }"""
-
-    def __post_init__(self):
-        require(self.option in (1, 2), "Scaffold", "option", self.option, "1 or 2")
 
     def init_server(self, task, w0, n):
         return {"w": w0, "c": zeros_like(w0)}

@@ -10,9 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from polyfed.core.algorithm import REGISTRY, Algorithm
-from polyfed.core.errors import ConfigError, closest
-from polyfed.experiment.check import expected, kebab
-from polyfed.experiment.config import algorithm_table
+from polyfed.core.settings import settings_of
+from polyfed.experiment.check import kebab
 
 
 def overview() -> RenderableType:
@@ -33,9 +32,7 @@ def portrait(name: str) -> RenderableType:
     """One method in full."""
     import polyfed.algorithms  # noqa: F401
 
-    if name not in REGISTRY:
-        raise ConfigError(f"unknown algorithm {name!r}{closest(name, REGISTRY)}; known: {', '.join(sorted(REGISTRY))}")
-    cls = REGISTRY[name]
+    cls = REGISTRY.find(name)
     found = sections(cls)
     parts: list[RenderableType] = [Text(f"{cls.__name__}  ({name})", "bold"), Text(found["summary"])]
     if found["body"]:
@@ -50,22 +47,21 @@ def portrait(name: str) -> RenderableType:
 
 
 def _settings(cls: type[Algorithm], text: str) -> Table:
-    meaning, fields, whose = parameters(text), algorithm_table(cls).model_fields, sources(cls)
+    meaning, whose = parameters(text), sources(cls)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for header in ("key", "default", "from", "takes", "meaning"):
         table.add_column(header, no_wrap=header in ("key", "default"))
-    for f in dataclasses.fields(cls):
-        missing = f.default is dataclasses.MISSING
-        default = "" if missing else "none" if f.default is None else _toml(f.default)
-        takes, says = expected(fields[f.name]), Text(meaning.get(f.name, ""))
-        table.add_row(Text(kebab(f.name), "cyan"), default, whose.get(f.name, ""), takes, says)
+    for s in settings_of(cls):
+        missing = s.default is dataclasses.MISSING
+        default = "" if missing else "none" if s.default is None else _toml(s.default)
+        says = Text(s.doc or meaning.get(s.name, ""))
+        table.add_row(Text(kebab(s.name), "cyan"), default, whose[s.name], s.takes, says)
     return table
 
 
 def sources(cls: type[Algorithm]) -> dict[str, str]:
     """Whose each default is: the paper's, its released code's, ours, ..."""
-    parts = (part.partition(":") for part in cls.sources.split(";"))
-    return {name.strip(): whose.strip() for whose, _, names in parts for name in names.split(",")}
+    return {s.name: s.source for s in settings_of(cls)}
 
 
 def _toml(value: typing.Any) -> str:

@@ -60,7 +60,8 @@ TEXT = ("data", "data_dir", "partition", "model", "device", "dtype")  # never nu
 
 def collect(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings among a command's arguments, nested as in an experiment file; --set beats a named option."""
-    from polyfed.experiment.config import assign, value_of
+    from polyfed.core.settings import value_of
+    from polyfed.experiment.config import assign
 
     table: dict[str, Any] = {}
     for name, key in KEYS.items():

@@ -119,11 +119,10 @@ def tune(
 
 
 def _grids(grid: str | None, cold: str | None) -> dict[str, Any]:
-    from polyfed.experiment.config import value_of
+    from polyfed.core.settings import split, value_of
 
     typed = {"warm": grid, "cold": cold or grid}
-    found = {name: value_of(f"[{text}]") for name, text in typed.items() if text is not None}
-    return {name: v if isinstance(v, list) else [typed[name]] for name, v in found.items()}
+    return {name: [value_of(v, "--grid") for v in split(text)] for name, text in typed.items() if text is not None}
 
 
 def _execute(parts: "Parts", keys: dict[str, Any], window: bool, out: Path | None, force: bool, quiet: bool) -> int:

@@ -3,7 +3,6 @@ business. Shapes: n clients in the federation, s in this call, p parameters.
 """
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -11,7 +10,8 @@ import torch
 from torch import Tensor
 
 from polyfed.core.batches import Batches
-from polyfed.core.errors import ConfigError, closest
+from polyfed.core.errors import ConfigError
+from polyfed.core.settings import COUNTED, FREE, Configured, Limits, Registry
 
 if TYPE_CHECKING:
     from polyfed.core.newcomer import Newcomer
@@ -67,14 +67,13 @@ class Server(NamedTuple):
         return {**self.shared, **self.each, **self.pairs, **self.free}
 
 
-KNOWN = (
-    "known"  # [n] in every server's state: training samples of the clients met so far, 0: not met. Kept by the loop.
-)
-REGISTRY: dict[str, type["Algorithm"]] = {}
+# [n] in every server's state, kept by the loop: training samples of the clients met so far, 0 for one not met
+KNOWN = "known"
+REGISTRY: Registry[type["Algorithm"]] = Registry("algorithm.name")
 
 
 @dataclass(frozen=True)
-class Algorithm:
+class Algorithm(Configured):
     """Base of every method. The dataclass fields are its hyper-parameters; it keeps no other state.
 
     A subclass is registered under its lower-case class name (or `name`) as soon as it is defined.
@@ -83,11 +82,11 @@ class Algorithm:
     `citation` is BibTeX. `certificates` name what proves the implementation right, independently of itself.
     """
 
+    table: ClassVar[str] = "algorithm"
     name: ClassVar[str]
     traffic: ClassVar[str] = ""
     citation: ClassVar[str] = ""
     certificates: ClassVar[tuple[str, ...]] = ()
-    sources: ClassVar[str] = ""  # whose each default is, such as "paper: lam, mu; ours: lr"
     synchronous: ClassVar[bool] = False  # whether every reply must be taken in the round its message was sent
     step_sizes: ClassVar[tuple[str, ...]] = ("lr",)  # the hyper-parameters that a decaying step size scales
 
@@ -96,7 +95,14 @@ class Algorithm:
         if "name" not in cls.__dict__:
             cls.name = cls.__name__.lower()
         if not abstract:
-            REGISTRY[cls.name] = cls
+            REGISTRY.add(cls.name, cls)
+
+    @classmethod
+    def implied(cls, name: str) -> Limits:
+        """Step sizes are never negative, epochs are counts."""
+        if name in cls.step_sizes:
+            return Limits(ge=0)
+        return Limits(ge=0, le=COUNTED) if name.endswith("_epochs") else FREE
 
     def decayed(self, factor: float) -> "Algorithm":
         """The method with its local step sizes scaled by `factor`."""
@@ -104,7 +110,7 @@ class Algorithm:
             return self
         scaled = {key: getattr(self, key) for key in self.step_sizes}
         for key, value in scaled.items():
-            require(not isinstance(value, str), type(self).__name__, key, value, "a number, to decay it")
+            self.require(not isinstance(value, str), key, "a number, to decay it")
         return dataclasses.replace(self, **{key: factor * value for key, value in scaled.items()})
 
     def plan(self, task: "Task", n: int) -> str | None:
@@ -225,33 +231,17 @@ def mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
 
 def make(name: str, /, **settings: Any) -> Algorithm:
     """A method by its registered name, with hyper-parameters. Raises ConfigError naming what is wrong."""
-    if name not in REGISTRY:
-        raise ConfigError(f"unknown algorithm {name!r}{closest(name, REGISTRY)}; known: {', '.join(sorted(REGISTRY))}")
-    cls = REGISTRY[name]
-    known = {f.name for f in dataclasses.fields(cls)}
-    for key in settings:
-        if key not in known:
-            raise ConfigError(
-                f"algorithm.{key}: {name} has no such setting{closest(key, known)}; it has {', '.join(sorted(known))}"
-            )
-    return cls(**settings)
+    return REGISTRY.make(name, settings)
 
 
-def check(algorithm: Algorithm) -> None:
-    """Raise ConfigError for a hyper-parameter of the wrong type, not finite, or a negative step size."""
-    who, kinds = type(algorithm).__name__, {float: (int, float), int: (int,), str: (str,), bool: (bool,)}
-    for f in dataclasses.fields(algorithm):
-        value = getattr(algorithm, f.name)
-        if f.type in kinds:
-            fits = isinstance(value, kinds[f.type]) and (f.type is bool or not isinstance(value, bool))
-            require(fits, who, f.name, value, f"a value of type {getattr(f.type, '__name__', f.type)}")
-        if isinstance(value, float):
-            require(math.isfinite(value), who, f.name, value, "a finite number")
-        if f.name in algorithm.step_sizes and isinstance(value, int | float):
-            require(value >= 0, who, f.name, value, "a step size of 0 or more")
+def check(algorithm: Algorithm, dtype: torch.dtype = torch.float64) -> None:
+    """Raise ConfigError for a hyper-parameter that does not fit, whatever the method's own `__post_init__` does.
 
-
-def require(condition: bool, cls: str, key: str, found: Any, expected: str) -> None:
-    """Raise ConfigError unless `condition`: used by a method's `__post_init__` on its own hyper-parameters."""
-    if not condition:
-        raise ConfigError(f"algorithm.{key} of {cls}: found {found!r}, expected {expected}")
+    dtype: of the training, which step sizes must be numbers of
+    """
+    Configured.__post_init__(algorithm)
+    most = torch.finfo(dtype).max
+    for key in algorithm.step_sizes:
+        value = getattr(algorithm, key)
+        name = str(dtype).removeprefix("torch.")
+        algorithm.require(isinstance(value, str) or value <= most, key, f"at most {most:.3g}, the largest {name}")

@@ -7,14 +7,15 @@ as they are.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.core.errors import ConfigError, closest
+from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import uniform
+from polyfed.core.settings import Configured, Registry, found, setting
 
 
 class Draws:
@@ -36,32 +37,26 @@ Augmentation = Callable[[Tensor, Draws], Tensor]
 
 
 @dataclass(frozen=True)
-class Flip:
+class Flip(Configured):
     """Mirror left and right with probability `p`. x: [N, C, H, W] -> the same shape."""
 
-    p: float = 0.5
-
-    def __post_init__(self):
-        _probability("flip", self.p)
+    table: ClassVar[str] = "augment"
+    p: float = setting(0.5, ge=0, le=1)
 
     def __call__(self, x: Tensor, draws: Draws) -> Tensor:
         return torch.where((draws.uniform() < self.p)[:, None, None, None], x.flip(-1), x)
 
 
 @dataclass(frozen=True)
-class Crop:
+class Crop(Configured):
     """Pad with `padding` zeros on every side and cut the old size out at a random place, with probability `p`.
 
     x: [N, C, H, W] -> the same shape. The padding is zero in the units of x: where inputs are normalised, the mean.
     """
 
-    padding: int = 4
-    p: float = 1.0
-
-    def __post_init__(self):
-        if not isinstance(self.padding, int) or isinstance(self.padding, bool) or self.padding < 1:
-            raise ConfigError(f"augment: crop by {self.padding!r}, expected an integer of at least 1")
-        _probability("crop", self.p)
+    table: ClassVar[str] = "augment"
+    padding: int = setting(4, ge=1)
+    p: float = setting(1.0, ge=0, le=1)
 
     def __call__(self, x: Tensor, draws: Draws) -> Tensor:
         height, width = x.shape[-2:]
@@ -91,7 +86,9 @@ class Steps:
         return x
 
 
-KINDS: dict[str, tuple[type, type]] = {"flip": (Flip, float), "crop": (Crop, int)}  # and the type of the first value
+AUGMENTATIONS: Registry[type[Flip] | type[Crop]] = Registry("augment")
+AUGMENTATIONS.add("flip", Flip)
+AUGMENTATIONS.add("crop", Crop)
 
 
 def augmentation(given: str | Augmentation | None, shape: Sequence[int]) -> Augmentation | None:
@@ -104,8 +101,8 @@ def augmentation(given: str | Augmentation | None, shape: Sequence[int]) -> Augm
     if given is None or (callable(given) and not isinstance(given, str)):
         return given
     if not isinstance(given, str):
-        raise ConfigError(f"augment: found {given!r}, {EXPECTED}")
-    steps = tuple(_step(part, given) for part in given.split("+"))
+        raise ConfigError(f"augment: {found(given, EXPECTED)}")
+    steps = steps_of(given)
     if len(shape) != 3:
         raise ConfigError(f"augment: {given!r} needs images [channels, height, width]; inputs are of shape {[*shape]}")
     for step in steps:
@@ -114,35 +111,12 @@ def augmentation(given: str | Augmentation | None, shape: Sequence[int]) -> Augm
     return Steps(steps)
 
 
-EXPECTED = "expected steps joined by '+', such as 'flip+crop:4' or 'flip+crop:4,p=0.5', or a callable"
+EXPECTED = "steps joined by '+', such as 'flip+crop:4' or 'flip+crop:4,p=0.5', or a callable"
 
 
-def check_text(given: str) -> None:
-    """Raise ConfigError when `given` is no augmentation, whatever the images."""
-    for part in given.split("+"):
-        _step(part, given)
-
-
-def _step(text: str, whole: str) -> Flip | Crop:
-    word, _, rest = text.strip().partition(":")
-    if word not in KINDS:
-        raise ConfigError(f"augment: found {whole!r}{closest(word, KINDS)}, {EXPECTED}")
-    kind, first = KINDS[word]
-    values: dict[str, Any] = {}
-    for k, item in enumerate(filter(None, rest.split(","))):
-        key, equals, value = item.strip().partition("=")
-        try:
-            if equals and key == "p":
-                values["p"] = float(value)
-            elif not equals and k == 0:
-                values["p" if kind is Flip else "padding"] = first(key)
-            else:
-                raise ValueError(item)
-        except ValueError:
-            raise ConfigError(f"augment: found {item.strip()!r} in {whole!r}, {EXPECTED}") from None
-    return kind(**values)
-
-
-def _probability(what: str, p: Any) -> None:
-    if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1:
-        raise ConfigError(f"augment: {what} with probability {p!r}, expected a number from 0 to 1")
+def steps_of(given: str) -> tuple[Flip | Crop, ...]:
+    """The steps of a text, whatever the images. Raises ConfigError for what is not one."""
+    try:
+        return tuple(AUGMENTATIONS.read(part.strip(), "augment") for part in given.split("+"))
+    except ConfigError as e:
+        raise ConfigError(f"{e}; an augmentation is {EXPECTED}") from None

@@ -16,8 +16,10 @@ from torch import Tensor
 from polyfed.core.augment import Augmentation, Draws
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator, key_of, mix
+from polyfed.core.settings import COUNTED, found
 from polyfed.core.split import Split
 
+BLOCK = 1 << 18  # samples whose order is drawn at a time: steps are made as they are needed
 PADDING = 1.3  # clients are padded to a common size only when their sizes are within this factor
 
 
@@ -90,7 +92,10 @@ class Work:
             return self.epochs * self.per_epoch(counts)
         if isinstance(self.steps, Each):
             return np.ones_like(counts) if keys is None else self.steps.each(seed, round, keys)
-        return np.full_like(counts, self.steps(round) if callable(self.steps) else self.steps)
+        steps = self.steps(round) if callable(self.steps) else self.steps
+        if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or not 1 <= steps <= COUNTED:
+            raise ConfigError(f"local_steps: {found(steps, 'an integer of at least 1')} (in round {round})")
+        return np.full_like(counts, steps)
 
 
 class Batches:
@@ -170,45 +175,56 @@ class Batches:
         return range(self.total)
 
     def __iter__(self) -> Iterator[Batch]:
-        steps = self._steps
-        total = len(self.repeat())
-        # rows[k]: up to which row somebody still works at step k; ragged[k]: somebody before that row has finished
-        at_work = steps[None, :] > np.arange(total)[:, None]
-        rows = len(steps) - np.argmax(at_work[:, ::-1], axis=1)
-        if self._work.batch_size is None:
-            x, y, weight, sizes = self.whole()[:4]
-            if at_work.all() and self._work.augment is None:  # every step is the same but for its dropout
-                for k in range(total):
-                    yield Batch(x, y, weight, sizes, None, self._seeds(k))
-                return
+        self.repeat()
+        return self._on_all() if self._work.batch_size is None else self._on_parts()
+
+    def _on_all(self) -> Iterator[Batch]:
+        """Steps on all samples."""
+        x, y, weight, sizes = self.whole()[:4]
+        if (self._steps == self.total).all() and self._work.augment is None:  # every step is the same but for dropout
+            for k in range(self.total):
+                yield Batch(x, y, weight, sizes, None, self._seeds(k))
+            return
+        for first, at_work, rows in self._blocks(1):
             for k, m in enumerate(rows.tolist()):
                 yield Batch(
-                    self._augmented(x[:m], k),
+                    self._augmented(x[:m], first + k),
                     y[:m],
                     None if weight is None else weight[:m],
                     None if sizes is None else sizes[:m],
                     self._live(at_work[k, :m]),
-                    self._seeds(k),
+                    self._seeds(first + k),
                 )
-            return
-        index, sizes = self._order(total)
-        width = index.shape[-1]
-        real = np.arange(width) < sizes[:, :, None]
-        full = (sizes == width) | ~at_work
-        weights = None if full.all() else _weights(self._split, real)
-        # decided for all steps at once: a step of a small model is so short that even this would show
-        at = torch.as_tensor(index, device=self._split.x.device)
-        ragged, waiting = (~full.all(1)).tolist(), (at_work.sum(1) < rows).tolist()
-        for k, m in enumerate(rows.tolist()):
-            x, y = _take(self._split, at[k, :m])
-            yield Batch(
-                self._augmented(x, k, index[k, :m]),
-                y,
-                weights[k, :m] if ragged[k] and weights is not None else None,
-                sizes[k, :m].tolist() if ragged[k] else None,
-                self._live(at_work[k, :m]) if waiting[k] else None,
-                self._seeds(k),
-            )
+
+    def _on_parts(self) -> Iterator[Batch]:
+        """Steps on `batch_size` samples or fewer."""
+        width = int(min(self._work.batch_size or 0, self._counts.max(initial=1)))
+        orders = [self._order(i, width) for i in range(len(self._clients))]
+        for first, at_work, rows in self._blocks(width):
+            index, sizes = self._drawn(orders, first, len(at_work), width)
+            real = np.arange(width) < sizes[:, :, None]
+            full = (sizes == width) | ~at_work
+            weights = None if full.all() else _weights(self._split, real)
+            # decided for all steps at once: a step of a small model is so short that even this would show
+            at = torch.as_tensor(index, device=self._split.x.device)
+            ragged, waiting = (~full.all(1)).tolist(), (at_work.sum(1) < rows).tolist()
+            for k, m in enumerate(rows.tolist()):
+                x, y = _take(self._split, at[k, :m])
+                yield Batch(
+                    self._augmented(x, first + k, index[k, :m]),
+                    y,
+                    weights[k, :m] if ragged[k] and weights is not None else None,
+                    sizes[k, :m].tolist() if ragged[k] else None,
+                    self._live(at_work[k, :m]) if waiting[k] else None,
+                    self._seeds(first + k),
+                )
+
+    def _blocks(self, width: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """The steps, in blocks: the first of them, who works at each [k, s], up to which row somebody does [k]."""
+        steps, most = self._steps, max(1, BLOCK // max(1, len(self._steps) * width))
+        for first in range(0, self.total, most):
+            at_work = steps[None, :] > np.arange(first, min(first + most, self.total))[:, None]
+            yield first, at_work, len(steps) - np.argmax(at_work[:, ::-1], axis=1)
 
     def _augmented(self, x: Tensor, k: int, rows: np.ndarray | None = None) -> Tensor:
         """x: [m, b, ...], `rows: [m, b]` of the split (None: all of each client's) -> what step k trains on."""
@@ -235,26 +251,28 @@ class Batches:
         dtype = self._split.x.dtype if self._split.x.is_floating_point() else torch.float32
         return torch.as_tensor(at_work[:, None], dtype=dtype, device=self._split.x.device)
 
-    def _order(self, total: int) -> tuple[np.ndarray, np.ndarray]:
-        """index: [total, s, b] rows of the split, sizes: [total, s] real samples, for every step of every client."""
-        assert self._work.batch_size is not None
-        s = len(self._clients)
-        width = int(min(self._work.batch_size, self._counts.max(initial=1)))
-        index = np.empty((total, s, width), dtype=np.int64)
-        sizes = np.zeros((total, s), dtype=np.int64)
-        for i in range(s):
-            n, start = int(self._counts[i]), int(self._split.offsets[self._clients[i]])
-            index[:, i] = start
-            rng = generator(self._seed, self._purpose, self._round, int(self._keys[i]))
-            per_epoch, k = -(-n // width), 0
-            while k < self._steps[i]:
-                order = rng.permutation(n) + start
-                for j in range(min(per_epoch, int(self._steps[i]) - k)):
-                    part = order[j * width : (j + 1) * width]
-                    index[k, i, : len(part)] = part
-                    sizes[k, i] = len(part)
-                    k += 1
+    def _drawn(
+        self, orders: list[Iterator[np.ndarray]], first: int, count: int, width: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """index: [count, s, b] rows of the split, sizes: [count, s] real samples, for the steps from `first`."""
+        index = np.empty((count, len(orders), width), dtype=np.int64)
+        sizes = np.zeros((count, len(orders)), dtype=np.int64)
+        for i, order in enumerate(orders):
+            index[:, i] = int(self._split.offsets[self._clients[i]])
+            for k in range(min(count, int(self._steps[i]) - first)):
+                part = next(order)
+                index[k, i, : len(part)] = part
+                sizes[k, i] = len(part)
         return index, sizes
+
+    def _order(self, i: int, width: int) -> Iterator[np.ndarray]:
+        """The rows of the split that client i takes, step after step: epochs in a keyed order, without end."""
+        n, start = int(self._counts[i]), int(self._split.offsets[self._clients[i]])
+        rng = generator(self._seed, self._purpose, self._round, int(self._keys[i]))
+        while True:
+            order = rng.permutation(n) + start
+            for j in range(0, n, width):
+                yield order[j : j + width]
 
 
 def padded(split: Split, clients: np.ndarray) -> Batch:

@@ -7,6 +7,8 @@ The command line prints the line and exits non-zero; a traceback means a fault o
 class PolyfedError(Exception):
     """Base of every error meant for the user. `str(error)` is one complete line."""
 
+    key: str = ""  # the setting at fault, where there is one
+
 
 class ConfigError(PolyfedError):
     """A setting is unknown, of the wrong type or out of range."""

@@ -4,16 +4,17 @@ taken; in synchronous training both are the round's cohort.
 
 import csv
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import floor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator, priorities
+from polyfed.core.settings import Configured, Registry, arguments, found, parse, setting
 
 
 class Turn(NamedTuple):
@@ -27,8 +28,10 @@ class Turn(NamedTuple):
     seconds: float = 0.0
 
 
-class Schedule:
+class Schedule(Configured):
     """Base: a synchronous schedule, defined by its cohort."""
+
+    table: ClassVar[str] = "schedule"
 
     def cohort(self, seed: int, t: int, keys: np.ndarray) -> np.ndarray:
         """Sorted positions of the clients of round t. keys: [n] client keys."""
@@ -44,15 +47,14 @@ class Schedule:
         return Turn(ids, ids)
 
 
+SCHEDULES: Registry[type[Schedule]] = Registry("schedule.name")
+
+
 @dataclass(frozen=True)
 class Uniform(Schedule):
     """floor(fraction * n) clients, at least one, drawn without replacement; all of them at fraction 1."""
 
-    fraction: float = 1.0
-
-    def __post_init__(self):
-        if not 0 < self.fraction <= 1:
-            raise ConfigError(f"fraction: found {self.fraction!r}, expected a number above 0 and at most 1")
+    fraction: float = setting(1.0, gt=0, le=1)
 
     def size(self, n: int) -> int:
         return max(1, floor(self.fraction * n + 1e-9))
@@ -66,13 +68,9 @@ class Uniform(Schedule):
 
 @dataclass(frozen=True)
 class Bernoulli(Schedule):
-    """Every client by itself with a given probability; the luckiest one alone when nobody was drawn."""
+    """Every client by itself with a given probability; if none is drawn, the client with the smallest draw."""
 
-    probability: float
-
-    def __post_init__(self):
-        if not 0 < self.probability <= 1:
-            raise ConfigError(f"probability: found {self.probability!r}, expected a number above 0 and at most 1")
+    probability: float = setting(gt=0, le=1)
 
     def cohort(self, seed: int, t: int, keys: np.ndarray) -> np.ndarray:
         draw = priorities(seed, "cohort", t, keys) / 2.0**64
@@ -85,13 +83,20 @@ class Availability(Schedule):
     """A uniform draw among the clients that are reachable: `trace` [periods, n] bool, repeated over the rounds."""
 
     trace: np.ndarray | tuple[tuple[bool, ...], ...]
-    fraction: float = 1.0
+    fraction: float = setting(1.0, gt=0, le=1)
 
     def __post_init__(self):
-        object.__setattr__(self, "trace", tuple(tuple(map(bool, row)) for row in np.asarray(self.trace)))
+        if isinstance(self.trace, np.ndarray):
+            self.require(self.trace.ndim == 2, "trace", "[periods, n] true or false")
+            object.__setattr__(self, "trace", tuple(tuple(map(bool, row)) for row in self.trace))
+        super().__post_init__()
+        self.require(len({len(row) for row in self.trace}) == 1, "trace", "[periods, n] true or false")
 
     def cohort(self, seed: int, t: int, keys: np.ndarray) -> np.ndarray:
-        here = np.flatnonzero(self.trace[t % len(self.trace)])
+        row = self.trace[t % len(self.trace)]
+        if len(row) != len(keys):
+            raise ConfigError(f"availability: found {len(row)} clients in the trace, expected {len(keys)}")
+        here = np.flatnonzero(row)
         if not len(here):
             raise ConfigError(f"availability: nobody is reachable in round {t}")
         m = max(1, floor(self.fraction * len(here) + 1e-9))
@@ -99,32 +104,45 @@ class Availability(Schedule):
 
 
 @dataclass(frozen=True)
-class Delays:
+class Delays(Configured):
     """How long a client takes from receiving a message to its reply being there: compute plus network, in seconds.
 
     kind: "uniform" between `low` and `high`, or "log-normal" with median `low` and shape `high`
     compute, network: [n] fixed seconds per client, added to the draw (0 where not given)
     """
 
-    kind: str = "uniform"
-    low: float = 0.0
-    high: float = 0.0
+    table: ClassVar[str] = "delays"
+    kind: Literal["uniform", "log-normal"] = "uniform"
+    low: float = setting(0.0, ge=0, le=1e9)
+    high: float = setting(0.0, ge=0, le=1e9)
     compute: np.ndarray | tuple[float, ...] | float = 0.0
     network: np.ndarray | tuple[float, ...] | float = 0.0
 
     def __post_init__(self):
+        super().__post_init__()
         for key in ("compute", "network"):  # as tuples they compare, and print, in full
-            value = np.asarray(getattr(self, key), dtype=float)
-            object.__setattr__(self, key, tuple(value.tolist()) if value.ndim else float(value))
-            if value.ndim > 1 or not (np.isfinite(value) & (value >= 0)).all():
-                raise ConfigError(f"delays: {key} is not a number of seconds from 0, or one for each client")
-        if self.kind not in ("uniform", "log-normal"):
-            raise ConfigError(f"delays: found {self.kind!r}, expected uniform or log-normal")
-        ordered = self.kind == "log-normal" or self.high >= self.low
-        if min(self.low, self.high) < 0 or not ordered:
-            raise ConfigError(
-                f"delays: found {self.low:g}, {self.high:g}; expected two numbers from 0, low before high"
-            )
+            value = np.asarray(getattr(self, key))
+            fits = value.dtype.kind in "fiu" and value.ndim <= 1 and bool((np.isfinite(value) & (value >= 0)).all())
+            self.require(fits, key, "a number of seconds from 0, or one for each client")
+            object.__setattr__(self, key, tuple(map(float, value)) if value.ndim else float(value))
+        if self.kind == "uniform":
+            self.require(self.high >= self.low, "high", f"at least low = {self.low:g}")
+        else:
+            self.require(self.high <= 100, "high", "a shape of at most 100")
+
+    @classmethod
+    def from_text(cls, text: str, names: tuple[str, ...] | None) -> "Delays | None":
+        """Delays from "uniform:0,20", "log-normal:5,0.5" or "file:PATH".
+
+        names: of the clients; None: the text is only checked, and None returned for a file
+        """
+        if text.startswith("file:"):
+            return None if names is None else cls.from_file(text.removeprefix("file:"), names)
+        kind, values, named = parse(text, "schedule.delays")
+        if len(values) != 2 or named:
+            expected = "uniform:0,20 or log-normal:5,0.5 or file:PATH"
+            raise ConfigError(f"schedule.delays: {found(text, expected)}")
+        return cls(**arguments(cls, [kind, *values], {}, "schedule.delays", text))
 
     @classmethod
     def from_file(cls, path: str | Path, names: tuple[str, ...]) -> "Delays":
@@ -179,7 +197,7 @@ class Asynchronous(Schedule):
     """
 
     delays: Delays
-    concurrency: int | None = None
+    concurrency: int | None = setting(None, ge=1)
     _memo: dict = field(default_factory=dict, compare=False, repr=False)
 
     def late(self, n: int) -> bool:
@@ -207,3 +225,32 @@ class Asynchronous(Schedule):
             due, _, i = heapq.heappop(queue)
             yield Turn(send, np.array([i]), due - clock)
             clock, t = due, t + 1
+
+
+SCHEDULES.add("uniform", Uniform)
+SCHEDULES.add("bernoulli", Bernoulli)
+SCHEDULES.add("asynchronous", Asynchronous)
+
+
+def schedule_of(table: Mapping[str, Any], fraction: float, names: tuple[str, ...] | None) -> Schedule:
+    """The schedule of a [schedule] table: who takes part and when.
+
+    name = "uniform" (with delays: on a virtual clock), "bernoulli" (probability) or "asynchronous" (concurrency);
+    delays = "uniform:0,20", "log-normal:5,0.5" or "file:PATH".
+
+    fraction: where the table does not say it otherwise
+    names: of the clients; None: the table is only checked, a file of delays is not read
+    """
+    given = {key.replace("-", "_"): value for key, value in table.items()}
+    name, text = given.pop("name", None), given.pop("delays", None)
+    kind = SCHEDULES.find(name)
+    if text is not None and not isinstance(text, str):
+        raise ConfigError(f"schedule.delays: {found(text, 'uniform:0,20 or log-normal:5,0.5 or file:PATH')}")
+    delays = None if text is None else Delays.from_text(text, names)
+    if kind is Asynchronous:
+        return SCHEDULES.make(name, {**given, "delays": delays or Delays()})
+    if kind is Uniform and "fraction" in given:
+        raise ConfigError("schedule.fraction: uniform has no such setting; set fraction, outside of [schedule]")
+    share = "fraction" if kind is Uniform else "probability"
+    schedule = SCHEDULES.make(name, {share: fraction, **given})
+    return schedule if delays is None else Timed(schedule, delays)

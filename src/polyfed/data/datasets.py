@@ -5,48 +5,51 @@ One loader per data set, found by its name; a folder of files is a data set as w
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from polyfed.core.errors import DataError, closest
+from polyfed.core import settings
+from polyfed.core.errors import DataError, PolyfedError
 from polyfed.data import prepare, readers, synthetic
-from polyfed.data.dataset import SCALINGS, Dataset
+from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
 from polyfed.data.tiny_imagenet import read_folder
 
 # the registry
 
 Loader = Callable[..., Dataset]
-LOADERS: dict[str, Loader] = {}
+LOADERS: settings.Registry[Loader] = settings.Registry("data.name", DataError)
+SEED = Annotated[int, settings.Limits(ge=0, lt=2**32)]
+Normalise = bool | Literal["half"]
+Standardise = Literal["pooled", "client"] | None
 
 
 def dataset(name: str) -> Callable[[Loader], Loader]:
     """Register a loader: a function of `data_dir` and keyword options that returns a Dataset."""
 
     def register(loader: Loader) -> Loader:
-        LOADERS[name] = loader
-        return loader
+        return LOADERS.add(name, loader)
 
     return register
 
 
 def names() -> tuple[str, ...]:
     """The names that `load` knows."""
-    return tuple(sorted(LOADERS))
+    return tuple(LOADERS.names())
 
 
 def about(name: str) -> str:
     """What a named data set is: the docstring of its loader. Raises DataError for an unknown name."""
-    return inspect.getdoc(_loader(name)) or name
+    return inspect.getdoc(LOADERS.find(name)) or name
 
 
 def options(name: str) -> dict[str, Any]:
     """The options of a named data set and their defaults."""
-    return {p.name: p.default for p in list(inspect.signature(_loader(name)).parameters.values())[1:]}
+    return {p.name: p.default for p in list(inspect.signature(LOADERS.find(name)).parameters.values())[1:]}
 
 
 def default_dir() -> Path:
@@ -63,30 +66,36 @@ def load(name: str | Path, data_dir: str | Path | None = None, **options: Any) -
     Raises DataError, one line, for an unknown name or option, a missing folder and every malformed file.
     """
     text = str(name)
-    options = {key.replace("-", "_"): value for key, value in options.items()}
     if text in LOADERS:
         loader = LOADERS[text]
     elif isinstance(name, Path) or os.sep in text or "/" in text or Path(text).exists():
         loader = _folder(Path(text))
     else:
-        loader = _loader(text)
-    known = [p.name for p in list(inspect.signature(loader).parameters.values())[1:]]
-    for key in options:
-        if key not in known:
-            allowed = ", ".join(known) or "none"
-            raise DataError(f"data set {text!r}: unknown option {key!r}{closest(key, known)}; known: {allowed}")
-    loaded = loader(Path(data_dir) if data_dir is not None else default_dir(), **options)
-    return replace(loaded, options=options)
+        loader = LOADERS.find(text)
+    checked = _options(loader, options, text)
+    loaded = loader(Path(data_dir) if data_dir is not None else default_dir(), **checked)
+    return replace(loaded, options=checked)
 
 
-def _loader(name: str) -> Loader:
-    if name not in LOADERS:
-        raise DataError(f"unknown data set {name!r}{closest(name, LOADERS)}; known: {', '.join(names())}, or a folder")
-    return LOADERS[name]
+def check_options(name: str, options: Mapping[str, Any], refusal: type[PolyfedError] = DataError) -> None:
+    """Raise `refusal` for the first option that a named data set, or a folder, does not take."""
+    _options(LOADERS[name] if name in LOADERS else _folder(Path(name)), options, name, refusal)
+
+
+def _options(
+    loader: Loader, given: Mapping[str, Any], name: str, refusal: type[PolyfedError] = DataError
+) -> dict[str, Any]:
+    snake = {key.replace("-", "_"): value for key, value in given.items()}
+    return settings.options(loader, snake, 1, "data.options.", name, refusal)
 
 
 def _folder(path: Path) -> Loader:
-    def files(data_dir: Path, target: str | None = None, task: str = "auto", classes: int | None = None) -> Dataset:
+    def files(
+        data_dir: Path,
+        target: str | None = None,
+        task: Literal["auto", "classification", "regression"] = "auto",
+        classes: Annotated[int, settings.Limits(ge=2, le=10**6)] | None = None,
+    ) -> Dataset:
         """The CSV and npz files of a folder, one client each, or of one file."""
         paths = [path] if path.is_file() else readers.client_files(path)
         clients = readers.read_clients(paths, target=target, task=task, classes=classes)
@@ -116,15 +125,6 @@ def _folder(path: Path) -> Loader:
         )
 
     return files
-
-
-def _choice(value: Any, allowed: Sequence[Any], what: str, name: str) -> Any:
-    if value == "none" and None in allowed:
-        return None
-    if value not in allowed:
-        shown = ", ".join(repr(a) for a in allowed)
-        raise DataError(f"data set {name!r}: {what} is {value!r}; {shown} are allowed")
-    return value
 
 
 def _find(data_dir: Path, folders: Sequence[str], file: str, name: str) -> Path:
@@ -173,15 +173,14 @@ CHANNELS: dict[str, Channels] = {  # mean and deviation of the official training
 }
 
 
-def _channels(name: str, normalise: bool | str) -> Channels | None:
+def _channels(name: str, normalise: Normalise) -> Channels | None:
     """What the option `normalise` means: False, True (the data set's usual constants) or "half" (to [-1, 1])."""
-    _choice(normalise, (False, True, "half"), "normalise", name)
     mean, deviation = CHANNELS[name]
     return None if normalise is False else (mean, deviation) if normalise is True else ((0.5,), (0.5,))
 
 
 def _idx(
-    data_dir: Path, name: str, folders: Sequence[str], flat: bool, normalise: bool | str, notes: tuple[str, ...]
+    data_dir: Path, name: str, folders: Sequence[str], flat: bool, normalise: Normalise, notes: tuple[str, ...]
 ) -> Dataset:
     channels = _channels(name, normalise)
     paths = [_find(data_dir, folders, file, name) for file in IDX_FILES]
@@ -208,7 +207,7 @@ def _idx(
 
 
 @dataset("mnist")
-def mnist(data_dir: Path, flat: bool = False, normalise: bool | str = False) -> Dataset:
+def mnist(data_dir: Path, flat: bool = False, normalise: Normalise = False) -> Dataset:
     """MNIST: 60,000 + 10,000 grey images of handwritten digits, [1, 28, 28] (flat: [784]), 10 classes.
 
     normalise: False (pixels in [0, 1]), True (mean 0.1307, deviation 0.3081) or "half" (0.5 and 0.5: to [-1, 1]).
@@ -218,7 +217,7 @@ def mnist(data_dir: Path, flat: bool = False, normalise: bool | str = False) -> 
 
 
 @dataset("fashion-mnist")
-def fashion_mnist(data_dir: Path, flat: bool = False, normalise: bool | str = False) -> Dataset:
+def fashion_mnist(data_dir: Path, flat: bool = False, normalise: Normalise = False) -> Dataset:
     """Fashion-MNIST: 60,000 + 10,000 grey images of clothing, [1, 28, 28] (flat: [784]), 10 classes.
 
     normalise: False (pixels in [0, 1]), True (mean 0.2860, deviation 0.3530) or "half" (0.5 and 0.5: to [-1, 1]).
@@ -280,7 +279,7 @@ def _cifar(
     test: str,
     column: int,
     classes: int,
-    normalise: bool | str,
+    normalise: Normalise,
 ) -> Dataset:
     """CIFAR from an npz (x_train, y_train, x_test, y_test) or from the binary version, whichever is there."""
     channels = _channels(name, normalise)
@@ -312,7 +311,7 @@ def _cifar(
 
 
 @dataset("cifar10")
-def cifar10(data_dir: Path, normalise: bool | str = False) -> Dataset:
+def cifar10(data_dir: Path, normalise: Normalise = False) -> Dataset:
     """CIFAR-10: 50,000 + 10,000 colour images (or a subset in an npz), [3, 32, 32], 10 classes.
 
     normalise: False (pixels in [0, 1]), True (means .491 .482 .447, deviations .247 .243 .262) or "half" (to [-1, 1]).
@@ -322,18 +321,17 @@ def cifar10(data_dir: Path, normalise: bool | str = False) -> Dataset:
 
 
 @dataset("cifar100")
-def cifar100(data_dir: Path, labels: str = "fine", normalise: bool | str = False) -> Dataset:
+def cifar100(data_dir: Path, labels: Literal["fine", "coarse"] = "fine", normalise: Normalise = False) -> Dataset:
     """CIFAR-100: 50,000 + 10,000 colour images (or a subset in an npz), [3, 32, 32], 100 fine or 20 coarse classes.
 
     normalise: False (pixels in [0, 1]), True (means .5071 .4867 .4408, deviations .2675 .2565 .2761) or "half".
     """
-    _choice(labels, ("fine", "coarse"), "labels", "cifar100")
     classes, column = (100, 1) if labels == "fine" else (20, 0)
     return _cifar(data_dir, "cifar100", "cifar-100-binary", ["train.bin"], "test.bin", column, classes, normalise)
 
 
 @dataset("tiny-imagenet")
-def tiny_imagenet(data_dir: Path, normalise: bool | str = False) -> Dataset:
+def tiny_imagenet(data_dir: Path, normalise: Normalise = False) -> Dataset:
     """Tiny ImageNet: 100,000 + 10,000 colour images, [3, 64, 64], 200 classes; the validation images are the test set.
 
     From the unpacked folder tiny-imagenet-200, or an npz (x_train uint8 [N, 64, 64, 3], y_train, x_test, y_test), which
@@ -370,13 +368,12 @@ POOLED = (
 
 
 @dataset("heart-disease")
-def heart_disease(data_dir: Path, standardise: str | None = "pooled") -> Dataset:
+def heart_disease(data_dir: Path, standardise: Standardise = "pooled") -> Dataset:
     """UCI Heart Disease, four hospitals, 303 + 261 + 46 + 130 patients, 10 inputs, 2 classes; ships with polyfed.
 
     Prepared as Fed-Heart-Disease of FLamby: slope, ca and thal dropped, then patients with a gap; target num > 0.
     standardise: "pooled" (default), "client" (each hospital by itself) or None; always by training rows only.
     """
-    standardise = _choice(standardise, ("pooled", "client", None), "standardise", "heart-disease")
     folder = Path(__file__).parent / "files" / "heart_disease"
     used = [*range(10), 13]  # of age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal num
     xs, ys = [], []
@@ -407,15 +404,15 @@ def heart_disease(data_dir: Path, standardise: str | None = "pooled") -> Dataset
 
 
 @dataset("parkinsons")
-def parkinsons(data_dir: Path, target: str = "total", standardise: str | None = "pooled") -> Dataset:
+def parkinsons(
+    data_dir: Path, target: Literal["total", "motor"] = "total", standardise: Standardise = "pooled"
+) -> Dataset:
     """UCI Parkinsons Telemonitoring: 42 patients, 5,875 recordings; regression of the UPDRS score (points).
 
     19 inputs: age, sex, test_time (days) and 16 voice measures. target: "total" or "motor" UPDRS; the other one is no
     input. Held-out samples are a patient's last ones in time; recordings of one session stay together.
     standardise: "pooled" (default), "client" or None.
     """
-    _choice(target, ("total", "motor"), "target", "parkinsons")
-    standardise = _choice(standardise, ("pooled", "client", None), "standardise", "parkinsons")
     path = _find(data_dir, ("parkinsons", ""), "parkinsons_updrs.data", "parkinsons")
     header, values, _ = readers.read_csv(path)
     if len(header) != 22 or header[0] != "subject#":
@@ -446,12 +443,11 @@ def parkinsons(data_dir: Path, target: str = "total", standardise: str | None = 
 
 
 @dataset("school")
-def school(data_dir: Path, standardise: str | None = "pooled") -> Dataset:
+def school(data_dir: Path, standardise: Standardise = "pooled") -> Dataset:
     """ILEA School: 139 schools, 15,362 pupils, 28 inputs (the last is constant 1); regression of the exam score.
 
     standardise: "pooled" (default), "client" or None; the constant column is left as it is.
     """
-    standardise = _choice(standardise, ("pooled", "client", None), "standardise", "school")
     path = _find(data_dir, ("school", ""), "school.npz", "school")
     z = readers.read_npz(path, ["X", "y", "school"])
     if z["X"].ndim != 2 or not len(z["X"]) == len(z["y"]) == len(z["school"]):
@@ -475,13 +471,14 @@ def school(data_dir: Path, standardise: str | None = "pooled") -> Dataset:
 
 
 @dataset("housing-bodyfat")
-def housing_bodyfat(data_dir: Path, scale: str | None = "minmax", seed: int = 0) -> Dataset:
+def housing_bodyfat(
+    data_dir: Path, scale: Literal["minmax", "unit", "z-score"] | None = "minmax", seed: SEED = 0
+) -> Dataset:
     """FPFC's H&BF: Boston Housing on 6 clients, with a 14th input N(0, 1), and Body fat on 2; regression, 2 clusters.
 
     scale: inputs, per data set, by training rows: "minmax" to [-1, 1] (default), "unit" to [0, 1], "z-score" or None;
     the paper does not state its own. seed: of the extra input and of the rows' random assignment, in equal parts.
     """
-    scale = _choice(scale, (*SCALINGS, None), "scale", "housing-bodyfat")
     folders = ("housing_bodyfat", "housing-bodyfat", "")
     housing_path = _find(data_dir, folders, "boston_housing.csv", "housing-bodyfat")
     bodyfat_path = _find(data_dir, folders, "bodyfat.csv", "housing-bodyfat")
@@ -514,7 +511,12 @@ def housing_bodyfat(data_dir: Path, scale: str | None = "minmax", seed: int = 0)
 
 
 def _fpfc_loader(scenario: str) -> Loader:
-    def load_fpfc(data_dir: Path, features: str = "uniform", scale: str = "full", seed: int = 0) -> Dataset:
+    def load_fpfc(
+        data_dir: Path,
+        features: Literal["uniform", "normal"] = "uniform",
+        scale: Literal["small", "full"] = "full",
+        seed: SEED = 0,
+    ) -> Dataset:
         d = synthetic.fpfc(scenario, seed=seed, features=features, scale=scale)
         notes = (
             ("normal features: the FPFC paper's text; its tables used uniform ones",) if features == "normal" else ()

@@ -6,18 +6,17 @@ form, `str(p)` writes it.
 `LabelSwap` and `Rotation` change what a client's samples look like and stand on a base: "dirichlet:1.0+label-swap:4".
 """
 
-import types
-import typing
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from dataclasses import MISSING, dataclass, field, fields, replace
 from heapq import heapify, heappop, heapreplace
 from math import gcd
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from polyfed.core.errors import DataError, closest
+from polyfed.core.errors import DataError, PolyfedError
+from polyfed.core.settings import Configured, Registry, setting, shown
 from polyfed.data import prepare
 
 
@@ -59,9 +58,11 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Partitioner(ABC):
+class Partitioner(Configured, ABC):
     """Base of all partitioners. `word` is the name in the string form."""
 
+    table: ClassVar[str] = "partition"
+    refusal: ClassVar[type[PolyfedError]] = DataError
     word: ClassVar[str] = ""
     needs_labels: ClassVar[bool] = False
 
@@ -176,16 +177,11 @@ class Dirichlet(Partitioner):
     The "practical" setting of PFLlib and FL-bench is "dirichlet:0.1,capped=true,least=1"; at first PFLlib asked for 40.
     """
 
-    alpha: float = 0.5
+    alpha: float = setting(0.5, gt=0)
     capped: bool = False
-    least: int | None = None
+    least: int | None = setting(None, ge=1)
     word = "dirichlet"
     needs_labels = True
-
-    def __post_init__(self):
-        _positive(self, "alpha")
-        if self.least is not None:
-            _at_least(self, "least", 1)
 
     def _deal(self, source, n, seed, rng, min_samples):
         if self.least is None:
@@ -225,16 +221,11 @@ class DirichletPrior(Partitioner):
     After Hsu, Qi and Brown (2019); used by FedDyn and FedSLR (arXiv 2302.11051, section 6).
     """
 
-    alpha: float = 0.5
-    samples: int | None = None
+    alpha: float = setting(0.5, gt=0)
+    samples: int | None = setting(None, ge=1)
     restart: bool = False
     word = "dirichlet-prior"
     needs_labels = True
-
-    def __post_init__(self):
-        _positive(self, "alpha")
-        if self.samples is not None:
-            _at_least(self, "samples", 1)
 
     def _deal(self, source, n, seed, rng, min_samples):
         C, N = source.classes, source.size
@@ -290,20 +281,11 @@ class Pathological(Partitioner):
     PFLlib's "pathological" setting is "pathological:2,sizes=rest,order=label".
     """
 
-    classes_per_client: int = 2
-    sizes: str = "equal"
-    order: str = "random"
+    classes_per_client: int = setting(2, ge=1)
+    sizes: Literal["equal", "random", "rest"] = "equal"
+    order: Literal["random", "label"] = "random"
     word = "pathological"
     needs_labels = True
-
-    def __post_init__(self):
-        _at_least(self, "classes_per_client", 1)
-        if self.sizes not in ("equal", "random", "rest"):
-            raise DataError(
-                f"partition 'pathological': sizes is {self.sizes!r}; 'equal', 'random' or 'rest' is expected"
-            )
-        if self.order not in ("random", "label"):
-            raise DataError(f"partition 'pathological': order is {self.order!r}; 'random' or 'label' is expected")
 
     def _deal(self, source, n, seed, rng, min_samples):
         k, C = self.classes_per_client, source.classes
@@ -347,12 +329,9 @@ class Shards(Partitioner):
     A client sees about `per_client` classes, not exactly (a shard may span two). Shards differ by at most one sample.
     """
 
-    per_client: int = 2
+    per_client: int = setting(2, ge=1)
     word = "shards"
     needs_labels = True
-
-    def __post_init__(self):
-        _at_least(self, "per_client", 1)
 
     def _deal(self, source, n, seed, rng, min_samples):
         count = n * self.per_client
@@ -368,14 +347,9 @@ class Shards(Partitioner):
 class QuantitySkew(Partitioner):
     """IID contents, unequal sizes: shares from Dirichlet(alpha), or log-normal with deviation `sigma` if given."""
 
-    alpha: float = 0.5
-    sigma: float | None = None
+    alpha: float = setting(0.5, gt=0)
+    sigma: float | None = setting(None, gt=0)
     word = "quantity"
-
-    def __post_init__(self):
-        _positive(self, "alpha")
-        if self.sigma is not None:
-            _positive(self, "sigma")
 
     def _deal(self, source, n, seed, rng, min_samples):
         if self.sigma is None:
@@ -422,6 +396,7 @@ class Composed(Partitioner):
 
     def __post_init__(self):
         object.__setattr__(self, "base", as_partitioner(self.base))
+        super().__post_init__()
 
     @property
     def natural(self):
@@ -454,14 +429,10 @@ class LabelSwap(Composed):
     experiment (arXiv 2211.04218). pairs: other exchanges, one per cluster: ((0, 1), (2, 3)).
     """
 
-    clusters: int = 4
+    clusters: int = setting(4, ge=1)
     pairs: tuple[tuple[int, int], ...] | None = None
     word = "label-swap"
     needs_labels = True
-
-    def __post_init__(self):
-        super().__post_init__()
-        _at_least(self, "clusters", 1)
 
     def _deal(self, source, n, seed, rng, min_samples):
         C = source.classes
@@ -493,8 +464,8 @@ class Rotation(Composed):
 
     def __post_init__(self):
         super().__post_init__()
-        if not self.degrees or any(d % 90 for d in self.degrees):
-            raise DataError(f"partition 'rotation': degrees are {self.degrees}; multiples of 90 are expected")
+        fits = len(self.degrees) > 0 and not any(d % 90 for d in self.degrees)
+        self.require(fits, "degrees", "multiples of 90")
 
     def _deal(self, source, n, seed, rng, min_samples):
         if len(source.shape) < 2 or (any(d % 180 for d in self.degrees) and source.shape[-1] != source.shape[-2]):
@@ -506,10 +477,9 @@ class Rotation(Composed):
         return replace(base, clusters=self._join(base, blocks), turns=turns)
 
 
-KINDS: dict[str, type[Partitioner]] = {
-    c.word: c
-    for c in (IID, Dirichlet, DirichletPrior, Pathological, Shards, QuantitySkew, Natural, LabelSwap, Rotation)
-}
+PARTITIONERS: Registry[type[Partitioner]] = Registry("partition", DataError)
+for _kind in (IID, Dirichlet, DirichletPrior, Pathological, Shards, QuantitySkew, Natural, LabelSwap, Rotation):
+    PARTITIONERS.add(_kind.word, _kind)
 
 
 def parse(text: str) -> Partitioner:
@@ -521,20 +491,13 @@ def parse(text: str) -> Partitioner:
     """
     result: Partitioner | None = None
     for step in _steps(str(text)):
-        word, _, arguments = step.partition(":")
-        word = word.strip()
-        if word not in KINDS:
-            raise DataError(f"unknown partition {word!r}{closest(word, KINDS)}; known: {', '.join(KINDS)}")
-        kind = KINDS[word]
-        if issubclass(kind, Composed):
-            values: dict[str, Any] = {} if result is None else {"base": result}
-        elif result is not None:
-            raise DataError(f"partition {text!r}: {word!r} cannot stand on {str(result)!r}; it goes first")
-        else:
-            values = {}
-        result = kind(**values, **_arguments(kind, arguments, text))
+        word = step.partition(":")[0].strip()
+        composed = issubclass(PARTITIONERS.find(word), Composed)
+        if result is not None and not composed:
+            raise DataError(f"partition: {word!r} cannot stand on {str(result)!r}, expected it to go first")
+        result = PARTITIONERS.read(step, "partition", **({} if result is None else {"base": result}))
     if result is None:
-        raise DataError(f"partition {text!r} is empty; known: {', '.join(KINDS)}")
+        raise DataError(f"partition: found {shown(text)}, expected one of {', '.join(PARTITIONERS.names())}")
     return result
 
 
@@ -546,41 +509,6 @@ def _steps(text: str) -> list[str]:
             out.append(text[start:i])
             start = i + 1
     return [step for step in [*out, text[start:]] if step.strip()]
-
-
-def _arguments(kind: type[Partitioner], text: str, whole: str) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    known = [f.name for f in fields(kind) if f.name != "base"]
-    values: dict[str, Any] = {}
-    for k, item in enumerate(item for item in text.split(",") if item.strip()):
-        key, equals, value = item.partition("=")
-        name = key.strip().replace("-", "_") if equals else (known[0] if k == 0 and known else "")
-        if name not in known:
-            allowed = ", ".join(n.replace("_", "-") for n in known) or "none"
-            raise DataError(f"partition {whole!r}: unknown option {item.strip()!r} of {kind.word!r}; known: {allowed}")
-        try:
-            values[name] = _read(hints[name], (value if equals else key).strip())
-        except ValueError:
-            raise DataError(f"partition {whole!r}: {item.strip()!r} is no value for {name.replace('_', '-')}") from None
-    return values
-
-
-def _read(hint: Any, text: str) -> Any:
-    if isinstance(hint, types.UnionType):
-        hint = next(h for h in typing.get_args(hint) if h is not type(None))
-    if hint is bool:
-        if text.lower() not in ("true", "false"):
-            raise ValueError(text)
-        return text.lower() == "true"
-    if typing.get_origin(hint) is tuple:
-        inner = typing.get_args(hint)[0]
-        if typing.get_origin(inner) is tuple:
-            pairs = [tuple(int(v) for v in pair.split("-")) for pair in text.split("/")]
-            if any(len(pair) != 2 for pair in pairs):
-                raise ValueError(text)
-            return tuple(pairs)
-        return tuple(inner(v) for v in text.split("/"))
-    return hint(text)
 
 
 def _write(value: Any) -> str:
@@ -596,19 +524,6 @@ def _proper(shares: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     out = np.zeros(len(shares))
     out[rng.integers(len(shares))] = 1
     return out
-
-
-def _positive(p: Partitioner, name: str) -> None:
-    value = getattr(p, name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise DataError(f"partition {p.word!r}: {name} is {value!r}; a number above 0 is expected")
-
-
-def _at_least(p: Partitioner, name: str, least: int) -> None:
-    value = getattr(p, name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        shown = name.replace("_", "-")
-        raise DataError(f"partition {p.word!r}: {shown} is {value!r}; an integer of {least} or more is expected")
 
 
 def as_partitioner(how: "Partitioner | str") -> Partitioner:

@@ -18,15 +18,14 @@ from torch import nn
 from polyfed.core.algorithm import REGISTRY
 from polyfed.core.augment import augmentation
 from polyfed.core.errors import ConfigError, DataError, ModelError, PolyfedError, closest
-from polyfed.core.schedule import Asynchronous, Bernoulli, Delays, Schedule, Timed, Uniform
+from polyfed.core.schedule import Schedule, schedule_of
 from polyfed.data.dataset import Dataset
-from polyfed.data.datasets import load, names, options
+from polyfed.data.datasets import check_options, load, names
 from polyfed.data.federation import Federation
 from polyfed.data.partition import parse
 from polyfed.experiment.check import kebab
-from polyfed.experiment.config import Experiment, Method, delays_at, dump
+from polyfed.experiment.config import Experiment, Method, attack_of, delays_at, dump, rule_of
 from polyfed.experiment.steps import local_steps_of
-from polyfed.threats import make_attack, make_rule
 
 CLIENTS = 20  # where the data has no clients of its own and no number is given
 
@@ -48,14 +47,7 @@ class Parts:
         if d.name not in names() and "/" not in d.name and not Path(d.name).exists():
             known = f"known: {', '.join(names())}, or a folder"
             raise ConfigError(f"data.name: unknown data set {d.name!r}{closest(d.name, names())}; {known}")
-        if d.name in names():
-            known = [kebab(k) for k in options(d.name)]
-            for key in d.options:
-                if kebab(key) not in known:
-                    has = ", ".join(known) or "none"
-                    raise ConfigError(
-                        f"data.options.{key}: {d.name} has no such option{closest(key, known)}; it has {has}"
-                    )
+        check_options(d.name, d.options, ConfigError)
         return load(d.name, d.dir, **d.options)
 
     def federation(self, seed: int) -> Federation:
@@ -130,8 +122,8 @@ class Parts:
             "lr_decay_every": s.lr_decay_every,
             "weight_decay": s.weight_decay,
             "loss": s.loss,
-            "attack": _threat("attack", s.attack, make_attack),
-            "robust": _threat("robust", s.robust, make_rule),
+            "attack": None if s.attack is None else attack_of(s.attack),
+            "robust": None if s.robust is None else rule_of(s.robust),
             "schedule": self._schedule(s.schedule),
             "evaluate_every": s.evaluate_every,
             "device": s.device,
@@ -150,54 +142,11 @@ class Parts:
         return top | {"data": dump(e.data), "model": dump(e.model), "algorithm": method.table()}
 
     def _schedule(self, table: dict[str, Any] | None) -> Schedule | None:
-        """The [schedule] table: who takes part and when. None: a uniform draw, without a clock.
-
-        name = "uniform" (with delays: on a virtual clock), "bernoulli" (probability) or "asynchronous" (concurrency);
-        delays = "uniform:0,20", "log-normal:5,0.5" or "file:PATH".
-        """
+        """The [schedule] table. None: a uniform draw, without a clock."""
         if table is None:
             return None
-        table = dict(table)
-        name = table.pop("name", None)
-        known = {
-            "uniform": {"delays"},
-            "bernoulli": {"probability", "delays"},
-            "asynchronous": {"concurrency", "delays"},
-        }
-        if name not in known:
-            raise ConfigError(f"schedule.name: found {name!r}, expected one of {', '.join(known)}")
-        for key in table:
-            if key not in known[name]:
-                raise ConfigError(
-                    f"schedule.{key}: {name} has no such setting; it has {', '.join(sorted(known[name]))}"
-                )
-        delays = self._delays(table["delays"]) if "delays" in table else None
-        if name == "asynchronous":
-            return Asynchronous(delays or Delays(), table.get("concurrency"))
-        fraction = self.experiment.settings.fraction
-        schedule = Uniform(fraction) if name == "uniform" else Bernoulli(table.get("probability", fraction))
-        return schedule if delays is None else Timed(schedule, delays)
-
-    def _delays(self, text: Any) -> Delays:
-        kind, _, rest = str(text).partition(":")
-        if kind == "file":
-            return Delays.from_file(rest, self.federation(self.experiment.seeds[0]).names)
-        try:
-            low, high = (float(part) for part in rest.split(","))
-        except ValueError:
-            raise ConfigError(
-                f"schedule.delays: found {text!r}, expected uniform:0,20 or log-normal:5,0.5 or file:PATH"
-            ) from None
-        return Delays(kind, low, high)
-
-
-def _threat(key: str, table: dict[str, Any] | None, make: Callable[..., Any]) -> Any:
-    """The attack or robust rule of a table with `name` and its settings."""
-    if table is None:
-        return None
-    if not isinstance(table.get("name"), str):
-        raise ConfigError(f"{key}.name: is missing; it names the {'attack' if key == 'attack' else 'robust rule'}")
-    return make(table["name"], **{k.replace("-", "_"): v for k, v in table.items() if k != "name"})
+        names = self.federation(self.experiment.seeds[0]).names
+        return schedule_of(table, self.experiment.settings.fraction, names)
 
 
 # the user's own files

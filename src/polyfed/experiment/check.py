@@ -2,18 +2,14 @@
 found, what is allowed, and the closest known name.
 """
 
-import types
-import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic.fields import FieldInfo
 
-from polyfed.core.errors import ConfigError, closest
+from polyfed.core.errors import ConfigError, PolyfedError, closest
+from polyfed.core.settings import expected, found, none_of, words
 
 
 def kebab(name: str) -> str:
@@ -28,13 +24,6 @@ class Table(BaseModel):
 
 
 T = TypeVar("T", bound=Table)
-
-
-@dataclass(frozen=True)
-class Words:
-    """Says what a key takes, where its type does not: Annotated[str, Words("an expression in k")]."""
-
-    words: str
 
 
 class Where:
@@ -54,10 +43,17 @@ class Where:
             table = table[part]
         return key
 
+    def said(self, error: PolyfedError, key: str) -> ConfigError:
+        """An error about a setting of `key`, with the file it was set in and its name as files have it."""
+        text, full = str(error), f"{key}.{kebab(error.key)}" if error.key else key
+        if error.key:
+            text = text.replace(f".{error.key} of", f".{kebab(error.key)} of", 1)
+        return ConfigError(f"{self(full).removesuffix(full)}{text}")
+
 
 def table_of(value: Any, key: str, where: Where) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ConfigError(f"{where(key)}: found {value!r}, expected a table [{key}]")
+        raise ConfigError(f"{where(key)}: {found(value, f'a table [{key}]')}")
     return value
 
 
@@ -66,9 +62,7 @@ def check(
 ) -> T:
     """`values` as a `model`, or ConfigError for the first key that is wrong."""
     fields = {kebab(name): field for name, field in model.model_fields.items()}
-    values = {
-        k: None if v == "none" and k in fields and _allows_none(fields[k].annotation) else v for k, v in values.items()
-    }
+    values = {k: none_of(v, fields[k].annotation) if k in fields else v for k, v in values.items()}
     try:
         return model.model_validate(values)
     except ValidationError as e:
@@ -80,49 +74,9 @@ def check(
         what = f"unknown setting of {of}" if of else "unknown key"
         raise ConfigError(f"{name}: {what}{closest(key, known)}; known: {', '.join(sorted(known)) or 'none'}")
     if error["type"] == "missing":
-        raise ConfigError(f"{name}: is missing; {of or 'the experiment'} needs {expected(fields[key])}")
-    raise ConfigError(f"{name}: found {values[key]!r}, expected {expected(fields[key])}")
+        raise ConfigError(f"{name}: is missing; {of or 'the experiment'} needs {words(_hint(fields[key]))}")
+    raise ConfigError(f"{name}: {found(values[key], expected(_hint(fields[key]), values[key]))}")
 
 
-def _allows_none(annotation: Any) -> bool:
-    return type(None) in typing.get_args(annotation) or annotation is Any
-
-
-def expected(field: FieldInfo) -> str:
-    """What a key takes, in words."""
-    return _words(field.annotation, field.metadata)
-
-
-WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", type(None): "none"}
-
-
-def _words(annotation: Any, metadata: Iterable[Any] = ()) -> str:
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Annotated:
-        inner = [m for a in arguments[1:] for m in (a.metadata if isinstance(a, FieldInfo) else [a])]
-        return _words(arguments[0], inner)
-    if origin in (types.UnionType, typing.Union):
-        words = [_words(a, metadata if a is not type(None) else ()) for a in arguments]
-        return _either(list(dict.fromkeys(words)))
-    if origin is Literal:
-        return _either([str(a) for a in arguments])
-    if origin in (list, tuple):
-        return "a list of integers" if "int" in str(arguments) else "a list"
-    limits = []
-    for m in metadata:
-        if isinstance(m, Words):
-            return m.words
-        pattern = getattr(m, "pattern", None)
-        if pattern:
-            return "auto, cpu or cuda"
-        for kind, word in ((Ge, "at least"), (Gt, "above"), (Le, "at most"), (Lt, "below")):
-            if isinstance(m, kind):
-                limits.append(f"{word} {getattr(m, kind.__name__.lower())}")
-    of = " of " if annotation is int and limits else " "
-    return WORDS.get(annotation, "a table" if origin is dict else "a value") + (
-        of + " and ".join(limits) if limits else ""
-    )
-
-
-def _either(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+def _hint(field: Any) -> Any:
+    return Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation

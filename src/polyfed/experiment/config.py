@@ -7,22 +7,28 @@ folder's config.toml is an experiment file. `build.py` turns an `Experiment` int
 import copy
 import dataclasses
 import tomllib
-import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, create_model
+import torch
+from pydantic import ConfigDict, Field
 
 import polyfed.algorithms  # noqa: F401  (registers the methods)
-from polyfed.core.algorithm import REGISTRY, Algorithm, make
-from polyfed.core.augment import check_text
-from polyfed.core.errors import ConfigError, closest
-from polyfed.experiment.check import Table, Where, Words, check, kebab, table_of
+from polyfed.core.algorithm import REGISTRY, Algorithm
+from polyfed.core.algorithm import check as check_algorithm
+from polyfed.core.augment import steps_of
+from polyfed.core.errors import ConfigError, PolyfedError, closest
+from polyfed.core.schedule import schedule_of
+from polyfed.core.settings import COUNTED, Words, found, parse, plain, shown, value_of
+from polyfed.experiment.check import Table, Where, check, kebab, table_of
 from polyfed.experiment.expression import Expression
+from polyfed.threats import ATTACKS, RULES, Attack, Rule
 
-COUNT = Annotated[int, Field(ge=1)]
-LEAST = Annotated[int, Field(ge=0)]
+COUNT = Annotated[int, Field(ge=1, le=COUNTED)]
+LEAST = Annotated[int, Field(ge=0, le=COUNTED)]
+SEED = Annotated[int, Field(ge=0, lt=2**63)]
+SEEDS = 10_000
 STEPS = Annotated[str, Words('an expression in the round k such as "ceil(k/20)" or "uniform(1, 10)"')]
 EACH = Annotated[list[COUNT], Field(min_length=1), Words("a list with one number per client")]
 NAMED = Annotated[dict[str, COUNT], Field(min_length=1), Words("a table with one number per client")]
@@ -45,19 +51,21 @@ class Settings(Table):
     augment: str | None = None
     lr_decay: float = Field(1.0, gt=0, le=1)
     lr_decay_every: COUNT = 1
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, le=1e9, allow_inf_nan=False)
     attack: dict[str, Any] | None = None
     robust: dict[str, Any] | None = None
     schedule: dict[str, Any] | None = None
     loss: Literal["cross-entropy", "mse"] | None = None
-    seed: LEAST = 0
-    seeds: COUNT | Annotated[list[LEAST], Field(min_length=1)] | None = None
+    seed: SEED = 0
+    seeds: (
+        Annotated[int, Field(ge=1, le=SEEDS)] | Annotated[list[SEED], Field(min_length=1, max_length=SEEDS)] | None
+    ) = None
     evaluate_every: LEAST = 1
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$"), Words("auto, cpu or cuda")] = "auto"
     dtype: Literal["float32", "float64"] = "float32"
     checkpoint_every: COUNT | None = None
     chunk: COUNT | None = None
-    workers: COUNT | None = None
+    workers: Annotated[int, Field(ge=1, le=1024)] | None = None
 
 
 class Data(Table):
@@ -71,7 +79,7 @@ class Data(Table):
     test_fraction: float = Field(0.2, ge=0, lt=1)
     test_samples: COUNT = 100
     validation_fraction: float | None = Field(None, ge=0, lt=1)
-    seed: LEAST | None = None
+    seed: SEED | None = None
     options: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -174,8 +182,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: there is no such file{near}") from None
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f"{path}: cannot be read ({getattr(e, 'strerror', None) or e})") from None
-    except tomllib.TOMLDecodeError as e:
-        raise ConfigError(f"{path}: not valid TOML ({e})") from None
+    except (ValueError, RecursionError) as e:  # TOMLDecodeError, an integer of thousands of digits, lists within lists
+        raise ConfigError(f"{path}: not valid TOML ({shown(str(e)).strip(chr(39))})") from None
+    plain(found, lambda key: f"{path}: {key}")
     tables = [found.get("data"), found.get("model"), found.get("algorithm")]
     listed = found.get("algorithms")
     for table in [*tables, *(listed if isinstance(listed, list) else [])]:
@@ -196,37 +205,26 @@ def delays_at(delays: Any, folder: Path) -> Any:
     return f"file:{(folder / Path(delays.removeprefix('file:')).expanduser()).resolve()}"
 
 
-def value_of(text: str) -> Any:
-    """A setting typed on the command line: a TOML value, or else the text itself."""
-    try:
-        return tomllib.loads(f"x = {text}")["x"] if "\n" not in text else text
-    except tomllib.TOMLDecodeError:
-        return text
-
-
 def assign(table: dict[str, Any], text: str) -> None:
     """Put `a.b=value`, as given to --set, into nested tables."""
     key, equals, value = text.partition("=")
     parts = key.strip().split(".")
-    if not equals or not all(parts):
-        raise ConfigError(f"--set {text!r}: expected key=value, such as algorithm.lr=0.05")
+    if not equals or not all(parts) or len(parts) > 4:
+        raise ConfigError(f"--set: {found(text, 'key=value, such as algorithm.lr=0.05')}")
+    plain(key)
     for part in parts[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"--set {text!r}: {part!r} is no table")
-    table[parts[-1]] = value_of(value.strip())
+            raise ConfigError(f"--set: found {shown(text)}, but {part!r} is not a table")
+    table[parts[-1]] = value_of(value.strip(), f"--set {key.strip()}")
 
 
 def method_of(text: str) -> dict[str, Any]:
     """`ditto:lam=0.1,lr=0.05` -> an [algorithm] table."""
-    name, _, rest = text.partition(":")
-    table: dict[str, Any] = {"name": name.strip()}
-    for item in filter(None, rest.split(",")):
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise ConfigError(f"method {text!r}: expected name:key=value,key=value, such as ditto:lam=0.1")
-        table[kebab(key.strip())] = value_of(value.strip())
-    return table
+    name, values, named = parse(text, "method")
+    if values:
+        raise ConfigError(f"method: {found(text, 'name:key=value,key=value, such as ditto:lam=0.1')}")
+    return {"name": name} | {kebab(key): value_of(value, f"algorithm.{kebab(key)}") for key, value in named.items()}
 
 
 def defaults_for(file: Path | None, command: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,6 +261,7 @@ def resolve(
     """
     given = _of_this_program(read_toml(file), file) if file is not None else {}
     command = dict(command or {})
+    plain(command)
     layers = merge(merge(defaults or {}, given), {k: v for k, v in command.items() if k != "algorithm"})
     where = Where(file, given, command)
     over = table_of(command.get("algorithm", {}), "algorithm", where)
@@ -275,27 +274,55 @@ def resolve(
         data = data.model_copy(update={"dir": _absolute(data.dir)})
     model = check(Model, table_of(layers.get("model", {}), "model", where), "model", where)
     chosen = _chosen(layers, [method_of(text) for text in methods], over, where)
+    for m in chosen:
+        try:
+            check_algorithm(m.algorithm, getattr(torch, settings.dtype))
+        except ConfigError as e:
+            raise where.said(e, "algorithm") from None
     name = file.stem if file is not None and file.stem not in ("config", "comparison") else Path(data.name).stem
     return Experiment(settings, data, model, tuple(label(chosen)), name)
 
 
 def _readable(settings: Settings, where: Where) -> None:
     """Settings that are small languages of their own are read once, so that the key and the file can be named."""
-    for key, value, read in (
-        ("local-steps", settings.local_steps, Expression),
-        ("augment", settings.augment, check_text),
-    ):
-        if isinstance(value, str):
-            try:
-                read(value)
-            except ConfigError as e:
-                raise ConfigError(f"{where(key).removesuffix(key)}{e}") from None
+    fraction = settings.fraction
+    readers: dict[str, Callable[[Any], Any]] = {
+        "local_steps": lambda v: Expression(v) if isinstance(v, str) else None,
+        "augment": steps_of,
+        "attack": attack_of,
+        "robust": rule_of,
+        "schedule": lambda table: schedule_of(table, fraction, None),
+    }
+    for name, read in readers.items():
+        key, value = kebab(name), getattr(settings, name)
+        try:
+            _ = value if value is None else read(value)
+        except PolyfedError as e:
+            raise where.said(e, key) from None
+
+
+def attack_of(table: Mapping[str, Any]) -> Attack:
+    """The attack of an [attack] table: its name and its settings."""
+    return ATTACKS.make(table.get("name"), _own(table), kebab)
+
+
+def rule_of(table: Mapping[str, Any]) -> Rule:
+    """The robust rule of a [robust] table."""
+    return RULES.make(table.get("name"), _own(table), kebab)
+
+
+def _own(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a table by their Python names, without its name and file."""
+    return {key.replace("-", "_"): value for key, value in table.items() if key not in ("name", "file")}
 
 
 def _chosen(layers: Mapping[str, Any], typed: list[dict[str, Any]], over: dict[str, Any], where: Where) -> list[Method]:
     """The methods: those typed by name, else those of the file. What is typed with a name beats all else."""
     shared, own = _methods(layers, where)
     if typed:
+        if "name" in over and any(t["name"] != over["name"] for t in typed):
+            said = found(over["name"], ", ".join(dict.fromkeys(t["name"] for t in typed)))
+            raise ConfigError(f"algorithm.name: {said}, which the command line names too; leave out one of them")
         over = {k: v for k, v in over.items() if k != "name"}
         pairs = []
         for t in typed:
@@ -367,17 +394,15 @@ def _method(
         name = name or found[0]
     if name is None:
         raise ConfigError(f"{where('algorithm')}: a name is missing; known: {', '.join(sorted(REGISTRY))}")
-    if name not in REGISTRY:
-        make(name)  # says what is known
-    cls = REGISTRY[name]
+    cls = REGISTRY.find(name)
     keys = {kebab(f.name) for f in dataclasses.fields(cls)}
     values = {k: v for k, v in shared.items() if k in keys}
     values |= {k: v for k, v in own.items() if k not in ("name", "file")}
     values |= {k: v for k, v in over.items() if k in keys}
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-    table = algorithm_table(cls)
-    checked = check(table, values, "algorithm", where, of=name)
-    return Method(cls(**{f: getattr(checked, f) for f in table.model_fields}), file)
+    try:
+        return Method(REGISTRY.make(name, _own(values), kebab), file)
+    except ConfigError as e:
+        raise where.said(e, "algorithm") from None
 
 
 def _used(shared: Mapping[str, Any], methods: list[Method], where: Where) -> None:
@@ -390,20 +415,6 @@ def _used(shared: Mapping[str, Any], methods: list[Method], where: Where) -> Non
                 f"{where(f'algorithm.{key}')}: unknown setting of {names}{closest(key, known)}; "
                 f"known: {', '.join(sorted(known))}"
             )
-
-
-def algorithm_table(cls: type[Algorithm]) -> type[Table]:
-    """The [algorithm] table of a method, from its dataclass fields."""
-    hints = typing.get_type_hints(cls)
-    made: dict[str, Any] = {}
-    for f in dataclasses.fields(cls):
-        default: Any = ...
-        if f.default is not dataclasses.MISSING:
-            default = f.default
-        elif f.default_factory is not dataclasses.MISSING:
-            default = Field(default_factory=f.default_factory)
-        made[f.name] = (hints[f.name], default)
-    return create_model(cls.__name__, __base__=Table, **made)
 
 
 def label(methods: list[Method]) -> list[Method]:

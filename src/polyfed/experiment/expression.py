@@ -17,6 +17,7 @@ import numpy as np
 from polyfed.core.batches import Each
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import key_of, uniform
+from polyfed.core.settings import COUNTED, found
 
 OPERATORS: dict[type, Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -78,15 +79,14 @@ class Expression(Each):
         except (SyntaxError, TypeError, ValueError, ArithmeticError, RecursionError, MemoryError) as e:
             reason = "is no arithmetic" if isinstance(e, SyntaxError) else " ".join(str(e).split())
             raise ConfigError(f"{self._found()}: {reason} (in round k = {t + 1})") from None
-        if steps < 1:
-            raise ConfigError(f"{self._found()}: is {value:g} in round k = {t + 1}, expected at least 1")
+        if not 1 <= steps <= COUNTED:
+            bound = "at least 1" if steps < 1 else f"at most {COUNTED}"
+            raise ConfigError(f"{self._found()}: is {value:g} in round k = {t + 1}, expected {bound}")
         return steps
 
     def _found(self) -> str:
-        return (
-            f'local-steps: found "{self.text[:LONGEST]}", expected arithmetic in k such as "ceil(k/20)" or '
-            '"uniform(1, 10)"'
-        )
+        expected = 'arithmetic in k such as "ceil(k/20)" or "uniform(1, 10)"'
+        return f"local-steps: {found(self.text, expected)}"
 
 
 @lru_cache(maxsize=64)

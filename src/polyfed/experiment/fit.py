@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from polyfed.core.errors import ConfigError, Diverged, RunError
 from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Schedule, Uniform
+from polyfed.core.settings import COUNTED, Limits, checked
 from polyfed.core.split import Split
 from polyfed.core.task import Loss, Task
 from polyfed.core.worker import Plan
@@ -49,36 +50,38 @@ class Progress(NamedTuple):
 
 
 Callback = Callable[[Progress], Any]
+COUNT = Annotated[int, Limits(ge=1, le=COUNTED)]
 
 
+@checked
 def fit(
     model: nn.Module,
     federation: Federation,
     algorithm: Algorithm,
     *,
-    rounds: int,
+    rounds: Annotated[int, Limits(ge=0, le=COUNTED)],
     loss: Loss = "cross-entropy",
-    fraction: float = 1.0,
-    local_epochs: int = 1,
+    fraction: Annotated[float, Limits(gt=0, le=1)] = 1.0,
+    local_epochs: COUNT = 1,
     local_steps: LocalSteps | None = None,
-    batch_size: int | None = 32,
+    batch_size: COUNT | None = 32,
     augment: str | Augmentation | None = None,
-    seed: int = 0,
+    seed: Annotated[int, Limits(ge=0)] = 0,
     device: str = "auto",
     dtype: torch.dtype | None = None,
-    chunk: int | None = None,
-    workers: int | None = None,
-    weight_decay: float = 0.0,
-    lr_decay: float = 1.0,
-    lr_decay_every: int = 1,
+    chunk: COUNT | None = None,
+    workers: Annotated[int, Limits(ge=1, le=1024)] | None = None,
+    weight_decay: Annotated[float, Limits(ge=0, le=COUNTED)] = 0.0,
+    lr_decay: Annotated[float, Limits(gt=0, le=1)] = 1.0,
+    lr_decay_every: COUNT = 1,
     schedule: Schedule | None = None,
     attack: Attack | None = None,
     robust: Rule | None = None,
-    evaluate_every: int = 1,
+    evaluate_every: Annotated[int, Limits(ge=0, le=COUNTED)] = 1,
     start: Run | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    checkpoint_every: int | None = None,
+    checkpoint_every: COUNT | None = None,
     callbacks: Sequence[Callback] = (),
     describe: dict[str, Any] | None = None,
 ) -> Run:
@@ -117,15 +120,6 @@ def fit(
     when a value stops being finite, RunError when a folder cannot be read or written. All have a one-line message.
     Ctrl-C ends the run after the round it is in, saved and resumable; the Run's status is then "interrupted".
     """
-    _positive("rounds", rounds, 0)
-    _positive("seed", seed, 0)
-    _positive("local_epochs", local_epochs, 1)
-    _positive("evaluate_every", evaluate_every, 0)
-    _positive("lr_decay_every", lr_decay_every, 1)
-    if not 0 < lr_decay <= 1:
-        raise ConfigError(f"lr_decay: found {lr_decay!r}, expected a number above 0 and at most 1")
-    if batch_size is not None:
-        _positive("batch_size", batch_size, 1)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model: found {model!r}, expected a torch.nn.Module; polyfed.models.build makes one by name")
     if not isinstance(federation, Federation):
@@ -135,10 +129,12 @@ def fit(
         )
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(f"algorithm: found {algorithm!r}, expected a method such as polyfed.FedAvg(lr=0.1)")
-    check_algorithm(algorithm)
+    if dtype is not None and not dtype.is_floating_point:
+        raise ConfigError(f"dtype: found {dtype}, expected one of floating point, such as torch.float32")
     if attack is not None:
         federation = attack.poison(federation, seed)
     task = Task(model, loss, weight_decay=weight_decay, device=pick_device(device), dtype=dtype)
+    check_algorithm(algorithm, task.dtype)
     if len(federation.train.x) == 0:
         raise ConfigError("federation: no client has a training sample")
     task.check(federation.train, federation.classes, type(model).__name__)
@@ -418,8 +414,3 @@ def _short(value: Any) -> str:
 
 def _kebab(name: str) -> str:
     return name.replace("_", "-")
-
-
-def _positive(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{name}: found {value!r}, expected an integer of at least {least}")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from polyfed.core.errors import ConfigError, ModelError, closest
+from polyfed.core import settings
+from polyfed.core.errors import ModelError
 from polyfed.models.cnn import cnn, lenet
 from polyfed.models.groupnorm import replace_batchnorm
 from polyfed.models.linear import linear
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["about", "build", "default", "names", "options", "replace_batchnorm"]
 
-MODELS: dict[str, Callable[..., nn.Module]] = {f.__name__: f for f in (linear, mlp, cnn, lenet, resnet18)}
+MODELS: settings.Registry[Callable[..., nn.Module]] = settings.Registry("model.name")
+for _maker in (linear, mlp, cnn, lenet, resnet18):
+    MODELS.add(_maker.__name__, _maker)
 
 
 def names() -> tuple[str, ...]:
@@ -32,26 +35,23 @@ def names() -> tuple[str, ...]:
 
 def about(name: str) -> str:
     """One line on a model."""
-    return (_maker(name).__doc__ or "").strip().splitlines()[0]
+    return (MODELS.find(name).__doc__ or "").strip().splitlines()[0]
 
 
 def options(name: str) -> dict[str, Any]:
     """A model's options and their defaults."""
-    parameters = list(inspect.signature(_maker(name)).parameters.values())[2:]
+    parameters = list(inspect.signature(MODELS.find(name)).parameters.values())[2:]
     return {q.name: q.default for q in parameters}
 
 
-def build(name: str, input_shape: tuple[int, ...], outputs: int, seed: int = 0, **settings: Any) -> nn.Module:
+def build(name: str, input_shape: tuple[int, ...], outputs: int, seed: int = 0, **options: Any) -> nn.Module:
     """A model by name, its parameters drawn from `seed` (the global generator is left as it was).
 
     input_shape: of one sample, without the sample axis     outputs: numbers per sample (classes, or targets)
     Raises ConfigError for an unknown name or option, ModelError for inputs the model cannot take.
     """
-    maker, known = _maker(name), options(name)
-    for key in settings:
-        if key not in known:
-            has = f"it has {', '.join(known)}" if known else "it has none"
-            raise ConfigError(f"model.{key}: {name} has no such option{closest(key, known)}; {has}")
+    maker = MODELS.find(name)
+    checked = settings.options(maker, options, 2, "model.", name)
     shape = tuple(int(k) for k in input_shape)
     if not shape or min(shape) < 1:
         raise ModelError(f"model {name!r} needs inputs with at least one feature; these have shape {list(shape)}")
@@ -59,7 +59,7 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int, seed: int = 0, 
         raise ModelError(f"model {name!r} needs at least one output, found {outputs}")
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
-        return maker(shape, outputs, **settings)
+        return maker(shape, outputs, **checked)
 
 
 def default(federation: "Federation") -> str:
@@ -69,9 +69,3 @@ def default(federation: "Federation") -> str:
     """
     shape = federation.input_shape
     return "lenet" if len(shape) in (2, 3) and min(shape[-2:]) >= 12 else "linear"
-
-
-def _maker(name: str) -> Callable[..., nn.Module]:
-    if name not in MODELS:
-        raise ConfigError(f"unknown model {name!r}{closest(name, MODELS)}; known: {', '.join(MODELS)}")
-    return MODELS[name]

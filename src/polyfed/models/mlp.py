@@ -1,28 +1,30 @@
 """Multilayer perceptrons; by default one hidden layer of 200, the 784-200-10 of much federated work on MNIST."""
 
-from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
+from typing import Annotated, Literal
 
 from torch import nn
 
-from polyfed.core.errors import ConfigError, closest
+from polyfed.core.errors import ModelError
+from polyfed.core.settings import Limits, Words
 
+LARGEST = 10**9  # weights
+WIDTH = Annotated[int, Limits(ge=1, le=100_000), Words("widths from 1 to 100000, such as [200]")]
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
 
 
 def mlp(
-    input_shape: tuple[int, ...], outputs: int, hidden: int | Sequence[int] = (200,), activation: str = "relu"
+    input_shape: tuple[int, ...],
+    outputs: int,
+    hidden: WIDTH | Annotated[tuple[WIDTH, ...], Words("widths from 1 to 100000, such as [200]")] = (200,),
+    activation: Literal["relu", "tanh", "sigmoid"] = "relu",
 ) -> nn.Module:
     """Linear layers of the given hidden widths with an activation (relu, tanh, sigmoid) after each but the last."""
     widths = [hidden] if isinstance(hidden, int) else list(hidden)
-    if any(type(width) is not int or width < 1 for width in widths):
-        raise ConfigError(f"model.hidden: found {hidden!r}, expected widths of 1 or more, such as [200]")
-    if activation not in ACTIVATIONS:
-        raise ConfigError(
-            f"model.activation: found {activation!r}{closest(str(activation), ACTIVATIONS)}; "
-            f"known: {', '.join(ACTIVATIONS)}"
-        )
+    size = sum(before * after for before, after in pairwise([prod(input_shape), *widths, outputs]))
+    if size > LARGEST:
+        raise ModelError(f"model.hidden of mlp: found {size} weights in all, expected at most {LARGEST}")
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise([prod(input_shape), *widths]):
         layers += [nn.Linear(before, after), ACTIVATIONS[activation]()]

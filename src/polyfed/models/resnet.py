@@ -1,13 +1,13 @@
 """ResNet-18 (He et al., 2016) with GroupNorm in place of BatchNorm, as federated work uses it (Reddi et al., 2021)."""
 
+from typing import Literal
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyfed.core.errors import ConfigError
 from polyfed.models.images import add_channel, image_shape
 
 WIDTHS = (64, 128, 256, 512)
-STEMS = ("cifar", "imagenet")
 
 
 class Block(nn.Module):
@@ -39,7 +39,11 @@ class GlobalMean(nn.Module):
 
 
 def resnet18(
-    input_shape: tuple[int, ...], outputs: int, stem: str = "cifar", groups: int = 2, bias: bool | None = None
+    input_shape: tuple[int, ...],
+    outputs: int,
+    stem: Literal["cifar", "imagenet"] = "cifar",
+    groups: Literal[1, 2, 4, 8, 16, 32, 64] = 2,
+    bias: bool | None = None,
 ) -> nn.Module:
     """ResNet-18 with GroupNorm. stem: "cifar" (3x3, no pooling) or "imagenet" (7x7 stride 2, 3x3 pooling stride 2).
 
@@ -47,10 +51,6 @@ def resnet18(
     11,173,952 parameters for CIFAR-10, 11,220,032 for CIFAR-100, 11,279,112 for Tiny ImageNet (stem "imagenet").
     """
     channels, _, _ = image_shape(input_shape, "resnet18")
-    if stem not in STEMS:
-        raise ConfigError(f"model.stem: found {stem!r}, expected {' or '.join(STEMS)}")
-    if type(groups) is not int or groups < 1 or WIDTHS[0] % groups:
-        raise ConfigError(f"model.groups: found {groups!r}, expected a divisor of {WIDTHS[0]}")
     first: list[nn.Module] = (
         [nn.Conv2d(channels, 64, 3, padding=1, bias=False), nn.GroupNorm(groups, 64), nn.ReLU()]
         if stem == "cifar"

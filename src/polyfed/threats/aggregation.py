@@ -12,22 +12,23 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from polyfed.core.errors import ConfigError
+from polyfed.core.settings import Configured, Registry, setting
 
 BLOCK = 1 << 22  # numbers per block of columns
-RULES: dict[str, type["Rule"]] = {}
+RULES: Registry[type["Rule"]] = Registry("robust.name")
 
 
 @dataclass(frozen=True)
-class Rule:
+class Rule(Configured):
     """Base of the robust rules."""
 
+    table: ClassVar[str] = "robust"
     name: ClassVar[str]
 
     def __init_subclass__(cls, name: str, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         cls.name = name
-        RULES[name] = cls
+        RULES.add(name, cls)
 
     def __call__(self, values: Tensor) -> Tensor:
         """values: [s, p] -> [p]."""
@@ -77,10 +78,7 @@ class TrimmedMean(Rule, name="trimmed-mean"):
         Of the values, cut off at either end, rounded down; below 1/2.
     """
 
-    share: float = 0.2
-
-    def __post_init__(self):
-        _between(self.share, 0, 0.5, "robust.share", "a number from 0 to below 1/2")
+    share: float = setting(0.2, ge=0, lt=0.5)
 
     def __call__(self, values):
         cut = floor(self.share * len(values) + 1e-9)
@@ -97,10 +95,7 @@ class Krum(Rule, name="krum"):
         Of the uploads that may be false: f = share * s, rounded down. Its guarantee needs s >= 2 f + 3.
     """
 
-    share: float = 0.2
-
-    def __post_init__(self):
-        _between(self.share, 0, 0.5, "robust.share", "a number from 0 to below 1/2")
+    share: float = setting(0.2, ge=0, lt=0.5)
 
     def __call__(self, values):
         return values[self.scores(values).argmin()].clone()
@@ -128,10 +123,7 @@ class MultiKrum(Rule, name="multi-krum"):
         Of the uploads that may be false: f = share * s, rounded down.
     """
 
-    share: float = 0.2
-
-    def __post_init__(self):
-        Krum(self.share)
+    share: float = setting(0.2, ge=0, lt=0.5)
 
     def __call__(self, values):
         krum, s = Krum(self.share), len(values)
@@ -151,8 +143,8 @@ class GeometricMedian(Rule, name="geometric-median"):
         Stop when no weight moves by more; distances below the same share of the largest count as that.
     """
 
-    iterations: int = 1000
-    tolerance: float = 1e-10
+    iterations: int = setting(1000, ge=0)
+    tolerance: float = setting(1e-10, ge=0)
 
     def __call__(self, values):
         # an iterate is sum_i a_i v_i, so its distances follow from inner products; centred, for their precision
@@ -183,18 +175,9 @@ class NormClipping(Rule, name="norm-clipping"):
         Largest norm; None: the median of the cohort's norms.
     """
 
-    bound: float | None = None
-
-    def __post_init__(self):
-        if self.bound is not None and not self.bound > 0:
-            raise ConfigError(f"robust.bound: found {self.bound!r}, expected a positive number, or none")
+    bound: float | None = setting(None, gt=0)
 
     def __call__(self, values):
         norms = torch.linalg.vector_norm(values, dim=1, dtype=torch.float64)
         bound = norms.quantile(0.5) if self.bound is None else self.bound
         return combine((bound / norms).clamp(max=1).nan_to_num(1) / len(values), values)
-
-
-def _between(value: float, low: float, high: float, key: str, expected: str) -> None:
-    if not low <= value < high:
-        raise ConfigError(f"{key}: found {value!r}, expected {expected}")

@@ -16,34 +16,32 @@ from torch import Tensor
 from polyfed.core.algorithm import State
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.randomness import client_keys, generator, priorities
+from polyfed.core.settings import Configured, Registry, setting
 from polyfed.core.split import Split
 
 if TYPE_CHECKING:
     from polyfed.data.federation import Federation
 
-ATTACKS: dict[str, type["Attack"]] = {}
+ATTACKS: Registry[type["Attack"]] = Registry("attack.name")
 
 
 @dataclass(frozen=True)
-class Attack:
+class Attack(Configured):
     """Base: `ratio` of the clients, rounded down, attack throughout; they forge `tensors` of their uplink, () for all.
 
     A subclass is registered under its name: `class Mine(Attack, name="mine")`.
     """
 
+    table: ClassVar[str] = "attack"
     name: ClassVar[str]
     scale: float = 1.0
-    ratio: float = 0.2
+    ratio: float = setting(0.2, ge=0, le=1)
     tensors: tuple[str, ...] = ()
 
     def __init_subclass__(cls, name: str, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         cls.name = name
-        ATTACKS[name] = cls
-
-    def __post_init__(self):
-        if not 0 <= self.ratio <= 1:
-            raise ConfigError(f"attack.ratio: found {self.ratio!r}, expected a number from 0 to 1")
+        ATTACKS.add(name, cls)
 
     def attackers(self, seed: int, keys: np.ndarray) -> np.ndarray:
         """[n] bool: who attacks. keys: [n] client keys; a client attacks under any numbering of the clients."""
@@ -87,7 +85,7 @@ class SameValue(Attack, name="same-value"):
         Which tensors of the uplink; empty: all of floats.
     """
 
-    scale: float = 100.0
+    scale: float = setting(100.0, ge=0)
 
     def forge(self, value, received, rng):
         return torch.full_like(value, float(rng.normal(0, self.scale)))
@@ -107,7 +105,7 @@ class SignFlip(Attack, name="sign-flip"):
         Which tensors of the uplink; empty: all of floats.
     """
 
-    scale: float = 10.0
+    scale: float = setting(10.0, ge=0)
 
     def forge(self, value, received, rng):
         return -abs(float(rng.normal(0, self.scale))) * value
@@ -127,7 +125,7 @@ class GaussianNoise(Attack, name="gaussian"):
         Which tensors of the uplink; empty: all of floats.
     """
 
-    scale: float = 100.0
+    scale: float = setting(100.0, ge=0)
 
     def forge(self, value, received, rng):
         noise = torch.from_numpy(rng.standard_normal(value.numel())).view(value.shape)
@@ -171,12 +169,7 @@ class LabelFlip(Attack, name="label-flip"):
         Not used: nothing is forged.
     """
 
-    scale: float = 1.0
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not 0 <= self.scale <= 1:
-            raise ConfigError(f"attack.scale: found {self.scale!r}, expected a share from 0 to 1 for label-flip")
+    scale: float = setting(1.0, ge=0, le=1)
 
     def attacked(self, up):
         return []
