@@ -28,6 +28,7 @@ GROUPS = {  # title of a reference page: the modules whose names it shows
     "Data": ("polyfed.data",),
     "Models": ("polyfed.models",),
     "Attacks and robust rules": ("polyfed.threats",),
+    "Reports": ("polyfed.report",),
     "Other": ("polyfed",),
 }
 
