@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUNS := runs
 
-.PHONY: demo test check test-long mutate bench clean
+.PHONY: demo test check test-long mutate bench docs clean
 
 demo: .venv/ready   ## set up, run the main job on the hospitals' data, leave a report
 	$(BIN)/polyfed run --out $(RUNS)/demo
@@ -23,6 +23,9 @@ mutate: .venv/ready-dev   ## change one thing in a method at a time: do its test
 bench: .venv/ready-dev   ## seconds per round against the plain loop
 	$(BIN)/python benchmarks/rounds.py
 
+docs: .venv/ready-docs   ## the documentation site, in build/site
+	$(BIN)/mkdocs build --strict
+
 # torch comes first and pinned, so that no other package can pull in another build of it
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -32,6 +35,10 @@ bench: .venv/ready-dev   ## seconds per round against the plain loop
 
 .venv/ready-dev: .venv/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	touch $@
+
+.venv/ready-docs: .venv/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]' -c constraints.txt
 	touch $@
 
 clean:

@@ -298,7 +298,7 @@ def test_a_steep_client_that_is_rarely_there():
 
 
 def test_the_step_grows_again_where_the_curvature_falls():
-    """f_i(w) = sum cosh(w - c_i): cosh c_i is about 10 at the start, below 2 at the optimum artanh(sum sinh / sum cosh)."""
+    """f_i(w) = sum cosh(w - c_i): cosh c_i is about 10 at first, below 2 at the optimum artanh(sum sinh / sum cosh)."""
     c = np.random.default_rng(0).uniform(2.5, 3.5, (6, 1, 4))
     optimum = np.arctanh(np.sinh(c).sum(0) / np.cosh(c).sum(0))[0]
     seen = []

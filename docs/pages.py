@@ -1,0 +1,224 @@
+"""The pages of the site that are made from the code: one per method, the reference, and files of the repository's root.
+
+mkdocs calls `on_files` and `on_page_markdown` (mkdocs.yml names this file as a hook); `pages` needs no mkdocs, so that
+the tests can check every link without it.
+"""
+
+import importlib
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import polyfed as pf
+from polyfed.cli import describe
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+rooms = importlib.import_module("rooms")
+
+GROUPS = {  # title of a reference page: the modules whose names it shows
+    "Training": ("polyfed.experiment",),
+    "Writing a method": ("polyfed.core.algorithm", "polyfed.core.solvers", "polyfed.core.task"),
+    "Who takes part": ("polyfed.core.schedule",),
+    "Data": ("polyfed.data",),
+    "Models": ("polyfed.models",),
+    "Attacks and robust rules": ("polyfed.threats",),
+    "Reports": ("polyfed.report",),
+    "Other": ("polyfed",),
+}
+
+
+def pages() -> dict[str, str]:
+    """{path of a page in the site: its Markdown} of all pages that are not files of docs/."""
+    return methods() | reference() | copied()
+
+
+# methods
+
+
+def methods() -> dict[str, str]:
+    """The overview and a page per method."""
+    found = sorted((getattr(pf, name) for name in importlib.import_module("polyfed.algorithms").__all__), key=_name)
+    rows = [f"| [{c.__name__}]({c.name}.md) | `{c.name}` | {cell(describe.sections(c)['summary'])} |" for c in found]
+    index = "\n".join(
+        [
+            "# Methods",
+            "Every page is made from the method's class when the site is built: equations, settings, the traffic "
+            "counted in a short run, and the tests that prove it right. `polyfed algorithms NAME` prints the same.",
+            "",
+            "| method | name | what it does |",
+            "| :-- | :-- | :-- |",
+            *rows,
+        ]
+    )
+    return {"methods/index.md": index} | {f"methods/{c.name}.md": method(c) for c in found}
+
+
+def _name(cls: Any) -> str:
+    return cls.__name__.lower()
+
+
+def method(cls: Any) -> str:
+    """The page of one method."""
+    found = describe.sections(cls)
+    table = describe._settings(cls, found["Parameters"])
+    heads = [str(c.header) for c in table.columns]
+    rows = list(zip(*([cell(str(v)) for v in c.cells] for c in table.columns), strict=True))
+    parts = [f"# {cls.__name__}", prose(found["summary"]), prose(found["body"])]
+    parts += ["## Use", f"```sh\npolyfed run --data digits --algorithm {cls.name}\n```"]
+    parts += [f"```python\nrun = pf.fit(model, federation, pf.{cls.__name__}(), rounds=20)\n```"]
+    if rows:
+        lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join(":--" for _ in heads) + " |"]
+        parts += ["## Settings", "\n".join(lines + [f"| `{r[0]}` | " + " | ".join(r[1:]) + " |" for r in rows])]
+    parts += ["## What it sends", traffic(cls)]
+    if cls.certificates:
+        parts += ["## Certificates", "What proves the implementation right, independently of itself:"]
+        certificates = (line.partition(": ")[::2] for line in cls.certificates)
+        parts += ["\n".join(f"- {prose(what)}  \n  `{test}`" for test, what in certificates)]
+    if found["Notes"]:
+        parts += ["## Notes", prose(found["Notes"])]
+    return "\n\n".join([*parts, "## Cite", f"```bibtex\n{cls.citation}\n```", ""])
+
+
+def traffic(cls: Any) -> str:
+    """What the ledger counted in three rounds of the method on a small network."""
+    p, first, later = counted(cls)
+    each = "{:g} p down and {:g} p up"
+    text = f"Counted on a network of two layers and p = {p} parameters, per client and round: {each.format(*later)}."
+    return text + (f" In a client's first round {each.format(*first)}." if first != later else "")
+
+
+def counted(cls: Any) -> tuple[int, tuple[float, float], tuple[float, float]]:
+    """(p, (down, up) of the first round, of the third), in units of p numbers."""
+    rng = np.random.default_rng(0)
+    sites = [(rng.normal(size=(12, 8)).astype(np.float32), rng.integers(0, 3, 12)) for _ in range(4)]
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.ReLU(), torch.nn.Linear(6, 3))
+    fed = pf.Federation.from_arrays(sites, sites, classes=3)
+    run = pf.fit(net, fed, cls(), rounds=3, batch_size=6, evaluate_every=0, workers=1)
+    p = sum(w.numel() for w in net.parameters())
+    mean = run.ledger.groupby("round")[["down_bytes", "up_bytes"]].mean() / (4 * p)
+    first, later = (tuple(float(f"{v:.3g}") for v in mean.iloc[t]) for t in (0, -1))
+    return p, (first[0], first[1]), (later[0], later[1])
+
+
+# reference
+
+
+def reference() -> dict[str, str]:
+    """A page per group of public names."""
+    public = {name: getattr(pf, name) for name in pf.__all__}
+    folders = [v for v in public.values() if inspect.ismodule(v) and v.__name__ != "polyfed.algorithms"]
+    for folder in folders:
+        public |= {f"{folder.__name__}.{name}": getattr(folder, name) for name in folder.__all__}
+    methods = {getattr(pf, name) for name in importlib.import_module("polyfed.algorithms").__all__}
+    groups: dict[str, list[str]] = {title: [] for title in GROUPS}
+    for value in public.values():
+        if (inspect.isclass(value) or inspect.isfunction(value)) and value not in methods:
+            home = f"{value.__module__}.{value.__qualname__}"
+            title = next(t for t, modules in GROUPS.items() if value.__module__.startswith(modules))
+            if home not in groups[title]:
+                groups[title].append(home)
+    groups = {title: homes for title, homes in groups.items() if homes}
+    made = {f"reference/{slug(title)}.md": entries(title, homes) for title, homes in groups.items()}
+    names = {title: ", ".join(f"`{home.rpartition('.')[2]}`" for home in homes) for title, homes in groups.items()}
+    links = [f"- [{title}]({slug(title)}.md): {text}" for title, text in names.items()]
+    head = "# Reference\n\nThe public names. Methods have [pages of their own](../methods/index.md).\n"
+    return {"reference/index.md": "\n".join([head, *links])} | made
+
+
+def entries(title: str, homes: list[str]) -> str:
+    return "\n\n".join([f"# {title}", *(f"::: {home}" for home in homes)]) + "\n"
+
+
+# files of the repository's root
+
+
+def copied() -> dict[str, str]:
+    """Pages that are files elsewhere in the repository, their links turned round."""
+    files = {
+        "changelog.md": "CHANGELOG.md",
+        "contributing.md": "CONTRIBUTING.md",
+        "benchmarks.md": "benchmarks/README.md",
+    }
+    return {page: relinked((ROOT / file).read_text(), Path(file).parent) for page, file in files.items()}
+
+
+def relinked(text: str, folder: Path) -> str:
+    """Links into docs/ are relative to docs/; links to other files of the repository become their names."""
+
+    def turn(found: re.Match[str]) -> str:
+        bang, label, target = found.groups()
+        if "://" in target or target.startswith("#"):
+            return found[0]
+        path = Path(*[p for p in (folder / target).parts if p != "."])
+        while ".." in path.parts:
+            at = path.parts.index("..")
+            path = Path(*path.parts[: at - 1], *path.parts[at + 1 :])
+        return f"{bang}[{label}]({path.relative_to('docs')})" if path.parts[0] == "docs" else f"`{path}`"
+
+    return re.sub(r"(!?)\[([^]]*)\]\(([^)\s]+)\)", turn, text)
+
+
+def design(text: str) -> str:
+    """The page on the design, with the picture of the rooms."""
+    picture = f'<div class="rooms">\n{rooms.svg(Path(inspect.getfile(pf)).parent)}\n</div>'
+    return text.replace("## Where things are\n", f"## Where things are\n{picture}\n\nAn arrow: imports.\n\n", 1)
+
+
+def included(text: str) -> str:
+    """With the files that comments of the form `<!-- file: examples/own_method.py -->` name, as titled blocks."""
+
+    def block(found: re.Match[str]) -> str:
+        path = ROOT / found[1]
+        return f'```python title="{path.name}"\n{path.read_text().strip()}\n```'
+
+    return re.sub(r"<!-- file: (\S+\.py) -->", block, text)
+
+
+# Markdown
+
+
+def prose(text: str) -> str:
+    """Plain text of a docstring as Markdown: what is indented is code, in the rest no character has a meaning."""
+    lines = (t if t.startswith("    ") else re.sub(r"([*<\[\]])", r"\\\1", t) for t in text.splitlines())
+    return "\n".join(lines)
+
+
+def cell(text: str) -> str:
+    return prose(text).replace("|", r"\|").replace("\n", " ")
+
+
+def slug(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+
+
+# what mkdocs calls
+
+
+def on_config(config: Any) -> Any:
+    """Put the generated pages where mkdocs.yml names their folder."""
+    made = pages()
+    for entry in config["nav"]:
+        for title, value in entry.items():
+            if isinstance(value, str) and value.endswith("/"):
+                entry[title] = [page for page in made if page.startswith(value)]
+    config["extra"]["made"] = made
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    from mkdocs.structure.files import File
+
+    for page, text in config["extra"]["made"].items():
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    return design(markdown) if page.file.src_uri == "design.md" else included(markdown)

@@ -1,0 +1,170 @@
+"""The documentation: every link leads somewhere, every walk of a tutorial goes as printed, and the site builds.
+
+A walk starts in an empty folder. A block with a title is a file and is written; other Python blocks are run, one after
+another; lines of sh blocks that begin with polyfed are commands and must succeed. `<!-- long -->` before a block: `make
+test-long` runs the walk with it, the usual tests leave that block out.
+"""
+
+import importlib.util
+import re
+import subprocess
+import sys
+import types
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from polyfed.core.algorithm import REGISTRY
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+WALKS = ["index.md", *sorted(p.relative_to(DOCS).as_posix() for p in (DOCS / "tutorials").glob("*.md"))]
+BLOCK = re.compile(r'(<!-- long -->\n)?```(python|sh|toml)(?: title="([^"]+)")?\n(.*?)```', re.S)
+
+
+@cache
+def generator() -> types.ModuleType:
+    """docs/pages.py, as mkdocs loads it."""
+    spec = importlib.util.spec_from_file_location("docs_pages", DOCS / "pages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def site() -> dict[str, str]:
+    """{path: Markdown} of every page."""
+    written = {p.relative_to(DOCS).as_posix(): p.read_text() for p in DOCS.rglob("*.md")}
+    made = generator().pages()
+    assert not written.keys() & made.keys()
+    return written | made
+
+
+def anchors(text: str) -> set[str]:
+    heads = re.findall(r"^#+ +(.*)$", re.sub(r"```.*?```", "", text, flags=re.S), re.M)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", h).strip().lower()) for h in heads}
+
+
+def test_every_internal_link_resolves():
+    found = 0
+    for page, text in site().items():
+        for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.S)):
+            if "://" in target:
+                continue
+            path, _, anchor = target.partition("#")
+            parts: list[str] = []
+            for part in (PurePosixPath(page).parent / path).parts if path else PurePosixPath(page).parts:
+                parts = parts[:-1] if part == ".." else [*parts, part]
+            to = "/".join(parts)
+            assert to in site() or (DOCS / to).is_file(), f"{page}: {target} leads nowhere"
+            assert not anchor or anchor in anchors(site()[to]), f"{page}: {target}: no such heading"
+            found += 1
+    assert found > 40
+
+
+def test_every_page_is_in_the_navigation():
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    named = re.findall(r"([\w/-]+(?:\.md|/))(?:\s|$)", nav)
+    for page in site():
+        assert page in named or any(n.endswith("/") and page.startswith(n) for n in named), (
+            f"{page} is not in mkdocs.yml"
+        )
+    for name in named:
+        assert name in site() or any(p.startswith(name) for p in site()), f"mkdocs.yml names {name}, which is not there"
+
+
+def test_every_method_has_a_page_with_all_its_settings():
+    import dataclasses
+
+    import polyfed.algorithms
+
+    for name in polyfed.algorithms.__all__:
+        cls = getattr(polyfed.algorithms, name)
+        text = site()[f"methods/{cls.name}.md"]
+        for f in dataclasses.fields(cls):
+            assert f"| `{f.name.replace('_', '-')}` |" in text, (name, f.name)
+        assert cls.citation in text
+
+
+def test_what_a_page_says_is_sent_is_what_the_equations_say():
+    """One vector each way for FedAvg, two for SCAFFOLD, none for Local."""
+    import polyfed as pf
+
+    for cls, vectors in ((pf.FedAvg, 1), (pf.Scaffold, 2), (pf.Local, 0)):
+        _, first, later = generator().counted(cls)
+        assert first == later == (vectors, vectors)
+
+
+def test_the_picture_shows_every_room_and_no_arrow_that_is_not_an_import(tmp_path):
+    rooms = generator().rooms
+    for folder, text in {
+        "core": "", "data": "from pkg.core import a", "cli": "from pkg.data import a\nfrom pkg import core",
+        "other": "if TYPE_CHECKING:\n    import pkg.cli\n",
+    }.items():  # fmt: skip
+        (tmp_path / "pkg" / folder).mkdir(parents=True)
+        (tmp_path / "pkg" / folder / "a.py").write_text(text)
+    (tmp_path / "pkg" / "__init__.py").touch()
+    graph = rooms.imports(tmp_path / "pkg")
+    assert graph == {"core": set(), "data": {"core"}, "cli": {"data", "core"}, "other": set()}
+    assert rooms.levels(graph) == {"core": 0, "other": 0, "data": 1, "cli": 2}
+    assert rooms.needed(graph) == [("cli", "data"), ("data", "core")]
+    drawn = rooms.svg(tmp_path / "pkg")
+    assert re.findall(r'<text x="[\d.]+" y="[\d.]+">(\w+)</text>', drawn) == ["core", "other", "data", "cli"]
+    assert drawn.count("marker-end") == 2
+    with pytest.raises(ValueError, match="import each other: a, b"):
+        rooms.levels({"a": {"b"}, "b": {"a"}, "c": set()})
+
+
+def walk(page: str, cli, folder: Path, long: bool) -> None:
+    """Do what a page says, in `folder`."""
+    text = generator().included((DOCS / page).read_text())
+    known, module = set(REGISTRY), types.ModuleType("walk")
+    sys.modules["walk"] = module  # dataclasses look their module up
+    sys.path.insert(0, str(folder))
+    try:
+        for slow, kind, title, body in BLOCK.findall(text):
+            if slow and not long:
+                continue
+            if title:
+                (folder / title).write_text(body)
+            elif kind == "python":
+                exec(compile(body, page, "exec"), module.__dict__)
+            elif kind == "sh":
+                for line in body.splitlines():
+                    if line.startswith("polyfed "):
+                        said = cli(*line.split()[1:])
+                        assert said.status == 0, f"{page}: {line}\n{said.out}{said.err}"
+    finally:
+        sys.path.remove(str(folder))
+        for name in [n for n, m in sys.modules.items() if str(getattr(m, "__file__", "")).startswith(str(folder))]:
+            del sys.modules[name]
+        del sys.modules["walk"]
+        for name in set(REGISTRY) - known:
+            del REGISTRY[name]
+
+
+@pytest.mark.parametrize("page", WALKS)
+def test_a_walk_goes_as_printed(page, cli, tmp_path, capsys):
+    walk(page, cli, tmp_path, long=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", [p for p in WALKS if "<!-- long -->" in (DOCS / p).read_text()])
+def test_a_long_walk_goes_as_printed(page, cli, tmp_path):
+    walk(page, cli, tmp_path, long=True)
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed; `make docs` installs it")
+    pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed; `make docs` installs it")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "site" / "methods" / "scaffold.html").is_file()
+    for page in (tmp_path / "site").rglob("*.html"):
+        assert not re.findall(r'<(?:script|img|iframe)[^>]* src="https?:', page.read_text()), (
+            f"{page.name} loads from elsewhere"
+        )
