@@ -11,7 +11,7 @@ from torch import Tensor, zeros_like
 
 from polyfed.algorithms.fedspa import pack, unpack
 from polyfed.algorithms.lowrank import LowRank, Sheet, gkr_parameters, places, received, sheets, shrink_layers
-from polyfed.core.algorithm import Down, Server, State
+from polyfed.core.algorithm import Down, State
 from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd, soft_threshold
 
@@ -104,10 +104,10 @@ class FedSLR(LowRank):
         return self.structure.endswith("+S")
 
     def init_server(self, task, w0, n):
-        shared = super().init_server(task, w0, n)
-        if self.form == "mean-dual":
-            return Server(shared | {"g": zeros_like(w0)})
-        return Server(shared, each={"g": w0.new_zeros(n, len(w0))})
+        server = super().init_server(task, w0, n)
+        if self.form == "all-duals":
+            return server._replace(each={"g": w0.new_zeros(n, len(w0))})
+        return server._replace(shared=server.shared | {"g": zeros_like(w0)})
 
     def init_client(self, task, w0):
         p = zeros_like(w0)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polyfed.core.algorithm import Algorithm, Down, State
+from polyfed.core.algorithm import Algorithm, Down, Server, State
 from polyfed.core.layout import Layout
 
 
@@ -124,7 +124,7 @@ class LowRank(Algorithm, abstract=True):
         for name, sheet in sheets(task.layout).items():
             state[f"sheet.{name}"] = torch.tensor(sheet)
             state[f"rank.{name}"] = torch.tensor(min(sheet.shape))
-        return state
+        return Server(state)
 
     def shrunk(self, server: State, new: Tensor, amount: float) -> State:
         """The state whose common model is `new: [p]` with every layer's singular values shrunk by `amount`."""

@@ -11,7 +11,7 @@ from polyfed.algorithms.fedrep import FedRep
 from polyfed.algorithms.fedspa import FedSpa
 from polyfed.algorithms.lgfedavg import LGFedAvg
 from polyfed.algorithms.scaffold import Scaffold
-from polyfed.core.algorithm import Algorithm, Round
+from polyfed.core.algorithm import Algorithm, Round, started
 from polyfed.core.ledger import down_bytes
 from polyfed.core.task import Task
 from polyfed.papers.fedslr import DATA, resnet
@@ -55,7 +55,7 @@ def settings(scale: Size):
 def message(algorithm: Algorithm, task: Task) -> int:
     """Bytes of the first message to one client, as the ledger weighs it."""
     one = Round(0, 1, 0, torch.tensor([0]), torch.ones(1), torch.tensor([0]))
-    return down_bytes(algorithm.downlink(algorithm.init_server(task, task.w0, 1), one))
+    return down_bytes(algorithm.downlink(started(algorithm, task, 1).whole(), one))
 
 
 def volumes(data: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Figure 1: the path of the devices' models over lambda, group norm against SCAD, on a toy with two clusters."""
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ def toy(seed: int, scale: str) -> pf.Federation:
     return pf.Federation.from_arrays(data, test=data)
 
 
-def path(bench: Bench, scale: str, penalty: str, seed: int) -> dict[str, Any]:
+def path(bench: Bench, scale: str, penalty: Literal["scad", "l1"], seed: int) -> dict[str, Any]:
     """lambda, models [lambda][device], clusters [lambda] along the path."""
     model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
     nn.init.zeros_(model.weight)
