@@ -3,6 +3,7 @@ the command line, called in this process: `cli(...)` gives the exit status and w
 """
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +29,8 @@ def no_methods_of_other_tests():
 
     for name in [name for name, cls in REGISTRY.items() if cls.__module__.startswith("polyfed_user_")]:
         del REGISTRY[name]
+    if build := sys.modules.get("polyfed.experiment.build"):
+        build._execute.cache_clear()
 
 
 @pytest.fixture(scope="session")

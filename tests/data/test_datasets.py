@@ -314,7 +314,7 @@ def test_partition_refuses(refused):
         load("fpfc-s1", feature="normal")
     with refused("standardise", "'all'", "pooled, client or none"):
         load("heart-disease", standardise="all")
-    with refused("normalise is 'full'", "'half'"):
+    with refused("data.options.normalise of mnist: found 'full', expected true or false or half"):
         load("mnist", normalise="full")
     with refused("no such folder"):
         load("some/where")

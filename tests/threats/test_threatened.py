@@ -133,7 +133,7 @@ def test_what_is_forged_does_not_depend_on_chunks_or_numbering():
 def test_scaled_updates_start_from_the_model_received():
     the_loop, honest = loop(pf.FedAvg(), threats.ScaledUpdate(scale=3.0, ratio=1.0)), loop(pf.FedAvg(), plain=True)
     for one in (the_loop, honest):
-        one.server = {"w": torch.ones(DIM, dtype=torch.float64)}
+        one.server |= {"w": torch.ones(DIM, dtype=torch.float64)}
         one.step()
     assert torch.allclose(the_loop.server["w"], 1 + 3 * (honest.server["w"] - 1), atol=1e-12)
 
@@ -252,7 +252,7 @@ def test_a_model_received_an_exchange_earlier_is_known(method):
 
 def test_clipping_is_relative_to_the_model_sent_out():
     the_loop = loop(pf.FedAvg(), robust=threats.NormClipping(1e-3))
-    the_loop.server = {"w": torch.full((DIM,), 5.0, dtype=torch.float64)}
+    the_loop.server |= {"w": torch.full((DIM,), 5.0, dtype=torch.float64)}
     the_loop.step()
     assert 0 < float((the_loop.server["w"] - 5).norm()) <= 1e-3 + 1e-12
 

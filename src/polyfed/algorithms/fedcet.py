@@ -113,6 +113,8 @@ class FedCET(Personal):
         "tests/certificates/test_fedcet.py::test_unlike_hessians_follow_the_iteration_matrix: its powers, in numpy",
         "tests/certificates/test_fedcet.py::test_the_search_of_algorithm_1: the step search, literally",
         "tests/certificates/test_fedcet.py::test_the_adaptive_step_needs_no_constant: 1e-10 within 200 rounds",
+        "tests/certificates/test_fedcet.py::test_the_adaptive_step_with_one_step_a_round: the optimum, a < 1/mu",
+        "tests/certificates/test_fedcet.py::test_few_clients_and_many_steps: two of ten clients",
         "tests/certificates/test_fedcet.py::test_many_local_steps: the bound on c a, from both sides",
     )
     citation = """@article{liu2025fedcet,

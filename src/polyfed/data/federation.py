@@ -454,9 +454,10 @@ def _labels(
     highest = int(classes) if classes is not None else len(seen) if labels else seen[-1] + 1
     stated = classes is not None or task == "classification"
     if not stated and highest > max(MANY, len(seen)):
+        who = next(name for name, (_, y) in zip(names, parts["train"], strict=True) if (y == seen[-1]).any())
         raise DataError(
-            f"targets are {len(seen)} different integers from {seen[0]} to {seen[-1]}: "
-            "task='regression' takes them for numbers, task='classification' for labels"
+            f"client {who!r}, train: target {seen[-1]}, in all {len(seen)} different integers from {seen[0]} to "
+            f"{seen[-1]}; expected labels 0 to C-1, or task='regression' (numbers) or task='classification' (labels)"
         )
     if highest > MOST:
         raise DataError(f"labels up to {highest - 1} make {highest} classes; labels 0 to C-1 are expected")
