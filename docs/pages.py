@@ -11,11 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 import polyfed as pf
 from polyfed.cli import describe
+from polyfed.experiment.rehearsal import counted
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -86,25 +84,12 @@ def method(cls: Any) -> str:
 
 
 def traffic(cls: Any) -> str:
-    """What the ledger counted in three rounds of the method on a small network."""
-    p, first, later = counted(cls)
-    each = "{:g} p down and {:g} p up"
-    text = f"Counted on a network of two layers and p = {p} parameters, per client and round: {each.format(*later)}."
-    return text + (f" In a client's first round {each.format(*first)}." if first != later else "")
-
-
-def counted(cls: Any) -> tuple[int, tuple[float, float], tuple[float, float]]:
-    """(p, (down, up) of the first round, of the third), in units of p numbers."""
-    rng = np.random.default_rng(0)
-    sites = [(rng.normal(size=(12, 8)).astype(np.float32), rng.integers(0, 3, 12)) for _ in range(4)]
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.ReLU(), torch.nn.Linear(6, 3))
-    fed = pf.Federation.from_arrays(sites, sites, classes=3)
-    run = pf.fit(net, fed, cls(), rounds=3, batch_size=6, evaluate_every=0, workers=1)
-    p = sum(w.numel() for w in net.parameters())
-    mean = run.ledger.groupby("round")[["down_bytes", "up_bytes"]].mean() / (4 * p)
-    first, later = (tuple(float(f"{v:.3g}") for v in mean.iloc[t]) for t in (0, -1))
-    return p, (first[0], first[1]), (later[0], later[1])
+    """What the ledger counted in three rounds of the method on a small network, and what its server asked for."""
+    sent = counted(cls())
+    each = "{:.3g} p down and {:.3g} p up"
+    text = f"Counted on a network of two layers and p = {sent.p} parameters, per client and round: "
+    first = f" In a client's first round {each.format(*sent.first)}." if sent.first != sent.later else ""
+    return f"{text}{each.format(*sent.later)}.{first} {sent.needs()}"
 
 
 # reference

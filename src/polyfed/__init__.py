@@ -1,95 +1,99 @@
 """polyfed: federated learning when one model does not fit all.
 
-Names are loaded when first used, so that `polyfed --help` need not wait for torch.
+The public names are those that are imported below, for type checkers and editors. They are loaded when first used, so
+that `polyfed --help` need not wait for torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import ast as _ast
+from importlib import import_module as _import_module
+from pathlib import Path as _Path
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
-if TYPE_CHECKING:
-    from polyfed import algorithms, data, models, report, threats
-    from polyfed.core.algorithm import Algorithm, Down, Personal
-    from polyfed.core.schedule import Asynchronous, Availability, Bernoulli, Delays, Timed, Uniform
-    from polyfed.core.solvers import local_sgd
-    from polyfed.core.task import Task
-    from polyfed.data.federation import Federation
-    from polyfed.experiment.admit import Admission, admit
-    from polyfed.experiment.compare import Comparison, compare
-    from polyfed.experiment.fit import fit
-    from polyfed.experiment.run import Run
-    from polyfed.experiment.tune import Tuned, tune
-    from polyfed.experiment.window import WindowAdvice, window_for
+if _TYPE_CHECKING:
+    from polyfed import algorithms as algorithms
+    from polyfed import data as data
+    from polyfed import models as models
+    from polyfed import report as report
+    from polyfed import threats as threats
+    from polyfed.algorithms import APFL as APFL
+    from polyfed.algorithms import CFL as CFL
+    from polyfed.algorithms import FPFC as FPFC
+    from polyfed.algorithms import GPGD as GPGD
+    from polyfed.algorithms import IFCA as IFCA
+    from polyfed.algorithms import LPGD as LPGD
+    from polyfed.algorithms import PACFL as PACFL
+    from polyfed.algorithms import Ditto as Ditto
+    from polyfed.algorithms import FedACS as FedACS
+    from polyfed.algorithms import FedAMP as FedAMP
+    from polyfed.algorithms import FedAsync as FedAsync
+    from polyfed.algorithms import FedAvg as FedAvg
+    from polyfed.algorithms import FedAvgFT as FedAvgFT
+    from polyfed.algorithms import FedBABU as FedBABU
+    from polyfed.algorithms import FedBuff as FedBuff
+    from polyfed.algorithms import FedCET as FedCET
+    from polyfed.algorithms import FedDyn as FedDyn
+    from polyfed.algorithms import FedLin as FedLin
+    from polyfed.algorithms import FedPer as FedPer
+    from polyfed.algorithms import FedProx as FedProx
+    from polyfed.algorithms import FedRep as FedRep
+    from polyfed.algorithms import FedSLR as FedSLR
+    from polyfed.algorithms import FedSpa as FedSpa
+    from polyfed.algorithms import FedTrack as FedTrack
+    from polyfed.algorithms import HeurFedAMP as HeurFedAMP
+    from polyfed.algorithms import HypCluster as HypCluster
+    from polyfed.algorithms import LGFedAvg as LGFedAvg
+    from polyfed.algorithms import Local as Local
+    from polyfed.algorithms import PerFedAvg as PerFedAvg
+    from polyfed.algorithms import PFedMe as PFedMe
+    from polyfed.algorithms import Scaffold as Scaffold
+    from polyfed.core import errors as errors
+    from polyfed.core.algorithm import Algorithm as Algorithm
+    from polyfed.core.algorithm import Down as Down
+    from polyfed.core.algorithm import Personal as Personal
+    from polyfed.core.algorithm import Round as Round
+    from polyfed.core.algorithm import Server as Server
+    from polyfed.core.algorithm import mean as mean
+    from polyfed.core.schedule import Asynchronous as Asynchronous
+    from polyfed.core.schedule import Availability as Availability
+    from polyfed.core.schedule import Bernoulli as Bernoulli
+    from polyfed.core.schedule import Delays as Delays
+    from polyfed.core.schedule import Schedule as Schedule
+    from polyfed.core.schedule import Timed as Timed
+    from polyfed.core.schedule import Uniform as Uniform
+    from polyfed.core.settings import setting as setting
+    from polyfed.core.solvers import local_sgd as local_sgd
+    from polyfed.core.task import Task as Task
+    from polyfed.core.uplinks import Uplinks as Uplinks
+    from polyfed.data.federation import Federation as Federation
+    from polyfed.experiment.admit import Admission as Admission
+    from polyfed.experiment.admit import admit as admit
+    from polyfed.experiment.compare import Comparison as Comparison
+    from polyfed.experiment.compare import compare as compare
+    from polyfed.experiment.fit import Progress as Progress
+    from polyfed.experiment.fit import fit as fit
+    from polyfed.experiment.run import Run as Run
+    from polyfed.experiment.tune import Tuned as Tuned
+    from polyfed.experiment.tune import tune as tune
+    from polyfed.experiment.window import WindowAdvice as WindowAdvice
+    from polyfed.experiment.window import window_for as window_for
 
 __version__ = "0.1.0"
-__all__ = [
-    "Admission",
-    "Algorithm",
-    "Asynchronous",
-    "Availability",
-    "Bernoulli",
-    "Comparison",
-    "Delays",
-    "Down",
-    "Federation",
-    "Personal",
-    "Run",
-    "Task",
-    "Timed",
-    "Tuned",
-    "Uniform",
-    "WindowAdvice",
-    "admit",
-    "algorithms",
-    "compare",
-    "data",
-    "fit",
-    "local_sgd",
-    "models",
-    "report",
-    "threats",
-    "tune",
-    "window_for",
-]
-
-HOMES = {
-    "Admission": "experiment.admit",
-    "Algorithm": "core.algorithm",
-    "Asynchronous": "core.schedule",
-    "Availability": "core.schedule",
-    "Bernoulli": "core.schedule",
-    "Comparison": "experiment.compare",
-    "Delays": "core.schedule",
-    "Down": "core.algorithm",
-    "Federation": "data.federation",
-    "Personal": "core.algorithm",
-    "Run": "experiment.run",
-    "Task": "core.task",
-    "Timed": "core.schedule",
-    "Uniform": "core.schedule",
-    "admit": "experiment.admit",
-    "compare": "experiment.compare",
-    "Tuned": "experiment.tune",
-    "fit": "experiment.fit",
-    "local_sgd": "core.solvers",
-    "tune": "experiment.tune",
-    "WindowAdvice": "experiment.window",
-    "window_for": "experiment.window",
+_HOMES = {  # name -> the module that has it, from the imports above
+    alias.name: node.module
+    for node in _ast.walk(_ast.parse(_Path(__file__).read_text(encoding="utf-8")))
+    if isinstance(node, _ast.ImportFrom) and str(node.module).startswith("polyfed")
+    for alias in node.names
 }
-FOLDERS = ("algorithms", "data", "models", "report", "threats")
+__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-def __getattr__(name: str) -> Any:
-    """The public names, and every method as `polyfed.<Name>`."""
-    if name in FOLDERS:
-        return import_module(f"polyfed.{name}")
-    if name in HOMES:
-        return getattr(import_module(f"polyfed.{HOMES[name]}"), name)
-    if not name.startswith("_"):
-        algorithms = import_module("polyfed.algorithms")
-        if name in algorithms.__all__:
-            return getattr(algorithms, name)
-    raise AttributeError(f"module 'polyfed' has no attribute {name!r}")
+def __getattr__(name: str) -> _Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'polyfed' has no attribute {name!r}")
+    home = _import_module(str(_HOMES[name]))
+    return getattr(home, name) if hasattr(home, name) else _import_module(f"{_HOMES[name]}.{name}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *import_module("polyfed.algorithms").__all__})
+    return [*__all__, "__version__"]

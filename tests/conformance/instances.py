@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import torch
 from torch import nn
+from traffic import TWO_LAYERS
 
 import polyfed as pf
 import polyfed.algorithms
@@ -109,7 +110,7 @@ def steps(method: Algorithm) -> int | None:
 
 def kind_of(method: Algorithm) -> str:
     """Two layers for a method that sends its body or its head alone: of one layer, all is head."""
-    return "deep" if "body" in method.traffic or "head" in method.traffic else "linear"
+    return "deep" if type(method).__name__ in TWO_LAYERS else "linear"
 
 
 def train(method: Algorithm, fed: pf.Federation | None = None, kind: str | None = None, **settings) -> pf.Run:

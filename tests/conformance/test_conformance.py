@@ -3,13 +3,11 @@
 import dataclasses
 import inspect
 import json
-import math
 import re
 import signal
 import subprocess
 import sys
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
@@ -18,12 +16,12 @@ import pytest
 import torch
 from extended import Extended
 from instances import BATCH, CLASSES, METHODS, NAMES, ROUNDS, SIZES, SMALL, federation, kind_of, loop, model, train
+from traffic import stated
 
 import polyfed as pf
 from polyfed.core import checkpoint
 from polyfed.core.algorithm import Algorithm, Personal, Round
 from polyfed.core.errors import Diverged
-from polyfed.core.layout import Layout
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Asynchronous, Delays, Schedule, Uniform
 from polyfed.core.uplinks import Tally
@@ -215,31 +213,9 @@ def test_a_personal_model_is_either_the_uplink_or_unknown_to_it(method):
                 assert columns(t) <= model_now | zero, f"uplink {name} is made from the personal model without being it"
 
 
-def stated(method: Algorithm, size: int = 4) -> tuple[float, float]:
-    """What goes each way in units of p numbers of `size` bytes: numbers, "body", "head", "density", or sums of these.
-
-    A way that keeps k entries of a vector is 1 + k (1 + 4 / size) / p: values, and positions of 4 bytes.
-    """
-    found = re.match(r"([\w./ +]+?) down, ([\w./ +]+?) up", method.traffic)
-    assert found, f"traffic is {method.traffic!r}, expected to begin like '1 down, 1 up'"
-    layout = Layout(model(kind_of(method)))
-    words = {part: float(layout.mask(part).double().mean()) for part in ("body", "head")}
-    assert kind_of(method) == "linear" or 0 < words["head"] < 1
-    words["density"] = getattr(method, "density", float("nan"))
-    down, up = (sum(words[w] if w in words else float(Fraction(w)) for w in way.split(" + ")) for way in found.groups())
-    kept = [getattr(method, f"keep_{way}", None) for way in ("down", "up")]
-    if any(kept):
-        assert "1 + 2k/p" in method.traffic
-        down, up = (
-            way if keep is None else 1 + math.ceil(keep * layout.p) * (1 + 4 / size) / layout.p
-            for way, keep in zip((down, up), kept, strict=True)
-        )
-    return down, up
-
-
 @pytest.mark.parametrize("schedule", [Uniform(), Uniform(0.5)], ids=["all", "half"])
 @each_method
-def test_the_ledger_weighs_what_was_sent_and_the_method_says_how_much(method, schedule):
+def test_the_ledger_weighs_what_was_sent_and_that_is_what_the_paper_says(method, schedule):
     the_loop, record = watched(method, schedule=schedule)
     sums = np.zeros((ROUNDS, N, 2), dtype=np.int64)
     trips = np.zeros((ROUNDS, N), dtype=np.int64)
@@ -253,18 +229,17 @@ def test_the_ledger_weighs_what_was_sent_and_the_method_says_how_much(method, sc
     for row in frame.itertuples():
         assert (row.down_bytes, row.up_bytes) == tuple(sums[row.round, row.client])
         assert row.exchanges <= trips[row.round, row.client]
-    unit, numbers = 4 * the_loop.task.p, 4 * method.traffic.count("one number more")
-    whole = 4 * len(the_loop.task.layout.entries) if "density" in method.traffic else 0  # entries of a layer are whole
-    starts = "exchange more before the first round" in method.traffic
-    met = np.cumsum(trips > 0, axis=0) > 1  # a signature is sent once, in a client's first round
+    unit, told = 4 * the_loop.task.p, stated(method, the_loop.task.layout)
+    whole = 4 * len(the_loop.task.layout.entries) if told.whole else 0
+    met = np.cumsum(trips > 0, axis=0) > 1
     for t in range(ROUNDS):
-        for way, units in enumerate(stated(method)):
-            times = 2 if starts and t == 0 else 1
+        for way, units in enumerate((told.down, told.up)):
+            times = 1 + told.before if t == 0 else 1
             extra = sums[t][trips[t] > 0, way] - times * round(units * unit, 6)
-            if way == 1 and "signature" in method.traffic:
+            if way == 1 and told.signature:
                 extra = extra[met[t][trips[t] > 0]]
             assert (extra >= -whole).all()
-            assert (extra <= times * numbers + whole).all()
+            assert (extra <= times * 4 * told.numbers + whole).all()
 
 
 @pytest.mark.parametrize("schedule", [Uniform(0.7), Asynchronous(Delays("uniform", 0, 20))], ids=["cohorts", "late"])
@@ -437,7 +412,6 @@ def test_the_citation_is_bibtex(cls):
     assert re.match(r"@\w+\{[\w:-]+,\n", cls.citation), cls.citation
     assert cls.citation.count("{") == cls.citation.count("}")
     assert "title" in cls.citation
-    stated(cls())
 
 
 @each_class

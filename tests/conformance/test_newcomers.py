@@ -3,7 +3,7 @@
 import pytest
 import torch
 from instances import METHODS, federation, steps, train
-from test_conformance import stated
+from traffic import stated
 
 import polyfed as pf
 
@@ -51,19 +51,19 @@ def test_what_is_billed_is_what_the_method_states(method):
     run = trained(method)
     last = pf.admit(run, federation().reorder(NEW[:1]), EXCHANGES).table
     entry, end = last.iloc[0], last.iloc[-1]
-    unit, (down, up) = 8 * run.loop.task.p, stated(method, 8)
+    unit, told = 8 * run.loop.task.p, stated(method, run.loop.task.layout, 8)
     assert entry["up_bytes"] == 0
     assert entry["down_bytes"] % unit == 0
     moved = [end[k] - entry[k] for k in ("down_bytes", "up_bytes")]
-    if moved == [0, 0] and down:
-        assert entry["down_bytes"] == down * unit if "models down" in method.traffic else unit
+    if moved == [0, 0] and told.down:
+        assert entry["down_bytes"] == told.entry * unit
         return
     numbers = (
         8 * EXCHANGES * len(run.loop.task.layout.entries)
     )  # single numbers beside a vector, whole entries of a layer
-    signature = 8 * 36 * 3 * method.basis if "signature" in method.traffic else 0
-    assert abs(moved[0] - EXCHANGES * down * unit) <= numbers or "less down" in method.traffic
-    assert abs(moved[1] - EXCHANGES * up * unit - signature) <= numbers
+    signature = 8 * 36 * 3 * method.basis if told.signature else 0
+    assert abs(moved[0] - EXCHANGES * told.down * unit) <= numbers or told.less_down
+    assert abs(moved[1] - EXCHANGES * told.up * unit - signature) <= numbers
 
 
 def test_the_amount_of_work_is_the_runs():

@@ -1,12 +1,33 @@
-"""One paper, one file. Every module of this folder is imported here, which registers its method: a file is enough."""
+"""One paper, one file. A method is registered when its file is imported, which happens here."""
 
-from importlib import import_module
-from pkgutil import iter_modules
-
-from polyfed.core.algorithm import REGISTRY
-
-for _module in iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
-
-globals().update({cls.__name__: cls for cls in REGISTRY.values()})
-__all__ = [cls.__name__ for cls in REGISTRY.values()]  # pyright: ignore[reportUnsupportedDunderAll]
+from polyfed.algorithms.apfl import APFL as APFL
+from polyfed.algorithms.cfl import CFL as CFL
+from polyfed.algorithms.ditto import Ditto as Ditto
+from polyfed.algorithms.fedacs import FedACS as FedACS
+from polyfed.algorithms.fedamp import FedAMP as FedAMP
+from polyfed.algorithms.fedamp import HeurFedAMP as HeurFedAMP
+from polyfed.algorithms.fedasync import FedAsync as FedAsync
+from polyfed.algorithms.fedavg import FedAvg as FedAvg
+from polyfed.algorithms.fedavgft import FedAvgFT as FedAvgFT
+from polyfed.algorithms.fedbabu import FedBABU as FedBABU
+from polyfed.algorithms.fedbuff import FedBuff as FedBuff
+from polyfed.algorithms.fedcet import FedCET as FedCET
+from polyfed.algorithms.feddyn import FedDyn as FedDyn
+from polyfed.algorithms.fedlin import FedLin as FedLin
+from polyfed.algorithms.fedper import FedPer as FedPer
+from polyfed.algorithms.fedprox import FedProx as FedProx
+from polyfed.algorithms.fedrep import FedRep as FedRep
+from polyfed.algorithms.fedslr import FedSLR as FedSLR
+from polyfed.algorithms.fedspa import FedSpa as FedSpa
+from polyfed.algorithms.fedtrack import FedTrack as FedTrack
+from polyfed.algorithms.fpfc import FPFC as FPFC
+from polyfed.algorithms.gpgd import GPGD as GPGD
+from polyfed.algorithms.ifca import IFCA as IFCA
+from polyfed.algorithms.ifca import HypCluster as HypCluster
+from polyfed.algorithms.lgfedavg import LGFedAvg as LGFedAvg
+from polyfed.algorithms.local import Local as Local
+from polyfed.algorithms.lpgd import LPGD as LPGD
+from polyfed.algorithms.pacfl import PACFL as PACFL
+from polyfed.algorithms.perfedavg import PerFedAvg as PerFedAvg
+from polyfed.algorithms.pfedme import PFedMe as PFedMe
+from polyfed.algorithms.scaffold import Scaffold as Scaffold

@@ -1,4 +1,6 @@
-"""A method in words, from its class alone: the docstring (numpydoc), the dataclass fields and the class constants."""
+"""A method in words, from its class alone: the docstring (numpydoc), the dataclass fields, the class constants, and
+what a short rehearsal counts.
+"""
 
 import dataclasses
 import inspect
@@ -12,6 +14,7 @@ from rich.text import Text
 from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.core.settings import settings_of
 from polyfed.experiment.check import kebab
+from polyfed.experiment.rehearsal import counted
 
 
 def overview() -> RenderableType:
@@ -21,10 +24,10 @@ def overview() -> RenderableType:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("name", no_wrap=True)
     table.add_column("what it does")
-    table.add_column("sent, in vectors of p numbers")
+    table.add_column("sent per round, in vectors of p numbers")
     for name in sorted(REGISTRY):
         cls = REGISTRY[name]
-        table.add_row(Text(name, "cyan"), Text(sections(cls)["summary"]), Text(cls.traffic))
+        table.add_row(Text(name, "cyan"), Text(sections(cls)["summary"]), Text(counted(cls()).words()))
     return Group(table, Text("\nMore on one of them: polyfed algorithms NAME", "dim"))
 
 
@@ -38,7 +41,9 @@ def portrait(name: str) -> RenderableType:
     if found["body"]:
         parts += [Text(), Text(found["body"])]
     parts += [Text("\nSettings", "bold"), _settings(cls, found["Parameters"])]
-    parts += [Text("\nSent per participant and round", "bold"), Text(f"{cls.traffic}, in vectors of p parameters")]
+    sent = counted(cls())
+    parts += [Text("\nSent per client and round", "bold"), Text(f"{sent.words()}, in vectors of p = {sent.p} numbers")]
+    parts += [Text(sent.needs())]
     if cls.certificates:
         parts += [Text("\nCertificates", "bold"), *(Text(f"- {line}") for line in cls.certificates)]
     if found["Notes"]:

@@ -1,5 +1,8 @@
-"""A rehearsal: one round of two clients that leaves no trace, to see what a method sends and asks of its uplinks."""
+"""A rehearsal: some rounds of two clients that leave no trace, to see what a method sends and asks of its uplinks."""
 
+from typing import NamedTuple
+
+import numpy as np
 import torch
 from torch import nn
 
@@ -13,6 +16,47 @@ from polyfed.core.task import Task
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, make_plan, make_rows
 from polyfed.threats import Rule
+
+
+class Sent(NamedTuple):
+    """What a method sends, counted on a small network.
+
+    p: its parameters     first, later: (down, up) per client in the first round and in the last, in units of p numbers
+    used: what its server asked of the uplinks, see `Uplinks.used`
+    """
+
+    p: int
+    first: tuple[float, float]
+    later: tuple[float, float]
+    used: dict[str, set[str]]
+
+    def words(self) -> str:
+        """`1 down, 1 up`, in vectors of p numbers."""
+        first, later = (f"{down:.3g} down, {up:.3g} up" for down, up in (self.first, self.later))
+        return later if first == later else f"{later} (first round {first})"
+
+    def needs(self) -> str:
+        """What the server needs of the uplinks, and what follows for secure aggregation."""
+        if not self.used:
+            return "Nothing is sent up."
+        rows = sorted(name for name, words in self.used.items() if words != {"mean"} and words != {"sum"})
+        if not rows:
+            return "The server needs means and sums only: secure aggregation is possible."
+        return f"The server needs every client's own {', '.join(rows)}: secure aggregation is not possible."
+
+
+def counted(algorithm: Algorithm, rounds: int = 3) -> Sent:
+    """What a method sends and asks for, counted in a short run of two small clients."""
+    rng = np.random.default_rng(0)
+    sites = [(rng.normal(size=(12, 8)).astype(np.float32), np.arange(12) % 3) for _ in range(2)]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(8, 6), nn.Sigmoid(), nn.Linear(6, 3))
+    task = Task(net, device="cpu")
+    loop = rehearse(algorithm, task, Federation.from_arrays(sites, classes=3), Work(batch_size=None), rounds)
+    sizes = loop.ledger.frame().groupby("round")[["down_bytes", "up_bytes"]].mean().to_numpy() / (4 * task.p)
+    first, later = ((float(down), float(up)) for down, up in (sizes[0], sizes[-1]))
+    return Sent(task.p, first, later, loop.used)
 
 
 def rehearse(algorithm: Algorithm, task: Task, federation: Federation, work: Work, rounds: int = 1) -> Loop:

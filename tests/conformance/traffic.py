@@ -1,0 +1,67 @@
+"""What each method sends, from its paper: the table that the ledger is held to, by the class of the method."""
+
+import math
+from typing import NamedTuple
+
+from polyfed.core.algorithm import Algorithm
+from polyfed.core.layout import Layout
+
+
+class Stated(NamedTuple):
+    """Per participant and round, in vectors of p numbers.
+
+    numbers: most single numbers that go either way beside them     whole: densities are rounded to whole entries of
+    layers     less_down: factors or nonzeros go down where they are smaller     before: exchanges more before the first
+    round     signature: vectors up in a client's first round, beside the rest     entry: vectors down that a newcomer
+    takes before it trains
+    """
+
+    down: float
+    up: float
+    numbers: int = 0
+    whole: bool = False
+    less_down: bool = False
+    before: int = 0
+    signature: bool = False
+    entry: float = 1.0
+
+
+TWO_LAYERS = ("FedPer", "FedRep", "FedBABU", "LGFedAvg")  # they share a part of the layers
+ONE_EACH_WAY = (
+    *("FedAvg", "FedAvgFT", "FedProx", "FedDyn", "Ditto", "FedACS", "FedAMP", "HeurFedAMP"),
+    *("FedAsync", "APFL", "PFedMe", "PerFedAvg", "LPGD", "CFL", "FPFC"),
+)
+
+
+def stated(method: Algorithm, layout: Layout, size: int = 4) -> Stated:
+    """What a method sends of a model with this layout, numbers of `size` bytes."""
+    name = type(method).__name__
+    if name in ONE_EACH_WAY:
+        return Stated(1, 1)
+    if name in TWO_LAYERS:
+        share = float(layout.mask("head" if name == "LGFedAvg" else "body").double().mean())
+        assert 0 < share < 1
+        return Stated(share, share)
+    if name == "FedLin":
+        return Stated(*(1 + _kept(getattr(method, f"keep_{way}"), layout.p, size) for way in ("down", "up")))
+    if name == "FedCET":
+        return Stated(1, 1, numbers=2 if method.lr == "adaptive" else 1, before=1)
+    if name in ("IFCA", "HypCluster"):
+        return Stated(method.k, 1, numbers=1, entry=method.k)
+    if name == "FedSpa":
+        return Stated(method.density, method.density + 1 / 32, whole=True)  # the mask: one bit per parameter
+    other = {
+        "Local": Stated(0, 0),
+        "Scaffold": Stated(2, 2),
+        "FedTrack": Stated(2, 2),
+        "FedBuff": Stated(1, 1, numbers=1),
+        "FedSLR": Stated(1, 1, less_down=True),
+        "GPGD": Stated(1, 1, less_down=True),
+        "PACFL": Stated(1, 1, signature=True),
+    }
+    return other[name]
+
+
+def _kept(share: float | None, p: int, size: int) -> float:
+    """Vectors that a gradient is as top-k values and positions of 4 bytes; a whole one without positions."""
+    return 1.0 if share is None else math.ceil(share * p) * (1 + 4 / size) / p
