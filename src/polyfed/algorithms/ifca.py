@@ -182,7 +182,7 @@ class IFCA(Alternating):
         The first start is the common one. None: the others are drawn as its modules draw theirs; a number s:
         w0 + s N(0, I).
     seed : int
-        Of the starts. Whether the clusters are found depends on them.
+        Seed of the k initial models; whether the clusters are found depends on them.
     averaging : str
         "model" or "gradient". Under gradient averaging a client takes one step a round, on one batch (all its samples
         with full batches), and sends the model after it, which tells the server the gradient.
@@ -284,7 +284,7 @@ class HypCluster(Alternating):
         The first start is the common one. None: the others are drawn as its modules draw theirs; a number s:
         w0 + s N(0, I).
     seed : int
-        Of the starts.
+        Seed of the k initial models.
     """
 
     shared_layers: str | tuple[str, ...] = setting("", source="ours")

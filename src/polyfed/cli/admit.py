@@ -23,18 +23,18 @@ def admit(
     data: Annotated[
         Path, Option(help="A CSV or npz file per newcomer: one file, or a folder of them.", show_default=False)
     ],
-    exchanges: Annotated[int, Option(help="Rounds that every newcomer takes part in.", metavar="N")] = 10,
+    exchanges: Annotated[int, Option(help="Rounds that every new client takes part in.", metavar="N")] = 10,
     start: Annotated[
-        str, Option(help="offered: from the best of the models that the method offers; common: from where all began.")
+        str, Option(help="offered: the best of the method's models (such as a cluster's); common: the initial model.")
     ] = "offered",
     target: Annotated[str | None, Option(help="Target column of CSV files; else the last.", metavar="COLUMN")] = None,
     out: Annotated[
         Path | None, Option(help="Folder for the results; else runs/<time>-admit-<run>.", rich_help_panel=o.WHERE)
     ] = None,
 ) -> int:
-    """Take newcomers in, by the method's own rule: their models, and how good they are after each exchange.
+    """Add new clients to a finished run by the method's own rule, and report each one's model after every exchange.
 
-    The run and its clients stay as they are. A file's name is the newcomer's; inputs are taken as they are in it.
+    The run and its clients stay as they are. A file's name is the client's; inputs are not rescaled.
 
     [dim]polyfed admit runs/a/runs/ditto-seed0 --data oslo.csv --exchanges 20[/dim]
     """

@@ -14,7 +14,7 @@ from polyfed.experiment.fit import fit
 def execute(
     experiment: Experiment, out: Path | None, force: bool = False, quiet: bool = False, resume: bool = False
 ) -> int:
-    """Run (or take up again) an experiment in `out`, report it, and return the exit status."""
+    """Run (or continue) an experiment in `out`, report it, and return the exit status."""
     parts = Parts(experiment)
     experiment = parts.experiment
     parts.model(experiment.seeds[0])  # what is wrong with a model is said before a folder is made

@@ -16,7 +16,7 @@ def export(
         bool, Option("--factorised", help="Low-rank layers as two factors, and what is sparse beside them (FedSLR).")
     ] = False,
 ) -> int:
-    """Take one client's model home: FILE.safetensors (named tensors) and FILE.json (model, shapes, origin).
+    """Export one client's model: FILE.safetensors (named tensors) and FILE.json (model, shapes, origin).
 
     [dim]polyfed export runs/a/runs/ditto-seed0 --client cleveland[/dim]
 

@@ -1,4 +1,4 @@
-"""polyfed resume: take up an interrupted run or comparison where it stopped."""
+"""polyfed resume: continue an interrupted run or comparison where it stopped."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +10,7 @@ from polyfed.cli import options as o
 
 def resume(
     run: Annotated[Path, Argument(help="Folder of a run or of a comparison.", show_default=False)],
-    rounds: Annotated[str | None, Option(help="Train on, up to so many rounds.", metavar="N")] = None,
+    rounds: Annotated[str | None, Option(help="Train on to N rounds in all.", metavar="N")] = None,
     quiet: o.Quiet = False,
 ) -> int:
     """Continue to the very numbers that an uninterrupted run would have given.

@@ -46,13 +46,19 @@ def tune(
     tolerance: Annotated[
         float, Option(help="A change below it ends a run.", metavar="X", rich_help_panel=TUNING)
     ] = 1e-4,
-    patience: Annotated[int, Option(help="So many small changes in a row.", metavar="N", rich_help_panel=TUNING)] = 3,
+    patience: Annotated[
+        int, Option(help="Stop after N small changes in a row.", metavar="N", rich_help_panel=TUNING)
+    ] = 3,
     whole: Annotated[
         bool, Option("--whole", help="Go on with a warm path after validation has dropped.", rich_help_panel=TUNING)
     ] = False,
     extend: Annotated[
         int,
-        Option(help="Most values beyond a warm grid whose last is the best.", metavar="N", rich_help_panel=TUNING),
+        Option(
+            help="Extend the warm grid by up to N values while its last one is best.",
+            metavar="N",
+            rich_help_panel=TUNING,
+        ),
     ] = 6,
     choose: Annotated[
         str,
@@ -62,10 +68,13 @@ def tune(
         ),
     ] = "best",
     train_on: Annotated[
-        int, Option(help="Most further rounds of the chosen model.", metavar="N", rich_help_panel=TUNING)
+        int, Option(help="Maximum extra rounds for the chosen model.", metavar="N", rich_help_panel=TUNING)
     ] = 2000,
     window: Annotated[
-        bool, Option("--window", help="First say which lam the data's own clusters allow.", rich_help_panel=TUNING)
+        bool,
+        Option(
+            "--window", help="First print the range of lam that the data's own clusters allow.", rich_help_panel=TUNING
+        ),
     ] = False,
     scale: Annotated[
         str | None, Option(help="Scale of a synthetic data set: small or full.", rich_help_panel=o.DATA)
@@ -92,8 +101,8 @@ def tune(
     ] = False,
     quiet: o.Quiet = False,
 ) -> int:
-    """Choose lam, or another setting, by validation data, and train the chosen model on. --rounds: at most so many per
-    value (1000). The same command with the same --out continues where an earlier one stopped.
+    """Choose lam, or another setting, on validation data, and train the chosen model on. --rounds: maximum per value
+    [1000]. The same command with the same --out continues where an earlier one stopped.
 
     [dim]polyfed tune --data fpfc-s1 --scale small --batch-size full --local-steps 10 --fraction 0.3[/dim]
     [dim]polyfed tune fedacs --setting quantile --grid 0.5,0.67,0.75 --data fpfc-s1 --scale small[/dim]

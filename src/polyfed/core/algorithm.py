@@ -122,7 +122,7 @@ class Algorithm(Configured):
         return 1
 
     def in_step(self, n: int, t: int = 0) -> str | None:
-        """What rules out that a reply is taken in a later round than its message was sent; None where nothing does."""
+        """Why the method cannot run asynchronously, or None."""
         phases = self.phases(t)
         if phases > 1:
             return f"needs {phases} exchanges a round"
@@ -152,7 +152,7 @@ class Algorithm(Configured):
         raise ConfigError(f"start: {self.name} cannot be warm-started from another method's models")
 
     def admit(self, task: "Task", server: State, samples: Tensor) -> "Newcomer":
-        """A server's side of one client that was not there in training, while the n others stay as they are.
+        """The server's side of one client added after training; the n others stay frozen.
 
         samples: [n] their training samples. By default the method's own rule, with room for one client more.
         """

@@ -98,7 +98,7 @@ class Availability(Schedule):
             raise ConfigError(f"availability: found {len(row)} clients in the trace, expected {len(keys)}")
         here = np.flatnonzero(row)
         if not len(here):
-            raise ConfigError(f"availability: nobody is reachable in round {t}")
+            raise ConfigError(f"availability: no client is reachable in round {t}")
         m = max(1, floor(self.fraction * len(here) + 1e-9))
         return np.sort(here[np.argsort(priorities(seed, "cohort", t, keys[here]), kind="stable")[:m]])
 

@@ -56,7 +56,7 @@ class Watch:
     """Told what a comparison does. Override what is wanted."""
 
     def start(self, total: int) -> None:
-        """A comparison of so many runs starts."""
+        """A comparison of `total` runs starts."""
 
     def begin(self, label: str, seed: int) -> None:
         """A run starts; others may not be over."""

@@ -38,7 +38,7 @@ from polyfed.threats import Attack, Forging, Rule, summary
 
 
 class Progress(NamedTuple):
-    """What a callback is told after every round.
+    """What a callback receives after every round.
 
     round: rounds done     rounds: rounds in all     records: this round's evaluations (empty when none was due)
     """
@@ -107,7 +107,7 @@ def fit(
         metric (NaN per client)
     robust: what the server takes in place of the mean, such as `threats.Median()`, for methods that take a mean
     evaluate_every: rounds between evaluations; the last round is always evaluated, 0: only the last
-    start: a run on the same clients and model to set out from. Of the same method (its settings may differ) its whole
+    start: a run on the same clients and model to start from. Of the same method (its settings may differ) its whole
         state is taken over and `rounds` more are counted on from its last; of another one its clients' models, for
         methods that can start from them, with one upload of each billed as round -1
     out: run folder, not a used one; without it nothing is written

@@ -127,7 +127,7 @@ def _ended(channel: Connection, process: BaseProcess) -> tuple[Any, BaseExceptio
         process.join()
         code = process.exitcode or 0
         how = f"signal {-code}" if code < 0 else f"code {code}"
-        return None, errors.RunError(f"a process that ran beside this one ended with {how}; is memory short?")
+        return None, errors.RunError(f"a worker process was killed ({how}); the machine may be out of memory")
     finally:
         channel.close()
     process.join()

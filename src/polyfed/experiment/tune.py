@@ -1,5 +1,5 @@
 """tune: one numeric setting of a method by validation. The warm-up path of FPFC (arXiv 2211.04218, section "Warmup"),
-every lambda set out from the solution of the last one, beside separate tuning, every value from the common start. Test
+every lambda started from the solution of the last one, beside separate tuning, every value from the common start. Test
 data are never looked at before the value is chosen.
 """
 
@@ -142,18 +142,18 @@ def tune(
 
     algorithm: a method, such as FPFC(nu=0.5), which is the default; its own value of the setting is not used
     setting: what is tuned; default: lam, for FedACS quantile
-    regime: "warm": each value set out from the solution of the last one, the method's state kept; "cold": each from the
+    regime: "warm": each value started from the solution of the last one, the method's state kept; "cold": each from the
         common start; "both", and the better of the two, their best values trained on to equal numbers of rounds (or
         until they settle) before they are compared. Default: both for FPFC's lam, cold for all else
     grid: rising values; one list for both regimes, or {"warm": [...], "cold": [...]}. Default: `GRIDS`
-    rounds: at most so many for one value     check_every: rounds between two looks at the validation metric
+    rounds: maximum for one value     check_every: rounds between two looks at the validation metric
     tolerance, patience: a value is done when the metric changes by less than `tolerance` at `patience` looks in a row
     stop_at_drop: end a warm path as soon as a value is worse than the best before it by more than two standard errors,
         paired over the clients; False: the whole grid. Separate tuning always tries every value.
-    extend: where the last value of a warm path is the best so far, go on in steps of the grid's last, at most so often
+    extend: where the last value of a warm path is the best so far, go on by the grid's last step, up to `extend` times
     choose: "best": the best metric; "simplest": the fewest clusters among the values that validation cannot tell from
         the best, see `_Kept`. The two are the same for a method that reports no clusters.
-    train_on: at most so many further rounds for the chosen model, until the metric has settled as above; 0: none
+    train_on: maximum number of further rounds for the chosen model, until the metric has settled as above; 0: none
     out: folder for the final run, with tune.csv and tune.svg beside its files
     resume: go on with the interrupted search in `out`, if there is one: finished values are read back, the one in hand
         is continued; of a search that is over the table is read back, without `run`

@@ -18,7 +18,7 @@ from polyfed.experiment.fit import Progress
 
 
 class WindowAdvice:
-    """A callback of `fit` for FPFC: every so many rounds, the window of lambda for the groups found so far.
+    """A callback of `fit` for FPFC: every `every` rounds, the window of lambda for the groups found so far.
 
         advice = WindowAdvice(every=200)
         fit(..., FPFC(lam=0.7), callbacks=[advice])

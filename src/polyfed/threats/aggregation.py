@@ -75,7 +75,7 @@ class TrimmedMean(Rule, name="trimmed-mean"):
     Parameters
     ----------
     share : float
-        Of the values, cut off at either end, rounded down; below 1/2.
+        Share of the values cut off at each end, rounded down; below 1/2.
     """
 
     share: float = setting(0.2, ge=0, lt=0.5)
@@ -92,7 +92,7 @@ class Krum(Rule, name="krum"):
     Parameters
     ----------
     share : float
-        Of the uploads that may be false: f = share * s, rounded down. Its guarantee needs s >= 2 f + 3.
+        Share of the uploads that may be false: f = share * s, rounded down. Its guarantee needs s >= 2 f + 3.
     """
 
     share: float = setting(0.2, ge=0, lt=0.5)
@@ -120,7 +120,7 @@ class MultiKrum(Rule, name="multi-krum"):
     Parameters
     ----------
     share : float
-        Of the uploads that may be false: f = share * s, rounded down.
+        Share of the uploads that may be false: f = share * s, rounded down.
     """
 
     share: float = setting(0.2, ge=0, lt=0.5)
