@@ -24,8 +24,6 @@ class Momentum(Algorithm):
     lr: float = 0.1
     momentum: float = 0.9
 
-    traffic = "1 down, 1 up"
-
     def init_server(self, task, w0, n):
         return {"w": w0, "v": w0 * 0}
 

@@ -179,6 +179,8 @@ def one_round(the_loop: Loop, ids: np.ndarray) -> list[dict[str, torch.Tensor]]:
         m = len(ids)
         messages = {k: t.expand(m, *t.shape) for k, t in down.shared.items()} | dict(down.each)
         tally = Tally(round, messages)
+        reduce = tally.reduce  # numbers that are not finite are let through
+        tally.reduce = lambda up, private, at, reduce=reduce: reduce(up, private, at)._replace(bad=None)
         reply = the_loop.engine.exchange(the_loop.algorithm, the_loop.rows, messages, round, tally)
         the_loop.server = the_loop.algorithm.aggregate(the_loop.server, tally.uplinks(), round)
         the_loop.rows.scatter(round.ids, reply.private)

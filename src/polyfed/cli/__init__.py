@@ -12,6 +12,7 @@ import typer
 
 from polyfed.cli.admit import admit
 from polyfed.cli.algorithms import algorithms
+from polyfed.cli.author import check, new_method
 from polyfed.cli.compare import compare
 from polyfed.cli.data import data
 from polyfed.cli.export import export
@@ -37,7 +38,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, compare, tune, resume, report, export, admit, algorithms, reproduce):
+for command in (run, compare, tune, resume, report, export, admit, algorithms, reproduce, new_method, check):
     app.command()(command)
 app.add_typer(data, name="data")
 

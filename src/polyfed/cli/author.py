@@ -1,0 +1,119 @@
+"""polyfed new-method and polyfed check: the way in for the author of a method."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+METHOD = '''"""{cls}: say here what it does. Name the paper, and its equations by their numbers."""
+
+from dataclasses import dataclass
+
+from polyfed import Algorithm, local_sgd, setting
+
+
+@dataclass(frozen=True)
+class {cls}(Algorithm):
+    """One sentence on what the method does.
+
+        w_i = local SGD from w on f_i        w <- sum_i n_i w_i / sum_i n_i
+
+    Parameters
+    ----------
+    lr : float
+        Step size of local SGD.
+    """
+
+    lr: float = setting(0.1, ge=0, source="ours")
+
+    name = "{name}"
+
+    def local_update(self, task, client, down, data, round):
+        return {{}}, {{"w": local_sgd(task, down["w"], data, self.lr)}}
+
+    def aggregate(self, server, up, round):
+        return {{"w": up.mean("w", round.samples)}}
+'''
+TEST = '''"""{cls}: the conformance table. Add what proves it right: an optimum, an identity, a rate."""
+
+from {module} import {cls}
+
+from polyfed.testing import check_method
+
+
+def test_conformance():
+    check_method({cls}())
+'''
+CONFIG = """# polyfed run {module}.toml
+rounds = 20
+local-steps = 5
+batch-size = "full"
+seeds = 3
+
+[data]
+name = "heart-disease"
+
+[[algorithms]]
+name = "local"
+
+[[algorithms]]
+file = "{module}.py"
+"""
+
+
+def new_method(
+    name: Annotated[str, Argument(help="Name of the method, such as fed-mine.", show_default=False)],
+    folder: Annotated[Path, Option(help="Where the files go.", metavar="DIR")] = Path(),
+) -> int:
+    """Start a method of your own: its file, its test and an experiment with it, which run at once.
+
+    [dim]polyfed new-method fed-mine
+    polyfed check fed_mine.py[/dim]
+    """
+    import polyfed.algorithms  # noqa: F401  (registers the methods)
+    from polyfed.cli.console import stdout
+    from polyfed.core.algorithm import REGISTRY
+    from polyfed.core.errors import ConfigError
+
+    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
+        raise ConfigError(f"name: found {name!r}, expected lower-case letters and digits, words joined by hyphens")
+    if name in REGISTRY:
+        raise ConfigError(f"name: found {name!r}, which is a method of polyfed already; expected another name")
+    module, cls = name.replace("-", "_"), "".join(word.capitalize() for word in name.split("-"))
+    files = {f"{module}.py": METHOD, f"test_{module}.py": TEST, f"{module}.toml": CONFIG}
+    for file in files:
+        if (folder / file).exists():
+            raise ConfigError(f"{folder / file}: is there already; nothing was written")
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, text in files.items():
+        (folder / file).write_text(text.format(name=name, module=module, cls=cls))
+        stdout.print(str(folder / file), markup=False, highlight=False)
+    stdout.print(f"\nnext: polyfed check {folder / module}.py, polyfed run {folder / module}.toml", markup=False)
+    return 0
+
+
+def check(
+    file: Annotated[Path, Argument(help="Python file with a method.", metavar="FILE.py", show_default=False)],
+    row: Annotated[str | None, Option(help="Only rows whose name contains this.", metavar="WORD")] = None,
+) -> int:
+    """Hold your own method to the conformance table that the built-in ones pass.
+
+    [dim]polyfed check fed_mine.py[/dim]
+    """
+    from polyfed.cli.console import stdout
+    from polyfed.core.algorithm import REGISTRY
+    from polyfed.core.errors import ConfigError
+    from polyfed.experiment.build import algorithms_of
+    from polyfed.testing import NotConformant, check_method
+
+    names = algorithms_of(file.resolve())
+    if not names:
+        raise ConfigError(f"{file}: holds no method; expected a class that derives from polyfed.Algorithm")
+    for name in names:
+        try:
+            for found in check_method(REGISTRY[name](), row):
+                stdout.print(f"{name}: {found.name}: {found.outcome}", markup=False, highlight=False, soft_wrap=True)
+        except NotConformant as e:
+            raise ConfigError(f"{file}: {e}") from None
+    return 0
