@@ -54,7 +54,8 @@ def test_the_table_has_the_methods():
 @pytest.mark.parametrize("batch_size", [BATCH, None], ids=["mini", "full"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=["f32", "f64"])
 @pytest.mark.parametrize(
-    ("name", "kind"), [(m, kind) for m in METHODS for kind in ("linear", "mlp", "cnn") if kind != "mlp" or "(" not in m]
+    ("name", "kind"),
+    [(m, kind) for m in METHODS for kind in (kind_of(METHODS[m]), "mlp", "cnn") if kind != "mlp" or "(" not in m],
 )
 def test_chunks_and_workers_do_not_change_the_models(name, kind, dtype, tolerance, batch_size):
     def personal(chunk, workers):
