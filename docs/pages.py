@@ -21,7 +21,13 @@ rooms = importlib.import_module("rooms")
 
 GROUPS = {  # title of a reference page: the modules whose names it shows
     "Training": ("polyfed.experiment",),
-    "Writing a method": ("polyfed.core.algorithm", "polyfed.core.solvers", "polyfed.core.task"),
+    "Writing a method": (
+        "polyfed.core.algorithm",
+        "polyfed.core.uplinks",
+        "polyfed.core.settings",
+        "polyfed.core.solvers",
+        "polyfed.core.task",
+    ),
     "Who takes part": ("polyfed.core.schedule",),
     "Data": ("polyfed.data",),
     "Models": ("polyfed.models",),
@@ -41,7 +47,7 @@ def pages() -> dict[str, str]:
 
 def methods() -> dict[str, str]:
     """The overview and a page per method."""
-    found = sorted((getattr(pf, name) for name in importlib.import_module("polyfed.algorithms").__all__), key=_name)
+    found = sorted(classes(), key=_name)
     rows = [f"| [{c.__name__}]({c.name}.md) | `{c.name}` | {cell(describe.sections(c)['summary'])} |" for c in found]
     index = "\n".join(
         [
@@ -55,6 +61,11 @@ def methods() -> dict[str, str]:
         ]
     )
     return {"methods/index.md": index} | {f"methods/{c.name}.md": method(c) for c in found}
+
+
+def classes() -> list[Any]:
+    """The classes of all methods."""
+    return [v for v in vars(importlib.import_module("polyfed.algorithms")).values() if inspect.isclass(v)]
 
 
 def _name(cls: Any) -> str:
@@ -100,8 +111,9 @@ def reference() -> dict[str, str]:
     public = {name: getattr(pf, name) for name in pf.__all__}
     folders = [v for v in public.values() if inspect.ismodule(v) and v.__name__ != "polyfed.algorithms"]
     for folder in folders:
-        public |= {f"{folder.__name__}.{name}": getattr(folder, name) for name in folder.__all__}
-    methods = {getattr(pf, name) for name in importlib.import_module("polyfed.algorithms").__all__}
+        names = getattr(folder, "__all__", None) or [n for n, v in vars(folder).items() if inspect.isclass(v)]
+        public |= {f"{folder.__name__}.{name}": getattr(folder, name) for name in names}
+    methods = set(classes())
     groups: dict[str, list[str]] = {title: [] for title in GROUPS}
     for value in public.values():
         if (inspect.isclass(value) or inspect.isfunction(value)) and value not in methods:

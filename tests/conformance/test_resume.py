@@ -35,7 +35,7 @@ def crash_after(t: int):
 def mapped(monkeypatch):
     """Every run keeps its private rows in memory-mapped files."""
 
-    def make_rows(algorithm, task, n, cohort, folder, saved=None):
+    def make_rows(algorithm, task, n, cohort, folder, saved=None, added=False):
         return MappedRows(n, algorithm.init_client(task, task.w0), folder / "rows")
 
     monkeypatch.setattr(fit_module, "make_rows", make_rows)

@@ -27,7 +27,7 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def in_files(algorithm, task, n, cohort, folder, saved=None):
+def in_files(algorithm, task, n, cohort, folder, saved=None, added=False):
     return rows.MappedRows(n, algorithm.init_client(task, task.w0), folder / "rows")
 
 

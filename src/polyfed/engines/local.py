@@ -23,6 +23,7 @@ from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Plan, Reply, Worker
 
 CACHE = 1_500_000  # bytes of stacked weights that stay in a core's cache
+LEAST = 64  # uplinks that are there at a time where they are added up: those of a few chunks per thread
 WORTH = 2_000_000  # products of a step (samples times parameters) below which a thread costs more than it brings
 
 
@@ -103,11 +104,18 @@ def memory() -> int:
 
 
 def make_rows(
-    algorithm: Algorithm, task: Task, n: int, cohort: int, folder: Path | None, saved: State | None = None
+    algorithm: Algorithm,
+    task: Task,
+    n: int,
+    cohort: int,
+    folder: Path | None,
+    saved: State | None = None,
+    added: bool = False,
 ) -> Rows:
     """The store of the clients' private tensors, after checking that the run fits this machine.
 
     saved: a checkpoint's tensors. Rows that are in files stay there; rows in memory move there where they do not fit
+    added: whether uplinks are added up as they come, so that no more than `LEAST` of a cohort's are there at a time
     Raises RunError, with the estimate, when the server's state, the cohort's messages and the private rows do not fit.
     """
     start = algorithm.init_client(task, task.w0)
@@ -116,7 +124,7 @@ def make_rows(
     shapes = algorithm.init_server(task, task.w0.to("meta"), n)
     shapes = shapes.whole() if isinstance(shapes, Server) else shapes
     server = sum(t.numel() * t.element_size() for t in shapes.values())
-    moving = cohort * (4 * w + 2 * per_row)
+    moving = (min(cohort, LEAST) if added else cohort) * 4 * w + cohort * 2 * per_row
     have = memory() if task.device.type == "cpu" else torch.cuda.mem_get_info(task.device)[0]
     if 2 * server + moving > have:
         raise RunError(
@@ -125,7 +133,7 @@ def make_rows(
             "fewer clients per round or a smaller model is needed"
         )
     mapped = saved is not None and is_mapped(part(saved, "client."))
-    if not mapped and n * per_row + 2 * server + moving <= 0.6 * have:
+    if not mapped and (not per_row or n * per_row + 2 * server + moving <= 0.6 * have):
         return MemoryRows(n, start)
     if folder is None:
         raise RunError(

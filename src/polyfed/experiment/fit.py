@@ -30,7 +30,7 @@ from polyfed.core.worker import Plan
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, check_rows, make_plan, make_rows, pick_device
 from polyfed.experiment.folder import RunFolder, fingerprint, versions
-from polyfed.experiment.rehearsal import check_robust
+from polyfed.experiment.rehearsal import adds_up, check_robust
 from polyfed.experiment.run import Run, splits
 from polyfed.experiment.steps import LocalSteps, local_steps_of, recorded
 from polyfed.experiment.stop import interruptible
@@ -159,7 +159,9 @@ def fit(
         engine = LocalEngine(task, data["train"], keys, work, seed, plan)
         attackers = np.zeros(federation.n, dtype=bool) if attack is None else attack.attackers(seed, keys)
         forge = None if attack is None else Forging(attack, keys, seed)
-        rows = make_rows(algorithm, task, federation.n, cohort, store.path if store else None, saved and saved[0])
+        added = robust is None and adds_up(algorithm, cohort * task.p)
+        place = store.path if store else None
+        rows = make_rows(algorithm, task, federation.n, cohort, place, saved and saved[0], added)
         loop = Loop(
             task, data["train"], federation.names, algorithm, schedule, engine, rows, seed, lr_decay, lr_decay_every,
             forge, robust,

@@ -17,6 +17,8 @@ from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, make_plan, make_rows
 from polyfed.threats import Rule
 
+MANY = 1 << 28  # numbers of a cohort's uplinks from which their memory is estimated with care
+
 
 class Sent(NamedTuple):
     """What a method sends, counted on a small network.
@@ -57,6 +59,17 @@ def counted(algorithm: Algorithm, rounds: int = 3) -> Sent:
     sizes = loop.ledger.frame().groupby("round")[["down_bytes", "up_bytes"]].mean().to_numpy() / (4 * task.p)
     first, later = ((float(down), float(up)) for down, up in (sizes[0], sizes[-1]))
     return Sent(task.p, first, later, loop.used)
+
+
+def adds_up(algorithm: Algorithm, numbers: int) -> bool:
+    """Whether a method takes means and sums only; looked up where a cohort has uplinks of `MANY` numbers and more."""
+    if numbers < MANY:
+        return False
+    try:
+        used = counted(algorithm, 1).used
+    except Exception:  # a method of the user's own need not run on that network
+        return False
+    return bool(used) and all(words <= {"mean", "sum"} for words in used.values())
 
 
 def rehearse(algorithm: Algorithm, task: Task, federation: Federation, work: Work, rounds: int = 1) -> Loop:
