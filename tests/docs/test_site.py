@@ -92,10 +92,11 @@ def test_every_method_has_a_page_with_all_its_settings():
 def test_what_a_page_says_is_sent_is_what_the_equations_say():
     """One vector each way for FedAvg, two for SCAFFOLD, none for Local."""
     import polyfed as pf
+    from polyfed.experiment.rehearsal import counted
 
     for cls, vectors in ((pf.FedAvg, 1), (pf.Scaffold, 2), (pf.Local, 0)):
-        _, first, later = generator().counted(cls)
-        assert first == later == (vectors, vectors)
+        sent = counted(cls())
+        assert sent.first == sent.later == (vectors, vectors)
 
 
 def test_the_picture_shows_every_room_and_no_arrow_that_is_not_an_import(tmp_path):
