@@ -38,6 +38,11 @@ def test_dir_shows_what_is_public_and_nothing_else():
     assert "Any" not in dir(pf)
 
 
+def test_modules_are_found_before_anything_else_is_imported():
+    code = "import polyfed as pf; assert pf.threats.Median and pf.errors.ConfigError and pf.FedAvg and pf.data.load"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_a_name_that_is_not_there_is_an_attribute_error():
     assert not hasattr(pf, "FedAvgg")
 

@@ -91,8 +91,9 @@ __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 def __getattr__(name: str) -> _Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'polyfed' has no attribute {name!r}")
-    home = _import_module(str(_HOMES[name]))
-    return getattr(home, name) if hasattr(home, name) else _import_module(f"{_HOMES[name]}.{name}")
+    if _HOMES[name] in ("polyfed", "polyfed.core"):  # a module itself
+        return _import_module(f"{_HOMES[name]}.{name}")
+    return getattr(_import_module(str(_HOMES[name])), name)
 
 
 def __dir__() -> list[str]:
