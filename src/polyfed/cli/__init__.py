@@ -72,8 +72,12 @@ def call(arguments: Sequence[str], debug: bool = False) -> int:
     since = stop.interruptions()
     try:
         with stop.terminable():
-            return app(list(arguments), prog_name="polyfed", standalone_mode=False) or 0
-    except KeyboardInterrupt:
+            command = typer.main.get_command(app)  # called as such it would turn an interruption into a silent 130
+            with command.make_context("polyfed", list(arguments)) as context:
+                return command.invoke(context) or 0
+    except typer.Exit as e:
+        return e.exit_code
+    except (KeyboardInterrupt, typer.Abort):
         return _say("interrupted", stop.status(since))
     except BrokenPipeError:  # the reader of our output has gone
         sys.stderr.close()

@@ -235,7 +235,8 @@ def _move(files: list[Path], origin: Path, target: Path) -> None:
 
 def _prune(folder: Path, files: list[Path]) -> None:
     """Remove the folders inside that have become empty, and those that we make first of all."""
-    places = {q for p in files for q in p.parents if folder in q.parents} | {folder / "runs", folder / "models"}
+    first = {folder / name for name in ("runs", "models", "checkpoint", "rows", "legs", "kept")}
+    places = first | {q for p in files for q in p.parents if folder in q.parents}
     for place in sorted(places, key=lambda q: -len(q.parts)):
         with contextlib.suppress(OSError):
             place.rmdir()
