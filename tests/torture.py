@@ -3,9 +3,9 @@ then every file must be what an undisturbed command leaves, byte for byte but fo
 
     python tests/torture.py [--cases 100] [--seed 0] [--only run,compare] [--mode kill,term,two,full] [--case NAME]
 
-Needs Linux. One process imports torch once and forks a child per command. Kills come at a random time ("time"), or at the
-k-th of all moments at which a file is opened, written, flushed, renamed or removed: before it, after it, or in the middle
-of writing it. Disks are full by the size of a small tmpfs where one may be mounted, else by a write that fails.
+Needs Linux. One process imports torch once and forks a child per command. Kills come at a random time, or at the k-th
+of all moments at which a file is opened, written, flushed, renamed or removed: before it, after it, or in the middle of
+writing it. Disks are full by the size of a small tmpfs where one may be mounted, else by a write that fails.
 """
 
 import argparse
@@ -44,19 +44,22 @@ from polyfed.experiment import fit as fit_module
 from polyfed.experiment import folder as folder_module
 
 SMALL = ["--data", "heart-disease", "--model", "linear", "--batch-size", "full", "--set", "checkpoint-every=1", "-q"]
+APART, OUT = ("--set", "workers=1"), ("--out", "out")
 LIMIT = 300  # seconds for a command that is not disturbed
 
 
 @dataclass(frozen=True)
 class Command:
     """first: its arguments, for the folder `out`     resumed: whether `polyfed resume` continues it
-    files: private rows are kept in files     on: a finished run that it starts from, or replaces
+    files: private rows are kept in files     replaces: results that are there
+    once: results that are complete are refused, not made again
     """
 
     first: tuple[str, ...]
     resumed: bool = False
     files: bool = False
     replaces: bool = False
+    once: bool = False
 
     def again(self, place: Path) -> list[str]:
         begun = any((place / "out" / name).exists() for name in ("config.toml", "comparison.toml"))
@@ -75,15 +78,13 @@ COMMANDS = {
     "run ditto, rows in files": Command(_run("ditto"), True, files=True),
     "run --force": Command(_run("ditto", 6, "--force"), replaces=True),
     "compare": Command(
-        ("compare", "local", "fedavg", "ditto", "--seeds", "2", "--rounds", "6", "--out", "out", "--set", "workers=1")
-        + tuple(SMALL),
+        ("compare", "local", "fedavg", "ditto", "--seeds", "2", "--rounds", "6", "--out", "out", *SMALL, *APART),
         True,
     ),
     "tune": Command(
-        ("tune", "fpfc", "--grid", "0,0.5,1", "--rounds", "10", "--check-every", "2", "--train-on", "6", "--out", "out")
-        + tuple(SMALL)
+        ("tune", "fpfc", "--grid", "0,0.5,1", "--rounds", "10", "--check-every", "2", "--train-on", "6", *SMALL, *OUT)
     ),
-    "admit": Command(("admit", "base", "--data", "oslo.csv", "--exchanges", "3", "--out", "out")),
+    "admit": Command(("admit", "base", "--data", "oslo.csv", "--exchanges", "3", "--out", "out"), once=True),
     "reproduce": Command(("reproduce", "fedcet/figure1", "--rehearse", "--seeds", "2", "--yes", "-q", "--out", "out")),
     "export": Command(("export", "base", "--client", "va", "--out", "out/va.safetensors")),
 }
@@ -201,9 +202,9 @@ def ended(child: int, limit: float = LIMIT) -> int:
 def content(place: Path) -> dict[str, Any]:
     """Every file of the results by its name, without times."""
     out = place / "out"
-    return {str(p.relative_to(out)): _read(p, out) for p in sorted(out.rglob("*")) if p.is_file() and _counts(p, out)} | {
-        str(p.parent.relative_to(out)): _state(p) for p in out.rglob("checkpoint") if any(p.iterdir())
-    }
+    return {
+        str(p.relative_to(out)): _read(p, out) for p in sorted(out.rglob("*")) if p.is_file() and _counts(p, out)
+    } | {str(p.parent.relative_to(out)): _state(p) for p in out.rglob("checkpoint") if any(p.iterdir())}
 
 
 def _counts(path: Path, out: Path) -> bool:
@@ -303,9 +304,12 @@ class Case:
             time.sleep(after)
             os.kill(child, number)
         status = ended(child)
-        what = f"{tap.how} moment {tap.at}" if tap else f"signal {number} after {after:.2f} s" if number else "undisturbed"
+        what = (
+            f"{tap.how} moment {tap.at}" if tap else f"signal {number} after {after:.2f} s" if number else "undisturbed"
+        )
         self.told.append(f"{arguments[0]} ({what}): {status}")
-        self.over = status == 0
+        refused = self.command.once and "holds results already" in (self.place.parent / "said.txt").read_text()
+        self.over = status == 0 or (status == 2 and refused)
         return status
 
     def kill(self) -> bool:
@@ -350,7 +354,7 @@ class Case:
 
     def end(self) -> None:
         """The command again, undisturbed, unless it has come to its end, and the comparison."""
-        if not self.over and (status := self.go(self.command.again(self.place))):
+        if not self.over and (status := self.go(self.command.again(self.place))) and not self.over:
             raise Fault(f"the last command ended with status {status}")
         said = (self.place.parent / "said.txt").read_text()
         for word in ("Traceback", "bug in polyfed"):
@@ -366,9 +370,12 @@ class Fault(Exception):
 
 
 def mounted(place: Path, size: str) -> bool:
-    return os.geteuid() == 0 and not subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(place)], capture_output=True
-    ).returncode
+    return (
+        os.geteuid() == 0
+        and not subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(place)], capture_output=True
+        ).returncode
+    )
 
 
 def prepare(command: Command, place: Path) -> None:

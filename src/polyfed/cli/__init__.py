@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from polyfed.cli import portable
 from polyfed.cli.admit import admit
 from polyfed.cli.algorithms import algorithms
 from polyfed.cli.compare import compare
@@ -20,6 +21,7 @@ from polyfed.cli.reproduce import reproduce
 from polyfed.cli.resume import resume
 from polyfed.cli.run import run
 from polyfed.cli.tune import tune
+from polyfed.cli.verify import verify
 from polyfed.experiment import stop
 
 ABOUT = """
@@ -37,7 +39,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, compare, tune, resume, report, export, admit, algorithms, reproduce):
+for command in (run, compare, tune, resume, verify, report, export, admit, algorithms, reproduce):
     app.command()(command)
 app.add_typer(data, name="data")
 
@@ -63,7 +65,7 @@ def _main(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit. arguments: sys.argv without the program's name, when not given."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
+    debug, portable.own_process = "--debug" in given, arguments is None
     sys.exit(call([a for a in given if a != "--debug"], debug))
 
 

@@ -1,8 +1,10 @@
 """The run folder: plain files that outlive the process, written so that nothing already computed can be lost."""
 
 import contextlib
+import hashlib
 import json
 import math
+import os
 import platform
 import re
 import shutil
@@ -116,10 +118,10 @@ class RunFolder:
             self.write("assignments.csv", csv_text(run.assignments.reset_index()))
         self.write("report.json", json.dumps(_finite(run.report)))
         self._models(run)
+        self.log(f"{run.status} after round {run.loop.t}")
         self._flush()  # the summary says that all else is there
         self.write("summary.json", json.dumps(_finite(summary(run)), indent=1))
         self._flush()
-        self.log(f"{run.status} after round {run.loop.t}")
 
     def _models(self, run: Run) -> None:
         task, n = run.loop.task, run.loop.n
@@ -257,6 +259,7 @@ def summary(run: Run) -> dict[str, Any]:
         "common": _common(run, metric),
         "steps": _steps(run),
         "deploys": "common" if _one_for_all(run) else "personal",
+        "digest": digests(run),
     }
 
 
@@ -291,7 +294,28 @@ def versions() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "not installed"
-    return found
+    # the instructions that torch and MKL choose decide the last bits
+    return found | {
+        "cpu-capability": torch.backends.cpu.get_cpu_capability(),
+        "mkl-cbwr": os.environ.get("MKL_CBWR", "none"),
+    }
+
+
+def digests(run: Run) -> dict[str, str]:
+    """sha256 of the server's state, of the clients' models and of the history without seconds."""
+    models = hashlib.sha256()
+    for ids in np.array_split(np.arange(run.loop.n), -(-run.loop.n // MANY)):
+        models.update(_raw(run.loop.personal(ids)))
+    server = hashlib.sha256()
+    for name, t in sorted(run.server.items()):
+        server.update(f"{name} {t.dtype} {list(t.shape)} ".encode() + _raw(t))
+    history = [{k: v for k, v in record.items() if k != "seconds"} for record in run.records]
+    told = hashlib.sha256(json.dumps(_finite(history)).encode())
+    return {"server": server.hexdigest(), "models": models.hexdigest(), "history": told.hexdigest()}
+
+
+def _raw(t: Tensor) -> bytes:
+    return t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def safe(name: str) -> str:
