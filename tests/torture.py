@@ -10,6 +10,7 @@ writing it. Disks are full by the size of a small tmpfs where one may be mounted
 
 import argparse
 import builtins
+import contextlib
 import errno
 import functools
 import io
@@ -485,16 +486,19 @@ def main() -> int:
             place.mkdir()
             (place / "base").symlink_to(root / "base")
             (place / "oslo.csv").symlink_to(root / "oslo.csv")
-        for name, mode, number in jobs:
-            if name not in references:
-                references[name] = undisturbed(COMMANDS[name], places[name])
-            wrong = one(name, mode, number, given.seed, places[name], references[name])
-            tried[name, mode] += 1
-            identical[name, mode] += not wrong
-            if wrong:
-                faults.append(f"python tests/torture.py --seed {given.seed} --case '{name}:{mode}:{number}'  # {wrong}")
-                print(faults[-1], flush=True)
-                subprocess.run(["umount", str(places[name] / f"{mode}-{number}" / "disk")], capture_output=True)
+        with contextlib.suppress(KeyboardInterrupt):  # the table so far
+            for name, mode, number in jobs:
+                if name not in references:
+                    references[name] = undisturbed(COMMANDS[name], places[name])
+                wrong = one(name, mode, number, given.seed, places[name], references[name])
+                tried[name, mode] += 1
+                identical[name, mode] += not wrong
+                if wrong:
+                    faults.append(
+                        f"python tests/torture.py --seed {given.seed} --case '{name}:{mode}:{number}'  # {wrong}"
+                    )
+                    print(faults[-1], flush=True)
+                    subprocess.run(["umount", str(places[name] / f"{mode}-{number}" / "disk")], capture_output=True)
     print(f"\n{'command':<30}{'mode':<6}{'tried':>7}{'identical':>11}{'failed':>8}")
     for key in tried:
         print(f"{key[0]:<30}{key[1]:<6}{tried[key]:>7}{identical[key]:>11}{tried[key] - identical[key]:>8}")
