@@ -33,6 +33,7 @@ from polyfed.experiment.run import Run
 from polyfed.report.files import tensors
 
 MODELS_LIMIT = 2 << 30  # bytes of per-client model files written without being asked
+BLOCK = 1 << 28  # bytes of models that a digest takes at a time
 MANY = 256  # clients from which all models are in one file, a tensor per parameter
 EVERY = 10.0  # seconds between checkpoints, when no number of rounds is given
 
@@ -303,9 +304,10 @@ def versions() -> dict[str, str]:
 
 def digests(run: Run) -> dict[str, str]:
     """sha256 of the server's state, of the clients' models and of the history without seconds."""
-    models = hashlib.sha256()
-    for ids in np.array_split(np.arange(run.loop.n), -(-run.loop.n // MANY)):
-        models.update(_raw(run.loop.personal(ids)))
+    models, loop = hashlib.sha256(), run.loop
+    size = max(1, BLOCK // (loop.task.p * loop.task.w0.element_size()))
+    for k in range(0, loop.n, size):
+        models.update(_raw(loop.personal(np.arange(k, min(k + size, loop.n)))))
     server = hashlib.sha256()
     for name, t in sorted(run.server.items()):
         server.update(f"{name} {t.dtype} {list(t.shape)} ".encode() + _raw(t))

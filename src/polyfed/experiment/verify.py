@@ -48,8 +48,10 @@ def verify(folder: Path) -> Verdict:
     found = reading.summary(folder)
     if found["status"] == "interrupted":
         raise RunError(f"{folder}: the run is not over; finish it with: polyfed resume {folder}")
-    parts, plan, seed = Parts(experiment), config["plan"], experiment.seeds[0]
-    given = parts.arguments() | {k: plan[k] for k in ("chunk", "workers")} | {"checkpoint_every": None}
+    parts, plan, seed = Parts(experiment), config.get("plan", {}), experiment.seeds[0]
+    given: dict[str, Any] = (
+        parts.arguments() | {k: plan[k] for k in ("chunk", "workers") if k in plan} | {"checkpoint_every": None}
+    )
     if found["status"] == "finished":
         given["rounds"] = found["rounds"]
     method = experiment.methods[0]
@@ -94,15 +96,13 @@ def _history(folder: Path, again: Path) -> str:
     a, b = reading.metrics(folder), reading.metrics(again)
     for one, other in zip(a, b, strict=False):
         for key in [k for k in one if k != "seconds"]:
-            x, y = one[key], other.get(key)
+            x: Any = one[key]
+            y: Any = other.get(key)
             if x != y:
-                by = f" by {abs(x - y) / max(abs(x), abs(y)):.1e}, relative" if _numbers(x, y) else ""
+                numbers = isinstance(x, int | float) and isinstance(y, int | float)
+                by = f" by {abs(x - y) / max(abs(x), abs(y)):.1e}, relative" if numbers else ""
                 return f"differs from round {one['round']} on ({one['split']} {key}{by})"
     return "" if len(a) == len(b) else f"differs: {len(a)} evaluations in the run, {len(b)} here"
-
-
-def _numbers(*values: Any) -> bool:
-    return all(isinstance(v, int | float) for v in values)
 
 
 def _apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> str:
