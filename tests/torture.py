@@ -493,6 +493,7 @@ def main() -> int:
                 wrong = one(name, mode, number, given.seed, places[name], references[name])
                 tried[name, mode] += 1
                 identical[name, mode] += not wrong
+                print(f"{name}:{mode}:{number} {'failed' if wrong else 'identical'}", file=sys.stderr, flush=True)
                 if wrong:
                     faults.append(
                         f"python tests/torture.py --seed {given.seed} --case '{name}:{mode}:{number}'  # {wrong}"
