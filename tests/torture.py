@@ -46,6 +46,7 @@ from polyfed.experiment import folder as folder_module
 
 SMALL = ["--data", "heart-disease", "--model", "linear", "--batch-size", "full", "--set", "checkpoint-every=1", "-q"]
 APART, OUT = ("--set", "workers=1"), ("--out", "out")
+PLENTY = 256 << 20  # bytes of a disk that is not full
 LIMIT = 300  # seconds for a command that is not disturbed
 
 
@@ -342,14 +343,16 @@ class Case:
         return True
 
     def full(self) -> bool:
-        disk, last = self.place, str(self.draw.randint(4096, max(8192, self.reference.size)))
-        if mounted(disk, last):
-            try:
-                prepare(self.command, disk)
-                status = self.go(list(self.command.first))
-            finally:
-                subprocess.run(["mount", "-o", "remount,size=256m", str(disk)], check=True)
+        disk = self.place
+        if mounted(disk):
+            prepare(self.command, disk)
+            state = os.statvfs(disk)
+            taken = (state.f_blocks - state.f_bfree) * state.f_frsize
+            resized(disk, taken + self.draw.randint(4096, max(8192, self.reference.size)))
+            status = self.go(list(self.command.first))
+            resized(disk, PLENTY)
         else:
+            prepare(self.command, disk)
             status = self.go(list(self.command.first), Tap(self.draw.randint(1, self.reference.moments), "full"))
         return status != 0
 
@@ -370,13 +373,14 @@ class Fault(Exception):
     pass
 
 
-def mounted(place: Path, size: str) -> bool:
-    return (
-        os.geteuid() == 0
-        and not subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(place)], capture_output=True
-        ).returncode
-    )
+def mounted(place: Path) -> bool:
+    """Whether `place` is now a disk of its own."""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={PLENTY}", "none", str(place)]
+    return os.geteuid() == 0 and not subprocess.run(command, capture_output=True).returncode
+
+
+def resized(place: Path, size: int) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={size}", str(place)], check=True)
 
 
 def prepare(command: Command, place: Path) -> None:
@@ -440,7 +444,7 @@ def one(name: str, mode: str, number: int, seed: int, root: Path, reference: Ref
             case.told.clear()
             case.over = False
             (place if mode == "full" else place.parent).mkdir(parents=True)
-            if mode != "full" or os.geteuid() != 0:
+            if mode != "full":
                 prepare(command, place)
             for _ in range(draw.randint(1, 3) if mode in ("kill", "term") else 1):
                 if not case.over:
