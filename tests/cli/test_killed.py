@@ -117,3 +117,17 @@ def test_a_full_disk_is_called_so_whoever_says_it():
     assert reason(OSError(errno.ENOSPC, "No space left on device")) == "the disk is full"
     text = "Error while serializing: I/O error: No space left on device (os error 28)"
     assert reason(SafetensorError(text)) == "the disk is full"
+
+
+def test_a_disk_that_is_full_when_the_report_is_written_is_one_line(cli, small, monkeypatch):
+    from polyfed.report import page
+
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(page, "write_atomically", full)
+    said = cli("run", small, *RUN)
+    assert (said.status, said.err.splitlines()[-1]) == (
+        1,
+        "polyfed: cannot write a/report.html: the disk is full; what was written before is kept",
+    )

@@ -4,6 +4,7 @@ Every error is one line on stderr, `polyfed: ...`: exit status 2 for a wrong set
 130 after Ctrl-C, 143 after SIGTERM.
 """
 
+import errno
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -95,6 +96,12 @@ def call(arguments: Sequence[str], debug: bool = False) -> int:
 
         if isinstance(e, PolyfedError):
             return _say(str(e), 2 if isinstance(e, ConfigError) else 1)
+        if isinstance(e, OSError) and e.errno in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+        ):  # wherever it was that a file was written
+            what = f" {e.filename}" if e.filename else ""
+            return _say(f"cannot write{what}: the disk is full; what was written before is kept", 1)
         return _say(
             f"unexpected {type(e).__name__}: {e}; this is a bug in polyfed; please report it with the output of the "
             "same command run with --debug",
