@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUNS := runs
 
-.PHONY: demo test check test-long mutate bench docs clean
+.PHONY: demo test check test-long mutate torture bench docs clean
 
 demo: .venv/ready   ## set up, run the main job on the hospitals' data, leave a report
 	$(BIN)/polyfed run --out $(RUNS)/demo
@@ -19,6 +19,9 @@ test-long: .venv/ready-dev   ## the reproductions that take minutes to hours
 
 mutate: .venv/ready-dev   ## change one thing in a method at a time: do its tests notice? ONLY="fedamp cfl" COUNT=10
 	$(BIN)/python tests/mutate.py $(ONLY) --count $(or $(COUNT),10) --out $(RUNS)/mutations.json
+
+torture: .venv/ready-dev   ## kill commands again and again: does every file come out the same? CASES=100 SEED=0 ONLY=run,tune
+	$(BIN)/python tests/torture.py --cases $(or $(CASES),100) --seed $(or $(SEED),0) $(if $(ONLY),--only "$(ONLY)")
 
 bench: .venv/ready-dev   ## seconds per round against the plain loop
 	$(BIN)/python benchmarks/rounds.py

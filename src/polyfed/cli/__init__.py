@@ -4,12 +4,14 @@ Every error is one line on stderr, `polyfed: ...`: exit status 2 for a wrong set
 130 after Ctrl-C, 143 after SIGTERM.
 """
 
+import errno
 import sys
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
+from polyfed.cli import portable
 from polyfed.cli.admit import admit
 from polyfed.cli.algorithms import algorithms
 from polyfed.cli.author import check, new_method
@@ -21,6 +23,7 @@ from polyfed.cli.reproduce import reproduce
 from polyfed.cli.resume import resume
 from polyfed.cli.run import run
 from polyfed.cli.tune import tune
+from polyfed.cli.verify import verify
 from polyfed.experiment import stop
 
 ABOUT = """
@@ -38,7 +41,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, compare, tune, resume, report, export, admit, algorithms, reproduce, new_method, check):
+for command in (run, compare, tune, resume, verify, report, export, admit, algorithms, reproduce, new_method, check):
     app.command()(command)
 app.add_typer(data, name="data")
 
@@ -64,7 +67,7 @@ def _main(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit. arguments: sys.argv without the program's name, when not given."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
+    debug, portable.own_process = "--debug" in given, arguments is None
     sys.exit(call([a for a in given if a != "--debug"], debug))
 
 
@@ -73,8 +76,12 @@ def call(arguments: Sequence[str], debug: bool = False) -> int:
     since = stop.interruptions()
     try:
         with stop.terminable():
-            return app(list(arguments), prog_name="polyfed", standalone_mode=False) or 0
-    except KeyboardInterrupt:
+            command = typer.main.get_command(app)  # called as such it would turn an interruption into a silent 130
+            with command.make_context("polyfed", list(arguments)) as context:
+                return command.invoke(context) or 0
+    except typer.Exit as e:
+        return e.exit_code
+    except (KeyboardInterrupt, typer.Abort):
         return _say("interrupted", stop.status(since))
     except BrokenPipeError:  # the reader of our output has gone
         sys.stderr.close()
@@ -90,6 +97,12 @@ def call(arguments: Sequence[str], debug: bool = False) -> int:
 
         if isinstance(e, PolyfedError):
             return _say(str(e), 2 if isinstance(e, ConfigError) else 1)
+        if isinstance(e, OSError) and e.errno in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+        ):  # wherever it was that a file was written
+            what = f" {e.filename}" if e.filename else ""
+            return _say(f"cannot write{what}: the disk is full; what was written before is kept", 1)
         return _say(
             f"unexpected {type(e).__name__}: {e}; this is a bug in polyfed; please report it with the output of the "
             "same command run with --debug",

@@ -27,6 +27,7 @@ def compare(
     seeds: o.Seeds = None,
     device: o.Device = None,
     dtype: o.Dtype = None,
+    portable: o.Portable = False,
     out: o.Out = None,
     force: o.Force = False,
     quiet: o.Quiet = False,

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from polyfed.cli.console import Show, results, stderr
 from polyfed.cli.folders import claimed
+from polyfed.cli.portable import pin
 from polyfed.experiment import files, stop
 from polyfed.experiment.build import Parts
 from polyfed.experiment.compare import Comparison, compare, read_result
@@ -15,6 +16,8 @@ def execute(
     experiment: Experiment, out: Path | None, force: bool = False, quiet: bool = False, resume: bool = False
 ) -> int:
     """Run (or continue) an experiment in `out`, report it, and return the exit status."""
+    if experiment.settings.portable:
+        pin()
     parts = Parts(experiment)
     experiment = parts.experiment
     parts.model(experiment.seeds[0])  # what is wrong with a model is said before a folder is made

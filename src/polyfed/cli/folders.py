@@ -57,13 +57,15 @@ def _new(name: str) -> Path:
 
 
 def _make_room(folder: Path, force: bool) -> None:
-    if not force:
-        how = "continue them with the same polyfed tune command" if is_search(folder) else f"polyfed resume {folder}"
-        how = how if is_search(folder) else f"continue them with: {how}"
-        raise ConfigError(
-            f"--out {folder}: holds results already{files.where_old(folder)}; {how}, or replace them with --force"
-        )
-    files.set_aside(folder)
+    if force:
+        files.set_aside(folder)
+        return
+    then = f"continue them with: polyfed resume {folder}, or replace them with --force"
+    if is_search(folder):
+        then = "continue them with the same polyfed tune command, or replace them with --force"
+    elif (folder / "admission.csv").exists():
+        then = "choose another folder"
+    raise ConfigError(f"--out {folder}: holds results already{files.where_old(folder)}; {then}")
 
 
 @contextmanager

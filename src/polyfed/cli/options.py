@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 from typer import Option
 
+from polyfed.cli import portable
+
 DATA, TRAIN, WHERE = "Data and model", "Training", "Results and machine"
 
 Data = Annotated[
@@ -36,6 +38,10 @@ Set = Annotated[
 ]
 Out = Annotated[Path | None, Option(help="Folder for the results; else runs/<time>-<name>.", rich_help_panel=WHERE)]
 Force = Annotated[bool, Option("--force", help="Replace the results in --out.", rich_help_panel=WHERE)]
+Portable = Annotated[
+    bool,
+    Option("--portable", help="The same bits on every x86 processor with AVX2; slower.", rich_help_panel=WHERE),
+]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="No progress.", rich_help_panel=WHERE)]
 
 KEYS = {
@@ -54,25 +60,32 @@ KEYS = {
     "seeds": "seeds",
     "device": "device",
     "dtype": "dtype",
+    "portable": "portable",
 }
 TEXT = ("data", "data_dir", "partition", "model", "device", "dtype")  # never numbers, whatever they look like
 
 
 def collect(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings among a command's arguments, nested as in an experiment file; --set beats a named option."""
+    if given.get("portable"):
+        portable.pin()  # before torch is imported
     from polyfed.core.settings import value_of
     from polyfed.experiment.config import assign
 
     table: dict[str, Any] = {}
     for name, key in KEYS.items():
         value = given.get(name)
-        if value is None:
+        if value is None or value is False:
             continue
         *parents, last = key.split(".")
         into = table
         for parent in parents:
             into = into.setdefault(parent, {})
-        into[last] = value if name in TEXT else value_of(f"[{value}]" if name == "seeds" and "," in value else value)
+        into[last] = (
+            value
+            if name in TEXT or value is True
+            else value_of(f"[{value}]" if name == "seeds" and "," in value else value)
+        )
     for text in given.get("set") or ():
         assign(table, text)
     return table

@@ -72,11 +72,11 @@ def _claimed(folder: Path, what: str, force: bool) -> Iterator[None]:
     """The recipe's folder, locked: a new one, that of the same recipe, or one that is emptied for it."""
     from polyfed.cli.folders import claimed
     from polyfed.core.errors import ConfigError
-    from polyfed.experiment.files import put
+    from polyfed.experiment.files import holds_results, put
 
     mark, text = folder / "recipe.txt", f"{what}\n"
-    if folder.is_dir() and any(folder.iterdir()) and not mark.is_file() and not (folder / ".old/recipe.txt").is_file():
-        raise ConfigError(f"--out {folder}: the folder is not empty and holds no recipe's results; choose another")
+    if holds_results(folder) and not mark.is_file() and not (folder / ".old/recipe.txt").is_file():
+        raise ConfigError(f"--out {folder}: holds other results than a recipe's; choose another")
     same = not force and mark.is_file()
     if same and mark.read_text() != text:
         raise ConfigError(f"--out {folder}: holds {mark.read_text().strip()}; choose another, or use --force")

@@ -6,6 +6,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from polyfed.cli import options as o
+from polyfed.cli.portable import asked_by, pin
 
 
 def resume(
@@ -13,12 +14,15 @@ def resume(
     rounds: Annotated[str | None, Option(help="Train on to N rounds in all.", metavar="N")] = None,
     quiet: o.Quiet = False,
 ) -> int:
-    """Continue to the very numbers that an uninterrupted run would have given.
+    """Continue to the very numbers that an uninterrupted run would have given: bit for bit on processors with the same
+    instructions, and for a run with --portable on every x86 processor with AVX2; a change is noted in log.txt.
 
     Finished runs of a comparison are kept as they are.
 
     [dim]polyfed resume runs/20250131-120000-heart-disease[/dim]
     """
+    if asked_by(run):
+        pin()
     from polyfed.cli.execute import execute
     from polyfed.cli.folders import config_of, is_search
     from polyfed.core.errors import ConfigError

@@ -6,6 +6,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from polyfed.cli import options as o
+from polyfed.cli.portable import asked_by
 
 
 def run(
@@ -32,6 +33,7 @@ def run(
     seeds: o.Seeds = None,
     device: o.Device = None,
     dtype: o.Dtype = None,
+    portable: o.Portable = False,
     out: o.Out = None,
     force: o.Force = False,
     quiet: o.Quiet = False,
@@ -43,7 +45,7 @@ def run(
     [dim]polyfed run experiment.toml --set algorithm.lr=0.05 --seeds 5
     polyfed run --data fashion-mnist --data-dir DIR --partition dirichlet:0.5 --clients 20 --rounds 5[/dim]
     """
-    given = o.collect(locals())
+    given = o.collect(locals() | {"portable": portable or (experiment is not None and asked_by(experiment))})
     from polyfed.cli.execute import execute
     from polyfed.experiment.config import defaults_for, resolve
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from polyfed.cli import options as o
+from polyfed.cli.portable import pin
 
 if TYPE_CHECKING:
     from polyfed.experiment.build import Parts
@@ -94,6 +95,7 @@ def tune(
     seed: o.Seed = None,
     device: o.Device = None,
     dtype: o.Dtype = None,
+    portable: o.Portable = False,
     out: o.Out = None,
     force: o.Force = False,
     resume: Annotated[
@@ -124,6 +126,8 @@ def tune(
         "tolerance": tolerance, "patience": patience, "stop_at_drop": not whole, "extend": extend, "choose": choose,
         "train_on": train_on, "resume": resume,
     }  # fmt: skip
+    if found.settings.portable:
+        pin()
     return _execute(Parts(found), keys, window, out, force, quiet)
 
 

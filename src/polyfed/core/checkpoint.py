@@ -98,7 +98,8 @@ def load(
 
 def reason(error: Exception) -> str:
     """One line on why a file operation failed."""
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+    full = f"os error {errno.ENOSPC}"  # as safetensors says it
+    if (isinstance(error, OSError) and error.errno == errno.ENOSPC) or full in str(error):
         return "the disk is full"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()

@@ -79,10 +79,10 @@ class Admission:
         out = RunFolder(Path(folder))
         with out.locked():
             (out.path / "models").mkdir(exist_ok=True)
-            out.write("admission.csv", csv_text(self.table))
             for name, w in zip(self.names, self.personal, strict=True):
                 out.write_bytes(f"models/{safe(name)}.safetensors", self.task.layout.named(w))
             save(self.figure(), out.path / "admission.svg")
+            out.write("admission.csv", csv_text(self.table))  # it says that all else is there
         return out.path
 
 

@@ -106,6 +106,10 @@ class Parts:
         if schedule is not None and "delays" in schedule:
             schedule = schedule | {"delays": delays_at(schedule["delays"], Path())}
         settings = e.settings.model_copy(update={"loss": loss, "schedule": schedule})
+        if settings.portable:  # the plan of another machine follows from its cores, and decides the order of sums
+            if settings.device.startswith("cuda"):
+                raise ConfigError(f"portable: found device {settings.device}, expected cpu")
+            settings = settings.model_copy(update={"device": "cpu", "workers": settings.workers or 1})
         return dataclasses.replace(e, data=data, model=model, settings=settings)
 
     def arguments(self) -> dict[str, Any]:
@@ -137,6 +141,7 @@ class Parts:
         """What config.toml says beyond what `fit` knows."""
         e = self.experiment
         top = {kebab(k): getattr(e.settings, k) for k in ("device", "chunk", "workers", "checkpoint_every")}
+        top["portable"] = e.settings.portable or None
         if e.settings.schedule is not None:
             top["schedule"] = e.settings.schedule
         return top | {"data": dump(e.data), "model": dump(e.model), "algorithm": method.table()}

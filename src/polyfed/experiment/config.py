@@ -66,6 +66,7 @@ class Settings(Table):
     checkpoint_every: COUNT | None = None
     chunk: COUNT | None = None
     workers: Annotated[int, Field(ge=1, le=1024)] | None = None
+    portable: bool = False
 
 
 class Data(Table):

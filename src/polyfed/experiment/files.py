@@ -194,9 +194,14 @@ def restore(folder: Path) -> None:
 
 
 def settle(folder: Path) -> None:
-    """End what a crash has cut short: results on their way aside come back, also those that nothing has replaced."""
+    """End what a crash has cut short: results on their way aside come back, also those that nothing has replaced, and
+    what was written before it could be said what it belongs to is removed.
+    """
+    begun = any((folder / h).exists() for h in (*HEADS, "summary.json"))
     if (folder / MOVING).exists() or ((folder / OLD).exists() and not any((folder / h).exists() for h in HEADS)):
         restore(folder)
+    elif not begun and not any(any(folder.glob(p)) for p in ("checkpoint/round-*", "*/*/checkpoint/round-*")):
+        discard(folder)
 
 
 def forget_old(folder: Path) -> None:
@@ -235,7 +240,9 @@ def _move(files: list[Path], origin: Path, target: Path) -> None:
 
 def _prune(folder: Path, files: list[Path]) -> None:
     """Remove the folders inside that have become empty, and those that we make first of all."""
-    places = {q for p in files for q in p.parents if folder in q.parents} | {folder / "runs", folder / "models"}
+    first = [folder / name for name in ("runs", "models", "checkpoint", "rows", "legs", "kept")]
+    empty = {q for top in first for q in (top, *top.rglob("*")) if q.is_dir()}  # also those that a kill has left
+    places = empty | {q for p in files for q in p.parents if folder in q.parents}
     for place in sorted(places, key=lambda q: -len(q.parts)):
         with contextlib.suppress(OSError):
             place.rmdir()

@@ -1,8 +1,10 @@
 """The run folder: plain files that outlive the process, written so that nothing already computed can be lost."""
 
 import contextlib
+import hashlib
 import json
 import math
+import os
 import platform
 import re
 import shutil
@@ -31,6 +33,7 @@ from polyfed.experiment.run import Run
 from polyfed.report.files import tensors
 
 MODELS_LIMIT = 2 << 30  # bytes of per-client model files written without being asked
+BLOCK = 1 << 28  # bytes of models that a digest takes at a time
 MANY = 256  # clients from which all models are in one file, a tensor per parameter
 EVERY = 10.0  # seconds between checkpoints, when no number of rounds is given
 
@@ -116,10 +119,10 @@ class RunFolder:
             self.write("assignments.csv", csv_text(run.assignments.reset_index()))
         self.write("report.json", json.dumps(_finite(run.report)))
         self._models(run)
+        self.log(f"{run.status} after round {run.loop.t}")
         self._flush()  # the summary says that all else is there
         self.write("summary.json", json.dumps(_finite(summary(run)), indent=1))
         self._flush()
-        self.log(f"{run.status} after round {run.loop.t}")
 
     def _models(self, run: Run) -> None:
         task, n = run.loop.task, run.loop.n
@@ -257,6 +260,7 @@ def summary(run: Run) -> dict[str, Any]:
         "common": _common(run, metric),
         "steps": _steps(run),
         "deploys": "common" if _one_for_all(run) else "personal",
+        "digest": digests(run),
     }
 
 
@@ -291,7 +295,29 @@ def versions() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "not installed"
-    return found
+    # the instructions that torch and MKL choose decide the last bits
+    return found | {
+        "cpu-capability": torch.backends.cpu.get_cpu_capability(),
+        "mkl-cbwr": os.environ.get("MKL_CBWR", "none"),
+    }
+
+
+def digests(run: Run) -> dict[str, str]:
+    """sha256 of the server's state, of the clients' models and of the history without seconds."""
+    models, loop = hashlib.sha256(), run.loop
+    size = max(1, BLOCK // (loop.task.p * loop.task.w0.element_size()))
+    for k in range(0, loop.n, size):
+        models.update(_raw(loop.personal(np.arange(k, min(k + size, loop.n)))))
+    server = hashlib.sha256()
+    for name, t in sorted(run.server.items()):
+        server.update(f"{name} {t.dtype} {list(t.shape)} ".encode() + _raw(t))
+    history = [{k: v for k, v in record.items() if k != "seconds"} for record in run.records]
+    told = hashlib.sha256(json.dumps(_finite(history)).encode())
+    return {"server": server.hexdigest(), "models": models.hexdigest(), "history": told.hexdigest()}
+
+
+def _raw(t: Tensor) -> bytes:
+    return t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def safe(name: str) -> str:

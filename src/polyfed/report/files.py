@@ -67,6 +67,7 @@ class _Summary(_File):
     common: dict[str, Number] | None = None
     deploys: Literal["common", "personal"] | None = None
     steps: Number = None
+    digest: dict[str, str] | None = None
 
 
 class _Report(_File):

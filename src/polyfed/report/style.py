@@ -6,7 +6,6 @@ Ink, grid and series colours are written into inline SVG as CSS variables, so th
 import io
 import os
 import re
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -134,14 +133,15 @@ def save(figure: Figure, path: str | Path) -> Path:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file in one step, so that a reader finds the old one or the new one."""
+    """Replace a file in one step, so that a reader finds the old one or the new one.
+
+    The draft has one name, so that the next writer takes the place of one that was killed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    draft = path.with_name(f".{path.name}.draft")
     try:
-        with os.fdopen(handle, "wb") as f:
-            f.write(content)
-        os.chmod(draft, 0o644)
+        draft.write_bytes(content)
         os.replace(draft, path)
     except BaseException:
-        Path(draft).unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
         raise

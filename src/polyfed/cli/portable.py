@@ -1,0 +1,57 @@
+"""--portable: the same bits on every x86-64 processor with AVX2. Which instructions torch, MKL, oneDNN, OpenBLAS and
+numpy use decides the last bits; they choose when they are imported, so the variables are set before.
+"""
+
+import os
+import sys
+import tomllib
+from pathlib import Path
+
+VARIABLES = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_CBWR": "COMPATIBLE",  # MKL promises equal bits on processors of different makers for nothing above it
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "OPENBLAS_CORETYPE": "Haswell",
+    "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL",
+}
+own_process = False  # whether this is the program, which may be started again, and not a call from another one
+
+
+def pin() -> None:
+    """Set the variables; where torch or numpy is there already, start the program again with them.
+
+    Raises ConfigError where that cannot be: called from a program that goes on, or without AVX2.
+    """
+    if all(os.environ.get(name) == value for name, value in VARIABLES.items()):
+        _check()
+    elif not {"torch", "numpy"} & sys.modules.keys():
+        os.environ.update(VARIABLES)
+        _check()
+    elif own_process:
+        sys.stdout.flush()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | VARIABLES)
+    else:
+        from polyfed.core.errors import ConfigError
+
+        names = ", ".join(f"{k}={v}" for k, v in list(VARIABLES.items())[:3])
+        raise ConfigError(f"--portable: torch is loaded already; set {names}, ... before, or use the command polyfed")
+
+
+def _check() -> None:
+    import torch
+
+    from polyfed.core.errors import ConfigError
+
+    if torch.backends.cpu.get_cpu_capability() != "AVX2":
+        found = torch.backends.cpu.get_cpu_capability()
+        raise ConfigError(f"--portable: found a processor with {found}, expected x86-64 with AVX2")
+
+
+def asked_by(path: Path) -> bool:
+    """Whether an experiment file, or that of a run or comparison folder, says portable = true; damage is told later."""
+    for place in (path, path / "comparison.toml", path / "config.toml"):
+        try:
+            return tomllib.loads(place.read_text()).get("portable") is True
+        except (OSError, ValueError, RecursionError):
+            continue
+    return False

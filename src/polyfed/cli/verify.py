@@ -1,0 +1,51 @@
+"""polyfed verify: train a run again and see whether the same numbers come out."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from polyfed.cli.portable import asked_by, pin
+
+
+def verify(
+    run: Annotated[Path, Argument(help="Folder of a run or of a comparison.", show_default=False)],
+    only: Annotated[
+        str | None, Option("--run", help="One run of a comparison.", metavar="LABEL-seedK", show_default=False)
+    ] = None,
+) -> int:
+    """Train a finished run again in a temporary folder and compare server, models and history bit for bit.
+
+    The folder stays as it is. Exit status 0: all is equal, 1: something differs. Bits are equal on processors with the
+    same instructions, and for a run with --portable on every x86 processor with AVX2.
+
+    [dim]polyfed verify runs/a --run ditto-seed0[/dim]
+    """
+    if asked_by(run):
+        pin()
+    from polyfed.cli.console import stdout
+    from polyfed.cli.folders import config_of
+    from polyfed.core.errors import ConfigError, RunError, closest
+    from polyfed.experiment.verify import verify
+
+    folders = [run]
+    if config_of(run).name == "comparison.toml":
+        folders = sorted(p.parent for p in (run / "runs").glob("*/config.toml"))
+        names = [p.name for p in folders]
+        if not folders:
+            raise RunError(f"{run}: a comparison without runs")
+        if only is not None and only not in names:
+            raise ConfigError(f"--run: found {only!r}{closest(only, names)}, expected one of {', '.join(names)}")
+        folders = [p for p in folders if only in (None, p.name)]
+    elif only is not None:
+        raise ConfigError(f"--run: {run} is a run, not a comparison; leave it out")
+    equal = True
+    for folder in folders:
+        found = verify(folder)
+        equal = equal and found.equal
+        stdout.print(f"{folder}: {'comes out again, bit for bit' if found.equal else 'does not come out again'}")
+        for name, text in found.parts.items():
+            stdout.print(f"  {name:<8} {text}", markup=False, soft_wrap=True)
+        for name, (then, now) in found.versions.items():
+            stdout.print(f"  {name}: {then} in the run, {now} here", markup=False, soft_wrap=True)
+    return 0 if equal else 1

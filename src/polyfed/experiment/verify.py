@@ -1,0 +1,118 @@
+"""verify: a run trained again from its folder alone, and compared with what the folder holds, bit for bit."""
+
+import contextlib
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfed.core import checkpoint
+from polyfed.core.errors import ConfigError, Diverged, RunError
+from polyfed.core.rounds import part
+from polyfed.experiment.build import Parts
+from polyfed.experiment.config import resolve
+from polyfed.experiment.files import unsealed
+from polyfed.experiment.fit import fit
+from polyfed.experiment.folder import client_model
+from polyfed.report import files as reading
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """parts: what is said of the server's state, the clients' models and the history, "equal" or how they differ
+    versions: name -> (in the run, here), of those that differ
+    """
+
+    parts: dict[str, str]
+    versions: dict[str, tuple[str, str]]
+
+    @property
+    def equal(self) -> bool:
+        return all(text == "equal" for text in self.parts.values())
+
+
+def verify(folder: Path) -> Verdict:
+    """Train the run of `folder` again in a temporary folder and compare; nothing is written to `folder`.
+
+    Raises ConfigError for a run that its folder does not describe whole (from Python with data or a model of its own,
+    set out from another run), RunError for one that is not over or damaged.
+    """
+    config = unsealed(folder / "config.toml")
+    if "start" in config:
+        raise ConfigError(f"{folder}: the run set out from another one, which its folder does not hold")
+    experiment = resolve(folder / "config.toml")
+    found = reading.summary(folder)
+    if found["status"] == "interrupted":
+        raise RunError(f"{folder}: the run is not over; finish it with: polyfed resume {folder}")
+    parts, plan, seed = Parts(experiment), config.get("plan", {}), experiment.seeds[0]
+    given: dict[str, Any] = (
+        parts.arguments() | {k: plan[k] for k in ("chunk", "workers") if k in plan} | {"checkpoint_every": None}
+    )
+    if found["status"] == "finished":
+        given["rounds"] = found["rounds"]
+    method = experiment.methods[0]
+    with tempfile.TemporaryDirectory() as name:
+        again = Path(name)
+        with contextlib.suppress(Diverged):
+            run = fit(parts.model(seed), parts.federation(seed), method.algorithm, seed=seed, out=again, **given)
+            if run.status == "interrupted":
+                raise KeyboardInterrupt
+        return _compared(folder, again, config)
+
+
+def _compared(folder: Path, again: Path, config: dict[str, Any]) -> Verdict:
+    before, now = (reading.summary(f).get("digest") for f in (folder, again))
+    said = {}
+    for name, differs in (("server", _server), ("models", _models), ("history", _history)):
+        same = before is None or before.get(name) == (now or {}).get(name)  # runs of older versions have none
+        said[name] = differs(folder, again) or ("equal" if same else "differs from its digest in summary.json")
+    last = {k.partition("-from-round-")[0]: v for k, v in config.get("versions", {}).items()}
+    here = tomllib.loads((again / "config.toml").read_text())["versions"]
+    changed = {k: (last.get(k, "unknown"), here.get(k, "unknown")) for k in (*here, *last)}
+    return Verdict(said, {k: v for k, v in changed.items() if v[0] != v[1]})
+
+
+def _server(folder: Path, again: Path) -> str:
+    a, b = (part(checkpoint.load(f / "checkpoint")[0], "server.") for f in (folder, again))
+    return _apart(a, b)
+
+
+def _models(folder: Path, again: Path) -> str:
+    names = [c["name"] for c in reading.federation(folder)["clients"]]
+    for i, name in enumerate(names):
+        a, b = client_model(folder, i, name), client_model(again, i, name)
+        if a is None or b is None:
+            return "" if a is b else "are missing on one side"
+        if text := _apart(a[0], b[0]):
+            return f"{text} (client {name!r})"
+    return ""
+
+
+def _history(folder: Path, again: Path) -> str:
+    a, b = reading.metrics(folder), reading.metrics(again)
+    for one, other in zip(a, b, strict=False):
+        for key in [k for k in one if k != "seconds"]:
+            x: Any = one[key]
+            y: Any = other.get(key)
+            if x != y:
+                numbers = isinstance(x, int | float) and isinstance(y, int | float)
+                by = f" by {abs(x - y) / max(abs(x), abs(y)):.1e}, relative" if numbers else ""
+                return f"differs from round {one['round']} on ({one['split']} {key}{by})"
+    return "" if len(a) == len(b) else f"differs: {len(a)} evaluations in the run, {len(b)} here"
+
+
+def _apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> str:
+    """How two sets of tensors differ, or nothing."""
+    if {k: t.shape for k, t in a.items()} != {k: t.shape for k, t in b.items()}:
+        return "differs in form"
+    worst = 0.0
+    for k, t in a.items():
+        if not torch.equal(t, b[k]) and not (t.isnan() == b[k].isnan()).all():
+            return "differs in what is finite"
+        x, y = t.double().nan_to_num(), b[k].double().nan_to_num()
+        worst = max(worst, float((x - y).norm() / max(float(x.norm()), float(y.norm()), 1e-300)))
+    return f"differs by {worst:.1e}, relative" if worst else ""

@@ -1,0 +1,133 @@
+"""What `make torture` found: states that a killed command leaves, from which the same command must go on."""
+
+import errno
+import os
+import signal
+
+import pytest
+from safetensors import SafetensorError
+
+from polyfed.core.checkpoint import reason
+from polyfed.core.errors import ConfigError
+from polyfed.experiment import config, files
+from polyfed.experiment.folder import RunFolder
+from polyfed.report.style import write_atomically
+
+RUN = ("--algorithm", "ditto", "--out", "a", "-q")
+
+
+def marked(folder):
+    """A folder that a command had locked when it was killed."""
+    with files.locked(folder):
+        (folder / "half").touch()
+    (folder / "half").unlink()
+    return folder
+
+
+@pytest.mark.parametrize(
+    "left", ["rows/w.rows", "models/.va.safetensors.draft", "metrics.jsonl", "runs/", "checkpoint/"]
+)
+def test_a_run_killed_before_its_config_is_started_by_the_same_command(cli, tmp_path, small, left):
+    path = marked(tmp_path / "a") / left
+    path.parent.mkdir(exist_ok=True)
+    path.mkdir() if left.endswith("/") else path.write_bytes(b"half")
+    said = cli("run", small, *RUN)
+    assert said.status == 0, said.err
+    assert not (path.is_file() and path.read_bytes() == b"half")
+
+
+def test_a_run_killed_while_results_were_put_aside_is_replaced_by_the_same_command(cli, tmp_path, small):
+    assert cli("run", small, *RUN, "--set", "checkpoint-every=1").status == 0
+    files.set_aside(tmp_path / "a")
+    for left in ("checkpoint/round-00000001", "rows", "models"):  # folders emptied, and not removed
+        (tmp_path / "a" / left).mkdir(parents=True)
+    (tmp_path / "a/config.toml").write_text("cut")
+    said = cli("run", small, *RUN, "--force")
+    assert said.status == 0, said.err
+    assert not (tmp_path / "a/rows").exists()
+
+
+def test_what_is_discarded_leaves_no_folder_that_counts_as_results(tmp_path):
+    folder = marked(tmp_path / "a")
+    (folder / "config.toml").write_text("x")
+    (folder / "checkpoint/round-00000001").mkdir(parents=True)
+    files.discard(folder)
+    assert not files.holds_results(folder)
+    assert sorted(p.name for p in folder.iterdir()) == [files.MARK]
+
+
+def test_checkpoints_without_a_config_are_not_removed(tmp_path):
+    folder = marked(tmp_path / "a")
+    path = folder / "checkpoint/round-00000001/tensors.safetensors"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    files.settle(folder)
+    assert path.exists()
+
+
+def test_a_recipe_killed_at_once_goes_on_and_other_results_are_refused(tmp_path):
+    from polyfed.cli.reproduce import _claimed
+
+    with _claimed(marked(tmp_path / "a"), "fpfc/window small", False):
+        assert (tmp_path / "a/recipe.txt").is_file()
+    (marked(tmp_path / "b") / "config.toml").touch()
+    with pytest.raises(ConfigError, match="holds other results than a recipe's"), _claimed(tmp_path / "b", "x", False):
+        pass
+
+
+def test_an_admission_killed_before_its_table_is_made_again_and_a_whole_one_is_refused(cli, tmp_path, small):
+    lines = ["a,b,c,d,e,f,g,h,i,j,y", *(",".join(["0.5", *["1"] * 9, str(i % 2)]) for i in range(20))]
+    (tmp_path / "oslo.csv").write_text("\n".join(lines) + "\n")
+    assert cli("run", small, *RUN).status == 0
+    words = ("admit", "a", "--data", "oslo.csv", "--exchanges", 1, "--out", "b")
+    assert cli(*words).status == 0
+    (tmp_path / "b/admission.csv").unlink()  # the last file that is written
+    assert cli(*words).status == 0
+    said = cli(*words)
+    assert (said.status, said.err) == (2, "polyfed: --out b: holds results already; choose another folder\n")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_an_interruption_while_a_command_sets_out_is_said(cli, small, monkeypatch, number, status):
+    monkeypatch.setattr(config, "resolve", lambda *_: os.kill(os.getpid(), number))
+    said = cli("run", small, *RUN)
+    assert (said.status, said.err) == (status, "polyfed: interrupted\n")
+
+
+def test_a_draft_of_a_killed_process_is_replaced(tmp_path):
+    (tmp_path / ".page.html.draft").write_text("half")
+    write_atomically(tmp_path / "page.html", b"whole")
+    assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_a_finished_run_has_its_log(cli, tmp_path, small, monkeypatch):
+    """Whatever comes after the summary is lost when the process is killed there: nothing may."""
+    write = RunFolder.write
+
+    def seen(self, name, text):
+        if name == "summary.json":
+            assert "finished after round 4" in (self.path / "log.txt").read_text()
+        write(self, name, text)
+
+    monkeypatch.setattr(RunFolder, "write", seen)
+    assert cli("run", small, *RUN).status == 0
+
+
+def test_a_full_disk_is_called_so_whoever_says_it():
+    assert reason(OSError(errno.ENOSPC, "No space left on device")) == "the disk is full"
+    text = "Error while serializing: I/O error: No space left on device (os error 28)"
+    assert reason(SafetensorError(text)) == "the disk is full"
+
+
+def test_a_disk_that_is_full_when_the_report_is_written_is_one_line(cli, small, monkeypatch):
+    from polyfed.report import page
+
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(page, "write_atomically", full)
+    said = cli("run", small, *RUN)
+    assert (said.status, said.err.splitlines()[-1]) == (
+        1,
+        "polyfed: cannot write a/report.html: the disk is full; what was written before is kept",
+    )

@@ -1,0 +1,166 @@
+"""polyfed verify, and --portable: the same bits whatever instructions the machine would choose."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import polyfed as pf
+from polyfed.experiment import folder as folder_module
+
+COMMAND = (sys.executable, "-c", "from polyfed.cli import main; main()")
+AVX2 = "AVX2" in torch.backends.cpu.get_cpu_capability() or "AVX512" in torch.backends.cpu.get_cpu_capability()
+
+
+def contents(folder):
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".polyfed"}
+
+
+def run_of(cli, small, *more):
+    assert cli("run", small, "--algorithm", "ditto", "--out", "a", "-q", *more).status == 0
+    return small.parent / "a"
+
+
+def test_a_run_comes_out_again_and_its_folder_is_not_touched(cli, small):
+    before = contents(run_of(cli, small))
+    said = cli("verify", "a")
+    assert (said.status, said.err) == (0, "")
+    assert " ".join(said.out.split()) == "a: comes out again, bit for bit server equal models equal history equal"
+    assert contents(small.parent / "a") == before
+
+
+def test_what_differs_is_said_part_by_part(cli, small):
+    folder = run_of(cli, small)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    changed = next(line for line in lines if line["round"] == 2)
+    changed["loss"] *= 1 + 1e-6
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    said = cli("verify", "a")
+    assert said.status == 1
+    assert f"history  differs from round 2 on ({changed['split']} loss by 1.0e-06, relative)" in said.out
+    assert said.out.count("equal") == 2
+
+
+def test_a_changed_model_and_a_changed_digest_are_seen(cli, small):
+    from safetensors.torch import load_file, save_file
+
+    folder = run_of(cli, small)
+    path = folder / "models/va.safetensors"
+    save_file({k: t * (1 + 1e-4) for k, t in load_file(path).items()}, path)
+    found = json.loads((folder / "summary.json").read_text())
+    found["digest"]["server"] = "0" * 64
+    (folder / "summary.json").write_text(json.dumps(found))
+    said = cli("verify", "a")
+    assert said.status == 1
+    assert "models   differs by 1.0e-04, relative (client 'va')" in said.out
+    assert "server   differs from its digest in summary.json" in said.out
+
+
+def test_versions_that_differ_are_named(cli, small, monkeypatch):
+    run_of(cli, small)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "OTHER")
+    said = cli("verify", "a")
+    assert said.status == 0
+    assert "OTHER here" in said.out
+
+
+@pytest.mark.parametrize(("words", "runs"), [((), 4), (("--run", "fedavg-seed1"), 1)])
+def test_the_runs_of_a_comparison(cli, words, runs):
+    plain = ("--data", "heart-disease", "--local-steps", 2, "--rounds", 2, "--seeds", 2, "-q")
+    assert cli("compare", "fedavg", "scaffold", *plain, "--out", "a").status == 0
+    said = cli("verify", "a", *words)
+    assert (said.status, said.out.count("bit for bit")) == (0, runs)
+    said = cli("verify", "a", "--run", "fedavg-seed7")
+    assert said.status == 2
+    assert "did you mean" in said.err
+    assert "expected one of" in said.err
+
+
+def test_runs_that_a_folder_does_not_describe_are_refused_in_one_line(cli, tmp_path):
+    fed = pf.Federation.from_arrays([(torch.ones(4, 3).numpy(), [0, 1, 0, 1])] * 2)
+    pf.fit(torch.nn.Linear(3, 2), fed, pf.FedAvg(), rounds=1, out=tmp_path / "a")
+    said = cli("verify", "a")
+    assert said.status == 2
+    assert "started from Python" in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_a_run_that_was_cut_short_is_refused(cli, tmp_path, small, stopper):
+    words = ("run", small, "--set", f"algorithm.file={stopper}", "--out", "a", "-q")
+    assert cli(*words).status == 130
+    said = cli("verify", "a")
+    assert (said.status, said.err) == (1, "polyfed: a: the run is not over; finish it with: polyfed resume a\n")
+
+
+def test_another_instruction_set_on_resume_is_logged(cli, small, monkeypatch):
+    """Recorded with the versions, whose changes are kept and logged."""
+    run_of(cli, small)
+    was = torch.backends.cpu.get_cpu_capability()
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "OTHER")
+    monkeypatch.setenv("MKL_CBWR", "AVX")
+    assert cli("resume", "a", "--rounds", 6, "-q").status == 0
+    log = (small.parent / "a/log.txt").read_text()
+    assert f"cpu-capability OTHER from round 4, before {was}" in log
+    assert "mkl-cbwr AVX from round 4, before none" in log
+
+
+def separately(tmp_path, setting, *words):
+    """A command in a process of its own, on a machine that would choose other instructions."""
+    unset = {k: v for k, v in os.environ.items() if k not in ("ATEN_CPU_CAPABILITY", "MKL_CBWR")}
+    env = unset | {"OMP_NUM_THREADS": "1"} | setting
+    done = subprocess.run([*COMMAND, *words], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+MLP = ("--algorithm", "fedavg", "--data", "digits", "--clients", "4", "--model", "mlp", "--rounds", "5", "--seeds", "1")
+MACHINES = {"plain": {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}, "newest": {}}
+
+
+@pytest.mark.skipif(not AVX2, reason="needs x86 with AVX2")
+def test_portable_gives_the_same_bits_whatever_the_machine_chooses(tmp_path):
+    found = {}
+    for portable in ((), ("--portable",)):
+        for name, setting in MACHINES.items():
+            out = f"{name}{len(portable)}"
+            separately(tmp_path, setting, "run", *MLP, "-q", "--out", out, *portable)
+            found[out] = json.loads((tmp_path / out / "summary.json").read_text())["digest"]
+    assert found["plain1"] == found["newest1"]
+    assert found["plain0"]["models"] != found["newest0"]["models"]  # without it the two settings do differ
+    # resume takes it over from config.toml
+    for name, setting in (("plain1", MACHINES["newest"]), ("newest1", MACHINES["plain"])):
+        separately(tmp_path, setting, "resume", name, "--rounds", "8", "-q")
+        found[name] = json.loads((tmp_path / name / "summary.json").read_text())["digest"]
+        config = (tmp_path / name / "config.toml").read_text()
+        assert "portable = true" in config
+        assert 'cpu-capability = "AVX2"' in config
+        assert "from-round" not in config
+    assert found["plain1"] == found["newest1"]
+    separately(tmp_path, MACHINES["plain"], "verify", "newest1")
+
+
+def test_portable_in_a_program_that_has_torch_already_is_refused(cli, small):
+    said = cli("run", small, "--portable", "--out", "a")
+    assert said.status == 2
+    assert said.err.startswith("polyfed: --portable: torch is loaded already; set ATEN_CPU_CAPABILITY=avx2")
+    assert said.err.count("\n") == 1
+
+
+def test_portable_starts_the_program_again_where_torch_is_loaded_already(tmp_path, small):
+    early = (sys.executable, "-c", "import torch; from polyfed.cli import main; main()")
+    words = ("run", str(small), "--algorithm", "fedavg", "--set", "portable=true", "--out", "a", "-q")
+    done = subprocess.run([*early, *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert 'cpu-capability = "AVX2"' in (tmp_path / "a/config.toml").read_text()
+
+
+def test_the_digest_is_that_of_the_numbers_alone():
+    fed = pf.Federation.from_arrays([(torch.randn(40, 4).numpy(), [0, 1] * 20)] * 3)
+    model = torch.nn.Linear(4, 2)
+    one, other, third = (
+        folder_module.digests(pf.fit(model, fed, pf.Ditto(), rounds=2, batch_size=5, seed=seed)) for seed in (1, 1, 2)
+    )
+    assert one == other
+    assert all(one[part] != third[part] for part in one)
