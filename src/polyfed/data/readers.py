@@ -237,7 +237,8 @@ def read_clients(
             t = header.index(target) if target is not None else len(header) - 1
             if len(header) < 2:
                 raise DataError(f"{path}: one column only; inputs and a target are expected")
-            x = np.delete(values, t, axis=1).astype(np.float32)
+            with np.errstate(over="ignore"):  # infinite then, which is refused with the client's name
+                x = np.delete(values, t, axis=1).astype(np.float32)
             clients.append(ClientFile(path.stem, (x, values[:, t])))
             whole &= integers[t]
         else:
