@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUNS := runs
 
-.PHONY: demo test check test-long mutate bench docs clean
+.PHONY: demo test check test-long mutate fuzz bench docs clean
 
 demo: .venv/ready   ## set up, run the main job on the hospitals' data, leave a report
 	$(BIN)/polyfed run --out $(RUNS)/demo
@@ -19,6 +19,9 @@ test-long: .venv/ready-dev   ## the reproductions that take minutes to hours
 
 mutate: .venv/ready-dev   ## change one thing in a method at a time: do its tests notice? ONLY="fedamp cfl" COUNT=10
 	$(BIN)/python tests/mutate.py $(ONLY) --count $(or $(COUNT),10) --out $(RUNS)/mutations.json
+
+fuzz: .venv/ready-dev   ## hostile configurations, settings, calls, files and folders, new ones in every run: N=100 SEED=7
+	$(BIN)/python tests/fuzz/many.py $(if $(N),--n $(N)) $(if $(SEED),--seed $(SEED))
 
 bench: .venv/ready-dev   ## seconds per round against the plain loop
 	$(BIN)/python benchmarks/rounds.py

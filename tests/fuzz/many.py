@@ -1,12 +1,11 @@
 """The fuzzers at length, `make fuzz`: new inputs in every run, one line per kind, and the input of every failure.
 
-The checks are those of the test files beside it. N divides or multiplies nothing but the number of inputs: `--n 100`
-tries 100 of each kind. A failure is printed with its input; `--seed` gives the same inputs again.
+The checks are those of the test files beside it. `--n 100` tries 100 of each kind. A failure
+is printed with its input; `--seed` gives the same inputs again.
 """
 
 import argparse
 import collections
-import logging
 import secrets
 import signal
 import sys
@@ -14,6 +13,7 @@ import tempfile
 import time
 import warnings
 from functools import cache
+from unittest import mock
 
 import test_fuzz_api as api
 import test_fuzz_config as config
@@ -45,7 +45,7 @@ def kinds(place):
         ("settings", 5_000, typed, lambda pair: pair[0](*pair[1])),
         ("calls of fit", 2_000, api.arguments(3), api.fit),
         ("files", 10_000, files.files(), lambda file: files.check(place, *file)),
-        ("folders", 2_000, folders.damages(), lambda damage: folders.check(place, whole, *damage)),
+        ("folders", 2_000, folders.damages(), lambda damage: folders.check(place, whole, *damage, figures=True)),
     )
 
 
@@ -91,20 +91,23 @@ def run(name, count, inputs, check, at):
     return found, failures, slowest
 
 
-def main() -> int:
+def main(argv=None) -> int:
+    """Print one line per kind; 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kinds", nargs="*", help="configurations, settings, calls, files, folders; default: all")
     parser.add_argument("--n", type=int, help="inputs of each kind; default: 20000, 5000, 2000, 10000, 2000")
     parser.add_argument("--seed", type=int, default=None, help="default: a new one")
-    asked = parser.parse_args()
+    asked = parser.parse_args(argv)
     at = secrets.randbelow(2**32) if asked.seed is None else asked.seed
-    build.load = cache_of(build.load)
-    logging.disable()
-    warnings.simplefilter("ignore")
-    warnings.simplefilter("error", RuntimeWarning)  # as the tests of files have it: a cast that overflows is nonsense
     print(f"seed {at}", flush=True)
     bad = 0
-    with tempfile.TemporaryDirectory() as place:
+    with (
+        tempfile.TemporaryDirectory() as place,
+        warnings.catch_warnings(),
+        mock.patch.object(build, "load", read_once(build.load)),
+    ):
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", RuntimeWarning)  # a cast that overflows is silent nonsense
         for name, count, inputs, check in kinds(place):
             if asked.kinds and name.split()[0] not in asked.kinds:
                 continue
@@ -122,7 +125,7 @@ def main() -> int:
     return int(bad > 0)
 
 
-def cache_of(load):
+def read_once(load):
     """Read a named data set once; what is refused is refused anew."""
     read = cache(lambda name, folder, options: load(name, folder, **dict(options)))
 

@@ -138,12 +138,12 @@ def accuracy_of_one_logit():
 
 
 def one_step_by_hand():
-    """FedAvg of one full-batch step each is a gradient step on the mean loss, weighted by samples."""
+    """Off by how much: FedAvg of one full-batch step each is a gradient step on the mean loss over all samples."""
     x, y = (torch.from_numpy(np.concatenate(v)) for v in zip(*SITES, strict=True))
     model = net()
     F.cross_entropy(model(x), y).backward()
     after = torch.cat([(q - 0.1 * q.grad).flatten() for q in model.parameters()])
-    return float((fit().server["w"] - after).abs().max())
+    return float((fit().server["w"] - after.detach()).abs().max())
 
 
 def names_that_clash(tmp):
@@ -207,6 +207,10 @@ CASES = {
     "a client of one sample": (lambda tmp: arrays(*SITES, site(1)).test.counts[-1], 0),
     "a test fraction of 1": (lambda tmp: arrays(*SITES, test_fraction=1), "test fraction is 1"),
     "a number beyond float32 in an array": (lambda tmp: fit(huge()), "inputs hold numbers beyond 3.4e.38"),
+    "an index that pandas wrote": (lambda tmp: folder(tmp, one=",a,y\n0,1,0\n1,0,1\n"), "column 1 has no name"),
+    "masked numbers": (lambda tmp: arrays((np.ma.masked_greater(SITES[0][0], 1), SITES[0][1])), "inputs are masked"),
+    "labels written as 0.0 and 1.0": (
+        lambda tmp: sum("task='classification'" in n for n in folder(tmp, one="a,y\n1,0.0\n2,1.0\n3,1.0\n").notes), 1),
     # models and losses
     "a callable loss on [N, 1] and [N]": (
         lambda tmp: same(*(fit(REGRESSION, net(1), loss=loss, rounds=5) for loss in ("mse", F.mse_loss))), 0),
@@ -228,6 +232,7 @@ CASES = {
     "a method twice": (lambda tmp: typed(methods=("fedavg", "fedavg")), "listed twice"),
     "true for a number": (lambda tmp: typed("rounds=true"), "rounds"),
     "a number in quotes": (lambda tmp: toml(tmp, '[algorithm]\nname = "fedavg"\nlr = "0.1"'), "algorithm.lr"),
+    "a path with a line break": (lambda tmp: resolve(tmp / "a\nb.toml"), r"a\\nb\.toml: there is no such file"),
     "a key that is misspelt": (lambda tmp: typed("local-step=3"), "local-steps"),
     "local steps and epochs": (lambda tmp: typed("local-steps=3", "local-epochs=2"), "leave out one"),
     "another name than the method typed": (lambda tmp: typed("algorithm.name=ditto"), "leave out one"),
@@ -237,6 +242,10 @@ CASES = {
     "one client's delay twice": (
         lambda tmp: delays(tmp, "".join(f"client-{i},1,1\n" for i in (0, 1, 1, 2, 3))),
         "two rows for client 'client-1'"),
+    "delays of other clients": (lambda tmp: fit(schedule=Asynchronous(Delays(compute=(1.0, 2.0)))), "for each of 4"),
+    "asynchronous without delays": (lambda tmp: sorted(fit(rounds=4, **LATE).ledger["client"]), [0, 1, 2, 3]),
+    "an early end by a numpy bool": (
+        lambda tmp: fit(rounds=9, callbacks=[lambda p: np.bool_(p.round >= 3)]).loop.t, 3),
     # threats
     "an attack by no client": (lambda tmp: fit(attack=threats.SignFlip(ratio=0.2)), "attack.ratio.*none"),
     "an attack by every client": (lambda tmp: fit(attack=threats.SignFlip(ratio=1.0)), "attack.ratio.*all"),

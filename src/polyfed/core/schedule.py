@@ -185,8 +185,12 @@ class Delays(Configured):
             drawn = np.array([rng.uniform(self.low, self.high) for rng in rngs])
         else:
             drawn = np.array([self.low * np.exp(self.high * rng.standard_normal()) for rng in rngs])
-        fixed = np.broadcast_to(self.compute, len(keys))[ids] + np.broadcast_to(self.network, len(keys))[ids]
-        return drawn + fixed
+        return drawn + sum(self._fixed(key, len(keys))[ids] for key in ("compute", "network"))
+
+    def _fixed(self, key: str, n: int) -> np.ndarray:
+        seconds = np.asarray(getattr(self, key))
+        self.require(seconds.ndim == 0 or len(seconds) == n, key, f"one number of seconds for each of {n} clients")
+        return np.broadcast_to(seconds, n)
 
 
 @dataclass(frozen=True)
@@ -238,14 +242,16 @@ class Asynchronous(Schedule):
         most = n if self.concurrency is None else self.concurrency
         if not 1 <= most <= n:
             raise ConfigError(f"concurrency: found {most}, expected 1 to {n}, the number of clients")
-        queue: list[tuple[float, int, int]] = []  # due, key (so that ties do not hang on the order of clients), client
+        # due; of ties the message sent first, or without delays one client would answer for ever; then by key, so that
+        # ties do not hang on the order of clients; client
+        queue: list[tuple[float, int, int, int]] = []
         while True:
-            resting = np.setdiff1d(np.arange(n), [i for _, _, i in queue])
+            resting = np.setdiff1d(np.arange(n), [i for *_, i in queue])
             luck = np.argsort(priorities(seed, "dispatch", t, keys[resting]), kind="stable")
             send = np.sort(resting[luck[: most - len(queue)]])
             for i, delay in zip(send, self.delays.draw(seed, t, send, keys), strict=True):
-                heapq.heappush(queue, (clock + float(delay), int(keys[i]), int(i)))
-            due, _, i = heapq.heappop(queue)
+                heapq.heappush(queue, (clock + float(delay), t, int(keys[i]), int(i)))
+            due, *_, i = heapq.heappop(queue)
             yield Turn(send, np.array([i]), due - clock)
             clock, t = due, t + 1
 

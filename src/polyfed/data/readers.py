@@ -156,6 +156,11 @@ def read_csv(path: str | Path) -> tuple[list[str], np.ndarray, list[bool]]:
     header = [name.strip() for name in rows[0][1]]
     if all(_number(cell) is not None for cell in header):
         raise DataError(f"{path}: the first line holds numbers; a header line with column names is expected")
+    if "" in header:
+        raise DataError(
+            f"{path}: column {header.index('') + 1} has no name; if it counts the rows, leave it out (pandas: "
+            "to_csv(path, index=False))"
+        )
     if len(set(header)) < len(header):
         twice = next(name for i, name in enumerate(header) if name in header[:i])
         raise DataError(f"{path}: two columns are called {twice!r}")

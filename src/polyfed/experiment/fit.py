@@ -276,7 +276,7 @@ def _train(
         if store is not None and records:
             store.record(run, records)
         said = [callback(Progress(loop.t, rounds, records, run)) for callback in callbacks]
-        return any(answer is True for answer in said)
+        return any(isinstance(answer, bool | np.bool_) and answer for answer in said)
 
     threads, begun = torch.get_num_threads(), loop.t
     all_of_them = {**watched, **data}  # in this order, whatever was evaluated before
