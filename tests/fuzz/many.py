@@ -1,11 +1,12 @@
 """The fuzzers at length, `make fuzz`: new inputs in every run, one line per kind, and the input of every failure.
 
-The checks are those of the test files beside it. `--n 100` tries 100 of each kind. A failure
-is printed with its input; `--seed` gives the same inputs again.
+The checks are those of the test files beside it. `--n 100` tries 100 of each kind. A
+failure is printed with its input; `--seed` gives the same inputs again.
 """
 
 import argparse
 import collections
+import contextlib
 import secrets
 import signal
 import sys
@@ -32,6 +33,10 @@ class Hang(BaseException):
     """One input took longer than LIMIT."""
 
 
+class Stop(BaseException):
+    """Enough (SIGTERM): what was tried so far is printed."""
+
+
 def kinds(place):
     """What is tried: (name, how many, inputs, check)."""
     whole = folders.runs(tempfile.mkdtemp(dir=place))
@@ -53,10 +58,11 @@ def run(name, count, inputs, check, at):
     """Try `count` inputs; (how often which outcome, the failures' texts, the slowest input's seconds)."""
     found, failures, slowest = collections.Counter(), {}, 0.0
 
-    def late(*_):
-        raise Hang
+    def ended(number, _):
+        raise Hang if number == signal.SIGALRM else Stop
 
-    signal.signal(signal.SIGALRM, late)
+    signal.signal(signal.SIGALRM, ended)
+    signal.signal(signal.SIGTERM, ended)
 
     @seed(at)
     @settings(
@@ -87,7 +93,8 @@ def run(name, count, inputs, check, at):
         slowest = max(slowest, time.perf_counter() - start)
         found[outcome] += 1
 
-    attempt()
+    with contextlib.suppress(Stop):
+        attempt()
     return found, failures, slowest
 
 
