@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUNS := runs
 
-.PHONY: demo test check test-long mutate torture bench docs clean
+.PHONY: demo test check test-long mutate torture fuzz bench docs clean
 
 demo: .venv/ready   ## set up, run the main job on the hospitals' data, leave a report
 	$(BIN)/polyfed run --out $(RUNS)/demo
@@ -22,6 +22,9 @@ mutate: .venv/ready-dev   ## change one thing in a method at a time: do its test
 
 torture: .venv/ready-dev   ## kill commands again and again: does every file come out the same? CASES=100 SEED=0 ONLY=run,tune
 	$(BIN)/python tests/torture.py --cases $(or $(CASES),100) --seed $(or $(SEED),0) $(if $(ONLY),--only "$(ONLY)")
+
+fuzz: .venv/ready-dev   ## hostile configurations, settings, calls, files and folders, new ones in every run: N=100 SEED=7
+	$(BIN)/python tests/fuzz/many.py $(if $(N),--n $(N)) $(if $(SEED),--seed $(SEED))
 
 bench: .venv/ready-dev   ## seconds per round against the plain loop
 	$(BIN)/python benchmarks/rounds.py

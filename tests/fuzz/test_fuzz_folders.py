@@ -1,6 +1,5 @@
 """Damaged run folders, thousands of kinds: report, export, resolve and read_result work on, or say one line."""
 
-import contextlib
 import json
 import random
 import shutil
@@ -9,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from fuzz import bounded, survives
 from polyfed import Federation, fit
 from polyfed.algorithms.fedacs import FedACS
 from polyfed.algorithms.fedslr import FedSLR
 from polyfed.cli.folders import config_of, export_model
-from polyfed.core.errors import PolyfedError
 from polyfed.experiment.compare import read_result
 from polyfed.experiment.config import resolve
 from polyfed.report import answer, client_table, compare_table, cost_table, gain_table, read, write_report
@@ -45,6 +44,10 @@ MODELS = ["models/basel.safetensors", "models/bern.safetensors", "models/zug.saf
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
+    return runs(tmp_path_factory.mktemp("runs"))
+
+
+def runs(folder):
     """Two run folders as `fit` writes them: with clusters and mixing, and with low-rank models."""
     rng = np.random.default_rng(0)
     pairs = [(rng.normal(size=(12, 3)), np.arange(12) % 2) for _ in NAMES]
@@ -53,8 +56,15 @@ def whole(tmp_path_factory):
     for method in (FedACS(lr=0.1), FedSLR(lr=0.1)):
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
-        places.append(tmp_path_factory.mktemp(method.name) / "run")
-        fit(model, fed, method, rounds=2, out=places[-1])
+        places.append(Path(folder) / method.name)
+        fit(
+            model,
+            fed,
+            method,
+            rounds=2,
+            out=places[-1],
+            describe={"data": {"name": "digits"}, "model": {"name": "mlp"}},
+        )
     return places
 
 
@@ -97,7 +107,7 @@ def damages(draw):
     return which, name, draw(st.sampled_from(["bytes", "value", "gone"])), draw(st.integers(0, 2**32))
 
 
-def check(folder, whole, which, name, kind, seed):
+def check(folder, whole, which, name, kind, seed, figures=False) -> str:
     place = Path(folder) / "run"
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(whole[which], place)
@@ -109,18 +119,15 @@ def check(folder, whole, which, name, kind, seed):
         target.write_text("\n".join([*before, json.dumps(replaced(rng, json.loads(last)))]))
     else:
         target.write_bytes(damaged(rng, target.read_bytes()))
+    refused = 0
     for read_it in (
-        lambda: tables(place),
+        lambda: write_report(place) if figures and seed % 50 == 0 else tables(place),  # figures take their time
         lambda: export_model(place, "bern", Path(folder) / "out.safetensors", factorised=which == 1),
         lambda: resolve(config_of(place)),
         lambda: read_result(place, "a", 0),
     ):
-        said = ""
-        try:
-            read_it()
-        except PolyfedError as e:
-            said = str(e)
-        assert "\n" not in said
+        refused += survives((which, name, kind, seed), read_it) == "refused"
+    return "refused" if refused else "worked"
 
 
 def tables(place):
@@ -135,21 +142,7 @@ def tables(place):
         assert tuple(study.first.values()) == NAMES  # nobody is left out without a word
 
 
-def fuzz(examples):
-    plain = settings(
-        max_examples=examples, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
-    )
-    return lambda test: plain(given(damage=damages())(test))
-
-
-@fuzz(200)
+@given(damage=damages())
+@bounded(200)
 def test_damaged_folders(tmp_path_factory, whole, damage):
     check(tmp_path_factory.getbasetemp(), whole, *damage)
-
-
-@pytest.mark.long
-@fuzz(2_000)
-def test_many_damaged_folders(tmp_path_factory, whole, damage):
-    check(tmp_path_factory.getbasetemp(), whole, *damage)
-    with contextlib.suppress(PolyfedError):  # with its figures, which take their time
-        _ = damage[-1] % 20 or write_report(tmp_path_factory.getbasetemp() / "run")

@@ -9,6 +9,10 @@ class PolyfedError(Exception):
 
     key: str = ""  # the setting at fault, where there is one
 
+    def __str__(self) -> str:
+        """The line; what a name or path of the user's holds of newlines and control characters is written out."""
+        return "".join(c if c.isprintable() else repr(c)[1:-1] for c in super().__str__())
+
 
 class ConfigError(PolyfedError):
     """A setting is unknown, of the wrong type or out of range."""

@@ -41,6 +41,10 @@ class Schedule(Configured):
         """Whether replies of n clients may be taken in a later turn than their message was sent in."""
         return False
 
+    def replies(self, n: int) -> int:
+        """How many replies of n clients the server takes at a time, about, where their number is drawn."""
+        return n
+
     def turn(self, seed: int, t: int, keys: np.ndarray) -> Turn:
         """The t-th turn of the event loop."""
         ids = self.cohort(seed, t, keys)
@@ -59,6 +63,9 @@ class Uniform(Schedule):
     def size(self, n: int) -> int:
         return max(1, floor(self.fraction * n + 1e-9))
 
+    def replies(self, n: int) -> int:
+        return self.size(n)
+
     def cohort(self, seed: int, t: int, keys: np.ndarray) -> np.ndarray:
         m = self.size(len(keys))
         if m == len(keys):
@@ -71,6 +78,9 @@ class Bernoulli(Schedule):
     """Every client by itself with a given probability; if none is drawn, the client with the smallest draw."""
 
     probability: float = setting(gt=0, le=1)
+
+    def replies(self, n: int) -> int:
+        return max(1, floor(self.probability * n + 1e-9))
 
     def cohort(self, seed: int, t: int, keys: np.ndarray) -> np.ndarray:
         draw = priorities(seed, "cohort", t, keys) / 2.0**64
@@ -91,6 +101,9 @@ class Availability(Schedule):
             object.__setattr__(self, "trace", tuple(tuple(map(bool, row)) for row in self.trace))
         super().__post_init__()
         self.require(len({len(row) for row in self.trace}) == 1, "trace", "[periods, n] true or false")
+
+    def replies(self, n: int) -> int:
+        return max(1, floor(self.fraction * min(map(sum, self.trace)) + 1e-9))
 
     def cohort(self, seed: int, t: int, keys: np.ndarray) -> np.ndarray:
         row = self.trace[t % len(self.trace)]
@@ -149,9 +162,13 @@ class Delays(Configured):
         """Fixed delays from a CSV file with columns client, compute, network (seconds), one row for each of `names`."""
         try:
             with Path(path).open(newline="") as f:
-                rows = {row["client"]: (float(row["compute"]), float(row["network"])) for row in csv.DictReader(f)}
+                read = [(row["client"], float(row["compute"]), float(row["network"])) for row in csv.DictReader(f)]
         except (OSError, KeyError, TypeError, ValueError) as e:
             raise ConfigError(f"delays: {path} is not a CSV file with columns client, compute, network ({e})") from None
+        rows = {name: seconds for name, *seconds in read}
+        if len(rows) < len(read):
+            twice = next(name for i, (name, *_) in enumerate(read) if name in [r[0] for r in read[:i]])
+            raise ConfigError(f"delays: {path} has two rows for client {twice!r}, expected one")
         missing = [name for name in names if name not in rows]
         if missing:
             raise ConfigError(f"delays: {path} has no row for client {missing[0]!r}")
@@ -168,8 +185,12 @@ class Delays(Configured):
             drawn = np.array([rng.uniform(self.low, self.high) for rng in rngs])
         else:
             drawn = np.array([self.low * np.exp(self.high * rng.standard_normal()) for rng in rngs])
-        fixed = np.broadcast_to(self.compute, len(keys))[ids] + np.broadcast_to(self.network, len(keys))[ids]
-        return drawn + fixed
+        return drawn + sum(self._fixed(key, len(keys))[ids] for key in ("compute", "network"))
+
+    def _fixed(self, key: str, n: int) -> np.ndarray:
+        seconds = np.asarray(getattr(self, key))
+        self.require(seconds.ndim == 0 or len(seconds) == n, key, f"one number of seconds for each of {n} clients")
+        return np.broadcast_to(seconds, n)
 
 
 @dataclass(frozen=True)
@@ -178,6 +199,9 @@ class Timed(Schedule):
 
     schedule: Schedule
     delays: Delays
+
+    def replies(self, n: int) -> int:
+        return self.schedule.replies(n)
 
     def cohort(self, seed: int, t: int, keys: np.ndarray) -> np.ndarray:
         return self.schedule.cohort(seed, t, keys)
@@ -203,6 +227,9 @@ class Asynchronous(Schedule):
     def late(self, n: int) -> bool:
         return n > 1 and self.concurrency != 1
 
+    def replies(self, n: int) -> int:
+        return 1
+
     def turn(self, seed: int, t: int, keys: np.ndarray) -> Turn:
         known = self._memo.setdefault((seed, keys.tobytes()), ([], self._turns(seed, keys)))
         turns, more = known
@@ -215,14 +242,16 @@ class Asynchronous(Schedule):
         most = n if self.concurrency is None else self.concurrency
         if not 1 <= most <= n:
             raise ConfigError(f"concurrency: found {most}, expected 1 to {n}, the number of clients")
-        queue: list[tuple[float, int, int]] = []  # due, key (so that ties do not hang on the order of clients), client
+        # due; of ties the message sent first, or without delays one client would answer for ever; then by key, so that
+        # ties do not hang on the order of clients; client
+        queue: list[tuple[float, int, int, int]] = []
         while True:
-            resting = np.setdiff1d(np.arange(n), [i for _, _, i in queue])
+            resting = np.setdiff1d(np.arange(n), [i for *_, i in queue])
             luck = np.argsort(priorities(seed, "dispatch", t, keys[resting]), kind="stable")
             send = np.sort(resting[luck[: most - len(queue)]])
             for i, delay in zip(send, self.delays.draw(seed, t, send, keys), strict=True):
-                heapq.heappush(queue, (clock + float(delay), int(keys[i]), int(i)))
-            due, _, i = heapq.heappop(queue)
+                heapq.heappush(queue, (clock + float(delay), t, int(keys[i]), int(i)))
+            due, *_, i = heapq.heappop(queue)
             yield Turn(send, np.array([i]), due - clock)
             clock, t = due, t + 1
 
@@ -247,6 +276,9 @@ def schedule_of(table: Mapping[str, Any], fraction: float, names: tuple[str, ...
     if text is not None and not isinstance(text, str):
         raise ConfigError(f"schedule.delays: {found(text, 'uniform:0,20 or log-normal:5,0.5 or file:PATH')}")
     delays = None if text is None else Delays.from_text(text, names)
+    if fraction != 1 and (kind is Asynchronous or "probability" in given):
+        said = "concurrency" if kind is Asynchronous else "probability"
+        raise ConfigError(f"schedule.name: {name} does not use fraction = {fraction:g}; set {said} alone")
     if kind is Asynchronous:
         return SCHEDULES.make(name, {**given, "delays": delays or Delays()})
     if kind is Uniform and "fraction" in given:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyfed.core.batches import Batch, alike, padded
-from polyfed.core.errors import ConfigError, ModelError, closest
+from polyfed.core.errors import ConfigError, DataError, ModelError, closest
 from polyfed.core.layout import Layout
 from polyfed.core.split import Split
 from polyfed.core.stacked import LOSSES, Stacked, chain
@@ -71,6 +71,11 @@ class Task:
         self.layout = Layout(self.model)
         self.p = self.layout.p
         self.w0 = self.layout.flatten(self.model)
+        broken = [
+            e.name for e, v in zip(self.layout.entries, self.layout.views(self.w0), strict=True) if not _finite(v)
+        ]
+        if broken:
+            raise ModelError(f"parameter {broken[0]!r} of {type(model).__name__} holds NaN or infinity before training")
         layers = chain(self.model)
         known = isinstance(loss, str)
         self.stacked = Stacked(layers, self.layout, loss) if known and layers else None
@@ -116,9 +121,21 @@ class Task:
         return h.hexdigest()
 
     def place(self, split: Split) -> Split:
-        """The split on the task's device, as the model takes it: floats in its precision, integers where it embeds."""
+        """The split on the task's device, as the model takes it: floats in its precision, integers where it embeds.
+
+        Raises DataError for numbers that this precision does not hold.
+        """
+        wide = split.x.dtype, split.y.dtype
         split = split.to(self.device, self.dtype)
-        return split if self.integers or split.x.is_floating_point() else replace(split, x=split.x.to(self.dtype))
+        if not self.integers and not split.x.is_floating_point():
+            split = replace(split, x=split.x.to(self.dtype))
+        for t, before, what in zip((split.x, split.y), wide, ("inputs", "targets"), strict=True):
+            if t.dtype != before and not _finite(t):
+                most = torch.finfo(t.dtype).max
+                raise DataError(
+                    f"the {what} hold numbers beyond {most:.2g}, the largest {str(t.dtype)[6:]}; scale them"
+                )
+        return split
 
     def module(self, w: Tensor) -> nn.Module:
         """A copy of the model with parameters `w: [p]`."""
@@ -517,6 +534,10 @@ def _few(split: Split) -> tuple[Tensor, Tensor]:
     size = split.x[0].numel()
     at = torch.stack([split.x.argmin(), split.x.argmax()]).div(size, rounding_mode="floor")
     return split.x[at], split.y[at]
+
+
+def _finite(t: Tensor) -> bool:
+    return bool(t.isfinite().all())
 
 
 def _training(module: nn.Module, parts: list[nn.Module]) -> None:

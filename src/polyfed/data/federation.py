@@ -350,6 +350,8 @@ def _tensor(value: Any, where: str, what: str, integers: bool | None = True) -> 
     if isinstance(value, Tensor):
         t = value.detach().cpu()
     else:
+        if np.ma.is_masked(value):
+            raise DataError(f"{where}: {np.ma.count_masked(value)} numbers in the {what} are masked; fill them first")
         try:
             array = np.asarray(value)
         except ValueError:
@@ -436,8 +438,16 @@ def _targets(
                     raise DataError(f"{where}: labels are of shape {list(y.shape)}; one integer per sample is expected")
             pairs[i] = (x, y)
     if parts["train"][0][1].is_floating_point():
-        return None, None, []
+        return None, None, _whole(torch.cat([y.flatten() for _, y in parts["train"]])) if task == "auto" else []
     return _labels(parts, names, classes, task)
+
+
+def _whole(y: Tensor) -> list[str]:
+    """A note on float targets that look like labels."""
+    found = y.unique()
+    few = 1 < len(found) <= MANY and bool((found == torch.arange(len(found))).all())
+    note = f"targets 0 to {len(found) - 1} are floats and taken as numbers; task='classification' makes them labels"
+    return [note] if few else []
 
 
 def _labels(

@@ -156,6 +156,11 @@ def read_csv(path: str | Path) -> tuple[list[str], np.ndarray, list[bool]]:
     header = [name.strip() for name in rows[0][1]]
     if all(_number(cell) is not None for cell in header):
         raise DataError(f"{path}: the first line holds numbers; a header line with column names is expected")
+    if "" in header:
+        raise DataError(
+            f"{path}: column {header.index('') + 1} has no name; if it counts the rows, leave it out (pandas: "
+            "to_csv(path, index=False))"
+        )
     if len(set(header)) < len(header):
         twice = next(name for i, name in enumerate(header) if name in header[:i])
         raise DataError(f"{path}: two columns are called {twice!r}")
@@ -237,7 +242,8 @@ def read_clients(
             t = header.index(target) if target is not None else len(header) - 1
             if len(header) < 2:
                 raise DataError(f"{path}: one column only; inputs and a target are expected")
-            x = np.delete(values, t, axis=1).astype(np.float32)
+            with np.errstate(over="ignore"):  # infinite then, which is refused with the client's name
+                x = np.delete(values, t, axis=1).astype(np.float32)
             clients.append(ClientFile(path.stem, (x, values[:, t])))
             whole &= integers[t]
         else:

@@ -269,6 +269,8 @@ def resolve(
     settings = check(Settings, {k: v for k, v in layers.items() if k not in TABLES}, "", where, TABLES)
     if settings.local_epochs is not None and settings.local_steps is not None:
         raise ConfigError(f"{where('local-epochs')}: local-steps is set too, and replaces it; leave out one of them")
+    if isinstance(settings.seeds, list) and len(set(settings.seeds)) < len(settings.seeds):
+        raise ConfigError(f"{where('seeds')}: found {settings.seeds}, expected distinct ones")
     _readable(settings, where)
     data = check(Data, table_of(layers.get("data", {}), "data", where), "data", where)
     if data.dir is not None:

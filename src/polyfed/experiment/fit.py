@@ -131,7 +131,13 @@ def fit(
         raise ConfigError(f"algorithm: found {algorithm!r}, expected a method such as polyfed.FedAvg(lr=0.1)")
     if dtype is not None and not dtype.is_floating_point:
         raise ConfigError(f"dtype: found {dtype}, expected one of floating point, such as torch.float32")
+    keys = client_keys(federation.names)
+    attackers = np.zeros(federation.n, dtype=bool)
     if attack is not None:
+        attackers = attack.attackers(seed, keys)
+        if attackers.all() or (attack.ratio > 0 and not attackers.any()):
+            who = "all, and no client is left to measure" if attackers.all() else "none of them"
+            raise ConfigError(f"attack.ratio: found {attack.ratio:g}, which of {federation.n} clients is {who}")
         federation = attack.poison(federation, seed)
     task = Task(model, loss, weight_decay=weight_decay, device=pick_device(device), dtype=dtype)
     check_algorithm(algorithm, task.dtype)
@@ -141,7 +147,7 @@ def fit(
     schedule = schedule or Uniform(fraction)
     steps, augmented = local_steps_of(local_steps, federation.names), augmentation(augment, federation.input_shape)
     work = Work(local_epochs, steps, batch_size, augmented)
-    defence = None if robust is None else check_robust(algorithm, robust, model, loss, federation, work)
+    defence = None if robust is None else check_robust(algorithm, robust, model, loss, federation, work, schedule)
     cohort = schedule.size(federation.n) if isinstance(schedule, Uniform) else federation.n
     plan = make_plan(task, cohort, work.per_step(federation.train.counts), chunk, workers)
     store = RunFolder(Path(out), checkpoint_every) if out is not None else None
@@ -155,9 +161,7 @@ def fit(
         if store is not None and saved is None:
             store.forget_rows()  # of a run that was killed before its first checkpoint
         data = {name: task.place(split) for name, split in splits(federation).items()}
-        keys = client_keys(federation.names)
         engine = LocalEngine(task, data["train"], keys, work, seed, plan)
-        attackers = np.zeros(federation.n, dtype=bool) if attack is None else attack.attackers(seed, keys)
         forge = None if attack is None else Forging(attack, keys, seed)
         added = robust is None and adds_up(algorithm, cohort * task.p)
         place = store.path if store else None
@@ -274,7 +278,7 @@ def _train(
         if store is not None and records:
             store.record(run, records)
         said = [callback(Progress(loop.t, rounds, records, run)) for callback in callbacks]
-        return any(answer is True for answer in said)
+        return any(isinstance(answer, bool | np.bool_) and answer for answer in said)
 
     threads, begun = torch.get_num_threads(), loop.t
     all_of_them = {**watched, **data}  # in this order, whatever was evaluated before
@@ -361,6 +365,9 @@ def _continue(run: Run, store: RunFolder, tensors: dict[str, Any], meta: dict[st
         if now.get(key) != then:
             raise RunError(f"cannot resume {store.path}: {_changed(key, now.get(key), then)}")
     run.loop.restore(tensors, meta)
+    if run.loop.t > run.settings["rounds"]:
+        done, asked = run.loop.t, run.settings["rounds"]
+        raise RunError(f"cannot resume {store.path}: it has {done} rounds already, more than rounds = {asked}")
     checkpoint.forget(store.path / "checkpoint", len(warnings))
     run.records, run.seconds, run.ended = meta["records"], meta["seconds"], meta.get("ended", False)
     before = store.versions_before(meta)

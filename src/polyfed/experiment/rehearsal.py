@@ -11,7 +11,7 @@ from polyfed.core.batches import Work
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
-from polyfed.core.schedule import Uniform
+from polyfed.core.schedule import Schedule, Uniform
 from polyfed.core.task import Task
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, make_plan, make_rows
@@ -99,8 +99,13 @@ def averaged(used: dict[str, set[str]]) -> list[str]:
     return sorted(name for name, words in used.items() if words != {"rows"})
 
 
-def check_robust(algorithm: Algorithm, rule: Rule, model: nn.Module, loss, federation: Federation, work: Work) -> str:
-    """What a robust rule will act on, in words. Raises ConfigError where that is nothing."""
+def check_robust(
+    algorithm: Algorithm, rule: Rule, model: nn.Module, loss, federation: Federation, work: Work, schedule: Schedule
+) -> str:
+    """What a robust rule will act on, in words. Raises ConfigError where that is nothing, or too few uploads."""
+    taken = schedule.replies(federation.n)
+    if why := rule.idle(taken):
+        raise ConfigError(f"robust: {rule.name} would see {taken} upload{'s' * (taken > 1)} at a time; {why}")
     used = rehearse(algorithm, Task(model, loss, device="cpu"), federation, work).used
     means = averaged(used)
     if not means:

@@ -34,6 +34,10 @@ class Rule(Configured):
         """values: [s, p] -> [p]."""
         raise NotImplementedError
 
+    def idle(self, s: int) -> str:
+        """Why the rule does nothing, or is not defined, for s uploads at a time; "" where it is at work."""
+        return ""
+
 
 def _by_columns(values: Tensor, rule: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.cat([rule(block) for block in values.split(max(1, BLOCK // len(values)), dim=1)])
@@ -46,6 +50,11 @@ def gram(values: Tensor) -> Tensor:
         b = block.double()
         out += b @ b.T
     return out
+
+
+def false(share: float, s: int) -> int:
+    """How many of s uploads a share of them is, rounded down."""
+    return floor(share * s + 1e-9)
 
 
 def combine(share: Tensor, values: Tensor) -> Tensor:
@@ -67,6 +76,9 @@ class Median(Rule, name="median"):
 
         return _by_columns(values, rule)
 
+    def idle(self, s):
+        return "" if s > 2 else "the median of fewer than 3 is their mean"
+
 
 @dataclass(frozen=True)
 class TrimmedMean(Rule, name="trimmed-mean"):
@@ -81,8 +93,13 @@ class TrimmedMean(Rule, name="trimmed-mean"):
     share: float = setting(0.2, ge=0, lt=0.5)
 
     def __call__(self, values):
-        cut = floor(self.share * len(values) + 1e-9)
+        cut = false(self.share, len(values))
         return _by_columns(values, lambda block: block.sort(0).values[cut : len(values) - cut].mean(0))
+
+    def idle(self, s):
+        return (
+            "" if not self.share or false(self.share, s) else f"share = {self.share:g} of them is none, so none is cut"
+        )
 
 
 @dataclass(frozen=True)
@@ -100,17 +117,17 @@ class Krum(Rule, name="krum"):
     def __call__(self, values):
         return values[self.scores(values).argmin()].clone()
 
+    def idle(self, s):
+        f = false(self.share, s)
+        return "" if s >= f + 3 else f"of {f} false ones Krum compares s - f - 2 others, which needs {f + 3} or more"
+
     def scores(self, values: Tensor) -> Tensor:
         """[s] sums of squared distances to the s - f - 2 nearest others (at least one, where there is one)."""
         s = len(values)
         G = gram(values)
         square = (G.diagonal()[:, None] + G.diagonal() - 2 * G).clamp(min=0)
         others = square.fill_diagonal_(torch.inf).sort(1).values
-        return others[:, : min(max(1, s - self.false(s) - 2), s - 1)].sum(1)
-
-    def false(self, s: int) -> int:
-        """f, of s uploads."""
-        return floor(self.share * s + 1e-9)
+        return others[:, : min(max(1, s - false(self.share, s) - 2), s - 1)].sum(1)
 
 
 @dataclass(frozen=True)
@@ -127,8 +144,12 @@ class MultiKrum(Rule, name="multi-krum"):
 
     def __call__(self, values):
         krum, s = Krum(self.share), len(values)
-        best = krum.scores(values).argsort(stable=True)[: s - krum.false(s)]
+        best = krum.scores(values).argsort(stable=True)[: s - false(self.share, s)]
         return _by_columns(values, lambda block: block[best].mean(0))
+
+    def idle(self, s):
+        none = self.share and not false(self.share, s)
+        return f"share = {self.share:g} of them is none, so none is left out" if none else Krum(self.share).idle(s)
 
 
 @dataclass(frozen=True)
@@ -161,6 +182,9 @@ class GeometricMedian(Rule, name="geometric-median"):
                 break
         return combine(a, values)
 
+    def idle(self, s):
+        return "" if s > 2 else "any point between two uploads is their geometric median"
+
 
 @dataclass(frozen=True)
 class NormClipping(Rule, name="norm-clipping"):
@@ -181,3 +205,6 @@ class NormClipping(Rule, name="norm-clipping"):
         norms = torch.linalg.vector_norm(values, dim=1, dtype=torch.float64)
         bound = norms.quantile(0.5) if self.bound is None else self.bound
         return combine((bound / norms).clamp(max=1).nan_to_num(1) / len(values), values)
+
+    def idle(self, s):
+        return "" if s > 1 or self.bound is not None else "the median norm of one upload is its own; set bound"

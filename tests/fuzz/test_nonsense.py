@@ -1,0 +1,287 @@
+"""A list of silent nonsense: each case is refused in one line that says what is wrong, or gives the right number.
+
+`CASES` is a table: what is done -> (how, what must come of it). Text is a pattern of the refusal; anything else is the
+number known independently. docs/hardening.md lists them.
+"""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional as F
+
+import polyfed as pf
+from polyfed import threats
+from polyfed.cli.folders import export_model
+from polyfed.core.errors import PolyfedError
+from polyfed.core.schedule import Asynchronous, Bernoulli, Delays
+from polyfed.experiment.build import Parts
+from polyfed.experiment.config import assign, resolve
+from polyfed.experiment.files import unsealed
+
+RNG = np.random.default_rng(7)
+SLOPE = RNG.normal(size=3)
+
+
+def site(m, classes=True, d=3):
+    x = RNG.normal(size=(m, d)).astype(np.float32)
+    y = x[:, :3] @ SLOPE.astype(np.float32)
+    return (x, (y > 0).astype(np.int64)) if classes else (x, y)
+
+
+SITES = [site(m) for m in (20, 30, 40, 50)]
+FED = pf.Federation.from_arrays(SITES, test=SITES)
+LINES = [site(m, classes=False) for m in (20, 30)]
+REGRESSION = pf.Federation.from_arrays(LINES, test=LINES)
+
+
+def net(outputs=2, inputs=3):
+    torch.manual_seed(0)
+    return nn.Linear(inputs, outputs)
+
+
+def fit(fed=FED, model=None, method=None, **settings):
+    settings = {"rounds": 1, "batch_size": None} | settings
+    return pf.fit(model or net(), fed, method or pf.FedAvg(0.1), **settings)
+
+
+def arrays(*sites, **options):
+    return pf.Federation.from_arrays(list(sites), **options)
+
+
+def folder(tmp, **files):
+    """A federation from CSV files of these contents."""
+    for name, text in files.items():
+        (tmp / f"{name}.csv").write_text(text)
+    return pf.Federation.from_folder(tmp)
+
+
+GOOD = "a,b,y\n1,2,0\n2,1,1\n3,4,0\n"
+
+
+def typed(*texts, methods=("fedavg",)):
+    """An experiment from the texts of --set."""
+    command: dict = {}
+    for text in texts:
+        assign(command, text)
+    return Parts(resolve(None, command, methods)).experiment
+
+
+def toml(tmp, text):
+    (tmp / "e.toml").write_text(text)
+    return resolve(tmp / "e.toml")
+
+
+def resumed(tmp, fed=FED, **changed):
+    """A run of two rounds, then continued to four with something changed."""
+    fit(rounds=2, out=tmp / "run", model=changed.pop("before", None))
+    return fit(fed, **({"rounds": 4, "out": tmp / "run", "resume": True} | changed))
+
+
+def flipped():
+    return pf.Federation.from_arrays(SITES, test=[(x, 1 - y) for x, y in SITES])
+
+
+def frozen(seed):
+    torch.manual_seed(seed)
+    body = nn.Linear(3, 3).requires_grad_(False)
+    torch.manual_seed(0)
+    return nn.Sequential(body, nn.Linear(3, 2))
+
+
+def spoiled():
+    model = net()
+    with torch.no_grad():
+        model.weight[0, 0] = float("nan")
+    return model
+
+
+def cut(file):
+    file.write_text("\n".join(file.read_text().splitlines()[:6]))
+
+
+def delays(tmp, text):
+    (tmp / "d.csv").write_text("client,compute,network\n" + text)
+    return Delays.from_file(tmp / "d.csv", FED.names)
+
+
+def huge():
+    x = SITES[0][0].astype(np.float64)
+    x[0, 0] = 1e300
+    return arrays((x, SITES[0][1]), SITES[1])
+
+
+def same(a, b):
+    """The largest difference between the models of two runs."""
+    return float((a.personal - b.personal).abs().max())
+
+
+def stopped_early(tmp):
+    stop = {"callbacks": [lambda p: p.round >= 3]}
+    fit(rounds=9, out=tmp / "run", **stop)
+    return fit(rounds=9, out=tmp / "run", resume=True, **stop).loop.t
+
+
+def accuracy_of_one_logit():
+    def bce(output, target):
+        return F.binary_cross_entropy_with_logits(output[:, 0], target.float())
+
+    run = fit(model=net(1), loss=bce, rounds=20)
+    with torch.no_grad():
+        right = [
+            float(((run.model(i)(torch.from_numpy(x))[:, 0] > 0).numpy() == y).mean()) for i, (x, y) in enumerate(SITES)
+        ]
+    return float(np.abs(run.clients["test_accuracy"] - right).max())
+
+
+def one_step_by_hand():
+    """Off by how much: FedAvg of one full-batch step each is a gradient step on the mean loss over all samples."""
+    x, y = (torch.from_numpy(np.concatenate(v)) for v in zip(*SITES, strict=True))
+    model = net()
+    F.cross_entropy(model(x), y).backward()
+    after = torch.cat([(q - 0.1 * q.grad).flatten() for q in model.parameters()])
+    return float((fit().server["w"] - after.detach()).abs().max())
+
+
+def names_that_clash(tmp):
+    names = ["a/b", "a_b", "a b", "common"]
+    run = fit(pf.Federation.from_arrays(SITES, test=SITES, names=names), method=pf.Local(0.1), out=tmp / "run")
+    gap = 0.0
+    for i, name in enumerate(names):
+        export_model(tmp / "run", name, tmp / f"{i}.safetensors")
+        kept = load_file(tmp / f"{i}.safetensors")
+        gap = max(gap, *(float((kept[k] - v).abs().max()) for k, v in run.model(i).state_dict().items()))
+    return gap
+
+
+def rmse_by_hand():
+    run = fit(REGRESSION, net(1), loss="mse", rounds=3)
+    with torch.no_grad():
+        right = [
+            float(np.sqrt(((run.model(i)(torch.from_numpy(x))[:, 0].numpy() - y) ** 2).mean()))
+            for i, (x, y) in enumerate(LINES)
+        ]
+    return float(np.abs(run.clients["test_rmse"] - right).max())
+
+
+def cohorts(**settings):
+    """The most clients that take part in a round."""
+    return int(fit(rounds=6, **settings).ledger.groupby("round").size().max())
+
+
+HALF = {"schedule": Bernoulli(0.5)}
+LATE = {"schedule": Asynchronous(Delays())}
+BOOLEAN = [(x, y.astype(bool)) for x, y in SITES]
+OTHER = (SITES[0][0][:, :2], SITES[0][1])
+
+CASES = {
+    # data files
+    "an empty cell": (
+        lambda tmp: folder(tmp, one="a,b,y\n1,,0\n"), r"one\.csv, line 2, column 'b': '' is not a number"),
+    "a cell that says nan": (lambda tmp: folder(tmp, one=GOOD, two="a,b,y\nnan,1,0\n"), r"'two'.*NaN or infinite"),
+    "a number beyond float32": (lambda tmp: folder(tmp, one="a,b,y\n1e39,2,0\n1,2,1\n"), r"one.*(1e\+?39|infinite)"),
+    "a decimal comma": (lambda tmp: folder(tmp, one="a;b;y\n1,5;2;0\n"), r"one\.csv"),
+    "two columns of one name": (lambda tmp: folder(tmp, one="a,a,y\n1,2,0\n"), "two columns are called 'a'"),
+    "columns in another order": (lambda tmp: folder(tmp, one=GOOD, two="b,a,y\n1,2,0\n2,3,1\n"), "columns differ"),
+    "no target column": (lambda tmp: (folder(tmp, one=GOOD), pf.Federation.from_folder(tmp, "z")), "no column 'z'"),
+    "no header": (lambda tmp: folder(tmp, one="1,2,0\n2,1,1\n"), "header"),
+    "a header and no rows": (lambda tmp: folder(tmp, one=GOOD, two="a,b,y\n"), "'two' has no training samples"),
+    "a label of 1e20": (lambda tmp: folder(tmp, one="a,y\n1,100000000000000000000\n2,0\n"), "out of range"),
+    # arrays and labels
+    "two clients of one name": (lambda tmp: arrays(*SITES[:2], names=["a", "a"]), "called 'a'"),
+    "one class in all": (lambda tmp: arrays(*[(x, 0 * y) for x, y in SITES]), "two classes"),
+    "labels 1 and 2": (lambda tmp: arrays(*[(x, y + 1) for x, y in SITES]).classes, 2),
+    "labels -1 and 1": (lambda tmp: arrays(*[(x, 2 * y - 1) for x, y in SITES]).classes, 2),
+    "labels true and false": (lambda tmp: same(fit(), fit(arrays(*BOOLEAN, test=BOOLEAN))), 0),
+    "a test label never trained": (
+        lambda tmp: arrays(SITES[0], test=[(SITES[0][0], SITES[0][1] + 1)]), "label 2 is out of range"),
+    "whole numbers as a regression": (
+        lambda tmp: arrays(*[(x, (90 * RNG.random(len(x))).astype(int)) for x, _ in SITES]), "task='regression'"),
+    "float labels": (
+        lambda tmp: fit(arrays(*[(x, y.astype(float)) for x, y in SITES])), "task='classification'"),
+    "a label of 2^63": (lambda tmp: arrays((SITES[0][0], np.full(20, 2**63, np.uint64))), "9223372036854775808"),
+    "clients of other features": (lambda tmp: arrays(SITES[1], OTHER), "client-1.*inputs are of shape"),
+    "a client of one sample": (lambda tmp: arrays(*SITES, site(1)).test.counts[-1], 0),
+    "a test fraction of 1": (lambda tmp: arrays(*SITES, test_fraction=1), "test fraction is 1"),
+    "a number beyond float32 in an array": (lambda tmp: fit(huge()), "inputs hold numbers beyond 3.4e.38"),
+    "an index that pandas wrote": (lambda tmp: folder(tmp, one=",a,y\n0,1,0\n1,0,1\n"), "column 1 has no name"),
+    "masked numbers": (lambda tmp: arrays((np.ma.masked_greater(SITES[0][0], 1), SITES[0][1])), "inputs are masked"),
+    "labels written as 0.0 and 1.0": (
+        lambda tmp: sum("task='classification'" in n for n in folder(tmp, one="a,y\n1,0.0\n2,1.0\n3,1.0\n").notes), 1),
+    # models and losses
+    "a callable loss on [N, 1] and [N]": (
+        lambda tmp: same(*(fit(REGRESSION, net(1), loss=loss, rounds=5) for loss in ("mse", F.mse_loss))), 0),
+    "one logit for two classes": (lambda tmp: accuracy_of_one_logit(), 0),
+    "the RMSE": (lambda tmp: rmse_by_hand(), 0),
+    "one round of FedAvg": (lambda tmp: one_step_by_hand(), 0),
+    "a model with NaN in it": (lambda tmp: fit(model=spoiled()), "'weight'.*(NaN|not finite)"),
+    "a parameter without use": (
+        lambda tmp: fit(model=Unused()), "does not depend on"),
+    "a method that shares nothing": (lambda tmp: fit(method=pf.FedPer(0.1)), "would share nothing"),
+    "float16": (lambda tmp: toml(tmp, 'dtype = "float16"'), "dtype"),
+    # settings
+    "a negative weight decay": (lambda tmp: fit(weight_decay=-1.0), "weight_decay"),
+    "no local steps": (lambda tmp: fit(local_steps=lambda t: 0), "local_steps"),
+    "a fraction that rounds to no client": (lambda tmp: cohorts(fraction=0.01), 1),
+    "a batch larger than the data": (lambda tmp: same(fit(batch_size=10**6), fit(batch_size=None)), 0),
+    "evaluation beyond the last round": (lambda tmp: fit(rounds=3, evaluate_every=10).records[-1]["round"], 3),
+    "one seed twice": (lambda tmp: typed("seeds=[1,1]"), "seeds"),
+    "a method twice": (lambda tmp: typed(methods=("fedavg", "fedavg")), "listed twice"),
+    "true for a number": (lambda tmp: typed("rounds=true"), "rounds"),
+    "a number in quotes": (lambda tmp: toml(tmp, '[algorithm]\nname = "fedavg"\nlr = "0.1"'), "algorithm.lr"),
+    "a path with a line break": (lambda tmp: resolve(tmp / "a\nb.toml"), r"a\\nb\.toml: there is no such file"),
+    "a key that is misspelt": (lambda tmp: typed("local-step=3"), "local-steps"),
+    "local steps and epochs": (lambda tmp: typed("local-steps=3", "local-epochs=2"), "leave out one"),
+    "another name than the method typed": (lambda tmp: typed("algorithm.name=ditto"), "leave out one"),
+    "clients where the data have their own": (lambda tmp: typed("data.clients=7").data, "clients"),
+    "a fraction beside another schedule": (
+        lambda tmp: typed("fraction=0.5", "schedule.name=asynchronous"), "fraction"),
+    "one client's delay twice": (
+        lambda tmp: delays(tmp, "".join(f"client-{i},1,1\n" for i in (0, 1, 1, 2, 3))),
+        "two rows for client 'client-1'"),
+    "delays of other clients": (lambda tmp: fit(schedule=Asynchronous(Delays(compute=(1.0, 2.0)))), "for each of 4"),
+    "asynchronous without delays": (lambda tmp: sorted(fit(rounds=4, **LATE).ledger["client"]), [0, 1, 2, 3]),
+    "an early end by a numpy bool": (
+        lambda tmp: fit(rounds=9, callbacks=[lambda p: np.bool_(p.round >= 3)]).loop.t, 3),
+    # threats
+    "an attack by no client": (lambda tmp: fit(attack=threats.SignFlip(ratio=0.2)), "attack.ratio.*none"),
+    "an attack by every client": (lambda tmp: fit(attack=threats.SignFlip(ratio=1.0)), "attack.ratio.*all"),
+    "a median of one reply at a time": (lambda tmp: fit(robust=threats.Median(), **LATE), "robust.*1 upload"),
+    "a trimmed mean that trims nothing": (lambda tmp: fit(robust=threats.TrimmedMean(0.2)), "robust.*none is cut"),
+    "Krum of too few": (lambda tmp: fit(robust=threats.Krum(0.45), fraction=0.5), "robust.*Krum"),
+    "a median of half of the clients": (lambda tmp: fit(robust=threats.Median(), **HALF), "robust.*2 uploads"),
+    # folders and continuing
+    "test labels changed before going on": (lambda tmp: resumed(tmp, flipped()), r"data have changed.*test"),
+    "a step size changed before going on": (lambda tmp: resumed(tmp, method=pf.FedAvg(0.2)), "algorithm is"),
+    "another frozen backbone": (
+        lambda tmp: resumed(tmp, before=frozen(1), model=frozen(2)), "frozen parameters or buffers"),
+    "fewer rounds than are done": (lambda tmp: resumed(tmp, rounds=1), "rounds"),
+    "going on after an early end": (stopped_early, 3),
+    "a cut config.toml": (
+        lambda tmp: (fit(out=tmp / "run"), cut(tmp / "run/config.toml"), unsealed(tmp / "run/config.toml")), "was cut"),
+    "names that differ in signs alone": (names_that_clash, 0),
+}  # fmt: skip
+
+
+class Unused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.idle = net(), nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_refused_or_right(case, tmp_path):
+    attempt, expected = CASES[case]
+    if not isinstance(expected, str):
+        assert attempt(tmp_path) == pytest.approx(expected, abs=1e-6)
+        return
+    with pytest.raises(PolyfedError) as caught:
+        attempt(tmp_path)
+    assert re.search(expected, str(caught.value)), str(caught.value)
+    assert "\n" not in str(caught.value)
