@@ -12,8 +12,8 @@ from scipy.cluster.hierarchy import cut_tree, linkage
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
-from polyfed.algorithms.fedacs import similarity
-from polyfed.algorithms.ifca import Clustered
+from polyfed.algorithms._shared.clusters import Clustered
+from polyfed.algorithms._shared.similarity import similarity
 from polyfed.core.algorithm import Down, Server, mean
 from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd

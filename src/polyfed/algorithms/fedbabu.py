@@ -5,7 +5,7 @@ Oh, Kim, Yun, "FedBABU: Toward Enhanced Representation for Federated Image Class
 from dataclasses import dataclass
 from typing import Literal
 
-from polyfed.algorithms.partial import part, some
+from polyfed.algorithms._shared.parts import part, some
 from polyfed.core.algorithm import Down, Personal
 from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd

@@ -4,7 +4,7 @@ Arivazhagan et al., "Federated Learning with Personalization Layers" (arXiv 1912
 
 from dataclasses import dataclass
 
-from polyfed.algorithms.partial import Partial, part
+from polyfed.algorithms._shared.parts import Partial, part
 from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 

@@ -4,7 +4,7 @@ Collins et al., "Exploiting Shared Representations for Personalized Federated Le
 
 from dataclasses import dataclass
 
-from polyfed.algorithms.partial import Partial, part
+from polyfed.algorithms._shared.parts import Partial, part
 from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 

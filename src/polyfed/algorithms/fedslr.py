@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor, zeros_like
 
-from polyfed.algorithms.fedspa import pack, unpack
-from polyfed.algorithms.lowrank import LowRank, Sheet, gkr_parameters, places, received, sheets, shrink_layers
+from polyfed.algorithms._shared.bits import pack, unpack
+from polyfed.algorithms._shared.lowrank import LowRank, Sheet, gkr_parameters, places, received, sheets, shrink_layers
 from polyfed.core.algorithm import Down, State
 from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd, soft_threshold

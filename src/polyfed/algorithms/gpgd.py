@@ -4,7 +4,7 @@ Huang et al., "Fusion of Global and Local Knowledge for Personalized Federated L
 
 from dataclasses import dataclass
 
-from polyfed.algorithms.lowrank import LowRank, received
+from polyfed.algorithms._shared.lowrank import LowRank, received
 from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 

@@ -5,7 +5,7 @@ Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Gl
 
 from dataclasses import dataclass
 
-from polyfed.algorithms.partial import Partial, part
+from polyfed.algorithms._shared.parts import Partial, part
 from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 

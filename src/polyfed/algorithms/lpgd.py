@@ -4,7 +4,7 @@ Huang et al., "Fusion of Global and Local Knowledge for Personalized Federated L
 
 from dataclasses import dataclass
 
-from polyfed.algorithms.lowrank import sheets, shrink_layers
+from polyfed.algorithms._shared.lowrank import sheets, shrink_layers
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd

@@ -11,7 +11,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
-from polyfed.algorithms.ifca import Clustered
+from polyfed.algorithms._shared.clusters import Clustered
 from polyfed.core.algorithm import Down, Server
 from polyfed.core.newcomer import Newcomer
 from polyfed.core.settings import setting
