@@ -39,6 +39,7 @@ class FedAvgFT(Personal):
     weighted: bool = setting(True, source="paper")
 
     step_sizes = ("lr", "finetune_lr")
+    name = "fedavg-ft"
     traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_fedavgft.py::test_the_common_model_is_fedavg: identity",

@@ -46,6 +46,7 @@ class PerFedAvg(Personal):
     order: Literal["first", "hf", "exact"] = setting("first", source="paper")
     delta: float = setting(1e-3, gt=0, source="ours")
 
+    name = "per-fedavg"
     traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_perfedavg.py::test_meta_gradient_by_finite_differences: of f(w - alpha grad f(w))",
