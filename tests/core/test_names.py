@@ -3,10 +3,10 @@
 import pytest
 
 import polyfed.algorithms
-from polyfed.core.algorithm import make
+from polyfed.core.algorithm import REGISTRY, make
 from polyfed.core.errors import ConfigError
 
-METHODS = [getattr(polyfed.algorithms, name) for name in polyfed.algorithms.__all__]
+METHODS = [cls for cls in REGISTRY.values() if cls.__module__.startswith(f"{polyfed.algorithms.__name__}.")]
 
 
 @pytest.mark.parametrize("cls", METHODS, ids=lambda cls: cls.name)

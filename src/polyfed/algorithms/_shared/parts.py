@@ -28,7 +28,8 @@ def part(layout: Layout, layers: str | tuple[str, ...], where: str = "algorithm"
 
 def split(shared: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     """`w: [..., p]` at the shared positions and at the others. By their numbers, which the meta device can do too."""
-    return tuple(w[..., at.nonzero()[:, 0].to(w.device)] for at in (shared, ~shared))  # pyright: ignore
+    common, own = (w[..., at.nonzero()[:, 0].to(w.device)] for at in (shared, ~shared))
+    return common, own
 
 
 def assemble(shared: Tensor, common: Tensor, own: Tensor) -> Tensor:
