@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyfed import models
-from polyfed.algorithms.lowrank import sheets
+from polyfed.algorithms._shared.lowrank import sheets
 from polyfed.core.layout import Layout
 from polyfed.models.factorised import factorised, pack, size
 

@@ -15,7 +15,8 @@ from typing import TypeVar
 
 import torch
 
-from polyfed.algorithms.fedacs import FedACS, refresh, similarity
+from polyfed.algorithms._shared.similarity import similarity
+from polyfed.algorithms.fedacs import FedACS, refresh
 from polyfed.core.algorithm import Round
 from polyfed.core.task import Task
 

@@ -2,12 +2,12 @@
 
     python tests/mutate.py [FILE ...] [--count N] [--seed S] [--timeout SECONDS] [--jobs J] [--out results.json]
 
-FILE is the stem of a file of src/polyfed/algorithms (none: all); --count mutants of each are drawn, one kind after the
-other. Sources and tests are copied to a temporary folder, so that the checkout is never touched. Every mutant meets
-first the certificates that its methods name, then the rest of their files and of the traps, then the methods' rows of
-the conformance table; the first test that fails ends it. Left alone are settings and their checks, what a method says
-about itself, shapes, devices and error messages. Kills are not repeated per mutant. A mutant may also run out of
-time: on a busy machine that says nothing, so it counts for itself. What survived is judged in docs/mutations.md.
+FILE is a file of src/polyfed/algorithms, as ifca or fpfc/pairs (none: all); --count mutants of each are drawn, one kind
+after the other. Sources and tests are copied to a temporary folder, so that the checkout is never touched. Every mutant
+meets first the certificates that its methods name, then the rest of their files and of the traps, then the methods'
+rows of the conformance table; the first test that fails ends it. Left alone are settings and their checks, what a
+method says about itself, shapes, devices and error messages. Kills are not repeated per mutant. A mutant may also run
+out of time: on a busy machine that says nothing, so it counts for itself. What survived is judged in docs/mutations.md.
 """
 
 import argparse
@@ -151,7 +151,7 @@ def mutants(path: Path) -> list[dict]:
             was, put = ast.unparse(node), ast.unparse(ast.parse(text))
             if was != put:
                 found[node.lineno, node.col_offset, was, put] = {
-                    "file": path.stem, "line": node.lineno, "in": inside[id(node)].name, "kind": kind,
+                    "file": named(path, ROOT), "line": node.lineno, "in": inside[id(node)].name, "kind": kind,
                     "was": was, "is": put, "at": at,
                 }  # fmt: skip
     return list(found.values())
@@ -202,7 +202,8 @@ class Rows:
             for i in items
             if i.nodeid.split("[")[0] not in self.skip
             and (
-                str(self.of(i)).split("(")[0] in self.methods or ("conformance/" not in i.nodeid and not self.rival(i))
+                str(self.of(i)).split("(")[0].replace("-", "") in self.methods
+                or ("conformance/" not in i.nodeid and not self.rival(i))
             )
             and not {"graves", "undisturbed"} & set(i.fixturenames)
         ]
@@ -215,25 +216,39 @@ class Rows:
         self.pytest_runtest_logreport(report)
 
 
+def sources(root: Path) -> list[Path]:
+    """The files of methods and of what they share."""
+    return sorted(p for p in (root / FOLDER).rglob("*.py") if p.name != "__init__.py")
+
+
+def named(path: Path, root: Path) -> str:
+    """A file's name among them, "fpfc/pairs"."""
+    return path.relative_to(root / FOLDER).with_suffix("").as_posix()
+
+
 def related(copy: Path) -> dict[str, tuple[set[str], list[str]]]:
-    """For every file: the methods defined there or in files that import it, and the certificates they name."""
-    own, uses = {}, {}
-    for path in sorted((copy / FOLDER).glob("[!_]*.py")):
+    """For every file: the methods of its paper, or of those that use it, and the certificates they name."""
+    papers, files = defaultdict(lambda: (set(), [], set())), [named(path, copy) for path in sources(copy)]
+    for path, file in zip(sources(copy), files, strict=True):
         text = path.read_text()
-        classes = re.findall(r"^@dataclass.*\nclass (\w+)(?!.*abstract)", text, re.M)
-        named = re.findall(r"(tests/[\w/]+\.py::\w+):", text)
-        own[path.stem] = ({c.lower() for c in classes} if named else set(), named)
-        uses[path.stem] = set(re.findall(r"polyfed\.algorithms\.(\w+)", text)) | set(
-            re.findall(r"polyfed\.algorithms import (\w+)", text)
-        )
-    for helper in (h for h in own if not own[h][1]):
-        users = [f for f in own if helper in uses[f]] or (["fpfc"] if helper == "joining" else [])
-        users += [f for f in own if set(users) & uses[f] and not own[f][1]]
-        methods = set().union(*(own[f][0] for f in users))
-        own[helper] = (methods, [n for f in users for n in own[f][1]])
-        if helper == "joining":
-            own[helper][1].insert(0, "tests/certificates/test_admit.py")
-    return own
+        methods, certificates, uses = papers[_paper(file)]
+        methods |= {c.lower() for c in re.findall(r"^@dataclass.*\nclass (\w+)(?!.*abstract)", text, re.M)}
+        certificates += re.findall(r"(tests/[\w/]+\.py::\w+):", text)
+        uses |= {f"_shared/{name}" for name in re.findall(r"polyfed\.algorithms\._shared\.(\w+)", text)}
+    found = {}
+    for file in files:
+        users = {_paper(file)}
+        while more := {p for p in papers if papers[p][2] & users} - users:
+            users |= more
+        methods = set().union(*(papers[p][0] for p in users if papers[p][1]))
+        first = ["tests/certificates/test_admit.py"] if file.endswith("/newcomer") else []
+        found[file] = (methods, first + [n for p in sorted(users) for n in papers[p][1]])
+    return found
+
+
+def _paper(file: str) -> str:
+    """The paper of a file; what is shared stands for itself."""
+    return file if file.startswith("_shared/") else file.split("/")[0]
 
 
 def child(copy: Path, stage: int, methods: set[str], named: list[str], note: Path) -> int:
@@ -292,7 +307,7 @@ def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     for heavy in ("pandas", "pytest", "scipy.optimize", "scipy.cluster.hierarchy", "scipy.sparse.csgraph", "torch"):
         importlib.import_module(heavy)  # once, for all children
-    files = given.files or sorted(p.stem for p in (ROOT / FOLDER).glob("[!_]*.py"))
+    files = given.files or [named(path, ROOT) for path in sources(ROOT)]
     jobs = [
         m for f in files for m in drawn(mutants(ROOT / FOLDER / f"{f}.py"), given.count, f"{given.seed} {f}")
     ]  # fmt: skip

@@ -12,7 +12,7 @@ from test_pacfl import fit, planted
 
 import polyfed as pf
 from polyfed.algorithms.fedacs import mixing
-from polyfed.algorithms.joining import Joining
+from polyfed.algorithms.fpfc.newcomer import Joining
 from polyfed.core.errors import ConfigError, DataError
 
 

@@ -7,7 +7,8 @@ from problems import centres, fit_points
 from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
-from polyfed.algorithms.fedacs import AFFORDED, REPORTED, mixing, refresh, similarity
+from polyfed.algorithms._shared.similarity import similarity
+from polyfed.algorithms.fedacs import AFFORDED, REPORTED, mixing, refresh
 from polyfed.core.algorithm import Round
 
 THREE = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]], dtype=torch.float64)

@@ -7,7 +7,7 @@ from matrices import MultiOutput, matrix, matrix_model, shrink_singular, soft
 from torch import nn
 
 import polyfed as pf
-from polyfed.algorithms.lowrank import gkr_parameters, ranks, received, sheets, svt
+from polyfed.algorithms._shared.lowrank import gkr_parameters, ranks, received, sheets, svt
 from polyfed.core.layout import Layout
 from polyfed.core.task import Task
 

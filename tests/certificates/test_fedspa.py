@@ -7,7 +7,8 @@ from problems import LeastSquares, centres
 from torch import nn
 
 import polyfed as pf
-from polyfed.algorithms.fedspa import erdos_renyi_kernel, pack, unpack
+from polyfed.algorithms._shared.bits import pack, unpack
+from polyfed.algorithms.fedspa import erdos_renyi_kernel
 from polyfed.core.layout import Layout
 
 D, HIDDEN, CLIENTS = 8, 6, 5

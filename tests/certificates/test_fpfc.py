@@ -10,7 +10,9 @@ from scipy.optimize import linprog
 from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
-from polyfed.algorithms.fpfc import lambda_window, pair_index, shrinkage
+from polyfed.algorithms.fpfc.pairs import pair_index
+from polyfed.algorithms.fpfc.penalty import shrinkage
+from polyfed.algorithms.fpfc.window import lambda_window
 from polyfed.core.algorithm import Round
 from polyfed.core.errors import ConfigError
 from polyfed.core.schedule import Asynchronous, Delays

@@ -7,7 +7,7 @@ from problems import LeastSquares, Point, centres, fit_points
 from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
-from polyfed.algorithms.ifca import starts
+from polyfed.algorithms._shared.clusters import starts
 from polyfed.core.errors import ConfigError
 from polyfed.core.task import Task
 

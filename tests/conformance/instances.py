@@ -29,7 +29,7 @@ VARIANTS = {
     ],
     "lpgd": [{"lam": 0.02}],
     "gpgd": [{"lam": 0.02, "steps": 4}],
-    "perfedavg": [{"order": "hf"}, {"order": "exact"}],
+    "per-fedavg": [{"order": "hf"}, {"order": "exact"}],
     "apfl": [{"adaptive": True}],
     "fedspa": [{"search": "rsm"}],
     "scaffold": [{"option": 1}],

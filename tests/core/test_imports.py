@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 import polyfed
+import polyfed.algorithms
+from polyfed.core.algorithm import REGISTRY
 
 ROOT = Path(polyfed.__file__).parent
 ALLOWED = {
@@ -19,8 +21,8 @@ ALLOWED = {
 }
 
 
-def imported(path: Path) -> set[str]:
-    """Folders of polyfed that a file imports from, anywhere in it but for types only; "" for the package itself."""
+def modules(path: Path, root: Path = ROOT) -> set[str]:
+    """Modules of polyfed, and names in its packages, that a file imports, anywhere in it but for types only."""
     names, tree = [], ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
@@ -29,10 +31,15 @@ def imported(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            package = ".".join(["polyfed", *path.relative_to(ROOT).parts][: -node.level]) + "." if node.level else ""
-            base = package + (node.module or "")
-            names += [f"{base}.{alias.name}" for alias in node.names] if base == "polyfed" else [base]
-    return {[*name.split("."), ""][1] for name in names if name.split(".")[0] == "polyfed"}
+            package = ["polyfed", *path.relative_to(root).parts][: -node.level] if node.level else []
+            base = ".".join([*package, *([node.module] if node.module else [])])
+            names += [f"{base}.{alias.name}" for alias in node.names]
+    return {name for name in names if name.split(".")[0] == "polyfed"}
+
+
+def imported(path: Path) -> set[str]:
+    """Folders of polyfed that a file imports from; "" for the package itself."""
+    return {[*name.split("."), ""][1] for name in modules(path)}
 
 
 @pytest.mark.parametrize("folder", ALLOWED)
@@ -42,6 +49,49 @@ def test_the_contract(folder):
     for path in files:
         wrong = imported(path) - ALLOWED[folder] - {folder}
         assert not wrong, f"{path.relative_to(ROOT)} imports polyfed.{'/'.join(sorted(wrong))}"
+
+
+def papers_imported(path: Path, root: Path = ROOT) -> set[str]:
+    """Other papers' files of `algorithms/` that a file of it imports; a paper is a file or a folder there."""
+    own = path.relative_to(root / "algorithms").parts[0].removesuffix(".py")
+    found = {name.split(".")[2] for name in modules(path, root) if name.startswith("polyfed.algorithms.")}
+    return found - {own, "_shared"}
+
+
+def test_no_paper_imports_another():
+    files = set((ROOT / "algorithms").rglob("*.py")) - {ROOT / "algorithms" / "__init__.py"}
+    for path in sorted(files):
+        wrong = papers_imported(path)
+        assert not wrong, f"{path.relative_to(ROOT)} imports polyfed.algorithms.{', '.join(sorted(wrong))}"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("from polyfed.algorithms.ifca import starts", {"ifca"}),
+        ("from polyfed.algorithms import ifca", {"ifca"}),
+        ("from . import ifca, _shared", {"ifca"}),
+        ("from .ifca import starts", {"ifca"}),
+        ("import polyfed.algorithms.ifca", {"ifca"}),
+        ("from polyfed.algorithms._shared.clusters import starts\nfrom polyfed.algorithms import mine", set()),
+    ],
+)
+def test_a_paper_that_imports_another_is_found(tmp_path, text, found):
+    path = tmp_path / "algorithms" / "mine.py"
+    path.parent.mkdir()
+    path.write_text(text)
+    assert papers_imported(path, tmp_path) == found
+
+
+def test_one_paper_one_file():
+    """Every public file or folder has methods, and they cite one paper; what is shared defines none."""
+    home, cited = f"{polyfed.algorithms.__name__}.", {}
+    for cls in REGISTRY.values():
+        if cls.__module__.startswith(home):
+            cited.setdefault(cls.__module__.removeprefix(home).split(".")[0], set()).add(cls.citation)
+    public = {p.name.removesuffix(".py") for p in (ROOT / "algorithms").iterdir()} - {"__init__", "__pycache__"}
+    assert cited.keys() == public - {"_shared"}
+    assert {paper for paper, texts in cited.items() if len(texts) > 1} == set()
 
 
 def test_nothing_is_unpickled():

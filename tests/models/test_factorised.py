@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import polyfed as pf
 from polyfed import models
-from polyfed.algorithms.lowrank import sheets
+from polyfed.algorithms._shared.lowrank import sheets
 from polyfed.core.errors import ConfigError, ModelError
 from polyfed.core.layout import Layout
 from polyfed.models.factorised import Beside, factorised, load, measure, memory, pack, size

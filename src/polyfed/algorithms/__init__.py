@@ -22,8 +22,8 @@ from polyfed.algorithms.fedspa import FedSpa as FedSpa
 from polyfed.algorithms.fedtrack import FedTrack as FedTrack
 from polyfed.algorithms.fpfc import FPFC as FPFC
 from polyfed.algorithms.gpgd import GPGD as GPGD
+from polyfed.algorithms.hypcluster import HypCluster as HypCluster
 from polyfed.algorithms.ifca import IFCA as IFCA
-from polyfed.algorithms.ifca import HypCluster as HypCluster
 from polyfed.algorithms.lgfedavg import LGFedAvg as LGFedAvg
 from polyfed.algorithms.local import Local as Local
 from polyfed.algorithms.lpgd import LPGD as LPGD

@@ -34,7 +34,6 @@ class APFL(Algorithm):
     alpha: float = setting(0.5, ge=0, le=1, source="FedSLR's comparison")
     adaptive: bool = setting(False, source="FedSLR's comparison")
 
-    traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_apfl.py::test_share_zero_is_fedavg: identity at alpha = 0",
         "tests/certificates/test_apfl.py::test_share_one_is_local: identity at alpha = 1",

@@ -12,8 +12,8 @@ from scipy.cluster.hierarchy import cut_tree, linkage
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
-from polyfed.algorithms.fedacs import similarity
-from polyfed.algorithms.ifca import Clustered
+from polyfed.algorithms._shared.clusters import Clustered
+from polyfed.algorithms._shared.similarity import similarity
 from polyfed.core.algorithm import Down, Server, mean
 from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
@@ -63,7 +63,6 @@ class CFL(Clustered):
     old or missing updates. The others stay where they are in the tree of splits: when next asked, a client trains from
     the model at which its cluster was split, and its update only decides which part it belongs to (the paper's rule
     for newcomers; compared with the mean direction of each part, where the paper takes its most similar member).
-    The server sees every client's update: the method cannot be combined with secure aggregation.
     """
 
     lr: float = setting(0.1, source="code")
@@ -75,7 +74,6 @@ class CFL(Clustered):
     first_round: int = setting(0, ge=0, source="ours")
     weighted: bool = setting(True, source="paper")
 
-    traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_cfl.py::test_bipartition_is_optimal: brute force over all bipartitions",
         "tests/certificates/test_cfl.py::test_four_planted_clusters_need_two_levels: planted clusters and their optima",

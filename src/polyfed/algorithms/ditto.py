@@ -30,7 +30,6 @@ class Ditto(Personal):
     lam: float = setting(0.1, ge=0, source="FedSLR's comparison")
     personal_epochs: int = setting(1, ge=1, source="FedSLR's comparison")
 
-    traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_fedavg.py::test_ditto_without_pull_is_local: identity at lam = 0",
         "tests/certificates/test_fedavg.py::test_dittos_common_model_is_fedavg: identity of the common model",

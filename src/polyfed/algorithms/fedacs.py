@@ -12,6 +12,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from polyfed.algorithms._shared.similarity import mirrored, similarity, unit
 from polyfed.core.algorithm import Down, Personal, Server
 from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
@@ -19,22 +20,6 @@ from polyfed.core.solvers import local_sgd
 BLOCK = 1 << 18  # numbers that are held in float64 at a time
 REPORTED = 300  # clients up to which the mixing matrix is reported
 AFFORDED = 2e10  # products for a report of the groups of more clients than that, some seconds on one core
-
-
-def unit(W: Tensor) -> Tensor:
-    """[m, p] float64: the rows of W divided by their lengths; a zero row stays zero."""
-    X = W.to(torch.float64, copy=True)
-    norm = X.norm(dim=1, keepdim=True)
-    return X.div_(torch.where(norm > 0, norm, 1.0))
-
-
-def similarity(W: Tensor) -> Tensor:
-    """[m, m] float64 cosine similarities of the rows of W: [m, p], exactly symmetric, 1 on the diagonal.
-
-    A zero row is similar to nobody but itself.
-    """
-    X = unit(W)
-    return _mirrored(X @ X.T)
 
 
 def refresh(S: Tensor, W: Tensor, ids: Tensor) -> Tensor:
@@ -45,15 +30,9 @@ def refresh(S: Tensor, W: Tensor, ids: Tensor) -> Tensor:
     """
     X = unit(W[ids])
     rows = torch.cat([X @ unit(part).T for part in W.split(max(1, BLOCK // max(1, W.shape[1])))], 1)
-    rows[:, ids] = _mirrored(rows[:, ids])
+    rows[:, ids] = mirrored(rows[:, ids])
     S = S.index_copy(0, ids, rows)
     return S.index_copy_(1, ids, rows.T)
-
-
-def _mirrored(S: Tensor) -> Tensor:
-    """The upper triangle on both sides, so that ties stay ties; a cosine above 1 is rounding."""
-    upper = S.triu(1).clamp_(-1, 1)
-    return upper + upper.T + torch.eye(len(S), dtype=S.dtype, device=S.device)
 
 
 def threshold(S: Tensor, quantile: float | None) -> float:
@@ -112,15 +91,12 @@ class FedACS(Personal):
     are made for the report alone, n n p products at every evaluation: of more than 300 clients groups are reported
     where that is at most 2e10 (5000 clients with 610 parameters, 400 with 100 000). With pool="all" they are at hand,
     and groups are always reported.
-
-    The server sees every client's model: the method cannot be combined with secure aggregation.
     """
 
     lr: float = setting(0.1, source="ours")
     quantile: float | None = setting(0.75, ge=0, le=1, source="ours")
     pool: Literal["participants", "all"] = setting("participants", source="ours")
 
-    traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_fedacs.py::test_mixtures_of_three_clients: (4) digit for digit",
         "tests/certificates/test_fedacs.py::test_two_groups_of_five: groups and limit in closed form",

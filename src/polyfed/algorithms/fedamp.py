@@ -93,8 +93,7 @@ class FedAMP(Mixed):
 
     Notes
     -----
-    The paper lets alpha decay and uses sigma up to 1e6 for its networks. The server sees every client's model: the
-    method cannot be combined with secure aggregation.
+    The paper lets alpha decay and uses sigma up to 1e6 for its networks.
     """
 
     lr: float = setting(0.1, source="ours")
@@ -102,7 +101,6 @@ class FedAMP(Mixed):
     sigma: float = setting(100.0, gt=0, source="ours")
     alpha: float | None = setting(None, gt=0, source="ours")
 
-    traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_fedamp.py::test_weights_of_three_clients: the definition, digit for digit",
         "tests/certificates/test_fedamp.py::test_mixing_is_a_gradient_step_of_the_attraction: finite differences",
@@ -161,7 +159,6 @@ class HeurFedAMP(Mixed):
     sigma: float = setting(25.0, ge=0, source="ours")
     self_weight: float = setting(0.5, ge=0, le=1, source="ours")
 
-    traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_fedamp.py::test_heuristic_weights_of_three_clients: the definition in numpy",
         "tests/certificates/test_fedamp.py::test_a_self_weight_of_one_is_local: identity",

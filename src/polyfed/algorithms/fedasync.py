@@ -35,7 +35,6 @@ class FedAsync(Algorithm):
     staleness: float = setting(0.5, ge=0, source="paper")
     mu: float = setting(0.005, ge=0, source="paper")
 
-    traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_asynchronous.py::test_fedasync_by_hand: the recursion on quadratics",
         "tests/certificates/test_asynchronous.py::test_fedasyncs_local_problem_has_its_proximal_term: with mu",

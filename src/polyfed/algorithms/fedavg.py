@@ -24,7 +24,6 @@ class FedAvg(Algorithm):
     lr: float = setting(0.1, source="ours")
     weighted: bool = setting(True, source="paper")
 
-    traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_fedavg.py::test_one_full_step_is_gradient_descent: identity with centralised descent",
         "tests/certificates/test_fedavg.py::test_drift_has_the_predicted_limit: closed form of its biased limit",

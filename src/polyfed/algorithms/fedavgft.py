@@ -39,7 +39,7 @@ class FedAvgFT(Personal):
     weighted: bool = setting(True, source="paper")
 
     step_sizes = ("lr", "finetune_lr")
-    traffic = "1 down, 1 up"
+    name = "fedavg-ft"
     certificates = (
         "tests/certificates/test_fedavgft.py::test_the_common_model_is_fedavg: identity",
         "tests/certificates/test_fedavgft.py::test_without_fine_tuning_it_deploys_what_it_received: identity",

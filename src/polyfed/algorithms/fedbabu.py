@@ -5,7 +5,7 @@ Oh, Kim, Yun, "FedBABU: Toward Enhanced Representation for Federated Image Class
 from dataclasses import dataclass
 from typing import Literal
 
-from polyfed.algorithms.partial import part, some
+from polyfed.algorithms._shared.parts import part, some
 from polyfed.core.algorithm import Down, Personal
 from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
@@ -43,7 +43,6 @@ class FedBABU(Personal):
     head: str = setting("head", source="paper")
 
     sources = "paper: tune, head; ours: lr, finetune_epochs"
-    traffic = "body down, body up (p_body/p each, the share of the parameters outside the head)"
     certificates = (
         "tests/certificates/test_fedbabu.py::test_without_a_head_it_is_fedavg: identity",
         "tests/certificates/test_fedbabu.py::test_the_common_head_never_moves: bit for bit",

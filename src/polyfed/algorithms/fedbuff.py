@@ -31,7 +31,6 @@ class FedBuff(Algorithm):
     server_lr: float = setting(1.0, ge=0, source="ours")
     buffer: int = setting(5, ge=1, source="ours")
 
-    traffic = "1 down, 1 up (and one number more each way, the version of the model)"
     certificates = (
         "tests/certificates/test_asynchronous.py::test_fedbuff_in_step_is_fedavg: identity with a cohort per buffer",
         "tests/certificates/test_asynchronous.py::test_fedbuff_by_hand: the recursion on quadratics",

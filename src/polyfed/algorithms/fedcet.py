@@ -102,10 +102,6 @@ class FedCET(Personal):
     first_lr: float = setting(1e-3, gt=0, source="ours")
     safety: float = setting(1.0, gt=0, source="ours")
 
-    traffic = (
-        "1 down, 1 up (adaptive: one number more each way; some clients only: one number more down); one exchange more "
-        "before the first round"
-    )
     certificates = (
         "tests/certificates/test_fedcet.py::test_the_two_forms_agree: identity with Algorithm 2 as printed",
         "tests/certificates/test_fedcet.py::test_exact_optimum_where_fedavg_stalls: the centralised optimum",

@@ -33,7 +33,6 @@ class FedDyn(Algorithm):
     alpha: float = setting(0.1, gt=0, source="FedSLR's comparison")
 
     synchronous = True
-    traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_feddyn.py::test_exact_optimum_under_drift: the centralised optimum",
         "tests/certificates/test_feddyn.py::test_duals_become_the_clients_gradients: their definition at the optimum",

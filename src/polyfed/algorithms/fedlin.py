@@ -57,7 +57,6 @@ class FedLin(Algorithm):
     keep_up: float | None = setting(None, gt=0, le=1, source="paper")
     keep_down: float | None = setting(None, gt=0, le=1, source="paper")
 
-    traffic = "2 down, 2 up; 1 + 2k/p on a way that keeps k of p gradient entries (values and positions, 4 bytes each)"
     certificates = (
         "tests/certificates/test_fedtrack.py::test_fedlin_without_compression_is_fedtrack: identity",
         "tests/certificates/test_fedtrack.py::test_fedlin_is_exact_with_unequal_numbers_of_steps: the optimum",

@@ -4,7 +4,7 @@ Arivazhagan et al., "Federated Learning with Personalization Layers" (arXiv 1912
 
 from dataclasses import dataclass
 
-from polyfed.algorithms.partial import Partial, part
+from polyfed.algorithms._shared.parts import Partial, part
 from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
@@ -28,7 +28,6 @@ class FedPer(Partial):
     lr: float = setting(0.1, source="ours")
     head: str = setting("head", source="paper")
 
-    traffic = "body down, body up (p_body/p each, the share of the parameters outside the head)"
     certificates = (
         "tests/certificates/test_partial.py::test_without_a_head_fedper_is_fedavg: identity",
         "tests/certificates/test_partial.py::test_with_everything_personal_fedper_is_local: identity",

@@ -24,7 +24,6 @@ class FedProx(Algorithm):
     lr: float = setting(0.1, source="ours")
     mu: float = setting(0.01, ge=0, source="paper")
 
-    traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_fedavg.py::test_fedprox_without_pull_is_fedavg: identity at mu = 0",
         "tests/certificates/test_fedavg.py::test_fedprox_solves_its_subproblem: closed form of the proximal step",

@@ -4,7 +4,7 @@ Collins et al., "Exploiting Shared Representations for Personalized Federated Le
 
 from dataclasses import dataclass
 
-from polyfed.algorithms.partial import Partial, part
+from polyfed.algorithms._shared.parts import Partial, part
 from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
@@ -40,7 +40,6 @@ class FedRep(Partial):
     body_epochs: int = setting(1, ge=0, source="paper")
     head: str = setting("head", source="paper")
 
-    traffic = "body down, body up (p_body/p each, the share of the parameters outside the head)"
     certificates = (
         "tests/certificates/test_partial.py::test_without_a_head_fedrep_is_fedavg: identity",
         "tests/certificates/test_partial.py::test_heads_are_least_squares_fits: the heads in closed form",

@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor, zeros_like
 
-from polyfed.algorithms.fedspa import pack, unpack
-from polyfed.algorithms.lowrank import LowRank, Sheet, gkr_parameters, places, received, sheets, shrink_layers
+from polyfed.algorithms._shared.bits import pack, unpack
+from polyfed.algorithms._shared.lowrank import LowRank, Sheet, gkr_parameters, places, received, sheets, shrink_layers
 from polyfed.core.algorithm import Down, State
 from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd, soft_threshold
@@ -77,7 +77,6 @@ class FedSLR(LowRank):
 
     synchronous = True
     sources = "paper: lr, lam, mu, eta_g, personal_epochs, structure, deploy, p_weight_decay; ours: form, p_init"
-    traffic = "1 down, 1 up; less down where the two factors of a layer are smaller than it"
     certificates = (
         "tests/certificates/test_fedslr.py::test_solution_of_p1: centralised accelerated proximal gradient, to 1e-6",
         "tests/certificates/test_fedslr.py::test_planted_rank_and_support: rank 3 and 320 nonzeros recovered exactly",

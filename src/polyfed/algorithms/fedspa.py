@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polyfed.algorithms.lowrank import sheets
+from polyfed.algorithms._shared.bits import pack, unpack
+from polyfed.algorithms._shared.lowrank import sheets
 from polyfed.core.algorithm import Algorithm, Down, Server
 from polyfed.core.layout import Layout
 from polyfed.core.settings import setting
@@ -42,18 +43,6 @@ def erdos_renyi_kernel(layout: Layout, density: float) -> list[tuple[slice, int]
 def largest(score: Tensor, k: int) -> Tensor:
     """[s, d] bool: the k entries of largest score in each row."""
     return torch.zeros_like(score, dtype=torch.bool).scatter_(1, score.topk(k).indices, True)
-
-
-def pack(mask: Tensor) -> Tensor:
-    """[s, p] bool -> [s, ceil(p / 8)] uint8, eight entries a byte."""
-    bits = torch.nn.functional.pad(mask.to(torch.uint8), (0, -mask.shape[1] % 8)).unflatten(1, (-1, 8))
-    return (bits << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(2, dtype=torch.uint8)
-
-
-def unpack(packed: Tensor, p: int) -> Tensor:
-    """`pack` undone: [s, p] bool."""
-    bits = packed[..., None] >> torch.arange(8, dtype=torch.uint8, device=packed.device)
-    return (bits & 1).flatten(1)[:, :p].bool()
 
 
 @dataclass(frozen=True)
@@ -94,7 +83,6 @@ class FedSpa(Algorithm):
     prune: float = setting(0.5, ge=0, le=1, source="paper")
     search_rounds: int = setting(100, ge=1, source="ours")
 
-    traffic = "density down, density + 1/32 up (the mask, one bit per parameter)"
     certificates = (
         "tests/certificates/test_fedspa.py::test_dense_masks_are_fedavg: identity at density 1",
         "tests/certificates/test_fedspa.py::test_densities_by_the_kernel_rule: the rule's proportions and total",

@@ -34,7 +34,6 @@ class FedTrack(Algorithm):
     lr: float = setting(0.1, source="ours")
 
     sources = "ours: lr"
-    traffic = "2 down, 2 up"
     certificates = (
         "tests/certificates/test_fedtrack.py::test_exact_optimum_under_drift: the centralised optimum, linear rate",
         "tests/certificates/test_fedtrack.py::test_scaffold_is_one_round_behind: identity with option I",

@@ -4,7 +4,7 @@ Huang et al., "Fusion of Global and Local Knowledge for Personalized Federated L
 
 from dataclasses import dataclass
 
-from polyfed.algorithms.lowrank import LowRank, received
+from polyfed.algorithms._shared.lowrank import LowRank, received
 from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
@@ -36,7 +36,6 @@ class GPGD(LowRank):
     lam: float = setting(1e-4, ge=0, source="FedSLR's paper")
     steps: int = setting(1, ge=1, source="FedSLR's paper")
 
-    traffic = "1 down, 1 up; less down where the two factors of a layer are smaller than it"
     certificates = (
         "tests/certificates/test_lowrank.py::test_without_the_nuclear_norm_they_are_fedavg: identity at lam = 0",
         "tests/certificates/test_lowrank.py::test_one_client_solves_p1: the centralised solution for one client",

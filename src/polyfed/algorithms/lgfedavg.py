@@ -5,7 +5,7 @@ Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Gl
 
 from dataclasses import dataclass
 
-from polyfed.algorithms.partial import Partial, part
+from polyfed.algorithms._shared.parts import Partial, part
 from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
@@ -35,7 +35,6 @@ class LGFedAvg(Partial):
     top: str = setting("head", source="ours")
 
     name = "lg-fedavg"
-    traffic = "head down, head up (p_top/p each, the share of the parameters in the top layers)"
     certificates = (
         "tests/certificates/test_partial.py::test_with_all_layers_shared_lg_is_fedavg: identity",
         "tests/certificates/test_partial.py::test_lg_shares_the_top_layer: which end is common",

@@ -23,7 +23,6 @@ class Local(Personal):
 
     lr: float = setting(0.1, source="ours")
 
-    traffic = "0 down, 0 up"
     certificates = (
         "tests/certificates/test_fedavg.py::test_local_reaches_each_clients_own_solution: closed form of least squares",
         "tests/certificates/test_fedavg.py::test_local_sends_nothing: an empty ledger",

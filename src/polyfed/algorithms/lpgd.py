@@ -4,7 +4,7 @@ Huang et al., "Fusion of Global and Local Knowledge for Personalized Federated L
 
 from dataclasses import dataclass
 
-from polyfed.algorithms.lowrank import sheets, shrink_layers
+from polyfed.algorithms._shared.lowrank import sheets, shrink_layers
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
@@ -33,7 +33,6 @@ class LPGD(Algorithm):
     lr: float = setting(0.1, source="FedSLR's paper")
     lam: float = setting(1e-4, ge=0, source="FedSLR's paper")
 
-    traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_lowrank.py::test_without_the_nuclear_norm_they_are_fedavg: identity at lam = 0",
         "tests/certificates/test_lowrank.py::test_one_client_solves_p1: the centralised solution for one client",

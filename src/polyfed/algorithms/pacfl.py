@@ -11,7 +11,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
-from polyfed.algorithms.ifca import Clustered
+from polyfed.algorithms._shared.clusters import Clustered
 from polyfed.core.algorithm import Down, Server
 from polyfed.core.newcomer import Newcomer
 from polyfed.core.settings import setting
@@ -122,7 +122,6 @@ class PACFL(Clustered):
     angle: Literal["smallest", "sum", "entries"] = setting("smallest", source="paper")
     linkage: Literal["average", "weighted", "single", "complete"] = setting("average", source="code")
 
-    traffic = "1 down, 1 up; a signature up before the first, basis x classes vectors of the input's dimension"
     certificates = (
         "tests/certificates/test_pacfl.py::test_angles_are_scipys: scipy.linalg.subspace_angles",
         "tests/certificates/test_pacfl.py::test_signs_of_singular_vectors_do_not_matter: an invariance",

@@ -46,7 +46,7 @@ class PerFedAvg(Personal):
     order: Literal["first", "hf", "exact"] = setting("first", source="paper")
     delta: float = setting(1e-3, gt=0, source="ours")
 
-    traffic = "1 down, 1 up"
+    name = "per-fedavg"
     certificates = (
         "tests/certificates/test_perfedavg.py::test_meta_gradient_by_finite_differences: of f(w - alpha grad f(w))",
         "tests/certificates/test_perfedavg.py::test_without_adaptation_it_is_fedavg: identity at alpha = 0",

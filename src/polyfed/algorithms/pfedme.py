@@ -48,7 +48,6 @@ class PFedMe(Personal):
     beta: float = setting(1.0, ge=0, source="paper")
 
     step_sizes = ("lr", "personal_lr")
-    traffic = "1 down, 1 up"
     certificates = (
         "tests/certificates/test_pfedme.py::test_optimum_of_the_envelopes: closed form of both models on quadratics",
         "tests/certificates/test_pfedme.py::test_the_personal_model_is_the_proximal_point: closed form after one round",

@@ -34,7 +34,6 @@ class Scaffold(Algorithm):
     server_lr: float = setting(1.0, ge=0, source="paper")
     option: Literal[1, 2] = setting(2, source="paper")
 
-    traffic = "2 down, 2 up"
     certificates = (
         "tests/certificates/test_scaffold.py::test_exact_optimum_under_drift: the centralised optimum, both options",
         "tests/certificates/test_scaffold.py::test_variates_at_the_optimum_are_the_clients_gradients: by definition",

@@ -184,7 +184,7 @@ def _facts(
 def _factors(run: Path, named: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     """A client's model as factors: its tensors, the common model and its factors from the checkpoint."""
     import polyfed.algorithms  # noqa: F401  (registers the methods)
-    from polyfed.algorithms.lowrank import places
+    from polyfed.algorithms._shared.lowrank import places
     from polyfed.core import checkpoint
     from polyfed.core.algorithm import make
     from polyfed.models.factorised import as_weight, pack

@@ -76,15 +76,14 @@ REGISTRY: Registry[type["Algorithm"]] = Registry("algorithm.name")
 class Algorithm(Configured):
     """Base of every method. The dataclass fields are its hyper-parameters; it keeps no other state.
 
-    A subclass is registered under its lower-case class name (or `name`) as soon as it is defined.
+    A subclass is registered as soon as it is defined, under its lower-case class name, or under `name` where the paper
+    writes a hyphen ("lg-fedavg").
 
-    `traffic` says what is sent each way per participant and round, in units of p; the tests hold the ledger to it.
     `citation` is BibTeX. `certificates` name what proves the implementation right, independently of itself.
     """
 
     table: ClassVar[str] = "algorithm"
     name: ClassVar[str]
-    traffic: ClassVar[str] = ""
     citation: ClassVar[str] = ""
     certificates: ClassVar[tuple[str, ...]] = ()
     synchronous: ClassVar[bool] = False  # whether every reply must be taken in the round its message was sent

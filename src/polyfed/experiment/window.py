@@ -8,8 +8,8 @@ import torch
 from scipy.optimize import minimize
 from torch import nn
 
+from polyfed.algorithms._shared.parts import part
 from polyfed.algorithms.fpfc import FPFC, Window, lambda_window
-from polyfed.algorithms.partial import part
 from polyfed.core.batches import padded
 from polyfed.core.errors import ConfigError
 from polyfed.core.task import Loss, Task

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from polyfed.algorithms._shared.lowrank import sheets
 from polyfed.algorithms.fedslr import FedSLR
-from polyfed.algorithms.lowrank import sheets
 from polyfed.core.layout import Layout
 from polyfed.data import load
 from polyfed.experiment.fit import fit

@@ -1,6 +1,5 @@
-"""Methods that share a part of the model and keep the rest at the client: FedRep, FedPer, LG-FedAvg.
-
-Only the shared part is ever sent. What the clients do with the two parts is the method's.
+"""A model in two parts, the layers that clients have in common and their own; and `Partial`, the methods (FedRep,
+FedPer, LG-FedAvg) that share one part and keep the other at the client.
 """
 
 from dataclasses import dataclass
@@ -13,14 +12,31 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.layout import Layout
 
 
-def part(layout: Layout, layers: str) -> Tensor:
-    """[p] bool: the layers that are named, separated by spaces; "head" is the last one, "" is none."""
-    if not layers.split():
+def part(layout: Layout, layers: str | tuple[str, ...], where: str = "algorithm") -> Tensor:
+    """[p] bool: the layers that are named, separated by spaces; "head" is the last one, "" is none.
+
+    where: what named them, for an error
+    """
+    names = layers.split() if isinstance(layers, str) else layers
+    if not names:
         return torch.zeros(layout.p, dtype=torch.bool)
     try:
-        return layout.mask(*layers.split())
+        return layout.mask(*names)
     except KeyError as e:
-        raise ConfigError(f"algorithm: {e.args[0]}") from None
+        raise ConfigError(f"{where}: {e.args[0]}") from None
+
+
+def split(shared: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """`w: [..., p]` at the shared positions and at the others. By their numbers, which the meta device can do too."""
+    common, own = (w[..., at.nonzero()[:, 0].to(w.device)] for at in (shared, ~shared))
+    return common, own
+
+
+def assemble(shared: Tensor, common: Tensor, own: Tensor) -> Tensor:
+    """`split` undone: [..., p] from the values of the shared positions and of the others."""
+    w = own.new_empty(*own.shape[:-1], len(shared))
+    w[..., shared], w[..., ~shared] = common, own
+    return w
 
 
 def some(shared: Tensor, algorithm: Algorithm, layout: Layout) -> Tensor:
@@ -38,7 +54,7 @@ def some(shared: Tensor, algorithm: Algorithm, layout: Layout) -> Tensor:
 class Partial(Algorithm, abstract=True):
     """Base: the server averages the shared part, each client keeps its own values of the rest.
 
-    A subclass says which part is `shared` and how a client trains the two (`train`).
+    Only the shared part is ever sent. A subclass says which part is `shared` and how a client trains the two (`train`).
     """
 
     def shared(self, layout: Layout) -> Tensor:
@@ -78,10 +94,3 @@ class Partial(Algorithm, abstract=True):
 
     def common(self, server):
         """None: the shared part alone is no model."""
-
-
-def assemble(shared: Tensor, common: Tensor, own: Tensor) -> Tensor:
-    """[s, p] from the values of the shared positions and of the others."""
-    w = own.new_empty(len(own), len(shared))
-    w[:, shared], w[:, ~shared] = common, own
-    return w

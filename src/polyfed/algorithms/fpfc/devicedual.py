@@ -14,6 +14,7 @@ The state (start) holds tensors only. m clients, d parameters, r nodes, s partic
     w [m, d]   last uploads           groups [m]   node of each client      B [r, r]   node means of z from those of P
     Q [m, d]   P - centre             Om [r, r]    weights for the next     f [r]      z_i - zbar = f (P_i - Pbar)
     centre [d] first mean of P                     majorisation step        G [m, m]   Q Q' in float64
+    settings [6]   what groups, Om, B and f were worked out for
 """
 
 from collections.abc import Callable
@@ -25,45 +26,12 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-State = dict[str, Tensor]
+from polyfed.algorithms.fpfc.penalty import Fusion
+from polyfed.core.algorithm import State
+
+NAME = "device-dual"
 BLOCK = 1 << 20  # numbers per float64 block of columns
 ROWS = 256  # clients per block of pair distances
-
-
-class Fusion(NamedTuple):
-    """The penalty g, rho, and `delta`, the distance of z below which clients may share a node (xi: exact).
-
-    penalty: "scad", smoothed below xi (equations 2 and 3), or "l1": lam t, smoothed below xi in the same way.
-    """
-
-    lam: float
-    rho: float = 1.0
-    a: float = 3.7
-    xi: float = 1e-4
-    penalty: str = "scad"
-    delta: float = 0.05
-
-    def weight(self, D: Tensor) -> Tensor:
-        """g'(D) / D."""
-        W = self.lam / D.clamp(min=self.xi)
-        if self.penalty == "l1":
-            return W
-        taper = (self.a * self.lam / D.clamp(min=self.xi) - 1) / (self.a - 1)
-        return torch.where(D > self.lam, taper.clamp(min=0), W)
-
-    def value(self, D: Tensor) -> Tensor:
-        """g(D)."""
-        lam, a, xi = self.lam, self.a, self.xi
-        tip = torch.where(D <= xi, lam * D**2 / (2 * xi) + xi * lam / 2, lam * D)
-        if self.penalty == "l1":
-            return tip
-        taper = (a * lam * D - (D**2 + lam**2) / 2) / (a - 1)
-        return torch.where(D <= lam, tip, torch.where(D <= a * lam, taper, lam**2 * (a + 1) / 2))
-
-    @property
-    def radius(self) -> float:
-        """delta, where a node's factor f is known in closed form: from xi to lam."""
-        return max(self.xi, self.delta if self.penalty == "l1" or self.lam == 0 else min(self.delta, self.lam))
 
 
 class Nodes(NamedTuple):
@@ -100,6 +68,7 @@ def start(w: Tensor, n: int, fusion: Fusion) -> State:
         "Om": torch.zeros(r, r, **double),
         "B": torch.eye(r, **double),
         "f": torch.zeros(r, **double),
+        "settings": fusion.numbers(w.device),
     }
     if w.is_meta:
         held = sum(t.numel() * t.element_size() for t in state.values())
@@ -118,7 +87,13 @@ def reweigh(state: State, fusion: Fusion) -> State:
     groups = _components(len(G), lambda k: own[k, None] + own - 2 * G[k] <= fusion.lam**2, G.device)
     nodes = _nodes(G, groups, int(groups.max()) + 1)
     away = _distances(nodes.gram) + nodes.spread[:, None] + nodes.spread
-    return _settle(state | {"groups": groups, "Om": _hollow(fusion.weight(away.sqrt()))}, fusion)
+    fresh = {"groups": groups, "Om": _hollow(fusion.weight(away.sqrt())), "settings": fusion.numbers(G.device)}
+    return _settle(state | fresh, fusion)
+
+
+def current(state: State, fusion: Fusion) -> State:
+    """The state with nodes and weights for these settings, where a path has changed them."""
+    return state if torch.equal(state["settings"], fusion.numbers(state["G"].device)) else reweigh(state, fusion)
 
 
 def messages(state: State, ids: Tensor) -> Tensor:
@@ -136,6 +111,12 @@ def update(state: State, ids: Tensor, w_new: Tensor, fusion: Fusion, refresh: bo
     state["w"][ids] = w_new
     _refresh_gram(state["G"], Q, ids)
     return _settle(state, fusion) if refresh else state
+
+
+def advance(state: State, ids: Tensor, w_new: Tensor, fusion: Fusion, t: int) -> State:
+    """`update` in round t; while a majorisation step would cost the cube of m, it is taken every fifth round."""
+    m = len(state["w"])
+    return update(state, ids, w_new, fusion, refresh=m <= 1000 or len(state["f"]) <= m // 2 or t % 5 == 4)
 
 
 def prox_rows(state: State, ids: Tensor) -> Tensor:
@@ -167,18 +148,10 @@ def node_distances(state: State) -> Tensor:
     return _apart(state["B"], state["f"], nodes).sqrt()
 
 
-def clusters(state: State, nu: float = 0.1) -> Tensor:
+def clusters(state: State, nu: float) -> Tensor:
     """[m] labels: connected components of node distances <= nu, numbered by their first client."""
     near = node_distances(state) <= nu
     return first_seen(_components(len(near), near.__getitem__, near.device)[state["groups"]])
-
-
-def objective(w: Tensor, fusion: Fusion) -> Tensor:
-    """The fusion part of (1), 1/m sum_{i<j} g(||w_i - w_j||), of models [m, d]."""
-    m = len(w)
-    G = torch.zeros(m, m, dtype=torch.float64, device=w.device)
-    _whole_gram(G, w - w.mean(0))
-    return pair_sum(_distances(G).sqrt(), fusion)
 
 
 def memory(m: int, d: int, nodes: int | None = None, participants: int | None = None, itemsize: int = 4) -> int:
@@ -190,38 +163,11 @@ def memory(m: int, d: int, nodes: int | None = None, participants: int | None = 
     return state + working
 
 
+def report(state: State) -> dict[str, int]:
+    return {"nodes": len(state["f"])}
+
+
 # ---- the prox --------------------------------------------------------------------------------------------------------
-
-
-def full_prox(
-    G: Tensor, fusion: Fusion, tol: float = 1e-9, steps: int = 10_000, W: Tensor | None = None
-) -> tuple[Tensor, Tensor, list[float]]:
-    """The prox without nodes, iterated to convergence: (A [m, m], distances of z = A P [m, m], prox objective by step).
-
-    Starts from P (or from weights W) and stops when the bound on ||z_i - z*_i||, for every i, is below `tol`.
-    """
-    m = len(G)
-    mu = 1 - (1 / ((fusion.a - 1) * fusion.rho) if fusion.penalty == "scad" else 0)
-    one, eye = G.new_ones(m), torch.eye(m, dtype=G.dtype, device=G.device)
-    W = _hollow(fusion.weight(_distances(G).sqrt())) if W is None else W
-    values: list[float] = []
-    A, D = eye, G
-    for _ in range(steps):
-        A = _operator(one, W, fusion, m)
-        D = _distances(A @ G @ A.T).sqrt()
-        moved = float((((A - eye) @ G) * (A - eye)).sum())
-        values.append(float(pair_sum(D, fusion)) + fusion.rho / 2 * moved)
-        new = _hollow(fusion.weight(D))
-        if float(((new - W).abs() * D).sum(1).max()) <= tol * m * fusion.rho * mu:
-            break
-        W = new
-    return A, D, values
-
-
-def pair_sum(D: Tensor, fusion: Fusion) -> Tensor:
-    """1/m sum_{i<j} g(D_ij)."""
-    m = len(D)
-    return (fusion.value(D).sum() - m * fusion.value(D.new_zeros(()))) / (2 * m)
 
 
 def _settle(state: State, fusion: Fusion) -> State:

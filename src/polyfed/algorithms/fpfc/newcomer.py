@@ -1,12 +1,17 @@
 """A newcomer to clients that FPFC has clustered, which stay as they are: Yu et al. (arXiv 2211.04218), "Newcomers"."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from polyfed.algorithms.fpfc import FPFC, shrinkage
-from polyfed.algorithms.partial import assemble
+from polyfed.algorithms._shared.parts import assemble
+from polyfed.algorithms.fpfc.penalty import shrinkage
 from polyfed.core.algorithm import Down, Round, State
 from polyfed.core.newcomer import Newcomer
+
+if TYPE_CHECKING:
+    from polyfed.algorithms.fpfc.method import FPFC
 
 
 class Joining(Newcomer):
@@ -26,7 +31,7 @@ class Joining(Newcomer):
     the penalty is flat.
     """
 
-    def __init__(self, algorithm: FPFC, task, server: State, samples: Tensor):
+    def __init__(self, algorithm: "FPFC", task, server: State, samples: Tensor):
         self.algorithm: FPFC = algorithm
         self.task, self.before, self.samples, self.n = task, server, samples, len(samples)
         self.axes, self.rows, self.trains = {}, {}, True
@@ -68,7 +73,7 @@ class Joining(Newcomer):
         self.w = up["w"]
         self.delta = self.delta * (1 - self.c)[:, None] + self.w - self.before["w"]
         length = self.delta.norm(dim=1)
-        self.c = shrinkage(length, a.lam, a.rho, a.a, a.xi, a.penalty)
+        self.c = shrinkage(length, *a.fusion[:5])
         self.theta = self.c * length
 
     def deployment(self, round: Round):
@@ -86,5 +91,4 @@ class Joining(Newcomer):
     def cluster(self, labels: Tensor):
         """The label of the nearest client, if it is within nu; -1 otherwise."""
         near = int(self.theta.argmin())
-        nu = 0.1 if self.algorithm.nu is None else self.algorithm.nu
-        return int(labels[near]) if self.theta[near] <= nu else -1
+        return int(labels[near]) if self.theta[near] <= self.algorithm.within else -1

@@ -1,0 +1,1 @@
+"""What several methods share. The public files beside this folder hold one paper each and import no other."""

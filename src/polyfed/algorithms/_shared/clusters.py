@@ -1,0 +1,145 @@
+"""One model per cluster: what the clustered methods share, and the alternation that two of them are."""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polyfed.algorithms._shared.parts import assemble, part
+from polyfed.core.algorithm import KNOWN, Algorithm, Down, Server
+from polyfed.core.errors import ConfigError
+from polyfed.core.newcomer import Newcomer
+from polyfed.core.randomness import generator, key_of, mix
+from polyfed.core.settings import setting
+from polyfed.core.solvers import local_sgd
+
+
+class Clustered(Algorithm, abstract=True):
+    """A method with one model per cluster, kept by the server.
+
+    Its state has "w": [c, p] the models and "cluster": [n] each client's.
+    """
+
+    def labels(self, server):
+        """[n] each client's cluster; for one that the server has not met, the cluster with the most samples."""
+        samples, cluster = server["known"], server["cluster"]
+        mass = samples.new_zeros(len(server["w"])).index_add_(0, cluster, samples)
+        return torch.where(samples > 0, cluster, mass.argmax())
+
+    def deployment(self, server, round):
+        return Down(shared={"w": server["w"]}, each={"cluster": self.labels(server)[round.ids]})
+
+    def personal(self, client, down):
+        w, at = down["w"], down["cluster"]
+        return w[:, 0] if w.shape[1] == 1 else w[torch.arange(len(at), device=at.device), at]
+
+    def report(self, server):
+        return {"clusters": self.labels(server)}
+
+
+def starts(task, w0: Tensor, k: int, seed: int, scale: float | None) -> Tensor:
+    """[k, p] starting models: w0 first, the others drawn with keys of (seed, their index).
+
+    scale: None draws them as the model's modules draw their own parameters; a number is w0 + scale * N(0, I).
+    Raises ConfigError when a module has parameters and no `reset_parameters`.
+    """
+    rows = [w0]
+    for j in range(1, k):
+        if scale is not None:
+            noise = torch.from_numpy(generator(seed, "start", j).standard_normal(len(w0)))
+            rows.append(w0 + scale * noise.to(w0))
+            continue
+        model = copy.deepcopy(task.model).cpu()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(mix(seed, key_of("start"), j)) % 2**63)
+            for module in model.modules():
+                if hasattr(module, "reset_parameters"):
+                    module.reset_parameters()
+                elif any(q.requires_grad for q in module.parameters(recurse=False)):
+                    raise ConfigError(
+                        f"algorithm.init_scale: is none, and {type(module).__name__} has no reset_parameters to draw "
+                        "the other starting models; give a number s for w0 + s N(0, I)"
+                    )
+        rows.append(task.layout.flatten(model).to(w0))
+    return torch.stack(rows)
+
+
+def losses(task, w: Tensor, data) -> Tensor:
+    """[s, c]: the loss of each of `w: [s, c, p]` on all of a client's training samples."""
+    everything = data.whole()
+    return torch.stack([task.loss_of(w[:, j], everything) for j in range(w.shape[1])], 1)
+
+
+class Choosing(Newcomer):
+    """A newcomer to frozen models: it downloads all of them and deploys the one with the least training loss."""
+
+    def __init__(self, algorithm, task, server, samples):
+        super().__init__(algorithm, task, server, samples)
+        self.trains = False
+
+    def offered(self):
+        return self.before["w"]
+
+    def enter(self, choice, samples):
+        found = {"cluster": choice, KNOWN: samples}
+        self.rows = {name: torch.full_like(t, found[name]) for name, t in self.rows.items()}
+        return {}
+
+
+@dataclass(frozen=True)
+class Alternating(Clustered, abstract=True):
+    """What IFCA and HypCluster share: k starts, the choice by training loss, training of the chosen model."""
+
+    lr: float = setting(0.1, source="ours")
+    k: int = setting(2, ge=1, le=10000, source="of the problem")
+    weighted: bool = setting(False, source="paper")
+    shared_layers: str | tuple[str, ...] = setting("", source="paper")
+    init_scale: float | None = setting(None, gt=0, source="ours")
+    seed: int = setting(0, ge=0, source="ours")
+
+    def init_server(self, task, w0, n):
+        w = starts(task, w0, self.k, self.seed, self.init_scale)
+        each = {"cluster": torch.zeros(n, dtype=torch.long, device=w0.device)}
+        if not self.shared_layers:
+            return Server({"w": w}, each)
+        own = self._own(task).to(w0.device)
+        return Server({"w": torch.where(own, w, w0), "own": own}, each)
+
+    def _own(self, task):
+        """[p] bool: True where the clusters have parameters of their own."""
+        return ~part(task.layout, self.shared_layers, f"algorithm.shared_layers of {type(self).__name__}")
+
+    def admit(self, task, server, samples):
+        return Choosing(self, task, server, samples)
+
+    def downlink(self, server, round):
+        w = server["w"]
+        if not self.shared_layers:
+            return Down(shared={"w": w})
+        return Down(shared={"own": w[:, server["own"]], "common": w[0, ~server["own"]]})
+
+    def _received(self, task, down):
+        """[s, k, p] the models of one downlink."""
+        if not self.shared_layers:
+            return down["w"]
+        return assemble(~self._own(task).to(down["own"].device), down["common"][:, None], down["own"])
+
+    def local_update(self, task, client, down, data, round):
+        w = self._received(task, down)
+        j = losses(task, w, data).argmin(1)
+        return {}, {"w": self._train(task, w[torch.arange(len(j)), j], data), "cluster": j.int()}
+
+    def _train(self, task, w, data):
+        return local_sgd(task, w, data, self.lr)
+
+    def aggregate(self, server, up, round):
+        cluster, weights = up["cluster"].long(), round.samples if self.weighted else None
+        w = self._models(server["w"], up, cluster, weights)
+        if self.shared_layers:
+            w = torch.where(server["own"], w, up.mean("w", weights))
+        return server | {"w": w, "cluster": server["cluster"].index_copy(0, round.ids, cluster)}
+
+    def _models(self, w, up, cluster, weights):
+        """[k, p]: every cluster's next model."""
+        return up.mean("w", weights, within=cluster, out=w)

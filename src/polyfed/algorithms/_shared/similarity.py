@@ -1,0 +1,26 @@
+"""Cosine similarities of clients' vectors."""
+
+import torch
+from torch import Tensor
+
+
+def unit(W: Tensor) -> Tensor:
+    """[m, p] float64: the rows of W divided by their lengths; a zero row stays zero."""
+    X = W.to(torch.float64, copy=True)
+    norm = X.norm(dim=1, keepdim=True)
+    return X.div_(torch.where(norm > 0, norm, 1.0))
+
+
+def similarity(W: Tensor) -> Tensor:
+    """[m, m] float64 cosine similarities of the rows of W: [m, p], exactly symmetric, 1 on the diagonal.
+
+    A zero row is similar to nobody but itself.
+    """
+    X = unit(W)
+    return mirrored(X @ X.T)
+
+
+def mirrored(S: Tensor) -> Tensor:
+    """The upper triangle on both sides, so that ties stay ties; a cosine above 1 is rounding."""
+    upper = S.triu(1).clamp_(-1, 1)
+    return upper + upper.T + torch.eye(len(S), dtype=S.dtype, device=S.device)

@@ -1,0 +1,215 @@
+"""FPFC: clients fuse into clusters that the method finds itself. Yu et al., "Clustered Federated Learning based on
+Nonconvex Pairwise Fusion" (arXiv 2211.04218), Algorithm 2; equations (1) to (6).
+
+The server is that of `pairs`, or of `devicedual` for many clients: two modules of one set of functions (`servers`).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from polyfed.algorithms._shared.parts import assemble, part, split
+from polyfed.algorithms.fpfc import servers
+from polyfed.algorithms.fpfc.newcomer import Joining
+from polyfed.algorithms.fpfc.penalty import Fusion
+from polyfed.core.algorithm import Algorithm, Down, mean
+from polyfed.core.settings import setting
+from polyfed.core.solvers import local_sgd
+
+
+@dataclass(frozen=True)
+class FPFC(Algorithm):
+    """Fusion penalised federated clustering: one model per cluster, the clusters found in training.
+
+        min sum_i f_i(w_i) + 1/(2n) sum_{i,j} g(||w_i - w_j||)                                          (1)
+        g: SCAD, smoothed below xi                                                                      (2), (3)
+        device   w_i <- w_i - lr (grad f_i(w_i) + rho (w_i - zeta_i)), from its own last w_i            (5)
+        server   delta = w_i - w_j + v_ij / rho,  theta_ij = c(||delta||) delta                         (6)
+                 v_ij <- v_ij + rho (w_i - w_j - theta_ij)        for pairs with at least one participant
+                 zeta_i = (1/n) sum_j (w_j + theta_ij - v_ij / rho)
+
+    Clusters are the connected components of ||theta_ij|| <= nu; a cluster's model is the mean of its clients' models,
+    weighted by samples (Remark 2).
+
+    Parameters
+    ----------
+    lr : float
+        Step size of the local solve.
+    lam : float
+        Strength of fusion. From a common start useful values lie far below those for a warm start.
+    rho : float
+        Penalty parameter of ADMM; above 1/(a-1), or rule (6) is not the proximal step.
+    a : float
+        Shape of SCAD: differences beyond a lam are not penalised any further.
+    xi : float
+        Width of SCAD's smoothed tip; below lam.
+    nu : float or None
+        Distance below which two clients share a cluster; None: 0.1.
+    penalty : str
+        "scad" or "l1" (the group norm; FPFC-l1 in the paper).
+    merge : bool
+        Clients deploy their cluster's model; False: their own.
+    shared_layers : str
+        Layers that all clients have in common, names separated by spaces ("body", "head", beginnings of parameter
+        names): trained without the pull to zeta, averaged over the round's participants, weighted by samples, and sent
+        to the next ones. Only the others are fused, paired and clustered. A robust rule acts on their mean.
+    solver : str
+        "pairs" as above; "device-dual" for many clients: one dual per client and n x n coefficients, the same objective
+        (1) by Douglas-Rachford steps (`devicedual`); "auto": pairs up to 200 clients, device-dual above.
+
+    Notes
+    -----
+    A warm start, `fit(..., start=run)`: from another FPFC run w and v are kept, whatever the lam; from the models of
+    another method, such as Local, theta_ij = w_i - w_j and v = 0, so that zeta_i = w_i (theta = 0 would pull every
+    client to the mean). From a common start the two coincide.
+
+    The solvers have the same fixed points and reach them in different ways. From a common start the range of useful lam
+    ends lower with device-dual, where too large a lam gives the right clusters and poor models: choose lam by the
+    validation metric, or on a path. Its messages, in place of zeta, are as large. It needs replies in the round they
+    were asked for: an asynchronous schedule is refused, and needs solver "pairs".
+
+    Which lam a grouping allows can be worked out: `polyfed tune fpfc --window` says it before a run, for the groups the
+    data name; `polyfed.WindowAdvice(every=200)`, a callback of `fit`, during one, for those found so far.
+
+    Memory on the server:
+    n (n-1) / 2 vectors of p numbers with pairs, 2 n vectors and n x n coefficients with device-dual; `plan` says how
+    much.
+    """
+
+    lr: float = setting(0.1, source="paper")
+    lam: float = setting(0.6, ge=0, source="code")
+    rho: float = setting(1.0, gt=0, source="paper")
+    a: float = setting(3.7, source="paper")
+    xi: float = setting(1e-4, ge=0, source="paper")
+    nu: float | None = setting(None, ge=0, source="code")
+    penalty: Literal["scad", "l1"] = setting("scad", source="paper")
+    merge: bool = setting(True, source="paper")
+    shared_layers: str = setting("", source="paper")
+    solver: Literal["auto", "pairs", "device-dual"] = setting("auto", source="ours")
+
+    sources = "paper: lr, rho, a, xi, penalty, merge, shared_layers; code: lam, nu; ours: solver"
+    certificates = (
+        "tests/certificates/test_fpfc.py::test_rule_6_is_the_proximal_step: brute-force minimisation",
+        "tests/certificates/test_fpfc.py::test_dual_only_storage_is_the_plain_double_loop: identity with (theta, v)",
+        "tests/certificates/test_fpfc.py::test_without_fusion_clients_decouple: closed form at lam = 0",
+        "tests/certificates/test_fpfc.py::test_stationarity_of_objective_1: the optimality conditions of (1)",
+        "tests/certificates/test_fpfc.py::test_asynchronous_training_ends_stationary: the same, replies late",
+        "tests/certificates/test_asynchronous.py::test_one_client_in_flight_is_the_synchronous_method: identity",
+        "tests/certificates/test_fpfc.py::test_s1_finds_its_four_clusters: planted clusters, ARI 1",
+        "tests/certificates/test_fpfc.py::test_with_all_layers_shared_it_is_fedavg: identity",
+        "tests/certificates/test_fpfc.py::test_two_legs_are_one: a path continued with the same lam, bit for bit",
+        "tests/certificates/test_devicedual.py::test_same_minimum_as_pairs: both solvers end in one minimum of (1)",
+        "tests/certificates/test_devicedual.py::test_fixed_points_minimise_objective_1: closed form, device-dual",
+        "tests/certificates/test_devicedual.py::test_coefficients_are_the_explicit_vectors: identity, device-dual",
+    )
+    citation = """@article{yu2022fpfc,
+  title   = {Clustered Federated Learning based on Nonconvex Pairwise Fusion},
+  author  = {Yu, Xue and Liu, Ziyi and Wang, Wu and Sun, Yifan},
+  journal = {arXiv:2211.04218},
+  year    = {2022}
+}"""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.penalty == "scad":
+            self.require(self.a > 1, "a", "a number above 1")
+            self.require(self.rho > 1 / (self.a - 1), "rho", f"a number above 1/(a-1) = {1 / (self.a - 1):.4g}")
+            self.require(self.lam == 0 or self.lam > self.xi, "lam", f"0, or a number above xi = {self.xi:g}")
+        servers.of(self, 0)
+
+    @property
+    def within(self):
+        """nu."""
+        return 0.1 if self.nu is None else self.nu
+
+    @property
+    def fusion(self):
+        return Fusion(self.lam, self.rho, self.a, self.xi, self.penalty, delta=self.within / 2)
+
+    def plan(self, task, n):
+        """What a run with n clients is going to do: the solver, why, and the server's memory at its peak."""
+        return servers.plan(self, n, self._own(task, task.w0))
+
+    def in_step(self, n, t=0):
+        return servers.in_step(self, n)
+
+    def _start(self, task, w, n, samples=None):
+        """The server's tensors from the common start [p] or from the clients' models [n, p], and their own layers."""
+        shared = part(task.layout, self.shared_layers)
+        common, own = split(shared, w)
+        state = servers.of(self, n).start(own, n, self.fusion)
+        if self.shared_layers:
+            state |= {"common": common if samples is None else mean(common, samples), "shared": shared.to(w.device)}
+        return state, own
+
+    def init_server(self, task, w0, n):
+        return servers.by_axes(self._start(task, w0, n)[0])
+
+    def warm_start(self, task, models, samples):
+        """theta_ij = w_i - w_j, v = 0, the shared layers averaged."""
+        state, own = self._start(task, models, len(models), samples)
+        return state, {"w": own}
+
+    def init_client(self, task, w0):
+        return {"w": self._own(task, w0)}
+
+    def _own(self, task, w):
+        """w without the shared layers."""
+        return split(part(task.layout, self.shared_layers), w)[1]
+
+    def admit(self, task, server, samples):
+        return Joining(self, task, server, samples)
+
+    def downlink(self, server, round):
+        common = {"common": server["common"]} if self.shared_layers else {}
+        if not server["w"].shape[1]:  # all layers are shared
+            return Down(common)
+        solver = servers.of(self, round.n)
+        return Down(common, {"zeta": solver.messages(solver.current(server, self.fusion), round.ids)})
+
+    def local_update(self, task, client, down, data, round):
+        """(5) on a client's own layers, from its last; plain SGD on the shared ones, from the common."""
+        own = client["w"]
+        if not self.shared_layers:
+            w = local_sgd(task, own, data, self.lr, correct=lambda w, g: g + self.rho * (w - down["zeta"]))
+            return {"w": w}, {"w": w}
+        shared = part(task.layout, self.shared_layers).to(own.device)
+        rho = self.rho * (~shared).to(own.dtype)
+        zeta, w = (assemble(shared, down["common"], x) for x in (down.get("zeta", own), own))
+        w = local_sgd(task, w, data, self.lr, correct=lambda w, g: g + rho * (w - zeta))
+        return {"w": w[:, ~shared]}, {"w": w[:, ~shared], "common": w[:, shared]}
+
+    def aggregate(self, server, up, round):
+        """The participants' part of the state, in place."""
+        solver = servers.of(self, round.n)
+        state = solver.advance(solver.current(server, self.fusion), round.ids, up["w"], self.fusion, round.t)
+        if not self.shared_layers:
+            return state
+        return state | {"common": up.mean("common", round.samples), "shared": server["shared"]}
+
+    def clusters(self, server):
+        """[n] labels: clients within nu of one another, in a chain, numbered by their first client."""
+        solver = servers.of(self, len(server["w"]))
+        return solver.clusters(solver.current(server, self.fusion), self.within)
+
+    def cluster_models(self, server):
+        """[n, q]: for every client the model of its cluster (without shared layers), the mean weighted by samples."""
+        group, w = self.clusters(server), server["w"]
+        weight = server["known"].clamp(min=1)[:, None]
+        total = torch.zeros_like(w).index_add_(0, group, w * weight)
+        mass = w.new_zeros(len(w), 1).index_add_(0, group, weight)
+        return (total / mass.clamp(min=1))[group]
+
+    def deployment(self, server, round):
+        common = {k: server[k] for k in ("common", "shared") if k in server}
+        return Down(common, {"w": self.cluster_models(server)[round.ids]} if self.merge else {})
+
+    def personal(self, client, down):
+        w = down["w"] if self.merge else client["w"]
+        return assemble(down["shared"][0], down["common"], w) if self.shared_layers else w
+
+    def report(self, server):
+        w = server["w"]
+        found = {"clusters": self.clusters(server), "plan": servers.plan(self, len(w), w)}
+        return found | servers.of(self, len(w)).report(server)

@@ -1,0 +1,149 @@
+"""FPFC's server as in the paper (arXiv 2211.04218, Algorithm 2), with a vector per pair; functions on server state.
+
+Stored per pair i < j: delta_ij = w_i - w_j + v_ij / rho and the factor c_ij of rule (6). Both theta_ij = c delta and
+the dual v_ij = rho (1 - c) delta follow from them, so only one vector per pair is kept. A pair is idle when it was free
+at its last two updates: v_ij = 0 and theta_ij = w_i - w_j, which needs no memory.
+
+The state (start) holds tensors only. n clients, q parameters, n (n-1) / 2 pairs in row order, k of them busy:
+    w [n, q]   last uploads     c [pairs]   factor     row [pairs]   where its vector is, -1: idle     delta [k, q]
+"""
+
+import torch
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+from torch.nn.functional import embedding_bag
+
+from polyfed.algorithms.fpfc.penalty import Fusion, shrinkage
+from polyfed.core.algorithm import State
+
+NAME = "pairs"
+BLOCK = 1 << 18  # numbers per block of pair vectors, so that a block stays in the cache
+
+
+# ---- what FPFC calls -------------------------------------------------------------------------------------------------
+
+
+def start(w: Tensor, n: int, fusion: Fusion) -> State:
+    """The state before the first round, from a common model [q] or the clients' [n, q]: theta_ij = w_i - w_j, v = 0.
+
+    On the meta device, where a run's memory is estimated, no pair is idle.
+    """
+    pairs = n * (n - 1) // 2
+    return {
+        "w": w.expand(n, -1).clone(),
+        "c": w.new_ones(pairs),
+        "delta": w.new_empty(pairs if w.is_meta else 0, w.shape[-1]),
+        "row": torch.full((pairs,), -1, dtype=torch.int64, device=w.device),
+    }
+
+
+def current(state: State, fusion: Fusion) -> State:
+    """The state as it is: nothing in it depends on the settings."""
+    return state
+
+
+def messages(state: State, ids: Tensor) -> Tensor:
+    """zeta_i [s, q]; with theta - v/rho = (2c - 1) delta the pairs' part is one weighted sum per client.
+
+    An idle pair, free with a dual that was and is zero, adds w_j + (w_i - w_j): taken as w_i, so that what a far
+    client sends cannot even cost the others their last digits.
+    """
+    w, n, i = state["w"], len(state["w"]), ids[:, None]
+    if n == 1:  # no pairs, and a sum over none is not one to torch
+        return w[ids]
+    j = torch.arange(n - 1, device=w.device).expand(len(i), -1)
+    j = j + (j >= i)  # all clients but i
+    pair = pair_index(torch.minimum(i, j), torch.maximum(i, j), n)
+    row = state["row"][pair]
+    busy = (row >= 0).to(w.dtype) / n
+    weight = torch.where(i < j, 2 * state["c"][pair] - 1, 1 - 2 * state["c"][pair]) * busy
+    zeta = w[ids] * (1 - busy.sum(1, keepdim=True))
+    zeta += embedding_bag(j, w, per_sample_weights=busy, mode="sum")
+    if len(state["delta"]):
+        zeta += embedding_bag(row.clamp(min=0), state["delta"], per_sample_weights=weight, mode="sum")
+    return zeta
+
+
+def advance(state: State, ids: Tensor, w_new: Tensor, fusion: Fusion, t: int) -> State:
+    """The state after the uploads w_new [s, q] of `ids`: the pairs with at least one of them, each once, c in place.
+
+    An idle pair gives its vector's place back.
+    """
+    n, w = len(state["w"]), state["w"].index_copy(0, ids, w_new)
+    i, j = torch.triu_indices(n, n, 1, device=w.device)
+    active = torch.zeros(n, dtype=torch.bool, device=w.device).index_fill(0, ids, True)
+    changed = (active[i] | active[j]).nonzero()[:, 0]
+    delta, c, row = state["delta"], state["c"], state["row"]
+    spare = _unused(delta, row)
+    for at in changed.split(BLOCK // max(1, w.shape[1]) or 1):
+        before, mine = c[at], row[at]
+        new = w.index_select(0, i[at]).sub_(w.index_select(0, j[at]))
+        held = (mine >= 0).nonzero()[:, 0]
+        v = delta.index_select(0, mine[held]).mul_((1 - before[held])[:, None])  # v_ij / rho
+        new = new.add_(v) if len(held) == len(at) else new.index_add_(0, held, v)
+        c[at] = now = shrinkage(new.norm(dim=1), *fusion[:5])  # (6)
+        busy = (before != 1) | (now != 1)
+        row[at] = mine.masked_fill(~busy, -1)
+        entering = at[busy & (mine < 0)]
+        delta, spare = _room(delta, spare, len(entering))
+        row[entering], spare = spare[: len(entering)], spare[len(entering) :]
+        delta.index_copy_(0, row[at[busy]], new[busy] if not busy.all() else new)
+    return {"w": w, "delta": _compact(delta, row), "c": c, "row": row}
+
+
+def clusters(state: State, nu: float) -> Tensor:
+    """[n] labels: connected components of ||theta_ij|| <= nu, numbered by their first client."""
+    w, c, row = state["w"], state["c"], state["row"]
+    n, held = len(w), row >= 0
+    theta = torch.pdist(w)
+    theta[held] = c[held] * state["delta"].norm(dim=1)[row[held]]
+    never = (~held & (theta == 0)).cpu().numpy()  # pairs not updated yet
+    theta = theta.cpu().numpy()
+    i, j = torch.triu_indices(n, n, 1).numpy()
+    near = (theta <= nu) & ~never
+    graph = coo_matrix((near[near], (i[near], j[near])), shape=(n, n))
+    return torch.as_tensor(connected_components(graph, directed=False)[1], device=w.device).long()
+
+
+def memory(n: int, q: int, itemsize: int = 4) -> int:
+    """Bytes of c, the two clients and a vector of every pair, two where it starts from models; the clients' models."""
+    return n * (n - 1) // 2 * (itemsize * (2 * q + 1) + 16) + 2 * itemsize * n * q
+
+
+def report(state: State) -> dict[str, int]:
+    return {}
+
+
+# ---- pair vectors ----------------------------------------------------------------------------------------------------
+
+
+def pair_index(i: Tensor, j: Tensor, n: int) -> Tensor:
+    """Position of the pair (i, j), i < j, in the list of all pairs in row order."""
+    return i * (2 * n - i - 1) // 2 + j - i - 1
+
+
+def _unused(delta: Tensor, row: Tensor) -> Tensor:
+    """Rows of `delta` that no pair has."""
+    taken = torch.zeros(len(delta), dtype=torch.bool, device=delta.device)
+    taken[row[row >= 0]] = True
+    return (~taken).nonzero()[:, 0]
+
+
+def _room(delta: Tensor, spare: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(vectors, unused rows) with at least `count` of the latter."""
+    if count <= len(spare):
+        return delta, spare
+    more = delta.new_zeros(max(count - len(spare), len(delta) // 2), delta.shape[1])
+    rows = torch.arange(len(delta), len(delta) + len(more), device=spare.device)
+    return torch.cat([delta, more]), torch.cat([spare, rows])
+
+
+def _compact(delta: Tensor, row: Tensor) -> Tensor:
+    """The vectors without unused rows, once they are more than half; `row` follows, in place."""
+    held = (row >= 0).nonzero()[:, 0]
+    if 2 * len(held) >= len(delta):
+        return delta
+    delta = delta.index_select(0, row[held])
+    row[held] = torch.arange(len(held), device=row.device)
+    return delta

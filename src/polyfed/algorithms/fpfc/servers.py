@@ -1,0 +1,59 @@
+"""Which of its two servers FPFC keeps for n clients, `pairs` or `devicedual`: modules with functions of the same names.
+
+start(w, n, fusion)                        the state before the first round, from a common model or from clients'
+current(state, fusion)                     the state for the present settings, which a path may have changed
+messages(state, ids)                       [s, q] what clients solve towards
+advance(state, ids, w_new, fusion, t)      the state after round t
+clusters(state, nu)                        [n] labels
+memory(n, q, itemsize=...)                 bytes at the peak
+report(state)                              further findings
+"""
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from polyfed.algorithms.fpfc import devicedual, pairs
+from polyfed.core.algorithm import Server, State
+
+if TYPE_CHECKING:
+    from polyfed.algorithms.fpfc.method import FPFC
+
+MOST_PAIRED = 200  # clients up to which solver "auto" keeps a vector per pair
+AXES = {  # of both servers' states; all else is free, for pairs in a list are no [n, n]
+    **dict.fromkeys(("centre", "settings", "common", "shared"), "shared"),
+    **dict.fromkeys(("w", "Q", "groups"), "each"),
+    "G": "pairs",
+}
+
+
+def of(method: "FPFC", n: int):
+    """The module that is the server of n clients."""
+    dual = method.solver == "device-dual" or (method.solver == "auto" and n > MOST_PAIRED)
+    method.require(method.xi > 0 or not dual, "xi", "a number above 0 with solver device-dual")
+    return devicedual if dual else pairs
+
+
+def by_axes(state: State) -> Server:
+    """A server's tensors, sorted by their axes."""
+    return Server(*({k: t for k, t in state.items() if AXES.get(k, "free") == axes} for axes in Server._fields))
+
+
+def plan(method: "FPFC", n: int, w: Tensor) -> str:
+    """The solver, why, and the server's memory at its peak, for n clients whose models to fuse are like w: [..., q]."""
+    server = of(method, n)
+    size = server.memory(n, w.shape[-1], itemsize=w.element_size()) / 1e9
+    return f"solver {server.NAME} ({_why(method, n)}), server memory up to {size:.2g} GB"
+
+
+def in_step(method: "FPFC", n: int) -> str | None:
+    """What rules out an asynchronous run, or None."""
+    if of(method, n) is pairs:
+        return None
+    return f'with solver device-dual ({_why(method, n)}; solver "pairs" can) needs replies in their round'
+
+
+def _why(method: "FPFC", n: int) -> str:
+    if method.solver != "auto":
+        return "as asked for"
+    return f"{n:,} clients, {'more than' if n > MOST_PAIRED else 'up to'} {MOST_PAIRED}"

@@ -1,0 +1,51 @@
+"""HypCluster: IFCA's alternation, published at the same time, with means weighted by samples.
+Mansour et al., "Three Approaches for Personalization with Applications to Federated Learning" (arXiv 2002.10619),
+section 4.
+"""
+
+from dataclasses import dataclass
+
+from polyfed.algorithms._shared.clusters import Alternating
+from polyfed.core.settings import setting
+
+
+@dataclass(frozen=True)
+class HypCluster(Alternating):
+    """HypCluster: k hypotheses; a client picks the one with the least training loss and trains it.
+
+        j_i = argmin_j F_i(h_j),   w_i = local SGD from h_{j_i},   h_j <- sum_{j_i = j} n_i w_i / sum_{j_i = j} n_i
+
+    The same alternation as IFCA with model averaging, published at the same time; its means are weighted by samples.
+
+    Parameters
+    ----------
+    lr : float
+        Step size of local SGD.
+    k : int
+        Number of hypotheses.
+    weighted : bool
+        Weigh clients by their number of samples, as in the paper; False: plain mean.
+    shared_layers : str or tuple of str
+        Layers that all hypotheses have in common, averaged over all participants and sent once; a text has its names
+        separated by spaces.
+    init_scale : float or None
+        The first start is the common one. None: the others are drawn as its modules draw theirs; a number s:
+        w0 + s N(0, I).
+    seed : int
+        Seed of the k initial models.
+    """
+
+    shared_layers: str | tuple[str, ...] = setting("", source="ours")
+    weighted: bool = setting(True, source="paper")
+
+    certificates = (
+        "tests/certificates/test_ifca.py::test_planted_clusters_and_their_means: clusters and models in closed form",
+        "tests/certificates/test_ifca.py::test_one_cluster_is_fedavg: identity at k = 1",
+        "tests/certificates/test_ifca.py::test_hypcluster_is_weighted_ifca: identity with IFCA",
+    )
+    citation = """@article{mansour2020three,
+  title   = {Three Approaches for Personalization with Applications to Federated Learning},
+  author  = {Mansour, Yishay and Mohri, Mehryar and Ro, Jae and Suresh, Ananda Theertha},
+  journal = {arXiv:2002.10619},
+  year    = {2020}
+}"""
