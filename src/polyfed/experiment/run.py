@@ -124,14 +124,14 @@ class Run:
         return self.loop.ledger.frame()
 
     @property
-    def report(self) -> dict[str, Any]:
-        """What the method itself reports: clusters, mixing matrix, step sizes."""
+    def findings(self) -> dict[str, Any]:
+        """What the method itself found: clusters, mixing matrix, step sizes."""
         return {k: _plain(v) for k, v in self.loop.algorithm.report(self.loop.server).items()}
 
     @property
     def clusters(self) -> np.ndarray | None:
         """[n] the group that the method found for each client, or None when it finds none."""
-        found = self.report.get("clusters")
+        found = self.findings.get("clusters")
         return None if found is None else np.asarray(found)
 
     @property
