@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from polyfed import Federation, fit
 from polyfed.algorithms.fedacs import FedACS
 from polyfed.algorithms.fedslr import FedSLR
-from polyfed.cli.folders import config_of, export_model
 from polyfed.core.errors import PolyfedError
 from polyfed.experiment.compare import read_result
 from polyfed.experiment.config import resolve
+from polyfed.experiment.files import config_of
+from polyfed.experiment.opened import Opened
 from polyfed.report import answer, client_table, compare_table, cost_table, gain_table, read, write_report
 
 NAMES = ("basel", "bern", "zug")
@@ -111,7 +112,7 @@ def check(folder, whole, which, name, kind, seed):
         target.write_bytes(damaged(rng, target.read_bytes()))
     for read_it in (
         lambda: tables(place),
-        lambda: export_model(place, "bern", Path(folder) / "out.safetensors", factorised=which == 1),
+        lambda: Opened(place).export("bern", Path(folder) / "out.safetensors", factorised=which == 1),
         lambda: resolve(config_of(place)),
         lambda: read_result(place, "a", 0),
     ):

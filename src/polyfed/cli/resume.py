@@ -20,10 +20,10 @@ def resume(
     [dim]polyfed resume runs/20250131-120000-heart-disease[/dim]
     """
     from polyfed.cli.execute import execute
-    from polyfed.cli.folders import config_of, is_search
+    from polyfed.cli.folders import is_search
     from polyfed.core.errors import ConfigError
     from polyfed.experiment.config import resolve
-    from polyfed.experiment.files import MARK, is_ours, locked, settle, unsealed
+    from polyfed.experiment.files import MARK, config_of, is_ours, locked, settle, unsealed
 
     if is_search(run) and is_ours(run):
         raise ConfigError(f"{run}: holds a search; the same polyfed tune command with --out {run} continues it")
