@@ -193,6 +193,7 @@ def test_a_run_that_was_killed_is_unfinished(tmp_path):
     run = train(tmp_path)
     for name in ("summary.json", "clients.csv", "ledger.csv", "report.json"):
         (tmp_path / name).unlink(missing_ok=True)
+    assert pf.Run.open(tmp_path).clients["rounds"].tolist() == run.clients["rounds"].tolist()
     found = pf.Run.open(tmp_path, federation(), linear())
     assert found.status == "unfinished"
     assert len(found.history) == len(run.history)

@@ -83,19 +83,27 @@ class Opened(Run):
     # from the files
 
     @property
+    def rounds(self) -> int:
+        last = self.records[-1]["round"] if self.records else 0
+        return last if self._rounds is None else self._rounds
+
+    @property
     def clients(self) -> pd.DataFrame:
         return super().clients if self._table is None else self._table.copy()
 
     @property
     def ledger(self) -> pd.DataFrame:
         if not (self._at / "ledger.csv").exists():
-            found = Ledger()
-            found.restore(self._state[0]["ledger"])
-            return found.frame()
+            return super().ledger
         try:
             return reading.ledger(self._at).astype(dict.fromkeys(COLUMNS[:-1], "int64"))
         except (KeyError, ValueError) as e:
             raise RunError(f"{self._at / 'ledger.csv'}: not the ledger of a run ({checkpoint.reason(e)})") from None
+
+    def _billed(self) -> Ledger:
+        found = Ledger()
+        found.restore(self._state[0]["ledger"])
+        return found
 
     @property
     def findings(self) -> dict[str, Any]:

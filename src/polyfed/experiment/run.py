@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from polyfed.core.algorithm import Algorithm, State
 from polyfed.core.errors import ConfigError, RunError, closest
+from polyfed.core.ledger import Ledger
 from polyfed.core.rounds import Loop
 from polyfed.data.federation import Federation
 from polyfed.models.factorised import factorised as factorised_model
@@ -56,6 +57,11 @@ class Run:
     def algorithm(self) -> Algorithm:
         """The method."""
         return self.loop.algorithm
+
+    @property
+    def rounds(self) -> int:
+        """Rounds done."""
+        return self.loop.t
 
     @property
     def outline(self) -> Federation:
@@ -133,6 +139,18 @@ class Run:
         named = task.layout.named
         return factorised_model(task.model, pack(named(w), named(common), factors), sparse)
 
+    def __repr__(self) -> str:
+        from polyfed.report.notebook import sentence
+
+        name, clients = self.settings["algorithm"]["name"], self.outline.names
+        return sentence(name, self.status, self.rounds, clients, self.final, self.metric)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the answer, a table of the clients, the history."""
+        from polyfed.report.notebook import page
+
+        return page(repr(self), self.outline.names, self.final, self.metric, self.history)
+
     @property
     def history(self) -> pd.DataFrame:
         """One row per evaluated round and split: mean over clients, spread, worst client, bytes and seconds so far."""
@@ -147,7 +165,10 @@ class Run:
     @property
     def ledger(self) -> pd.DataFrame:
         """One row per round and participant: exchanges, bytes down and up, seconds."""
-        return self.loop.ledger.frame()
+        return self._billed().frame()
+
+    def _billed(self) -> Ledger:
+        return self.loop.ledger
 
     @property
     def findings(self) -> dict[str, Any]:
@@ -178,7 +199,7 @@ class Run:
         for name, metrics in self.final.items():
             for key, values in metrics.items():
                 frame[f"{name}_{key}"] = values
-        return frame.assign(**self.loop.ledger.by_client(n))
+        return frame.assign(**self._billed().by_client(n))
 
     def save(self, folder: str | Path) -> Path:
         """Write the run folder: configuration, metrics, clients, ledger, checkpoint, models. Refuses a used folder."""
