@@ -51,13 +51,13 @@ def _extremes(
     if not len(known):
         return None
     order = known[np.argsort(values[known], kind="stable")][:: 1 if metric == "accuracy" else -1]
-    worst, best = ((float(values[i]), clients[i]) for i in order[[0, -1]])
+    worst, best = ((float(values[i]), str(clients[i])) for i in order[[0, -1]])
     return float(values[known].mean()), worst, best
 
 
 def _figure(history: pd.DataFrame, metric: str, said: str) -> str:
     """The mean of the metric over the rounds, a line per split; nothing for less than two rounds."""
-    if metric not in history or history["round"].nunique() < 2:
+    if metric not in history or len(set(history["round"])) < 2:
         return ""
     scale = words.Scale(metric)
     with styled():
