@@ -128,9 +128,10 @@ class _Wire:
     """
 
     def __init__(self, loop: Loop, blind: bool = False):
-        self.loop, self.engine, self.record, self.blind = loop, loop.engine, [], blind
+        self.loop, self.engine, self.blind = loop, loop.engine, blind
+        self.record: list[_Exchange] = []
         self.workers, self.map = loop.engine.workers, loop.engine.map
-        loop.engine = self
+        loop.engine = self  # pyright: ignore[reportAttributeAccessIssue]
 
     def exchange(self, algorithm: Any, rows: Any, down: State, round: Round, tally: Tally, look: Any = None) -> Reply:
         server = {k: v.clone() for k, v in self.loop.server.items()}
@@ -143,8 +144,8 @@ class _Wire:
         homes = {t.untyped_storage().data_ptr() for t in (*rows.tensors.values(), *reply.private.values())}
         messages = {f"down {k}": t for k, t in down.items()} | {f"up {k}": t for k, t in up.items()}
         aliased = [k for k, t in messages.items() if t.untyped_storage().data_ptr() in homes]
-        copies = [{k: t.clone() for k, t in part.items()} for part in (down, up)]
-        self.record.append(_Exchange(round, *copies, server, aliased))
+        kept, sent = ({k: t.clone() for k, t in part.items()} for part in (down, up))
+        self.record.append(_Exchange(round, kept, sent, server, aliased))
         return reply
 
 
@@ -272,9 +273,9 @@ def _every_byte_is_billed(method: Algorithm) -> None:
     for e in record:
         for row, i in enumerate(e.round.ids.tolist()):
             sums[e.round.t, i] += [sum(t[row].numel() * t.element_size() for t in p.values()) for p in (e.down, e.up)]
-    for row in loop.ledger.frame().itertuples():
-        found, moved = (row.down_bytes, row.up_bytes), tuple(sums[row.round, row.client].tolist())
-        assert found == moved, f"round {row.round}: {found} bytes are billed, {moved} were moved"
+    for t, client, _, down, up, *_ in loop.ledger.array().astype(np.int64).tolist():
+        moved = sums[t, client].tolist()
+        assert [down, up] == moved, f"round {t}: {[down, up]} bytes are billed, {moved} were moved"
 
 
 def _numbers_stay_in_the_precision_of_the_run(method: Algorithm) -> None:

@@ -454,10 +454,10 @@ def test_auto_takes_pairs_up_to_200_clients():
         assert torch.equal(runs[0].personal, runs[1].personal)
         assert runs[0].server.keys() == runs[1].server.keys() != runs[2].server.keys()
         plan = runs[0].loop.algorithm.plan(runs[0].loop.task, n)
-        assert plan == runs[0].report["plan"]
+        assert plan == runs[0].findings["plan"]
         assert plan.startswith(f"solver {solver} ({n} clients, {'up to' if n == 200 else 'more than'} 200)")
         assert plan.endswith("GB")
-    assert runs[0].report["nodes"] == len(runs[0].server["f"])
+    assert runs[0].findings["nodes"] == len(runs[0].server["f"])
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])

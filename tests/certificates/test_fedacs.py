@@ -66,7 +66,7 @@ def test_two_groups_of_five(quantile):
     rng = np.random.default_rng(0)
     c = np.concatenate([[5.0, 0, 0], [0, 5.0, 0]]).reshape(2, 1, 3) + 0.1 * rng.normal(size=(2, 5, 3))
     run = fit_points(centres(c.reshape(10, 3)), pf.FedACS(0.5, quantile=quantile), rounds=60, dim=3)
-    A = np.asarray(run.report["mixing"])
+    A = np.asarray(run.findings["mixing"])
     assert (A[:5, 5:] == 0).all()
     assert (A[:5, :5] > 0).all()
     # weights inside a group are cosines, all within 1e-3 of one here, so the mean is nearly the plain one
@@ -197,7 +197,7 @@ def test_groups_of_softmax_tasks():
         )  # fmt: skip
         accuracy[algorithm.name] = run.clients["test_accuracy"].mean()
         if algorithm.name == "fedacs":
-            A = np.asarray(run.report["mixing"])
+            A = np.asarray(run.findings["mixing"])
             same = np.repeat(np.arange(3), 4)[:, None] == np.repeat(np.arange(3), 4)
             assert (A[~same] == 0).all()
             assert (A[same] > 0).all()

@@ -251,7 +251,7 @@ def test_the_adaptive_step_with_one_step_a_round(seed, first_lr):
     problem = LeastSquares(seed=seed, clients=6, dim=5)
     run = problem.fit(pf.FedCET(first_lr=first_lr), rounds=250, steps=1)
     assert problem.error(run.personal) < 1e-10
-    assert 1 / problem.smoothness * (1 - 1e-9) <= run.report["step"] <= 1 / problem.convexity
+    assert 1 / problem.smoothness * (1 - 1e-9) <= run.findings["step"] <= 1 / problem.convexity
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.4])
@@ -299,14 +299,14 @@ def test_the_steepest_client_bounds_the_step():
     lowest = np.linalg.eigvalsh(problem.H[0])[0]
     assert lowest > np.mean([np.linalg.eigvalsh(H)[-1] for H in problem.H])  # an average would be too small
     run = problem.fit(pf.FedCET(), rounds=50)
-    assert run.report["step"] <= 1 / (5 * 0.98 * lowest)
+    assert run.findings["step"] <= 1 / (5 * 0.98 * lowest)
 
 
 def test_a_steep_client_that_is_rarely_there():
     """Two of ten a round: between its rounds only the server knows that client 0 is five times as steep."""
     problem = steep(5, clients=10)
     run = problem.fit(pf.FedCET(), rounds=400, fraction=0.2)
-    assert run.report["step"] <= 1 / (5 * 0.98 * np.linalg.eigvalsh(problem.H[0])[0])
+    assert run.findings["step"] <= 1 / (5 * 0.98 * np.linalg.eigvalsh(problem.H[0])[0])
     assert problem.error(run.server["w"]) < np.linalg.norm(problem.optimum)
 
 
@@ -352,7 +352,7 @@ def test_mini_batches_measure_curvature_on_one_batch():
     bound = 2 * max((X**2).sum(1).max() for X, _ in problem.data)
     run = problem.fit(pf.FedCET(), rounds=200, batch_size=4)
     assert 0 < float(run.server["smoothness"].max()) <= 5 * bound
-    assert run.report["step"] >= 1 / (5 * bound)
+    assert run.findings["step"] >= 1 / (5 * bound)
 
 
 def test_with_equal_hessians_the_mean_is_gradient_descent():

@@ -65,8 +65,8 @@ def test_one_round_of_gpgd(problem, factor):
     run = problem.fit(pf.GPGD(lr, lam=lam, steps=factor), 2, steps=3)
     assert np.abs(matrix(run) - W).max() < 1e-12
     rank = np.linalg.matrix_rank(W, tol=1e-9)
-    assert run.report["ranks"] == {"weight": rank}
-    assert run.report["gkr_parameters"] == min(16 * 12, rank * 28)
+    assert run.findings["ranks"] == {"weight": rank}
+    assert run.findings["gkr_parameters"] == min(16 * 12, rank * 28)
     after = problem.fit(pf.GPGD(lr, lam=lam, steps=factor), 3, steps=3).ledger
     assert (after[after["round"] == 2]["down_bytes"] == 8 * min(16 * 12, rank * 28)).all()
 

@@ -91,7 +91,7 @@ def test_only_a_run_with_a_model_takes_newcomers(cli, small, ditto, tmp_path):
     client(tmp_path / "oslo.npz")
     assert cli("admit", "nowhere", "--data", "oslo.npz").err.startswith("polyfed: nowhere: there is no such folder")
     cli("compare", "local", "fedavg", "--rounds", 1, "--seeds", 1, "--quiet", "--out", "both")
-    line = "polyfed: both: is a comparison; admit to one of its runs, such as both/runs/fedavg-seed0"
+    line = "polyfed: both: is a comparison; name one of its runs, such as both/runs/fedavg-seed0"
     assert cli("admit", "both", "--data", "oslo.npz").err.splitlines() == [line]
     for part in (ditto / "checkpoint").iterdir():
         part.rename(tmp_path / part.name)

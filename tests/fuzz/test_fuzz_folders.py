@@ -15,9 +15,10 @@ from fuzz import bounded, survives
 from polyfed import Federation, fit
 from polyfed.algorithms.fedacs import FedACS
 from polyfed.algorithms.fedslr import FedSLR
-from polyfed.cli.folders import config_of, export_model
 from polyfed.experiment.compare import read_result
 from polyfed.experiment.config import resolve
+from polyfed.experiment.files import config_of
+from polyfed.experiment.opened import Opened
 from polyfed.report import answer, client_table, compare_table, cost_table, gain_table, read, write_report
 
 NAMES = ("basel", "bern", "zug")
@@ -122,7 +123,7 @@ def check(folder, whole, which, name, kind, seed, figures=False) -> str:
     refused = 0
     for read_it in (
         lambda: write_report(place) if figures and seed % 50 == 0 else tables(place),  # figures take their time
-        lambda: export_model(place, "bern", Path(folder) / "out.safetensors", factorised=which == 1),
+        lambda: Opened(place).export("bern", Path(folder) / "out.safetensors", factorised=which == 1),
         lambda: resolve(config_of(place)),
         lambda: read_result(place, "a", 0),
     ):

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 import polyfed as pf
 from polyfed import threats
-from polyfed.cli.folders import export_model
 from polyfed.core.errors import PolyfedError
 from polyfed.core.schedule import Asynchronous, Bernoulli, Delays
 from polyfed.experiment.build import Parts
@@ -151,7 +150,7 @@ def names_that_clash(tmp):
     run = fit(pf.Federation.from_arrays(SITES, test=SITES, names=names), method=pf.Local(0.1), out=tmp / "run")
     gap = 0.0
     for i, name in enumerate(names):
-        export_model(tmp / "run", name, tmp / f"{i}.safetensors")
+        pf.Run.open(tmp / "run").export(name, tmp / f"{i}.safetensors")
         kept = load_file(tmp / f"{i}.safetensors")
         gap = max(gap, *(float((kept[k] - v).abs().max()) for k, v in run.model(i).state_dict().items()))
     return gap

@@ -233,10 +233,10 @@ def test_a_clients_factorised_model_is_its_model(method):
         a, b = run.model(i), run.model(i, factorised=True)
         assert (outputs(a, (3, 14, 14)) - outputs(b, (3, 14, 14))).abs().max() < 1e-5
     if isinstance(method, pf.GPGD) or method.deploy == "gkr":
-        assert (run.parameters == run.report["gkr_parameters"]).all()
+        assert (run.parameters == run.findings["gkr_parameters"]).all()
         b = run.model(0, factorised=True)
-        empty = sum(r == 0 for r in run.report["ranks"].values())
-        assert empty or sum(q.numel() for q in b.parameters()) == run.report["gkr_parameters"]
+        empty = sum(r == 0 for r in run.findings["ranks"].values())
+        assert empty or sum(q.numel() for q in b.parameters()) == run.findings["gkr_parameters"]
 
 
 @pytest.mark.parametrize(("name", "mu"), [("linear", 0.1), ("mlp", 0.03), ("lenet", 0.03)])
@@ -256,19 +256,17 @@ def test_methods_without_a_low_rank_model_say_so(method):
 
 
 def test_export_writes_the_factors(tmp_path):
-    from polyfed.cli.folders import export_model
-
     run = trained(pf.FedSLR(0.05, lam=0.1, eta_g=2.0, mu=0.3), out=tmp_path / "run")
-    path, about = export_model(tmp_path / "run", "1", tmp_path / "one.safetensors", factorised=True)
+    path, about = pf.Run.open(tmp_path / "run").export("1", tmp_path / "one.safetensors", factorised=True)
     facts = json.loads(about.read_text())
     assert "cannot be made again" in facts["measured"]["missing"]  # a model and data that were never named
     layers = facts["factorised"]
     assert layers
     for name, layer in layers.items():
-        assert layer["rank"] == run.report["ranks"][name]
+        assert layer["rank"] == run.findings["ranks"][name]
     fresh = models.build("lenet", (3, 14, 14), 3, seed=9)
     a, b = run.model(1), load(path, fresh)
     assert (outputs(a, (3, 14, 14)) - outputs(b, (3, 14, 14))).abs().max() < 1e-5
     trained(pf.FedAvg(), out=tmp_path / "other")
     with pytest.raises(ConfigError, match="makes no low-rank model"):
-        export_model(tmp_path / "other", "1", tmp_path / "two.safetensors", factorised=True)
+        pf.Run.open(tmp_path / "other").export("1", tmp_path / "two.safetensors", factorised=True)

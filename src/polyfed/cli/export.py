@@ -27,9 +27,9 @@ def export(
     import json
 
     from polyfed.cli.console import stdout
-    from polyfed.cli.folders import export_model
+    from polyfed.experiment.opened import Opened
 
-    path, about = export_model(run, client, out, factorised)
+    path, about = Opened(run).export(client, out, factorised)
     stdout.print(f"{path} and {about}", soft_wrap=True)
     if not factorised:
         return 0

@@ -24,10 +24,10 @@ def resume(
     if asked_by(run):
         pin()
     from polyfed.cli.execute import execute
-    from polyfed.cli.folders import config_of, is_search
+    from polyfed.cli.folders import is_search
     from polyfed.core.errors import ConfigError
     from polyfed.experiment.config import resolve
-    from polyfed.experiment.files import MARK, is_ours, locked, settle, unsealed
+    from polyfed.experiment.files import MARK, config_of, is_ours, locked, settle, unsealed
 
     if is_search(run) and is_ours(run):
         raise ConfigError(f"{run}: holds a search; the same polyfed tune command with --out {run} continues it")

@@ -24,8 +24,8 @@ def verify(
     if asked_by(run):
         pin()
     from polyfed.cli.console import stdout
-    from polyfed.cli.folders import config_of
     from polyfed.core.errors import ConfigError, RunError, closest
+    from polyfed.experiment.files import config_of
     from polyfed.experiment.verify import verify
 
     folders = [run]

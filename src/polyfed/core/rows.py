@@ -143,7 +143,8 @@ class SlotFile:
 
     def __init__(self, path: Path, n: int, size: int):
         self.path, self.n, self.size = path, n, size
-        path.touch()
+        if not path.exists():  # reading a run touches nothing
+            path.touch()
         self.restore(np.empty((0, 3), np.int64), np.empty(0, np.int64))
 
     def restore(self, index: np.ndarray, before: np.ndarray) -> None:

@@ -139,8 +139,8 @@ class Federation:
     def describe(self) -> dict[str, Any]:
         """What a run folder keeps of the data: a dict of strings, numbers, lists and None only.
 
-        Keys: dataset, partition, seed, test, options, classes, clients (name, train, validation, test, labels: training
-        samples per class, or None for regression), clusters (list or None), notes.
+        Keys: dataset, partition, seed, test, options, classes, inputs (shape of one), outputs, clients (name, train,
+        validation, test, labels: training samples per class, or None for regression), clusters (list or None), notes.
         """
         labels = self._labels()
         validation = np.zeros(self.n, dtype=np.int64) if self.validation is None else self.validation.counts
@@ -151,6 +151,8 @@ class Federation:
             "test": self.meta.get("test"),
             "options": dict(self.meta.get("options", {})),
             "classes": self.classes,
+            "inputs": list(self.input_shape),
+            "outputs": self.outputs,
             "clients": [
                 {
                     "name": name,

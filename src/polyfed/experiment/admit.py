@@ -25,11 +25,17 @@ from polyfed.core.task import Task
 from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Worker, expand
 from polyfed.data.federation import Federation
+from polyfed.data.readers import client_files
 from polyfed.engines.local import LocalEngine, make_plan
 from polyfed.experiment.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from polyfed.report import Table
+
+MANY = 6  # newcomers with a column of their own
+LINES = 12  # exchanges that the table shows
 
 
 @dataclass(eq=False)
@@ -66,6 +72,10 @@ class Admission:
         """One row per exchange: the mean over newcomers of the metric and of `alone`, bytes of all of them so far."""
         columns = {self.metric: "mean", "alone": "mean", "down_bytes": "sum", "up_bytes": "sum"}
         return self.table.groupby("exchange").agg(columns).reset_index()
+
+    def summary(self) -> "Table":
+        """The metric after each exchange: each newcomer's (if few), their mean, and what they reach alone."""
+        return admission_table(self)
 
     def figure(self) -> "Figure":
         """The metric against the number of exchanges: the mean, every newcomer as a thin line, and Local."""
@@ -118,9 +128,10 @@ def admit(
         raise ConfigError(f"exchanges: found {exchanges!r}, expected an integer of at least 0")
     if start not in ("offered", "common"):
         raise ConfigError(f"start: found {start!r}, expected offered or common")
-    fits(run.federation, newcomers)
+    fits(run.outline, newcomers)
     loop = run.loop
     task = loop.task
+    task.check(newcomers.train, run.outline.classes)
     splits = {k: s.to(task.device, task.dtype) for k, s in (("train", newcomers.train), ("test", newcomers.test))}
     split = "test" if len(newcomers.test.x) else "train"
     lr = getattr(loop.algorithm, "lr", None)
@@ -159,6 +170,26 @@ def fits(old: Federation, new: Federation) -> None:
     if new.outputs > old.outputs:
         what = "classes" if old.classes is not None else "numbers per target"
         raise DataError(f"newcomers: {new.outputs} {what}, the run's model has {old.outputs}")
+
+
+def newcomers(run: Run, data: str | Path, target: str | None = None) -> Federation:
+    """New clients from a CSV or npz file, or a folder with one for each, typed as the run's data are.
+
+    target: target column of CSV files; None: the run's own, else the last
+    """
+    place, of, old = Path(data), run.settings["data"], run.outline
+    if not place.exists():
+        raise DataError(f"{place}: there is no such file or folder")
+    found = Federation.from_files(
+        client_files(place) if place.is_dir() else [place],
+        target or of.get("options", {}).get("target"),
+        "regression" if old.classes is None else "classification",
+        classes=old.classes,
+        test_fraction=of.get("test-fraction", 0.2),
+        seed=run.settings["seed"],
+    )
+    fits(old, found)
+    return found
 
 
 class _Taking:
@@ -287,3 +318,35 @@ def admission_figure(found: Admission) -> "Figure":
         axes.set_ylabel(f"{found.split} {scale.header} of newcomers")
         figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=2)
     return figure
+
+
+def admission_table(found: "Admission") -> "Table":
+    """The metric after each exchange: every newcomer (where they are few), their mean, and what they reach alone."""
+    from polyfed.report import Table, words
+    from polyfed.report.table import Cell
+
+    scale, history = words.Scale(found.metric), found.history.to_dict("records")
+    each = found.names if 1 < len(found.names) <= MANY else ()
+    own = {(r["exchange"], r["client"]): r for r in found.table.to_dict("records")}
+    last = len(history) - 1
+    step = -(-last // LINES) or 1
+    rows = []
+    for k in [*range(0, last, step), last]:
+        row = history[k]
+        texts = [
+            str(k), *(scale.number(own[k, name][found.metric]) for name in each),
+            scale.number(row[found.metric]), scale.number(row["alone"]),
+            words.size(row["down_bytes"]), words.size(row["up_bytes"]),
+        ]  # fmt: skip
+        rows.append(tuple(Cell(text) for text in texts))
+    sign = 1 if found.metric == "accuracy" else -1
+    better = sum(sign * (own[last, n][found.metric] - own[last, n]["alone"]) > 0 for n in found.names)
+    notes = [
+        "alone: as many rounds of the same local training without anybody",
+        f"better off than alone after {words.count(last, 'exchange')}: {better} of {len(found.names)}",
+    ]
+    if found.clusters is not None:
+        places = [f"{n}: {'with none' if c < 0 else c}" for n, c in zip(found.names, found.clusters, strict=True)]
+        notes.append(f"cluster of the run: {', '.join(places[:20])}{', ...' if len(places) > 20 else ''}")
+    columns = ("exchange", *each, found.label if len(each) < 2 else "mean", "alone", "down", "up")
+    return Table(f"Newcomers to {found.label}, {found.split} {scale.header}", columns, tuple(rows), tuple(notes))

@@ -18,13 +18,13 @@ from torch import nn
 from polyfed.core.algorithm import REGISTRY
 from polyfed.core.augment import augmentation
 from polyfed.core.errors import ConfigError, DataError, ModelError, PolyfedError, closest
-from polyfed.core.schedule import Schedule, schedule_of
+from polyfed.core.schedule import schedule_of
 from polyfed.data.dataset import Dataset
 from polyfed.data.datasets import check_options, load, names
 from polyfed.data.federation import Federation
 from polyfed.data.partition import parse
 from polyfed.experiment.check import kebab
-from polyfed.experiment.config import Experiment, Method, attack_of, delays_at, dump, rule_of
+from polyfed.experiment.config import Experiment, Method, Model, Settings, attack_of, delays_at, dump, rule_of
 from polyfed.experiment.steps import local_steps_of
 
 CLIENTS = 20  # where the data has no clients of its own and no number is given
@@ -74,13 +74,7 @@ class Parts:
     def model(self, seed: int) -> nn.Module:
         """The model that every method of this seed starts from."""
         fed = self.federation(seed)
-        m = self.experiment.model
-        assert m.name is not None
-        if m.file is not None:
-            return _user_model(Path(m.file), m.name, fed, seed, m.options)
-        from polyfed import models
-
-        return models.build(m.name, fed.input_shape, fed.outputs, seed=seed, **m.options)
+        return make_model(self.experiment.model, fed.input_shape, fed.outputs, seed)
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -114,28 +108,8 @@ class Parts:
 
     def arguments(self) -> dict[str, Any]:
         """What `fit` and `compare` take besides model, federation, method and seed."""
-        s = self.experiment.settings
-        return {
-            "rounds": s.rounds,
-            "fraction": s.fraction,
-            "local_epochs": s.local_epochs or 1,
-            "local_steps": s.local_steps,
-            "batch_size": None if s.batch_size == "full" else s.batch_size,
-            "augment": s.augment,
-            "lr_decay": s.lr_decay,
-            "lr_decay_every": s.lr_decay_every,
-            "weight_decay": s.weight_decay,
-            "loss": s.loss,
-            "attack": None if s.attack is None else attack_of(s.attack),
-            "robust": None if s.robust is None else rule_of(s.robust),
-            "schedule": self._schedule(s.schedule),
-            "evaluate_every": s.evaluate_every,
-            "device": s.device,
-            "dtype": getattr(torch, s.dtype),
-            "chunk": s.chunk,
-            "workers": s.workers,
-            "checkpoint_every": s.checkpoint_every,
-        }
+        e = self.experiment
+        return arguments(e.settings, () if e.settings.schedule is None else self.federation(e.seeds[0]).names)
 
     def describe(self, method: Method) -> dict[str, Any]:
         """What config.toml says beyond what `fit` knows."""
@@ -146,12 +120,42 @@ class Parts:
             top["schedule"] = e.settings.schedule
         return top | {"data": dump(e.data), "model": dump(e.model), "algorithm": method.table()}
 
-    def _schedule(self, table: dict[str, Any] | None) -> Schedule | None:
-        """The [schedule] table. None: a uniform draw, without a clock."""
-        if table is None:
-            return None
-        names = self.federation(self.experiment.seeds[0]).names
-        return schedule_of(table, self.experiment.settings.fraction, names)
+
+def arguments(s: Settings, names: tuple[str, ...]) -> dict[str, Any]:
+    """What `fit` takes besides model, federation, method and seed. names: of the clients, for a schedule."""
+    return {
+        "rounds": s.rounds,
+        "fraction": s.fraction,
+        "local_epochs": s.local_epochs or 1,
+        "local_steps": s.local_steps,
+        "batch_size": None if s.batch_size == "full" else s.batch_size,
+        "augment": s.augment,
+        "lr_decay": s.lr_decay,
+        "lr_decay_every": s.lr_decay_every,
+        "weight_decay": s.weight_decay,
+        "loss": s.loss,
+        "attack": None if s.attack is None else attack_of(s.attack),
+        "robust": None if s.robust is None else rule_of(s.robust),
+        "schedule": None if s.schedule is None else schedule_of(s.schedule, s.fraction, names),
+        "evaluate_every": s.evaluate_every,
+        "device": s.device,
+        "dtype": getattr(torch, s.dtype),
+        "chunk": s.chunk,
+        "workers": s.workers,
+        "checkpoint_every": s.checkpoint_every,
+    }
+
+
+def make_model(m: Model, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
+    """The model of a [model] table, for inputs of this shape and this many outputs."""
+    assert m.name is not None
+    if m.file is not None:
+        return _user_model(
+            Path(m.file), m.name, {"input_shape": input_shape, "outputs": outputs, "seed": seed}, m.options
+        )
+    from polyfed import models
+
+    return models.build(m.name, input_shape, outputs, seed=seed, **m.options)
 
 
 # the user's own files
@@ -213,8 +217,8 @@ def _own(value: Any, module: ModuleType) -> bool:
     return getattr(value, "__module__", None) == module.__name__
 
 
-def _user_model(path: Path, name: str, fed: Federation, seed: int, options: dict[str, Any]) -> nn.Module:
-    """Call `name` of the file with what it takes of input_shape, outputs and seed, and its options."""
+def _user_model(path: Path, name: str, given: dict[str, Any], options: dict[str, Any]) -> nn.Module:
+    """Call `name` of the file with what it takes of `given` (input_shape, outputs, seed), and its options."""
     module = _import(path)
     make: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(make):
@@ -225,9 +229,8 @@ def _user_model(path: Path, name: str, fed: Federation, seed: int, options: dict
     for key in options:
         if key not in takes and not every:
             raise ConfigError(f"model.{kebab(key)}: {name} takes no such argument{closest(key, takes)}")
-    given = {"input_shape": fed.input_shape, "outputs": fed.outputs, "seed": seed}
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(given["seed"])
         try:
             made = make(**{k: v for k, v in given.items() if k in takes}, **options)
         except PolyfedError:

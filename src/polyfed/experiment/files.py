@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.checkpoint import reason
-from polyfed.core.errors import RunError
+from polyfed.core.errors import RunError, closest
 
 MARK = ".polyfed"
 OLD, MOVING = ".old", ".old-moving"  # results from before: all of them, or on their way in or out
@@ -124,6 +124,18 @@ def is_ours(folder: Path) -> bool:
             return f.readline().startswith("regime,")
     except (OSError, ValueError):
         return False
+
+
+def config_of(folder: Path) -> Path:
+    """The experiment file inside a run or comparison folder."""
+    if not folder.is_dir():
+        near = closest(folder.name, [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else [])
+        raise RunError(f"{folder}: there is no such folder{near}")
+    for name in ("comparison.toml", "config.toml"):
+        if (folder / name).is_file():
+            return folder / name
+    old = f"; results from before are in {folder / OLD}" if (folder / OLD).exists() else ""
+    raise RunError(f"{folder}: neither a run (no config.toml) nor a comparison (no comparison.toml){old}")
 
 
 def holds_results(folder: Path) -> bool:

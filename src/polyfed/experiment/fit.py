@@ -34,6 +34,7 @@ from polyfed.experiment.rehearsal import adds_up, check_robust
 from polyfed.experiment.run import Run, splits
 from polyfed.experiment.steps import LocalSteps, local_steps_of, recorded
 from polyfed.experiment.stop import interruptible
+from polyfed.experiment.watching import watchers
 from polyfed.threats import Attack, Forging, Rule, summary
 
 
@@ -113,7 +114,8 @@ def fit(
     out: run folder, not a used one; without it nothing is written
     resume: continue from the checkpoint in `out`, if there is one
     checkpoint_every: rounds between checkpoints; None: every ten seconds, and at the end
-    callbacks: called with a `Progress` after every round; one that returns True ends the run
+    callbacks: called with a `Progress` after every round; one that returns True ends the run. In a notebook a call
+        without any shows its progress
     describe: further tables for config.toml, such as {"data": {...}, "model": {...}}
 
     Returns a Run. Raises ConfigError, ModelError or DataError before training when something does not fit, Diverged
@@ -209,7 +211,9 @@ def fit(
                 store.log(run.plan)
             if defence:
                 store.log(defence)
-        return _train(run, first, first + rounds, data, evaluate_every, store, callbacks, engine, attackers)
+        return _train(
+            run, first, first + rounds, data, evaluate_every, store, callbacks or watchers(), engine, attackers
+        )
 
 
 def _in_short(text: str, most: int = 1000) -> str:

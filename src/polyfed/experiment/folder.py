@@ -117,7 +117,7 @@ class RunFolder:
         self.write("ledger.csv", run.ledger.to_csv(index=False))
         if run.clusters is not None:
             self.write("assignments.csv", csv_text(run.assignments.reset_index()))
-        self.write("report.json", json.dumps(_finite(run.report)))
+        self.write("report.json", json.dumps(_finite(run.findings)))
         self._models(run)
         self.log(f"{run.status} after round {run.loop.t}")
         self._flush()  # the summary says that all else is there

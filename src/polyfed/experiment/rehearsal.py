@@ -56,8 +56,8 @@ def counted(algorithm: Algorithm, rounds: int = 3) -> Sent:
         net = nn.Sequential(nn.Linear(8, 6), nn.Sigmoid(), nn.Linear(6, 3))
     task = Task(net, device="cpu")
     loop = rehearse(algorithm, task, Federation.from_arrays(sites, classes=3), Work(batch_size=None), rounds)
-    sizes = loop.ledger.frame().groupby("round")[["down_bytes", "up_bytes"]].mean().to_numpy() / (4 * task.p)
-    first, later = ((float(down), float(up)) for down, up in (sizes[0], sizes[-1]))
+    book = loop.ledger.array()
+    first, later = (tuple((book[book[:, 0] == t, 3:5].mean(0) / (4 * task.p)).tolist()) for t in (0, rounds - 1))
     return Sent(task.p, first, later, loop.used)
 
 

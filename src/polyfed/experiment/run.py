@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -11,18 +11,23 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.algorithm import Algorithm, State
-from polyfed.core.errors import ConfigError, closest
+from polyfed.core.errors import ConfigError, RunError, closest
+from polyfed.core.ledger import Ledger
 from polyfed.core.rounds import Loop
 from polyfed.data.federation import Federation
 from polyfed.models.factorised import factorised as factorised_model
 from polyfed.models.factorised import pack
 
+if TYPE_CHECKING:
+    from polyfed.experiment.admit import Admission
+    from polyfed.experiment.opened import Opened
 
-@dataclass(eq=False)
+
+@dataclass(eq=False, repr=False)
 class Run:
-    """A finished (or interrupted) training run.
+    """A training run: what `fit` returns, or what `Run.open` reads from a folder.
 
-    status: "finished", "interrupted" or "diverged"
+    status: "finished", "interrupted" or "diverged"; "unfinished" of a folder whose run was killed
     settings: everything that determines the numbers, as written to config.toml
     """
 
@@ -36,6 +41,33 @@ class Run:
     folder: Path | None = None
     ended: bool = False  # by a callback; a run that is over stays so when it is resumed
 
+    @staticmethod
+    def open(folder: str | Path, federation: Federation | None = None, model: nn.Module | None = None) -> "Opened":
+        """The run of a folder. Reading needs no data; what does (`evaluate`, `resume`) looks for them where they were.
+
+        federation, model: those of a run that was started from Python with its own, as they were when it began
+
+        Raises RunError, in one line, for a folder that is missing, damaged or not of a run.
+        """
+        from polyfed.experiment.opened import Opened
+
+        return Opened(folder, federation, model)
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The method."""
+        return self.loop.algorithm
+
+    @property
+    def rounds(self) -> int:
+        """Rounds done."""
+        return self.loop.t
+
+    @property
+    def outline(self) -> Federation:
+        """The clients: names, numbers of samples, shapes. The samples themselves are in `federation`."""
+        return self.federation
+
     @property
     def server(self) -> State:
         """The server's tensors."""
@@ -44,7 +76,7 @@ class Run:
     @property
     def plan(self) -> str | None:
         """What the method decided before the run: its solver and memory, for methods that have a choice."""
-        return self.loop.algorithm.plan(self.loop.task, self.loop.n)
+        return self.algorithm.plan(self.loop.task, self.loop.n)
 
     @property
     def personal(self) -> Tensor:
@@ -54,7 +86,7 @@ class Run:
     @property
     def common(self) -> Tensor | None:
         """[p]: the model that all clients have in common (FedSLR's GKR, Ditto's global one); None: there is none."""
-        return self.loop.algorithm.common(self.server)
+        return self.algorithm.common(self.server)
 
     def evaluate(self, models: Tensor | None, split: str = "test") -> dict[str, np.ndarray]:
         """Each client's metrics [n] of any models on its samples: one [p] for all, such as `common`, or [n, p].
@@ -66,7 +98,7 @@ class Run:
         if split not in found:
             raise ConfigError(f"no split {split!r}{closest(split, found)}; the federation has {', '.join(found)}")
         if models is None:
-            raise ConfigError(f"{self.loop.algorithm.name} has no common model to evaluate")
+            raise ConfigError(f"{self.algorithm.name} has no common model to evaluate")
         if models.shape[-1:] != (task.p,) or models.dim() > 2 or (models.dim() == 2 and len(models) != n):
             raise ConfigError(f"models: found shape {list(models.shape)}, expected [{task.p}] or [{n}, {task.p}]")
         data = found[split].to(task.device, task.dtype)
@@ -91,7 +123,7 @@ class Run:
         sparse: such a layer with a personal part is one dense layer, "merged", as fast as ever, or the pair and a
             sparse matrix, "beside", smaller, but faster for large linear layers only; see polyfed.models.factorised
         """
-        names = self.federation.names
+        names = self.outline.names
         if client not in (names if isinstance(client, str) else range(-self.loop.n, self.loop.n)):
             raise ConfigError(f"no client {client!r}{closest(str(client), names)}; there are {self.loop.n} of them")
         i = names.index(client) if isinstance(client, str) else range(self.loop.n)[client]
@@ -107,6 +139,18 @@ class Run:
         named = task.layout.named
         return factorised_model(task.model, pack(named(w), named(common), factors), sparse)
 
+    def __repr__(self) -> str:
+        from polyfed.report.notebook import sentence
+
+        name, clients = self.settings["algorithm"]["name"], self.outline.names
+        return sentence(name, self.status, self.rounds, clients, self.final, self.metric)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the answer, a table of the clients, the history."""
+        from polyfed.report.notebook import page
+
+        return page(repr(self), self.outline.names, self.final, self.metric, self.history)
+
     @property
     def history(self) -> pd.DataFrame:
         """One row per evaluated round and split: mean over clients, spread, worst client, bytes and seconds so far."""
@@ -116,22 +160,25 @@ class Run:
     def assignments(self) -> pd.DataFrame:
         """The groups over time: one row per evaluated round in which they changed, one column per client."""
         found = {r["round"]: r["assigned"] for r in self.records if "assigned" in r}
-        return pd.DataFrame.from_dict(found, orient="index", columns=list(self.federation.names)).rename_axis("round")
+        return pd.DataFrame.from_dict(found, orient="index", columns=list(self.outline.names)).rename_axis("round")
 
     @property
     def ledger(self) -> pd.DataFrame:
         """One row per round and participant: exchanges, bytes down and up, seconds."""
-        return self.loop.ledger.frame()
+        return self._billed().frame()
+
+    def _billed(self) -> Ledger:
+        return self.loop.ledger
 
     @property
-    def report(self) -> dict[str, Any]:
-        """What the method itself reports: clusters, mixing matrix, step sizes."""
-        return {k: _plain(v) for k, v in self.loop.algorithm.report(self.loop.server).items()}
+    def findings(self) -> dict[str, Any]:
+        """What the method itself found: clusters, mixing matrix, step sizes."""
+        return {k: _plain(v) for k, v in self.algorithm.report(self.server).items()}
 
     @property
     def clusters(self) -> np.ndarray | None:
         """[n] the group that the method found for each client, or None when it finds none."""
-        found = self.report.get("clusters")
+        found = self.findings.get("clusters")
         return None if found is None else np.asarray(found)
 
     @property
@@ -143,7 +190,7 @@ class Run:
     @property
     def clients(self) -> pd.DataFrame:
         """One row per client: sample counts, true and found cluster, final metrics per split, bytes, participations."""
-        fed, n = self.federation, self.loop.n
+        fed, n = self.outline, self.outline.n
         frame = pd.DataFrame({"client": list(fed.names)})
         for name, split in splits(fed).items():
             frame[f"{name}_samples"] = split.counts
@@ -152,7 +199,7 @@ class Run:
         for name, metrics in self.final.items():
             for key, values in metrics.items():
                 frame[f"{name}_{key}"] = values
-        return frame.assign(**self.loop.ledger.by_client(n))
+        return frame.assign(**self._billed().by_client(n))
 
     def save(self, folder: str | Path) -> Path:
         """Write the run folder: configuration, metrics, clients, ledger, checkpoint, models. Refuses a used folder."""
@@ -164,6 +211,47 @@ class Run:
             out.begin(self, fresh=True)
             out.finish(self)
         return out.path
+
+    def export(self, client: int | str, out: str | Path | None = None, factorised: bool = False) -> tuple[Path, Path]:
+        """Copy one client's model from the run's folder to a safetensors file, with a JSON file that says what it is.
+
+        client: name, or number from 0     out: the file; None: <client>.safetensors in the working folder
+        factorised: low-rank layers as two factors and what is sparse beside them (FedSLR, GPGD)
+
+        Returns both paths.
+        """
+        from polyfed.experiment.export import export
+
+        return export(self, client, None if out is None else Path(out), factorised)
+
+    def newcomers(self, data: str | Path, target: str | None = None) -> Federation:
+        """Clients to `admit`, from a CSV or npz file each: one file, or a folder of them. Inputs are not rescaled.
+
+        target: target column of CSV files; None: the run's, else the last
+        """
+        from polyfed.experiment.admit import newcomers
+
+        return newcomers(self, data, target)
+
+    def admit(
+        self, newcomers: Federation, exchanges: int = 10, start: Literal["offered", "common"] = "offered"
+    ) -> "Admission":
+        """Add new clients by the method's own rule, as `polyfed.admit` does; the run stays as it is."""
+        from polyfed.experiment.admit import admit
+
+        return admit(self, newcomers, exchanges, start=start)
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Write the page of this run, report.html in its folder or `out`; returns its path."""
+        from polyfed.report import write_report
+
+        return write_report(self.place(), out)
+
+    def place(self) -> Path:
+        """The run's folder. Raises RunError where it has none."""
+        if self.folder is None:
+            raise RunError("this run has no folder; write it to one with run.save(folder)")
+        return self.folder
 
 
 def splits(federation: Federation) -> dict[str, Any]:

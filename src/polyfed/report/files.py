@@ -46,7 +46,9 @@ class _Federation(_File):
     clients: list[_Client] = Field(min_length=1)
     dataset: str | None = None
     partition: str | None = None
-    classes: int | None = None
+    classes: NonNegativeInt | None = None
+    inputs: list[NonNegativeInt] | None = None
+    outputs: NonNegativeInt | None = None
     clusters: list[int] | None = None
     notes: list[str] = []
 

@@ -69,7 +69,7 @@ def _classes(figure: Figure, axes, counts: np.ndarray) -> None:
 
 def cluster_figure(run: RunFiles) -> Figure | None:
     """The clusters that a method found, as counts against the true ones, or as sizes where the truth is unknown."""
-    found, true = run.report.get("clusters"), run.federation.get("clusters")
+    found, true = run.findings.get("clusters"), run.federation.get("clusters")
     if not found or len(found) != run.n:
         return None
     columns, assigned = np.unique(np.array(found), return_inverse=True)
@@ -105,7 +105,7 @@ def cluster_figure(run: RunFiles) -> Figure | None:
 
 def mixing_figure(run: RunFiles) -> Figure | None:
     """The mixing matrix: how much client i (row) takes from client j (column); rows sum to one."""
-    mixing = run.report.get("mixing")
+    mixing = run.findings.get("mixing")
     if not mixing:
         return None
     m = np.array(mixing, dtype=float)

@@ -25,8 +25,8 @@ class RunFiles:
     """One run folder.
 
     label: the method (with its setting) that the run belongs to     seed: of the run
-    config, federation, report, summary: the files of those names; `summary` is made from the last evaluation, with
-    status "unfinished", where the run was killed before it could write one
+    config, federation, summary: the files of those names; `summary` is made from the last evaluation, with status
+    "unfinished", where the run was killed before it could write one     findings: report.json, what the method found
     metrics: one row per evaluated round and split     clients: one row per client, or None for an unfinished run
     """
 
@@ -37,7 +37,7 @@ class RunFiles:
     federation: dict[str, Any]
     metrics: pd.DataFrame
     clients: pd.DataFrame | None
-    report: dict[str, Any]
+    findings: dict[str, Any]
     summary: dict[str, Any]
 
     @property

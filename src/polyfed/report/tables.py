@@ -35,8 +35,8 @@ def compare_table(study: Study, to: str | None = None) -> Table | RichTable | st
     best = max(known, key=lambda k: known[k]) if len(known) > 1 else None
     reference = next((v.reference for v in pairs.client_verdicts(study).values() if v.reference), None)
     own = reference if reference and study.role(reference) == "own" else None
-    clustered = any(r.report.get("clusters") for r in study.runs)
-    scored = any(r.report.get("clusters") and r.federation.get("clusters") for r in study.runs)
+    clustered = any(r.findings.get("clusters") for r in study.runs)
+    scored = any(r.findings.get("clusters") and r.federation.get("clusters") for r in study.runs)
     columns = ["method<", scale.header, "worst client"]
     columns += ["gain / lose"] * (own is not None) + ["bytes per client", "time", "rounds", "steps/round", "seeds"]
     columns += ["clusters"] * clustered + ["ARI"] * scored
@@ -165,7 +165,7 @@ def _steps(mean: float) -> str:
 
 
 def _clusters(runs: list[RunFiles]) -> list[Cell]:
-    found = [r.report["clusters"] for r in runs if r.report.get("clusters")]
+    found = [r.findings["clusters"] for r in runs if r.findings.get("clusters")]
     if not found:
         return [Cell("–", {"clusters": None}), Cell("–", {"ari": None})]
     sizes = [len(set(c)) for c in found]
@@ -181,7 +181,7 @@ def _clusters(runs: list[RunFiles]) -> list[Cell]:
 
 def rand_index(run: RunFiles) -> float | None:
     """Adjusted Rand index of the clusters found against the true ones; None when either is unknown."""
-    true, found = run.federation.get("clusters"), run.report.get("clusters")
+    true, found = run.federation.get("clusters"), run.findings.get("clusters")
     if not true or not found or len(true) != len(found):
         return None
     from sklearn.metrics import adjusted_rand_score

@@ -181,8 +181,8 @@ def follow(progress: Progress) -> None:
         "accuracy": None if common is None else float(run.evaluate(common)["accuracy"].mean()),
         "parameters": float(numbers.mean()),
         "spread": float(numbers.std()),
-        "gkr_parameters": run.report.get("gkr_parameters"),
-        "ranks": run.report.get("ranks"),
+        "gkr_parameters": run.findings.get("gkr_parameters"),
+        "ranks": run.findings.get("ranks"),
     }
     with (run.folder / FOLLOWED).open("a") as f:
         f.write(json.dumps(row) + "\n")

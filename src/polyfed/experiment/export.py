@@ -1,0 +1,101 @@
+"""One client's model out of a run folder: a safetensors file, and a JSON file that says what it is."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from polyfed.algorithms._shared.lowrank import places
+from polyfed.core.checkpoint import reason
+from polyfed.core.errors import ConfigError, PolyfedError, RunError, closest
+from polyfed.experiment.folder import client_model, safe
+from polyfed.experiment.run import Run
+from polyfed.models.factorised import as_weight, measure, pack
+from polyfed.report import files as reading
+
+BATCH = 20  # samples for which an exported model is timed, as in Table 9 of FedSLR's paper
+
+
+def export(run: Run, client: int | str, out: Path | None, factorised: bool = False) -> tuple[Path, Path]:
+    """Copy a client's tensors to `out`, low-rank layers as factors if asked, and describe them in a JSON beside it.
+
+    With factors the JSON also has what the dense and the factorised models were measured to take, under "measured".
+    """
+    folder = run.place()
+    config, federation = reading.config(folder), reading.federation(folder)
+    names, asked = [c["name"] for c in federation["clients"]], str(client)
+    name = names[int(asked)] if asked not in names and asked.isdecimal() and int(asked) < len(names) else asked
+    if name not in names:
+        raise ConfigError(f"client: found {client!r}{closest(asked, names)}, expected a name or 0 to {len(names) - 1}")
+    found = client_model(folder, names.index(name), name)
+    if found is None:
+        raise RunError(f"{folder}: has no models yet; finish it with: polyfed resume {folder}")
+    target = out or Path(f"{safe(name)}.safetensors")
+    if target.suffix != ".safetensors":
+        raise ConfigError(f"out: found {str(target)!r}, expected a name ending in .safetensors")
+    about, path = target.with_suffix(".json"), folder / "fixed.safetensors"
+    named, shared = found
+    fixed = reading.tensors(path) if path.is_file() else {}  # with them it is a complete state of the module
+    facts = {
+        "client": name,
+        "shared_by_all_clients": shared,
+        "model": config.get("model", {}),
+        "classes": federation.get("classes"),
+        "tensors": _shapes(named | fixed),
+        "dtype": config.get("dtype"),
+        "algorithm": config.get("algorithm", {}),
+        "data": {k: v for k, v in config.get("data", {}).items() if k != "dir"},
+        "seed": config.get("seed"),
+        "run": folder.resolve().name,
+        "polyfed": config.get("versions", {}).get("polyfed"),
+    }
+    tensors = _factors(run, named) if factorised else None
+    if tensors is not None:
+        layers = {
+            k[:-2]: (t.shape[1], len(tensors.get(f"{k[:-2]}.at", ()))) for k, t in tensors.items() if k[-2:] == ".U"
+        }
+        facts["tensors"] = _shapes(tensors)
+        facts["factorised"] = {k: {"rank": rank, "nonzeros": some} for k, (rank, some) in layers.items()}
+        facts["measured"] = _measured(run, name, tensors)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_name(f".{target.name}.draft")
+        save_file((named if tensors is None else tensors) | fixed, draft)
+        os.replace(draft, target)
+        about.write_text(json.dumps(facts, indent=1) + "\n")
+    except OSError as e:
+        raise RunError(f"cannot write {target}: {reason(e)}") from None
+    return target, about
+
+
+def _shapes(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
+    return {key: list(t.shape) for key, t in tensors.items()}
+
+
+def _factors(run: Run, named: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A client's model as factors: its tensors, the common model and its factors from the server's state."""
+    factors, w = run.algorithm.factors(run.server), run.common
+    if factors is None or w is None:
+        raise ConfigError(
+            f"factorised: {run.algorithm.name} makes no low-rank model; fedslr (structure LR+S or LR+LR) and gpgd do"
+        )
+    sheets = places(run.server).items()
+    common = {key: as_weight(sheet.unfold(w), named[key].shape) for key, sheet in sheets if key in factors}
+    return pack(named, common, factors)
+
+
+def _measured(run: Run, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Bytes, milliseconds and output differences of all forms of the model for a batch of test samples.
+
+    {"missing": why} where the model or the data cannot be had, as for runs from Python.
+    """
+    try:
+        model = run.model(name).to("cpu")
+        x = run.federation.test.to("cpu", run.loop.task.dtype).x[:BATCH]
+        forms = measure(model, tensors, x)
+    except PolyfedError as e:
+        return {"missing": f"the run's model cannot be made again from its folder ({e})"}
+    return {"samples": len(x), "threads": 1, "fastest": min(forms, key=lambda f: forms[f]["ms"]), "forms": forms}

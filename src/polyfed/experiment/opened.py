@@ -1,0 +1,329 @@
+"""A run read back from its folder. Results come from its files; the models, the method and the server's state from its
+last checkpoint. Nothing is written, and the data are looked for only where samples are needed.
+"""
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from polyfed.core import checkpoint
+from polyfed.core.algorithm import REGISTRY, Algorithm, State
+from polyfed.core.augment import augmentation
+from polyfed.core.batches import Work
+from polyfed.core.errors import ConfigError, PolyfedError, RunError
+from polyfed.core.ledger import COLUMNS, Ledger
+from polyfed.core.randomness import client_keys
+from polyfed.core.rounds import Loop, part
+from polyfed.core.rows import is_mapped
+from polyfed.core.schedule import Uniform
+from polyfed.core.split import Split
+from polyfed.core.stacked import LOSSES
+from polyfed.core.task import Task
+from polyfed.core.worker import Plan
+from polyfed.data.federation import Federation
+from polyfed.engines.local import LocalEngine, check_rows, make_rows, pick_device
+from polyfed.experiment import files
+from polyfed.experiment.build import Parts, algorithms_of, arguments, make_model
+from polyfed.experiment.check import Where, check
+from polyfed.experiment.config import INFORMATION, TABLES, Model, Settings, attack_of, resolve
+from polyfed.experiment.fit import Callback, digest, fit
+from polyfed.experiment.folder import client_model
+from polyfed.experiment.run import Run
+from polyfed.experiment.steps import local_steps_of
+from polyfed.report import files as reading
+
+SPLITS = ("train", "validation", "test")
+METRICS = ("loss", "accuracy", "rmse")
+NEEDED = ("seed", "dtype", "model", "data", "plan")  # keys of config.toml
+SAID = ("data", "model", "algorithm", "schedule", "device", "chunk", "workers", "checkpoint-every", "start")
+
+
+class Opened(Run):
+    """A run that was read from its folder, see `Run.open`. `status` is "unfinished" where it was killed."""
+
+    def __init__(self, folder: str | Path, federation: Federation | None = None, model: nn.Module | None = None):
+        path = Path(folder)
+        config = files.config_of(path)
+        if config.name == "comparison.toml":
+            some = sorted(path.glob("runs/*-seed*"))
+            raise ConfigError(
+                f"{path}: is a comparison; name one of its runs" + (f", such as {some[0]}" if some else "")
+            )
+        self.folder = self._at = path
+        self._given, self._own = federation, model
+        self.settings = files.unsealed(config)
+        missing = [key for key in NEEDED if key not in reading.config(path)]
+        if missing:
+            raise RunError(f"{config}: the key {missing[0]!r} is missing")
+        self._about = reading.federation(path)
+        names = [c["name"] for c in self._about["clients"]]
+        found = reading.summary(path) if (path / "summary.json").exists() else {}
+        self._table = _clients(path, names) if found else None
+        self.status, self.seconds = found.get("status", "unfinished"), found.get("seconds") or 0.0
+        self._rounds: int | None = found.get("rounds")
+        self.records = [{k: np.nan if v is None else v for k, v in r.items()} for r in reading.metrics(path)]
+        self.final = {} if self._table is None else _final(self._table)
+        self.ended = False
+
+    def __getattr__(self, name: str) -> Any:
+        """`loop` and `federation`, made when they are first asked for: most that a folder can say needs neither."""
+        if name not in ("loop", "federation"):
+            raise AttributeError(f"a Run has no {name!r}")
+        self.__dict__[name] = self._reopened() if name == "loop" else self._data(forged=True)
+        return self.__dict__[name]
+
+    # from the files
+
+    @property
+    def rounds(self) -> int:
+        last = self.records[-1]["round"] if self.records else 0
+        return last if self._rounds is None else self._rounds
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        return super().clients if self._table is None else self._table.copy()
+
+    @property
+    def ledger(self) -> pd.DataFrame:
+        if not (self._at / "ledger.csv").exists():
+            return super().ledger
+        try:
+            return reading.ledger(self._at).astype(dict.fromkeys(COLUMNS[:-1], "int64"))
+        except (KeyError, ValueError) as e:
+            raise RunError(f"{self._at / 'ledger.csv'}: not the ledger of a run ({checkpoint.reason(e)})") from None
+
+    def _billed(self) -> Ledger:
+        found = Ledger()
+        found.restore(self._state[0]["ledger"])
+        return found
+
+    @property
+    def findings(self) -> dict[str, Any]:
+        return reading.report(self._at) if (self._at / "report.json").exists() else super().findings
+
+    @cached_property
+    def outline(self) -> Federation:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Who the clients are, how many samples each has and of which shape, from federation.json; no sample."""
+        about = self._about
+        if about.get("inputs") is None or about.get("outputs") is None:  # written by an older version
+            return self.federation
+        rows = about["clients"]
+        parts = {k: _hollow([r.get(k) or 0 for r in rows], about) for k in SPLITS}
+        return Federation(
+            parts["train"],
+            parts["test"],
+            tuple(r["name"] for r in rows),
+            parts["validation"] if parts["validation"].counts.any() else None,
+            about["classes"],
+            None if about.get("clusters") is None else np.array(about["clusters"]),
+        )
+
+    # from the checkpoint
+
+    @cached_property
+    def _state(self) -> tuple[State, dict[str, Any]]:
+        """The last checkpoint's tensors and what is said of them."""
+        place = self._at / "checkpoint"
+        if not checkpoint.checkpoints(place):
+            raise RunError(f"{self._at}: has no model yet; finish it with: polyfed resume {self._at}")
+        tensors, meta, _ = checkpoint.load(place, partial(check_rows, self._at))
+        if self._rounds not in (None, meta["t"]):
+            raise RunError(
+                f"{place}: the last checkpoint is damaged; found one of round {meta['t']}, expected {self._rounds}"
+            )
+        return tensors, meta
+
+    @property
+    def server(self) -> State:
+        return self.loop.server if "loop" in self.__dict__ else part(self._state[0], "server.")
+
+    @cached_property
+    def algorithm(self) -> Algorithm:  # pyright: ignore[reportIncompatibleMethodOverride]
+        table = dict(self._state[1]["fingerprint"]["algorithm"])
+        file = table.pop("file", None)
+        if file is not None:
+            algorithms_of(Path(file))  # which registers them
+        return REGISTRY.make(table.pop("name", None), {key.replace("-", "_"): v for key, v in table.items()})
+
+    @cached_property
+    def _module(self) -> nn.Module:
+        """The model with the parameters that the run began with, and with the frozen tensors of its folder."""
+        table = {k: v for k, v in self.settings["model"].items() if k != "parameters"}
+        if self._own is not None:
+            model = copy.deepcopy(self._own)
+        elif "name" not in self.settings["data"]:
+            raise RunError(
+                f"{self._at}: its model was given in Python ({table.get('name')}); open the folder with "
+                "polyfed.Run.open(folder, model=...)"
+            )
+        else:
+            found = check(Model, table, "model", self._where)
+            model = make_model(found, self.outline.input_shape, self.outline.outputs, self.settings["seed"])
+        path = self._at / "fixed.safetensors"
+        try:
+            model.load_state_dict(reading.tensors(path) if path.is_file() else {}, strict=False)
+        except RuntimeError as e:
+            raise RunError(f"model: not the one of {self._at} ({' '.join(str(e).split())})") from None
+        return model
+
+    def _check_layout(self, task: Task) -> None:
+        """Raise RunError for a model that is not the run's, as far as the files of its clients' models can tell."""
+        found = client_model(self._at, 0, self._about["clients"][0]["name"])
+        expected = {} if found is None else {name: list(t.shape) for name, t in found[0].items()}
+        has = {name: list(t.shape) for name, t in task.layout.named(task.w0).items()}
+        p = self.settings["model"].get("parameters", task.p)
+        if task.p != p or (expected and has != expected):
+            differ = [name for name in {**expected, **has} if has.get(name) != expected.get(name)] if expected else []
+            which = f", not the same at {differ[0]}" if differ else ""
+            raise RunError(f"model: not the one of {self._at}: found {task.p:,} parameters, expected {p:,}{which}")
+
+    def _reopened(self) -> Loop:
+        """The loop as the last checkpoint has it, with no samples behind it; it does not go on, see `resume`."""
+        tensors, meta = self._state
+        fed, a = self.outline, self._arguments
+        try:
+            plan = Plan(**self.settings["plan"])
+        except TypeError as e:
+            raise RunError(f"{self._at / 'config.toml'}: [plan] is not the plan of a run ({e})") from None
+        device = pick_device("auto" if plan.device.startswith("cuda") else "cpu")
+        task = Task(self._module, a["loss"], weight_decay=a["weight_decay"], device=device, dtype=a["dtype"])
+        self._check_layout(task)
+        steps = local_steps_of(a["local_steps"], fed.names)
+        work = Work(a["local_epochs"], steps, a["batch_size"], augmentation(a["augment"], fed.input_shape))
+        seed, plan = self.settings["seed"], Plan(plan.chunk, 1, str(device), plan.path)
+        engine = LocalEngine(task, fed.train, client_keys(fed.names), work, seed, plan)
+        place = self._at if is_mapped(part(tensors, "client.")) else None
+        rows = make_rows(self.algorithm, task, fed.n, 1, place, tensors)
+        decay = a["lr_decay"], a["lr_decay_every"]
+        loop = Loop(task, fed.train, fed.names, self.algorithm, Uniform(), engine, rows, seed, *decay)
+        loop.restore(tensors, meta)
+        return loop
+
+    # settings
+
+    @property
+    def _where(self) -> Where:
+        return Where(self._at / "config.toml", self.settings, {})
+
+    @property
+    def _objects(self) -> list[str]:
+        """The settings that were objects of Python, of which config.toml has a word only."""
+        s = self.settings
+        return [
+            key
+            for key, found in (
+                ("loss", s.get("loss") not in LOSSES),
+                ("augment", s.get("augment") == "function"),
+                ("local-steps", s.get("local-steps") == "function"),
+                ("schedule", isinstance(s.get("schedule"), str)),
+            )
+            if found
+        ]
+
+    @cached_property
+    def _arguments(self) -> dict[str, Any]:
+        """What `fit` was called with; what no file holds raises an error when it is used."""
+        aside = {*TABLES, *INFORMATION, "start", *self._objects}
+        known = {k: v for k, v in self.settings.items() if k not in aside}
+        found = arguments(check(Settings, known, "", self._where, TABLES), self.outline.names)
+        return found | {key.replace("-", "_"): self._gone(key) for key in self._objects}
+
+    def _gone(self, key: str) -> Callable[..., Any]:
+        def refuse(*_: Any, **__: Any) -> Any:
+            raise self._unknown(key)
+
+        return refuse
+
+    def _unknown(self, key: str) -> ConfigError:
+        return ConfigError(
+            f"{self._at}: its {key} was an object of Python, which no file holds; go on with "
+            "polyfed.fit(..., out=folder, resume=True)"
+        )
+
+    # with the data
+
+    def _data(self, forged: bool) -> Federation:
+        """The run's data, given or read again. forged: with what an attack on the labels has made of them."""
+        s = self.settings
+        if self._given is not None:
+            fed = self._given
+        elif "name" not in s["data"]:
+            raise RunError(
+                f"{self._at}: its data are needed and were given in Python ({self.outline.n} clients); open the "
+                "folder with polyfed.Run.open(folder, federation=...)"
+            )
+        else:
+            try:
+                fed = Parts(resolve(self._at / "config.toml")).federation(s["seed"])
+            except PolyfedError as e:
+                where = s["data"].get("dir") or s["data"]["name"]
+                raise RunError(f"{self._at}: its data, {where}, are needed and cannot be read ({e})") from None
+        attacked = fed if s.get("attack") is None else attack_of(s["attack"]).poison(fed, s["seed"])
+        if s["data"].get("digest") not in (None, digest(attacked)):
+            raise RunError(f"{self._at}: its data are not the ones it was trained on")
+        return attacked if forged else fed
+
+    def evaluate(self, models: Tensor | None, split: str = "test") -> dict[str, np.ndarray]:
+        self.loop.task.check(self.federation.train, self.federation.classes)
+        return super().evaluate(models, split)
+
+    def resume(self, rounds: int | None = None, callbacks: Sequence[Callback] = ()) -> Run:
+        """Train on from the last checkpoint, to the numbers of a run that was never interrupted, and write the folder.
+
+        rounds: in all; None: as many as the run was to have     callbacks: as for `fit`
+
+        Raises RunError where the data cannot be had or have changed, ConfigError for settings that no file holds.
+        """
+        if self._objects:
+            raise self._unknown(self._objects[0])
+        given: dict[str, Any] = self._arguments | {"rounds": self.settings["rounds"] if rounds is None else rounds}
+        model, federation, seed = self._module, self._data(forged=False), self.settings["seed"]
+        described = {key: self.settings[key] for key in SAID if key in self.settings}
+        with files.locked(self._at):
+            files.settle(self._at)
+            return fit(
+                model, federation, self.algorithm, seed=seed, out=self._at, resume=True, callbacks=callbacks,
+                describe=described, **given,
+            )  # fmt: skip
+
+
+def _hollow(counts: list[int], about: dict[str, Any]) -> Split:
+    """A split of so many samples whose values are not there: NaN, in no memory."""
+    total, classes = sum(counts), about["classes"]
+    x = torch.full((1,), torch.nan).view([1] * (1 + len(about["inputs"]))).expand(total, *about["inputs"])
+    y = (
+        x.new_full((1, 1), torch.nan).expand(total, about["outputs"])
+        if classes is None
+        else torch.zeros(1).long().expand(total)
+    )
+    return Split(x, y, np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
+
+
+def _clients(folder: Path, names: list[str]) -> pd.DataFrame:
+    """clients.csv with the types that `Run.clients` has."""
+    found = reading.clients(folder, names)
+    columns = {str(c): c.partition("_")[2] for c in found}
+    types = {c: "Int64" for c in columns if c in ("cluster", "assigned")}
+    types |= {c: "float64" for c, key in columns.items() if key in METRICS}
+    try:
+        return found.astype(types)
+    except (ValueError, TypeError) as e:
+        raise RunError(f"{folder / 'clients.csv'}: not a readable table ({checkpoint.reason(e)})") from None
+
+
+def _final(table: pd.DataFrame) -> dict[str, Mapping[str, np.ndarray]]:
+    """The metrics of clients.csv, by split."""
+    found: defaultdict[str, dict[str, np.ndarray]] = defaultdict(dict)
+    for column in table:
+        split, _, key = str(column).partition("_")
+        if split in SPLITS and key in METRICS:
+            found[split][key] = table[column].to_numpy()
+    return {**found}

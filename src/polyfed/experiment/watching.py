@@ -1,0 +1,39 @@
+"""Progress in a notebook: one line that is written over, shown by a `fit` that was given no callbacks."""
+
+import multiprocessing
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from polyfed.experiment.fit import Callback, Progress
+
+EVERY = 0.2  # seconds between lines
+
+
+def in_notebook() -> bool:
+    """Whether this is a cell of a notebook, or IPython's prompt; not a process that was started from one."""
+    found = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return found is not None and found() is not None and multiprocessing.parent_process() is None
+
+
+def watchers() -> "tuple[Callback, ...]":
+    """The callbacks of a `fit` that was given none."""
+    return (Line(),) if in_notebook() else ()
+
+
+class Line:
+    """The round, and the last evaluation."""
+
+    def __init__(self) -> None:
+        self.note, self.told = "", 0.0
+
+    def __call__(self, step: "Progress") -> None:
+        if step.records:
+            record, metric = step.records[-1], step.run.metric
+            self.note = f"{record['split']} {metric} {record[metric]:.4g}"
+        over = step.round == step.rounds
+        if over or time.monotonic() - self.told > EVERY:
+            self.told = time.monotonic()
+            line = f"{step.run.algorithm.name}: round {step.round}/{step.rounds}  {self.note}"
+            print(f"\r{line:<72}", end="\n" if over else "", flush=True)
