@@ -97,7 +97,7 @@ def config(folder: Path, name: str = "config.toml") -> Table:
     path = folder / name
     try:
         return _checked(path, tomllib.loads(text(path)), _Config)
-    except (tomllib.TOMLDecodeError, RecursionError) as e:
+    except (ValueError, RecursionError) as e:  # not TOML; integers of thousands of digits
         raise RunError(f"{path}: not valid TOML ({_line(e)})") from None
 
 
@@ -150,7 +150,7 @@ def clients(folder: Path, names: Sequence[str] | None = None) -> pd.DataFrame:
     """One row per client, in the order of `names` if given; what is not a number where one belongs is refused."""
     path = folder / "clients.csv"
     found = _csv(path, ("client",), lambda c: c == "rounds" or c.endswith(CELLS))
-    found["client"] = found["client"].map(unmarked)
+    found["client"] = found["client"].fillna("").map(unmarked)
     if names is not None and found["client"].tolist() != list(names):
         raise RunError(
             f"{path}: its {len(found)} rows are not the {len(names)} clients of federation.json, in their order"
