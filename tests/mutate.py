@@ -27,7 +27,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import contextmanager
 from functools import cache
 from itertools import zip_longest
@@ -45,6 +45,8 @@ CORE = {  # file -> the methods whose rows of the shared tables show it, and its
 }  # fmt: skip
 STAGES = ("certificates", "other certificates", "conformance")
 ENDS = (*STAGES, "timed out", "undecided", "survived")
+HEAVY = ("pandas", "pytest", "scipy.optimize", "scipy.cluster.hierarchy", "scipy.sparse.csgraph", "torch", "sympy",
+         "matplotlib.figure", "hypothesis", "pydantic", "rich.console", "safetensors.torch")  # fmt: skip
 BY_HAND = (  # mutations that once survived every test: file, what was there, what is
     ("fedamp", "self.lam / self.step(n)", "self.lam * self.step(n)"),
     ("fedamp", "self.lam / self.alpha", "self.lam * self.alpha"),
@@ -64,7 +66,7 @@ STALENESS = {"round.sent": "round.t", "round.t": "(round.t + 1)", "round.n": "le
 WEIGHTS = {"round.samples": "torch.ones_like(round.samples)", "round.ids": "torch.arange(len(round.ids))"}
 SHAPES = {"view", "reshape", "expand", "new_zeros", "zeros", "unsqueeze", "squeeze", "flatten", "unflatten", "require",
           "norm", "stack", "cat", "softmax", "triu_indices", "size", "getattr", "to", "empty"}  # fmt: skip
-SPOKEN = {"__post_init__", "report", "plan", "in_step", "averages", "__repr__"}
+SPOKEN = {"__post_init__", "report", "plan", "memory", "in_step", "averages", "__repr__"}
 
 
 def mutations(node: ast.AST, personal: bool):
@@ -156,6 +158,7 @@ def mutants(path: Path) -> list[dict]:
     skipped, inside = set(), {}
     for node in order:
         if isinstance(node, ast.FunctionDef):
+            skipped |= {id(child) for child in ast.walk(node.returns)} if node.returns else set()
             inside.update({id(child): node for child in ast.walk(node)})
         spoken = isinstance(node, ast.Raise | ast.JoinedStr | ast.arguments | ast.Assert) or (
             isinstance(node, ast.FunctionDef) and (node.name in SPOKEN)
@@ -240,11 +243,11 @@ def drawn(all_of_them: list[dict], count: int, seed: str) -> list[dict]:
 
 
 class Rows:
-    """A pytest plugin: of shared tables the rows of some methods, without kills; writes down the test at work, then
-    the first that failed."""
+    """A pytest plugin: of shared tables the rows of some methods, without kills; tests that caught something before
+    come first. Writes down the test at work, then the first that failed."""
 
-    def __init__(self, methods: set[str], notes: Path, skip: set[str]):
-        self.methods, self.notes, self.skip = methods, notes, skip
+    def __init__(self, methods: set[str], notes: Path, skip: set[str], catches: Counter[str]):
+        self.methods, self.notes, self.skip, self.catches = methods, notes, skip, catches
 
     def wanted(self, item) -> bool:
         """Tables have a row per method; a trap may be any method's."""
@@ -258,7 +261,7 @@ class Rows:
         return str(getattr(row, "name", row)).split("(")[0] in self.methods
 
     def pytest_collection_modifyitems(self, items):
-        items[:] = [i for i in items if self.wanted(i)]
+        items[:] = sorted((i for i in items if self.wanted(i)), key=lambda i: -self.catches[i.nodeid])
 
     def pytest_runtest_logstart(self, nodeid):
         (self.notes / "now").write_text(nodeid)
@@ -320,9 +323,9 @@ def child(copy: Path, what: list[str], plugin: Rows) -> int:
     return int(pytest.main(words, plugins=[plugin]))
 
 
-def fails(copy: Path, what: list[str], methods: set[str], skip: set[str], timeout: float) -> tuple[str, bool]:
+def fails(copy: Path, what: list[str], plugin: Rows, timeout: float) -> tuple[str, bool]:
     """The first test that fails, or "" if none does; and whether it was stopped after `timeout` seconds."""
-    notes = copy / "notes"
+    notes = plugin.notes
     shutil.rmtree(notes, ignore_errors=True)
     notes.mkdir()
     pid = os.fork()
@@ -330,7 +333,7 @@ def fails(copy: Path, what: list[str], methods: set[str], skip: set[str], timeou
         os.setsid()
         status = 70
         try:
-            status = child(copy, what, Rows(methods, notes, skip))
+            status = child(copy, what, plugin)
         finally:
             os._exit(status)
     now, since = "import", time.monotonic()
@@ -353,11 +356,12 @@ def undisturbed(test: str, timeout: float) -> float:
     began = time.monotonic()
     with copied() as copy:
         rows = {name for methods, _ in related(copy).values() for name in methods}
-        failed = fails(copy, ["src/polyfed/__init__.py" if test == "import" else test], rows, set(), timeout)[0]
+        plugin = Rows(rows, copy / "notes", set(), Counter())
+        failed = fails(copy, ["src/polyfed/__init__.py" if test == "import" else test], plugin, timeout)[0]
     return float("inf") if failed else time.monotonic() - began
 
 
-def run(m: dict, timeout: float, skip: set[str]) -> tuple[str, str]:
+def run(m: dict, timeout: float, skip: set[str], catches: Counter[str]) -> tuple[str, str]:
     """Which stage notices a mutant, and by which test. Tests that fail without it are added to `skip`."""
     with copied() as copy:
         methods, named = related(copy)[m["file"]]
@@ -367,7 +371,8 @@ def run(m: dict, timeout: float, skip: set[str]) -> tuple[str, str]:
         for stage, what in zip(STAGES, (named, files, ["tests/conformance"]), strict=True):
             while True:
                 before = set(named) if stage == "other certificates" else set()
-                test, stopped = fails(copy, what, methods, skip | before, timeout)
+                plugin = Rows(methods, copy / "notes", skip | before, catches)
+                test, stopped = fails(copy, what, plugin, timeout)
                 if not test:
                     break
                 seconds = undisturbed(test, timeout)
@@ -405,7 +410,7 @@ def main() -> int:
     given = ask.parse_args()
     os.environ.setdefault("POLYFED_DATA", str(ROOT.parent / "shared" / "data"))
     os.environ["OMP_NUM_THREADS"] = "1"
-    for heavy in ("pandas", "pytest", "scipy.optimize", "scipy.cluster.hierarchy", "scipy.sparse.csgraph", "torch"):
+    for heavy in HEAVY:
         importlib.import_module(heavy)  # once, for all children
     everything = sorted(p.stem for p in (ROOT / FOLDER).glob("[!_]*.py")) + sorted(CORE)
     files = given.files or everything
@@ -422,7 +427,7 @@ def main() -> int:
         if key(m) in results and not (given.again and results[key(m)]["caught"] in ("survived", "undecided")):
             continue
         began = time.monotonic()
-        caught, test = run(m, given.timeout, skip)
+        caught, test = run(m, given.timeout, skip, Counter(r["by"] for r in results.values()))
         results[key(m)] = {k: m[k] for k in ("file", "line", "in", "kind", "was", "is")} | {
             "caught": caught,
             "by": test,
