@@ -80,7 +80,7 @@ def test_beta_extrapolates(problem, beta):
 def test_a_step_that_reaches_the_personal_model_is_refused(lr, lam):
     """1 - lr lam is what is left of w_i - theta_i: nothing at 1, the other side of theta_i beyond."""
     with pytest.raises(
-        ConfigError, match=rf"algorithm.lr of PFedMe: found {lr}, expected less than 1 / lam = {1 / lam:.4g}"
+        ConfigError, match=rf"algorithm.lr of PFedMe: found {lr}, expected a number below 1 / lam = {1 / lam:.4g}"
     ):
         pf.PFedMe(lr, lam=lam)
     assert pf.PFedMe(0.99 / lam, lam=lam).lr < lr
