@@ -51,8 +51,6 @@ EQUIVALENT = {  # (file, function, what was there, what is) -> why nothing can t
     ("fedlin", "aggregate", "len(server['w'])", "len(server['e'])"): "both vectors are as long as the model",
     ("fedspa", "erdos_renyi_kernel", "scale * sum(shapes[k]) >= sizes[k]", "scale * sum(shapes[k]) > sizes[k]"):
         "at equality the rule asks for exactly all of a layer, which both give",
-    ("pfedme", "local_update", "batch.live > 0", "batch.live >= 0"):
-        "the worker puts clients with most steps first, so that none that has finished stands before one that has not",
     ("partial", "personal", "0", "1"): "the mask is one message for all clients, so that its rows are equal",
 }  # fmt: skip
 HEAVY = ("pandas", "pytest", "scipy.optimize", "scipy.cluster.hierarchy", "scipy.sparse.csgraph", "torch", "sympy",
