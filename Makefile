@@ -17,8 +17,8 @@ test: .venv/ready-dev   ## every check: format, lint, types, tests
 test-long: .venv/ready-dev   ## the reproductions that take minutes to hours
 	$(BIN)/python -m pytest -m long
 
-mutate: .venv/ready-dev   ## change one thing in a method at a time: do its tests notice? ONLY="fedamp cfl" COUNT=10
-	$(BIN)/python tests/mutate.py $(ONLY) --count $(or $(COUNT),10) --out $(RUNS)/mutations.json
+mutate: .venv/ready-dev   ## change one thing at a time: do the tests notice? ONLY="fedamp cfl" COUNT=10 SEED=1 MINUTES=60
+	$(BIN)/python tests/mutate.py $(ONLY) --count $(or $(COUNT),5) --seed $(or $(SEED),0) --minutes $(or $(MINUTES),inf)
 
 torture: .venv/ready-dev   ## kill commands again and again: does every file come out the same? CASES=100 SEED=0 ONLY=run,tune
 	$(BIN)/python tests/torture.py --cases $(or $(CASES),100) --seed $(or $(SEED),0) $(if $(ONLY),--only "$(ONLY)")

@@ -1,13 +1,18 @@
 """Change one thing in a method, run its tests, see whether any of them notices: `make mutate`, or
 
-    python tests/mutate.py [FILE ...] [--count N] [--seed S] [--timeout SECONDS] [--jobs J] [--out results.json]
+    python tests/mutate.py [FILE ...] [--count N] [--seed S] [--minutes M] [--timeout SECONDS] [--again] [--by-hand]
 
-FILE is a file of src/polyfed/algorithms, as ifca or fpfc/pairs (none: all); --count mutants of each are drawn, one kind
-after the other. Sources and tests are copied to a temporary folder, so that the checkout is never touched. Every mutant
-meets first the certificates that its methods name, then the rest of their files and of the traps, then the methods'
-rows of the conformance table; the first test that fails ends it. Left alone are settings and their checks, what a
-method says about itself, shapes, devices and error messages. Kills are not repeated per mutant. A mutant may also run
-out of time: on a busy machine that says nothing, so it counts for itself. What survived is judged in docs/mutations.md.
+FILE is a file of src/polyfed/algorithms, as ifca or fpfc/pairs, or of `CORE` (none: all); --count mutants of each are
+drawn, one kind after the other, the first of each file first. Every result is appended to --out, and what stands there is
+not run again: after an interruption, or --minutes, the same command goes on. --again repeats those that survived.
+
+Sources and tests are copied to a temporary folder, so that the checkout is never touched. Every mutant meets first the
+certificates that its methods name, then the rest of their files and of the traps, then the methods' rows of the
+conformance table; the first test that fails ends it, and is then run without the mutation: one that fails there too
+says nothing and is left out. A test that runs for longer than --timeout counts as caught only where it takes less than
+a quarter of that undisturbed; otherwise the mutant is undecided. Left alone are settings and their checks, what a
+method says about itself, shapes, devices and error messages. Kills are not repeated per mutant. What survived is judged
+in docs/mutations.md.
 """
 
 import argparse
@@ -23,13 +28,44 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "src/polyfed/algorithms"
+CORE = {  # file -> the methods whose rows of the shared tables show it, and its own tests
+    "uplinks": ({"fedavg", "scaffold", "ifca", "pacfl", "fedbuff"}, [
+        "tests/threats/test_threatened.py", "tests/certificates/test_pacfl.py", "tests/certificates/test_scaffold.py",
+        "tests/certificates/test_fedavg.py", "tests/certificates/test_asynchronous.py",
+    ]),
+    "solvers": ({"fedavg", "scaffold", "fedcet", "fpfc"}, ["tests/core/test_solvers.py"]),
+    "newcomer": ({"fedavg", "scaffold", "ditto", "fedamp", "ifca"}, ["tests/certificates/test_admit.py"]),
+}  # fmt: skip
 STAGES = ("certificates", "other certificates", "conformance")
-ENDS = (*STAGES, "timed out", "survived")
+ENDS = (*STAGES, "timed out", "undecided", "equivalent", "survived")
+EQUIVALENT = {  # (file, function, what was there, what is) -> why nothing can tell; these are not run
+    ("fpfc/devicedual", "_outsiders", "nodes.size > 1", "nodes.size >= 1"):
+        "a node of one client has no spread, and its one client is its pivot, which never leaves",
+    ("fedlin", "aggregate", "len(server['w'])", "len(server['e'])"): "both vectors are as long as the model",
+    ("fedspa", "erdos_renyi_kernel", "scale * sum(shapes[k]) >= sizes[k]", "scale * sum(shapes[k]) > sizes[k]"):
+        "at equality the rule asks for exactly all of a layer, which both give",
+    ("newcomer", "downlink", "self.rows[KNOWN].any", "self.rows[KNOWN].all"): "there is one newcomer, hence one row",
+    ("_shared/parts", "personal", "0", "1"): "the mask is one message for all clients, so that its rows are equal",
+}  # fmt: skip
+HEAVY = ("pandas", "pytest", "scipy.optimize", "scipy.cluster.hierarchy", "scipy.sparse.csgraph", "torch", "sympy",
+         "matplotlib.figure", "hypothesis", "pydantic", "rich.console", "safetensors.torch")  # fmt: skip
+BY_HAND = (  # mutations that once survived every test: file, what was there, what is
+    ("fedamp", "self.lam / self.step(n)", "self.lam * self.step(n)"),
+    ("fedamp", "self.lam / self.alpha", "self.lam * self.alpha"),
+    ("fedamp", "local_sgd(task, u,", "local_sgd(task, client['w'] if type(self) is FedAMP else u,"),
+    ("fedamp", "local_sgd(task, u,", "local_sgd(task, client['w'] if type(self) is HeurFedAMP else u,"),
+    ("fedspa", "change.mean(0)", "change.sum(0) / unpack(server['mask'][round.ids], len(w)).sum(0).clamp(min=1)"),
+    ("cfl", "norms.max() <= self.eps2", "norms.mean() <= self.eps2"),
+    ("fedcet", "self.safety / L.max()", "self.safety / L.mean()"),
+    ("fedcet", "0.98 * L[round.ids]", "1.0 * L[round.ids]"),
+)
 OPERATORS = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.Pow: "*", ast.BitAnd: "|", ast.BitOr: "&"}
 COMPARISONS = {ast.Lt: ("<=", ">"), ast.LtE: ("<", ">="), ast.Gt: (">=", "<"), ast.GtE: (">", "<="),
                ast.Eq: ("!=",), ast.NotEq: ("==",)}  # fmt: skip
@@ -39,7 +75,7 @@ STALENESS = {"round.sent": "round.t", "round.t": "(round.t + 1)", "round.n": "le
 WEIGHTS = {"round.samples": "torch.ones_like(round.samples)", "round.ids": "torch.arange(len(round.ids))"}
 SHAPES = {"view", "reshape", "expand", "new_zeros", "zeros", "unsqueeze", "squeeze", "flatten", "unflatten", "require",
           "norm", "stack", "cat", "softmax", "triu_indices", "size", "getattr", "to", "empty"}  # fmt: skip
-SPOKEN = {"__post_init__", "report", "plan", "in_step", "averages", "__repr__"}
+SPOKEN = {"__post_init__", "report", "plan", "memory", "in_step", "averages", "__repr__"}
 
 
 def mutations(node: ast.AST, personal: bool):
@@ -74,10 +110,24 @@ def mutations(node: ast.AST, personal: bool):
             yield "staleness", STALENESS[whole]
         if whole in WEIGHTS:
             yield "index" if whole.endswith("ids") else "weight", f"__import__('torch').{WEIGHTS[whole][6:]}"
-        if node.attr in SWAPS:
+        if node.attr in SWAPS and whole not in ("up.mean", "up.sum"):  # the whole call is changed below
             yield "min/max/mean", f"({text(node.value)}).{SWAPS[node.attr]}"
     elif isinstance(node, ast.Call) and text(node.func) in ("min", "max"):
         yield "min/max/mean", f"{SWAPS[text(node.func)]}({', '.join(map(text, node.args + node.keywords))})"
+    elif isinstance(node, ast.Call) and text(node.func) in ("up.mean", "up.sum"):
+        name, within = text(node.args[0]), [k for k in node.keywords if k.arg in ("within", "out")]
+        weighted = len(node.args) + len(node.keywords) - len(within) > 1
+        if weighted:
+            rest = [name] + [text(k) for k in within]
+            yield "weight", f"{text(node.func)}({', '.join(rest)})"
+        elif text(node.func) == "up.mean":
+            yield "weight", f"up.mean({name}, round.samples)"
+        if within:
+            yield "dropped", f"up.mean({', '.join(text(a) for a in node.args)})"
+        else:
+            other = "up.sum" if text(node.func) == "up.mean" else "up.mean"
+            rest = [text(a) for a in node.args] + [text(k) for k in node.keywords]
+            yield "min/max/mean", f"{other}({', '.join(rest)})"
     elif isinstance(node, ast.Call) and text(node.func) == "mean" and len(node.args) > 1:
         yield "weight", f"mean({text(node.args[0])})"
     if isinstance(node, ast.Call) and "sgd" in text(node.func) and len(node.args) > 1:
@@ -98,7 +148,15 @@ def keys_of(tree: ast.AST) -> dict[str, set[str]]:
         key = node.slice if isinstance(node, ast.Subscript) else None
         if isinstance(key, ast.Constant) and isinstance(key.value, str):
             found[ast.unparse(node.value)].add(key.value)
+        if (key := upload(node)) is not None:
+            found["up"].add(key.value)
     return found
+
+
+def upload(node: ast.AST) -> ast.Constant | None:
+    """The name of the upload that `up.mean` or `up.sum` is asked for."""
+    asked = isinstance(node, ast.Call) and ast.unparse(node.func) in ("up.mean", "up.sum")
+    return node.args[0] if asked and isinstance(node.args[0], ast.Constant) else None
 
 
 def mutants(path: Path) -> list[dict]:
@@ -109,10 +167,15 @@ def mutants(path: Path) -> list[dict]:
     skipped, inside = set(), {}
     for node in order:
         if isinstance(node, ast.FunctionDef):
+            skipped |= {id(child) for child in ast.walk(node.returns)} if node.returns else set()
             inside.update({id(child): node for child in ast.walk(node)})
         spoken = isinstance(node, ast.Raise | ast.JoinedStr | ast.arguments | ast.Assert) or (
             isinstance(node, ast.FunctionDef) and (node.name in SPOKEN)
         )
+        if isinstance(node, ast.If) and all(isinstance(s, ast.Raise) for s in node.body):
+            skipped |= {id(child) for child in ast.walk(node.test)}  # a check
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.require":
+            skipped |= {id(child) for child in ast.walk(node)}
         shape = isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in SHAPES
         if spoken or isinstance(node, ast.ClassDef):
             parts = node.body if isinstance(node, ast.ClassDef) else [node]
@@ -142,6 +205,10 @@ def mutants(path: Path) -> list[dict]:
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.ctx, ast.Load):
             name, own = ast.unparse(node.value), node.slice.value
             changes += [("index", f"{name}[{k!r}]") for k in sorted(keys_of(inside[id(node)])[name]) if k != own]
+        if (key := upload(node)) is not None:
+            rest = [ast.unparse(a) for a in node.args[1:]] + [ast.unparse(k) for k in node.keywords]
+            for k in sorted(keys_of(inside[id(node)])["up"] - {key.value}):
+                changes.append(("index", f"{ast.unparse(node.func)}({', '.join([repr(k), *rest])})"))
         statement = isinstance(node, ast.AugAssign) or (
             isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript)
         )
@@ -159,6 +226,9 @@ def mutants(path: Path) -> list[dict]:
 
 def changed(source: str, m: dict) -> str:
     """The source with one mutation made."""
+    if m["kind"] == "by hand":
+        assert source.count(m["was"]) == 1, m
+        return source.replace(m["was"], m["is"])
     tree = ast.parse(source)
     old, new = list(ast.walk(tree))[m["at"]], ast.parse(m["is"]).body[0]
 
@@ -178,39 +248,36 @@ def drawn(all_of_them: list[dict], count: int, seed: str) -> list[dict]:
     queues, out = [kinds[k] for k in rng.sample(sorted(kinds), len(kinds))], []
     while len(out) < count and any(queues):
         out += [q.pop() for q in queues if q]
-    return sorted(out[:count], key=lambda m: m["line"])
+    return out[:count]
 
 
 class Rows:
-    """A pytest plugin: of shared tables the rows of some methods, without kills; notes the first failure."""
+    """A pytest plugin: of shared tables the rows of some methods, without kills; tests that caught something before
+    come first. Writes down the test at work, then the first that failed."""
 
-    def __init__(self, methods: set[str], note: Path, skip: set[str]):
-        self.methods, self.note, self.skip = methods, note, skip
+    def __init__(self, methods: set[str], notes: Path, skip: set[str], catches: Counter[str]):
+        self.methods, self.notes, self.skip, self.catches = methods, notes, skip, catches
 
-    def of(self, item) -> str | None:
+    def wanted(self, item) -> bool:
+        """Tables have a row per method; a trap may be any method's."""
+        test = item.nodeid.split("[")[0]
+        if {item.nodeid, test} & self.skip or {"graves", "undisturbed"} & set(item.fixturenames):
+            return False
         params = item.callspec.params if hasattr(item, "callspec") else {}
-        found = params.get("method", params.get("cls", params.get("name")))
-        return getattr(found, "name", found)
-
-    def rival(self, item) -> bool:
-        """A trap's row for another method."""
-        return "test_traps" in item.nodeid and self.of(item) is not None
+        row = params.get("method", params.get("cls", params.get("name")))
+        if "conformance/" not in test and (row is None or "test_traps" not in test):
+            return True
+        return str(getattr(row, "name", row)).split("(")[0].replace("-", "") in self.methods
 
     def pytest_collection_modifyitems(self, items):
-        items[:] = [
-            i
-            for i in items
-            if i.nodeid.split("[")[0] not in self.skip
-            and (
-                str(self.of(i)).split("(")[0].replace("-", "") in self.methods
-                or ("conformance/" not in i.nodeid and not self.rival(i))
-            )
-            and not {"graves", "undisturbed"} & set(i.fixturenames)
-        ]
+        items[:] = sorted((i for i in items if self.wanted(i)), key=lambda i: -self.catches[i.nodeid])
+
+    def pytest_runtest_logstart(self, nodeid):
+        (self.notes / "now").write_text(nodeid)
 
     def pytest_runtest_logreport(self, report):
-        if report.failed and not self.note.exists():
-            self.note.write_text(report.nodeid)
+        if report.failed and not (self.notes / "failed").exists():
+            (self.notes / "failed").write_text(report.nodeid)
 
     def pytest_collectreport(self, report):
         self.pytest_runtest_logreport(report)
@@ -243,7 +310,7 @@ def related(copy: Path) -> dict[str, tuple[set[str], list[str]]]:
         methods = set().union(*(papers[p][0] for p in users if papers[p][1]))
         first = ["tests/certificates/test_admit.py"] if file.endswith("/newcomer") else []
         found[file] = (methods, first + [n for p in sorted(users) for n in papers[p][1]])
-    return found
+    return found | {f: (methods, list(tests)) for f, (methods, tests) in CORE.items()}
 
 
 def _paper(file: str) -> str:
@@ -251,8 +318,22 @@ def _paper(file: str) -> str:
     return file if file.startswith("_shared/") else file.split("/")[0]
 
 
-def child(copy: Path, stage: int, methods: set[str], named: list[str], note: Path) -> int:
-    """Run one stage of the tests on the copy, in a process of its own."""
+def source_of(root: Path, file: str) -> Path:
+    return root / ("src/polyfed/core" if file in CORE else FOLDER) / f"{file}.py"
+
+
+@contextmanager
+def copied():
+    """A folder with a copy of the sources and tests."""
+    with tempfile.TemporaryDirectory() as folder:
+        for part in ("src", "tests", "docs"):
+            shutil.copytree(ROOT / part, Path(folder, part), ignore=shutil.ignore_patterns("images"))
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        yield Path(folder)
+
+
+def child(copy: Path, what: list[str], plugin: Rows) -> int:
+    """Run tests on the copy, in a process of its own."""
     import pytest
 
     os.chdir(copy)
@@ -260,82 +341,142 @@ def child(copy: Path, stage: int, methods: set[str], named: list[str], note: Pat
     sys.path[:0] = [str(copy / "src"), str(copy / "tests" / "conformance")]
     with open(os.devnull, "w") as null:
         os.dup2(null.fileno(), 1), os.dup2(null.fileno(), 2)
-    files = list(dict.fromkeys([n.split("::")[0] for n in named] + ["tests/certificates/test_traps.py"]))
-    what = (named, files, ["tests/conformance"])[stage]
-    skip = set(named) if stage == 1 else set()
     words = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(copy), *dict.fromkeys(what)]
-    return int(pytest.main(words, plugins=[Rows(methods, note, skip)]))
+    return int(pytest.main(words, plugins=[plugin]))
 
 
-def run(copy: Path, methods: set[str], named: list[str], timeout: float) -> tuple[str, str, float]:
-    """Which stage notices, by which test; "survived" if none does."""
-    began = time.monotonic()
-    for stage, label in enumerate(STAGES):
-        note = copy / f"failed-{stage}"
-        note.unlink(missing_ok=True)
-        pid = os.fork()
-        if pid == 0:
-            os.setsid()
-            status = 70
-            try:
-                status = child(copy, stage, methods, named, note)
-            finally:
-                os._exit(status)
-        until = time.monotonic() + timeout
-        while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0 and time.monotonic() < until:
-            time.sleep(0.05)
-        if ended[0] == 0:
+def fails(copy: Path, what: list[str], plugin: Rows, timeout: float) -> tuple[str, bool]:
+    """The first test that fails, or "" if none does; and whether it was stopped after `timeout` seconds."""
+    notes = plugin.notes
+    shutil.rmtree(notes, ignore_errors=True)
+    notes.mkdir()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        status = 70
+        try:
+            status = child(copy, what, plugin)
+        finally:
+            os._exit(status)
+    now, since = "import", time.monotonic()
+    while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0:
+        if (at := notes / "now").exists() and (test := at.read_text()) != now:
+            now, since = test, time.monotonic()
+        if time.monotonic() > since + timeout:
             os.killpg(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            return "timed out", f"{label}, {timeout:.0f} s", time.monotonic() - began
-        if os.waitstatus_to_exitcode(ended[1]) not in (0, 5):
-            test = note.read_text() if note.exists() else "import"
-            return label, test, time.monotonic() - began
-    return "survived", "", time.monotonic() - began
+            return now, True
+        time.sleep(0.05)
+    if os.waitstatus_to_exitcode(ended[1]) in (0, 5):
+        return "", False
+    return (notes / "failed").read_text() if (notes / "failed").exists() else "import", False
+
+
+@cache
+def undisturbed(test: str, timeout: float) -> float:
+    """Seconds that a test takes without a mutation; infinite if it fails or takes longer than `timeout`."""
+    began = time.monotonic()
+    with copied() as copy:
+        rows = {name for methods, _ in related(copy).values() for name in methods}
+        plugin = Rows(rows, copy / "notes", set(), Counter())
+        failed = fails(copy, ["src/polyfed/__init__.py" if test == "import" else test], plugin, timeout)[0]
+    return float("inf") if failed else time.monotonic() - began
+
+
+def run(m: dict, timeout: float, skip: set[str], catches: Counter[str]) -> tuple[str, str]:
+    """Which stage notices a mutant, and by which test. Tests that fail without it are added to `skip`."""
+    with copied() as copy:
+        methods, named = related(copy)[m["file"]]
+        path = source_of(copy, m["file"])
+        path.write_text(changed(path.read_text(), m))
+        files = list(dict.fromkeys([n.split("::")[0] for n in named] + ["tests/certificates/test_traps.py"]))
+        for stage, what in zip(STAGES, (named, files, ["tests/conformance"]), strict=True):
+            while True:
+                before = set(named) if stage == "other certificates" else set()
+                plugin = Rows(methods, copy / "notes", skip | before, catches)
+                test, stopped = fails(copy, what, plugin, timeout)
+                if not test:
+                    break
+                seconds = undisturbed(test, timeout)
+                if stopped:
+                    return "timed out" if seconds < timeout / 4 else "undecided", test
+                if seconds < float("inf"):
+                    return stage, test
+                print(f"left out, as it fails without a mutation: {test}", flush=True)
+                skip.add(test)
+    return "survived", ""
+
+
+def by_hand() -> list[dict]:
+    jobs = []
+    for file, was, put in BY_HAND:
+        line = source_of(ROOT, file).read_text().split(was)[0].count("\n") + 1
+        jobs.append({"file": file, "line": line, "in": "", "kind": "by hand", "was": was, "is": put})
+    return jobs
+
+
+def key(m: dict) -> tuple:
+    return tuple(m[k] for k in ("file", "line", "kind", "was", "is"))
 
 
 def main() -> int:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("files", nargs="*")
-    ask.add_argument("--count", type=int, default=10)
+    ask.add_argument("--count", type=int, default=5)
     ask.add_argument("--seed", type=int, default=0)
+    ask.add_argument("--minutes", type=float, default=float("inf"))
     ask.add_argument("--timeout", type=float, default=300.0)
-    ask.add_argument("--jobs", type=int, default=1)
-    ask.add_argument("--out", type=Path, default=Path("mutations.json"))
+    ask.add_argument("--again", action="store_true")
+    ask.add_argument("--by-hand", action="store_true")
+    ask.add_argument("--out", type=Path, default=ROOT / "tests" / "mutations.jsonl")
     given = ask.parse_args()
     os.environ.setdefault("POLYFED_DATA", str(ROOT.parent / "shared" / "data"))
     os.environ["OMP_NUM_THREADS"] = "1"
-    for heavy in ("pandas", "pytest", "scipy.optimize", "scipy.cluster.hierarchy", "scipy.sparse.csgraph", "torch"):
+    for heavy in HEAVY:
         importlib.import_module(heavy)  # once, for all children
-    files = given.files or [named(path, ROOT) for path in sources(ROOT)]
-    jobs = [
-        m for f in files for m in drawn(mutants(ROOT / FOLDER / f"{f}.py"), given.count, f"{given.seed} {f}")
-    ]  # fmt: skip
-    results = []
-
-    def one(m: dict) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            copy = Path(folder)
-            for part in ("src", "tests", "docs"):
-                shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("images"))
-            shutil.copy(ROOT / "pyproject.toml", copy)
-            methods, named = related(copy)[m["file"]]
-            path = copy / FOLDER / f"{m['file']}.py"
-            path.write_text(changed(path.read_text(), m))
-            caught, test, seconds = run(copy, methods, named, given.timeout)
-        results.append({k: m[k] for k in ("file", "line", "in", "kind", "was", "is")} | {"caught": caught, "by": test})
+    everything = [named(path, ROOT) for path in sources(ROOT)] + sorted(CORE)
+    files = given.files or everything
+    ways = {f: mutants(source_of(ROOT, f)) for f in everything}
+    drafts = [drawn(ways[f], given.count, f"{given.seed} {f}") for f in files]
+    jobs = by_hand() if given.by_hand else [m for turn in zip_longest(*drafts) for m in turn if m]
+    known = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
+    results = {key(r): r for r in known}
+    skip: set[str] = set()
+    until = time.monotonic() + 60 * given.minutes
+    for m in jobs:
+        if time.monotonic() > until:
+            break
+        if key(m) in results and not (given.again and results[key(m)]["caught"] in ("survived", "undecided")):
+            continue
+        began = time.monotonic()
+        if (why := EQUIVALENT.get((m["file"], m["in"], m["was"], m["is"]))) is not None:
+            caught, test = "equivalent", why
+        else:
+            caught, test = run(m, given.timeout, skip, Counter(r["by"] for r in results.values()))
+        results[key(m)] = {k: m[k] for k in ("file", "line", "in", "kind", "was", "is")} | {
+            "caught": caught,
+            "by": test,
+        }
         given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(results, indent=1))
+        with given.out.open("a") as out:
+            out.write(json.dumps(results[key(m)]) + "\n")
         where = f"{m['file']}.py:{m['line']} {m['in']}"
-        print(f"{caught:18} {seconds:5.0f} s  {where}: {m['was']}  ->  {m['is']}   {test}", flush=True)
+        print(f"{caught:18} {time.monotonic() - began:5.0f} s  {where}: {m['was']}  ->  {m['is']}   {test}", flush=True)
 
-    with ThreadPoolExecutor(given.jobs) as pool:
-        list(pool.map(one, jobs))
-    print("\n| file | made | " + " | ".join(ENDS) + " |\n|---" + "|---" * (1 + len(ENDS)) + "|")
-    for f in [*files, "all"]:
-        mine = [r["caught"] for r in results if f in (r["file"], "all")]
-        count = Counter(mine)
-        print(f"| {f} | {len(mine)} | " + " | ".join(str(count[s]) for s in ENDS) + " |")
+    made = [results[key(m)] for f in everything for m in drawn(ways[f], given.count, f"{given.seed} {f}")
+            if key(m) in results]  # fmt: skip
+    print("\n| file | possible | made | " + " | ".join(ENDS) + " |\n|---" + "|---" * (2 + len(ENDS)) + "|")
+    for f in [*everything, "all"]:
+        mine = [r["caught"] for r in made if f in (r["file"], "all")]
+        size = sum(len(ways[g]) for g in everything if f in (g, "all"))
+        print(f"| {f} | {size} | {len(mine)} | " + " | ".join(str(mine.count(end)) for end in ENDS) + " |")
+    print("\n| by hand | caught by |\n|---|---|")
+    for m in by_hand():
+        r = results.get(key(m), {"caught": "not run", "by": ""})
+        print(f"| {m['file']}.py: `{m['was']}` to `{m['is']}` | {r['caught']}: `{r['by']}` |")
+    for r in made:
+        if r["caught"] in ENDS[len(STAGES) :]:
+            print(f"{r['caught']}: {r['file']}.py:{r['line']} {r['in']}: {r['was']}  ->  {r['is']}   {r['by']}")
     return 0
 
 

@@ -156,7 +156,7 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def in_files(algorithm: Any, task: Any, n: int, cohort: int, folder: Path, saved: Any = None) -> Any:
+def in_files(algorithm: Any, task: Any, n: int, cohort: int, folder: Path, saved: Any = None, *_: Any) -> Any:
     return rows.MappedRows(n, algorithm.init_client(task, task.w0), folder / "rows")
 
 

@@ -243,7 +243,8 @@ def test_models_by_name_and_position(tmp_path):
         found.model("new-2")
     assert found.save(tmp_path / "a") == tmp_path / "a"
     names = sorted(p.relative_to(tmp_path / "a").as_posix() for p in (tmp_path / "a").rglob("*.*"))
-    assert names == ["admission.csv", "admission.svg", "models/new-0.safetensors", "models/new-1.safetensors"]
+    models = ["models/new-0.safetensors", "models/new-1.safetensors"]
+    assert names == [".polyfed", "admission.csv", "admission.svg", *models]  # the first marks the folder as polyfed's
 
 
 def test_a_method_that_cannot_grow_is_named():

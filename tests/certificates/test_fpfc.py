@@ -296,7 +296,7 @@ def test_two_legs_are_one(shared):
 def test_what_cannot_be_set_out_from_is_refused():
     problem = LeastSquares(seed=0, clients=3, dim=4)
     local = problem.fit(pf.Local(0.05), rounds=1)
-    with pytest.raises(ConfigError, match=r"start: scaffold cannot set out"):
+    with pytest.raises(ConfigError, match=r"start: scaffold cannot be warm-started"):
         problem.fit(pf.Scaffold(0.05), rounds=1, start=local)
     with pytest.raises(ConfigError, match=r"start: the run is of other clients or another model"):
         LeastSquares(seed=0, clients=4, dim=4).fit(pf.FPFC(0.05), rounds=1, start=local)
@@ -325,13 +325,19 @@ def test_shared_layers_are_the_weighted_mean_of_the_participants():
     run = fit_two_layers(pf.FPFC(0.05, lam=0.5, shared_layers="0"), fraction=0.5, workers=1)
     shared = run.loop.task.layout.mask("0")
     assert torch.equal(run.personal[:, shared], run.server["common"].expand(4, -1))
-    ups, engine = [], run.loop.engine
+    tallies, engine = [], run.loop.engine
     exchange = engine.exchange
-    engine.exchange = lambda *a: ups.append(exchange(*a)) or ups[-1]
+
+    def watched(algorithm, rows, down, round, tally, *rest):
+        tally.added = {}  # rows are kept, not added up
+        tallies.append(tally)
+        return exchange(algorithm, rows, down, round, tally, *rest)
+
+    engine.exchange = watched
     ids = run.loop.step()
     n = torch.tensor([9.0, 14, 11, 20], dtype=torch.float64)[ids, None]
     assert len(ids) == 2
-    expected = (n * ups[0].up["common"]).sum(0) / n.sum()
+    expected = (n * tallies[0].uplinks()["common"]).sum(0) / n.sum()
     assert torch.allclose(run.server["common"], expected, atol=1e-14)
     sent = run.loop.algorithm.downlink(run.server, run.loop.round(np.arange(4)))
     assert torch.equal(sent.shared["common"], run.server["common"])

@@ -6,7 +6,11 @@ import torch
 from problems import LeastSquares
 
 import polyfed as pf
+from polyfed.core.batches import Batches, Work
 from polyfed.core.errors import ConfigError
+from polyfed.core.randomness import client_keys
+from polyfed.core.split import Split
+from polyfed.core.task import Task
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +84,25 @@ def test_beta_extrapolates(problem, beta):
 def test_a_step_that_reaches_the_personal_model_is_refused(lr, lam):
     """1 - lr lam is what is left of w_i - theta_i: nothing at 1, the other side of theta_i beyond."""
     with pytest.raises(
-        ConfigError, match=rf"algorithm.lr of PFedMe: found {lr}, expected less than 1 / lam = {1 / lam:.4g}"
+        ConfigError, match=rf"algorithm.lr of PFedMe: found {lr}, expected a number below 1 / lam = {1 / lam:.4g}"
     ):
         pf.PFedMe(lr, lam=lam)
     assert pf.PFedMe(0.99 / lam, lam=lam).lr < lr
+
+
+def test_a_client_that_has_finished_stays_where_it_is():
+    """Each client ends where it ends alone, also where its neighbours take more steps and stand behind it."""
+    rng, sizes = np.random.default_rng(0), (2, 9, 5)
+    split = Split.of([(torch.tensor(rng.normal(size=(k, 3))), torch.tensor(rng.integers(0, 2, k))) for k in sizes])
+    task, keys = Task(torch.nn.Linear(3, 2).double()), client_keys(["a", "b", "c"])
+    start = torch.tensor(rng.normal(size=(3, task.p)))
+
+    def trained(at):
+        data = Batches(split, np.array(at), keys[at], Work(epochs=2, batch_size=2), 0, 0)
+        private, up = pf.PFedMe(0.05, lam=LAM).local_update(task, {}, {"w": start[at]}, data, None)
+        return torch.stack([private["w"], up["w"]], dim=1)
+
+    assert torch.allclose(trained([0, 1, 2]), torch.cat([trained([i]) for i in range(3)]), atol=1e-12)
 
 
 def test_one_vector_each_way(problem):
