@@ -3,7 +3,7 @@
     python tests/mutate.py [FILE ...] [--count N] [--seed S] [--minutes M] [--timeout SECONDS] [--again] [--by-hand]
 
 FILE is a file of src/polyfed/algorithms, as ifca or fpfc/pairs, or of `CORE` (none: all); --count mutants of each are
-drawn, one kind after the other, the first of each file first. Every result is appended to --out, and what stands there is
+drawn, one kind after the other, the first of each file first. Every result is appended to --out; what stands there is
 not run again: after an interruption, or --minutes, the same command goes on. --again repeats those that survived.
 
 Sources and tests are copied to a temporary folder, so that the checkout is never touched. Every mutant meets first the
