@@ -39,7 +39,7 @@ def test_availability_picks_only_who_is_there():
         ids = Availability(trace, 0.5).cohort(0, t, KEYS)
         assert len(ids) == 2
         assert trace[t % 2, ids].all()
-    with pytest.raises(ConfigError, match="nobody is reachable in round 1"):
+    with pytest.raises(ConfigError, match="no client is reachable in round 1"):
         Availability(np.array([[True], [False]])).cohort(0, 1, KEYS[:1])
 
 

@@ -143,7 +143,8 @@ class Federation:
         validation, test, labels: training samples per class, or None for regression), clusters (list or None), notes.
         """
         labels = self._labels()
-        validation = np.zeros(self.n, dtype=np.int64) if self.validation is None else self.validation.counts
+        none = np.zeros(self.n, dtype=np.int64)
+        validation, test = (none if split is None else split.counts for split in (self.validation, self.test))
         return {
             "dataset": self.meta.get("dataset"),
             "partition": self.meta.get("partition"),
@@ -158,7 +159,7 @@ class Federation:
                     "name": name,
                     "train": int(self.train.counts[i]),
                     "validation": int(validation[i]),
-                    "test": int(self.test.counts[i]),
+                    "test": int(test[i]),
                     "labels": None if labels is None else labels[i].tolist(),
                 }
                 for i, name in enumerate(self.names)
