@@ -232,6 +232,8 @@ CASES = {
     "true for a number": (lambda tmp: typed("rounds=true"), "rounds"),
     "a number in quotes": (lambda tmp: toml(tmp, '[algorithm]\nname = "fedavg"\nlr = "0.1"'), "algorithm.lr"),
     "a path with a line break": (lambda tmp: resolve(tmp / "a\nb.toml"), r"a\\nb\.toml: there is no such file"),
+    "a name longer than any file's": (
+        lambda tmp: typed(f"data.name='{'1' * 420}'"), "unknown data set"),
     "a key that is misspelt": (lambda tmp: typed("local-step=3"), "local-steps"),
     "local steps and epochs": (lambda tmp: typed("local-steps=3", "local-epochs=2"), "leave out one"),
     "another name than the method typed": (lambda tmp: typed("algorithm.name=ditto"), "leave out one"),

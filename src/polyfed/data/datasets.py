@@ -68,7 +68,7 @@ def load(name: str | Path, data_dir: str | Path | None = None, **options: Any) -
     text = str(name)
     if text in LOADERS:
         loader = LOADERS[text]
-    elif isinstance(name, Path) or os.sep in text or "/" in text or Path(text).exists():
+    elif isinstance(name, Path) or os.sep in text or "/" in text or os.path.exists(text):
         loader = _folder(Path(text))
     else:
         loader = LOADERS.find(text)

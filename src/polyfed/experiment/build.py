@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 import zlib
@@ -44,7 +45,7 @@ class Parts:
     def dataset(self) -> Dataset:
         """The data set, before it is dealt out."""
         d = self._asked.data
-        if d.name not in names() and "/" not in d.name and not Path(d.name).exists():
+        if d.name not in names() and "/" not in d.name and not os.path.exists(d.name):
             known = f"known: {', '.join(names())}, or a folder"
             raise ConfigError(f"data.name: unknown data set {d.name!r}{closest(d.name, names())}; {known}")
         check_options(d.name, d.options, ConfigError)

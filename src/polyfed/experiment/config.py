@@ -6,6 +6,7 @@ folder's config.toml is an experiment file. `build.py` turns an `Experiment` int
 
 import copy
 import dataclasses
+import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -192,7 +193,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         for key in ("dir", "file", "name"):
             if isinstance(table, dict) and isinstance(table.get(key), str):
                 place = path.parent / Path(table[key]).expanduser()
-                if key != "name" or ("/" in table[key] and place.exists()):
+                if key != "name" or ("/" in table[key] and os.path.exists(place)):
                     table[key] = str(place.resolve())
     if isinstance(found.get("schedule"), dict) and "delays" in found["schedule"]:
         found["schedule"]["delays"] = delays_at(found["schedule"]["delays"], path.parent)
