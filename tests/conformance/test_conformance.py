@@ -331,7 +331,7 @@ def graves(tmp_path_factory):
         capture_output=True,
         text=True,
         check=True,
-        timeout=300,
+        timeout=3600,  # of a loaded machine: 300 s once ended it, and every row was an error of its set-up
     )
     ends = json.loads(done.stdout)
     assert all(end == signal.SIGKILL for end in ends), "a child was to be killed and was not"
