@@ -105,7 +105,7 @@ def graves(tmp_path_factory):
         capture_output=True,
         text=True,
         check=True,
-        timeout=300,
+        timeout=3600,
     )
     assert all(end == signal.SIGKILL for end in json.loads(done.stdout)), "a child was to be killed and was not"
     return cases
