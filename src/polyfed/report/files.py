@@ -46,7 +46,7 @@ class _Federation(_File):
     clients: list[_Client] = Field(min_length=1)
     dataset: str | None = None
     partition: str | None = None
-    classes: NonNegativeInt | None = None
+    classes: NonNegativeInt | None
     inputs: list[NonNegativeInt] | None = None
     outputs: NonNegativeInt | None = None
     clusters: list[int] | None = None
