@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from polyfed.core.checkpoint import reason
+from polyfed.core.checkpoint import flush, reason
 from polyfed.core.errors import RunError, closest
 
 MARK = ".polyfed"
@@ -43,15 +43,6 @@ NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 # writing
-
-
-def flush(path: Path) -> None:
-    """Have a file, or the names in a folder, on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def put(path: Path, content: bytes | Callable[[Path], None]) -> None:

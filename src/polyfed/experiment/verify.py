@@ -39,7 +39,7 @@ def verify(folder: Path) -> Verdict:
     """Train the run of `folder` again in a temporary folder and compare; nothing is written to `folder`.
 
     Raises ConfigError for a run that its folder does not describe whole (from Python with data or a model of its own,
-    set out from another run), RunError for one that is not over or damaged.
+    started from another run), RunError for one that is not over or damaged.
     """
     config = unsealed(folder / "config.toml")
     if "start" in config:
