@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from polyfed.experiment.compare import Result, Watch
-from polyfed.experiment.fit import Callback
-from polyfed.experiment.fit import Progress as Step
+from polyfed.experiment.watching import Callback
+from polyfed.experiment.watching import Progress as Step
 from polyfed.report.table import Table
 
 WIDE = 140  # columns for tables that go to a file or a pipe

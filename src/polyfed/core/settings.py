@@ -72,6 +72,7 @@ class Setting:
 def setting(
     default: Any = dataclasses.MISSING,
     *,
+    factory: Any = dataclasses.MISSING,
     ge: float | None = None,
     gt: float | None = None,
     le: float | None = None,
@@ -80,9 +81,12 @@ def setting(
     doc: str = "",
     decides: bool = True,
 ) -> Any:
-    """A dataclass field that is a setting, with the bounds of its number (>=, >, <=, <); see `Setting` for the rest."""
+    """A dataclass field that is a setting, with the bounds of its number (>=, >, <=, <); see `Setting` for the rest.
+
+    factory: makes a default that must not be shared
+    """
     known = Setting(Limits(ge, gt, le, lt), source, doc, decides)
-    return dataclasses.field(default=default, metadata={"setting": known})
+    return dataclasses.field(default=default, default_factory=factory, metadata={"setting": known})
 
 
 class Described(NamedTuple):
@@ -100,7 +104,7 @@ def settings_of(cls: type) -> list[Described]:
     """The settings of a dataclass, in their order."""
     found = []
     for f in _fields(cls):
-        s, hint = f.metadata.get("setting", Setting()), _hints(cls)[f.name]
+        s, hint = f.metadata.get("setting", Setting()), types_of(cls)[f.name]
         found.append(Described(f.name, words(hint), _default(f), s.doc, s.source, s.decides))
     return found
 
@@ -116,7 +120,7 @@ class Configured:
     refusal: ClassVar[type[PolyfedError]] = ConfigError
 
     def __post_init__(self) -> None:
-        hints = _hints(type(self))
+        hints = types_of(type(self))
         for f in _fields(type(self)):
             given = getattr(self, f.name)
             try:
@@ -142,6 +146,16 @@ class Configured:
     def implied(cls, name: str) -> Limits:
         """Bounds of a setting that follow from its name, whatever its field says."""
         return FREE
+
+    @classmethod
+    def scope(cls) -> dict[str, Any]:
+        """What the types of the settings are written with, where a class imports it late."""
+        return {}
+
+
+def kebab(name: str) -> str:
+    """local_epochs -> local-epochs"""
+    return name.replace("_", "-")
 
 
 def found(value: Any, expected: str, near: str = "") -> str:
@@ -349,7 +363,7 @@ def _default(f: dataclasses.Field) -> Any:
 
 
 @cache
-def _hints(cls: type) -> dict[str, Any]:
+def types_of(cls: type) -> dict[str, Any]:
     """The type of every setting of a class, with its bounds."""
     hints = _types(cls, cls.__name__)
     out = {}
@@ -370,8 +384,9 @@ def options_of(function: Callable[..., Any], skip: int) -> dict[str, Any]:
 
 
 def _types(of: Any, name: str) -> dict[str, Any]:
+    scope = of.scope() if isinstance(of, type) and issubclass(of, Configured) else None
     try:
-        return typing.get_type_hints(of, include_extras=True)
+        return typing.get_type_hints(of, localns=scope, include_extras=True)
     except NameError as e:
         raise ConfigError(f"{name}: a type of its settings is unknown ({e})") from None
 
@@ -463,9 +478,9 @@ class Registry(dict[str, T]):
                 self._refuse(key, f"{cls.table}.{spell(key)}: {name} has no such setting{near}; it has {has}")
         missing = [f.name for f in _fields(cls) if _default(f) is dataclasses.MISSING and f.name not in settings]
         if missing:
-            needs = words(_hints(cls)[missing[0]])
+            needs = words(types_of(cls)[missing[0]])
             self._refuse(missing[0], f"{cls.table}.{spell(missing[0])}: is missing; {name} needs {needs}")
-        return cls(**{key: none_of(value, _hints(cls)[key]) for key, value in settings.items()})
+        return cls(**{key: none_of(value, types_of(cls)[key]) for key, value in settings.items()})
 
     def _refuse(self, key: str, text: str) -> NoReturn:
         error = self.refusal(text)
@@ -565,7 +580,7 @@ def arguments(
     refusal: type[PolyfedError] = ConfigError,
 ) -> dict[str, Any]:
     """What `parse` found as settings of `cls`, read as their types take them."""
-    hints = {k: h for k, h in _hints(cls).items() if not (isinstance(h, type) and issubclass(h, Configured))}
+    hints = {k: h for k, h in types_of(cls).items() if not (isinstance(h, type) and issubclass(h, Configured))}
     has = ", ".join(key.replace("_", "-") for key in hints) or "none"
     if len(values) > len(hints):
         raise refusal(
@@ -609,6 +624,18 @@ def read(text: str, hint: Any) -> Any:
         except Misfit:
             continue
     raise Misfit
+
+
+def typed_as(text: str, hint: Any) -> Any:
+    """Text typed as a setting: a TOML value where the type takes it, else the text itself, whatever it looks like."""
+    value = value_of(text)
+    for candidate in (value, text):
+        try:
+            fitted(none_of(candidate, hint), hint)
+            return candidate
+        except Misfit:
+            continue
+    return value
 
 
 def _typed(text: str) -> list[Any]:

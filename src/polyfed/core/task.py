@@ -491,7 +491,10 @@ class Task:
                     "the federation with task='regression' if they are numbers"
                 )
             if len(y) * prod(shape) != y.numel():
-                raise ModelError(f"{who} gives output of shape {shape} per sample; targets are {list(y.shape[1:])}")
+                labels = "; if they are labels, make the federation with task='classification'" if y.dim() == 1 else ""
+                raise ModelError(
+                    f"{who} gives output of shape {shape} per sample; targets are {list(y.shape[1:])}{labels}"
+                )
         elif not y.is_floating_point() and prod(shape) == 1:
             self._threshold = self._indifferent(shape) if classes == 2 else None
 

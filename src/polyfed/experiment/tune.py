@@ -25,13 +25,17 @@ from torch import nn
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.errors import ConfigError, Diverged, RunError, closest
+from polyfed.core.settings import settings_of
 from polyfed.core.split import Split
 from polyfed.data.federation import Federation
 from polyfed.experiment.config import Method
 from polyfed.experiment.files import flush, locked, sealed, unsealed
-from polyfed.experiment.fit import Callback, Progress, digest, fit
+from polyfed.experiment.fit import fit
 from polyfed.experiment.folder import RunFolder
+from polyfed.experiment.resume import digest
 from polyfed.experiment.run import Run
+from polyfed.experiment.training import Search, Training, training_of
+from polyfed.experiment.watching import Callback, Progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,7 +50,6 @@ GRIDS: dict[tuple[str, str], dict[Regime, tuple[float, ...]]] = {  # the first s
     ("fedacs", "quantile"): {"cold": (0.0, 1 / 2, 2 / 3, 3 / 4, 4 / 5, 5 / 6, 9 / 10)},  # 1 - 1/G: G groups of one size
 }
 LEGS = "legs"  # folder of the legs of a search that is not over
-FREE = ("device", "workers", "chunk", "checkpoint_every")  # settings that may change when a search goes on
 OVER = ".legs-over"  # the same while they are removed
 SEARCH = "tune.toml"  # what the search is, so that the same one is continued
 LEVELLED = "levelled"  # what ended a leg that was trained on to as many rounds as the other regime's best
@@ -119,18 +122,9 @@ def tune(
     model: nn.Module,
     federation: Federation,
     algorithm: Algorithm | None = None,
+    training: Training | None = None,
+    search: Search | None = None,
     *,
-    setting: str | None = None,
-    regime: Literal["warm", "cold", "both"] | None = None,
-    grid: Sequence[float] | Mapping[str, Sequence[float]] | None = None,
-    rounds: int = 1000,
-    check_every: int = 10,
-    tolerance: float = 1e-4,
-    patience: int = 3,
-    stop_at_drop: bool = True,
-    extend: int = 6,
-    choose: Literal["best", "simplest"] = "best",
-    train_on: int = 2000,
     seed: int = 0,
     out: str | Path | None = None,
     resume: bool = False,
@@ -141,24 +135,20 @@ def tune(
     """Choose one numeric setting of a method by validation data, then train the chosen model on.
 
     algorithm: a method, such as FPFC(nu=0.5), which is the default; its own value of the setting is not used
-    setting: what is tuned; default: lam, for FedACS quantile
-    regime: "warm": each value started from the solution of the last one, the method's state kept; "cold": each from the
-        common start; "both", and the better of the two, their best values trained on to equal numbers of rounds (or
-        until they settle) before they are compared. Default: both for FPFC's lam, cold for all else
-    grid: rising values; one list for both regimes, or {"warm": [...], "cold": [...]}. Default: `GRIDS`
-    rounds: maximum for one value     check_every: rounds between two looks at the validation metric
-    tolerance, patience: a value is done when the metric changes by less than `tolerance` at `patience` looks in a row
-    stop_at_drop: end a warm path as soon as a value is worse than the best before it by more than two standard errors,
-        paired over the clients; False: the whole grid. Separate tuning always tries every value.
-    extend: where the last value of a warm path is the best so far, go on by the grid's last step, up to `extend` times
-    choose: "best": the best metric; "simplest": the fewest clusters among the values that validation cannot tell from
-        the best, see `_Kept`. The two are the same for a method that reports no clusters.
-    train_on: maximum number of further rounds for the chosen model, until the metric has settled as above; 0: none
+    training: as for `fit`     search: how values are tried
+    settings: those of `Search` and of `Training` by keyword; `rounds` is the maximum for one value
     out: folder for the final run, with tune.csv and tune.svg beside its files
     resume: go on with the interrupted search in `out`, if there is one: finished values are read back, the one in hand
         is continued; of a search that is over the table is read back, without `run`
     describe: the method with its value -> further tables for config.toml
-    settings: passed to `fit`, such as fraction=0.3, local_steps=10, batch_size=None
+
+    A warm path starts each value from the solution of the last one, the method's state kept; separate tuning starts
+    each from the common start. With both, the best value of each is trained on to equal numbers of rounds (or until it
+    settles) before they are compared. A value is done when the metric changes by less than `tolerance` at `patience`
+    looks in a row. A grid is one list for both regimes, or {"warm": [...], "cold": [...]}; default: `GRIDS`. Where the
+    last value of a warm path is the best so far, it goes on by the grid's last step; a value that is worse than the
+    best before it by more than two standard errors, paired over the clients, ends it. `choose = "simplest"` takes the
+    fewest clusters among the values that validation cannot tell from the best, see `_Kept`.
 
     A federation without validation samples has `VALIDATION` of each client's training samples held out, keyed by
     (seed, client). The metric is the mean over clients on validation data; the federation that is trained on while
@@ -169,34 +159,23 @@ def tune(
     Raises ConfigError before training for a wrong setting, and all that `fit` raises.
     """
     algorithm = algorithm if algorithm is not None else FPFC()
-    for key in ("start", "evaluate_every", "callbacks"):
-        if key in settings:
-            raise ConfigError(f"{key}: is decided by tune, leave it out")
-    for key, value, least in (
-        ("rounds", rounds, 1), ("check_every", check_every, 1), ("patience", patience, 1), ("extend", extend, 0),
-        ("train_on", train_on, 0),
-    ):  # fmt: skip
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigError(f"{key}: found {value!r}, expected an integer of at least {least}")
-    if not tolerance >= 0:
-        raise ConfigError(f"tolerance: found {tolerance!r}, expected a number of at least 0")
-    if choose not in ("best", "simplest"):
-        raise ConfigError(f"choose: found {choose!r}, expected best or simplest")
-    setting = setting or default_setting(algorithm)
-    if regime is None:
-        regime = "both" if "warm" in GRIDS.get((algorithm.name, setting), {}) else "cold"
-    paths = {name: _methods(algorithm, setting, grid, name) for name in _regimes(regime)}
+    known = [s.name for s in settings_of(Search)]
+    how = training_of(training, {k: v for k, v in settings.items() if k not in known})
+    if "evaluate_every" in settings:
+        raise ConfigError("evaluate_every: is decided by tune, leave it out")
+    search = dataclasses.replace(search or Search(), **{k: v for k, v in settings.items() if k in known})
+    setting = search.setting or default_setting(algorithm)
+    regime = search.regime or ("both" if "warm" in GRIDS.get((algorithm.name, setting), {}) else "cold")
+    paths = {name: _methods(algorithm, setting, search.grid, name) for name in _regimes(regime)}
     if federation.validation is None or not len(federation.validation.x):
         federation = dataclasses.replace(federation, validation=None).with_validation(VALIDATION, seed)
     test = federation.test
     blind = dataclasses.replace(federation, test=Split(test.x[:0], test.y[:0], np.zeros_like(test.offsets)))
     tuned = Tuned(setting, folder=Path(out) if out is not None else None)
     about = {
-        "setting": setting, "algorithm": Method(algorithm).table(), "rounds": rounds, "check-every": check_every,
-        "tolerance": tolerance, "patience": patience, "stop-at-drop": stop_at_drop, "extend": extend, "choose": choose,
-        "train-on": train_on, "seed": seed,
+        **search.dump(), "setting": setting, "algorithm": Method(algorithm).table(), "seed": seed,
         "grid": {name: [float(getattr(m, setting)) for m in methods] for name, methods in paths.items()},
-        "settings": {k: v for k, v in settings.items() if isinstance(v, int | float | str) and k not in FREE},
+        "settings": {k: v for k, v in how.dump().items() if k in Training.deciding() and k != "seed"},
         "model": {"name": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())},
         "data": digest(federation),
     }  # fmt: skip
@@ -204,31 +183,23 @@ def tune(
         if tuned.folder is not None and resume and is_over(tuned.folder):
             _same_search(tuned.folder, about)
             return _read_back(tuned)
-        known = _known(tuned, resume, about)
-        search = _Search(
-            model, blind, tuned, rounds, check_every, tolerance, patience, choose == "simplest", seed,
-            watch or Watch(), known, settings,
-        )  # fmt: skip
-        search.total = sum(map(len, paths.values()))
-        for name, methods in paths.items():
-            search.path(name, methods, stop_at_drop, extend)
-            if tuned.status == "interrupted":
-                return tuned
-        search.level()
+        how = dataclasses.replace(how, seed=seed, evaluate_every=search.check_every)
+        legs = _Legs(model, blind, tuned, search, watch or Watch(), _known(tuned, resume, about), how)
+        legs.all(paths)
         if tuned.status == "finished":
-            _train_on(tuned, search, federation, train_on, describe, resume)
+            _train_on(tuned, legs, federation, describe, resume)
     return tuned
 
 
 def _train_on(
     tuned: Tuned,
-    search: "_Search",
+    search: "_Legs",
     federation: Federation,
-    rounds: int,
     describe: Callable[[Algorithm], dict[str, Any]] | None,
     resume: bool,
 ) -> None:
     """The chosen model, and what the folder no longer needs."""
+    rounds = search.search.train_on
     if rounds and search.kept:
         search.watch.begin("final", tuned.best[tuned.setting], search.total, search.total)
         start = search.chosen.run
@@ -276,7 +247,7 @@ class _Kept(NamedTuple):
         return d.mean() <= errors * (d.std(ddof=1) / math.sqrt(len(d)) if len(d) > 1 else 0.0)
 
 
-class _Search:
+class _Legs:
     """The legs of one call of `tune`, and those that may be chosen."""
 
     def __init__(
@@ -284,19 +255,14 @@ class _Search:
         model: nn.Module,
         federation: Federation,
         tuned: Tuned,
-        rounds: int,
-        every: int,
-        tolerance: float,
-        patience: int,
-        simplest: bool,
-        seed: int,
+        search: Search,
         watch: Watch,
         known: dict[tuple[str, float], dict[str, Any]] | None,
-        settings: dict[str, Any],
+        training: Training,
     ):
-        self.model, self.federation, self.rounds, self.every = model, federation, rounds, every
-        self.tolerance, self.patience, self.seed, self.watch, self.settings = tolerance, patience, seed, watch, settings
-        self.tuned, self.simplest, self.known, self.total = tuned, simplest, known, 0
+        self.model, self.federation, self.search, self.watch, self.training = model, federation, search, watch, training
+        self.rounds, self.simplest = search.rounds, search.choose == "simplest"
+        self.tuned, self.known, self.total = tuned, known, 0
         self.kept: list[_Kept] = []
         self.leaders: dict[str, _Kept] = {}  # the best leg of each regime
         self._first: tuple[float, tuple[Run, str]] | None = None  # a leg of both regimes
@@ -313,9 +279,18 @@ class _Search:
             return best
         return min((k for k in legs if k is best or k.like(best)), key=lambda k: k.clusters)
 
-    def path(self, regime: str, methods: Sequence[Algorithm], stop_at_drop: bool, extend: int) -> None:
+    def all(self, paths: Mapping[str, Sequence[Algorithm]]) -> None:
+        """Every regime's values, then their best on equal terms."""
+        self.total = sum(map(len, paths.values()))
+        for name, methods in paths.items():
+            self.path(name, methods)
+            if self.tuned.status == "interrupted":
+                return
+        self.level()
+
+    def path(self, regime: str, methods: Sequence[Algorithm]) -> None:
         """Every value of one regime, one after another, and a warm path beyond the last while that is the best."""
-        setting, before = self.tuned.setting, None
+        setting, before, extend = self.tuned.setting, None, self.search.extend
         highest: _Kept | None = None
         ahead = list(methods)
         values = [getattr(method, setting) for method in methods]
@@ -337,7 +312,7 @@ class _Search:
                 self.tuned.status = "interrupted"
                 return
             leg = self._leg_of(row, run)
-            if regime == "warm" and stop_at_drop and highest is not None and not leg.like(highest, 2):
+            if regime == "warm" and self.search.stop_at_drop and highest is not None and not leg.like(highest, 2):
                 return
             before = run
             if highest is None or leg.mean > highest.mean:
@@ -391,10 +366,10 @@ class _Search:
         self, federation: Federation, method: Algorithm, rounds: int, start: Run | None, **more: Any
     ) -> tuple[Run, str]:
         """Train until the validation metric has settled, and say what ended it."""
-        settled = _Settled(self.tolerance, self.patience)
+        settled = _Settled(self.search.tolerance, self.search.patience)
         callbacks = (*self.watch.callbacks(), settled)
-        given = {**self.settings, **more, "seed": self.seed, "evaluate_every": self.every}
-        run = fit(self.model, federation, method, rounds=rounds, start=start, callbacks=callbacks, **given)
+        how = dataclasses.replace(self.training, rounds=rounds)
+        run = fit(self.model, federation, method, how, start=start, callbacks=callbacks, **more)
         if run.ended:
             settled.look(run)  # a leg that had settled before it was resumed asks no callback
         return run, "interrupted" if run.status == "interrupted" else "tolerance" if settled.done else "rounds"

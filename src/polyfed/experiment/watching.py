@@ -1,14 +1,29 @@
-"""Progress in a notebook: one line that is written over, shown by a `fit` that was given no callbacks."""
+"""Watching a run: what callbacks receive; in a notebook one line that is written over, where none were given."""
 
 import multiprocessing
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from polyfed.experiment.fit import Callback, Progress
+from polyfed.experiment.run import Run
 
 EVERY = 0.2  # seconds between lines
+
+
+class Progress(NamedTuple):
+    """What a callback receives after every round.
+
+    round: rounds done     rounds: rounds in all     records: this round's evaluations (empty when none was due)
+    """
+
+    round: int
+    rounds: int
+    records: list[dict[str, Any]]
+    run: Run
+
+
+Callback = Callable[[Progress], Any]
 
 
 def in_notebook() -> bool:
@@ -17,7 +32,7 @@ def in_notebook() -> bool:
     return found is not None and found() is not None and multiprocessing.parent_process() is None
 
 
-def watchers() -> "tuple[Callback, ...]":
+def watchers() -> tuple[Callback, ...]:
     """The callbacks of a `fit` that was given none."""
     return (Line(),) if in_notebook() else ()
 
@@ -28,7 +43,7 @@ class Line:
     def __init__(self) -> None:
         self.note, self.told = "", 0.0
 
-    def __call__(self, step: "Progress") -> None:
+    def __call__(self, step: Progress) -> None:
         if step.records:
             record, metric = step.records[-1], step.run.metric
             self.note = f"{record['split']} {metric} {record[metric]:.4g}"

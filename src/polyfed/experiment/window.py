@@ -14,7 +14,7 @@ from polyfed.core.batches import padded
 from polyfed.core.errors import ConfigError
 from polyfed.core.task import Loss, Task
 from polyfed.data.federation import Federation
-from polyfed.experiment.fit import Progress
+from polyfed.experiment.watching import Progress
 
 
 class WindowAdvice:
