@@ -12,6 +12,7 @@ from torch import Tensor
 from polyfed.core.batches import Batches
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import COUNTED, FREE, Configured, Limits, Registry
+from polyfed.core.typed import weighted_sum
 
 if TYPE_CHECKING:
     from polyfed.core.newcomer import Newcomer
@@ -224,8 +225,7 @@ def mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
     """Mean over the clients of `values: [s, ...]`, plain or weighted by `weights: [s]` (sample counts)."""
     if weights is None:
         return values.mean(0)
-    share = (weights / weights.sum()).to(values.dtype)
-    return torch.tensordot(share, values, dims=1)
+    return weighted_sum(weights / weights.sum(), values)
 
 
 def make(name: str, /, **settings: Any) -> Algorithm:

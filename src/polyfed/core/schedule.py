@@ -211,6 +211,9 @@ class Timed(Schedule):
         return Turn(ids, ids, float(self.delays.draw(seed, t, ids, keys).max()))
 
 
+Memo = dict[tuple[int, bytes], tuple[list[Turn], Iterator[Turn]]]  # (seed, keys) -> (turns so far, those to come)
+
+
 @dataclass(frozen=True)
 class Asynchronous(Schedule):
     """Every reply is taken when it arrives, on a virtual clock; nobody sleeps in simulation.
@@ -222,7 +225,7 @@ class Asynchronous(Schedule):
 
     delays: Delays
     concurrency: int | None = setting(None, ge=1)
-    _memo: dict = field(default_factory=dict, compare=False, repr=False)
+    _memo: Memo = field(default_factory=Memo, compare=False, repr=False)
 
     def late(self, n: int) -> bool:
         return n > 1 and self.concurrency != 1
@@ -231,8 +234,7 @@ class Asynchronous(Schedule):
         return 1
 
     def turn(self, seed: int, t: int, keys: np.ndarray) -> Turn:
-        known = self._memo.setdefault((seed, keys.tobytes()), ([], self._turns(seed, keys)))
-        turns, more = known
+        turns, more = self._memo.setdefault((seed, keys.tobytes()), ([], self._turns(seed, keys)))
         while len(turns) <= t:
             turns.append(next(more))
         return turns[t]

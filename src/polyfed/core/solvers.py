@@ -7,6 +7,7 @@ from torch import Tensor
 
 from polyfed.core.batches import Batches
 from polyfed.core.task import Task
+from polyfed.core.typed import row_norms
 
 
 def local_sgd(
@@ -79,9 +80,9 @@ def sgd_with_curvature(
     last: list[tuple[Tensor, Tensor]] = []
 
     def ratio(w1: Tensor, g1: Tensor, w0: Tensor, g0: Tensor) -> None:
-        move = (w1 - w0).norm(dim=1)
-        seen = (g1 - g0).norm(dim=1) / move
-        usable = move > 1e-12 * w1.norm(dim=1).clamp(min=1)
+        move = row_norms(w1 - w0)
+        seen = row_norms(g1 - g0) / move
+        usable = move > 1e-12 * row_norms(w1).clamp(min=1)
         m = len(w1)
         largest[:m] = torch.where(usable, torch.maximum(largest[:m], seen), largest[:m])
 

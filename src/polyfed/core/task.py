@@ -25,6 +25,7 @@ from polyfed.core.layout import Layout
 from polyfed.core.split import Split
 from polyfed.core.stacked import LOSSES, Stacked, chain
 from polyfed.core.trial import EMBEDDINGS, Keyed, check_structure, reason, still, train_twice
+from polyfed.core.typed import add_, copy_, named_modules
 
 Loss = str | Callable[[Tensor, Tensor], Tensor]
 BLOCK = 8192  # samples per forward pass when evaluating
@@ -111,7 +112,7 @@ class Task:
         if not self.fixed:
             return ""
         h = blake2b(digest_size=16)
-        for name, m in self.model.named_modules():
+        for name, m in named_modules(self.model):
             h.update(f"{name} {type(m).__name__} {name in self._still}\n".encode())
         for name, shape, _ in self.layout.entries:
             h.update(f"{name} {shape}\n".encode())
@@ -187,7 +188,7 @@ class Task:
             for i, views, parameters, loss in self._losses(w, self._cast(batch, w)):
                 if batch.live is None or batch.live[i]:
                     rate = lr[i] if isinstance(lr, Tensor) and lr.dim() else lr
-                    torch._foreach_add_(views, list(torch.autograd.grad(loss, parameters)), alpha=-float(rate))
+                    add_(views, torch.autograd.grad(loss, parameters), alpha=-float(rate))
             return
         step = self.gradient(w, batch, need_loss=False)[0].mul_(lr)
         w.sub_(step if batch.live is None else step.mul_(batch.live))
@@ -195,7 +196,7 @@ class Task:
     def _one_by_one(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         g, losses = torch.zeros_like(w, memory_format=torch.contiguous_format), w.new_zeros(len(w))
         for i, _, parameters, loss in self._losses(w, batch):
-            torch._foreach_copy_(self.layout.views(g[i]), list(torch.autograd.grad(loss, parameters)))
+            copy_(self.layout.views(g[i]), torch.autograd.grad(loss, parameters))
             losses[i] = loss.detach()
         return g, losses
 
@@ -229,7 +230,7 @@ class Task:
                 slope = torch.stack([(g * u).sum() for g, u in zip(grads, self.layout.views(v[i]), strict=True)]).sum()
                 if slope.requires_grad:
                     second = torch.autograd.grad(slope, parameters, materialize_grads=True)
-                    torch._foreach_copy_(self.layout.views(out[i]), list(second))
+                    copy_(self.layout.views(out[i]), second)
         return out.add_(v, alpha=self.weight_decay) if self.weight_decay else out
 
     def _vectorised(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -257,7 +258,7 @@ class Task:
             self._local.parameters = [q for q in module.parameters() if q.requires_grad]
         return self._local.module, self._local.parameters
 
-    def _drawing(self, key: int) -> AbstractContextManager:
+    def _drawing(self, key: int) -> AbstractContextManager[object]:
         return Keyed(key, self.device) if self.random else nullcontext()
 
     def _parts(self, module: nn.Module) -> list[nn.Module]:
@@ -290,7 +291,7 @@ class Task:
     def loss_of(self, w: Tensor, batch: Batch) -> Tensor:
         """[s] mean losses, without weight decay: w [s, p] on the real samples of the batch's s rows."""
         batch = self._cast(batch, w)
-        out = []
+        out: list[Tensor] = []
         for i in range(len(w)):
             b = batch.x.shape[1] if batch.sizes is None else batch.sizes[i]
             out.append(self._mean_loss(self.outputs(w[i], batch.x[i, :b]), batch.y[i, :b]))
@@ -330,7 +331,12 @@ class Task:
                 sums = {"loss": loss} | {k: v.sum() for k, v in self._score(output, y).items()}
                 yield torch.tensor([i], device=w.device), {k: v[None] for k, v in sums.items()}
         elif len(w) > 1 and w.stride(0) == 0:
-            index = np.concatenate([np.arange(*split.offsets[c : c + 2].tolist()) for c in clients])
+            index = np.concatenate(
+                [
+                    np.arange(int(a), int(b))
+                    for a, b in zip(split.offsets[clients], split.offsets[clients + 1], strict=True)
+                ]
+            )
             owner = np.repeat(np.arange(len(clients)), counts)
             for k in range(0, max(len(index), 1), BLOCK):
                 at = torch.as_tensor(index[k : k + BLOCK], device=w.device)
@@ -463,7 +469,7 @@ class Task:
             elif self._embeds:
                 hint = f"; the inputs are integers from {int(split.x.min())} to {int(split.x.max())}"
             raise ModelError(f"{who} does not accept inputs of shape {list(x.shape[1:])}: {reason(errors[0])}{hint}")
-        if not isinstance(output, Tensor):
+        if not _is_tensor(output):
             raise ModelError(
                 f"{who} gives a {type(output).__name__}, expected one tensor [samples, ...]; "
                 "wrap it in a module that returns the tensor to be trained"
@@ -507,8 +513,8 @@ class Task:
             except Exception as e:
                 errors.append(e)
                 continue
-            if not isinstance(loss, Tensor) or not loss.is_floating_point():
-                kind = loss.dtype if isinstance(loss, Tensor) else type(loss).__name__
+            if not _is_tensor(loss) or not loss.is_floating_point():
+                kind = loss.dtype if _is_tensor(loss) else type(loss).__name__
                 raise ModelError(f"loss: gives a {kind}, expected a float tensor for (output, target)")
             return loss.mean()
         shapes = f"outputs {list(output.shape)} and targets {list(target.shape)} ({target.dtype})"
@@ -534,6 +540,11 @@ def _few(split: Split) -> tuple[Tensor, Tensor]:
     size = split.x[0].numel()
     at = torch.stack([split.x.argmin(), split.x.argmax()]).div(size, rounding_mode="floor")
     return split.x[at], split.y[at]
+
+
+def _is_tensor(given: object) -> bool:
+    """A model and a loss of the user's promise a tensor; not all keep it."""
+    return isinstance(given, Tensor)
 
 
 def _finite(t: Tensor) -> bool:

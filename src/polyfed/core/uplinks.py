@@ -14,6 +14,7 @@ from torch.nn.functional import one_hot
 
 from polyfed.core.algorithm import Algorithm, Round, State, mean
 from polyfed.core.ledger import row_bytes
+from polyfed.core.typed import weighted_sum
 
 Forge = Callable[[State, State, Round], State]  # (uplinks, what was received, round) of some clients -> what they send
 
@@ -109,13 +110,14 @@ class Uplinks(Mapping[str, Tensor]):
         if self._rule is not None:
             return (len(self._round.ids) if weights is None else weights.sum()) * self.mean(name)
         values = self._kept(name)
-        return values.sum(0) if weights is None else torch.tensordot(weights.to(values.dtype), values, dims=1)
+        return values.sum(0) if weights is None else weighted_sum(weights, values)
 
     def _means(self, values: Tensor, weights: Tensor | None, within: Tensor, out: Tensor) -> Tensor:
         if self._rule is not None:
             new = out.clone()
-            for group in within.unique().tolist():
-                new[group] = self._rule(values[within == group].flatten(1)).view(values.shape[1:])
+            for group in range(len(out)):
+                if len(own := values[within == group]):
+                    new[group] = self._rule(own.flatten(1)).view(values.shape[1:])
             return new
         member = one_hot(within, len(out)).T.to(values.dtype)
         if weights is not None:
@@ -185,7 +187,7 @@ class Tally:
             if "plain" in self.added[name]:
                 sums[name, "plain"] = up[name].sum(0)
             if "weighted" in self.added[name]:
-                sums[name, "weighted"] = torch.tensordot(self._share[at].to(up[name].dtype), up[name], dims=1)
+                sums[name, "weighted"] = weighted_sum(self._share[at], up[name])
         kept = {name: t for name, t in up.items() if name not in self.added}
         return Part(kept, sums, row_bytes(up), diverged((*up.values(), *private.values())))
 
