@@ -83,7 +83,26 @@ def setting(
     doc: str = "",
     decides: bool = True,
 ) -> Any:
-    """A dataclass field that is a setting, with the bounds of its number (>=, >, <=, <); see `Setting` for the rest."""
+    """A dataclass field that is a setting.
+
+    Parameters
+    ----------
+    default : object
+        Its default; without one the setting must be given.
+    ge, gt, le, lt : float or None
+        Bounds of a number: at least, above, at most, below.
+    source : str
+        Whose choice the default is, such as "paper".
+    doc : str
+        What it means, in one line.
+    decides : bool
+        Whether it decides the numbers of a run, or only how they are computed.
+
+    Returns
+    -------
+    dataclasses.Field
+        Typed as anything, so that a type checker accepts it as the field's default.
+    """
     known = Setting(Limits(ge, gt, le, lt), source, doc, decides)
     return dataclasses.field(default=default, metadata={"setting": known})
 

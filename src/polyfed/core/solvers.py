@@ -18,13 +18,28 @@ def local_sgd(
     correct: Callable[[Tensor, Tensor], Tensor] | None = None,
     prox: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Mini-batch SGD from `w`, each client its own number of steps: w <- prox(w - lr * correct(w, g)).
+    """Mini-batch SGD, each client its own number of steps: w <- prox(w - lr * correct(w, g)).
 
-    w: [s, p] start (not changed)     lr: a number, or [s, 1]
-    correct(w, g): [s, p] direction from the models and their mean-loss gradients; None: g itself. This is where a
-        method's equation goes (SCAFFOLD: `lambda w, g: g - ci + c`).
-    prox(w): [s, p], applied after every step.
-    Returns [s, p].
+    Parameters
+    ----------
+    task : Task
+        The model and loss.
+    w : Tensor
+        [s, p] start; it is not changed.
+    data : Batches
+        The batches to go through.
+    lr : float or Tensor
+        Step size; a tensor is [s, 1].
+    correct : callable or None
+        (w, g) -> [s, p]: the direction, from the models and their mean-loss gradients. None: g itself. This is where a
+        method's equation goes (SCAFFOLD: ``lambda w, g: g - ci + c``).
+    prox : callable or None
+        w -> [s, p], applied after every step.
+
+    Returns
+    -------
+    Tensor
+        [s, p] the models after the last step.
     """
     w = w.clone(memory_format=torch.contiguous_format)
     if correct is None and prox is None:

@@ -41,7 +41,16 @@ from polyfed.threats import Attack, Forging, Rule, summary
 class Progress(NamedTuple):
     """What a callback receives after every round.
 
-    round: rounds done     rounds: rounds in all     records: this round's evaluations (empty when none was due)
+    Parameters
+    ----------
+    round : int
+        Rounds done.
+    rounds : int
+        Rounds in all.
+    records : list of dict
+        This round's evaluations; empty when none was due.
+    run : Run
+        The run so far.
     """
 
     round: int

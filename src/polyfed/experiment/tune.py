@@ -57,15 +57,23 @@ VALIDATION = 0.2  # share of the training samples, where the federation holds ou
 class Tuned:
     """What `tune` found.
 
-    setting: the name of what was tuned
-    table: one row per value and regime, in the order of training:
-        regime; a column named as the setting; validation: the metric, mean over clients; clusters: how many (None where
-        the method has none);
-        ari: agreement with the federation's own clusters, where it has some (not used for choosing); rounds, bytes,
-        seconds: of this leg alone; ended: "tolerance", "rounds", "diverged" or "interrupted"; best: the chosen one
-    metric: "accuracy", "rmse" or "loss"
-    run: the chosen model trained on; None when no leg was finished or nothing was to be trained on
-    status: "finished" or "interrupted"
+    Parameters
+    ----------
+    setting : str
+        The name of what was tuned.
+    metric : str
+        "accuracy", "rmse" or "loss".
+    rows : list of dict
+        One per value and regime, in the order of training: regime; an entry named as the setting; validation: the
+        metric, mean over clients; clusters: how many (None where the method has none); ari: agreement with the
+        federation's own clusters, where it has some (not used for choosing); rounds, bytes, seconds: of this leg alone;
+        ended: "tolerance", "rounds", "diverged" or "interrupted"; best: whether it is the chosen one.
+    run : Run or None
+        The chosen model, trained on; None when no leg was finished or there was no further training.
+    status : str
+        "finished" or "interrupted".
+    folder : Path or None
+        Where it is kept.
     """
 
     setting: str = "lam"
@@ -140,33 +148,67 @@ def tune(
 ) -> Tuned:
     """Choose one numeric setting of a method by validation data, then train the chosen model on.
 
-    algorithm: a method, such as FPFC(nu=0.5), which is the default; its own value of the setting is not used
-    setting: what is tuned; default: lam, for FedACS quantile
-    regime: "warm": each value started from the solution of the last one, the method's state kept; "cold": each from the
+    A federation without validation samples has `VALIDATION` of each client's training samples held out, keyed by (seed,
+    client). The metric is the mean over clients on validation data; the federation that is trained on while tuning has
+    no test samples at all, they come back for the final run. A leg that diverges is a row without a metric, and ends a
+    warm path. After Ctrl-C the status is "interrupted", and the table holds what is done; with a folder, every leg is a
+    run folder in `out`/legs until the search is over.
+
+    Parameters
+    ----------
+    model : nn.Module
+        As for `fit`.
+    federation : Federation
+        As for `fit`.
+    algorithm : Algorithm or None
+        A method, such as FPFC(nu=0.5), which is the default; its own value of the setting is not used.
+    setting : str or None
+        What is tuned; None: lam, for FedACS quantile.
+    regime : {"warm", "cold", "both"} or None
+        "warm": each value started from the solution of the last one, the method's state kept; "cold": each from the
         common start; "both", and the better of the two, their best values trained on to equal numbers of rounds (or
-        until they settle) before they are compared. Default: both for FPFC's lam, cold for all else
-    grid: rising values; one list for both regimes, or {"warm": [...], "cold": [...]}. Default: `GRIDS`
-    rounds: maximum for one value     check_every: rounds between two looks at the validation metric
-    tolerance, patience: a value is done when the metric changes by less than `tolerance` at `patience` looks in a row
-    stop_at_drop: end a warm path as soon as a value is worse than the best before it by more than two standard errors,
-        paired over the clients; False: the whole grid. Separate tuning always tries every value.
-    extend: where the last value of a warm path is the best so far, go on by the grid's last step, up to `extend` times
-    choose: "best": the best metric; "simplest": the fewest clusters among the values that validation cannot tell from
-        the best, see `_Kept`. The two are the same for a method that reports no clusters.
-    train_on: maximum number of further rounds for the chosen model, until the metric has settled as above; 0: none
-    out: folder for the final run, with tune.csv and tune.svg beside its files
-    resume: go on with the interrupted search in `out`, if there is one: finished values are read back, the one in hand
-        is continued; of a search that is over the table is read back, without `run`
-    describe: the method with its value -> further tables for config.toml
-    settings: passed to `fit`, such as fraction=0.3, local_steps=10, batch_size=None
+        until they settle) before they are compared. None: both for FPFC's lam, cold for all else.
+    grid : sequence of float, dict or None
+        Rising values; one list for both regimes, or {"warm": [...], "cold": [...]}. None: `GRIDS`.
+    rounds : int
+        Largest number for one value.
+    check_every : int
+        Rounds between two looks at the validation metric.
+    tolerance, patience : float, int
+        A value is done when the metric changes by less than `tolerance` at `patience` looks in a row.
+    stop_at_drop : bool
+        End a warm path as soon as a value is worse than the best before it by more than two standard errors, paired
+        over the clients; False: the whole grid. Separate tuning always tries every value.
+    extend : int
+        Where the last value of a warm path is the best so far, go on by the grid's last step, up to this many times.
+    choose : {"best", "simplest"}
+        "best": the best metric; "simplest": the fewest clusters among the values whose metric is within one standard
+        error of the best, paired over the clients. The two are the same for a method that reports no clusters.
+    train_on : int
+        Largest number of further rounds for the chosen model, until the metric has settled as above; 0: none.
+    seed : int
+        As for `fit`.
+    out : str, Path or None
+        Folder for the final run, with tune.csv and tune.svg beside its files.
+    resume : bool
+        Go on with the interrupted search in `out`, if there is one: finished values are read back, the one in hand is
+        continued; of a search that is over the table is read back, without `run`.
+    watch : Watch or None
+        Told what happens.
+    describe : callable or None
+        The method with its value -> further tables for config.toml.
+    **settings
+        Passed to `fit`, such as fraction=0.3, local_steps=10, batch_size=None.
 
-    A federation without validation samples has `VALIDATION` of each client's training samples held out, keyed by
-    (seed, client). The metric is the mean over clients on validation data; the federation that is trained on while
-    tuning has no test samples at all, they come back for the final run. A leg that diverges is a row without a metric,
-    and ends a warm path. After Ctrl-C the status is "interrupted", and the table holds what is done; with a folder,
-    every leg is a run folder in `out`/legs until the search is over.
+    Returns
+    -------
+    Tuned
+        The table of values, and the final run.
 
-    Raises ConfigError before training for a wrong setting, and all that `fit` raises.
+    Raises
+    ------
+    ConfigError
+        A setting is wrong; nothing has been trained yet. Then all that `fit` raises.
     """
     algorithm = algorithm if algorithm is not None else FPFC()
     for key in ("start", "evaluate_every", "callbacks"):
