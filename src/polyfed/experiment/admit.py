@@ -42,12 +42,26 @@ LINES = 12  # exchanges that the table shows
 class Admission:
     """What `admit` found.
 
-    table: one row per exchange and newcomer: exchange (0: at entry), client, the metric, alone (the same of Local after
-        as many rounds of the same local work), down_bytes and up_bytes so far
-    metric: "accuracy", "rmse" or "loss", on `split` ("test", or "train" where there are no test samples)
-    personal: [m, p] the model that each newcomer deploys
-    clusters: [m] the label, as in `run.clusters`, of the old clients that each newcomer is grouped with, -1: with none;
-        None for a method that finds no clusters
+    Parameters
+    ----------
+    names : tuple of str
+        [m] the newcomers.
+    table : DataFrame
+        One row per exchange and newcomer: exchange (0: at entry), client, the metric, alone (the same of Local after as
+        many rounds of the same local work), down_bytes and up_bytes so far.
+    metric : str
+        "accuracy", "rmse" or "loss".
+    split : str
+        What it is measured on: "test", or "train" where there are no test samples.
+    personal : Tensor
+        [m, p] the model that each newcomer deploys.
+    clusters : array or None
+        [m] the label, as in `run.clusters`, of the old clients that each newcomer is grouped with, -1: with none; None
+        for a method that finds no clusters.
+    task : Task
+        The run's model and loss.
+    label : str
+        The method's name.
     """
 
     names: tuple[str, ...]
@@ -60,7 +74,23 @@ class Admission:
     label: str
 
     def model(self, client: int | str) -> nn.Module:
-        """The nn.Module of one newcomer, by position or name."""
+        """One newcomer's model.
+
+        Parameters
+        ----------
+        client : int or str
+            Its position or name.
+
+        Returns
+        -------
+        nn.Module
+            A copy of its own.
+
+        Raises
+        ------
+        ConfigError
+            There is no such newcomer.
+        """
         m = len(self.names)
         if client not in (self.names if isinstance(client, str) else range(-m, m)):
             raise ConfigError(f"no newcomer {client!r}{closest(str(client), self.names)}; there are {m} of them")
@@ -82,7 +112,18 @@ class Admission:
         return admission_figure(self)
 
     def save(self, folder: str | Path) -> Path:
-        """Write admission.csv, admission.svg and models/<name>.safetensors."""
+        """Write admission.csv, admission.svg and models/<name>.safetensors.
+
+        Parameters
+        ----------
+        folder : str or Path
+            Made if it is not there.
+
+        Returns
+        -------
+        Path
+            The folder.
+        """
         from polyfed.experiment.folder import RunFolder, csv_text, safe
         from polyfed.report.style import save
 
@@ -104,25 +145,43 @@ def admit(
     start: Literal["offered", "common"] = "offered",
     alone: Algorithm | None = None,
 ) -> Admission:
-    """Take clients in that were not there in training, by the method's own rule.
-
-    run: stays as it is, bit for bit: the old clients and every model that is not a newcomer's own are frozen
-    newcomers: their data, with names that the run does not have
-    exchanges: rounds that every newcomer takes part in, with the run's amount of local work. A newcomer's rounds count
-        from its entry: batches, decaying step sizes and growing numbers of steps are those of a client's first rounds.
-    start: where a method offers models to begin with (FPFC those of its clusters), "offered" takes the one with the
-        least training loss, "common" leaves them and begins where training began
-    alone: what the newcomers are compared with; Local with the method's step size by default
+    """Add new clients to a finished run by the method's own rule.
 
     One common model is there with exchange 0, and more exchanges are not made. A method that adapts the model to a
     client (Ditto, FedRep, ...) does so against the frozen common part. Methods with one model per cluster place the
-    newcomer. Where the server keeps every client's model, the newcomer's is added after its first local training.
-    Every newcomer is taken in as if it were the only one.
+    newcomer. Where the server keeps every client's model, the newcomer's is added after its first local training. Every
+    newcomer is treated as if it were the only one.
 
-    Bytes: of every exchange, and at entry of models that are downloaded to stay or to choose from.
+    Bytes are counted for every exchange, and at entry for models that are downloaded to stay or to choose from.
 
-    Raises ConfigError for a setting, a name that is taken or a method that cannot grow, DataError for samples that do
-    not fit the run's model, Diverged for a value that is not finite.
+    Parameters
+    ----------
+    run : Run
+        Stays as it is, bit for bit: the old clients and every model that is not a newcomer's own are frozen.
+    newcomers : Federation
+        Their data, under names that the run does not have.
+    exchanges : int
+        Rounds that every newcomer takes part in, with the run's amount of local work. A newcomer's rounds count from
+        its entry: batches, decaying step sizes and growing numbers of steps are those of a client's first rounds.
+    start : {"offered", "common"}
+        Where a method offers models to begin with (FPFC those of its clusters), "offered" takes the one with the least
+        training loss, "common" begins where training began.
+    alone : Algorithm or None
+        What the newcomers are compared with; None: Local with the method's step size.
+
+    Returns
+    -------
+    Admission
+        Each newcomer's model, and its scores after every exchange.
+
+    Raises
+    ------
+    ConfigError
+        A setting is wrong, a name is taken, or the method cannot grow.
+    DataError
+        The samples do not fit the run's model.
+    Diverged
+        A value is no longer finite.
     """
     if not isinstance(exchanges, int) or isinstance(exchanges, bool) or exchanges < 0:
         raise ConfigError(f"exchanges: found {exchanges!r}, expected an integer of at least 0")

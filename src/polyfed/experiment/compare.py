@@ -73,7 +73,17 @@ class Watch:
 
 @dataclass(eq=False)
 class Comparison:
-    """The results of `compare`, one per method and seed."""
+    """The results of `compare`, one per method and seed.
+
+    Parameters
+    ----------
+    results : list of Result
+        In the order of training.
+    status : str
+        "finished" or "interrupted".
+    folder : Path or None
+        Where they are kept.
+    """
 
     results: list[Result] = field(default_factory=list)
     status: str = "finished"
@@ -156,19 +166,50 @@ def compare(
 ) -> Comparison:
     """Train every algorithm under every seed, all on the same data and from the same start.
 
-    model, federation: as for `fit`, or functions of the seed (which is how the partition comes to vary with the seed)
-    algorithms: a list, or {label: algorithm}
-    seeds: how many (0, 1, ...), or which
-    out: comparison folder; resume: runs that are finished there are read back, an unfinished one is continued
-    keep: hold on to every Run; False: only to its numbers, and then runs that take one thread each are trained side by
-        side, in as many processes as there are cores (on Linux, in a folder, without callbacks)
-    watch: told what happens     config: contents of comparison.toml
-    describe: label -> further tables of that run's config.toml
-    report: whether to write report.html into the folder
-    training, settings, callbacks: as for `fit`, such as rounds=100, batch_size=None
-
     A run that diverges does not stop the others; it is in `failures`. After Ctrl-C the round in hand is finished and
-    saved, and the status is "interrupted". Raises ConfigError for a wrong setting before anything is trained.
+    saved, and the status is "interrupted".
+
+    Parameters
+    ----------
+    model : nn.Module or callable
+        As for `fit`, or a function of the seed.
+    federation : Federation or callable
+        As for `fit`, or a function of the seed, which is how the partition comes to vary with the seed.
+    algorithms : sequence of Algorithm, or dict
+        A list, or {label: algorithm}.
+    training : Training or None
+        As for `fit`; its seed is not used.
+    callbacks : sequence of callable
+        As for `fit`.
+    seeds : int or sequence of int
+        How many (0, 1, ...), or which.
+    out : str, Path or None
+        The comparison folder; without it nothing is written.
+    resume : bool
+        Runs that are finished in `out` are read back, an unfinished one is continued.
+    keep : bool
+        Hold on to every Run. False: only to its numbers, and then runs that take one thread each are trained side by
+        side, in as many processes as there are cores (on Linux, in a folder, without callbacks).
+    watch : Watch or None
+        Told what happens.
+    config : dict or None
+        Contents of comparison.toml.
+    describe : callable or None
+        label -> further tables of that run's config.toml.
+    report : bool
+        Whether to write report.html into the folder.
+    **settings
+        Passed to `fit`, such as rounds=100, batch_size=None.
+
+    Returns
+    -------
+    Comparison
+        What has been trained or read back.
+
+    Raises
+    ------
+    ConfigError
+        A setting is wrong; nothing has been trained yet.
     """
     methods = _labelled(algorithms)
     which = list(range(seeds)) if isinstance(seeds, int) else list(seeds)

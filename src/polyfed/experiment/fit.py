@@ -12,7 +12,7 @@ from polyfed.core.settings import checked, settings_of
 from polyfed.data.federation import Federation
 from polyfed.experiment.run import Run
 from polyfed.experiment.trainer import prepare
-from polyfed.experiment.training import Training, training_of
+from polyfed.experiment.training import Training, parameters, training_of
 from polyfed.experiment.watching import Callback, watchers
 
 
@@ -56,7 +56,7 @@ def fit(
     describe : mapping, optional
         Further tables for config.toml, such as ``{"data": {...}, "model": {...}}``.
     **settings
-        The settings of `Training` by keyword: ``rounds=50, local_epochs=2, batch_size=None, seed=1, ...``.
+        The settings of `Training` by keyword: ``rounds=50, local_epochs=2, ...``.
 
     Returns
     -------
@@ -90,4 +90,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
     return own.replace(parameters=[*known, *more])
 
 
-fit.__signature__ = _signature(fit)  # pyright: ignore[reportFunctionMemberAccess]  (what help and completion show)
+SETTINGS = "    **settings\n        The settings of `Training` by keyword: ``rounds=50, local_epochs=2, ...``.\n"
+# what help and completion show
+fit.__signature__ = _signature(fit)  # pyright: ignore[reportFunctionMemberAccess]
+fit.__doc__ = str(fit.__doc__).replace(SETTINGS, parameters(Training))

@@ -45,11 +45,34 @@ Saved = tuple[dict[str, Any], dict[str, Any], list[str]]  # a checkpoint: tensor
 
 @dataclass(frozen=True)
 class Trainer:
-    """Everything that a run needs; nothing has been trained or written yet.
+    """Everything that a run needs; nothing has been trained or written yet. `prepare` makes one.
 
-    federation: with what an attack on the labels has made of it     training: with nothing left open
-    cohort: clients in a round, at most     attackers: [n] bool     note: a line for the log about the robust rule
-    describe: further tables of config.toml
+    Parameters
+    ----------
+    task : Task
+        Model and loss.
+    federation : Federation
+        The clients, with what an attack on the labels has made of their data.
+    algorithm : Algorithm
+        The method.
+    training : Training
+        With nothing left open.
+    work : Work
+        What a client does in a round.
+    schedule : Schedule
+        Who takes part and when.
+    cohort : int
+        Clients in a round, at most.
+    plan : Plan
+        How clients are run on this machine.
+    attackers : array [n] of bool
+        Who attacks.
+    note : str or None
+        A line for the log about the robust rule.
+    start : Run or None
+        The run to start from.
+    describe : dict
+        Further tables of config.toml.
     """
 
     task: Task
@@ -66,7 +89,22 @@ class Trainer:
     describe: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def run(self, out: str | Path | None = None, resume: bool = False, callbacks: Sequence[Callback] = ()) -> Run:
-        """Train, in the folder `out` if one is given; see `fit`."""
+        """Train.
+
+        Parameters
+        ----------
+        out : str, Path or None
+            Run folder, not a used one; without it nothing is written.
+        resume : bool
+            Continue from the checkpoint in `out`, if there is one.
+        callbacks : sequence of callable
+            Called with a `Progress` after every round; one that returns True ends the run.
+
+        Returns
+        -------
+        Run
+            The trained state and everything that was measured on the way.
+        """
         store = RunFolder(Path(out), self.training.checkpoint_every) if out is not None else None
         with store.locked() if store is not None else contextlib.nullcontext():
             saved = None if store is None else _saved(store, resume)
@@ -132,7 +170,33 @@ def prepare(
     start: Run | None = None,
     describe: Mapping[str, Any] | None = None,
 ) -> Trainer:
-    """Put the parts of a run together, and check that they fit; see `fit` for what they are and what is raised."""
+    """Put the parts of a run together, and check that they fit.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Its present parameters are the common start.
+    federation : Federation
+        The clients and their data.
+    algorithm : Algorithm
+        The method.
+    training : Training
+        How to train.
+    start : Run or None
+        A run to start from, see `fit`.
+    describe : dict or None
+        Further tables of config.toml.
+
+    Returns
+    -------
+    Trainer
+        Ready to train.
+
+    Raises
+    ------
+    ConfigError, ModelError, DataError
+        Something does not fit.
+    """
     _check_kinds(model, federation, algorithm)
     t, loss = training, training.loss or ("mse" if federation.classes is None else "cross-entropy")
     attackers = np.zeros(federation.n, dtype=bool)

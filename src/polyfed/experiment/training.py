@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
 from polyfed.core.errors import ConfigError, PolyfedError, closest
 from polyfed.core.settings import COUNTED, Configured, Limits, Words, found, kebab, setting, settings_of
@@ -37,6 +37,9 @@ TABLE, PRECISION = Words("a table with a name"), Words("float32, float64")
 DEVICE = Annotated[str, Words("auto, cpu or cuda")]
 
 
+T = TypeVar("T")
+
+
 class Table(Configured):
     """Base of settings that there is one table of in an experiment file: errors name the key alone."""
 
@@ -54,12 +57,24 @@ class Table(Configured):
         return {key: value for key, value in values.items() if value not in (None, {})}
 
 
+def documented(cls: type[T]) -> type[T]:
+    """The class with what its settings say of themselves in its docstring."""
+    cls.__doc__ = f"{cls.__doc__}\n    Parameters\n    ----------\n{parameters(cls)}    "
+    return cls
+
+
+def parameters(cls: type) -> str:
+    """The settings of a class as the parameters of a docstring."""
+    return "".join(f"    {f.name} : {f.type}\n        {f.metadata['setting'].doc}\n" for f in dataclasses.fields(cls))
+
+
+@documented
 @dataclass(frozen=True)
 class Training(Table):
     """How a run trains. Every setting has a default; `polyfed config` lists them with their meaning.
 
     Values may be given as an experiment file has them (`dtype="float64"`, `attack={"name": "sign-flip"}`) or as the
-    objects that they name. Raises ConfigError, in one line, for a value that does not fit.
+    objects that they name. A value that does not fit is a ConfigError of one line.
     """
 
     rounds: int = setting(100, ge=0, le=COUNTED, decides=False, doc="Communication rounds.")
@@ -160,14 +175,31 @@ class Training(Table):
 
     @property
     def epochs(self) -> int:
-        """Local passes per round, where `local_steps` does not replace them."""
+        """Local passes per round, where `local_steps` does not replace them.
+
+        Returns
+        -------
+        int
+            At least 1.
+        """
         return 1 if self.local_epochs is None else self.local_epochs
 
     def dump(self) -> dict[str, Any]:
         return {"batch-size": "full"} | super().dump()
 
     def schedule_for(self, names: Sequence[str]) -> Schedule:
-        """Who takes part and when, of clients with these names."""
+        """Who takes part and when.
+
+        Parameters
+        ----------
+        names : sequence of str
+            The clients' names.
+
+        Returns
+        -------
+        Schedule
+            The schedule given, or a fraction of the clients in every round.
+        """
         from polyfed.core.schedule import Uniform, schedule_of
 
         if isinstance(self.schedule, Mapping):
@@ -176,7 +208,13 @@ class Training(Table):
 
     @classmethod
     def deciding(cls) -> list[str]:
-        """The keys that decide the numbers of a run."""
+        """The keys that decide the numbers of a run.
+
+        Returns
+        -------
+        list of str
+            As a file spells them.
+        """
         return [kebab(s.name) for s in settings_of(cls) if s.decides]
 
 
@@ -227,6 +265,7 @@ class Model(Table):
     options: Mapping[str, Any] = setting(factory=dict, doc="The model's own options, by their Python names.")
 
 
+@documented
 @dataclass(frozen=True)
 class Search(Table):
     """How `tune` tries values of one numeric setting of a method."""

@@ -60,15 +60,23 @@ VALIDATION = 0.2  # share of the training samples, where the federation holds ou
 class Tuned:
     """What `tune` found.
 
-    setting: the name of what was tuned
-    table: one row per value and regime, in the order of training:
-        regime; a column named as the setting; validation: the metric, mean over clients; clusters: how many (None where
-        the method has none);
-        ari: agreement with the federation's own clusters, where it has some (not used for choosing); rounds, bytes,
-        seconds: of this leg alone; ended: "tolerance", "rounds", "diverged" or "interrupted"; best: the chosen one
-    metric: "accuracy", "rmse" or "loss"
-    run: the chosen model trained on; None when no leg was finished or nothing was to be trained on
-    status: "finished" or "interrupted"
+    Parameters
+    ----------
+    setting : str
+        The name of what was tuned.
+    metric : str
+        "accuracy", "rmse" or "loss".
+    rows : list of dict
+        One per value and regime, in the order of training: regime; an entry named as the setting; validation: the
+        metric, mean over clients; clusters: how many (None where the method has none); ari: agreement with the
+        federation's own clusters, where it has some (not used for choosing); rounds, bytes, seconds: of this leg alone;
+        ended: "tolerance", "rounds", "diverged" or "interrupted"; best: whether it is the chosen one.
+    run : Run or None
+        The chosen model, trained on; None when no leg was finished or there was no further training.
+    status : str
+        "finished" or "interrupted".
+    folder : Path or None
+        Where it is kept.
     """
 
     setting: str = "lam"
@@ -134,29 +142,55 @@ def tune(
 ) -> Tuned:
     """Choose one numeric setting of a method by validation data, then train the chosen model on.
 
-    algorithm: a method, such as FPFC(nu=0.5), which is the default; its own value of the setting is not used
-    training: as for `fit`     search: how values are tried
-    settings: those of `Search` and of `Training` by keyword; `rounds` is the maximum for one value
-    out: folder for the final run, with tune.csv and tune.svg beside its files
-    resume: go on with the interrupted search in `out`, if there is one: finished values are read back, the one in hand
-        is continued; of a search that is over the table is read back, without `run`
-    describe: the method with its value -> further tables for config.toml
+    A federation without validation samples has `VALIDATION` of each client's training samples held out, keyed by (seed,
+    client). The metric is the mean over clients on validation data; the federation that is trained on while tuning has
+    no test samples at all, they come back for the final run. A leg that diverges is a row without a metric, and ends a
+    warm path. After Ctrl-C the status is "interrupted", and the table holds what is done; with a folder, every leg is a
+    run folder in `out`/legs until the search is over.
 
-    A warm path starts each value from the solution of the last one, the method's state kept; separate tuning starts
-    each from the common start. With both, the best value of each is trained on to equal numbers of rounds (or until it
+    A warm path starts each value from the solution of the last one, the method's state kept; a cold one starts each
+    from the common start. With both, the best value of each is trained on to equal numbers of rounds (or until it
     settles) before they are compared. A value is done when the metric changes by less than `tolerance` at `patience`
-    looks in a row. A grid is one list for both regimes, or {"warm": [...], "cold": [...]}; default: `GRIDS`. Where the
-    last value of a warm path is the best so far, it goes on by the grid's last step; a value that is worse than the
-    best before it by more than two standard errors, paired over the clients, ends it. `choose = "simplest"` takes the
-    fewest clusters among the values that validation cannot tell from the best, see `_Kept`.
+    looks in a row. A warm path ends at a value that is worse than the best before it by more than two standard errors,
+    paired over the clients, and goes on by the grid's last step while its last value is the best. "simplest" chooses
+    the fewest clusters among the values whose metric is within one standard error of the best.
 
-    A federation without validation samples has `VALIDATION` of each client's training samples held out, keyed by
-    (seed, client). The metric is the mean over clients on validation data; the federation that is trained on while
-    tuning has no test samples at all, they come back for the final run. A leg that diverges is a row without a metric,
-    and ends a warm path. After Ctrl-C the status is "interrupted", and the table holds what is done; with a folder,
-    every leg is a run folder in `out`/legs until the search is over.
+    Parameters
+    ----------
+    model : nn.Module
+        As for `fit`.
+    federation : Federation
+        As for `fit`.
+    algorithm : Algorithm or None
+        A method, such as FPFC(nu=0.5), which is the default; its own value of the setting is not used.
+    training : Training or None
+        As for `fit`.
+    search : Search or None
+        How values are tried.
+    seed : int
+        As for `fit`.
+    out : str, Path or None
+        Folder for the final run, with tune.csv and tune.svg beside its files.
+    resume : bool
+        Go on with the interrupted search in `out`, if there is one: finished values are read back, the one in hand is
+        continued; of a search that is over the table is read back, without `run`.
+    watch : Watch or None
+        Told what happens.
+    describe : callable or None
+        The method with its value -> further tables for config.toml.
+    **settings
+        Those of `Search` and of `Training` by keyword, such as grid=[0, 0.5, 1], fraction=0.3; `rounds` is the largest
+        number for one value.
 
-    Raises ConfigError before training for a wrong setting, and all that `fit` raises.
+    Returns
+    -------
+    Tuned
+        The table of values, and the final run.
+
+    Raises
+    ------
+    ConfigError
+        A setting is wrong; nothing has been trained yet. Then all that `fit` raises.
     """
     algorithm = algorithm if algorithm is not None else FPFC()
     known = [s.name for s in settings_of(Search)]

@@ -14,7 +14,16 @@ EVERY = 0.2  # seconds between lines
 class Progress(NamedTuple):
     """What a callback receives after every round.
 
-    round: rounds done     rounds: rounds in all     records: this round's evaluations (empty when none was due)
+    Parameters
+    ----------
+    round : int
+        Rounds done.
+    rounds : int
+        Rounds in all.
+    records : list of dict
+        This round's evaluations; empty when none was due.
+    run : Run
+        The run so far.
     """
 
     round: int
