@@ -73,4 +73,4 @@ def test_the_amount_of_work_is_the_runs():
     run = train(method, federation().reorder(NEW), dtype=torch.float64, rounds=EXCHANGES)
     assert steps(method) is None
     assert (found.personal - run.personal).abs().max() <= 1e-12
-    assert found.table["alone"].tolist() == found.table[found.metric].tolist()
+    assert found.table["alone"].tolist() == found.table[found.metric.name].tolist()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import polyfed as pf
+from polyfed.core.metric import RMSE
 from polyfed.experiment import parallel
 from polyfed.report.notebook import sentence
 
@@ -61,7 +62,7 @@ def test_a_run_without_rounds_or_test_samples_shows_itself_too():
 
 def test_a_lower_rmse_is_better():
     final = {"test": {"rmse": np.array([1.0, np.nan, 3.0])}}
-    assert sentence("x", "finished", 1, NAMES, final, "rmse").endswith("test RMSE 2.000, worst 3.000 (rome)")
+    assert sentence("x", "finished", 1, NAMES, final, RMSE).endswith("test RMSE 2.000, worst 3.000 (rome)")
 
 
 def test_fit_shows_its_progress_in_a_notebook_alone(ipython, capsys, monkeypatch):

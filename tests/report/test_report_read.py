@@ -134,3 +134,16 @@ def test_runs_on_other_data_are_refused(tmp_path):
     assert "same seed" in fault([one, write_run(tmp_path / "three", [0.5, 0.6], samples=[7, 8])])
     a, b = (write_run(tmp_path / x, [0.5, 0.6], digest=x) for x in ("a", "b"))
     assert "same seed" in fault([a, b])
+
+
+def test_any_metric_is_checked_where_it_is_read(run):
+    """Its column of clients.csv, its line of metrics.jsonl and which way is better, whatever its name."""
+    told = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(told | {"better": "sideways"}))
+    assert "summary.json: better: found 'sideways'" in fault(run)
+    (run / "summary.json").write_text(json.dumps(told))
+    (run / "metrics.jsonl").write_text('{"round": 1, "split": "test", "mine": "high"}\n{}\n')
+    assert "metrics.jsonl: line 1, mine: found 'high'" in fault(run)
+    (run / "metrics.jsonl").write_text("")
+    (run / "clients.csv").write_text("client,test_mine\nclient-0,1\nclient-1,1x\n")
+    assert "column 'test_mine': found '1x', expected numbers" in fault(run)

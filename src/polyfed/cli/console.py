@@ -77,7 +77,7 @@ class Show(Watch):
             stderr.print(f"{step.run.loop.algorithm.name}: {step.run.plan}", soft_wrap=True, markup=False)
         if step.records:
             record = step.records[-1]
-            name = next(k for k in ("accuracy", "rmse", "loss") if k in record)
+            name = step.run.metric.name
             note = f"{record['split']} {name} {record[name]:.4g}"
             self._bars.update(self._one, note=note)
         self._bars.update(self._one, completed=step.round, total=step.rounds)

@@ -252,7 +252,7 @@ def tune_table(tuned: "Tuned") -> "Table":
             notes.append(f"the best {tuned.setting} is the last of the {name} grid: larger values may be better still")
     finite = [row for row in tuned.rows if math.isfinite(row["validation"]) and row["ended"] != "interrupted"]
     if finite:
-        first = (max if tuned.metric == "accuracy" else min)(finite, key=lambda row: row["validation"])
+        first = max(finite, key=lambda row: tuned.metric.merit(row["validation"]))
         if first["clusters"] is not None and first["clusters"] > tuned.best["clusters"]:
             notes.append(
                 f"{first['regime']}, {tuned.setting} {first[tuned.setting]:g} is best on validation, with "

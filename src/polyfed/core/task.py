@@ -7,7 +7,7 @@ otherwise the module itself, one client after another, its parameters pointed at
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from polyfed.core.batches import Batch, alike, padded
 from polyfed.core.errors import ConfigError, DataError, ModelError, closest
 from polyfed.core.layout import Layout
+from polyfed.core.metric import DEFAULT, LOSS, Metric, Seen
 from polyfed.core.split import Split
 from polyfed.core.stacked import LOSSES, Stacked, chain
 from polyfed.core.trial import EMBEDDINGS, Keyed, check_structure, reason, still, train_twice
@@ -68,6 +69,7 @@ class Task:
         weight_decay: float = 0.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        metrics: Sequence[Metric] | None = None,
     ):
         if isinstance(loss, str) and loss not in LOSSES:
             raise ConfigError(
@@ -81,6 +83,7 @@ class Task:
         except (RuntimeError, TypeError, ValueError, AttributeError) as e:
             raise ModelError(f"{type(model).__name__} cannot be copied: {reason(e)}") from None
         self.loss, self.weight_decay = loss, weight_decay
+        self.scores = tuple(metrics or DEFAULT)  # of the default ones `check` keeps those that fit
         self.layout = Layout(self.model)
         self.p = self.layout.p
         self.w0 = self.layout.flatten(self.model)
@@ -422,7 +425,7 @@ class Task:
 
     @torch.no_grad()
     def metrics(self, w: Tensor, split: Split, clients: np.ndarray) -> dict[str, np.ndarray]:
-        """Mean loss and accuracy (classes) or RMSE (numbers) of each client's model on its own samples.
+        """The mean loss and every metric that fits, of each client's model on its own samples.
 
         Parameters
         ----------
@@ -439,7 +442,8 @@ class Task:
             [s] each; NaN for a client without samples.
         """
         totals: dict[str, Tensor] = {}
-        for rows, values in self._scored(w, split, clients):
+        kept: list[tuple[Tensor, Seen]] | None = [] if any(m.per == "client" for m in self.scores) else None
+        for rows, values in self._scored(w, split, clients, kept):
             for name, v in values.items():
                 if name not in totals:
                     totals[name] = torch.zeros(len(w), dtype=torch.float64, device=w.device)
@@ -447,23 +451,43 @@ class Task:
         counts = split.counts[clients]
         with np.errstate(invalid="ignore", divide="ignore"):
             means = {k: np.where(counts > 0, t.cpu().numpy() / counts, np.nan) for k, t in totals.items()}
-        if "squared" in means:
-            means["rmse"] = np.sqrt(means.pop("squared"))
-        return means
+        means |= {m.name: np.sqrt(means[m.name]) for m in self.scores if m.root and m.name in means}
+        return means | (self._whole(kept, counts) if kept else {})
 
-    def _scored(self, w: Tensor, split: Split, clients: np.ndarray) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    def _whole(self, kept: list[tuple[Tensor, Seen]], counts: np.ndarray) -> dict[str, np.ndarray]:
+        """The metrics that need all samples of a client, in double precision: {name: [s]}."""
+        rows, output, target = (
+            torch.cat(parts).cpu() for parts in zip(*((r, s.output, s.target) for r, s in kept), strict=True)
+        )
+        order = rows.argsort(stable=True)
+        parts = (t[order].split(counts.tolist()) for t in (output.double(), target))
+        seen = [Seen(o, t, self._threshold) for o, t in zip(*parts, strict=True)]
+        return {m.name: np.array([m.of(s) for s in seen]) for m in self.scores if m.per == "client"}
+
+    def _scored(
+        self, w: Tensor, split: Split, clients: np.ndarray, kept: list[tuple[Tensor, Seen]] | None
+    ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         """What `metrics` adds up: (rows of w, values to add to those rows), together covering every sample once.
 
         One model for all clients (rows that are views of one vector) takes a few large passes over all samples; models
         that can be computed together go in chunks of similar clients; any other goes client by client.
+        kept: receives (the row of every sample, what was seen) where a metric needs all samples of a client
         """
         counts = split.counts[clients]
+
+        def seen(rows: Tensor, output: Tensor, target: Tensor) -> Seen:
+            found = Seen(output, target, self._threshold)
+            if kept is not None:
+                kept.append((rows, found))
+            return found
+
         if callable(self.loss):
             for i, c in enumerate(clients):
                 x, y = split.client(int(c))
                 output = self.outputs(w[i], x)
                 loss = self._mean_loss(output, y) * len(x) if len(x) else output.sum() * 0
-                sums = {"loss": loss} | {k: v.sum() for k, v in self._score(output, y).items()}
+                found = seen(torch.full((len(y),), i, device=w.device), output, y)
+                sums = {"loss": loss} | {k: v.sum() for k, v in self._score(found).items()}
                 yield torch.tensor([i], device=w.device), {k: v[None] for k, v in sums.items()}
         elif len(w) > 1 and w.stride(0) == 0:
             index = np.concatenate(
@@ -477,24 +501,31 @@ class Task:
                 at = torch.as_tensor(index[k : k + BLOCK], device=w.device)
                 output = self._block_outputs(w[0], split.x.index_select(0, at))
                 rows = torch.as_tensor(owner[k : k + BLOCK], device=w.device)
-                yield rows, self._per_sample(output, split.y.index_select(0, at))
+                yield rows, self._per_sample(seen(rows, output, split.y.index_select(0, at)))
         elif self.stacked is not None:
             for chunk in alike(counts, max(1, BLOCK // max(1, int(counts.max(initial=1)))), np.argsort(-counts)):
                 batch = self._cast(padded(split, clients[chunk]), w)
                 rows = torch.as_tensor(chunk, device=w.device)
                 output = self.stacked.outputs(w[rows], batch.x)
-                values = self._per_sample(output.flatten(0, 1), batch.y.flatten(0, 1))
+                values = self._per_sample(Seen(output.flatten(0, 1), batch.y.flatten(0, 1), self._threshold))
                 real = 1.0 if batch.weight is None else batch.weight > 0
+                if kept is not None:
+                    some = torch.ones_like(output[..., 0]) > 0 if batch.weight is None else batch.weight > 0
+                    seen(rows[:, None].expand(some.shape)[some], output[some], batch.y[some])
                 yield rows, {k: (v.view(batch.y.shape[:2]) * real).sum(1) for k, v in values.items()}
         else:
             for i, c in enumerate(clients):
                 for xb, yb in self._blocks(*split.client(int(c))):
-                    values = self._per_sample(self._block_outputs(w[i], xb), yb)
-                    yield torch.full((len(yb),), i, device=w.device), values
+                    rows = torch.full((len(yb),), i, device=w.device)
+                    yield rows, self._per_sample(seen(rows, self._block_outputs(w[i], xb), yb))
 
-    def _per_sample(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
+    def _per_sample(self, seen: Seen) -> dict[str, Tensor]:
         """[b] loss and score of every sample."""
-        return {"loss": self.per_sample_loss(output[None], target[None])[0], **self._score(output, target)}
+        return {"loss": self.per_sample_loss(seen.output[None], seen.target[None])[0], **self._score(seen)}
+
+    def _score(self, seen: Seen) -> dict[str, Tensor]:
+        """{metric: [b]}: what each sample adds to the metrics that are means over samples, where they fit."""
+        return {m.name: m.compute(seen) for m in self.scores if m.per == "sample" and m.compute and m.fits(seen)}
 
     @staticmethod
     def _blocks(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -529,19 +560,6 @@ class Task:
             for q, view in zip(parameters, self.layout.views(w), strict=True):
                 q.data = view
             return module(_input(x))
-
-    def _score(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """Per sample: 0/1 correct for class labels, squared error for numbers; nothing where neither is defined."""
-        if target.is_floating_point():
-            if output.numel() != target.numel():
-                return {}
-            gap = output.reshape(target.shape) - target
-            return {"squared": gap.square().flatten(1).mean(1) if gap.dim() > 1 else gap.square()}
-        if output.dim() == 2 and output.shape[1] > 1:
-            return {"accuracy": (output.argmax(1) == target).to(output.dtype)}
-        if self._threshold is None or output.numel() != target.numel():
-            return {}
-        return {"accuracy": ((output.reshape(target.shape) > self._threshold) == target).to(output.dtype)}
 
     def _cast(self, batch: Batch, w: Tensor) -> Batch:
         """The batch in the precision of w; integers stay what they are where the model embeds them."""
@@ -580,6 +598,8 @@ class Task:
         y = y.to(self.dtype) if y.is_floating_point() else y
         shape = self._outputs_of(x, split, who)
         self._check_targets(shape, y, classes or (0 if y.is_floating_point() else int(split.y.max()) + 1), who)
+        tried = Seen(torch.zeros(len(y), *shape, dtype=self.dtype), y, self._threshold)
+        self.scores = tuple(m for m in self.scores if m.fits(tried)) or (LOSS,)
         if self.stacked is not None:
             return
         batch = self._cast(Batch(x[None], y[None]), self.w0)

@@ -17,6 +17,7 @@ from polyfed.core.algorithm import KNOWN, Algorithm, State
 from polyfed.core.batches import padded
 from polyfed.core.errors import ConfigError, DataError, closest
 from polyfed.core.ledger import COLUMNS
+from polyfed.core.metric import Metric
 from polyfed.core.newcomer import Apart, Newcomer
 from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
@@ -49,8 +50,8 @@ class Admission:
     table : DataFrame
         One row per exchange and newcomer: exchange (0: at entry), client, the metric, alone (the same of Local after as
         many rounds of the same local work), down_bytes and up_bytes so far.
-    metric : str
-        "accuracy", "rmse" or "loss".
+    metric : Metric
+        The one that leads.
     split : str
         What it is measured on: "test", or "train" where there are no test samples.
     personal : Tensor
@@ -66,7 +67,7 @@ class Admission:
 
     names: tuple[str, ...]
     table: pd.DataFrame
-    metric: str
+    metric: Metric
     split: str
     personal: Tensor
     clusters: np.ndarray | None
@@ -100,7 +101,7 @@ class Admission:
     @property
     def history(self) -> pd.DataFrame:
         """One row per exchange: the mean over newcomers of the metric and of `alone`, bytes of all of them so far."""
-        columns = {self.metric: "mean", "alone": "mean", "down_bytes": "sum", "up_bytes": "sum"}
+        columns = {self.metric.name: "mean", "alone": "mean", "down_bytes": "sum", "up_bytes": "sum"}
         return self.table.groupby("exchange").agg(columns).reset_index()
 
     def summary(self) -> "Table":
@@ -205,10 +206,10 @@ def admit(
     finally:
         torch.set_num_threads(threads)
     (records, personal, clusters), (other, _, _) = told
-    metric = next((k for k in ("accuracy", "rmse") if k in records[0]), "loss")
+    metric = task.scores[0]
     table = pd.DataFrame(records)
-    table = table[["exchange", "client", metric]].assign(
-        alone=[r[metric] for r in other], down_bytes=table["down_bytes"], up_bytes=table["up_bytes"]
+    table = table[["exchange", "client", metric.name]].assign(
+        alone=[r[metric.name] for r in other], down_bytes=table["down_bytes"], up_bytes=table["up_bytes"]
     )
     return Admission(newcomers.names, table, metric, split, personal, clusters, task, loop.algorithm.name)
 
@@ -330,9 +331,9 @@ def admission_figure(found: Admission) -> "Figure":
     with styled():
         figure, (axes,) = canvas()
         for _, rows in found.table.groupby("client"):
-            axes.plot(rows["exchange"], scale.factor * rows[found.metric], color=BLUE, linewidth=0.7, alpha=0.35)
+            axes.plot(rows["exchange"], scale.factor * rows[found.metric.name], color=BLUE, linewidth=0.7, alpha=0.35)
         x = history["exchange"]
-        axes.plot(x, scale.factor * history[found.metric], "o-", color=BLUE, label=legend_name(found.label))
+        axes.plot(x, scale.factor * history[found.metric.name], "o-", color=BLUE, label=legend_name(found.label))
         axes.plot(x, scale.factor * history["alone"], "x--", color=QUIET, label="alone")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("exchanges")
@@ -355,13 +356,13 @@ def admission_table(found: "Admission") -> "Table":
     for k in [*range(0, last, step), last]:
         row = history[k]
         texts = [
-            str(k), *(scale.number(own[k, name][found.metric]) for name in each),
-            scale.number(row[found.metric]), scale.number(row["alone"]),
+            str(k), *(scale.number(own[k, name][found.metric.name]) for name in each),
+            scale.number(row[found.metric.name]), scale.number(row["alone"]),
             words.size(row["down_bytes"]), words.size(row["up_bytes"]),
         ]  # fmt: skip
         rows.append(tuple(Cell(text) for text in texts))
-    sign = 1 if found.metric == "accuracy" else -1
-    better = sum(sign * (own[last, n][found.metric] - own[last, n]["alone"]) > 0 for n in found.names)
+    merit, name = found.metric.merit, found.metric.name
+    better = sum(merit(own[last, n][name]) > merit(own[last, n]["alone"]) for n in found.names)
     notes = [
         "alone: as many rounds of the same local training without anybody",
         f"better off than alone after {words.count(last, 'exchange')}: {better} of {len(found.names)}",

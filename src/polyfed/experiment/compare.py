@@ -21,6 +21,7 @@ from torch import nn
 from polyfed.core import checkpoint
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.errors import ConfigError, Diverged, RunError
+from polyfed.core.metric import LOSS, Metric, read
 from polyfed.data.federation import Federation
 from polyfed.experiment import parallel
 from polyfed.experiment.config import Method, label
@@ -104,9 +105,9 @@ class Comparison:
         return [r for r in self.results if r.status == "finished" and r.clients is not None]
 
     @property
-    def metric(self) -> str:
-        """The main metric: "accuracy", "rmse" or "loss"."""
-        return next((str(r.summary["metric"]) for r in self._finished if r.summary), "accuracy")
+    def metric(self) -> Metric:
+        """The metric that leads."""
+        return next((read(r.summary) for r in self._finished if r.summary), LOSS)
 
     @property
     def split(self) -> str:
@@ -136,7 +137,7 @@ class Comparison:
                     "label": name,
                     "runs": len(runs),
                     "diverged": sum(r.label == name for r in self.failures),
-                    self.metric: means.mean() if runs else np.nan,
+                    self.metric.name: means.mean() if runs else np.nan,
                     "std": means.std(ddof=1) if len(runs) > 1 else np.nan,
                     "worst_client": np.mean([s["final"][split]["worst"] for s in runs]) if runs else np.nan,
                     "down_bytes": np.mean([s["down_bytes"] for s in runs]) if runs else np.nan,

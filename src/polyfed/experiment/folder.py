@@ -28,6 +28,7 @@ from polyfed.core.algorithm import Algorithm
 from polyfed.core.cells import marked
 from polyfed.core.errors import RunError
 from polyfed.core.ledger import COLUMNS
+from polyfed.core.metric import written
 from polyfed.experiment import files
 from polyfed.experiment.run import Run
 from polyfed.experiment.training import Training
@@ -212,18 +213,17 @@ def fingerprint(run: Run) -> dict[str, Any]:
 def summary(run: Run) -> dict[str, Any]:
     """The run in a few numbers, as summary.json holds them."""
     metric = run.metric
-    higher = metric == "accuracy"
     final = {}
     for name, metrics in run.final.items():
-        values = np.where(np.isfinite(metrics[metric]), metrics[metric], np.nan)
+        values = np.where(np.isfinite(metrics[metric.name]), metrics[metric.name], np.nan)
         if np.isnan(values).all():
             continue
-        worst, best = (np.nanmin, np.nanmax) if higher else (np.nanmax, np.nanmin)
+        merit = metric.merit(values)
         final[name] = {
             "mean": float(np.nanmean(values)),
             "std": float(np.nanstd(values)),
-            "worst": float(worst(values)),
-            "best": float(best(values)),
+            "worst": float(values[np.nanargmin(merit)]),
+            "best": float(values[np.nanargmax(merit)]),
         }
     down, up = run.loop.ledger.totals()
     return {
@@ -231,17 +231,16 @@ def summary(run: Run) -> dict[str, Any]:
         "algorithm": run.loop.algorithm.name,
         "seed": run.loop.seed,
         "rounds": run.loop.t,
-        "metric": metric,
-        "higher_is_better": higher,
+        **written(metric),
         "final": final,
         "down_bytes": down,
         "up_bytes": up,
         "seconds": run.seconds,
         "parameters": run.loop.task.p,
         "described_by": float(run.parameters.mean()),
-        "common": _common(run, metric),
+        "common": _common(run, metric.name),
         "steps": _steps(run),
-        "deploys": "common" if _one_for_all(run) else "personal",
+        "deploys": _deployed(run),
         "digest": digests(run),
     }
 
@@ -253,12 +252,13 @@ def _steps(run: Run) -> float:
     return float(steps.mean()) if len(steps) else math.nan
 
 
-def _one_for_all(run: Run) -> bool:
-    """Whether clients deploy the one model that the server sends to all of them."""
-    loop = run.loop
-    if type(loop.algorithm).personal is not Algorithm.personal:
-        return False
-    return "w" in loop.algorithm.deployment(loop.server, loop.round(np.arange(loop.n))).shared
+def _deployed(run: Run) -> str:
+    """What clients deploy: "common", the one model that the server sends all, "own", trained alone, or "personal"."""
+    loop, everyone = run.loop, run.loop.round(np.arange(run.loop.n))
+    if type(loop.algorithm).personal is Algorithm.personal:
+        return "common" if "w" in loop.algorithm.deployment(loop.server, everyone).shared else "personal"
+    sends = sum(loop.ledger.totals()) or any(loop.algorithm.downlink(loop.server, everyone))
+    return "personal" if sends else "own"
 
 
 def _common(run: Run, metric: str) -> dict[str, float] | None:

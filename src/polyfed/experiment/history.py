@@ -10,22 +10,22 @@ from polyfed.experiment.run import Run, splits
 def record(run: Run, split: str) -> dict[str, Any]:
     """One line of the history: the mean over clients of every metric, its spread, and the cost so far.
 
-    pooled: the accuracy over all samples, whoever has them
+    pooled: the leading metric over all samples, whoever has them, where it is a mean over samples
     """
     metrics, metric = run.final[split], run.metric
-    values = np.where(np.isfinite(metrics[metric]), metrics[metric], np.nan)
+    values = np.where(np.isfinite(metrics[metric.name]), metrics[metric.name], np.nan)
     down, up = run.loop.ledger.totals()
     known = values[~np.isnan(values)] if not np.isnan(values).all() else np.array([np.nan])
     seen = np.where(np.isnan(values), 0, splits(run.federation)[split].counts)
     pooled = float(np.nansum(seen * values) / seen.sum()) if seen.any() else float("nan")
-    worst = known.min() if metric == "accuracy" else known.max()
+    worst = known[metric.merit(known).argmin()]
     return {
         "round": run.loop.t,
         "split": split,
         **{name: float(np.nanmean(v)) for name, v in metrics.items()},
         "std": float(known.std()),
         "worst": float(worst),
-        **({"pooled": pooled} if metric == "accuracy" else {}),
+        **({"pooled": pooled} if metric.pooled else {}),
         "down_bytes": down,
         "up_bytes": up,
         "seconds": run.seconds,

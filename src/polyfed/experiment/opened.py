@@ -21,6 +21,7 @@ from polyfed.core.augment import augmentation
 from polyfed.core.batches import Work
 from polyfed.core.errors import ConfigError, PolyfedError, RunError
 from polyfed.core.ledger import COLUMNS, Ledger
+from polyfed.core.metric import Metric, leading, read
 from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop, part
 from polyfed.core.rows import is_mapped
@@ -33,7 +34,7 @@ from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, check_rows, make_rows, pick_device
 from polyfed.experiment import files
 from polyfed.experiment.build import Parts, algorithms_of, make_model
-from polyfed.experiment.check import Where, read
+from polyfed.experiment.check import Where, read_table
 from polyfed.experiment.config import INFORMATION, TABLES, Settings, model_of, resolve
 from polyfed.experiment.fit import fit
 from polyfed.experiment.folder import client_model
@@ -44,7 +45,6 @@ from polyfed.experiment.watching import Callback
 from polyfed.report import files as reading
 
 SPLITS = ("train", "validation", "test")
-METRICS = ("loss", "accuracy", "rmse")
 NEEDED = ("seed", "dtype", "model", "data", "plan")  # keys of config.toml
 SAID = ("data", "model", "algorithm", "start", "portable")
 
@@ -72,6 +72,7 @@ class Opened(Run):
         self._table = _clients(path, names) if found else None
         self.status, self.seconds = found.get("status", "unfinished"), found.get("seconds") or 0.0
         self._rounds: int | None = found.get("rounds")
+        self._lead = read(found) if found else None
         self.records = [{k: np.nan if v is None else v for k, v in r.items()} for r in reading.metrics(path)]
         self.final = {} if self._table is None else _final(self._table)
         self.ended = False
@@ -89,6 +90,10 @@ class Opened(Run):
     def rounds(self) -> int:
         last = self.records[-1]["round"] if self.records else 0
         return last if self._rounds is None else self._rounds
+
+    @property
+    def metric(self) -> Metric:
+        return self._lead or leading(self.records[-1] if self.records else ())
 
     @property
     def clients(self) -> pd.DataFrame:
@@ -238,7 +243,7 @@ class Opened(Run):
         aside = {*TABLES, *INFORMATION, "start", *self._objects}
         known = {k: v for k, v in self.settings.items() if k not in aside}
         gone = {key.replace("-", "_"): self._gone(key) for key in self._objects if key != "schedule"}
-        return dataclasses.replace(read(Settings, known, self._where, TABLES), **gone)
+        return dataclasses.replace(read_table(Settings, known, self._where, TABLES), **gone)
 
     def _gone(self, key: str) -> Callable[..., Any]:
         def refuse(*_: Any, **__: Any) -> Any:
@@ -315,9 +320,8 @@ def _hollow(counts: list[int], about: dict[str, Any]) -> Split:
 def _clients(folder: Path, names: list[str]) -> pd.DataFrame:
     """clients.csv with the types that `Run.clients` has."""
     found = reading.clients(folder, names)
-    columns = {str(c): c.partition("_")[2] for c in found}
-    types = {c: "Int64" for c in columns if c in ("cluster", "assigned")}
-    types |= {c: "float64" for c, key in columns.items() if key in METRICS}
+    types = dict.fromkeys(filter(_is_metric, found), "float64")
+    types |= {c: "Int64" for c in ("cluster", "assigned") if c in found}
     try:
         return found.astype(types)
     except (ValueError, TypeError) as e:
@@ -328,7 +332,12 @@ def _final(table: pd.DataFrame) -> dict[str, Mapping[str, np.ndarray]]:
     """The metrics of clients.csv, by split."""
     found: defaultdict[str, dict[str, np.ndarray]] = defaultdict(dict)
     for column in table:
-        split, _, key = str(column).partition("_")
-        if split in SPLITS and key in METRICS:
+        if _is_metric(column):
+            split, _, key = str(column).partition("_")
             found[split][key] = table[column].to_numpy()
     return {**found}
+
+
+def _is_metric(column: Any) -> bool:
+    split, _, key = str(column).partition("_")
+    return split in SPLITS and key not in ("", "samples")

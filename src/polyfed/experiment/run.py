@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from polyfed.core.algorithm import Algorithm, State
 from polyfed.core.errors import ConfigError, RunError, closest
 from polyfed.core.ledger import Ledger
+from polyfed.core.metric import Metric
 from polyfed.core.rounds import Loop
 from polyfed.data.federation import Federation
 from polyfed.models.factorised import factorised as factorised_model
@@ -182,10 +183,9 @@ class Run:
         return None if found is None else np.asarray(found)
 
     @property
-    def metric(self) -> str:
-        """The main metric: "accuracy", "rmse", or "loss" where neither is defined."""
-        keys = next(iter(self.final.values()), {})
-        return next((k for k in ("accuracy", "rmse") if k in keys), "loss")
+    def metric(self) -> Metric:
+        """The metric that leads: accuracy for classes, RMSE for numbers, or the loss where neither is defined."""
+        return self.loop.task.scores[0]
 
     @property
     def clients(self) -> pd.DataFrame:

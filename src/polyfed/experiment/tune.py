@@ -25,6 +25,8 @@ from torch import nn
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.errors import ConfigError, Diverged, RunError, closest
+from polyfed.core.metric import LOSS, Metric
+from polyfed.core.metric import read as read_metric
 from polyfed.core.settings import settings_of
 from polyfed.core.split import Split
 from polyfed.data.federation import Federation
@@ -64,8 +66,8 @@ class Tuned:
     ----------
     setting : str
         The name of what was tuned.
-    metric : str
-        "accuracy", "rmse" or "loss".
+    metric : Metric
+        The one that leads.
     rows : list of dict
         One per value and regime, in the order of training: regime; an entry named as the setting; validation: the
         metric, mean over clients; clusters: how many (None where the method has none); ari: agreement with the
@@ -80,7 +82,7 @@ class Tuned:
     """
 
     setting: str = "lam"
-    metric: str = "accuracy"
+    metric: Metric = LOSS
     rows: list[dict[str, Any]] = field(default_factory=list)
     run: Run | None = None
     status: str = "finished"
@@ -409,8 +411,7 @@ class _Legs:
         return run, "interrupted" if run.status == "interrupted" else "tolerance" if settled.done else "rounds"
 
     def _leg_of(self, row: dict[str, Any], run: Run) -> _Kept:
-        sign = 1 if run.metric == "accuracy" else -1
-        return _Kept(row, sign * np.asarray(run.final["validation"][run.metric]), run)
+        return _Kept(row, run.metric.merit(np.asarray(run.final["validation"][run.metric.name])), run)
 
     def _add(self, regime: str, value: float, run: Run | None, ended: str, start: Run | None) -> dict[str, Any]:
         """A row of the table; keeps the run while it may be chosen."""
@@ -421,7 +422,7 @@ class _Legs:
             row |= {"rounds": 0, "bytes": 0, "seconds": 0.0}
         else:
             self.tuned.metric = run.metric
-            row["validation"] = float(np.nanmean(run.final["validation"][run.metric]))
+            row["validation"] = float(np.nanmean(run.final["validation"][run.metric.name]))
             found = run.clusters
             if found is not None:
                 row["clusters"] = len(set(found.tolist()))
@@ -458,7 +459,7 @@ class _Settled:
 
     def look(self, run: Run) -> None:
         """At all looks of the run, for it may be one that was resumed."""
-        values = [float(r[run.metric]) for r in run.records if r["split"] == "validation"]
+        values = [float(r[run.metric.name]) for r in run.records if r["split"] == "validation"]
         still = np.abs(np.diff(values[-self.patience - 1 :])) < self.tolerance
         self.done = len(still) == self.patience and bool(still.all())
 
@@ -525,7 +526,7 @@ def _read_back(tuned: Tuned) -> Tuned:
         typed |= {"clusters": int(float(row["clusters"])) if row["clusters"] else None, "best": row["best"] == "True"}
         tuned.rows.append(typed)
     with contextlib.suppress(OSError, ValueError, KeyError):
-        tuned.metric = json.loads((tuned.folder / "summary.json").read_text())["metric"]
+        tuned.metric = read_metric(json.loads((tuned.folder / "summary.json").read_text()))
     if not (tuned.folder / "tune.svg").exists():
         write(tuned, tuned.folder)
     return tuned
@@ -576,7 +577,7 @@ def write(tuned: Tuned, folder: Path) -> None:
         save(tuned.figure(), folder / "tune.svg")
 
 
-def tune_figure(rows: Sequence[Mapping[str, Any]], metric: str, setting: str = "lam") -> "Figure":
+def tune_figure(rows: Sequence[Mapping[str, Any]], metric: Metric, setting: str = "lam") -> "Figure":
     """Validation metric and number of clusters against the setting, a line per regime; a ring marks the chosen one.
 
     rows: of `Tuned.table`

@@ -54,7 +54,7 @@ class Line:
 
     def __call__(self, step: Progress) -> None:
         if step.records:
-            record, metric = step.records[-1], step.run.metric
+            record, metric = step.records[-1], step.run.metric.name
             self.note = f"{record['split']} {metric} {record[metric]:.4g}"
         over = step.round == step.rounds
         if over or time.monotonic() - self.told > EVERY:

@@ -114,9 +114,10 @@ def _notes(
             notes.append(
                 f"With {len(verdicts)} clients at 95 %, {0.05 * len(verdicts):.0f} would be marked by chance alone."
             )
-        if study.metric == "accuracy" and seeds >= 2:
+        if study.metric.unit == "%" and seeds >= 2:
+            name = words.Scale(study.metric).name
             notes.append(
-                "A client's spread is taken as at least half a test sample, since accuracy moves in such steps."
+                f"A client's spread is taken as at least half a test sample, since {name} moves in such steps."
             )
     if study.redrawn:
         notes.append(

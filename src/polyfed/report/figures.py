@@ -63,7 +63,7 @@ def metric_figure(study: Study, against: Against = "rounds") -> Figure | None:
 def _curve(study: Study, label: str, column: str) -> dict[str, np.ndarray] | None:
     """x, mean and std over seeds at the rounds that every seed of one method has evaluated."""
     runs = study.counted(label) or study.of(label)
-    needed = {study.metric, "down_bytes", "up_bytes"} if column == "bytes" else {study.metric, column}
+    needed = {study.metric.name, "down_bytes", "up_bytes"} if column == "bytes" else {study.metric.name, column}
     points: dict[int, list[tuple[float, float]]] = {}
     for r in runs:
         if not needed <= set(r.metrics.columns):
@@ -74,7 +74,7 @@ def _curve(study: Study, label: str, column: str) -> dict[str, np.ndarray] | Non
                 if column == "bytes"
                 else finite(row[column])
             )
-            y = finite(row[study.metric]) * words.Scale(study.metric).factor
+            y = finite(row[study.metric.name]) * words.Scale(study.metric).factor
             if math.isfinite(x + y):
                 points.setdefault(int(row["round"]), []).append((x, y))
     whole = [np.array(points[t]) for t in sorted(points) if len(points[t]) == len(runs)]
@@ -150,7 +150,7 @@ def gain_figure(study: Study, method: str | None = None) -> Figure | None:
         x, y = (mean, place) if named else (place, mean)
         look = {"s": 26 if named else 9, "linewidth": 1.1, "zorder": 3, "rasterized": many}
         axes.scatter(x, y, c=list(face), edgecolors=list(colour), **look)
-        text = f"gain of {label} over {reference}, {'points' if scale.percent else study.metric.upper()}"
+        text = f"gain of {label} over {reference}, {'points' if scale.percent else scale.name}"
         if named:
             axes.axvline(0, color=INK, linewidth=1)
             axes.set_yticks(place, [_short(n) for n in names])

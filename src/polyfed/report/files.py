@@ -14,10 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, 
 
 from polyfed.core.cells import unmarked
 from polyfed.core.errors import RunError
+from polyfed.core.metric import BETTER
 
 Table = dict[str, Any]
 Number = FiniteFloat | None  # None: not a number when it was written
-CELLS = ("_bytes", "_samples", "_loss", "_accuracy", "_rmse")  # columns of clients.csv that hold numbers, by their ends
+SPLITS = ("train_", "validation_", "test_")  # columns of clients.csv that begin so hold numbers: samples and metrics
 
 
 class _File(BaseModel):
@@ -60,6 +61,8 @@ class _Summary(_File):
     rounds: NonNegativeInt
     metric: str
     higher_is_better: bool
+    unit: str = ""
+    better: str = Field("higher", pattern=BETTER)
     final: dict[str, dict[str, Number]]
     down_bytes: NonNegativeInt
     up_bytes: NonNegativeInt
@@ -67,7 +70,7 @@ class _Summary(_File):
     parameters: NonNegativeInt | None = None
     described_by: Number = None
     common: dict[str, Number] | None = None
-    deploys: Literal["common", "personal"] | None = None
+    deploys: Literal["common", "own", "personal"] | None = None
     steps: Number = None
     digest: dict[str, str] | None = None
 
@@ -80,16 +83,10 @@ class _Report(_File):
 class _Record(_File):
     round: int
     split: str
-    loss: Number = None
-    accuracy: Number = None
-    rmse: Number = None
-    std: Number = None
-    worst: Number = None
-    pooled: Number = None
-    down_bytes: Number = None
-    up_bytes: Number = None
-    seconds: Number = None
-    virtual_time: Number = None
+    clusters: int | None = None
+    assigned: list[int] | None = None
+    # metrics, their spread, bytes and seconds
+    __pydantic_extra__: dict[str, Number]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 def config(folder: Path, name: str = "config.toml") -> Table:
@@ -149,7 +146,7 @@ def metrics(folder: Path) -> list[Table]:
 def clients(folder: Path, names: Sequence[str] | None = None) -> pd.DataFrame:
     """One row per client, in the order of `names` if given; what is not a number where one belongs is refused."""
     path = folder / "clients.csv"
-    found = _csv(path, ("client",), lambda c: c == "rounds" or c.endswith(CELLS))
+    found = _csv(path, ("client",), lambda c: c == "rounds" or c.endswith("_bytes") or c.startswith(SPLITS))
     found["client"] = found["client"].fillna("").map(unmarked)
     if names is not None and found["client"].tolist() != list(names):
         raise RunError(

@@ -7,17 +7,18 @@ from html import escape
 import numpy as np
 import pandas as pd
 
+from polyfed.core.metric import Metric
 from polyfed.report import words
 from polyfed.report.style import SERIES, VARIABLES, canvas, styled, to_svg
 
 Final = Mapping[str, Mapping[str, np.ndarray]]
 
 
-def sentence(name: str, status: str, rounds: int, clients: Sequence[str], final: Final, metric: str) -> str:
+def sentence(name: str, status: str, rounds: int, clients: Sequence[str], final: Final, metric: Metric) -> str:
     """What came out, such as `ditto, 4 clients, finished after 60 rounds: test accuracy 81.3 %, worst 70.1 % (va)`."""
     ended = f"{name}, {words.count(len(clients), 'client')}, {status} after {words.count(rounds, 'round')}"
     split = next((s for s in ("test", "validation", "train") if s in final), None)
-    found = None if split is None else _extremes(final[split][metric], clients, metric)
+    found = None if split is None else _extremes(final[split][metric.name], clients, metric)
     if found is None:
         return ended
     scale, (mean, worst, _) = words.Scale(metric), found
@@ -25,11 +26,11 @@ def sentence(name: str, status: str, rounds: int, clients: Sequence[str], final:
     return f"{ended}: {split} {scale.name} {value}, worst {who}"
 
 
-def page(said: str, clients: Sequence[str], final: Final, metric: str, history: pd.DataFrame) -> str:
+def page(said: str, clients: Sequence[str], final: Final, metric: Metric, history: pd.DataFrame) -> str:
     """The sentence, mean, worst and best client per split, and the mean of the metric over the rounds, as HTML."""
     scale, rows = words.Scale(metric), []
     for split, metrics in final.items():
-        found = _extremes(metrics[metric], clients, metric)
+        found = _extremes(metrics[metric.name], clients, metric)
         if found is not None:
             mean, *ends = found
             cells = [split, scale.number(mean), *(f"{scale.number(value)} ({who})" for value, who in ends)]
@@ -44,26 +45,26 @@ def page(said: str, clients: Sequence[str], final: Final, metric: str, history: 
 
 
 def _extremes(
-    values: np.ndarray, clients: Sequence[str], metric: str
+    values: np.ndarray, clients: Sequence[str], metric: Metric
 ) -> tuple[float, tuple[float, str], tuple[float, str]] | None:
     """(mean, worst and who, best and who) over the clients that have a value; None where nobody has."""
     known = np.flatnonzero(np.isfinite(values))
     if not len(known):
         return None
-    order = known[np.argsort(values[known], kind="stable")][:: 1 if metric == "accuracy" else -1]
+    order = known[np.argsort(metric.merit(values[known]), kind="stable")]
     worst, best = ((float(values[i]), str(clients[i])) for i in order[[0, -1]])
     return float(values[known].mean()), worst, best
 
 
-def _figure(history: pd.DataFrame, metric: str, said: str) -> str:
+def _figure(history: pd.DataFrame, metric: Metric, said: str) -> str:
     """The mean of the metric over the rounds, a line per split; nothing for less than two rounds."""
-    if metric not in history or len(set(history["round"])) < 2:
+    if metric.name not in history or len(set(history["round"])) < 2:
         return ""
     scale = words.Scale(metric)
     with styled():
         figure, (axes,) = canvas(4.7, 2.6)
         for colour, (split, rows) in zip(SERIES, history.groupby("split", sort=False), strict=False):
-            axes.plot(rows["round"], scale.factor * rows[metric], color=colour, label=str(split))
+            axes.plot(rows["round"], scale.factor * rows[metric.name], color=colour, label=str(split))
         axes.set_xlabel("round")
         axes.set_ylabel(scale.header)
         figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=3)

@@ -201,8 +201,8 @@ def roles(study: Study) -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def floors(study: Study) -> dict[str, float]:
-    """Per client, the least spread to believe: half a test sample for accuracy, which moves in steps of one sample."""
-    if study.metric != "accuracy":
+    """Per client, the least spread to believe: half a test sample for a share, which moves in steps of one sample."""
+    if study.metric.unit != "%":
         return dict.fromkeys(study.names, 0.0)
     counts: dict[str, int] = {}
     for r in study.runs:

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from polyfed.core import metric
 from polyfed.core.errors import RunError
+from polyfed.core.metric import Metric
 from polyfed.report import files
 
 SEEDED = re.compile(r"(?P<label>.+)-seed(?P<seed>-?\d+)")
@@ -66,7 +68,7 @@ class RunFiles:
         A method that moved no byte has trained every client alone, whatever it is called.
         """
         s = self.summary
-        if self.algorithm == "local" or (s["rounds"] and not s["down_bytes"] + s["up_bytes"]):
+        if s.get("deploys") == "own" or (s["rounds"] and not s["down_bytes"] + s["up_bytes"]):
             return "own"
         return "common" if s.get("deploys") == "common" else "personalised"
 
@@ -129,13 +131,14 @@ class Study:
         return self.runs[0]
 
     @property
-    def metric(self) -> str:
-        return str(self.first.summary["metric"])
+    def metric(self) -> Metric:
+        """The metric that leads."""
+        return metric.read(self.first.summary)
 
     @property
     def sign(self) -> float:
         """+1 when higher is better, -1 when lower is."""
-        return 1.0 if self.first.summary["higher_is_better"] else -1.0
+        return self.metric.sign
 
     @property
     def split(self) -> str:
@@ -222,10 +225,10 @@ def _run(folder: Path) -> RunFiles:
 
 def _so_far(config: dict[str, Any], metrics: pd.DataFrame) -> dict[str, Any]:
     """A summary of a run that was killed: its last evaluation."""
-    metric = next((m for m in ("accuracy", "rmse") if m in metrics), "loss")
+    lead = metric.leading(metrics)
     last = metrics.groupby("split").last().to_dict("index") if len(metrics) else {}
     final = {
-        str(split): {"mean": row.get(metric), "std": row.get("std"), "worst": row.get("worst"), "best": None}
+        str(split): {"mean": row.get(lead.name), "std": row.get("std"), "worst": row.get("worst"), "best": None}
         for split, row in last.items()
     }
     cost = metrics.iloc[-1].to_dict() if len(metrics) else {}
@@ -234,8 +237,7 @@ def _so_far(config: dict[str, Any], metrics: pd.DataFrame) -> dict[str, Any]:
         "algorithm": config.get("algorithm", {}).get("name", "unknown"),
         "seed": config.get("seed", 0),
         "rounds": int(cost.get("round", 0)),
-        "metric": metric,
-        "higher_is_better": metric == "accuracy",
+        **metric.written(lead),
         "final": final,
         "parameters": config.get("model", {}).get("parameters"),
         **{key: cost.get(key) or 0 for key in ("down_bytes", "up_bytes", "seconds")},
@@ -260,7 +262,7 @@ def _apart(runs: list[RunFiles]) -> list[RunFiles]:
 def _check(study: Study) -> None:
     first, seeds = study.first, {}
     for r in study.runs:
-        if (r.federation.get("dataset"), r.summary["metric"]) != (first.federation.get("dataset"), study.metric):
+        if (r.federation.get("dataset"), r.summary["metric"]) != (first.federation.get("dataset"), study.metric.name):
             raise RunError(f"{r.folder} and {first.folder} are on different data or metrics: report them apart")
         same = seeds.setdefault(r.seed, r)
         digests = {x.config.get("data", {}).get("digest") for x in (r, same)} - {None}

@@ -126,7 +126,7 @@ def _nothing(study: Study) -> str:
     last = study.first.summary
     mean, scale = last["final"].get(study.split, {}).get("mean"), words.Scale(study.metric)
     if isinstance(mean, int | float) and study.first.status != "diverged":
-        at = f"{scale.number(mean)}{scale.unit} {study.split} {study.metric}"
+        at = f"{scale.number(mean)}{scale.unit} {study.split} {scale.name}"
         text += f" After round {last['rounds']}, {study.first.label} was at {at}."
     return text + (" Every run diverged." if all(r.status == "diverged" for r in study.runs) else "")
 

@@ -135,8 +135,8 @@ def _metric(study: Study, label: str, scale: words.Scale, best: bool) -> Cell:
 
 
 def _worst(runs: list[RunFiles], scale: words.Scale) -> Cell:
-    ends = [(min if r.summary["higher_is_better"] else max, r.values().values()) for r in runs]
-    values = [end(known) for end, v in ends if (known := [x for x in v if math.isfinite(x)])]
+    known = [[x for x in r.values().values() if math.isfinite(x)] for r in runs]
+    values = [min(v, key=scale.metric.merit) for v in known if v]
     mean, std = (float(np.mean(values)), sample_std(values)) if values else (math.nan, math.nan)
     return Cell(scale.spread(mean, std), {"worst_mean": mean, "worst_std": std})
 

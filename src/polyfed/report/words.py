@@ -2,6 +2,8 @@
 
 import math
 
+from polyfed.core.metric import Metric
+
 MINUS = "−"
 
 
@@ -44,17 +46,14 @@ def duration(seconds: float) -> str:
 
 
 class Scale:
-    """How one metric is written: accuracy in per cent with one decimal, anything else with four figures.
+    """How one metric is written: a share in per cent with one decimal, anything else with four figures."""
 
-    metric: "accuracy", "rmse" or "loss"
-    """
-
-    def __init__(self, metric: str):
+    def __init__(self, metric: Metric):
         self.metric = metric
-        self.percent = metric == "accuracy"
+        self.percent = metric.unit == "%"
         self.factor = 100.0 if self.percent else 1.0
-        self.name = metric.upper() if metric == "rmse" else metric
-        self.header = "accuracy, %" if self.percent else self.name
+        self.name = metric.title or metric.name
+        self.header = f"{self.name}, %" if self.percent else self.name
         self.unit = " %" if self.percent else ""
         self.difference_unit = " points" if self.percent else ""
 

@@ -50,7 +50,7 @@ def column(found: Comparison, label: str, name: str) -> Series:
 
 def mixed_over_rounds(found: Comparison, label: str) -> Series:
     """(rounds, [seed][evaluated round]) accuracy of the deployed models in per cent."""
-    at, values = column(found, label, found.metric)
+    at, values = column(found, label, found.metric.name)
     return at, (100 * np.array(values)).tolist()
 
 

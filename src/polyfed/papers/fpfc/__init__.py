@@ -239,7 +239,7 @@ def lines(
     for r in found.results:
         mine = ((frame["label"] == r.label) & (frame["seed"] == r.seed)).to_numpy()
         at = (sent if x == "numbers" else frame[x]).to_numpy(dtype=float)[mine]
-        runs.setdefault(r.label, []).append((at, factor * frame[found.metric].to_numpy(dtype=float)[mine]))
+        runs.setdefault(r.label, []).append((at, factor * frame[found.metric.name].to_numpy(dtype=float)[mine]))
     if x == "round":
         return {label: (own[0][0].tolist(), [y.tolist() for _, y in own]) for label, own in runs.items()}
     moving = {label: own for label, own in runs.items() if min(at[-1] for at, _ in own) > 0}

@@ -90,7 +90,7 @@ def first_time(found: Comparison, label: str, level: np.ndarray, sign: int) -> n
     of_method = (frame["label"] == label).to_numpy()
     for k, seed in enumerate(dict.fromkeys(r.seed for r in found.results)):
         mine = of_method & (frame["seed"] == seed).to_numpy()
-        value, at = (frame[c].to_numpy(dtype=float)[mine] for c in (found.metric, "virtual_time"))
+        value, at = (frame[c].to_numpy(dtype=float)[mine] for c in (found.metric.name, "virtual_time"))
         there = np.flatnonzero(sign * value >= sign * level[k])
         out.append(at[there[0]] if len(there) else np.nan)
     return np.array(out)

@@ -60,8 +60,8 @@ def search(bench: Bench, seed: int, model, federation, method: FPFC, grids, roun
         "lam": found.best["lam"],
         "clusters": len(set(run.clusters.tolist())),
         "ari": float(adjusted_rand_score(data.clusters, run.clusters)),
-        "test": float(run.final["test"][run.metric].mean()),
-        "local": float(local.final["test"][local.metric].mean()),
+        "test": float(run.final["test"][run.metric.name].mean()),
+        "local": float(local.final["test"][local.metric.name].mean()),
         "path": [{k: row[k] for k in ("regime", "lam", "validation", "clusters", "ari")} for row in found.rows],
     }
 

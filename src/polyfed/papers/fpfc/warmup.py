@@ -73,7 +73,7 @@ def search(bench: Bench, key: str, regime, seed: int, model, federation, method:
     )  # fmt: skip
     run = found.run
     row = {"lam": found.best["lam"], "ari": found.best["ari"], **found.costs[regime]}
-    return row | {"test": float(run.final["test"][run.metric].mean()) if run is not None else float("nan")}
+    return row | {"test": float(run.final["test"][run.metric.name].mean()) if run is not None else float("nan")}
 
 
 def compared(bench: Bench, parts: Mapping[str, tuple]) -> tuple[list[Table], list[Claim]]:
