@@ -419,7 +419,7 @@ def test_the_citation_is_bibtex(cls):
 
 @each_class
 def test_the_certificates_exist(cls):
-    """Each is "tests/certificates/test_x.py::test_name: what it proves", and that test is there."""
+    """Each is "tests/algorithms/test_x.py::test_name: what it proves", and that test is there."""
     assert cls.certificates, f"{cls.__name__} names no certificate"
     root = HERE.parent.parent
     for line in cls.certificates:
