@@ -30,3 +30,10 @@ def test_a_tests_name_says_which_file_it_is():
     """pytest imports test files and helpers by their bare names, which two folders cannot share."""
     names = Counter(path.name for path in TESTS.rglob("*.py") if path.name != "conftest.py")
     assert {name for name, times in names.items() if times > 1} == set()
+
+
+def test_the_list_of_slow_tests_names_tests_that_exist():
+    """A test that was renamed would be in `make fast-test` again."""
+    for name in (TESTS / "slow.txt").read_text().split():
+        path, _, test = name.partition("::")
+        assert f"def {test.split('::')[-1]}(" in (TESTS.parent / path).read_text(), name
