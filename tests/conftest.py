@@ -77,8 +77,8 @@ def no_methods_of_other_tests():
 
     for name in [name for name, cls in REGISTRY.items() if cls.__module__.startswith("polyfed_user_")]:
         del REGISTRY[name]
-    if build := sys.modules.get("polyfed.experiment.build"):
-        build._execute.cache_clear()
+    if userfile := sys.modules.get("polyfed.experiment.userfile"):
+        userfile._execute.cache_clear()
 
 
 @pytest.fixture(scope="session")
