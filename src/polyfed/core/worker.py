@@ -83,7 +83,7 @@ class Worker:
         def work(at: Tensor) -> tuple[State, Part, float, np.ndarray]:
             private, up, spent, taken = self._chunk(algorithm, rows, down, round, at)
             if server is not None and at is places[0]:
-                tally.added |= added_up(algorithm, server, up, round.take(at))
+                tally.added |= added_up(algorithm.aggregate, server, up, round.take(at))
             return private, tally.reduce(up, private, at), spent, taken
 
         seconds, steps = np.empty(len(ids)), np.empty(len(ids), dtype=np.int64)

@@ -18,7 +18,7 @@ from polyfed.core.batches import padded
 from polyfed.core.errors import ConfigError, DataError, closest
 from polyfed.core.ledger import COLUMNS
 from polyfed.core.metric import Metric
-from polyfed.core.newcomer import Apart, Newcomer
+from polyfed.core.newcomer import Apart, Newcomer, newcomer
 from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
 from polyfed.core.rows import MemoryRows
@@ -259,7 +259,7 @@ class _Admitting:
         before = run.loop
         assert isinstance(before.engine, LocalEngine)
         task, self.before, self.algorithm = before.task, before, algorithm
-        first = algorithm.admit(task, server, before.samples)
+        first = newcomer(algorithm, task, server, before.samples)
         self.newcomers = [copy.copy(first) for _ in range(federation.n)]
         keys, work = client_keys(federation.names), before.engine.worker.work
         plan = make_plan(task, federation.n, work.per_step(train.counts))
