@@ -351,6 +351,11 @@ class Task:
                     values = self._per_sample(self._block_outputs(w[i], xb), yb)
                     yield torch.full((len(yb),), i, device=w.device), values
 
+    def per_sample(self, w: Tensor, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """[b] what `metrics` averages for one model w: [p], but the loss where that is a callable (a mean already)."""
+        output = self.outputs(w, x)
+        return self._score(output, y) if callable(self.loss) else self._per_sample(output, y)
+
     def _per_sample(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
         """[b] loss and score of every sample."""
         return {"loss": self.per_sample_loss(output[None], target[None])[0], **self._score(output, target)}

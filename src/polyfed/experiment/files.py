@@ -32,7 +32,7 @@ HEADS = ("config.toml", "comparison.toml", "tune.toml", "tune.csv", "recipe.txt"
 NAMES = (
     *HEADS, "federation.json", "partition.safetensors", "fixed.safetensors", "models.safetensors",
     "models/*.safetensors", "models/.*.draft", ".*.draft", "checkpoint/**/*", "rows/**/*", "metrics.jsonl",
-    "common.jsonl", "clients.csv", "ledger.csv", "assignments.csv", "report.json", "summary.json", "log.txt",
+    "common.jsonl", "clients.csv", "scores.safetensors", "ledger.csv", "assignments.csv", "report.json", "summary.json", "log.txt",
     "report.html", "tune.svg", "admission.svg",
 )  # fmt: skip
 RECIPE = ("kept/*.json", "outcome.md", "table[0-9]*-*.csv")  # beside recipe.txt
