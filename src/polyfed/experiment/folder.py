@@ -112,7 +112,7 @@ class RunFolder:
         return found if isinstance(found, dict) else {}
 
     def finish(self, run: Run) -> None:
-        """The results: checkpoint, clients.csv, scores.safetensors, ledger.csv, assignments.csv, report.json, summary.json, models."""
+        """The results: checkpoint, clients, scores, ledger, assignments, findings, models, and at last summary.json."""
         self.checkpoint(run, force=True)
         self.write("clients.csv", csv_text(run.clients))
         if "test" in run.final:

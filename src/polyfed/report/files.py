@@ -158,6 +158,21 @@ def clients(folder: Path, names: Sequence[str] | None = None) -> pd.DataFrame:
     return found
 
 
+def scores(folder: Path) -> dict[str, np.ndarray] | None:
+    """What every test sample adds to its client's metrics, see `experiment.folder.scores`; None: not written."""
+    path = folder / "scores.safetensors"
+    if not path.exists():
+        return None
+    found = {name: (t.double() if t.is_floating_point() else t).numpy() for name, t in tensors(path).items()}
+    if missing := {"counts", "id"} - found.keys():
+        raise RunError(f"{path}: the tensor {min(missing)!r} is missing")
+    counts = found["counts"]
+    bad = {name: t.shape for name, t in found.items() if name != "counts" and t.shape != (counts.sum(),)}
+    if counts.ndim != 1 or counts.dtype.kind != "i" or (counts < 0).any() or bad:
+        raise RunError(f"{path}: its tensors do not belong together, expected one number per test sample")
+    return found
+
+
 def ledger(folder: Path) -> pd.DataFrame:
     """One row per round and participant."""
     columns = ("round", "client", "exchanges", "down_bytes", "up_bytes")

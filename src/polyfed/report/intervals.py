@@ -34,13 +34,15 @@ class Spread:
     """What is known of one gain.
 
     means: [S] the gain in every split     sampling: its variance clustered by sample, freedom: degrees of freedom of
-    that; None: no samples are known     whole: a mean over sites, not one site's
+    that; None: no samples are known     whole: a mean over sites, not one site's     floor: without samples, the least
+    standard deviation over splits to believe
     """
 
     means: np.ndarray
     sampling: float | None = None
     freedom: float = math.inf
     whole: bool = False
+    floor: float = 0.0
 
     @property
     def gain(self) -> float:
@@ -70,9 +72,11 @@ def spread(values: np.ndarray, span: float = 0.0) -> Spread:
     return Spread(means, float(sampling + (span / (effective + 2)) ** 2), freedom)
 
 
-def mean_spread(sites: Sequence[Spread]) -> Spread:
-    """The spread of the unweighted mean over sites that share no sample and were all tested in the same splits."""
-    means = np.mean([s.means for s in sites], axis=0)
+def mean_spread(sites: Sequence[Spread], means: np.ndarray | None = None) -> Spread:
+    """The spread of the unweighted mean over sites that share no sample. means: [S], needed where not every site was
+    tested in every split."""
+    if means is None:
+        means = np.asarray(np.mean([s.means for s in sites], axis=0))
     if any(s.sampling is None for s in sites):
         return Spread(means, whole=True)
     each = np.array([s.sampling for s in sites], dtype=float)
@@ -89,7 +93,7 @@ def variance(found: Spread, share: float | None) -> tuple[float, float]:
     splits, a = len(found.means), found.sampling
     if splits < 2:
         return (math.nan, math.nan) if a is None else (a, found.freedom)
-    between = float(found.means.var(ddof=1))
+    between = max(float(found.means.var(ddof=1)), found.floor**2)
     b = between * (1 / splits + (0.0 if share is None else share / (1 - share)))
     if a is None:
         return b, splits - 1.0
