@@ -15,7 +15,8 @@ size that was used. Two estimates of the variance of the mean gain over S splits
                 S - 1 degrees of freedom.
 
 A site's interval takes their average; a mean over sites takes the larger, since sampling averages out over sites and
-what the sites' training sets share does not. benchmarks/coverage.py chose this; docs/verdicts.md has the figures.
+what the sites' training sets share does not. The larger also judges many sites jointly, where the average's tails are
+too light. benchmarks/coverage.py chose this; docs/verdicts.md has the figures.
 """
 
 import math

@@ -24,9 +24,9 @@ SMALL = 0.02  # of the unit: the gain that the report says what it takes to see
 class Interval:
     """A mean gain and its confidence interval; low and high are NaN where there is no spread to take it from.
 
-    seeds: number of pairs it rests on     p: p value of no gain     clear: whether the gain differs from zero, jointly
-    over all clients where they are judged together     enough: "" or what would be enough for a verdict, where the
-    interval is too wide to say anything and is not shown
+    seeds: number of pairs it rests on     p: p value of no gain, for a joint verdict
+    clear: whether the gain differs from zero, jointly over all clients where they are judged together
+    enough: "" or what would be enough for a verdict, where the interval is too wide to say anything and is not shown
     """
 
     mean: float
@@ -64,7 +64,8 @@ class Evidence:
         if not math.isfinite(var):
             return Interval(gain, math.nan, math.nan, splits)
         half = intervals.half_width(var, freedom, comparisons)
-        p = intervals.p_value(gain, var, freedom, comparisons)
+        judged = intervals.variance(replace(self.spread, whole=True), self.share)
+        p = intervals.p_value(gain, *judged, comparisons)
         if abs(gain) <= half and half > LARGE * self.unit:
             return Interval(gain, math.nan, math.nan, splits, p, enough=self._enough(comparisons))
         low, high = max(gain - half, -self.range), min(gain + half, self.range)
