@@ -253,9 +253,9 @@ def counted(
     and degrees of freedom by which sites are judged jointly."""
     methods, known = estimate.shape[1], np.isfinite(estimate) & np.isfinite(var)
     half = np.vectorize(intervals.half_width)(var, freedom)
-    p = np.vectorize(partial(intervals.p_value, comparisons=methods))(estimate, jointly[..., 0], jointly[..., 1])
+    off = estimate - gain  # as if the gain were zero: what is left of it where sites were levelled must not count
+    p = np.vectorize(partial(intervals.p_value, comparisons=methods))(off, jointly[..., 0], jointly[..., 1])
     p[~known] = math.nan
-    off = estimate - gain
 
     def clear(shift: Any, which: Any) -> float:
         """How often a gain of so much (all else the same) would be seen."""
@@ -368,7 +368,9 @@ def _wrong(rows: list[dict[str, Any]], kinds: list[tuple[str, int]]) -> list[str
     out += _head(f"score, sites | design | {' | '.join(names)}")
     for score, sites in kinds:
         for design in ("S=1", *DESIGNS):
-            by = [chosen(rows, world="zero", score=score, sites=sites, design=design, rule=n) for n in RULES]
+            same = {"score": score, "sites": sites, "design": design}
+            same["target"] = "models" if design == "S=1" else "procedure"
+            by = [chosen(rows, world="zero", rule=n, **same) for n in RULES]
             if by[2]:
                 cells = [f"{100 * r[0][key]:.1f}" if r else "–" for key in ("any", "whole") for r in by]
                 cells[2], cells[5] = f"**{cells[2]}**", f"**{cells[5]}**"

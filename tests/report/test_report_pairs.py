@@ -1,13 +1,16 @@
 """Verdicts on constructed numbers: what must count as a gain, a loss, noise, or as undecided."""
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from report_folders import write_comparison
-from safetensors.numpy import save_file
+from safetensors.numpy import save, save_file
 
 from polyfed import report
+from polyfed.core.errors import RunError
 from polyfed.report import pairs
 from polyfed.report.intervals import Spread
 from polyfed.report.pairs import FEW, ONE_SEED, UNCLEAR, UNTESTED, Evidence, mean_of, sample_std
@@ -215,3 +218,23 @@ def test_the_effort_for_two_points_is_said(tmp_path):
     text = report.answer(write_scores(tmp_path, correct, 0, 4))
     assert "A gain of 2 points in the mean" in text
     assert "times as many samples" in text
+
+
+def test_damaged_scores_are_refused_by_name(tmp_path):
+    right = np.ones((1, PATIENTS), dtype=bool)
+    write_scores(tmp_path, {"local": right, "fedavg": right}, 0, 1)
+    file = tmp_path / "runs/fedavg-seed1/scores.safetensors"
+    whole = file.read_bytes()
+    short = {"counts": np.array([TESTED + 1]), "id": np.arange(TESTED), "accuracy": np.ones(TESTED)}
+    for damage, told in ((whole[:-9], "not a readable safetensors"), (save(short), "one number per test sample")):
+        file.write_bytes(damage)
+        with pytest.raises(RunError, match=rf"fedavg-seed1/scores\.safetensors: .*{told}"):
+            report.answer(report.read(tmp_path))
+
+
+def test_reading_scores_needs_no_torch(tmp_path):
+    right = np.ones((1, PATIENTS), dtype=bool)
+    write_scores(tmp_path, {"local": right, "fedavg": right}, 0, 1)
+    code = f"from polyfed import report; report.answer(report.read({str(tmp_path)!r}))"
+    code += "; import sys; assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -163,7 +163,7 @@ def scores(folder: Path) -> dict[str, np.ndarray] | None:
     path = folder / "scores.safetensors"
     if not path.exists():
         return None
-    found = {name: (t.double() if t.is_floating_point() else t).numpy() for name, t in tensors(path).items()}
+    found = tensors(path, kind="np")
     if missing := {"counts", "id"} - found.keys():
         raise RunError(f"{path}: the tensor {min(missing)!r} is missing")
     counts = found["counts"]
@@ -179,14 +179,15 @@ def ledger(folder: Path) -> pd.DataFrame:
     return _csv(folder / "ledger.csv", columns, lambda c: c != "client")
 
 
-def tensors(path: Path, row: int | None = None) -> Table:
-    """The named tensors of a safetensors file; `row`: of all of them only this one."""
+def tensors(path: Path, row: int | None = None, kind: Literal["pt", "np"] = "pt") -> Table:
+    """The named tensors of a safetensors file; `row`: of all of them only this one. kind: of torch, or numpy's arrays,
+    which need no torch."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, "pt") as f:
+        with safe_open(path, kind) as f:
             return {k: f.get_tensor(k) if row is None else f.get_slice(k)[row : row + 1][0] for k in f.keys()}  # noqa: SIM118
-    except (OSError, ValueError, KeyError, IndexError, SafetensorError) as e:
+    except (OSError, ValueError, KeyError, IndexError, TypeError, SafetensorError) as e:
         raise RunError(f"{path}: not a readable safetensors file ({_line(e)})") from None
 
 

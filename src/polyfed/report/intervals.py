@@ -20,6 +20,7 @@ too light. benchmarks/coverage.py chose this; docs/verdicts.md has the figures.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -170,8 +171,8 @@ def needed(found: Spread, share: float | None, gain: float, comparisons: int = 1
     here = seen(found, share, now, comparisons)
     if not math.isfinite(here):
         return None
-    splits = next((k for k in range(2, most + 1) if seen(found, share, k, comparisons) <= gain), None)
-    return Needed(splits if now > 1 else None, max(1.0, (here / gain) ** 2))
+    splits = 2 + bisect_left(range(2, most + 1), -gain, key=lambda k: -seen(found, share, k, comparisons))
+    return Needed(splits if 1 < now and splits <= most else None, max(1.0, (here / gain) ** 2))
 
 
 # scores that are no means, as means
