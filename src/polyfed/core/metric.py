@@ -2,13 +2,16 @@
 nothing else in the code knows one by its name. The first of a run's metrics leads: it decides and is shown first.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from torch import Tensor
+if TYPE_CHECKING:  # a report reads metrics without torch
+    from torch import Tensor
 
 Kind = Literal["classes", "numbers"]
 
@@ -47,7 +50,7 @@ class Metric:
     per: "sample": it gives [b] values, whose mean is taken chunk by chunk; "client": a number, from all samples of one
     kind: what must be predicted, "classes" or "numbers"; None: anything
     root: whether the square root of a mean over samples is taken
-    title: the name in a sentence
+    title: the name in a sentence     span: how far apart two values can be
     """
 
     name: str
@@ -58,6 +61,7 @@ class Metric:
     kind: Kind | None = None
     root: bool = False
     title: str = ""
+    span: float = math.inf
 
     def __str__(self) -> str:
         return self.name
@@ -86,7 +90,7 @@ class Metric:
         if not len(seen.target) or self.compute is None or not bool(seen.output.isfinite().all()):
             return math.nan
         values = self.compute(seen)
-        mean = float(values.double().mean()) if isinstance(values, Tensor) else float(values)
+        mean = float(values.double().mean()) if hasattr(values, "double") else float(values)
         return math.sqrt(mean) if self.root else mean
 
 
@@ -104,7 +108,7 @@ def _squared(seen: Seen) -> Tensor:
 
 
 LOSS = Metric("loss", better="lower", per="sample")
-ACCURACY = Metric("accuracy", "%", "higher", _correct, "sample", "classes")
+ACCURACY = Metric("accuracy", "%", "higher", _correct, "sample", "classes", span=1.0)
 RMSE = Metric("rmse", "target", "lower", _squared, "sample", "numbers", root=True, title="RMSE")
 DEFAULT = (ACCURACY, RMSE, LOSS)  # the first that fits leads where none is asked for
 KNOWN = {m.name: m for m in DEFAULT}

@@ -52,6 +52,8 @@ class Task:
         Where to compute; None keeps the model's.
     dtype : torch.dtype or None
         Precision; None keeps the model's.
+    metrics : sequence of Metric or None
+        What clients' models are judged by, the first leads; None: accuracy for classes, RMSE for numbers.
 
     Raises
     ------
@@ -519,6 +521,24 @@ class Task:
                 for xb, yb in self._blocks(*split.client(int(c))):
                     rows = torch.full((len(yb),), i, device=w.device)
                     yield rows, self._per_sample(seen(rows, self._block_outputs(w[i], xb), yb))
+
+    def per_sample(self, w: Tensor, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """What every sample adds to the metrics that are means over samples.
+
+        Parameters
+        ----------
+        w : Tensor
+            [p] one model.
+        x, y : Tensor
+            [b, ...] samples and their targets.
+
+        Returns
+        -------
+        dict of Tensor
+            [b] each; without the loss where that is a callable, which gives a mean.
+        """
+        found = Seen(self.outputs(w, x), y, self._threshold)
+        return self._score(found) if callable(self.loss) else self._per_sample(found)
 
     def _per_sample(self, seen: Seen) -> dict[str, Tensor]:
         """[b] loss and score of every sample."""

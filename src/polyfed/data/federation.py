@@ -322,6 +322,11 @@ class Federation:
                 k, h = prepare.held_out(int(train_split.counts[i]), test_fraction, rng)
                 kept.append(k)
                 held.append(h)
+            first = train_split.offsets
+            base["split_indices"] = {
+                "train": [k + o for k, o in zip(kept, first, strict=False)],
+                "test": [h + o for h, o in zip(held, first, strict=False)],
+            }
             train_split, test_split = _rows(train_split, kept), _rows(train_split, held)
         federation = cls(
             train=train_split,
