@@ -67,7 +67,7 @@ def test_the_end_of_the_grid_is_pointed_out_only_there(best, noted):
     ("words", "line"),
     [
         (("fedavg",), "polyfed: algorithm: fedavg has no setting lam to tune"),
-        (("--regime", "hot"), "polyfed: regime: found 'hot', expected warm, cold, both or none"),
+        (("--regime", "hot"), "polyfed: regime: found 'hot' (did you mean 'both'?), expected warm, cold, both or none"),
         (("fedacs", "--setting", "quantile", "--window"), "polyfed: --window: found method fedacs, expected fpfc"),
         (("--grid", "a,b"), "polyfed: grid: found ['a', 'b'] for warm, expected one number or more"),
         (("--grid", "1,0"), "polyfed: grid: found [1, 0] for warm, expected rising values"),
