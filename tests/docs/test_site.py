@@ -89,6 +89,15 @@ def test_every_method_has_a_page_with_all_its_settings():
         assert cls.citation in text
 
 
+def test_the_page_of_settings_has_every_key_once_per_table():
+    from polyfed.cli.config import keys
+
+    text = site()["settings.md"]
+    for key in keys():
+        assert f"| `{key.name}` | {f'`{key.value()}`' if key.value() else ''} |" in text
+    assert text.count("\n| `") == len(keys())
+
+
 def test_what_a_page_says_is_sent_is_what_the_equations_say():
     """One vector each way for FedAvg, two for SCAFFOLD, none for Local."""
     import polyfed as pf
