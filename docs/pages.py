@@ -127,7 +127,7 @@ complete file.
 
 
 def settings() -> str:
-    """The page of all keys of an experiment file, table by table."""
+    """The page of all keys of an experiment file, one table after another."""
     found, parts = keys(), [HEAD]
     for table, (title, text) in TABLES.items():
         own = [key for key in found if (key.name.partition(".")[0] if "." in key.name else "") == table]
@@ -219,7 +219,9 @@ def included(text: str) -> str:
 
 def prose(text: str) -> str:
     """Plain text of a docstring as Markdown: what is indented is code, in the rest no character has a meaning."""
-    lines = (t if t.startswith("    ") else re.sub(r"([*<\[\]])", r"\\\1", t) for t in text.splitlines())
+    lines = (
+        t if t.startswith("    ") else re.sub(r"([*\[\]])", r"\\\1", t).replace("<", "&lt;") for t in text.splitlines()
+    )
     return "\n".join(lines)
 
 

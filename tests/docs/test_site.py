@@ -89,6 +89,12 @@ def test_every_method_has_a_page_with_all_its_settings():
         assert cls.citation in text
 
 
+def test_prose_of_a_docstring_shows_every_character():
+    """Markdown knows no backslash before <, so that one is an entity; brackets and stars are escaped."""
+    assert generator().prose("a[i] <= b * c") == r"a\[i\] &lt;= b \* c"
+    assert all(r"\<" not in text for text in site().values())
+
+
 def test_the_page_of_settings_has_every_key_once_per_table():
     from polyfed.cli.config import keys
 

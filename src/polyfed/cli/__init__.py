@@ -30,7 +30,7 @@ from polyfed.experiment import stop
 ABOUT = """
 Federated learning when one model does not fit all.
 
-Start with [bold]polyfed run[/bold]: four hospitals, three methods, ten seeds, no download, a quarter of a minute.
+Start with [bold]polyfed run[/bold]: four hospitals, three methods, ten seeds; no download, under a minute.
 """
 
 HELP = {"help_option_names": ["-h", "--help"]}

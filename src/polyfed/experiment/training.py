@@ -240,8 +240,8 @@ class Settings(Training):
     def __post_init__(self) -> None:
         super().__post_init__()
         which = self.seeds if isinstance(self.seeds, list) else [self.seed]
-        self.require(0 < len(which) <= SEEDS, "seeds", f"1 to {SEEDS} of them")
-        self.require(len(set(which)) == len(which), "seeds", "distinct ones")
+        self.require(0 < len(which) <= SEEDS, "seeds", f"1 to {SEEDS} seeds")
+        self.require(len(set(which)) == len(which), "seeds", "distinct seeds")
 
 
 @dataclass(frozen=True)
