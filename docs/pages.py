@@ -131,9 +131,9 @@ def settings() -> str:
     found, parts = keys(), [HEAD]
     for table, (title, text) in TABLES.items():
         own = [key for key in found if (key.name.partition(".")[0] if "." in key.name else "") == table]
-        rows = [f"| `{key.name}` | {literal(key.value())} | {cell(key.takes)} | {cell(key.says())} |" for key in own]
+        rows = [f"| `{key.name}` | {literal(key.value())} | {cell(key.says())} | {cell(key.takes)} |" for key in own]
         parts.append(
-            "\n".join([f"## {title}\n\n{text}\n", "| key | default | takes | meaning |", "| :-- " * 4 + "|", *rows])
+            "\n".join([f"## {title}\n\n{text}\n", "| key | default | meaning | takes |", "| :-- " * 4 + "|", *rows])
         )
     return "\n\n".join(parts) + "\n"
 
@@ -173,7 +173,7 @@ def entries(title: str, homes: list[str]) -> str:
 
 
 def copied() -> dict[str, str]:
-    """Pages that are files elsewhere in the repository, their links turned round."""
+    """Pages that are files elsewhere in the repository, with their links rewritten."""
     files = {
         "changelog.md": "CHANGELOG.md",
         "contributing.md": "CONTRIBUTING.md",
@@ -201,7 +201,11 @@ def relinked(text: str, folder: Path) -> str:
 def design(text: str) -> str:
     """The page on the design, with the picture of the rooms."""
     picture = f'<div class="rooms">\n{rooms.svg(Path(inspect.getfile(pf)).parent)}\n</div>'
-    return text.replace("## Where things are\n", f"## Where things are\n{picture}\n\nAn arrow: imports.\n\n", 1)
+    return text.replace(
+        "## Where things are\n",
+        f"## Where things are\n{picture}\n\nAn arrow points to a folder that is imported.\n\n",
+        1,
+    )
 
 
 def included(text: str) -> str:

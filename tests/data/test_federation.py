@@ -218,7 +218,7 @@ def test_every_fault_is_one_line_that_names_the_client(refused):
         Federation.from_arrays([])
     with refused("names: found 2 for 1"):
         Federation.from_arrays([(x, y)], names=["a", "b"])
-    with refused("test has 2 entries for 1"):
+    with refused("test: found 2 entries for 1"):
         Federation.from_arrays([(x, y)], test=[(x, y), (x, y)])
     with refused("clusters", "1 integers"):
         Federation.from_arrays([(x, y)], clusters=[0, 1])

@@ -204,7 +204,7 @@ CASES = {
     "a label of 2^63": (lambda tmp: arrays((SITES[0][0], np.full(20, 2**63, np.uint64))), "9223372036854775808"),
     "clients of other features": (lambda tmp: arrays(SITES[1], OTHER), "client-1.*inputs are of shape"),
     "a client of one sample": (lambda tmp: arrays(*SITES, site(1)).test.counts[-1], 0),
-    "a test fraction of 1": (lambda tmp: arrays(*SITES, test_fraction=1), "test fraction is 1"),
+    "a test fraction of 1": (lambda tmp: arrays(*SITES, test_fraction=1), "test fraction: found 1"),
     "a number beyond float32 in an array": (lambda tmp: fit(huge()), "found inputs beyond 3.4e.38"),
     "an index that pandas wrote": (lambda tmp: folder(tmp, one=",a,y\n0,1,0\n1,0,1\n"), "column 1 has no name"),
     "masked numbers": (lambda tmp: arrays((np.ma.masked_greater(SITES[0][0], 1), SITES[0][1])), "inputs are masked"),
