@@ -1,5 +1,5 @@
-"""Algorithm: what a method is. Four functions on tensors; everything else (clients, devices, bytes, saving) is not its
-business. Shapes: n clients in the federation, s in this call, p parameters.
+"""Algorithm: what a method is. Four functions on tensors; clients, devices, bytes and saving are
+not its business. Shapes: n clients in the federation, s in this call, p parameters.
 """
 
 import dataclasses
@@ -72,7 +72,7 @@ class Algorithm(Configured):
         Returns
         -------
         Limits
-            They hold beside the bounds of the field itself.
+            They hold in addition to the field's own bounds.
         """
         if name in cls.step_sizes:
             return Limits(ge=0)
@@ -104,7 +104,7 @@ class Algorithm(Configured):
         return dataclasses.replace(self, **{key: factor * value for key, value in scaled.items()})
 
     def plan(self, task: "Task", n: int) -> str | None:
-        """What is worth knowing before a run starts, in one line: the solver chosen, its memory.
+        """One line about the run before it starts, such as the solver chosen and its memory.
 
         Parameters
         ----------

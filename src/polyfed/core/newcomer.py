@@ -1,7 +1,7 @@
 """Newcomer: the server's side of one client added after training; all existing clients stay frozen.
 
 The default is the method's own rule on the server's state with room for one client more: the newcomer takes part in
-rounds to which the others bring what the server has of them, and only its own rows are kept. Newcomers do not see each
+rounds in which the server's copies stand in for the others, and only its own rows are kept. Newcomers do not see each
 other, so their order and number do not matter.
 """
 

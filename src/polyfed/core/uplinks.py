@@ -2,7 +2,7 @@
 
 A method asks for means and sums where they are all it needs, and for rows where it needs every client's own. So robust
 rules act in one place, what a method needs is observed and not declared, and where means and sums are enough the
-replies are added up while clients finish: then nobody ever holds all of them.
+replies are added up while clients finish, so that they are never all in memory.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -99,7 +99,7 @@ class Worker:
         return Reply(joined(private, places), seconds, steps)
 
     def _in_order(self, function: Callable[[Any], Any], items: Sequence[Any], first_alone: bool) -> Iterator[Any]:
-        """`function` of every item on the worker threads, in the order of items; only so many wait for their turn."""
+        """`function` of every item on the worker threads, in the order of items; only a few wait for their turn."""
         if self._pool is None or len(items) == 1:
             yield from map(function, items)
             return
