@@ -13,13 +13,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import nn
 
 from polyfed.core.algorithm import REGISTRY
 from polyfed.core.augment import augmentation
 from polyfed.core.errors import ConfigError, DataError, ModelError, PolyfedError, closest
 from polyfed.core.settings import kebab
+from polyfed.core.typed import seeded
 from polyfed.data.dataset import Dataset
 from polyfed.data.datasets import check_options, load, names
 from polyfed.data.federation import Federation
@@ -201,8 +201,7 @@ def _user_model(path: Path, name: str, given: dict[str, Any], options: Mapping[s
     for key in options:
         if key not in takes and not every:
             raise ConfigError(f"model.{kebab(key)}: {name} takes no such argument{closest(key, takes)}")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(given["seed"])
+    with seeded(given["seed"]):
         try:
             made = make(**{k: v for k, v in given.items() if k in takes}, **options)
         except PolyfedError:
