@@ -58,9 +58,10 @@ def _headline(fed: Federation) -> str:
 def table_of(fed: Federation) -> Table:
     """One row per client: samples per split, cluster, and its classes as counts (few) or shades (many)."""
     frame = fed.summary()
-    classes = [c for c in frame if c.startswith("class_")]
+    names = [str(c) for c in frame.columns]
+    classes = [c for c in names if c.startswith("class_")]
     few = len(classes) <= COLUMNS
-    plain = [c for c in frame if c not in classes and (c != "validation" or fed.validation is not None)]
+    plain = [c for c in names if c not in classes and (c != "validation" or fed.validation is not None)]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for c in plain:
         table.add_column(c, justify="left" if c == "client" else "right")

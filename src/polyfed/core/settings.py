@@ -21,7 +21,19 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, time
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn, ParamSpec, TypeAlias, TypeVar, Union
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    ParamSpec,
+    TypeAlias,
+    TypeGuard,
+    TypeVar,
+    Union,
+)
 
 import numpy as np
 
@@ -522,6 +534,29 @@ class Registry(dict[str, T]):
 def _same_file(one: Any, other: Any) -> bool:
     files = [getattr(sys.modules.get(x.__module__), "__file__", None) for x in (one, other)]
     return one.__module__ == other.__module__ or (files[0] is not None and files[0] == files[1])
+
+
+# what a file or a caller gave
+
+
+def is_table(value: Any) -> TypeGuard[dict[str, Any]]:
+    """Whether a value is a table of a TOML or JSON file."""
+    return isinstance(value, dict)
+
+
+def is_mapping(value: Any) -> TypeGuard[Mapping[str, Any]]:
+    """Whether a value is a table, also one that cannot be changed."""
+    return isinstance(value, Mapping)
+
+
+def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
+    """Whether a value is a list, a tuple or their like; text is none."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is an integer; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 # text

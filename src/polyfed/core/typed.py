@@ -1,9 +1,12 @@
-"""What torch's stubs leave without types, or under a private name, typed once."""
+"""What the stubs of torch and numpy leave without types, or under a private name, typed once."""
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -34,3 +37,26 @@ def copy_(tensors: list[Tensor], others: Sequence[Tensor]) -> None:
 def named_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The module and all within it, each once, by name."""
     return module.named_modules()
+
+
+def norm(t: Tensor) -> float:
+    """The Euclidean norm of all of a tensor."""
+    return float(t.norm())
+
+
+def pieces(t: Tensor, size: int) -> Sequence[Tensor]:
+    """The tensor in pieces of at most `size` rows."""
+    return t.split(size)
+
+
+def plain(value: Any) -> Any:
+    """Tensors, arrays and their scalars as Python's lists and numbers, anything else as it is."""
+    return value.tolist() if isinstance(value, Tensor | np.ndarray | np.generic) else value
+
+
+@contextmanager
+def seeded(seed: int) -> Generator[None]:
+    """Inside, torch draws from this seed; afterwards its generator is as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield

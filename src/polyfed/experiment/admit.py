@@ -23,6 +23,7 @@ from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
 from polyfed.core.rows import MemoryRows
 from polyfed.core.schedule import Uniform
+from polyfed.core.settings import is_whole
 from polyfed.core.split import Split
 from polyfed.core.task import Task
 from polyfed.data.federation import Federation
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from polyfed.report import Table
-
-MANY = 6  # newcomers with a column of their own
-LINES = 12  # exchanges that the table shows
 
 
 @dataclass(eq=False)
@@ -106,10 +104,14 @@ class Admission:
 
     def summary(self) -> "Table":
         """The metric after each exchange: each newcomer's (if few), their mean, and what they reach alone."""
+        from polyfed.report.admission import admission_table
+
         return admission_table(self)
 
     def figure(self) -> "Figure":
         """The metric against the number of exchanges: the mean, every newcomer as a thin line, and Local."""
+        from polyfed.report.admission import admission_figure
+
         return admission_figure(self)
 
     def save(self, folder: str | Path) -> Path:
@@ -184,7 +186,7 @@ def admit(
     Diverged
         A value is no longer finite.
     """
-    if not isinstance(exchanges, int) or isinstance(exchanges, bool) or exchanges < 0:
+    if not is_whole(exchanges) or exchanges < 0:
         raise ConfigError(f"exchanges: found {exchanges!r}, expected an integer of at least 0")
     if start not in ("offered", "common"):
         raise ConfigError(f"start: found {start!r}, expected offered or common")
@@ -214,7 +216,7 @@ def admit(
     return Admission(newcomers.names, table, metric, split, personal, clusters, task, loop.algorithm.name)
 
 
-def fits(old: Federation, new: Federation) -> None:
+def fits(old: Federation, new: Any) -> None:
     """Raise ConfigError or DataError, in one line, for newcomers that cannot join the clients of `old`."""
     if not isinstance(new, Federation):
         raise ConfigError(f"newcomers: found a {type(new).__name__}, expected a polyfed.Federation")
@@ -322,57 +324,3 @@ class _Admitting:
             return None
         found = [new.cluster(torch.as_tensor(labels)) for new in self.newcomers]
         return None if None in found else np.array(found)
-
-
-def admission_figure(found: Admission) -> "Figure":
-    """The metric against the number of exchanges: the mean, every newcomer as a thin line, and Local."""
-    from matplotlib.ticker import MaxNLocator
-
-    from polyfed.report import words
-    from polyfed.report.style import BLUE, QUIET, canvas, legend_name, styled
-
-    scale, history = words.Scale(found.metric), found.history
-    with styled():
-        figure, (axes,) = canvas()
-        for _, rows in found.table.groupby("client"):
-            axes.plot(rows["exchange"], scale.factor * rows[found.metric.name], color=BLUE, linewidth=0.7, alpha=0.35)
-        x = history["exchange"]
-        axes.plot(x, scale.factor * history[found.metric.name], "o-", color=BLUE, label=legend_name(found.label))
-        axes.plot(x, scale.factor * history["alone"], "x--", color=QUIET, label="alone")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel("exchanges")
-        axes.set_ylabel(f"{found.split} {scale.header} of newcomers")
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=2)
-    return figure
-
-
-def admission_table(found: "Admission") -> "Table":
-    """The metric after each exchange: every newcomer (where they are few), their mean, and what they reach alone."""
-    from polyfed.report import Table, words
-    from polyfed.report.table import Cell
-
-    scale, history = words.Scale(found.metric), found.history.to_dict("records")
-    each = found.names if 1 < len(found.names) <= MANY else ()
-    own = {(r["exchange"], r["client"]): r for r in found.table.to_dict("records")}
-    last = len(history) - 1
-    step = -(-last // LINES) or 1
-    rows = []
-    for k in [*range(0, last, step), last]:
-        row = history[k]
-        texts = [
-            str(k), *(scale.number(own[k, name][found.metric.name]) for name in each),
-            scale.number(row[found.metric.name]), scale.number(row["alone"]),
-            words.size(row["down_bytes"]), words.size(row["up_bytes"]),
-        ]  # fmt: skip
-        rows.append(tuple(Cell(text) for text in texts))
-    merit, name = found.metric.merit, found.metric.name
-    better = sum(merit(own[last, n][name]) > merit(own[last, n]["alone"]) for n in found.names)
-    notes = [
-        "alone: as many rounds of the same local training without anybody",
-        f"better off than alone after {words.count(last, 'exchange')}: {better} of {len(found.names)}",
-    ]
-    if found.clusters is not None:
-        places = [f"{n}: {'with none' if c < 0 else c}" for n, c in zip(found.names, found.clusters, strict=True)]
-        notes.append(f"cluster of the run: {', '.join(places[:20])}{', ...' if len(places) > 20 else ''}")
-    columns = ("exchange", *each, found.label if len(each) < 2 else "mean", "alone", "down", "up")
-    return Table(f"Newcomers to {found.label}, {found.split} {scale.header}", columns, tuple(rows), tuple(notes))

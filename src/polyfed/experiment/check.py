@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from polyfed.core.errors import ConfigError, PolyfedError, closest
-from polyfed.core.settings import found, kebab, none_of, types_of
+from polyfed.core.settings import found, is_table, kebab, none_of, types_of
 from polyfed.experiment.training import Table
 
 T = TypeVar("T", bound=Table)
@@ -26,7 +26,7 @@ class Where:
     def __call__(self, key: str) -> str:
         table: Any = self.command
         for part in key.split("."):
-            if not isinstance(table, dict) or part not in table:
+            if not is_table(table) or part not in table:
                 return f"{self.file}: {key}" if self.file is not None else key
             table = table[part]
         return key
@@ -39,7 +39,7 @@ class Where:
 
 
 def table_of(value: Any, key: str, where: Where) -> dict[str, Any]:
-    if not isinstance(value, dict):
+    if not is_table(value):
         raise ConfigError(f"{where(key)}: {found(value, f'a table [{key}]')}")
     return value
 

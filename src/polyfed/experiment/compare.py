@@ -22,6 +22,7 @@ from polyfed.core import checkpoint
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.errors import ConfigError, Diverged, RunError
 from polyfed.core.metric import LOSS, Metric, read
+from polyfed.core.settings import is_whole
 from polyfed.data.federation import Federation
 from polyfed.experiment import parallel
 from polyfed.experiment.config import Method, label
@@ -86,7 +87,7 @@ class Comparison:
         Where they are kept.
     """
 
-    results: list[Result] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list[Result])
     status: str = "finished"
     folder: Path | None = None
 
@@ -101,18 +102,20 @@ class Comparison:
         return [r for r in self.results if r.status == "diverged"]
 
     @property
-    def _finished(self) -> list[Result]:
+    def finished(self) -> list[Result]:
+        """The runs that were finished."""
         return [r for r in self.results if r.status == "finished" and r.clients is not None]
 
     @property
     def metric(self) -> Metric:
         """The metric that leads."""
-        return next((read(r.summary) for r in self._finished if r.summary), LOSS)
+        return next((read(r.summary) for r in self.finished if r.summary), LOSS)
 
     @property
     def split(self) -> str:
         """The split that methods are judged on: test, or the nearest thing there is."""
-        final = next((r.summary["final"] for r in self._finished if r.summary), {})
+        found = [r.summary for r in self.finished if r.summary]
+        final: dict[str, Any] = found[0]["final"] if found else {}
         return next((s for s in ("test", "validation", "train") if s in final), "test")
 
     @cached_property
@@ -120,7 +123,7 @@ class Comparison:
         """One row per run and client: label, seed, and the columns of `Run.clients`."""
         parts = [
             pd.concat([pd.DataFrame({"label": r.label, "seed": r.seed}, index=c.index), c], axis=1)
-            for r in self._finished
+            for r in self.finished
             if (c := r.clients) is not None
         ]
         return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
@@ -128,9 +131,10 @@ class Comparison:
     @cached_property
     def table(self) -> pd.DataFrame:
         """One row per method: runs, mean and std over seeds of the clients' mean, the worst client, bytes, seconds."""
-        rows, split = [], self.split
+        rows: list[dict[str, Any]] = []
+        split = self.split
         for name in dict.fromkeys(r.label for r in self.results):
-            runs = [r.summary for r in self._finished if r.label == name and r.summary is not None]
+            runs = [r.summary for r in self.finished if r.label == name and r.summary is not None]
             means = np.array([s["final"][split]["mean"] for s in runs], dtype=float)
             rows.append(
                 {
@@ -214,7 +218,7 @@ def compare(
     """
     methods = _labelled(algorithms)
     which = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    if not which or any(isinstance(s, bool) or not isinstance(s, int) for s in which):
+    if not which or not all(map(is_whole, which)):
         raise ConfigError(f"seeds: found {seeds!r}, expected a number of at least 1, or a list of integers")
     if len(set(which)) < len(which):
         raise ConfigError(f"seeds: found {which!r}, expected distinct seeds")
@@ -236,7 +240,7 @@ def compare(
         comparison = Comparison([found[job] for job in jobs if job in found], folder=folder)
         if len(found) < len(jobs) or any(r.status == "interrupted" for r in comparison.results):
             comparison.status = "interrupted"
-        elif report and folder is not None and comparison._finished:
+        elif report and folder is not None and comparison.finished:
             from polyfed.report import write_report
 
             write_report([folder], folder / "report.html")
@@ -325,14 +329,14 @@ class _Common:
 
     def here(self, job: _Job, callbacks: Sequence[Callback]) -> Result:
         """Train one job in this process."""
-        who = {"label": job.label, "seed": job.seed, "folder": job.place}
+        told = partial(Result, job.label, job.seed, folder=job.place)
         try:
             run = self.train(job, callbacks)
         except Diverged as e:
-            return Result(**who, status="diverged", message=str(e))
+            return told("diverged", message=str(e))
         except KeyboardInterrupt:
-            return Result(**who, status="interrupted")
-        return Result(**who, status=run.status, summary=summary(run), clients=run.clients, run=run)
+            return told("interrupted")
+        return told(run.status, summary=summary(run), clients=run.clients, run=run)
 
     def apart(self, job: _Job) -> tuple[str, str]:
         """Train one job in a process of its own: what its folder does not hold, (status, message)."""
@@ -374,13 +378,17 @@ def _labelled(algorithms: Sequence[Algorithm] | Mapping[str, Algorithm]) -> dict
                 raise ConfigError(f"label {name!r}: expected letters, digits and . _ + = , - (it names a folder)")
         out = dict(algorithms)
     else:
-        for a in algorithms:
-            if not isinstance(a, Algorithm):
-                raise ConfigError(f"algorithms: found {a!r}, expected methods such as polyfed.FedAvg(lr=0.1)")
+        _check_kinds(algorithms)
         out = {m.label: m.algorithm for m in label([Method(a) for a in algorithms])}
     if not out:
         raise ConfigError("algorithms: found none, expected at least one")
     return out
+
+
+def _check_kinds(algorithms: Sequence[Any]) -> None:
+    for a in algorithms:
+        if not isinstance(a, Algorithm):
+            raise ConfigError(f"algorithms: found {a!r}, expected methods such as polyfed.FedAvg(lr=0.1)")
 
 
 def config_of(methods: Mapping[str, Algorithm], seeds: list[int], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-import polyfed.algorithms  # noqa: F401  (registers the methods)
+import polyfed.algorithms  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers the methods)
 from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.core.algorithm import check as check_algorithm
 from polyfed.core.errors import ConfigError, closest
-from polyfed.core.settings import found, kebab, parse, plain, shown, value_of
+from polyfed.core.settings import found, is_list, is_table, kebab, parse, plain, shown, value_of
 from polyfed.experiment.check import Where, read_table, table_of
 from polyfed.experiment.training import Data, Model, Settings
 from polyfed.experiment.userfile import algorithms_of
@@ -61,7 +61,7 @@ class Method:
         for f in dataclasses.fields(self.algorithm):
             value = getattr(self.algorithm, f.name)
             if value is not None:
-                found[kebab(f.name)] = list(value) if isinstance(value, tuple) else value
+                found[kebab(f.name)] = list(value) if is_list(value) else value
             elif f.default is not None:
                 found[kebab(f.name)] = "none"
         return found
@@ -123,14 +123,14 @@ def read_toml(path: Path) -> dict[str, Any]:
     plain(found, lambda key: f"{path}: {key}")
     tables = [found.get("data"), found.get("model"), found.get("algorithm")]
     listed = found.get("algorithms")
-    for table in [*tables, *(listed if isinstance(listed, list) else [])]:
+    for table in [*tables, *(listed if is_list(listed) else ())]:
         for key in ("dir", "file", "name"):
-            if isinstance(table, dict) and isinstance(table.get(key), str):
+            if is_table(table) and isinstance(table.get(key), str):
                 place = path.parent / Path(table[key]).expanduser()
                 if key != "name" or ("/" in table[key] and os.path.exists(place)):
                     table[key] = str(place.resolve())
-    if isinstance(found.get("schedule"), dict) and "delays" in found["schedule"]:
-        found["schedule"]["delays"] = delays_at(found["schedule"]["delays"], path.parent)
+    if is_table(schedule := found.get("schedule")) and "delays" in schedule:
+        schedule["delays"] = delays_at(schedule["delays"], path.parent)
     return found
 
 
@@ -149,9 +149,10 @@ def assign(table: dict[str, Any], text: str) -> None:
         raise ConfigError(f"--set: {found(text, 'key=value, such as algorithm.lr=0.05')}")
     plain(key)
     for part in parts[:-1]:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
+        inner: Any = table.setdefault(part, {})
+        if not is_table(inner):
             raise ConfigError(f"--set: found {shown(text)}, but {part!r} is not a table")
+        table = inner
     table[parts[-1]] = value_of(value.strip(), f"--set {key.strip()}")
 
 
@@ -165,9 +166,9 @@ def method_of(text: str) -> dict[str, Any]:
 
 def defaults_for(file: Path | None, command: Mapping[str, Any]) -> dict[str, Any]:
     """The lowest layer: the built-in experiment, when no file and no other data set is named."""
-    data = command.get("data", {})
-    named = data.get("name", MAIN_JOB["data"]["name"]) if isinstance(data, dict) else ""
-    return MAIN_JOB if file is None and named == MAIN_JOB["data"]["name"] else {}
+    usual, data = MAIN_JOB["data"]["name"], command.get("data", {})
+    named = data.get("name", usual) if is_table(data) else ""
+    return MAIN_JOB if file is None and named == usual else {}
 
 
 def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,7 +177,7 @@ def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
     if "local-steps" in high or "local-epochs" in high:
         out = {k: v for k, v in out.items() if k not in ("local-steps", "local-epochs")}
     for key, value in high.items():
-        both = isinstance(value, dict) and isinstance(out.get(key), dict)
+        both = is_table(value) and is_table(out.get(key))
         out[key] = merge(out[key], value) if both else copy.deepcopy(value)
     return out
 
@@ -226,17 +227,18 @@ def _own(table: Mapping[str, Any]) -> dict[str, Any]:
 def _chosen(layers: Mapping[str, Any], typed: list[dict[str, Any]], over: dict[str, Any], where: Where) -> list[Method]:
     """The methods: those typed by name, else those of the file. What is typed with a name beats all else."""
     shared, own = _methods(layers, where)
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []  # of the file, typed
     if typed:
         if "name" in over and any(t["name"] != over["name"] for t in typed):
             said = found(over["name"], ", ".join(dict.fromkeys(t["name"] for t in typed)))
             raise ConfigError(f"algorithm.name: {said}, which the command line names too; leave out one of them")
         over = {k: v for k, v in over.items() if k != "name"}
-        pairs = []
         for t in typed:
             of_file = [table for table in own if table.get("name") == t["name"]]
             pairs += [(table, t) for table in (of_file if len(t) == 1 and of_file else of_file[:1] or [{}])]
     elif "name" in over or "file" in over:  # another method than the file's
-        shared, pairs = {}, [({}, {})]
+        shared = {}
+        pairs.append(({}, {}))
     else:
         pairs = [(table, {}) for table in own]
     built = [_method(shared, table, over, t, where) for table, t in pairs]
@@ -248,12 +250,12 @@ def _of_this_program(given: dict[str, Any], file: Path) -> dict[str, Any]:
     """Without what a run's config.toml only reports; refuses that of a run whose data came from a Python program."""
     given = {k: v for k, v in given.items() if k not in INFORMATION}
     data, model = given.get("data"), given.get("model")
-    if isinstance(data, dict) and data.pop("digest", None) is not None and "name" not in data:
+    if is_table(data) and data.pop("digest", None) is not None and "name" not in data:
         raise ConfigError(
             f"{file}: this run was started from Python with data of its own, so it can be repeated and resumed only "
             "there: polyfed.fit(..., out=folder, resume=True)"
         )
-    if isinstance(model, dict):
+    if is_table(model):
         model.pop("parameters", None)
     return given
 
@@ -266,7 +268,7 @@ def _methods(layers: Mapping[str, Any], where: Where) -> tuple[dict[str, Any], l
     """(settings for all methods, one table per method) from [algorithm] and [[algorithms]]."""
     one = table_of(layers.get("algorithm", {}), "algorithm", where)
     many = layers.get("algorithms")
-    if many is not None and (not isinstance(many, list) or not many or not all(isinstance(t, dict) for t in many)):
+    if many is not None and not (is_list(many) and many and all(map(is_table, many))):
         raise ConfigError(f"{where('algorithms')}: found {many!r}, expected [[algorithms]] tables")
     if "name" in one or "file" in one:
         if {"algorithm", "algorithms"} <= where.given:
@@ -324,7 +326,7 @@ def _used(shared: Mapping[str, Any], methods: list[Method], where: Where) -> Non
 
 def label(methods: list[Method]) -> list[Method]:
     """Give every method the label of its runs: its name, with what differs where a name comes twice."""
-    out = []
+    out: list[Method] = []
     for m in methods:
         same = [o.algorithm for o in methods if o.algorithm.name == m.algorithm.name]
         if sum(o == m.algorithm for o in same) > 1:

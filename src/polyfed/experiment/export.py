@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
 from polyfed.algorithms._shared.lowrank import places

@@ -6,7 +6,6 @@ Nothing is evaluated but numbers, k, + - * / // % **, and ceil, floor, min, max,
 
 import ast
 import math
-import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,11 +18,11 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import key_of, uniform
 from polyfed.core.settings import COUNTED, found
 
-OPERATORS: dict[type, Callable[..., Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: lambda a, b: math.pow(a, b),
-    ast.USub: operator.neg, ast.UAdd: operator.pos,
+BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b,
+    ast.Div: lambda a, b: a / b, ast.FloorDiv: lambda a, b: a // b, ast.Mod: lambda a, b: a % b, ast.Pow: math.pow,
 }  # fmt: skip
+UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.USub: lambda a: -a, ast.UAdd: lambda a: +a}
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ceil": math.ceil, "floor": math.floor, "min": min, "max": max, "sqrt": math.sqrt,
 }  # fmt: skip
@@ -102,10 +101,10 @@ def _value(node: ast.AST, k: int, u: Iterator[float]) -> Any:
         return node.value
     if isinstance(node, ast.Name) and node.id == "k":
         return k
-    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        return OPERATORS[type(node.op)](_value(node.left, k, u), _value(node.right, k, u))
-    if isinstance(node, ast.UnaryOp) and type(node.op) in OPERATORS:
-        return OPERATORS[type(node.op)](_value(node.operand, k, u))
+    if isinstance(node, ast.BinOp) and type(node.op) in BINARY:
+        return BINARY[type(node.op)](_value(node.left, k, u), _value(node.right, k, u))
+    if isinstance(node, ast.UnaryOp) and type(node.op) in UNARY:
+        return UNARY[type(node.op)](_value(node.operand, k, u))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
         arguments = [_value(a, k, u) for a in node.args]
         if node.func.id == DRAW:

@@ -19,12 +19,13 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 from polyfed.core.checkpoint import flush, reason
 from polyfed.core.errors import RunError, closest
+from polyfed.core.settings import is_table
 
 MARK = ".polyfed"
 OLD, MOVING = ".old", ".old-moving"  # results from before: all of them, or on their way in or out
@@ -92,8 +93,9 @@ def unsealed(path: Path) -> dict[str, Any]:
 def _complete(name: str, found: dict[str, Any]) -> bool:
     """Whether a file without a seal is a whole one: of a run, its last table; of a comparison, its methods."""
     if name == "config.toml":
-        data, versions = ({**t} if isinstance(t := found.get(k), dict) else {} for k in ("data", "versions"))
-        return "algorithm" in found and "digest" in data and "polyfed" in versions
+        data, versions = found.get("data"), found.get("versions")
+        whole = is_table(data) and "digest" in data and is_table(versions) and "polyfed" in versions
+        return whole and "algorithm" in found
     return name == "comparison.toml" and "seeds" in found and isinstance(found.get("algorithms"), list)
 
 
@@ -257,7 +259,7 @@ _held: dict[str, int] = {}  # folder -> the thread of this process that holds it
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Generator[None]:
     """Make the folder ours and keep other processes from writing in it; the same thread may do so again.
 
     Raises RunError, saying who is at work there. An error leaves no folder behind that was empty before.
@@ -332,10 +334,10 @@ def _sign(handle: int, holder: dict[str, Any]) -> None:
 
 def _holder(handle: int) -> dict[str, Any]:
     try:
-        found = json.loads(os.pread(handle, 4096, 0))
+        found: Any = json.loads(os.pread(handle, 4096, 0))
     except ValueError:
         return {}
-    return found if isinstance(found, dict) and isinstance(found.get("pid"), int) else {}
+    return found if is_table(found) and isinstance(found.get("pid"), int) else {}
 
 
 def _alive(holder: dict[str, Any]) -> bool:

@@ -21,7 +21,7 @@ import pandas as pd
 import tomli_w
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
 from polyfed.core import checkpoint
@@ -30,6 +30,7 @@ from polyfed.core.cells import marked
 from polyfed.core.errors import RunError
 from polyfed.core.ledger import COLUMNS
 from polyfed.core.metric import written
+from polyfed.core.settings import SCALAR, is_list, is_table
 from polyfed.experiment import files
 from polyfed.experiment.run import Run
 from polyfed.experiment.training import Training
@@ -47,7 +48,8 @@ class RunFolder:
 
     def __init__(self, path: Path, checkpoint_every: int | None = None):
         self.path, self.checkpoint_every = path, checkpoint_every
-        self._saved_at, self._saved_round = time.monotonic(), -1
+        self._saved_at = time.monotonic()
+        self._saved_round: int = -1
 
     def refuse_used(self) -> None:
         """Raise RunError when the folder holds an earlier run: its results would be lost, its checkpoints mistaken."""
@@ -112,7 +114,7 @@ class RunFolder:
             found = tomllib.loads((self.path / "config.toml").read_text()).get("versions")
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return found if is_table(found) else {}
 
     def finish(self, run: Run) -> None:
         """The results: checkpoint, clients, scores, ledger, assignments, findings, models, and at last summary.json."""
@@ -348,17 +350,17 @@ def safe(name: str) -> str:
 
 def _finite(value: Any) -> Any:
     """JSON has no NaN: absent values become null."""
-    if isinstance(value, dict):
+    if is_table(value):
         return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list):
+    if is_list(value):
         return [_finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _toml(value: Any) -> Any:
     """TOML has no null: unset keys are left out."""
-    if isinstance(value, dict):
+    if is_table(value):
         return {k: _toml(v) for k, v in value.items() if v is not None}
-    if isinstance(value, list | tuple):
+    if is_list(value):
         return [_toml(v) for v in value]
-    return value.item() if isinstance(value, np.generic) else value
+    return value.item() if isinstance(value, SCALAR) else value

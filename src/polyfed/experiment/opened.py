@@ -51,7 +51,17 @@ SAID = ("data", "model", "algorithm", "start", "portable")
 
 
 class Opened(Run):
-    """A run that was read from its folder, see `Run.open`. `status` is "unfinished" where it was killed."""
+    """A run that was read from its folder, see `Run.open`. `status` is "unfinished" where it was killed.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The run's folder.
+    federation : Federation or None
+        The data, of a run that was started from Python with its own.
+    model : nn.Module or None
+        The model, of a run that was started from Python with its own.
+    """
 
     def __init__(self, folder: str | Path, federation: Federation | None = None, model: nn.Module | None = None):
         path = Path(folder)
@@ -156,6 +166,7 @@ class Opened(Run):
 
     @cached_property
     def algorithm(self) -> Algorithm:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The method."""
         table = dict(self._state[1]["fingerprint"]["algorithm"])
         file = table.pop("file", None)
         if file is not None:
@@ -289,9 +300,24 @@ class Opened(Run):
     def resume(self, rounds: int | None = None, callbacks: Sequence[Callback] = ()) -> Run:
         """Train on from the last checkpoint, to the numbers of a run that was never interrupted, and write the folder.
 
-        rounds: in all; None: as many as the run was to have     callbacks: as for `fit`
+        Parameters
+        ----------
+        rounds : int or None
+            In all; None: as many as the run was to have.
+        callbacks : sequence of callable
+            As for `fit`.
 
-        Raises RunError where the data cannot be had or have changed, ConfigError for settings that no file holds.
+        Returns
+        -------
+        Run
+            The run, trained on.
+
+        Raises
+        ------
+        RunError
+            The data cannot be read, or have changed.
+        ConfigError
+            A setting was an object of Python, which no file holds.
         """
         if self._objects:
             raise self._unknown(self._objects[0])
@@ -321,7 +347,7 @@ def _hollow(counts: list[int], about: dict[str, Any]) -> Split:
 def _clients(folder: Path, names: list[str]) -> pd.DataFrame:
     """clients.csv with the types that `Run.clients` has."""
     found = reading.clients(folder, names)
-    types = dict.fromkeys(filter(_is_metric, found), "float64")
+    types: dict[str, Any] = dict.fromkeys(filter(_is_metric, found.columns), "float64")
     types |= {c: "Int64" for c in ("cluster", "assigned") if c in found}
     try:
         return found.astype(types)
@@ -332,10 +358,10 @@ def _clients(folder: Path, names: list[str]) -> pd.DataFrame:
 def _final(table: pd.DataFrame) -> dict[str, Mapping[str, np.ndarray]]:
     """The metrics of clients.csv, by split."""
     found: defaultdict[str, dict[str, np.ndarray]] = defaultdict(dict)
-    for column in table:
+    for column, values in table.items():
         if _is_metric(column):
             split, _, key = str(column).partition("_")
-            found[split][key] = table[column].to_numpy()
+            found[split][key] = values.to_numpy()
     return {**found}
 
 

@@ -12,7 +12,8 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Schedule, Uniform
-from polyfed.core.task import Task
+from polyfed.core.task import Loss, Task
+from polyfed.core.typed import seeded
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, make_plan, make_rows
 from polyfed.threats import Rule
@@ -51,8 +52,7 @@ def counted(algorithm: Algorithm, rounds: int = 3) -> Sent:
     """What a method sends and asks for, counted in a short run of two small clients."""
     rng = np.random.default_rng(0)
     sites = [(rng.normal(size=(12, 8)).astype(np.float32), np.arange(12) % 3) for _ in range(2)]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         net = nn.Sequential(nn.Linear(8, 6), nn.Sigmoid(), nn.Linear(6, 3))
     task = Task(net, device="cpu")
     loop = rehearse(algorithm, task, Federation.from_arrays(sites, classes=3), Work(batch_size=None), rounds)
@@ -78,7 +78,7 @@ def rehearse(algorithm: Algorithm, task: Task, federation: Federation, work: Wor
     `used` says what the method asked of its uplinks, `ledger` what was sent.
     """
     who = federation.train.counts.nonzero()[0][:2]
-    names = [federation.names[i] for i in who]
+    names = [federation.names[int(i)] for i in who]
     train = federation.train.select(who).to(task.device, task.dtype)
     plan = make_plan(task, len(who), 1, workers=1)
     engine = LocalEngine(task, train, client_keys(names), work, 0, plan)
@@ -100,7 +100,13 @@ def averaged(used: dict[str, set[str]]) -> list[str]:
 
 
 def check_robust(
-    algorithm: Algorithm, rule: Rule, model: nn.Module, loss, federation: Federation, work: Work, schedule: Schedule
+    algorithm: Algorithm,
+    rule: Rule,
+    model: nn.Module,
+    loss: Loss,
+    federation: Federation,
+    work: Work,
+    schedule: Schedule,
 ) -> str:
     """What a robust rule will act on, in words. Raises ConfigError where that is nothing, or too few uploads."""
     taken = schedule.replies(federation.n)

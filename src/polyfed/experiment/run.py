@@ -15,6 +15,7 @@ from polyfed.core.errors import ConfigError, RunError, closest
 from polyfed.core.ledger import Ledger
 from polyfed.core.metric import Metric
 from polyfed.core.rounds import Loop
+from polyfed.core.typed import pieces, plain
 from polyfed.data.federation import Federation
 from polyfed.models.factorised import factorised as factorised_model
 from polyfed.models.factorised import pack
@@ -28,27 +29,60 @@ if TYPE_CHECKING:
 class Run:
     """A training run: what `fit` returns, or what `Run.open` reads from a folder.
 
-    status: "finished", "interrupted" or "diverged"; "unfinished" for the folder of a run that was killed
-    settings: everything that determines the numbers, as written to config.toml
+    Parameters
+    ----------
+    loop : Loop
+        The event loop: the server's state, the clients' states and the ledger.
+    federation : Federation
+        The clients and their data.
+    settings : dict
+        Everything that determines the numbers, as written to config.toml.
+    records : list of dict
+        One per evaluated round and split.
+    status : str
+        "finished", "interrupted" or "diverged"; "unfinished" of a folder whose run was killed.
+    seconds : float
+        Time spent in training.
+    final : dict
+        Split -> metric -> [n], a number for each client, at the end.
+    folder : Path or None
+        Where the run is kept.
+    ended : bool
+        Whether a callback ended it; a run that is over stays so when it is resumed.
     """
 
     loop: Loop
     federation: Federation
     settings: dict[str, Any]
-    records: list[dict[str, Any]] = field(default_factory=list)
+    records: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     status: str = "finished"
     seconds: float = 0.0
-    final: dict[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
+    final: dict[str, Mapping[str, np.ndarray]] = field(default_factory=dict[str, Mapping[str, np.ndarray]])
     folder: Path | None = None
-    ended: bool = False  # by a callback; a run that is over stays so when it is resumed
+    ended: bool = False
 
     @staticmethod
     def open(folder: str | Path, federation: Federation | None = None, model: nn.Module | None = None) -> "Opened":
         """The run of a folder. Reading needs no data; what does (`evaluate`, `resume`) looks for them where they were.
 
-        federation, model: those of a run that was started from Python with its own, as they were when it began
+        Parameters
+        ----------
+        folder : str or Path
+            The run's folder.
+        federation : Federation or None
+            For a run that was started from Python with data of its own: the same data.
+        model : nn.Module or None
+            For a run that was started from Python with a model of its own: the model as it was when the run began.
 
-        Raises RunError, in one line, for a folder that is missing, damaged or not of a run.
+        Returns
+        -------
+        Opened
+            The run.
+
+        Raises
+        ------
+        RunError
+            The folder is missing, damaged or not of a run.
         """
         from polyfed.experiment.opened import Opened
 
@@ -90,10 +124,26 @@ class Run:
         return self.algorithm.common(self.server)
 
     def evaluate(self, models: Tensor | None, split: str = "test") -> dict[str, np.ndarray]:
-        """Each client's metrics [n] of any models on its samples: one [p] for all, such as `common`, or [n, p].
+        """The metrics of any models on each client's samples.
 
-        Callbacks may use it to follow a common model over the rounds. Raises ConfigError where there is no such
-        split, or no model.
+        Callbacks may use it to follow a common model over the rounds.
+
+        Parameters
+        ----------
+        models : Tensor or None
+            One model [p] for all clients, or one for each [n, p]. None, which is what `common` may be, is refused.
+        split : str
+            "train", "validation" or "test".
+
+        Returns
+        -------
+        dict
+            Metric -> [n], a number for each client.
+
+        Raises
+        ------
+        ConfigError
+            There is no such split, or no model, or it is of another size.
         """
         found, n, task = splits(self.federation), self.loop.n, self.loop.task
         if split not in found:
@@ -111,7 +161,7 @@ class Run:
         loop, counts = self.loop, np.full(self.loop.n, self.loop.task.p, dtype=np.int64)
         if type(loop.algorithm).parameters is Algorithm.parameters:
             return counts
-        for ids in torch.arange(loop.n, device=loop.task.device).split(16):
+        for ids in pieces(torch.arange(loop.n, device=loop.task.device), 16):
             found = loop.algorithm.parameters(loop.server, loop.rows.gather(ids))
             counts[ids.cpu().numpy()] = loop.task.p if found is None else torch.as_tensor(found).cpu().numpy()
         return counts
@@ -119,10 +169,25 @@ class Run:
     def model(self, client: int | str, factorised: bool = False, sparse: str = "merged") -> nn.Module:
         """The nn.Module of one client, by position or name.
 
-        factorised: layers whose common part is of low rank become pairs of thin layers with the same outputs; for
-            FedSLR and GPGD, ConfigError for other methods
-        sparse: such a layer with a personal part is one dense layer, "merged", as fast as before, or the pair and a
-            sparse matrix, "beside", smaller, but faster for large linear layers only; see polyfed.models.factorised
+        Parameters
+        ----------
+        client : int or str
+            Its position or name.
+        factorised : bool
+            Layers whose common part is of low rank become pairs of thin layers with the same outputs (FedSLR, GPGD).
+        sparse : str
+            What becomes of such a layer with a personal part: "merged" is one dense layer, as fast as ever; "beside" is
+            the pair and a sparse matrix, smaller, but faster for large linear layers only.
+
+        Returns
+        -------
+        nn.Module
+            A copy of its own.
+
+        Raises
+        ------
+        ConfigError
+            There is no such client, or the method makes no low-rank model.
         """
         names = self.outline.names
         if client not in (names if isinstance(client, str) else range(-self.loop.n, self.loop.n)):
@@ -174,7 +239,7 @@ class Run:
     @property
     def findings(self) -> dict[str, Any]:
         """What the method itself found: clusters, mixing matrix, step sizes."""
-        return {k: _plain(v) for k, v in self.algorithm.report(self.server).items()}
+        return {k: plain(v) for k, v in self.algorithm.report(self.server).items()}
 
     @property
     def clusters(self) -> np.ndarray | None:
@@ -202,7 +267,23 @@ class Run:
         return frame.assign(**self._billed().by_client(n))
 
     def save(self, folder: str | Path) -> Path:
-        """Write the run folder: configuration, metrics, clients, ledger, checkpoint, models. Refuses a used folder."""
+        """Write the run folder: configuration, metrics, clients, ledger, checkpoint, models.
+
+        Parameters
+        ----------
+        folder : str or Path
+            Made if it is not there.
+
+        Returns
+        -------
+        Path
+            The folder.
+
+        Raises
+        ------
+        RunError
+            The folder holds a run already, or cannot be written.
+        """
         from polyfed.experiment.folder import RunFolder
 
         out = RunFolder(Path(folder))
@@ -215,10 +296,26 @@ class Run:
     def export(self, client: int | str, out: str | Path | None = None, factorised: bool = False) -> tuple[Path, Path]:
         """Copy one client's model from the run's folder to a safetensors file, with a JSON file that says what it is.
 
-        client: name, or number from 0     out: the file; None: <client>.safetensors in the working folder
-        factorised: low-rank layers as two factors and a sparse part (FedSLR, GPGD)
+        Parameters
+        ----------
+        client : int or str
+            Its position or name.
+        out : str, Path or None
+            The file; None: <client>.safetensors in the working folder.
+        factorised : bool
+            Low-rank layers as two factors and what is sparse beside them (FedSLR, GPGD).
 
-        Returns both paths.
+        Returns
+        -------
+        tuple of Path
+            Both files.
+
+        Raises
+        ------
+        ConfigError
+            There is no such client, the file has another ending, or the method makes no low-rank model.
+        RunError
+            The run has no folder, or no models yet.
         """
         from polyfed.experiment.export import export
 
@@ -227,7 +324,22 @@ class Run:
     def newcomers(self, data: str | Path, target: str | None = None) -> Federation:
         """Clients to `admit`, from a CSV or npz file each: one file, or a folder of them. Inputs are not rescaled.
 
-        target: target column of CSV files; None: the run's, else the last
+        Parameters
+        ----------
+        data : str or Path
+            A file, or a folder with one for each client.
+        target : str or None
+            The target column of CSV files; None: the run's, else the last.
+
+        Returns
+        -------
+        Federation
+            The new clients.
+
+        Raises
+        ------
+        DataError
+            A file cannot be read, or does not fit the run's model.
         """
         from polyfed.experiment.admit import newcomers
 
@@ -236,13 +348,39 @@ class Run:
     def admit(
         self, newcomers: Federation, exchanges: int = 10, start: Literal["offered", "common"] = "offered"
     ) -> "Admission":
-        """Add new clients by the method's own rule, as `polyfed.admit` does; the run stays as it is."""
+        """Add new clients by the method's own rule, as `polyfed.admit` does; the run stays as it is.
+
+        Parameters
+        ----------
+        newcomers : Federation
+            Their data, under names that the run does not have.
+        exchanges : int
+            Rounds that every newcomer takes part in.
+        start : {"offered", "common"}
+            As for `polyfed.admit`.
+
+        Returns
+        -------
+        Admission
+            Each newcomer's model, and its scores after every exchange.
+        """
         from polyfed.experiment.admit import admit
 
         return admit(self, newcomers, exchanges, start=start)
 
     def report(self, out: str | Path | None = None) -> Path:
-        """Write the page of this run, report.html in its folder or `out`; returns its path."""
+        """Write the page of this run.
+
+        Parameters
+        ----------
+        out : str, Path or None
+            The file; None: report.html in the run's folder.
+
+        Returns
+        -------
+        Path
+            The file.
+        """
         from polyfed.report import write_report
 
         return write_report(self.place(), out)
@@ -258,11 +396,3 @@ def splits(federation: Federation) -> dict[str, Any]:
     """The federation's splits by name, those that hold samples."""
     found = {"train": federation.train, "validation": federation.validation, "test": federation.test}
     return {name: split for name, split in found.items() if split is not None and len(split.x)}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    return value

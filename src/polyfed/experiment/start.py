@@ -8,6 +8,7 @@ import torch
 from polyfed.core.algorithm import KNOWN
 from polyfed.core.errors import ConfigError
 from polyfed.core.rounds import Loop
+from polyfed.core.typed import pieces
 from polyfed.experiment.run import Run
 
 
@@ -40,6 +41,6 @@ def _take_over(loop: Loop, before: Loop) -> None:
     loop.t, loop.clock = before.t, before.clock
     loop.server = {k: v.to(device, copy=True) for k, v in before.server.items()}
     loop.flights = [dataclasses.replace(f) for f in before.flights]
-    for at in torch.arange(loop.n, device=device).split(64):
+    for at in pieces(torch.arange(loop.n, device=device), 64):
         rows = {k: before.rows.read(k, at.to(before.task.device)).to(device) for k in before.rows.names()}
         loop.rows.scatter(at, rows)

@@ -11,6 +11,7 @@ from polyfed.core.errors import ConfigError, closest
 from polyfed.core.randomness import key_of
 from polyfed.experiment.expression import Expression
 
+INTEGER: type[Any] = np.integer
 LocalSteps = int | str | Sequence[int] | Mapping[str, int] | Callable[[int], int]
 
 
@@ -71,6 +72,6 @@ def recorded(rule: int | Callable[[int], int] | Each | None) -> int | str | dict
 
 
 def _count(value: Any, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, (int, INTEGER)) or value < 1:
         raise ConfigError(f"{what}: found {value!r}, expected an integer of at least 1")
     return int(value)

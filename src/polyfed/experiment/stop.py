@@ -6,7 +6,7 @@ The exit status is 128 and the signal's number: 130 or 143. A second signal stop
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 _answered: list[int] = []
@@ -23,7 +23,7 @@ def status(since: int = 0) -> int:
 
 
 @contextlib.contextmanager
-def interruptible(terminable: bool = False) -> Iterator[threading.Event]:
+def interruptible(terminable: bool = False) -> Generator[threading.Event]:
     """The first signal sets the event, so that the round in hand is finished; the second one interrupts at once.
 
     terminable: answer SIGTERM too, since there is a folder to save the state in
@@ -55,7 +55,7 @@ def interruptible(terminable: bool = False) -> Iterator[threading.Event]:
 
 
 @contextlib.contextmanager
-def terminable() -> Iterator[None]:
+def terminable() -> Generator[None]:
     """For a command: SIGTERM outside of a round is as Ctrl-C, so that processes side by side are stopped in order."""
     if threading.current_thread() is not threading.main_thread():
         yield

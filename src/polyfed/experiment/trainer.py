@@ -86,7 +86,7 @@ class Trainer:
     attackers: np.ndarray
     note: str | None = None
     start: Run | None = None
-    describe: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    describe: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
     def run(self, out: str | Path | None = None, resume: bool = False, callbacks: Sequence[Callback] = ()) -> Run:
         """Train.
@@ -309,7 +309,8 @@ class _Session:
 
     def _evaluate(self, parts: dict[str, Split]) -> list[dict[str, Any]]:
         """The records of this round; attackers have no metrics."""
-        run, records = self.run, []
+        run = self.run
+        records: list[dict[str, Any]] = []
         for name, split in parts.items():
             run.final[name] = {k: np.where(self.attackers, np.nan, v) for k, v in self.loop.evaluate(split).items()}
             records.append(record(run, name))
@@ -324,7 +325,7 @@ class _Session:
         if self.store is not None and records:
             self.store.record(run, records)
         said = [callback(Progress(self.loop.t, self.rounds, records, run)) for callback in self.callbacks]
-        return any(isinstance(answer, bool | np.bool_) and answer for answer in said)
+        return any(answer is True or answer is np.True_ for answer in said)
 
     def _diverged(self) -> str:
         """Save the last finite state; where it is."""

@@ -15,7 +15,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
 from polyfed.core.errors import ConfigError, PolyfedError, closest
-from polyfed.core.settings import COUNTED, Configured, Limits, Words, found, kebab, setting, settings_of
+from polyfed.core.settings import (
+    COUNTED,
+    Configured,
+    Limits,
+    Words,
+    found,
+    is_list,
+    is_mapping,
+    kebab,
+    setting,
+    settings_of,
+)
 
 if TYPE_CHECKING:  # types that the command line can do without until something is trained
     import torch
@@ -156,8 +167,7 @@ class Training(Table):
             self._read(name, Mapping, lambda table, registry=registry: registry.make(*_named(table), kebab))
         if isinstance(self.dtype, str) and self.dtype in ("float32", "float64"):
             object.__setattr__(self, "dtype", getattr(torch, self.dtype))
-        if self.batch_size == "full":
-            object.__setattr__(self, "batch_size", None)
+        self._read("batch_size", str, lambda text: None if text == "full" else text)
         super().__post_init__()
         each = self.local_steps
         self.require(not isinstance(each, Sized) or len(each) > 0, "local_steps", "one number per client")
@@ -324,13 +334,13 @@ def plain(value: Any) -> Any:
         return summary(value)
     if isinstance(value, Schedule):
         return _in_short(repr(value))
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         return {k: plain(v) for k, v in value.items()}
     if isinstance(value, str | int | float | None):
         return value
     if callable(value):
         return "function"
-    return [plain(v) for v in value] if isinstance(value, Sequence) else str(value).removeprefix("torch.")
+    return [plain(v) for v in value] if is_list(value) else str(value).removeprefix("torch.")
 
 
 def _named(table: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

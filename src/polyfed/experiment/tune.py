@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 import pandas as pd
 import tomli_w
-from sklearn.metrics import adjusted_rand_score
+from sklearn.metrics import (  # pyright: ignore[reportMissingTypeStubs]
+    adjusted_rand_score,  # pyright: ignore[reportUnknownVariableType]
+)
 from torch import nn
 
 from polyfed.algorithms.fpfc import FPFC
@@ -27,7 +29,7 @@ from polyfed.core.algorithm import Algorithm
 from polyfed.core.errors import ConfigError, Diverged, RunError, closest
 from polyfed.core.metric import LOSS, Metric
 from polyfed.core.metric import read as read_metric
-from polyfed.core.settings import settings_of
+from polyfed.core.settings import is_mapping, settings_of
 from polyfed.core.split import Split
 from polyfed.data.federation import Federation
 from polyfed.experiment.config import Method
@@ -38,6 +40,7 @@ from polyfed.experiment.resume import digest
 from polyfed.experiment.run import Run
 from polyfed.experiment.training import Search, Training, training_of
 from polyfed.experiment.watching import Callback, Progress
+from polyfed.report.search import LEVELLED, tune_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,7 +57,6 @@ GRIDS: dict[tuple[str, str], dict[Regime, tuple[float, ...]]] = {  # the first s
 LEGS = "legs"  # folder of the legs of a search that is not over
 OVER = ".legs-over"  # the same while they are removed
 SEARCH = "tune.toml"  # what the search is, so that the same one is continued
-LEVELLED = "levelled"  # what ended a leg that was trained on to as many rounds as the other regime's best
 VALIDATION = 0.2  # share of the training samples, where the federation holds out none
 
 
@@ -83,7 +85,7 @@ class Tuned:
 
     setting: str = "lam"
     metric: Metric = LOSS
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     run: Run | None = None
     status: str = "finished"
     folder: Path | None = None
@@ -553,8 +555,9 @@ def _methods(algorithm: Algorithm, setting: str, grid: Any, regime: Regime) -> l
     kinds = get_args(types[setting]) or (types[setting],)
     if not {int, float} & set(kinds):
         raise ConfigError(f"setting: {setting} of {algorithm.name} is not a number")
-    values = grid.get(regime) if isinstance(grid, Mapping) else grid
-    values = GRIDS.get((algorithm.name, setting), {}).get(regime) if values is None else tuple(values)
+    given: Any = grid.get(regime) if is_mapping(grid) else grid
+    usual: tuple[Any, ...] | None = GRIDS.get((algorithm.name, setting), {}).get(regime)
+    values = usual if given is None else tuple(given)
     if values is None:
         raise ConfigError(f"grid: {setting} of {algorithm.name} has no default for a {regime} start; give one")
     if not values or any(isinstance(v, bool) or not isinstance(v, int | float) for v in values):
@@ -575,43 +578,3 @@ def write(tuned: Tuned, folder: Path) -> None:
     flush(folder)
     if sum(math.isfinite(row["validation"]) for row in tuned.rows) > 1:
         save(tuned.figure(), folder / "tune.svg")
-
-
-def tune_figure(rows: Sequence[Mapping[str, Any]], metric: Metric, setting: str = "lam") -> "Figure":
-    """Validation metric and number of clusters against the setting, a line per regime; a ring marks the chosen one.
-
-    rows: of `Tuned.table`
-    """
-    from matplotlib.ticker import MaxNLocator
-
-    from polyfed.report import words
-    from polyfed.report.style import INK, canvas, looks, styled
-
-    scale, regimes = words.Scale(metric), list(dict.fromkeys(str(row["regime"]) for row in rows))
-    look = looks(regimes, dict.fromkeys(regimes, "method"))
-    panels = {"validation": (f"validation {scale.header}", scale.factor), "clusters": ("clusters", 1.0)}
-    shown = [k for k in panels if any(row[k] is not None for row in rows)]
-    with styled():
-        figure, axes = canvas(height=1.0 + 1.9 * len(shown), rows=len(shown), sharex=True)
-        for ax, column in zip(axes, shown, strict=True):
-            text, factor = panels[column]
-            for regime in regimes:
-                of = [row for row in rows if row["regime"] == regime and row[column] is not None]
-                part = [row for row in of if row["ended"] != LEVELLED]
-                colour, marker, line = look[regime]
-                for row in (row for row in of if row["ended"] == LEVELLED):
-                    ax.plot(row[setting], factor * row[column], color=colour, marker="*", markersize=9)
-                x, y = [row[setting] for row in part], [factor * row[column] for row in part]
-                ax.plot(x, y, color=colour, marker=marker, linestyle=line, label=f"{regime} start")
-            for row in rows:
-                if row["best"]:
-                    ax.plot(row[setting], factor * row[column], "o", markersize=11, fillstyle="none", color=INK)
-            ax.set_ylabel(text)
-        if "clusters" in shown:
-            axes[-1].set_ylim(bottom=0)
-            axes[-1].yaxis.set_major_locator(MaxNLocator(6, integer=True))
-        axes[-1].set_xlabel({"lam": "λ"}.get(setting, setting))
-        if len(regimes) > 1:
-            handles, labels = axes[0].get_legend_handles_labels()
-            figure.legend(handles, labels, loc="outside upper left", ncols=len(regimes))
-    return figure

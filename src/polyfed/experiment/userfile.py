@@ -11,12 +11,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import nn
 
 from polyfed.core.algorithm import REGISTRY
 from polyfed.core.errors import ConfigError, ModelError, PolyfedError, closest
 from polyfed.core.settings import kebab
+from polyfed.core.typed import seeded
 
 
 def algorithms_of(path: Path) -> list[str]:
@@ -87,8 +87,7 @@ def model_from(path: Path, name: str, given: dict[str, Any], options: Mapping[st
     for key in options:
         if key not in takes and not every:
             raise ConfigError(f"model.{kebab(key)}: {name} takes no such argument{closest(key, takes)}")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(given["seed"])
+    with seeded(given["seed"]):
         try:
             made = make(**{k: v for k, v in given.items() if k in takes}, **options)
         except PolyfedError:

@@ -13,6 +13,7 @@ from torch import Tensor
 from polyfed.core import checkpoint
 from polyfed.core.errors import ConfigError, Diverged, RunError
 from polyfed.core.rounds import part
+from polyfed.core.typed import norm
 from polyfed.experiment.build import Parts
 from polyfed.experiment.config import resolve
 from polyfed.experiment.files import unsealed
@@ -64,10 +65,11 @@ def verify(folder: Path) -> Verdict:
 
 
 def _compared(folder: Path, again: Path, config: dict[str, Any]) -> Verdict:
-    before, now = (reading.summary(f).get("digest") for f in (folder, again))
-    said = {}
+    before: dict[str, str] | None = reading.summary(folder).get("digest")
+    now: dict[str, str] = reading.summary(again)["digest"]
+    said: dict[str, str] = {}
     for name, differs in (("server", _server), ("models", _models), ("history", _history)):
-        same = before is None or before.get(name) == (now or {}).get(name)  # runs of older versions have none
+        same = before is None or before.get(name) == now.get(name)  # runs of older versions have none
         said[name] = differs(folder, again) or ("equal" if same else "differs from its digest in summary.json")
     last = {k.partition("-from-round-")[0]: v for k, v in config.get("versions", {}).items()}
     here = tomllib.loads((again / "config.toml").read_text())["versions"]
@@ -113,5 +115,5 @@ def _apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> str:
         if not torch.equal(t, b[k]) and not (t.isnan() == b[k].isnan()).all():
             return "differs in what is finite"
         x, y = t.double().nan_to_num(), b[k].double().nan_to_num()
-        worst = max(worst, float((x - y).norm() / max(float(x.norm()), float(y.norm()), 1e-300)))
+        worst = max(worst, norm(x - y) / max(norm(x), norm(y), 1e-300))
     return f"differs by {worst:.1e}, relative" if worst else ""

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from math import inf
+from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
+from scipy import optimize  # pyright: ignore[reportMissingTypeStubs]
 from torch import nn
 
 from polyfed.algorithms._shared.parts import part
@@ -15,6 +16,8 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.task import Loss, Task
 from polyfed.data.federation import Federation
 from polyfed.experiment.watching import Progress
+
+_scipy: Any = optimize  # which has no types
 
 
 class WindowAdvice:
@@ -119,7 +122,7 @@ def window_for(
 
     def gradients(w: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         row = torch.as_tensor(w)[None]
-        found = [task.gradient(row, batches[i]) for i in members]
+        found = [task.gradient(row, batches[int(i)]) for i in members]
         values = [float(v) for _, v in found if v is not None]
         return np.array(values), np.stack([g[0].numpy() for g, _ in found])
 
@@ -129,7 +132,7 @@ def window_for(
             return value.mean(), g.mean(0)
 
         options = {"maxiter": iterations, "ftol": 1e-15, "gtol": 1e-9}
-        return minimize(sums, task.w0.numpy(), jac=True, method="L-BFGS-B", options=options).x
+        return _scipy.minimize(sums, task.w0.numpy(), jac=True, method="L-BFGS-B", options=options).x
 
     everyone = np.arange(federation.n)
     models, own = np.empty((2, federation.n, task.p))

@@ -34,12 +34,34 @@ def names() -> tuple[str, ...]:
 
 
 def about(name: str) -> str:
-    """One line on a model."""
+    """One line on a model.
+
+    Parameters
+    ----------
+    name : str
+        One of `names()`.
+
+    Returns
+    -------
+    str
+        The first line of its docstring.
+    """
     return (MODELS.find(name).__doc__ or "").strip().splitlines()[0]
 
 
 def options(name: str) -> dict[str, Any]:
-    """A model's options and their defaults."""
+    """A model's options and their defaults.
+
+    Parameters
+    ----------
+    name : str
+        One of `names()`.
+
+    Returns
+    -------
+    dict
+        Option -> default.
+    """
     parameters = list(inspect.signature(MODELS.find(name)).parameters.values())[2:]
     return {q.name: q.default for q in parameters}
 
@@ -47,8 +69,30 @@ def options(name: str) -> dict[str, Any]:
 def build(name: str, input_shape: tuple[int, ...], outputs: int, seed: int = 0, **options: Any) -> nn.Module:
     """A model by name, its parameters drawn from `seed` (the global generator is left as it was).
 
-    input_shape: of one sample, without the sample axis     outputs: numbers per sample (classes, or targets)
-    Raises ConfigError for an unknown name or option, ModelError for inputs the model cannot take.
+    Parameters
+    ----------
+    name : str
+        One of `names()`.
+    input_shape : tuple of int
+        Of one sample, without the sample axis.
+    outputs : int
+        Numbers per sample: classes, or targets.
+    seed : int
+        Of the parameters.
+    **options
+        The model's own, see `options(name)`.
+
+    Returns
+    -------
+    nn.Module
+        On the CPU.
+
+    Raises
+    ------
+    ConfigError
+        The name or an option is unknown.
+    ModelError
+        The model cannot take such inputs.
     """
     maker = MODELS.find(name)
     checked = settings.options(maker, options, 2, "model.", name)
@@ -66,6 +110,16 @@ def default(federation: "Federation") -> str:
     """The model to begin with: "lenet" for images [C, H, W] or [H, W] of 12x12 and more, "linear" for everything else.
 
     The lenet trains in seconds a round where the larger nets take minutes: a first answer should not need patience.
+
+    Parameters
+    ----------
+    federation : Federation
+        The data.
+
+    Returns
+    -------
+    str
+        A name that `build` knows.
     """
     shape = federation.input_shape
     return "lenet" if len(shape) in (2, 3) and min(shape[-2:]) >= 12 else "linear"

@@ -14,10 +14,27 @@ from polyfed.core.typed import BatchNorm
 def replace_batchnorm(model: nn.Module, groups: int = 2) -> nn.Module:
     """A copy of `model` with every BatchNorm layer replaced by GroupNorm; its scale and shift are kept.
 
-    groups: at most this many groups per layer; fewer where the channels are not divisible by it, and never groups of a
-        single channel where a layer has more than one
     The running statistics are dropped: a trained model computes something else afterwards and must be trained again.
-    Raises ConfigError for fewer than one group, ModelError for a lazy layer that has not seen its first input.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Stays as it is.
+    groups : int
+        At most this many groups per layer; fewer where the channels are not divisible by it, and never groups of a
+        single channel where a layer has more than one.
+
+    Returns
+    -------
+    nn.Module
+        The copy.
+
+    Raises
+    ------
+    ConfigError
+        Fewer than one group.
+    ModelError
+        A lazy layer has not seen its first input.
     """
     if type(groups) is not int or groups < 1:
         raise ConfigError(f"groups: found {groups!r}, expected an integer of at least 1")

@@ -234,7 +234,7 @@ def _csv(path: Path, columns: tuple[str, ...], numeric: Callable[[str], bool]) -
     missing = [c for c in columns if c not in frame]
     if missing:
         raise RunError(f"{path}: the column {missing[0]!r} is missing")
-    for column in filter(numeric, frame):
+    for column in filter(numeric, map(str, frame.columns)):
         if frame[column].dtype.kind not in "iuf" and len(cells := frame[column].dropna().astype(str)):
             numbers = np.asarray(pd.to_numeric(cells, errors="coerce"), dtype=float)
             bad = next(iter(cells[np.isnan(numbers)]), cells.iloc[0])

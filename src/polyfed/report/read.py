@@ -89,7 +89,7 @@ class RunFiles:
 
     def records(self, split: str) -> list[dict[str, Any]]:
         """The evaluations of one split, in order of rounds."""
-        return [row for row in self.metrics.to_dict(orient="records") if row["split"] == split]
+        return [{str(k): v for k, v in row.items()} for row in self.metrics.to_dict("records") if row["split"] == split]
 
     def samples(self, split: str) -> np.ndarray:
         """[n] samples per client in a split."""

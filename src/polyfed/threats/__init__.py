@@ -51,10 +51,46 @@ __all__ = [
 
 
 def make_attack(name: str, /, **settings: Any) -> Attack:
-    """An attack by its name ("sign-flip", ...). Raises ConfigError naming what is wrong."""
+    """An attack by its name.
+
+    Parameters
+    ----------
+    name : str
+        Such as "sign-flip".
+    **settings
+        Its settings.
+
+    Returns
+    -------
+    Attack
+        With these settings.
+
+    Raises
+    ------
+    ConfigError
+        The name or a setting is wrong.
+    """
     return ATTACKS.make(name, settings)
 
 
 def make_rule(name: str, /, **settings: Any) -> Rule:
-    """A robust rule by its name ("median", ...). Raises ConfigError naming what is wrong."""
+    """A robust rule by its name.
+
+    Parameters
+    ----------
+    name : str
+        Such as "median".
+    **settings
+        Its settings.
+
+    Returns
+    -------
+    Rule
+        With these settings.
+
+    Raises
+    ------
+    ConfigError
+        The name or a setting is wrong.
+    """
     return RULES.make(name, settings)

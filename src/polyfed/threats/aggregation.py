@@ -36,7 +36,18 @@ class Rule(Configured):
         raise NotImplementedError
 
     def idle(self, s: int) -> str:
-        """Why the rule does nothing, or is not defined, for s uploads at a time; "" where it is at work."""
+        """Why the rule does nothing, or is not defined, for so many uploads at a time.
+
+        Parameters
+        ----------
+        s : int
+            Uploads at a time.
+
+        Returns
+        -------
+        str
+            "" where the rule is at work.
+        """
         return ""
 
 
@@ -128,7 +139,18 @@ class Krum(Rule, name="krum"):
         return "" if s >= f + 3 else f"of {f} false ones Krum compares s - f - 2 others, which needs {f + 3} or more"
 
     def scores(self, values: Tensor) -> Tensor:
-        """[s] sums of squared distances to the s - f - 2 nearest others (at least one, where there is one)."""
+        """Sums of squared distances to the s - f - 2 nearest others (at least one, where there is one).
+
+        Parameters
+        ----------
+        values : Tensor
+            [s, p] the uploads.
+
+        Returns
+        -------
+        Tensor
+            [s] one sum for each.
+        """
         s = len(values)
         G = gram(values)
         square = (G.diagonal()[:, None] + G.diagonal() - 2 * G).clamp(min=0)

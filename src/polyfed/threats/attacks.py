@@ -27,9 +27,18 @@ ATTACKS: Registry[type["Attack"]] = Registry("attack.name")
 
 @dataclass(frozen=True)
 class Attack(Configured):
-    """Base: `ratio` of the clients, rounded down, attack throughout; they forge `tensors` of their uplink, () for all.
+    """Base of the attacks: some of the clients attack throughout, and forge tensors of their uplink.
 
     A subclass is registered under its name: `class Mine(Attack, name="mine")`.
+
+    Parameters
+    ----------
+    scale : float
+        The attack's strength.
+    ratio : float
+        Share of the clients that attack, rounded down.
+    tensors : tuple of str
+        Which tensors of the uplink; empty: all of floats.
     """
 
     table: ClassVar[str] = "attack"
@@ -44,14 +53,43 @@ class Attack(Configured):
         ATTACKS.add(name, cls)
 
     def attackers(self, seed: int, keys: np.ndarray) -> np.ndarray:
-        """[n] bool: who attacks. keys: [n] client keys; a client attacks under any numbering of the clients."""
+        """Who attacks. A client attacks under any numbering of the clients.
+
+        Parameters
+        ----------
+        seed : int
+            Of the draw.
+        keys : array
+            [n] client keys.
+
+        Returns
+        -------
+        array
+            [n] bool.
+        """
         found = np.zeros(len(keys), dtype=bool)
         m = floor(self.ratio * len(keys) + 1e-9)
         found[np.argsort(priorities(seed, "attackers", 0, keys), kind="stable")[:m]] = True
         return found
 
     def attacked(self, up: State) -> list[str]:
-        """The tensors of an uplink that are forged. Raises ConfigError for a name that is not there."""
+        """The tensors of an uplink that are forged.
+
+        Parameters
+        ----------
+        up : dict
+            The uplink, by name.
+
+        Returns
+        -------
+        list of str
+            Their names.
+
+        Raises
+        ------
+        ConfigError
+            A name is not there.
+        """
         floats = [name for name, t in up.items() if t.is_floating_point()]
         for name in self.tensors:
             if name not in floats:
@@ -59,15 +97,39 @@ class Attack(Configured):
         return sorted(self.tensors or floats)
 
     def forge(self, value: Tensor, received: Tensor | None, rng: np.random.Generator) -> Tensor:
-        """What one attacker sends instead of its tensor `value: [...]`.
+        """What one attacker sends instead of a tensor.
 
-        received: the tensor of the same name and shape in what it received, or None
-        rng: this upload's own generator, one for all of its tensors
+        Parameters
+        ----------
+        value : Tensor
+            [...] the honest one.
+        received : Tensor or None
+            [...] the tensor of the same name and shape in what it received, where there is one.
+        rng : Generator
+            This upload's own, one for all of its tensors.
+
+        Returns
+        -------
+        Tensor
+            [...] the forged one.
         """
         return value
 
     def poison(self, federation: "Federation", seed: int) -> "Federation":
-        """The federation that is trained on: an attack on the data changes the attackers' samples here."""
+        """The federation that is trained on: an attack on the data changes the attackers' samples here.
+
+        Parameters
+        ----------
+        federation : Federation
+            The honest data.
+        seed : int
+            Of the draws.
+
+        Returns
+        -------
+        Federation
+            The same, where the attack leaves the data alone.
+        """
         return federation
 
 
@@ -182,9 +244,26 @@ class LabelFlip(Attack, name="label-flip"):
 def flip_labels(federation: "Federation", attackers: np.ndarray, share: float = 1.0, seed: int = 0) -> "Federation":
     """The federation with labels y of some clients' training samples replaced by C - 1 - y.
 
-    attackers: [n] bool     share: of their samples, drawn with keys of (seed, client name)
+    Parameters
+    ----------
+    federation : Federation
+        Stays as it is.
+    attackers : array
+        [n] bool: whose samples.
+    share : float
+        Of their training samples, drawn with keys of (seed, client name).
+    seed : int
+        Of the draw.
 
-    Raises DataError for a regression, which has no labels.
+    Returns
+    -------
+    Federation
+        With the false labels.
+
+    Raises
+    ------
+    DataError
+        A regression has no labels.
     """
     if federation.classes is None:
         raise DataError("label flipping needs classes, the targets of this federation are numbers")

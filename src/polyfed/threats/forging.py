@@ -14,9 +14,16 @@ from polyfed.threats.attacks import Attack
 class Forging:
     """What the event loop calls with the uplinks of some clients: those of attackers are forged, by keyed draws.
 
-    attack: None: no attack     keys: [n] client keys     seed: of the attackers and of what they draw
-
     Clients keep honest private states; only what they send is forged, and bytes stay what they were.
+
+    Parameters
+    ----------
+    attack : Attack or None
+        None: no client attacks.
+    keys : array
+        [n] client keys.
+    seed : int
+        Of the attackers and of what they draw.
     """
 
     def __init__(self, attack: Attack | None, keys: np.ndarray, seed: int):
@@ -45,7 +52,18 @@ def _received(name: str, value: Tensor, down: State) -> Tensor | None:
 
 
 def summary(part: Attack | Rule | None) -> dict[str, Any] | None:
-    """An attack or rule as a table of settings, for config.toml."""
+    """An attack or rule as a table of settings, for config.toml.
+
+    Parameters
+    ----------
+    part : Attack, Rule or None
+        What has the settings.
+
+    Returns
+    -------
+    dict or None
+        Its name and settings; None for None.
+    """
     if part is None:
         return None
     settings: dict[str, str | float | tuple[Any, ...] | None] = vars(part)

@@ -83,4 +83,4 @@ def best(history: pd.DataFrame, label: str, seeds: list[int]) -> np.ndarray:
 def _curve(history: pd.DataFrame, label: str) -> tuple[list[float], list[list[float]]]:
     """Rounds, and accuracy in percent per seed."""
     wide = history[history["label"] == label].pivot(index="seed", columns="round", values="accuracy")
-    return wide.columns.tolist(), (100 * wide.to_numpy()).tolist()
+    return [float(t) for t in wide.columns], (100 * wide.to_numpy()).tolist()
