@@ -43,6 +43,8 @@ def portrait(name: str) -> RenderableType:
     sent = counted(cls())
     parts += [Text("\nSent per client and round", "bold"), Text(f"{sent.words()}, in vectors of p = {sent.p} numbers")]
     parts += [Text(sent.needs())]
+    optimizer = "any local optimiser" if cls.plain_sgd is None else f"plain SGD: {cls.plain_sgd}"
+    parts += [Text("\nLocal steps", "bold"), Text(optimizer)]
     if cls.certificates:
         parts += [Text("\nCertificates", "bold"), *(Text(f"- {line}") for line in cls.certificates)]
     if found["Notes"]:
