@@ -1,7 +1,7 @@
 """What a client makes of the directions of its local steps, and how step sizes change over the rounds.
 
-Both are settings of a run that methods never see: `local_sgd` asks its task for the optimiser, and the event loop scales the
-method's `step_sizes` before every round.
+Both are settings of a run that methods never see: `local_sgd` asks its task for the optimiser, and the event loop
+scales the method's `step_sizes` before every round.
 """
 
 import math
@@ -62,7 +62,7 @@ class Optimizer:
                 return w - lr * d
             if self.name == "momentum":
                 return w - lr * m[:s].mul_(self.momentum).add_(d)
-            if self.weight_decay:
+            if self.name == "adamw":
                 decay = lr * self.weight_decay
                 w = w - decay * w * (1 if only is None else only if only.dim() == 1 else only[:s])
             m[:s].lerp_(d, 1 - self.beta1)

@@ -243,8 +243,8 @@ class Training(Table):
 
         given = {key: getattr(self, key) for key in ("momentum", "beta1", "beta2", "eps", "clip_norm")}
         given = {key: value for key, value in given.items() if value is not None}
-        inside, apart = (0.0, self.weight_decay) if self.optimizer == "adamw" else (self.weight_decay, 0.0)
-        optimizer = Optimizer(self.optimizer, weight_decay=apart, **given)
+        optimizer = Optimizer(self.optimizer, weight_decay=self.weight_decay, **given)
+        inside = 0.0 if self.optimizer == "adamw" else self.weight_decay
         return Task(model, loss, weight_decay=inside, optimizer=optimizer, device=device, dtype=self.dtype)
 
     def dump(self) -> dict[str, Any]:
