@@ -127,9 +127,11 @@ class OwnSteps(pf.FedAvg):
         return {}, {"w": w}
 
 
+del REGISTRY["ownsteps"]
+
+
 def test_a_method_that_takes_its_own_steps_is_found_out():
     """Nothing states it: a rehearsal shows that the optimiser is never asked."""
-    del REGISTRY["ownsteps"]
     with pytest.raises(
         PolyfedError, match=r"^optimizer: .* with ownsteps: its local steps are not those of local_sgd$"
     ):
@@ -154,4 +156,4 @@ def test_options_of_the_command_line(cli):
 
 def test_the_reason_is_shown(cli):
     assert REGISTRY["fedcet"].plain_sgd in " ".join(cli("algorithms", "fedcet").out.split())
-    assert "any local optimiser" in cli("algorithms", "ditto").out
+    assert "Any local optimiser." in cli("algorithms", "ditto").out

@@ -14,6 +14,10 @@ from polyfed.algorithms.fedbuff import FedBuff as FedBuff
 from polyfed.algorithms.fedcet import FedCET as FedCET
 from polyfed.algorithms.feddyn import FedDyn as FedDyn
 from polyfed.algorithms.fedlin import FedLin as FedLin
+from polyfed.algorithms.fedopt import FedAdagrad as FedAdagrad
+from polyfed.algorithms.fedopt import FedAdam as FedAdam
+from polyfed.algorithms.fedopt import FedAvgM as FedAvgM
+from polyfed.algorithms.fedopt import FedYogi as FedYogi
 from polyfed.algorithms.fedper import FedPer as FedPer
 from polyfed.algorithms.fedprox import FedProx as FedProx
 from polyfed.algorithms.fedrep import FedRep as FedRep
