@@ -158,7 +158,7 @@ def test_clients_that_agree_lead_to_their_optimum(cls):
     fed = pf.Federation.from_arrays(one.data * 3, test=one.data * 3)
     settings = {"server_lr": 0.3} if cls is not pf.FedAvgM else {}
     run = pf.fit(
-        one.model(), fed, cls(LR, **settings), rounds=1500, local_steps=STEPS, batch_size=None, evaluate_every=0,
-        loss="mse", cosine=1500,
+        one.model(), fed, cls(LR, **settings), rounds=300, local_steps=STEPS, batch_size=None, evaluate_every=0,
+        loss="mse", cosine=300,
     )  # fmt: skip
     assert one.error(run.server["w"]) < 1e-3
