@@ -1,6 +1,5 @@
-"""FedAvgM, FedAdagrad, FedAdam, FedYogi: the mean of the clients' moves as a gradient for an optimiser at the server.
-Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification"
-(arXiv 1909.06335); Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
+"""FedAdagrad, FedAdam, FedYogi: the mean of the clients' moves as a gradient for an adaptive optimiser at the server.
+Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
 """
 
 from dataclasses import dataclass
@@ -11,60 +10,13 @@ from polyfed.core.algorithm import Algorithm
 from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
-REDDI = """@inproceedings{reddi2021adaptive,
+CITATION = """@inproceedings{reddi2021adaptive,
   title     = {Adaptive Federated Optimization},
   author    = {Reddi, Sashank J. and Charles, Zachary and Zaheer, Manzil and Garrett, Zachary and Rush, Keith
                and Kone{\\v{c}}n{\\'y}, Jakub and Kumar, Sanjiv and McMahan, H. Brendan},
   booktitle = {ICLR},
   year      = {2021}
 }"""
-
-
-@dataclass(frozen=True)
-class FedAvgM(Algorithm):
-    """FedAvg with momentum at the server.
-
-        D = sum_i n_i (w_i - w) / sum_i n_i,   w_i = local SGD from w on f_i
-        v <- beta v + D,   w <- w + server_lr v
-
-    Parameters
-    ----------
-    lr : float
-        Step size of local SGD.
-    server_lr : float
-        Step size of the server.
-    beta : float
-        Momentum; 0 is FedAvg with a step size at the server.
-    weighted : bool
-        Weigh clients by their number of samples, as in the paper; False: plain mean.
-    """
-
-    lr: float = setting(0.1, source="ours")
-    server_lr: float = setting(1.0, ge=0, source="paper")
-    beta: float = setting(0.9, ge=0, lt=1, source="paper")
-    weighted: bool = setting(True, source="paper")
-
-    certificates = (
-        "tests/algorithms/test_fedopt.py::test_rounds_in_numpy: the recursion on quadratics",
-        "tests/algorithms/test_fedopt.py::test_without_momentum_it_is_fedavg: identity at beta = 0",
-        "tests/algorithms/test_fedopt.py::test_momentum_is_torchs: torch.optim.SGD on a single client's moves",
-    )
-    citation = """@article{hsu2019measuring,
-  title   = {Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification},
-  author  = {Hsu, Tzu-Ming Harry and Qi, Hang and Brown, Matthew},
-  journal = {arXiv:1909.06335},
-  year    = {2019}
-}"""
-
-    def init_server(self, task, w0, n):
-        return {"w": w0, "v": zeros_like(w0)}
-
-    def local_update(self, task, client, down, data, round):
-        return {}, {"dw": local_sgd(task, down["w"], data, self.lr) - down["w"]}
-
-    def aggregate(self, server, up, round):
-        v = self.beta * server["v"] + up.mean("dw", round.samples if self.weighted else None)
-        return {"w": server["w"] + self.server_lr * v, "v": v}
 
 
 @dataclass(frozen=True)
@@ -130,7 +82,7 @@ class FedAdagrad(Adaptive):
         "tests/algorithms/test_fedopt.py::test_large_tau_is_fedavg: identity as tau grows",
         "tests/algorithms/test_fedopt.py::test_the_scale_of_the_moves_cancels: an invariance, without tau",
     )
-    citation = REDDI
+    citation = CITATION
 
     def second_moment(self, v, d2):
         return v + d2
@@ -173,7 +125,7 @@ class FedAdam(Adaptive):
         "tests/algorithms/test_fedopt.py::test_large_tau_is_fedavg: identity as tau grows",
         "tests/algorithms/test_fedopt.py::test_the_scale_of_the_moves_cancels: an invariance, without tau",
     )
-    citation = REDDI
+    citation = CITATION
 
     def second_moment(self, v, d2):
         return self.beta2 * v + (1 - self.beta2) * d2
@@ -216,7 +168,7 @@ class FedYogi(Adaptive):
         "tests/algorithms/test_fedopt.py::test_large_tau_is_fedavg: identity as tau grows",
         "tests/algorithms/test_fedopt.py::test_the_scale_of_the_moves_cancels: an invariance, without tau",
     )
-    citation = REDDI
+    citation = CITATION
 
     def second_moment(self, v, d2):
         return v - (1 - self.beta2) * d2 * sign(v - d2)
