@@ -15,7 +15,7 @@ from polyfed.core.solvers import local_sgd
 class FedAvgM(Algorithm):
     """FedAvg with momentum at the server.
 
-        D = sum_i n_i (w_i - w) / sum_i n_i,   w_i = local SGD from w on f_i
+        D = sum_i n_i w_i / sum_i n_i - w,   w_i = local SGD from w on f_i
         v <- beta v + D,   w <- w + server_lr v
 
     Parameters
@@ -51,8 +51,9 @@ class FedAvgM(Algorithm):
         return {"w": w0, "v": zeros_like(w0)}
 
     def local_update(self, task, client, down, data, round):
-        return {}, {"dw": local_sgd(task, down["w"], data, self.lr) - down["w"]}
+        return {}, {"w": local_sgd(task, down["w"], data, self.lr)}
 
     def aggregate(self, server, up, round):
-        v = self.beta * server["v"] + up.mean("dw", round.samples if self.weighted else None)
+        d = up.mean("w", round.samples if self.weighted else None) - server["w"]
+        v = self.beta * server["v"] + d
         return {"w": server["w"] + self.server_lr * v, "v": v}

@@ -38,10 +38,10 @@ class Adaptive(Algorithm, abstract=True):
         return {"w": w0, "m": zeros_like(w0), "v": full_like(w0, self.tau**2 if self.v0 is None else self.v0)}
 
     def local_update(self, task, client, down, data, round):
-        return {}, {"dw": local_sgd(task, down["w"], data, self.lr) - down["w"]}
+        return {}, {"w": local_sgd(task, down["w"], data, self.lr)}
 
     def aggregate(self, server, up, round):
-        d = up.mean("dw", round.samples if self.weighted else None)
+        d = up.mean("w", round.samples if self.weighted else None) - server["w"]
         m = self.beta1 * server["m"] + (1 - self.beta1) * d
         v = self.second_moment(server["v"], d.square())
         return {"w": server["w"] + self.server_lr * m / (v.sqrt() + self.tau), "m": m, "v": v}
@@ -51,7 +51,7 @@ class Adaptive(Algorithm, abstract=True):
 class FedAdagrad(Adaptive):
     """Adagrad at the server.
 
-        D = mean_S (w_i - w),   w_i = local SGD from w on f_i
+        D = mean_S w_i - w,   w_i = local SGD from w on f_i
         m <- beta1 m + (1 - beta1) D,   v <- v + D^2,   w <- w + server_lr m / (sqrt(v) + tau)
 
     Parameters
@@ -92,7 +92,7 @@ class FedAdagrad(Adaptive):
 class FedAdam(Adaptive):
     """Adam at the server, without bias correction.
 
-        D = mean_S (w_i - w),   w_i = local SGD from w on f_i
+        D = mean_S w_i - w,   w_i = local SGD from w on f_i
         m <- beta1 m + (1 - beta1) D,   v <- beta2 v + (1 - beta2) D^2,   w <- w + server_lr m / (sqrt(v) + tau)
 
     Parameters
@@ -103,14 +103,14 @@ class FedAdam(Adaptive):
         Step size of the server.
     beta1 : float
         Memory of the move.
-    beta2 : float
-        Memory of its square.
     tau : float
         Degree of adaptivity: the smaller, the more alike are the steps of all numbers.
     v0 : float or None
         Start of v. None: tau^2, the least that the paper allows.
     weighted : bool
         Weigh clients by their number of samples; False: plain mean, as in the paper.
+    beta2 : float
+        Memory of D^2.
 
     Notes
     -----
@@ -135,7 +135,7 @@ class FedAdam(Adaptive):
 class FedYogi(Adaptive):
     """Yogi at the server: v moves towards D^2 by a step that does not grow with v.
 
-        D = mean_S (w_i - w),   w_i = local SGD from w on f_i
+        D = mean_S w_i - w,   w_i = local SGD from w on f_i
         m <- beta1 m + (1 - beta1) D,   v <- v - (1 - beta2) D^2 sign(v - D^2),   w <- w + server_lr m / (sqrt(v) + tau)
 
     Parameters
@@ -146,14 +146,14 @@ class FedYogi(Adaptive):
         Step size of the server.
     beta1 : float
         Memory of the move.
-    beta2 : float
-        Memory of its square.
     tau : float
         Degree of adaptivity: the smaller, the more alike are the steps of all numbers.
     v0 : float or None
         Start of v. None: tau^2, the least that the paper allows.
     weighted : bool
         Weigh clients by their number of samples; False: plain mean, as in the paper.
+    beta2 : float
+        Memory of D^2.
 
     Notes
     -----
