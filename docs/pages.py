@@ -86,7 +86,7 @@ def method(cls: Any) -> str:
     if rows:
         lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join(":--" for _ in heads) + " |"]
         parts += ["## Settings", "\n".join(lines + [f"| `{r[0]}` | " + " | ".join(r[1:]) + " |" for r in rows])]
-    parts += ["## What it sends", traffic(cls)]
+    parts += ["## What it sends", traffic(cls), "## Local steps", prose(describe.steps(cls))]
     if cls.certificates:
         parts += ["## Certificates", "What proves the implementation right, independently of itself:"]
         certificates = (line.partition(": ")[::2] for line in cls.certificates)

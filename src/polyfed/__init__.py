@@ -25,10 +25,13 @@ if _TYPE_CHECKING:
     from polyfed.algorithms import PACFL as PACFL
     from polyfed.algorithms import Ditto as Ditto
     from polyfed.algorithms import FedACS as FedACS
+    from polyfed.algorithms import FedAdagrad as FedAdagrad
+    from polyfed.algorithms import FedAdam as FedAdam
     from polyfed.algorithms import FedAMP as FedAMP
     from polyfed.algorithms import FedAsync as FedAsync
     from polyfed.algorithms import FedAvg as FedAvg
     from polyfed.algorithms import FedAvgFT as FedAvgFT
+    from polyfed.algorithms import FedAvgM as FedAvgM
     from polyfed.algorithms import FedBABU as FedBABU
     from polyfed.algorithms import FedBuff as FedBuff
     from polyfed.algorithms import FedCET as FedCET
@@ -40,6 +43,7 @@ if _TYPE_CHECKING:
     from polyfed.algorithms import FedSLR as FedSLR
     from polyfed.algorithms import FedSpa as FedSpa
     from polyfed.algorithms import FedTrack as FedTrack
+    from polyfed.algorithms import FedYogi as FedYogi
     from polyfed.algorithms import HeurFedAMP as HeurFedAMP
     from polyfed.algorithms import HypCluster as HypCluster
     from polyfed.algorithms import LGFedAvg as LGFedAvg

@@ -22,6 +22,8 @@ from polyfed.engines.local import LocalEngine, make_plan, make_rows
 
 VARIANTS = {
     "fedavg": [{"weighted": False}],
+    "fedavgm": [{"weighted": False, "server_lr": 0.5}],
+    "fedadam": [{"weighted": True, "v0": 0.0, "tau": 1e-2}],
     "fedslr": [
         {"lam": 0.02, "form": "all-duals", "deploy": "gkr"},
         {"lam": 0.02, "p_init": "weights", "structure": "LR+LR"},

@@ -367,6 +367,8 @@ def test_kill_minus_nine_then_resume_gives_the_same_bits(name, when, t, graves, 
 def test_divergence_is_loud_and_leaves_a_finite_checkpoint(method, lr, tmp_path):
     if "lr" not in {f.name for f in dataclasses.fields(method)}:
         pytest.skip("it has no step size")
+    if isinstance(method, pf.FedAdagrad | pf.FedAdam | pf.FedYogi) and lr == 30:
+        pytest.skip("moves of any length become steps of about server_lr: it does not explode slowly")
     key = "personal_lr" if isinstance(method, pf.PFedMe) else "lr"  # pFedMe refuses such an lr; its inner steps explode
     wild = dataclasses.replace(method, **{key: lr})
     fed = federation(regression=True)

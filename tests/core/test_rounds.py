@@ -14,6 +14,7 @@ from polyfed.core import checkpoint
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.batches import Work
 from polyfed.core.errors import ConfigError, Diverged
+from polyfed.core.optimizers import StepSizes
 from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
 from polyfed.core.rows import MemoryRows
@@ -52,7 +53,7 @@ def make(algorithm: Algorithm, schedule: Schedule, *decay) -> Loop:
     work = Work(steps=STEPS, batch_size=None)
     engine = Engine(Worker(task, split, keys, work, 0, Plan(2, 1, "cpu", "closed form")))
     rows = MemoryRows(4, algorithm.init_client(task, task.w0))
-    return Loop(task, split, NAMES, algorithm, schedule, engine, rows, 0, *decay)
+    return Loop(task, split, NAMES, algorithm, schedule, engine, rows, 0, StepSizes(*decay))
 
 
 def trained(i: int, w: float, lr: float = LR) -> float:

@@ -9,11 +9,15 @@ from polyfed.algorithms.fedamp import HeurFedAMP as HeurFedAMP
 from polyfed.algorithms.fedasync import FedAsync as FedAsync
 from polyfed.algorithms.fedavg import FedAvg as FedAvg
 from polyfed.algorithms.fedavgft import FedAvgFT as FedAvgFT
+from polyfed.algorithms.fedavgm import FedAvgM as FedAvgM
 from polyfed.algorithms.fedbabu import FedBABU as FedBABU
 from polyfed.algorithms.fedbuff import FedBuff as FedBuff
 from polyfed.algorithms.fedcet import FedCET as FedCET
 from polyfed.algorithms.feddyn import FedDyn as FedDyn
 from polyfed.algorithms.fedlin import FedLin as FedLin
+from polyfed.algorithms.fedopt import FedAdagrad as FedAdagrad
+from polyfed.algorithms.fedopt import FedAdam as FedAdam
+from polyfed.algorithms.fedopt import FedYogi as FedYogi
 from polyfed.algorithms.fedper import FedPer as FedPer
 from polyfed.algorithms.fedprox import FedProx as FedProx
 from polyfed.algorithms.fedrep import FedRep as FedRep

@@ -34,6 +34,7 @@ class APFL(Algorithm):
     alpha: float = setting(0.5, ge=0, le=1, source="FedSLR's comparison")
     adaptive: bool = setting(False, source="FedSLR's comparison")
 
+    plain_sgd = "it mixes the gradient steps of two models itself"
     certificates = (
         "tests/algorithms/test_apfl.py::test_share_zero_is_fedavg: identity at alpha = 0",
         "tests/algorithms/test_apfl.py::test_share_one_is_local: identity at alpha = 1",

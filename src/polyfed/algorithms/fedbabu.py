@@ -68,10 +68,10 @@ class FedBABU(Personal):
         start = task.w0.repeat(len(down["w"]), 1)
         start[:, body] = down["w"]
         train = body.to(start.dtype)
-        w = local_sgd(task, start, data, self.lr, correct=lambda w, g: g * train)
+        w = local_sgd(task, start, data, self.lr, only=train)
         tuned = {"all": train * 0 + 1, "body": train, "head": 1 - train}[self.tune]
         again = data.again("finetune", epochs=self.finetune_epochs)
-        own = local_sgd(task, start, again, self.lr, correct=lambda w, g: g * tuned)
+        own = local_sgd(task, start, again, self.lr, only=tuned)
         return {"w": own}, {"w": w[:, body]}
 
     def aggregate(self, server, up, round):

@@ -103,6 +103,7 @@ class FedCET(Personal):
     first_lr: float = setting(1e-3, gt=0, source="ours")
     safety: float = setting(1.0, gt=0, source="ours")
 
+    plain_sgd = "its exchange takes z_i for the end of tau gradient steps of length a"
     certificates = (
         "tests/algorithms/test_fedcet.py::test_the_two_forms_agree: identity with Algorithm 2 as printed",
         "tests/algorithms/test_fedcet.py::test_exact_optimum_where_fedavg_stalls: the centralised optimum",

@@ -57,6 +57,7 @@ class FedLin(Algorithm):
     keep_up: float | None = setting(None, gt=0, le=1, source="paper")
     keep_down: float | None = setting(None, gt=0, le=1, source="paper")
 
+    plain_sgd = "its steps of lr / tau_i are alike in length only where a step is lr times the direction"
     certificates = (
         "tests/algorithms/test_fedtrack.py::test_fedlin_without_compression_is_fedtrack: identity",
         "tests/algorithms/test_fedtrack.py::test_fedlin_is_exact_with_unequal_numbers_of_steps: the optimum",

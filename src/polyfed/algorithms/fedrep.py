@@ -58,5 +58,5 @@ class FedRep(Partial):
 
     def train(self, task, w, shared, data):
         first, then = data.again("head", epochs=self.head_epochs), data.again("body", epochs=self.body_epochs)
-        w = local_sgd(task, w, first, self.lr, correct=lambda w, g: g * (1 - shared))
-        return local_sgd(task, w, then, self.lr, correct=lambda w, g: g * shared)
+        w = local_sgd(task, w, first, self.lr, only=1 - shared)
+        return local_sgd(task, w, then, self.lr, only=shared)

@@ -76,6 +76,7 @@ class FedSLR(LowRank):
     p_weight_decay: float = setting(0.0, ge=0, source="paper")
 
     synchronous = True
+    plain_sgd = "its proximal steps (7) belong to gradient steps of length lr"
     sources = "paper: lr, lam, mu, eta_g, personal_epochs, structure, deploy, p_weight_decay; ours: form, p_init"
     certificates = (
         "tests/algorithms/test_fedslr.py::test_solution_of_p1: centralised accelerated proximal gradient, to 1e-6",

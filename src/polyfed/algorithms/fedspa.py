@@ -122,7 +122,7 @@ class FedSpa(Algorithm):
         start = down["w"].new_zeros(mask.shape)
         start[mask] = down["w"].flatten()
         kept = mask.to(start.dtype)
-        w = local_sgd(task, start, data, self.lr, correct=lambda w, g: g * kept)
+        w = local_sgd(task, start, data, self.lr, only=kept)
         new = self._searched(task, w, mask, data, round.t) if self.search == "dst" else self._drawn(task, client, data)
         change = (start - w)[mask].view(down["w"].shape)
         return {"mask": new, "drawn": torch.ones_like(client["drawn"])}, {"dw": change, "mask": pack(new)}

@@ -33,6 +33,7 @@ class FedTrack(Algorithm):
 
     lr: float = setting(0.1, source="ours")
 
+    plain_sgd = "its linear rate is that of gradient steps with a tracked gradient"
     sources = "ours: lr"
     certificates = (
         "tests/algorithms/test_fedtrack.py::test_exact_optimum_under_drift: the centralised optimum, linear rate",

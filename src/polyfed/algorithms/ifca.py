@@ -56,6 +56,7 @@ class IFCA(Alternating):
     restarts: int = setting(1, ge=1, le=10000, source="ours")
 
     sources = "paper: weighted, shared_layers, averaging; of the problem: k; ours: lr, init_scale, seed, restarts"
+    plain_sgd = "under gradient averaging a client sends one gradient step"
     certificates = (
         "tests/algorithms/test_ifca.py::test_planted_clusters_and_their_means: clusters and models in closed form",
         "tests/algorithms/test_ifca.py::test_one_cluster_is_fedavg: identity at k = 1, both kinds of averaging",
@@ -69,6 +70,9 @@ class IFCA(Alternating):
   booktitle = {NeurIPS},
   year      = {2020}
 }"""
+
+    def needs_sgd(self):
+        return self.plain_sgd if self.averaging == "gradient" else None
 
     def phases(self, t):
         return 2 if self._compares(t) else 1

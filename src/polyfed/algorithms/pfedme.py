@@ -48,6 +48,7 @@ class PFedMe(Personal):
     beta: float = setting(1.0, ge=0, source="paper")
 
     step_sizes = ("lr", "personal_lr")
+    plain_sgd = "its inner solves and its steps on the envelope are its own"
     certificates = (
         "tests/algorithms/test_pfedme.py::test_optimum_of_the_envelopes: closed form of both models on quadratics",
         "tests/algorithms/test_pfedme.py::test_the_personal_model_is_the_proximal_point: closed form after one round",

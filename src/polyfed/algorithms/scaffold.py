@@ -34,6 +34,7 @@ class Scaffold(Algorithm):
     server_lr: float = setting(1.0, ge=0, source="paper")
     option: Literal[1, 2] = setting(2, source="paper")
 
+    plain_sgd = "under option 2 its variates are the mean gradients only of steps of length lr"
     certificates = (
         "tests/algorithms/test_scaffold.py::test_exact_optimum_under_drift: the centralised optimum, both options",
         "tests/algorithms/test_scaffold.py::test_variates_at_the_optimum_are_the_clients_gradients: by definition",
@@ -47,6 +48,9 @@ class Scaffold(Algorithm):
   booktitle = {ICML},
   year      = {2020}
 }"""
+
+    def needs_sgd(self):
+        return self.plain_sgd if self.option == 2 else None
 
     def init_server(self, task, w0, n):
         return {"w": w0, "c": zeros_like(w0)}

@@ -43,6 +43,7 @@ def portrait(name: str) -> RenderableType:
     sent = counted(cls())
     parts += [Text("\nSent per client and round", "bold"), Text(f"{sent.words()}, in vectors of p = {sent.p} numbers")]
     parts += [Text(sent.needs())]
+    parts += [Text("\nLocal steps", "bold"), Text(steps(cls))]
     if cls.certificates:
         parts += [Text("\nCertificates", "bold"), *(Text(f"- {line}") for line in cls.certificates)]
     if found["Notes"]:
@@ -61,6 +62,11 @@ def _settings(cls: type[Algorithm], text: str) -> Table:
         says = Text(s.doc or meaning.get(s.name, ""))
         table.add_row(Text(kebab(s.name), "cyan"), default, whose[s.name], s.takes, says)
     return table
+
+
+def steps(cls: type[Algorithm]) -> str:
+    """Which local optimisers a method takes."""
+    return "Any local optimiser." if cls.plain_sgd is None else f"Plain SGD only: {cls.plain_sgd}."
 
 
 def sources(cls: type[Algorithm]) -> dict[str, str]:

@@ -43,6 +43,7 @@ Fraction = Annotated[str | None, option(tables.Settings, "fraction", TRAIN, "X")
 Epochs = Annotated[str | None, option(tables.Settings, "local_epochs", TRAIN, "N")]
 Steps = Annotated[str | None, option(tables.Settings, "local_steps", TRAIN, "N")]
 Batch = Annotated[str | None, option(tables.Settings, "batch_size", TRAIN, "N")]
+Optimizer = Annotated[str | None, option(tables.Settings, "optimizer", TRAIN, "NAME")]
 Lr = Annotated[str | None, Option(help="Step size of every method.", metavar="X", rich_help_panel=TRAIN)]
 Seed = Annotated[str | None, option(tables.Settings, "seed", TRAIN, "N")]
 Seeds = Annotated[str | None, option(tables.Settings, "seeds", TRAIN)]

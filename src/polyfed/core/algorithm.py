@@ -52,6 +52,7 @@ class Algorithm(Configured):
     certificates: ClassVar[tuple[str, ...]] = ()
     synchronous: ClassVar[bool] = False  # whether every reply must be taken in the round its message was sent
     step_sizes: ClassVar[tuple[str, ...]] = ("lr",)  # the hyper-parameters that a decaying step size scales
+    plain_sgd: ClassVar[str | None] = None  # why the local steps must be those of plain SGD
 
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -154,6 +155,16 @@ class Algorithm(Configured):
         if phases > 1:
             return f"needs {phases} exchanges a round"
         return "needs replies in the round they were asked for" if self.synchronous else None
+
+    def needs_sgd(self) -> str | None:
+        """Why the local steps must be those of plain SGD, not clipped.
+
+        Returns
+        -------
+        str or None
+            By default `plain_sgd`; None if any local optimiser will do.
+        """
+        return self.plain_sgd
 
     def audience(self, server: State, round: Round) -> Tensor:
         """Which clients this exchange is with, in a round of several exchanges.

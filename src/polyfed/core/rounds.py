@@ -13,6 +13,7 @@ from torch import Tensor
 from polyfed.core.algorithm import KNOWN, Algorithm, Personal, Round, State, started
 from polyfed.core.errors import ConfigError, Diverged
 from polyfed.core.ledger import Ledger, down_bytes
+from polyfed.core.optimizers import StepSizes
 from polyfed.core.randomness import client_keys
 from polyfed.core.rows import Rows
 from polyfed.core.schedule import Schedule
@@ -65,15 +66,14 @@ class Loop:
         engine: Engine,
         rows: Rows,
         seed: int,
-        lr_decay: float = 1.0,
-        lr_decay_every: int = 1,
+        step_sizes: StepSizes = StepSizes(),  # noqa: B008  (immutable)
         forge: Forge | None = None,
         rule: Rule | None = None,
         streamed: bool = True,
     ):
         self.task, self.train, self.names, self.algorithm = task, train, names, algorithm
         self.schedule, self.engine, self.rows, self.seed = schedule, engine, rows, seed
-        self.lr_decay, self.lr_decay_every = lr_decay, lr_decay_every
+        self.step_sizes = step_sizes
         self.forge, self.rule, self.streamed = forge, rule, streamed and rule is None  # a rule needs all rows
         self.keys = client_keys(names)
         self.n = len(names)
@@ -113,7 +113,7 @@ class Loop:
 
     def _step(self) -> np.ndarray:
         send, take, passed = self.schedule.turn(self.seed, self.t, self.keys)
-        algorithm = self.algorithm.decayed(self.lr_decay ** (self.t // self.lr_decay_every))
+        algorithm = self.algorithm.decayed(self.step_sizes.at(self.t))
         phases = algorithm.phases(self.t)
         if not np.array_equal(send, take):
             self._refuse_late(algorithm, self.t)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.batches import Batches
+from polyfed.core.errors import ConfigError
 from polyfed.core.task import Task
 from polyfed.core.typed import row_norms
 
@@ -17,8 +18,11 @@ def local_sgd(
     lr: float | Tensor,
     correct: Callable[[Tensor, Tensor], Tensor] | None = None,
     prox: Callable[[Tensor], Tensor] | None = None,
+    only: Tensor | None = None,
 ) -> Tensor:
     """Mini-batch SGD, each client its own number of steps: w <- prox(w - lr * correct(w, g)).
+
+    The run's local optimiser, where it is another one, takes the steps in the directions correct(w, g).
 
     Parameters
     ----------
@@ -35,14 +39,26 @@ def local_sgd(
         method's equation goes (SCAFFOLD: ``lambda w, g: g - ci + c``).
     prox : callable or None
         w -> [s, p], applied after every step.
+    only : Tensor or None
+        [p] or [s, p], ones and zeros: what is trained; the rest stays as it is. None: everything.
 
     Returns
     -------
     Tensor
         [s, p] the models after the last step.
+
+    Raises
+    ------
+    ConfigError
+        The run's local optimiser is not plain SGD, and the method takes proximal steps.
     """
     w = w.clone(memory_format=torch.contiguous_format)
-    if correct is None and prox is None:
+    if prox is not None and not task.optimizer.plain:
+        raise ConfigError(f"optimizer: found {task.optimizer.name!r}, expected plain sgd for a method's proximal steps")
+    advance = None if task.optimizer.plain else task.optimizer.start(w, only)
+    if only is not None:
+        correct = _masked(correct, only)
+    if correct is None and prox is None and advance is None:
         if (batch := data.same) is not None and (descend := task.descent_on(w, batch, lr)) is not None:
             for _ in data.repeat():
                 descend()
@@ -54,7 +70,9 @@ def local_sgd(
         for _ in data.repeat():
             g = gradient()
             step = correct(w, g) if correct is not None else g
-            if isinstance(lr, Tensor):
+            if advance is not None:
+                w.copy_(advance(w, step, lr))
+            elif isinstance(lr, Tensor):
                 w.sub_(lr * step)
             else:
                 w.sub_(step, alpha=lr)
@@ -70,10 +88,10 @@ def local_sgd(
         else:
             g[:m] = found
         step = correct(w, g)[:m] if correct is not None else g[:m]
-        if prox is None and batch.live is None and not isinstance(lr, Tensor):
+        if advance is None and prox is None and batch.live is None and not isinstance(lr, Tensor):
             w[:m].sub_(step, alpha=lr)
             continue
-        new = w[:m] - _rows(lr, m) * step
+        new = w[:m] - _rows(lr, m) * step if advance is None else advance(w[:m], step, _rows(lr, m))
         if prox is not None:
             full = w.clone()
             full[:m] = new
@@ -125,6 +143,11 @@ def sgd_with_curvature(
         ratio(new, task.gradient(new, batch, need_loss=False)[0], w[:m], g[:m])
         w[:m] = new
     return w, largest
+
+
+def _masked(correct: Callable[[Tensor, Tensor], Tensor] | None, only: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """The direction on what is trained, 0 on the rest."""
+    return lambda w, g: (g if correct is None else correct(w, g)) * only
 
 
 def _rows(lr: float | Tensor, m: int) -> float | Tensor:

@@ -24,6 +24,7 @@ from polyfed.core.batches import Batch, alike, padded
 from polyfed.core.errors import ConfigError, DataError, ModelError, closest
 from polyfed.core.layout import Layout
 from polyfed.core.metric import DEFAULT, LOSS, Metric, Seen
+from polyfed.core.optimizers import Optimizer
 from polyfed.core.split import Split
 from polyfed.core.stacked import LOSSES, Stacked, chain
 from polyfed.core.trial import EMBEDDINGS, Keyed, check_structure, reason, still, train_twice
@@ -48,6 +49,8 @@ class Task:
         outputs [b, 1] are reshaped to [b] first, and the reverse.
     weight_decay : float
         Adds weight_decay/2 * ||w||^2 to every client's loss.
+    optimizer : Optimizer
+        What takes the local steps of `local_sgd`.
     device : torch.device, str or None
         Where to compute; None keeps the model's.
     dtype : torch.dtype or None
@@ -70,6 +73,7 @@ class Task:
         loss: Loss = "cross-entropy",
         *,
         weight_decay: float = 0.0,
+        optimizer: Optimizer = Optimizer(),  # noqa: B008  (frozen)
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         metrics: Sequence[Metric] | None = None,
@@ -85,7 +89,7 @@ class Task:
             self.model = self.model.to(device=device, dtype=dtype)
         except (RuntimeError, TypeError, ValueError, AttributeError) as e:
             raise ModelError(f"{type(model).__name__} cannot be copied: {reason(e)}") from None
-        self.loss, self.weight_decay = loss, weight_decay
+        self.loss, self.weight_decay, self.optimizer = loss, weight_decay, optimizer
         self.scores = tuple(metrics or DEFAULT)  # of the default ones `check` keeps those that fit
         self.layout = Layout(self.model)
         self.p = self.layout.p

@@ -274,7 +274,7 @@ class _Admitting:
         self.loop = Loop(
             task, train, federation.names, Apart(algorithm, self.newcomers), Uniform(),
             LocalEngine(task, train, keys, work, before.seed, plan), MemoryRows(federation.n, entered[0][0]),
-            before.seed, before.lr_decay, before.lr_decay_every, streamed=False,
+            before.seed, before.step_sizes, streamed=False,
         )  # fmt: skip
         everyone, zero = np.arange(federation.n), np.zeros(federation.n)
         self.loop.rows.scatter(

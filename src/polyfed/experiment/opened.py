@@ -215,7 +215,7 @@ class Opened(Run):
             raise RunError(f"{self._at / 'config.toml'}: [plan] is not the plan of a run ({e})") from None
         device = pick_device("auto" if plan.device.startswith("cuda") else "cpu")
         assert t.loss is not None, "every run's config.toml has it"
-        task = Task(self._module, t.loss, weight_decay=t.weight_decay, device=device, dtype=t.dtype)
+        task = t.task(self._module, t.loss, device)
         self._check_layout(task)
         steps = local_steps_of(t.local_steps, fed.names)
         work = Work(t.epochs, steps, t.batch_size, augmentation(t.augment, fed.input_shape))
@@ -223,8 +223,7 @@ class Opened(Run):
         engine = LocalEngine(task, fed.train, client_keys(fed.names), work, seed, plan)
         place = self._at if is_mapped(part(tensors, "client.")) else None
         rows = make_rows(self.algorithm, task, fed.n, 1, place, tensors)
-        decay = t.lr_decay, t.lr_decay_every
-        loop = Loop(task, fed.train, fed.names, self.algorithm, Uniform(), engine, rows, seed, *decay)
+        loop = Loop(task, fed.train, fed.names, self.algorithm, Uniform(), engine, rows, seed, t.step_sizes)
         loop.restore(tensors, meta)
         return loop
 

@@ -1,14 +1,17 @@
 """A rehearsal: some rounds of two clients that leave no trace, to see what a method sends and asks of its uplinks."""
 
+import copy
+import dataclasses
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.batches import Work
 from polyfed.core.errors import ConfigError
+from polyfed.core.optimizers import Advance, Optimizer
 from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Schedule, Uniform
@@ -97,6 +100,34 @@ def rehearse(algorithm: Algorithm, task: Task, federation: Federation, work: Wor
 def averaged(used: dict[str, set[str]]) -> list[str]:
     """The uplinks, by name, that a method takes means or sums of: those that a robust rule protects."""
     return sorted(name for name, words in used.items() if words != {"rows"})
+
+
+def check_optimizer(algorithm: Algorithm, task: Task, federation: Federation, work: Work) -> None:
+    """Raise ConfigError where the local steps cannot be those of the task's optimiser."""
+    if task.optimizer.plain:
+        return
+    key = "clip_norm" if task.optimizer.name == "sgd" else "optimizer"
+    why = algorithm.needs_sgd()
+    if why is None and not _asked(algorithm, task, federation, work):
+        why = "its local steps are not those of local_sgd"
+    if why is not None:
+        given = task.optimizer.clip_norm if key == "clip_norm" else task.optimizer.name
+        raise ConfigError(f"{key}: found {given!r}, expected plain sgd with {algorithm.name}: {why}")
+
+
+def _asked(algorithm: Algorithm, task: Task, federation: Federation, work: Work) -> bool:
+    """Whether a method's local steps are those of `local_sgd`, tried with one step of two clients."""
+    asked: list[bool] = []
+
+    class Noticing(Optimizer):
+        def start(self, w: Tensor, only: Tensor | None = None) -> Advance:
+            asked.append(True)
+            return super().start(w, only)
+
+    watched = copy.copy(task)
+    watched.optimizer = Noticing(**dataclasses.asdict(task.optimizer))
+    rehearse(algorithm, watched, federation, dataclasses.replace(work, steps=1))
+    return bool(asked)
 
 
 def check_robust(

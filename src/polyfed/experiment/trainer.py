@@ -30,7 +30,7 @@ from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, check_rows, make_plan, make_rows, pick_device
 from polyfed.experiment.folder import RunFolder, versions
 from polyfed.experiment.history import grouping, record
-from polyfed.experiment.rehearsal import adds_up, check_robust
+from polyfed.experiment.rehearsal import adds_up, check_optimizer, check_robust
 from polyfed.experiment.resume import continue_from, digest
 from polyfed.experiment.run import Run, splits
 from polyfed.experiment.start import start_from
@@ -132,7 +132,7 @@ class Trainer:
         rows = make_rows(self.algorithm, task, len(names), self.cohort, place, saved and saved[0], added)
         forge = None if t.attack is None else Forging(t.attack, keys, t.seed)
         loop = Loop(
-            task, train, names, self.algorithm, self.schedule, engine, rows, t.seed, t.lr_decay, t.lr_decay_every,
+            task, train, names, self.algorithm, self.schedule, engine, rows, t.seed, t.step_sizes,
             forge, t.robust,
         )  # fmt: skip
         if self.start is not None:
@@ -203,13 +203,14 @@ def prepare(
     if t.attack is not None:
         attackers = _attackers(t.attack, t.seed, federation)
         federation = t.attack.poison(federation, t.seed)
-    task = Task(model, loss, weight_decay=t.weight_decay, device=pick_device(t.device), dtype=t.dtype)
+    task = t.task(model, loss, pick_device(t.device))
     check_algorithm(algorithm, task.dtype)
     if len(federation.train.x) == 0:
         raise ConfigError("federation: no client has a training sample")
     task.check(federation.train, federation.classes, type(model).__name__)
     schedule, steps = t.schedule_for(federation.names), local_steps_of(t.local_steps, federation.names)
     work = Work(t.epochs, steps, t.batch_size, augmentation(t.augment, federation.input_shape))
+    check_optimizer(algorithm, task, federation, work)
     note = t.robust and check_robust(algorithm, t.robust, model, loss, federation, work, schedule)
     cohort = schedule.size(federation.n) if isinstance(schedule, Uniform) else federation.n
     plan = make_plan(task, cohort, work.per_step(federation.train.counts), t.chunk, t.workers)

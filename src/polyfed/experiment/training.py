@@ -30,8 +30,11 @@ from polyfed.core.settings import (
 
 if TYPE_CHECKING:  # types that the command line can do without until something is trained
     import torch
+    from torch import nn
 
+    from polyfed.core.optimizers import StepSizes
     from polyfed.core.schedule import Schedule
+    from polyfed.core.task import Loss, Task
     from polyfed.threats import Attack, Rule
 
 SEED = Annotated[int, Limits(ge=0)]
@@ -109,9 +112,28 @@ class Training(Table):
     loss: Literal["cross-entropy", "mse"] | FUNCTION | None = setting(
         None, doc="The clients' loss. Default: cross-entropy for classes, mse for numbers."
     )
-    weight_decay: float = setting(0.0, ge=0, le=COUNTED, doc="Adds weight-decay/2 ||w||^2 to every client's loss.")
+    weight_decay: float = setting(
+        0.0, ge=0, le=COUNTED, doc="Adds weight-decay/2 ||w||^2 to every client's loss; with adamw it is decoupled."
+    )
+    optimizer: Literal["sgd", "momentum", "adam", "adamw"] = setting(
+        "sgd", doc="Takes the local steps, of the method's lr; its memory starts anew with every local solve."
+    )
+    momentum: float | None = setting(None, ge=0, lt=1, doc="Of the optimizer momentum (0.9).")
+    beta1: float | None = setting(None, ge=0, lt=1, doc="Of adam and adamw: memory of the direction (0.9).")
+    beta2: float | None = setting(None, ge=0, lt=1, doc="Of adam and adamw: memory of its square (0.999).")
+    eps: float | None = setting(None, gt=0, le=COUNTED, doc="Of adam and adamw: added to the divisor (1e-8).")
+    clip_norm: float | None = setting(
+        None, gt=0, le=COUNTED, doc="Longest direction of a local step; longer ones are scaled down, client by client."
+    )
     lr_decay: float = setting(1.0, gt=0, le=1, doc="Factor on local step sizes, applied every lr-decay-every rounds.")
     lr_decay_every: int = setting(1, ge=1, le=COUNTED, doc="Rounds between two decays of the step size.")
+    warmup: int = setting(0, ge=0, le=COUNTED, doc="Rounds in which local step sizes rise to their full value.")
+    cosine: int = setting(
+        0,
+        ge=0,
+        le=COUNTED,
+        doc="Rounds, warm-up included, in which local step sizes fall to zero on half a cosine; 0: no cosine.",
+    )
     schedule: Annotated[Schedule, TABLE] | Mapping[str, Any] | None = setting(
         None, doc="Who takes part and when, instead of a fraction every round: uniform, bernoulli or asynchronous."
     )
@@ -173,6 +195,11 @@ class Training(Table):
         self.require(not isinstance(each, Sized) or len(each) > 0, "local_steps", "one number per client")
         self.require(re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device) is not None, "device", "auto, cpu or cuda")
         self.require(self.dtype is None or self.dtype.is_floating_point, "dtype", "float32 or float64")
+        for key, whose in (("momentum", "momentum"), ("beta1", "adam"), ("beta2", "adam"), ("eps", "adam")):
+            fits = getattr(self, key) is None or self.optimizer.startswith(whose)
+            self.require(fits, key, f"none with optimizer = {self.optimizer!r}, or optimizer = {whose!r}")
+        self.require(not self.cosine or self.warmup < self.cosine, "cosine", f"more than warmup = {self.warmup}")
+        self.require(not self.cosine or self.rounds <= self.cosine, "rounds", f"at most cosine = {self.cosine}")
         # the small languages are read once, so that what is wrong with them is said here
         self._read("local_steps", str, Expression, keep=True)
         self._read("augment", str, steps_of, keep=True)
@@ -203,6 +230,45 @@ class Training(Table):
             At least 1.
         """
         return 1 if self.local_epochs is None else self.local_epochs
+
+    @property
+    def step_sizes(self) -> StepSizes:
+        """How local step sizes change over the rounds.
+
+        Returns
+        -------
+        StepSizes
+            From `lr_decay`, `lr_decay_every`, `warmup` and `cosine`.
+        """
+        from polyfed.core.optimizers import StepSizes
+
+        return StepSizes(self.lr_decay, self.lr_decay_every, self.warmup, self.cosine)
+
+    def task(self, model: nn.Module, loss: Loss, device: torch.device | str | None = None) -> Task:
+        """The model and its loss, as these settings have them trained.
+
+        Parameters
+        ----------
+        model : nn.Module
+            Its present parameters are the common start.
+        loss : str or callable
+            As `Task` takes it.
+        device : torch.device, str or None
+            Where to compute; None keeps the model's.
+
+        Returns
+        -------
+        Task
+            With the local optimiser, and the weight decay in the loss unless the optimiser has it.
+        """
+        from polyfed.core.optimizers import Optimizer
+        from polyfed.core.task import Task
+
+        given = {key: getattr(self, key) for key in ("momentum", "beta1", "beta2", "eps", "clip_norm")}
+        given = {key: value for key, value in given.items() if value is not None}
+        optimizer = Optimizer(self.optimizer, weight_decay=self.weight_decay, **given)
+        inside = 0.0 if self.optimizer == "adamw" else self.weight_decay
+        return Task(model, loss, weight_decay=inside, optimizer=optimizer, device=device, dtype=self.dtype)
 
     def dump(self) -> dict[str, Any]:
         return {"batch-size": "full"} | super().dump()

@@ -1,0 +1,59 @@
+"""FedAvgM: FedAvg with momentum at the server. Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data
+Distribution for Federated Visual Classification" (arXiv 1909.06335).
+"""
+
+from dataclasses import dataclass
+
+from torch import zeros_like
+
+from polyfed.core.algorithm import Algorithm
+from polyfed.core.settings import setting
+from polyfed.core.solvers import local_sgd
+
+
+@dataclass(frozen=True)
+class FedAvgM(Algorithm):
+    """FedAvg with momentum at the server.
+
+        D = sum_i n_i w_i / sum_i n_i - w,   w_i = local SGD from w on f_i
+        v <- beta v + D,   w <- w + server_lr v
+
+    Parameters
+    ----------
+    lr : float
+        Step size of local SGD.
+    server_lr : float
+        Step size of the server.
+    beta : float
+        Momentum; 0 is FedAvg with a step size at the server.
+    weighted : bool
+        Weigh clients by their number of samples, as in the paper; False: plain mean.
+    """
+
+    lr: float = setting(0.1, source="ours")
+    server_lr: float = setting(1.0, ge=0, source="paper")
+    beta: float = setting(0.9, ge=0, lt=1, source="paper")
+    weighted: bool = setting(True, source="paper")
+
+    certificates = (
+        "tests/algorithms/test_fedopt.py::test_rounds_in_numpy: the recursion on quadratics",
+        "tests/algorithms/test_fedopt.py::test_without_momentum_it_is_fedavg: identity at beta = 0",
+        "tests/algorithms/test_fedopt.py::test_momentum_is_torchs: torch.optim.SGD on a single client's moves",
+    )
+    citation = """@article{hsu2019measuring,
+  title   = {Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification},
+  author  = {Hsu, Tzu-Ming Harry and Qi, Hang and Brown, Matthew},
+  journal = {arXiv:1909.06335},
+  year    = {2019}
+}"""
+
+    def init_server(self, task, w0, n):
+        return {"w": w0, "v": zeros_like(w0)}
+
+    def local_update(self, task, client, down, data, round):
+        return {}, {"w": local_sgd(task, down["w"], data, self.lr)}
+
+    def aggregate(self, server, up, round):
+        d = up.mean("w", round.samples if self.weighted else None) - server["w"]
+        v = self.beta * server["v"] + d
+        return {"w": server["w"] + self.server_lr * v, "v": v}

@@ -1,0 +1,174 @@
+"""FedAdagrad, FedAdam, FedYogi: the mean of the clients' moves as a gradient for an adaptive optimiser at the server.
+Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor, full_like, sign, zeros_like
+
+from polyfed.core.algorithm import Algorithm
+from polyfed.core.settings import setting
+from polyfed.core.solvers import local_sgd
+
+CITATION = """@inproceedings{reddi2021adaptive,
+  title     = {Adaptive Federated Optimization},
+  author    = {Reddi, Sashank J. and Charles, Zachary and Zaheer, Manzil and Garrett, Zachary and Rush, Keith
+               and Kone{\\v{c}}n{\\'y}, Jakub and Kumar, Sanjiv and McMahan, H. Brendan},
+  booktitle = {ICLR},
+  year      = {2021}
+}"""
+
+
+@dataclass(frozen=True)
+class Adaptive(Algorithm, abstract=True):
+    """What FedAdagrad, FedAdam and FedYogi share: all of Algorithm 2 but the second moment v."""
+
+    lr: float = setting(0.1, source="ours")
+    server_lr: float = setting(0.1, ge=0, source="ours")
+    beta1: float = setting(0.9, ge=0, lt=1, source="paper")
+    tau: float = setting(1e-3, gt=0, source="paper")
+    v0: float | None = setting(None, ge=0, source="paper")
+    weighted: bool = setting(False, source="paper")
+
+    def second_moment(self, v: Tensor, d2: Tensor) -> Tensor:
+        """v_t from v_{t-1} and D^2."""
+        raise NotImplementedError
+
+    def init_server(self, task, w0, n):
+        return {"w": w0, "m": zeros_like(w0), "v": full_like(w0, self.tau**2 if self.v0 is None else self.v0)}
+
+    def local_update(self, task, client, down, data, round):
+        return {}, {"w": local_sgd(task, down["w"], data, self.lr)}
+
+    def aggregate(self, server, up, round):
+        d = up.mean("w", round.samples if self.weighted else None) - server["w"]
+        m = self.beta1 * server["m"] + (1 - self.beta1) * d
+        v = self.second_moment(server["v"], d.square())
+        return {"w": server["w"] + self.server_lr * m / (v.sqrt() + self.tau), "m": m, "v": v}
+
+
+@dataclass(frozen=True)
+class FedAdagrad(Adaptive):
+    """Adagrad at the server.
+
+        D = mean_S w_i - w,   w_i = local SGD from w on f_i
+        m <- beta1 m + (1 - beta1) D,   v <- v + D^2,   w <- w + server_lr m / (sqrt(v) + tau)
+
+    Parameters
+    ----------
+    lr : float
+        Step size of local SGD.
+    server_lr : float
+        Step size of the server.
+    beta1 : float
+        Momentum.
+    tau : float
+        Degree of adaptivity: the smaller, the more alike are the steps of all numbers.
+    v0 : float or None
+        Start of v. None: tau^2, the least that the paper allows.
+    weighted : bool
+        Weigh clients by their number of samples; False: plain mean, as in the paper.
+
+    Notes
+    -----
+    FLamby's version: tau 1e-8, v0 0, beta1 0.9, weighted.
+    """
+
+    beta1: float = setting(0.0, ge=0, lt=1, source="paper")
+
+    certificates = (
+        "tests/algorithms/test_fedopt.py::test_rounds_in_numpy: Algorithm 2 on quadratics",
+        "tests/algorithms/test_fedopt.py::test_adagrads_second_moment_never_falls: by definition, and its sum",
+        "tests/algorithms/test_fedopt.py::test_large_tau_is_fedavg: identity as tau grows",
+        "tests/algorithms/test_fedopt.py::test_the_scale_of_the_moves_cancels: an invariance, without tau",
+    )
+    citation = CITATION
+
+    def second_moment(self, v, d2):
+        return v + d2
+
+
+@dataclass(frozen=True)
+class FedAdam(Adaptive):
+    """Adam at the server, without bias correction.
+
+        D = mean_S w_i - w,   w_i = local SGD from w on f_i
+        m <- beta1 m + (1 - beta1) D,   v <- beta2 v + (1 - beta2) D^2,   w <- w + server_lr m / (sqrt(v) + tau)
+
+    Parameters
+    ----------
+    lr : float
+        Step size of local SGD.
+    server_lr : float
+        Step size of the server.
+    beta1 : float
+        Memory of the move.
+    tau : float
+        Degree of adaptivity: the smaller, the more alike are the steps of all numbers.
+    v0 : float or None
+        Start of v. None: tau^2, the least that the paper allows.
+    weighted : bool
+        Weigh clients by their number of samples; False: plain mean, as in the paper.
+    beta2 : float
+        Memory of D^2.
+
+    Notes
+    -----
+    FLamby's version: tau 1e-8, v0 0, beta2 0.999, weighted.
+    """
+
+    beta2: float = setting(0.99, ge=0, lt=1, source="paper")
+
+    certificates = (
+        "tests/algorithms/test_fedopt.py::test_rounds_in_numpy: Algorithm 2 on quadratics",
+        "tests/algorithms/test_fedopt.py::test_without_memory_steps_are_signs: closed form at beta1 = beta2 = 0",
+        "tests/algorithms/test_fedopt.py::test_large_tau_is_fedavg: identity as tau grows",
+        "tests/algorithms/test_fedopt.py::test_the_scale_of_the_moves_cancels: an invariance, without tau",
+    )
+    citation = CITATION
+
+    def second_moment(self, v, d2):
+        return self.beta2 * v + (1 - self.beta2) * d2
+
+
+@dataclass(frozen=True)
+class FedYogi(Adaptive):
+    """Yogi at the server: v moves towards D^2 by a step that does not grow with v.
+
+        D = mean_S w_i - w,   w_i = local SGD from w on f_i
+        m <- beta1 m + (1 - beta1) D,   v <- v - (1 - beta2) D^2 sign(v - D^2),   w <- w + server_lr m / (sqrt(v) + tau)
+
+    Parameters
+    ----------
+    lr : float
+        Step size of local SGD.
+    server_lr : float
+        Step size of the server.
+    beta1 : float
+        Memory of the move.
+    tau : float
+        Degree of adaptivity: the smaller, the more alike are the steps of all numbers.
+    v0 : float or None
+        Start of v. None: tau^2, the least that the paper allows.
+    weighted : bool
+        Weigh clients by their number of samples; False: plain mean, as in the paper.
+    beta2 : float
+        Memory of D^2.
+
+    Notes
+    -----
+    FLamby's version: tau 1e-8, v0 0, beta2 0.999, weighted.
+    """
+
+    beta2: float = setting(0.99, ge=0, lt=1, source="paper")
+
+    certificates = (
+        "tests/algorithms/test_fedopt.py::test_rounds_in_numpy: Algorithm 2 on quadratics",
+        "tests/algorithms/test_fedopt.py::test_yogi_is_adam_while_the_moves_vanish_or_start: both sides of the sign",
+        "tests/algorithms/test_fedopt.py::test_large_tau_is_fedavg: identity as tau grows",
+        "tests/algorithms/test_fedopt.py::test_the_scale_of_the_moves_cancels: an invariance, without tau",
+    )
+    citation = CITATION
+
+    def second_moment(self, v, d2):
+        return v - (1 - self.beta2) * d2 * sign(v - d2)

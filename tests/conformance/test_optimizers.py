@@ -1,0 +1,110 @@
+"""Rows of the conformance table under another local optimiser: what holds of plain SGD holds of adam, clipped."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from halfway import Crash, crash_after, same
+from instances import METHODS, federation, kind_of, model, train
+
+import polyfed as pf
+from polyfed.core.errors import ConfigError, RunError
+
+ADAM = {"optimizer": "adam", "clip_norm": 0.5, "warmup": 2, "cosine": 6, "rounds": 4, "fraction": 0.5}
+each = pytest.mark.parametrize("name", ["fedavg", "ditto", "fedprox", "fedrep"])
+
+
+def adam(name: str, fed=None, **settings) -> pf.Run:
+    return train(dataclasses.replace(METHODS[name], lr=0.02), fed, **(ADAM | settings))
+
+
+@each
+def test_chunks_and_workers_do_not_change_the_models(name):
+    for kind in (kind_of(METHODS[name]), "cnn"):
+        for size in (8, None):
+            several, together = (
+                adam(name, kind=kind, batch_size=size, dtype=torch.float64, chunk=c, workers=w, rounds=2).personal
+                for c, w in ((2, 2), (6, 1))
+            )
+            assert (several - together).abs().max() <= 1e-10
+
+
+@each
+def test_relabelling_the_clients_relabels_the_result(name):
+    order = [3, 0, 5, 1, 4, 2]
+    a, b = (adam(name, fed, dtype=torch.float64) for fed in (federation(), federation().reorder(order)))
+    assert (b.personal - a.personal[order]).abs().max() <= 1e-9
+
+
+@each
+def test_same_seed_same_bits_and_other_bits_than_sgd(name):
+    a, b, plain = (adam(name, **more) for more in ({}, {}, {"optimizer": "sgd", "clip_norm": None}))
+    assert same(a, b)
+    assert not torch.equal(a.personal, plain.personal)
+    assert a.ledger.drop(columns="seconds").equals(plain.ledger.drop(columns="seconds")), "the optimiser sends nothing"
+
+
+@each
+def test_a_run_is_resumed_bit_for_bit(name, tmp_path):
+    for last in (1, 3):
+        with pytest.raises(Crash):
+            adam(name, out=tmp_path / str(last), checkpoint_every=1, callbacks=[crash_after(last)])
+        assert same(adam(name, out=tmp_path / str(last), checkpoint_every=1, resume=True), adam(name))
+
+
+def test_more_rounds_along_the_same_cosine(tmp_path):
+    """The cosine's length is stated, so that a shorter run is the beginning of a longer one."""
+    adam("ditto", out=tmp_path, rounds=2)
+    assert same(adam("ditto", out=tmp_path, rounds=6, resume=True), adam("ditto", rounds=6))
+    with pytest.raises(ConfigError, match=r"^rounds: found 7, expected at most cosine = 6$"):
+        adam("ditto", out=tmp_path, rounds=7, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ("optimizer", {"optimizer": "adamw"}),
+        ("clip-norm", {"clip_norm": 0.4}),
+        ("beta1", {"beta1": 0.8}),
+        ("eps", {"eps": 1e-7}),
+        ("warmup", {"warmup": 1}),
+        ("cosine", {"cosine": 7}),
+    ],
+)
+def test_another_optimiser_is_not_continued(key, change, tmp_path):
+    with pytest.raises(Crash):
+        adam("fedavg", out=tmp_path, checkpoint_every=1, callbacks=[crash_after(2)])
+    with pytest.raises(RunError, match=f"cannot resume .*: {key} is "):
+        adam("fedavg", out=tmp_path, checkpoint_every=1, resume=True, **change)
+
+
+@pytest.mark.parametrize("name", ["ditto", "fedrep"])
+def test_newcomers_train_with_the_runs_optimiser(name, tmp_path):
+    """From the folder as from the run, and not as with plain SGD."""
+    rng = np.random.default_rng(2)
+    fed = federation()
+    one = [(rng.normal(size=(9, 1, 6, 6)).astype(np.float32), rng.integers(0, 3, 9))]
+    new = pf.Federation.from_arrays(one, one, names=["ulm"], classes=fed.classes)
+    run = adam(name, out=tmp_path)
+    with_adam = pf.admit(run, new, exchanges=2).personal
+    opened = pf.Run.open(tmp_path, federation=fed, model=model(kind_of(METHODS[name])))
+    assert torch.equal(opened.admit(new, exchanges=2).personal, with_adam)
+    run.loop.task.optimizer = dataclasses.replace(run.loop.task.optimizer, name="sgd", clip_norm=None)
+    assert not torch.equal(pf.admit(run, new, exchanges=2).personal, with_adam)
+
+
+@pytest.mark.parametrize("setting", [{"optimizer": "adam"}, {"clip_norm": 1.0}], ids=["adam", "clipped"])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_uses_the_optimiser_or_says_why_not(name, setting):
+    """Whoever does not refuse it sends other models than under plain SGD: it is nowhere silently left out."""
+    method, ((key, value),) = METHODS[name], setting.items()
+    if method.needs_sgd() is not None:
+        with pytest.raises(ConfigError) as error:
+            train(method, rounds=1, **setting)
+        assert (
+            str(error.value) == f"{key}: found {value!r}, expected plain sgd with {method.name}: {method.needs_sgd()}"
+        )
+        return
+    a, b = (train(method, rounds=1, **more).personal for more in ({}, setting))
+    assert not torch.equal(a, b)
