@@ -132,7 +132,7 @@ class Training(Table):
         0,
         ge=0,
         le=COUNTED,
-        doc="Rounds, warm-up included, in which local step sizes fall to zero on half a cosine; 0: no cosine.",
+        doc="Rounds, warm-up included, in which they fall to zero on half a cosine; 0: no cosine.",
     )
     schedule: Annotated[Schedule, TABLE] | Mapping[str, Any] | None = setting(
         None, doc="Who takes part and when, instead of a fraction every round: uniform, bernoulli or asynchronous."
