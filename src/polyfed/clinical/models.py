@@ -80,7 +80,7 @@ def cox(eta: Tensor, target: Tensor, ties: str = "efron") -> Parts:
     with torch.no_grad():
         risk, mass = risk.detach(), mass.detach()
         weight = risk * (by_time(1 / mass, step).cumsum(0)[group] - dead * by_time(share / mass, step)[group])
-        return Parts(value, dead - weight, weight, lambda x: over_sets(risk[:, None] * x) / mass[:, None])
+        return Parts(value, dead.to(weight.dtype) - weight, weight, lambda x: over_sets(risk[:, None] * x) / mass[:, None])
 
 
 @dataclass(frozen=True)

@@ -132,13 +132,16 @@ def newton(ask: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], beta: Tensor)
 
 
 def dependent(information: Tensor) -> Tensor | None:
-    """[p] bool: columns that are combinations of one another, or tell nothing; None where there are none."""
-    diagonal = information.diagonal()
+    """[p] bool: the first columns that tell nothing, or are combinations of one another; None where there are none."""
+    diagonal, p = information.diagonal(), len(information)
     if bool((idle := diagonal <= 1e-11 * diagonal.max()).any()):
         return idle
-    deviation = diagonal.sqrt()
-    values, vectors = torch.linalg.eigh(information / torch.outer(deviation, deviation))
-    return None if values[0] > DEPENDENT else vectors[:, 0].abs() > 1e-3
+    alike = information / torch.outer(diagonal.sqrt(), diagonal.sqrt())
+    if torch.linalg.eigvalsh(alike)[0] > DEPENDENT:
+        return None
+    first = next(k for k in range(2, p + 1) if k == p or torch.linalg.eigvalsh(alike[:k, :k])[0] <= DEPENDENT)
+    null = torch.linalg.eigh(alike[:first, :first]).eigenvectors[:, 0].abs()
+    return torch.cat([null > 1e-3 * null.max(), torch.zeros(p - first, dtype=torch.bool)])
 
 
 def dispersion(model: Model, value: float, n: int, p: int) -> float:
@@ -427,11 +430,12 @@ def _why(found: Found, names: Sequence[str], model: Model, who: str = "") -> str
     if found.outcome == FINE:
         return ""
     if found.outcome == ENDLESS:
-        return f"{who}no finite estimate; {listed or 'nothing'} separates those with events from those without"
+        verb = "separate" if len(slopes) > 1 else "separates"
+        return f"{who}no finite estimate; {listed or 'nothing'} {verb} those with events from those without"
     if len(slopes) == 1:
-        within = "" if model.intercept else " within every site" if who else " there"
+        within = " there" if not who else "" if model.intercept else " within every site"
         return f"{who}column {slopes[0]!r} is constant{within}"
-    return f"{who}the columns {listed} are combinations of one another; leave one out"
+    return f"{who}the columns {listed} are combinations of one another{'; leave one out' if who else ''}"
 
 
 def _alike(site: Site, model: Model) -> str:

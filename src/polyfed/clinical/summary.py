@@ -141,7 +141,7 @@ class ClinicalFit:
                     *((_cell(row, "ratio"),) if self.ratio else ()),
                     _range(row, shown),
                     Cell(_p(row["p"]), {"p": row["p"]}),
-                    Cell(f"{words.figures(meta[shown[0]])} ({_range(meta, shown).text})", {"meta": meta[shown[0]]}),
+                    Cell(_meta(meta, shown), {"meta": meta[shown[0]]}),
                     Cell(_p(differ["p"]), {"Q": differ["Q"], "heterogeneity_p": differ["p"]}),
                     Cell("–" if np.isnan(differ["I2"]) else f"{100 * differ['I2']:.0f} %", {"I2": differ["I2"]}),
                 )
@@ -195,6 +195,11 @@ def _cell(row: Any, key: str) -> Cell:
 def _range(row: Any, keys: Sequence[str]) -> Cell:
     low, high = (row[k] for k in keys[1:])
     return Cell(f"{words.figures(low)} to {words.figures(high)}", dict(zip(keys[1:], (low, high), strict=True)))
+
+
+def _meta(row: Any, keys: Sequence[str]) -> str:
+    found = row[keys[0]]
+    return "–" if np.isnan(found) else f"{words.figures(found)} ({_range(row, keys).text})"
 
 
 def _p(value: float) -> str:
