@@ -1,7 +1,7 @@
 """The federated fit is the pooled one: coefficients, standard errors and log-likelihood, against other libraries.
 
-statsmodels and lifelines are development dependencies; where they are missing, those tests are skipped and scikit-learn's
-remain.
+statsmodels and lifelines are development dependencies; where they are missing, their tests are skipped and those
+against scikit-learn remain.
 """
 
 import warnings

@@ -18,6 +18,7 @@ from polyfed.cli.author import check, new_method
 from polyfed.cli.compare import compare
 from polyfed.cli.data import data
 from polyfed.cli.export import export
+from polyfed.cli.regress import regress
 from polyfed.cli.report import report
 from polyfed.cli.reproduce import reproduce
 from polyfed.cli.resume import resume
@@ -41,7 +42,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, compare, tune, resume, verify, report, export, admit, algorithms, reproduce, new_method, check):
+COMMANDS = (
+    run, compare, tune, resume, verify, report, export, admit, regress, algorithms, reproduce, new_method, check,
+)  # fmt: skip
+for command in COMMANDS:
     app.command()(command)
 app.add_typer(data, name="data")
 

@@ -2,7 +2,7 @@
 linear and stratified Cox, with standard errors, intervals, heterogeneity and the meta-analysis beside it.
 """
 
-from polyfed.clinical.regression import fit as fit
 from polyfed.clinical.models import concordance as concordance
 from polyfed.clinical.models import loss as loss
+from polyfed.clinical.regression import fit as fit
 from polyfed.clinical.summary import ClinicalFit as ClinicalFit

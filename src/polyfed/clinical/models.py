@@ -1,7 +1,7 @@
 """Log-likelihoods as functions of the linear predictor eta = x @ beta, with what gradient and information follow from.
 
-McCullagh and Nelder, "Generalized Linear Models" (1989), for the first three with their canonical links; Cox (1972) with
-the ties of Breslow (1974) and Efron (1977). All pure functions of one site's rows, in the precision of their arguments.
+McCullagh and Nelder, "Generalized Linear Models" (1989), for the first three with their canonical links; Cox (1972)
+with the ties of Breslow (1974) and Efron (1977). Pure functions of one site's rows, in the arguments' precision.
 """
 
 from collections.abc import Callable
@@ -53,8 +53,8 @@ def linear(eta: Tensor, target: Tensor) -> Parts:
 def cox(eta: Tensor, target: Tensor, ties: str = "efron") -> Parts:
     """The log partial likelihood. target: [N, 2] times and events (1: died, 0: censored).
 
-    Each death is one step; whoever is censored at its time is still at risk. Of the d deaths at one time, step l = 0, ...,
-    d-1 has the risk set less l/d of the dead (Efron), or all of it (Breslow). In O(N p^2), without a matrix per step:
+    Each death is one step; whoever is censored at its time is still at risk. Of the d deaths at one time, step l = 0,
+    ..., d-1 has the risk set less l/d of the dead (Efron), or all of it (Breslow). In O(N p^2), no matrix per step:
     sum_k S2_k / S0_k = sum_j risk_j (sum_{k: t_k <= t_j} 1/S0_k) x_j x_j'.
     """
     dead = target[:, 1] > 0
@@ -80,7 +80,9 @@ def cox(eta: Tensor, target: Tensor, ties: str = "efron") -> Parts:
     with torch.no_grad():
         risk, mass = risk.detach(), mass.detach()
         weight = risk * (by_time(1 / mass, step).cumsum(0)[group] - dead * by_time(share / mass, step)[group])
-        return Parts(value, dead.to(weight.dtype) - weight, weight, lambda x: over_sets(risk[:, None] * x) / mass[:, None])
+        return Parts(
+            value, dead.to(weight.dtype) - weight, weight, lambda x: over_sets(risk[:, None] * x) / mass[:, None]
+        )
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,9 @@ def named(model: str, ties: str = "efron") -> Model:
     found = MODELS[model]
     if model != "cox":
         return found
-    return Model(f"cox ({ties})", lambda eta, target: cox(eta, target, ties), *(found.intercept, found.ratio, found.takes))
+    return Model(
+        f"cox ({ties})", lambda eta, target: cox(eta, target, ties), *(found.intercept, found.ratio, found.takes)
+    )
 
 
 @dataclass(frozen=True)

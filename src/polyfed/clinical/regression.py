@@ -30,7 +30,7 @@ STEP = 1e-9  # Newton's last step, in standardised columns
 STILL = 1e-12  # a round of another method that moves no coefficient by more is the last
 STEPS = 30  # where a likelihood has no maximum, every step goes on by about one
 DEPENDENT = 1e-9  # smallest eigenvalue of a correlation matrix, of columns that are not combinations of one another
-FINE, ENDLESS, SINGULAR = range(3)  # what became of a fit
+FINE, ENDLESS, SINGULAR, CONSTANT = range(4)  # what became of a fit
 
 
 class Design(NamedTuple):
@@ -71,7 +71,7 @@ class Site:
         return {"value": value, "gradient": gradient, "information": information[above[0], above[1]]}
 
     def own(self, model: Model, design: Design, beta: Tensor) -> State:
-        """The site's fit of its own, started from the federated one; NaN where it has none, and which columns are why."""
+        """The site's own fit, started from the federated one; NaN where it has none, and which columns are why."""
         x = design.rows(self.x, model.intercept)
         found = newton(lambda b: model.derivatives(b, x, self.target), beta)
         back = design.back(model.intercept)
@@ -108,7 +108,7 @@ def newton(ask: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], beta: Tensor)
     value, gradient, information = ask(beta)
     none = torch.full_like(information, torch.nan)
     if (null := dependent(information)) is not None:
-        return Found(beta, float(value), none, SINGULAR, null)
+        return Found(beta, float(value), none, *null)
     step = torch.zeros_like(beta)
     for _ in range(STEPS):
         factor, failed = torch.linalg.cholesky_ex(information)
@@ -117,7 +117,11 @@ def newton(ask: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], beta: Tensor)
         step = torch.cholesky_solve(gradient[:, None], factor)[:, 0]
         if step.abs().max() <= STEP:
             return Found(
-                beta + step, float(value), torch.cholesky_inverse(factor), FINE, torch.zeros_like(beta, dtype=torch.bool)
+                beta + step,
+                float(value),
+                torch.cholesky_inverse(factor),
+                FINE,
+                torch.zeros_like(beta, dtype=torch.bool),
             )
         share = 1.0
         while True:
@@ -131,17 +135,17 @@ def newton(ask: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], beta: Tensor)
     return Found(beta, float(value), none, ENDLESS, step.abs() > 0.1 * step.abs().max())
 
 
-def dependent(information: Tensor) -> Tensor | None:
-    """[p] bool: the first columns that tell nothing, or are combinations of one another; None where there are none."""
+def dependent(information: Tensor) -> tuple[int, Tensor] | None:
+    """(CONSTANT, columns that tell nothing) or (SINGULAR, the first that are combinations of one another), [p] bool."""
     diagonal, p = information.diagonal(), len(information)
     if bool((idle := diagonal <= 1e-11 * diagonal.max()).any()):
-        return idle
+        return CONSTANT, idle
     alike = information / torch.outer(diagonal.sqrt(), diagonal.sqrt())
     if torch.linalg.eigvalsh(alike)[0] > DEPENDENT:
         return None
     first = next(k for k in range(2, p + 1) if k == p or torch.linalg.eigvalsh(alike[:k, :k])[0] <= DEPENDENT)
     null = torch.linalg.eigh(alike[:first, :first]).eigenvectors[:, 0].abs()
-    return torch.cat([null > 1e-3 * null.max(), torch.zeros(p - first, dtype=torch.bool)])
+    return SINGULAR, torch.cat([null > 1e-3 * null.max(), torch.zeros(p - first, dtype=torch.bool)])
 
 
 def dispersion(model: Model, value: float, n: int, p: int) -> float:
@@ -234,8 +238,11 @@ def fit(
     wire = Wire(places)
     each = wire.ask(Site.sums)
     sums = {name: t.sum(0) for name, t in each.items()}
-    if not kind.name == "linear" and not sums["target"][0 if kind.intercept else 1] > 0:
+    events = each["target"][:, 0 if kind.intercept else 1]
+    if kind.name != "linear" and not events.sum() > 0:
         raise DataError("no site has an event; at least one is needed")
+    if kind.name == "logistic" and events.sum() == sums["n"]:
+        raise DataError("every target is 1 at every site; both 0 and 1 are needed")
     n, mean = sums["n"].double(), sums["x"] / sums["n"]
     variance = sums["squares"] / n - mean.square()
     if kind.intercept and bool((still := variance <= 1e-12 * sums["squares"] / n).any()):
@@ -262,14 +269,14 @@ def fit(
     result = newton(ask, at) if method is None else _evaluated(ask, at)
     spread = dispersion(kind, result.value, int(n), p)
     if result.outcome != FINE or not spread > 0:
-        raise DataError(_why(result, coefficients, kind, "all sites together"))
+        raise DataError(_why(result, coefficients, "all sites together"))
     beta, back = result.beta if method is None else at, design.back(kind.intercept)
     own = wire.ask(lambda site: site.own(kind, design, beta), beta)
-    events = each["target"][:, 0 if kind.intercept else 1]
-    why = [
-        _alike(site, kind) or _why(Found(beta, 0.0, back, int(own["outcome"][i]), own["columns"][i]), coefficients, kind)
-        for i, site in enumerate(places)
-    ]
+    outcomes = [Found(beta, 0.0, back, int(o), bad) for o, bad in zip(own["outcome"], own["columns"], strict=True)]
+    why = [_why(found, coefficients) for found in outcomes]
+    if kind.name != "linear":
+        whole = events == each["n"] if kind.name == "logistic" else events < 0
+        why = ["no event" if e == 0 else "events only" if w else y for e, w, y in zip(events, whole, why, strict=True)]
     return ClinicalFit.of(
         kind,
         coefficients,
@@ -365,7 +372,7 @@ def _start(model: Model, sums: Mapping[str, Tensor], p: int) -> Tensor:
     """Zero, but for an intercept that fits the mean."""
     beta = torch.zeros(p, dtype=torch.float64)
     mean = sums["target"][0] / sums["target"][1]
-    if model.name == "logistic" and mean < 1:
+    if model.name == "logistic":
         beta[0] = mean.logit()
     if model.name == "poisson":
         beta[0] = mean.log()
@@ -377,7 +384,7 @@ def _evaluated(ask: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], beta: Ten
     value, gradient, information = ask(beta)
     nan = torch.full_like(information, torch.nan)
     if (null := dependent(information)) is not None:
-        return Found(beta, float(value), nan, SINGULAR, null)
+        return Found(beta, float(value), nan, *null)
     covariance = torch.linalg.inv(information)
     return Found(beta + covariance @ gradient, float(value), covariance, FINE, torch.zeros_like(beta, dtype=torch.bool))
 
@@ -422,7 +429,7 @@ def _trained(
     return run.common
 
 
-def _why(found: Found, names: Sequence[str], model: Model, who: str = "") -> str:
+def _why(found: Found, names: Sequence[str], who: str = "") -> str:
     """In one line, why there is no estimate; nothing where there is one."""
     columns = [name for name, blame in zip(names, found.columns, strict=True) if blame]
     slopes = [c for c in columns if c != "intercept"]
@@ -432,15 +439,9 @@ def _why(found: Found, names: Sequence[str], model: Model, who: str = "") -> str
     if found.outcome == ENDLESS:
         verb = "separate" if len(slopes) > 1 else "separates"
         return f"{who}no finite estimate; {listed or 'nothing'} {verb} those with events from those without"
-    if len(slopes) == 1:
-        within = " there" if not who else "" if model.intercept else " within every site"
-        return f"{who}column {slopes[0]!r} is constant{within}"
+    if not slopes:
+        return f"{who}as many rows as coefficients"
+    if len(slopes) == 1 or found.outcome == CONSTANT:
+        word = "column" if len(slopes) == 1 else "columns"
+        return f"{who}{word} {listed} constant {'within every site' if who else 'there'}"
     return f"{who}the columns {listed} are combinations of one another{'; leave one out' if who else ''}"
-
-
-def _alike(site: Site, model: Model) -> str:
-    """What a site's targets lack for a fit of its own."""
-    y = site.target[:, 0 if model.intercept else 1]
-    if model.name == "linear" or (y.max() > 0 and (model.name != "logistic" or y.min() < 1)):
-        return ""
-    return "no event" if y.max() <= 0 else "events only"

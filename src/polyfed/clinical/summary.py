@@ -1,4 +1,4 @@
-"""What a federated regression found: coefficients with Wald intervals, heterogeneity, meta-analysis, cost, as tables."""
+"""What a federated regression found: coefficients with intervals, heterogeneity, meta-analysis and cost, as a table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ class ClinicalFit:
     model : str
         What was fitted.
     coefficients : DataFrame
-        A row per coefficient: estimate, se (standard error), lower, upper, ratio, ratio_lower, ratio_upper (odds, rate or
-        hazard ratio; none for linear), p (Wald; Student's t for linear, else normal).
+        A row per coefficient: estimate, se (standard error), lower, upper, ratio, ratio_lower, ratio_upper (odds, rate
+        or hazard ratio; none for linear), p (Wald; Student's t for linear, else normal).
     covariance : DataFrame
         [p, p] of the estimates: the inverse of the summed information.
     loglik : float
@@ -51,6 +51,8 @@ class ClinicalFit:
         "newton", or the method of polyfed that was used.
     level : float
         Of the intervals.
+    ratio : str
+        What exp(estimate) is called.
     """
 
     model: str
@@ -67,7 +69,7 @@ class ClinicalFit:
     bytes: pd.DataFrame
     method: str
     level: float
-    ratio: str
+    ratio: str = ""
 
     @classmethod
     def of(
@@ -90,7 +92,7 @@ class ClinicalFit:
         rounds: int,
         method: str,
     ) -> "ClinicalFit":
-        """From what `fit` computed. value: log-likelihood as `models` has it     own, own_se: [sites, p], NaN for none"""
+        """From what `fit` computed. value: log-likelihood as `models` has it   own, own_se: [sites, p], NaN for none"""
         n, p = int(patients.sum()), len(names)
         if model.name == "linear":
             value = -n / 2 * (np.log(2 * np.pi * -2 * value / n) + 1)
@@ -184,7 +186,8 @@ def wald(
     half = law.ppf(0.5 + level / 2) * se
     found = {"estimate": estimate, "se": se, "lower": estimate - half, "upper": estimate + half}
     if model.ratio:
-        found |= {f"ratio{end}": np.exp(found[k]) for end, k in (("", "estimate"), ("_lower", "lower"), ("_upper", "upper"))}
+        with np.errstate(over="ignore"):
+            found |= {"ratio": np.exp(estimate)} | {f"ratio_{end}": np.exp(found[end]) for end in ("lower", "upper")}
     return pd.DataFrame(found | {"p": 2 * law.sf(np.abs(estimate / se))}, index=list(names))
 
 
