@@ -63,13 +63,15 @@ def regress(
 
 
 def federation(data: str) -> "Federation":
-    """All patients of a data set, or the training samples of a run."""
+    """All patients of a data set, in its own units where it can; or the training samples of a run, as scaled there."""
     from polyfed.data import load
+    from polyfed.data.datasets import LOADERS, options
     from polyfed.experiment.run import Run
 
     if (Path(data) / "config.toml").exists():
         return Run.open(data).federation
-    return load(data).partition(test_fraction=0.0)
+    raw = {"standardise": None} if data in LOADERS and "standardise" in options(data) else {}
+    return load(data, **raw).partition(test_fraction=0.0)
 
 
 def tables(

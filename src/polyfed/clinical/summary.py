@@ -132,9 +132,9 @@ class ClinicalFit:
         """Every coefficient with its interval, beside the meta-analysis and the heterogeneity between sites."""
         percent = f"{100 * self.level:g} %"
         shown = ("ratio", "ratio_lower", "ratio_upper") if self.ratio else ("estimate", "lower", "upper")
-        rows = []
-        for name, row in self.coefficients.iterrows():
-            meta, differ = self.meta.loc[name], self.heterogeneity.loc[name]
+        rows, metas, differs = [], self.meta.to_dict("index"), self.heterogeneity.to_dict("index")
+        for name, row in self.coefficients.to_dict("index").items():
+            meta, differ = metas[name], differs[name]
             rows.append(
                 (
                     Cell(str(name)),
@@ -156,8 +156,8 @@ class ClinicalFit:
     @property
     def notes(self) -> tuple[str, ...]:
         """What must be known beside the table: the sites left out, whether the fit has arrived, and its price."""
-        without = [f"{name} ({row['why']})" for name, row in self.sites.iterrows() if not row["meta"]]
-        up, down = int(self.bytes["up"].max()), int(self.bytes["down"].max())
+        without = [f"{name} ({row['why']})" for name, row in self.sites.to_dict("index").items() if not row["meta"]]
+        up, down = (int(self.bytes[way].to_numpy().max()) for way in ("up", "down"))
         found = [f"log-likelihood {self.loglik:.4f}"]
         if self.left > 1e-4:
             found.append(
