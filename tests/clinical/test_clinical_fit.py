@@ -182,11 +182,14 @@ REFUSED = [
     ([(x, (x[:, 1] > 0).astype(float)) for x, _ in SITES], "logistic", "no finite estimate; x2 separates"),
     ([(x[:1], y[:1]) for x, y in SITES], "linear", "combinations"),
     ([], "logistic", "no site"),
-    ([(X, Y[:-1])], "logistic", r"found \[240, 3\] and \[239\]"),
+    ([(X, Y[:-1])], "logistic", r"found \[240, 3\] and \[239\] and \[239\]"),
     (bad(x=X[:40, :2]), "logistic", "2 columns"),
     ([X], "logistic", "expected \\(x, y\\)"),
     ([(X, ["a"] * 240)], "logistic", "not all values are numbers"),
     ([(X, Y)], "cox", "expected"),
+    ([(X, Y + 1, Y[:-1])], "cox", r"\[240\] and \[239\], expected \[N, columns\] and times and events"),
+    ([(X, Y, Y)], "linear", "found 2 columns as target, expected numbers"),
+    ([(X[:4], X[:4, 0] * Y[:4])], "linear", "4 rows for 4 coefficients"),
 ]
 
 

@@ -18,7 +18,7 @@ from polyfed.clinical.models import Loss, Model, loss, named
 from polyfed.clinical.summary import ClinicalFit
 from polyfed.core.algorithm import Algorithm, Down, State
 from polyfed.core.batches import Work
-from polyfed.core.errors import ConfigError, DataError
+from polyfed.core.errors import ConfigError, DataError, Diverged
 from polyfed.core.ledger import Ledger, down_bytes, row_bytes
 from polyfed.core.task import Task
 from polyfed.data.federation import Federation
@@ -229,6 +229,8 @@ def fit(
         A name or setting is unknown or does not fit.
     """
     kind = named(model, ties)
+    if method is None and settings:
+        raise ConfigError(f"{next(iter(settings))}: a setting of a method; Newton's method has none")
     if not 0 < level < 1:
         raise ConfigError(f"level: found {level!r}, expected a number between 0 and 1")
     places, given = gathered(sites, kind, names)
@@ -243,18 +245,13 @@ def fit(
         raise DataError("no site has an event; at least one is needed")
     if kind.name == "logistic" and events.sum() == sums["n"]:
         raise DataError("every target is 1 at every site; both 0 and 1 are needed")
-    n, mean = sums["n"].double(), sums["x"] / sums["n"]
+    n, mean = sums["n"], sums["x"] / sums["n"]
     variance = sums["squares"] / n - mean.square()
     if kind.intercept and bool((still := variance <= 1e-12 * sums["squares"] / n).any()):
         raise DataError(f"column {labels[int(still.nonzero()[0])]!r} is constant over all sites; leave it out")
     design = Design(mean, torch.where(variance > 0, variance, 1.0).sqrt())
     coefficients = ["intercept"] * kind.intercept + labels
     start = _start(kind, sums, len(coefficients))
-    if method is None and settings:
-        raise ConfigError(f"{next(iter(settings))}: a setting of a method; Newton's method has none")
-
-    if method is None and settings:
-        raise ConfigError(f"{next(iter(settings))}: a setting of a method; Newton's method has none")
     at = start if method is None else _trained(wire, kind, loss(model, ties), design, start, method, settings)
     p, unsent = len(start), list(design)
     above = torch.triu_indices(p, p)
@@ -268,8 +265,10 @@ def fit(
 
     result = newton(ask, at) if method is None else _evaluated(ask, at)
     spread = dispersion(kind, result.value, int(n), p)
-    if result.outcome != FINE or not spread > 0:
+    if result.outcome != FINE:
         raise DataError(_why(result, coefficients, "all sites together"))
+    if not spread > 0:
+        raise DataError(f"{int(n)} rows for {p} coefficients leave no variance to measure; more rows are needed")
     beta, back = result.beta if method is None else at, design.back(kind.intercept)
     own = wire.ask(lambda site: site.own(kind, design, beta), beta)
     outcomes = [Found(beta, 0.0, back, int(o), bad) for o, bad in zip(own["outcome"], own["columns"], strict=True)]
@@ -320,15 +319,18 @@ def gathered(sites: Any, model: Model, names: Sequence[str] | None) -> tuple[lis
             raise DataError(f"site {name!r}: its columns are {', '.join(header)}; expected {', '.join(columns)}")
         columns = header or columns
         x, *target = (_numbers(part, name) for part in pair)
-        y = torch.cat([t.view(len(t), -1) for t in target], 1)
-        if y.shape[1] == 1 and model.intercept:
-            y = torch.cat([y, torch.ones_like(y)], 1)
-        if x.dim() != 2 or len(x) != len(y) or y.shape[1] != 2 or not len(x):
+        target = [column for t in target for column in (t.T if t.dim() == 2 else [t])]
+        if len(target) == 1 and model.intercept:
+            target.append(torch.ones_like(target[0]))
+        elif model.name in ("logistic", "linear"):
+            raise DataError(f"site {name!r}: found {len(target)} columns as target, expected {model.takes}, N of them")
+        sizes = {t.shape for t in target}
+        if x.dim() != 2 or sizes != {x.shape[:1]} or len(target) != 2 or not len(x):
             shapes = " and ".join(str(list(t.shape)) for t in (x, *target))
             raise DataError(f"site {name!r}: found {shapes}, expected [N, columns] and {model.takes}, N of each")
         if found and x.shape[1] != found[0].x.shape[1]:
             raise DataError(f"site {name!r}: {x.shape[1]} columns, {found[0].name!r} has {found[0].x.shape[1]}")
-        found.append(Site(name, x, y))
+        found.append(Site(name, x, torch.stack(target, 1)))
     return found, columns
 
 
@@ -382,6 +384,8 @@ def _start(model: Model, sums: Mapping[str, Tensor], p: int) -> Tensor:
 def _evaluated(ask: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], beta: Tensor) -> Found:
     """The likelihood at beta, with where Newton's next step would lead in place of beta."""
     value, gradient, information = ask(beta)
+    if not bool(information.isfinite().all()):
+        raise Diverged("the method ended where the likelihood is not finite; try a smaller lr")
     nan = torch.full_like(information, torch.nan)
     if (null := dependent(information)) is not None:
         return Found(beta, float(value), nan, *null)

@@ -75,8 +75,8 @@ class ClinicalFit:
     def of(
         cls,
         model: Model,
-        names: Sequence[str],
-        sites: Sequence[str],
+        names: list[str],
+        sites: list[str],
         patients: np.ndarray,
         events: np.ndarray | None,
         estimate: Tensor,
@@ -113,7 +113,7 @@ class ClinicalFit:
         return cls(
             model.name,
             wald(names, estimate.numpy(), covariance.diagonal().sqrt().numpy(), model, level, degrees),
-            pd.DataFrame(covariance.numpy(), names, names),
+            pd.DataFrame(covariance.numpy(), index=names, columns=names),
             float(value),
             pd.DataFrame(differ, index=names),
             table,
