@@ -208,6 +208,7 @@ def test_refused_in_one_line(sites, model, words):
         ({"level": 95}, "level: found 95"),
         ({"names": ["a", "a", "b"]}, "names: found 3"),
         ({"columns": ["a"]}, "columns: found 1"),
+        ({"columns": ["a", "b", "intercept"]}, "none of them intercept"),
         ({"rounds": 5}, "rounds: a setting of a method"),
         ({"method": pf.Local()}, "local has no common model"),
     ],

@@ -345,8 +345,10 @@ def _numbers(values: Any, name: str) -> Tensor:
 def _labels(columns: Sequence[str] | None, width: int) -> list[str]:
     if columns is None:
         return [f"x{k + 1}" for k in range(width)]
-    if len(columns) != width or len(set(columns)) < width:
-        raise ConfigError(f"columns: found {len(columns)} names, expected {width} distinct ones")
+    if len(columns) != width or len({*columns, "intercept"}) <= width:
+        raise ConfigError(
+            f"columns: found {len(columns)} names, expected {width} distinct ones, none of them intercept"
+        )
     return [str(c) for c in columns]
 
 
