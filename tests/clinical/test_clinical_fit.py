@@ -85,7 +85,7 @@ def test_intervals_are_walds():
         ((X[:30], (X[:30, 0] > 0).astype(float)), "x1 separates"),
         ((X[:30], np.zeros(30)), "no event"),
         ((X[:30], np.ones(30)), "events only"),
-        ((X[:30] * [1, 0, 1], Y[:30]), "column x2 constant there"),
+        ((X[:30] * [1, 0, 1], Y[:30]), "column x2 is constant there"),
         ((np.c_[X[:30, :2], X[:30, 0] - X[:30, 1]], Y[:30]), "x1, x2, x3 are combinations"),
         ((X[:3], np.array([0.0, 1, 1])), "combinations"),
     ],

@@ -448,6 +448,6 @@ def _why(found: Found, names: Sequence[str], who: str = "") -> str:
     if not slopes:
         return f"{who}as many rows as coefficients"
     if len(slopes) == 1 or found.outcome == CONSTANT:
-        word = "column" if len(slopes) == 1 else "columns"
-        return f"{who}{word} {listed} constant {'within every site' if who else 'there'}"
+        verb = "column {} is" if len(slopes) == 1 else "columns {} are"
+        return f"{who}{verb.format(listed)} constant {'within every site' if who else 'there'}"
     return f"{who}the columns {listed} are combinations of one another{'; leave one out' if who else ''}"
