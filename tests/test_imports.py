@@ -18,6 +18,7 @@ ALLOWED = {
     "report": {"core"},
     "models": {"core"},
     "threats": {"core"},
+    "clinical": {"core", "data", "experiment", "report"},
 }
 
 

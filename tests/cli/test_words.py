@@ -20,6 +20,7 @@ COMMANDS = [
     "report",
     "export",
     "admit",
+    "regress",
     "algorithms",
     "data list",
     "data fetch",

@@ -402,6 +402,7 @@ def heart_disease(data_dir: Path, standardise: Standardise = "pooled") -> Datase
         group_names=HOSPITALS,
         standardise=standardise,
         notes=notes,
+        meta={"columns": ["age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak"]},
     )
 
 

@@ -199,6 +199,9 @@ def prepare(
     """
     _check_kinds(model, federation, algorithm)
     t, loss = training, training.loss or ("mse" if federation.classes is None else "cross-entropy")
+    if getattr(loss, "whole", False) and t.batch_size is not None:
+        name = getattr(loss, "__name__", "loss")
+        raise ConfigError(f"batch-size: found {t.batch_size}, expected full: the loss {name} is no mean over samples")
     attackers = np.zeros(federation.n, dtype=bool)
     if t.attack is not None:
         attackers = _attackers(t.attack, t.seed, federation)

@@ -1,0 +1,214 @@
+"""Log-likelihoods as functions of the linear predictor eta = x @ beta, with what gradient and information follow from.
+
+McCullagh and Nelder, "Generalized Linear Models" (1989), for the first three with their canonical links; Cox (1972)
+with the ties of Breslow (1974) and Efron (1977). Pure functions of one site's rows, in the arguments' precision.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from polyfed.core.errors import ConfigError, DataError, closest
+
+TIES = ("efron", "breslow")
+
+
+class Parts(NamedTuple):
+    """A log-likelihood l and its derivatives by eta.
+
+    value: l, a scalar     slope: [N] dl/deta     weight: [N]     centres: x [N, p] -> [k, p], or None
+    The negative Hessian by beta is x' diag(weight) x, less centres(x)' centres(x).
+    """
+
+    value: Tensor
+    slope: Tensor
+    weight: Tensor
+    centres: Callable[[Tensor], Tensor] | None = None
+
+
+def logistic(eta: Tensor, target: Tensor) -> Parts:
+    """target: [N, 2], the first column 0 or 1."""
+    y, mean = target[:, 0], eta.sigmoid()
+    return Parts((y * eta - softplus(eta)).sum(), y - mean, mean * (1 - mean))
+
+
+def poisson(eta: Tensor, target: Tensor) -> Parts:
+    """target: [N, 2] counts and exposures."""
+    y, log_mean = target[:, 0], eta + target[:, 1].log()
+    mean = log_mean.exp()
+    return Parts((y * log_mean - mean - torch.lgamma(y + 1)).sum(), y - mean, mean)
+
+
+def linear(eta: Tensor, target: Tensor) -> Parts:
+    """target: [N, 2], the first column a number. With unit variance and without its constant: -||y - eta||^2 / 2."""
+    gap = target[:, 0] - eta
+    return Parts(-gap.square().sum() / 2, gap, torch.ones_like(gap))
+
+
+def cox(eta: Tensor, target: Tensor, ties: str = "efron") -> Parts:
+    """The log partial likelihood. target: [N, 2] times and events (1: died, 0: censored).
+
+    Each death is one step; whoever is censored at its time is still at risk. Of the d deaths at one time, step l = 0,
+    ..., d-1 has the risk set less l/d of the dead (Efron), or all of it (Breslow). In O(N p^2), no matrix per step:
+    sum_k S2_k / S0_k = sum_j risk_j (sum_{k: t_k <= t_j} 1/S0_k) x_j x_j'.
+    """
+    dead = target[:, 1] > 0
+    times, group = target[:, 0].unique(return_inverse=True)  # rising
+    step = group[dead].sort().values  # the time of every step
+    tied = step.bincount(minlength=len(times))
+    share = torch.zeros(len(step), dtype=eta.dtype)
+    if ties == "efron":
+        share = (torch.arange(len(step)) - (tied.cumsum(0) - tied)[step]).to(eta.dtype) / tied[step]
+    shift = eta.detach().max()
+    risk = (eta - shift).exp()
+
+    def by_time(v: Tensor, at: Tensor) -> Tensor:
+        return v.new_zeros(len(times), *v.shape[1:]).index_add(0, at, v)
+
+    def over_sets(v: Tensor) -> Tensor:
+        """[N, ...] -> [k, ...] its sum over the risk set of each step."""
+        whole = by_time(v, group).flip(0).cumsum(0).flip(0)[step]
+        return whole - share.view(-1, *[1] * (v.dim() - 1)) * by_time(v[dead], group[dead])[step]
+
+    mass = over_sets(risk)
+    value = eta[dead].sum() - mass.log().sum() - shift * len(step)
+    with torch.no_grad():
+        risk, mass = risk.detach(), mass.detach()
+        weight = risk * (by_time(1 / mass, step).cumsum(0)[group] - dead * by_time(share / mass, step)[group])
+        return Parts(
+            value, dead.to(weight.dtype) - weight, weight, lambda x: over_sets(risk[:, None] * x) / mass[:, None]
+        )
+
+
+@dataclass(frozen=True)
+class Model:
+    """A named likelihood.
+
+    parts: (eta [N], target [N, 2]) -> Parts     intercept: whether beta has one, first
+    ratio: what exp(beta) is called, "" where it is nothing     takes: what the columns of a target are
+    """
+
+    name: str
+    parts: Callable[[Tensor, Tensor], Parts]
+    intercept: bool
+    ratio: str
+    takes: str
+
+    def derivatives(self, beta: Tensor, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-likelihood, gradient [p] and information [p, p] (the negative Hessian) of rows x: [N, p]."""
+        found = self.parts(x @ beta, target)
+        information = (x.T * found.weight) @ x
+        if found.centres is not None:
+            centres = found.centres(x)
+            information = information - centres.T @ centres
+        return found.value, x.T @ found.slope, information
+
+
+MODELS = {
+    "logistic": Model("logistic", logistic, True, "odds ratio", "0 or 1"),
+    "poisson": Model("poisson", poisson, True, "rate ratio", "counts, and exposures where they differ"),
+    "linear": Model("linear", linear, True, "", "numbers"),
+    "cox": Model("cox", cox, False, "hazard ratio", "times and events"),
+}
+
+
+def named(model: str, ties: str = "efron") -> Model:
+    """The model of a name. Raises ConfigError for another one."""
+    for key, value, known in (("model", model, MODELS), ("ties", ties, TIES)):
+        if value not in known:
+            raise ConfigError(f"{key}: found {value!r}{closest(str(value), known)}, expected {', '.join(known)}")
+    found = MODELS[model]
+    if model != "cox":
+        return found
+    return Model(
+        f"cox ({ties})", lambda eta, target: cox(eta, target, ties), *(found.intercept, found.ratio, found.takes)
+    )
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss for `polyfed.fit`: minus the log-likelihood, over the number of samples. See `loss`."""
+
+    model: Model
+    whole: bool  # whether it needs all samples of a client at once
+
+    @property
+    def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.model.name
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        """output: [b] or [b, 1]. target: [b], [b, 2], or [b, 3] whose last column is the client's weight."""
+        both = target.to(output.dtype).view(len(target), -1)
+        if both.shape[1] < 2:
+            both = torch.cat([both, torch.ones_like(both)], 1)
+        eta = output.reshape(len(both))
+        weight = both[:, 2].mean() if both.shape[1] > 2 else 1.0  # of one client, whose samples weigh the same
+        return -weight * self.model.parts(eta, both[:, :2]).value / len(both)
+
+
+def loss(model: str, ties: str = "efron") -> Loss:
+    """A named loss for `polyfed.fit(..., loss=...)` and a model with one output.
+
+    Parameters
+    ----------
+    model : str
+        "logistic", "poisson", "linear" or "cox". Targets are [N] numbers; for Poisson [N, 2] counts and exposures where
+        exposures differ; for Cox [N, 2] times and events. Cox needs ``batch_size=None``, since a risk set is no mean
+        over samples.
+    ties : str
+        "efron" or "breslow", for Cox.
+
+    Returns
+    -------
+    Loss
+        (output, target) -> minus the log-likelihood, over the number of samples.
+
+    Raises
+    ------
+    ConfigError
+        The name is unknown.
+    """
+    return Loss(named(model, ties), model == "cox")
+
+
+def concordance(time: Any, event: Any, risk: Any) -> float:
+    """Harrell's concordance index: of the pairs that can be ordered, the share that `risk` orders rightly.
+
+    A pair counts if one died while the other was at risk: at a later time, or censored at the same time. Equal risks
+    count one half; two deaths at one time do not count.
+
+    Parameters
+    ----------
+    time : array [N]
+        Times.
+    event : array [N]
+        1: died, 0: censored.
+    risk : array [N]
+        Higher: expected to die earlier, such as ``x @ coefficients``.
+
+    Returns
+    -------
+    float
+        0 to 1, 0.5 by chance.
+
+    Raises
+    ------
+    DataError
+        The lengths differ, or no pair can be ordered.
+    """
+    t, dead, score = np.asarray(time, float), np.asarray(event).astype(bool), np.asarray(risk, float)
+    if not t.shape == dead.shape == score.shape or t.ndim != 1:
+        raise DataError(f"concordance: found shapes {t.shape}, {dead.shape} and {score.shape}, expected one length")
+    right, pairs = 0.0, 0
+    for i in np.flatnonzero(dead):
+        others = score[(t > t[i]) | ((t == t[i]) & ~dead)]
+        right += np.count_nonzero(score[i] > others) + 0.5 * np.count_nonzero(score[i] == others)
+        pairs += len(others)
+    if not pairs:
+        raise DataError("concordance: no pair can be ordered; expected a death while another is at risk")
+    return right / pairs

@@ -1,0 +1,216 @@
+"""What a federated regression found: coefficients with intervals, heterogeneity, meta-analysis and cost, as a table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+from torch import Tensor
+
+from polyfed.clinical.models import Model
+from polyfed.core.ledger import Ledger
+from polyfed.report import Table, words
+from polyfed.report.table import Cell
+
+
+@dataclass(frozen=True, eq=False)
+class ClinicalFit:
+    """A federated regression; `fit` makes one.
+
+    Attributes
+    ----------
+    model : str
+        What was fitted.
+    coefficients : DataFrame
+        A row per coefficient: estimate, se (standard error), lower, upper, ratio, ratio_lower, ratio_upper (odds, rate
+        or hazard ratio; none for linear), p (Wald; Student's t for linear, else normal).
+    covariance : DataFrame
+        [p, p] of the estimates: the inverse of the summed information.
+    loglik : float
+        Log-likelihood; for Cox partial, for linear with the variance at its maximum.
+    heterogeneity : DataFrame
+        A row per coefficient: sites, Q (Cochran's, between the sites' own fits), df, p, I2 (share of the variation that
+        is not chance).
+    meta : DataFrame
+        As `coefficients`: the sites' own fits combined by their inverse variances (fixed effect).
+    sites : DataFrame
+        A row per site: patients, events, meta (whether its own fit exists and counts), why (it does not).
+    own : DataFrame
+        A row per site and coefficient: estimate, se of the site's own fit.
+    left : float
+        How far Newton's next step would move a coefficient, at most, in standard errors; 0 at the maximum.
+    ledger : DataFrame
+        Bytes and seconds by round and client, as that of a run.
+    rounds : int
+        Exchanges with all sites, the last of which asks for their own fits.
+    bytes : DataFrame
+        A row per site: down, up.
+    method : str
+        "newton", or the method of polyfed that was used.
+    level : float
+        Of the intervals.
+    ratio : str
+        What exp(estimate) is called.
+    """
+
+    model: str
+    coefficients: pd.DataFrame
+    covariance: pd.DataFrame
+    loglik: float
+    heterogeneity: pd.DataFrame
+    meta: pd.DataFrame
+    sites: pd.DataFrame
+    own: pd.DataFrame
+    left: float
+    ledger: pd.DataFrame
+    rounds: int
+    bytes: pd.DataFrame
+    method: str
+    level: float
+    ratio: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        names: list[str],
+        sites: list[str],
+        patients: np.ndarray,
+        events: np.ndarray | None,
+        estimate: Tensor,
+        covariance: Tensor,
+        value: float,
+        own: Tensor,
+        own_se: Tensor,
+        why: Sequence[str],
+        *,
+        left: float,
+        level: float,
+        ledger: Ledger,
+        rounds: int,
+        method: str,
+    ) -> "ClinicalFit":
+        """From what `fit` computed. value: log-likelihood as `models` has it   own, own_se: [sites, p], NaN for none"""
+        n, p = int(patients.sum()), len(names)
+        if model.name == "linear":
+            value = -n / 2 * (np.log(2 * np.pi * -2 * value / n) + 1)
+        each, se = own.numpy(), own_se.numpy()
+        kept = np.isfinite(se).all(1)
+        weight = se[kept] ** -2.0
+        with np.errstate(invalid="ignore", divide="ignore"):
+            total = weight.sum(0)
+            mean = (weight * each[kept]).sum(0) / total
+            Q, df = (weight * (each[kept] - mean) ** 2).sum(0), max(int(kept.sum()) - 1, 0)
+            table = wald(names, mean, total**-0.5, model, level)
+            differ = {"sites": kept.sum(), "Q": Q, "df": df, "p": stats.chi2.sf(Q, df) if df else np.nan}
+            differ["I2"] = np.where(Q > 0, np.clip((Q - df) / Q, 0, 1), 0.0) if df else np.nan
+        about = {"patients": patients} | ({} if events is None else {"events": events}) | {"meta": kept, "why": why}
+        index = pd.MultiIndex.from_product([sites, names], names=["site", "coefficient"])
+        moved = ledger.by_client(len(sites))
+        degrees = n - p if model.name == "linear" else None
+        return cls(
+            model.name,
+            wald(names, estimate.numpy(), covariance.diagonal().sqrt().numpy(), model, level, degrees),
+            pd.DataFrame(covariance.numpy(), index=names, columns=names),
+            float(value),
+            pd.DataFrame(differ, index=names),
+            table,
+            pd.DataFrame(about, index=list(sites)),
+            pd.DataFrame({"estimate": each.ravel(), "se": se.ravel()}, index=index),
+            left,
+            ledger.frame(),
+            rounds,
+            pd.DataFrame({"down": moved["down_bytes"], "up": moved["up_bytes"]}, index=list(sites)),
+            method,
+            level,
+            model.ratio,
+        )
+
+    def table(self) -> Table:
+        """Every coefficient with its interval, beside the meta-analysis and the heterogeneity between sites."""
+        percent = f"{100 * self.level:g} %"
+        shown = ("ratio", "ratio_lower", "ratio_upper") if self.ratio else ("estimate", "lower", "upper")
+        rows, metas, differs = [], self.meta.to_dict("index"), self.heterogeneity.to_dict("index")
+        for name, row in self.coefficients.to_dict("index").items():
+            meta, differ = metas[name], differs[name]
+            rows.append(
+                (
+                    Cell(str(name)),
+                    _cell(row, "estimate"),
+                    _cell(row, "se"),
+                    *((_cell(row, "ratio"),) if self.ratio else ()),
+                    _range(row, shown),
+                    Cell(_p(row["p"]), {"p": row["p"]}),
+                    Cell(_meta(meta, shown), {"meta": meta[shown[0]]}),
+                    Cell(_p(differ["p"]), {"Q": differ["Q"], "heterogeneity_p": differ["p"]}),
+                    Cell("–" if np.isnan(differ["I2"]) else f"{100 * differ['I2']:.0f} %", {"I2": differ["I2"]}),
+                )
+            )
+        columns = (
+            "coefficient<",
+            "estimate",
+            "SE",
+            *((self.ratio,) if self.ratio else ()),
+            f"interval, {percent}",
+            "p",
+        )
+        columns += (f"meta-analysis ({percent})", "p of Q", "I²")
+        title = f"{self.model}, {words.count(len(self.sites), 'site')}, {self.sites['patients'].sum():,} patients"
+        return Table(title, columns, tuple(rows), self.notes)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What must be known beside the table: the sites left out, whether the fit has arrived, and its price."""
+        without = [f"{name} ({row['why']})" for name, row in self.sites.to_dict("index").items() if not row["meta"]]
+        up, down = (int(self.bytes[way].to_numpy().max()) for way in ("up", "down"))
+        found = [f"log-likelihood {self.loglik:.4f}"]
+        if self.left > 1e-4:
+            found.append(
+                f"{self.method} has not arrived: the next Newton step is {words.figures(self.left)} standard errors"
+            )
+        if without:
+            found.append(f"no fit of their own, so not in the meta-analysis: {'; '.join(without)}")
+        cost = f"{words.count(self.rounds, 'exchange')} with every site, at most {words.size(up)} up"
+        return (*found, f"{self.method}: {cost} and {words.size(down)} down per site")
+
+    def __repr__(self) -> str:
+        return f"<ClinicalFit {self.table().title}>"
+
+    def __str__(self) -> str:
+        return self.table().to("markdown")
+
+    def _repr_html_(self) -> str:
+        return self.table().to("html")
+
+
+def wald(
+    names: Sequence[str], estimate: np.ndarray, se: np.ndarray, model: Model, level: float, df: int | None = None
+) -> pd.DataFrame:
+    """Estimates with standard errors, intervals and two-sided p values; Student's t with `df`, else normal."""
+    law = stats.norm if df is None else stats.t(df)
+    half = law.ppf(0.5 + level / 2) * se
+    found = {"estimate": estimate, "se": se, "lower": estimate - half, "upper": estimate + half}
+    if model.ratio:
+        with np.errstate(over="ignore"):
+            found |= {"ratio": np.exp(estimate)} | {f"ratio_{end}": np.exp(found[end]) for end in ("lower", "upper")}
+    return pd.DataFrame(found | {"p": 2 * law.sf(np.abs(estimate / se))}, index=list(names))
+
+
+def _cell(row: Any, key: str) -> Cell:
+    return Cell(words.figures(row[key]), {key: row[key]})
+
+
+def _range(row: Any, keys: Sequence[str]) -> Cell:
+    low, high = (row[k] for k in keys[1:])
+    return Cell(f"{words.figures(low)} to {words.figures(high)}", dict(zip(keys[1:], (low, high), strict=True)))
+
+
+def _meta(row: Any, keys: Sequence[str]) -> str:
+    found = row[keys[0]]
+    return "–" if np.isnan(found) else f"{words.figures(found)} ({_range(row, keys).text})"
+
+
+def _p(value: float) -> str:
+    return "–" if np.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.3f}"

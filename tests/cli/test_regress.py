@@ -1,0 +1,62 @@
+"""polyfed regress: from a folder, a data set or a run to a table."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import polyfed as pf
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three sites; the columns of the last are in another order."""
+    rng = np.random.default_rng(0)
+    for k, n in enumerate((60, 80, 100)):
+        x = rng.normal(size=(n, 2))
+        table = pd.DataFrame(x, columns=["age", "dose"])
+        table["days"] = np.ceil(20 * rng.exponential(np.exp(-x[:, 0])))
+        table["died"] = rng.integers(0, 2, n)
+        path = tmp_path / "sites" / f"s{k}.csv"
+        path.parent.mkdir(exist_ok=True)
+        table[table.columns[:: -1 if k == 2 else 1]].to_csv(path, index=False)
+    return tmp_path / "sites"
+
+
+def test_a_folder_gives_the_table_of_the_api(cli, folder, tmp_path):
+    said = cli("regress", folder, "--model", "cox", "--time", "days", "--event", "died", "--out", tmp_path / "t.csv")
+    assert said.status == 0, said.err
+    assert "hazard ratio" in said.out.replace("\n", " ") or "hazard" in said.out
+    sites = [pd.read_csv(path) for path in sorted(folder.glob("*.csv"))]
+    found = pf.clinical.fit([(s[["age", "dose"]], s["days"], s["died"]) for s in sites], "cox")
+    table = pd.read_csv(tmp_path / "t.csv", index_col=0)
+    assert table["estimate"].to_numpy() == pytest.approx(found.coefficients["estimate"].to_numpy(), rel=1e-12)
+    assert list(table.index) == ["age", "dose"]
+
+
+def test_the_hospitals_and_a_run_of_them(cli, tmp_path):
+    assert "3.75" in cli("regress", "heart-disease").out  # the odds ratio of men
+    fed = pf.data.load("heart-disease").partition()
+    describe = {"data": {"name": "heart-disease"}}
+    pf.fit(pf.models.build("linear", (10,), 2), fed, pf.Local(), rounds=1, out=tmp_path / "r", describe=describe)
+    said = cli("regress", tmp_path / "r")
+    assert said.status == 0, said.err
+    assert f"{int(fed.train.counts.sum())} patients" in said.out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model", "cox"], "--time: missing"),
+        (["--model", "cox", "--time", "day", "--event", "died"], "no column 'day' (did you mean 'days'?)"),
+        (["--time", "days"], "--time: logistic takes target"),
+        (["--model", "probit"], "model: found 'probit'"),
+        (["--out", "t.pdf"], "--out"),
+        (["--columns", "age,weight", "--target", "died"], "no column 'weight'"),
+        (["--model", "poisson", "--target", "age"], "expected counts of 0 or more"),
+    ],
+)
+def test_refused_in_one_line(cli, folder, words, said):
+    found = cli("regress", folder, *words)
+    assert found.status in (1, 2)
+    assert said in found.err
+    assert found.err.count("\n") == 1

@@ -1,0 +1,224 @@
+"""The federated fit as a protocol: what is sent, who is left out and why, other methods, and what is refused."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+import polyfed as pf
+from polyfed.core.errors import ConfigError, DataError
+
+RNG = np.random.default_rng(5)
+X = RNG.normal(size=(240, 3))
+Y = (RNG.random(240) < 1 / (1 + np.exp(-X @ [1.0, -0.5, 0.2]))).astype(float)
+SITES = [(X[:40], Y[:40]), (X[40:100], Y[40:100]), (X[100:], Y[100:])]
+
+
+def survival(n: int = 80, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 2))
+    return x, np.ceil(10 * rng.exponential(np.exp(-x @ [0.5, -0.3]))), rng.integers(0, 2, n).astype(float)
+
+
+def test_every_byte_is_that_of_a_message():
+    """Sums (2 columns' worth and three numbers); then p numbers down and 1 + p + p(p + 1)/2 up; then the own fits."""
+    found = pf.clinical.fit(SITES)
+    p, newton = 4, found.rounds - 2
+    assert (found.bytes["up"] == 8 * (3 + 2 * 3) + newton * 8 * (1 + p + p * (p + 1) // 2) + 2 * 8 * p + 1 + p).all()
+    assert (found.bytes["down"] == newton * 8 * p + 2 * 8 * 3 + 8 * p).all()
+    assert list(found.ledger["round"].unique()) == list(range(found.rounds))
+    assert found.ledger["up_bytes"].sum() == found.bytes["up"].sum()
+    assert newton <= 8
+
+
+@pytest.mark.parametrize("model", ["logistic", "linear", "poisson"])
+def test_how_the_rows_are_dealt_out_does_not_matter(model):
+    one, three = pf.clinical.fit([(X, Y)], model), pf.clinical.fit(SITES, model)
+    pd.testing.assert_frame_equal(one.coefficients, three.coefficients, rtol=1e-9)
+    pd.testing.assert_frame_equal(one.covariance, three.covariance, rtol=1e-9)
+    assert one.loglik == pytest.approx(three.loglik, rel=1e-12)
+
+
+@pytest.mark.parametrize("model", ["logistic", "linear", "poisson"])
+def test_units_do_not_matter(model):
+    """A column in other units, from another zero: its coefficient follows, and nothing else changes."""
+    as_given = pf.clinical.fit(SITES, model).coefficients
+    moved = pf.clinical.fit([(x * [1000, 1, 1] + [0, 1e4, 0], y) for x, y in SITES], model).coefficients
+    assert moved["estimate"]["x1"] * 1000 == pytest.approx(as_given["estimate"]["x1"], rel=1e-8)
+    assert moved["estimate"]["x2"] == pytest.approx(as_given["estimate"]["x2"], rel=1e-8)
+    assert moved["p"][1:].to_numpy() == pytest.approx(as_given["p"][1:].to_numpy(), rel=1e-6)
+
+
+def test_risk_sets_never_cross():
+    """A site may count its time from any day: its patients are compared with each other alone."""
+    a, (x, time, event) = survival(), survival(seed=1)
+    both = pf.clinical.fit([a, (x, time, event)], "cox")
+    later = pf.clinical.fit([a, (x, time + 1000, event)], "cox")
+    pd.testing.assert_frame_equal(both.coefficients, later.coefficients, rtol=1e-10)
+
+
+def test_the_meta_analysis_is_the_sites_own_fits_weighed():
+    found = pf.clinical.fit(SITES)
+    alone = [pf.clinical.fit([site]).coefficients for site in SITES]
+    b, se = (np.stack([a[key] for a in alone]) for key in ("estimate", "se"))
+    assert found.own["estimate"].to_numpy().reshape(3, 4) == pytest.approx(b, rel=1e-8)
+    w = 1 / se**2
+    mean = (w * b).sum(0) / w.sum(0)
+    Q = (w * (b - mean) ** 2).sum(0)
+    assert found.meta["estimate"].to_numpy() == pytest.approx(mean, rel=1e-8)
+    assert found.meta["se"].to_numpy() == pytest.approx(w.sum(0) ** -0.5, rel=1e-8)
+    assert found.heterogeneity["Q"].to_numpy() == pytest.approx(Q, rel=1e-6)
+    assert found.heterogeneity["p"].to_numpy() == pytest.approx(stats.chi2.sf(Q, 2), rel=1e-6)
+    assert found.heterogeneity["I2"].to_numpy() == pytest.approx(np.maximum(0, 1 - 2 / Q), abs=1e-6)
+
+
+def test_intervals_are_walds():
+    c = pf.clinical.fit(SITES, level=0.9).coefficients
+    assert (c["upper"] - c["estimate"]).to_numpy() == pytest.approx(1.6448536269514722 * c["se"].to_numpy(), rel=1e-12)
+    assert c["ratio"].to_numpy() == pytest.approx(np.exp(c["estimate"].to_numpy()), rel=1e-12)
+    assert "ratio" not in pf.clinical.fit(SITES, "linear").coefficients
+
+
+@pytest.mark.parametrize(
+    ("site", "why"),
+    [
+        ((X[:30], (X[:30, 0] > 0).astype(float)), "x1 separates"),
+        ((X[:30], np.zeros(30)), "no event"),
+        ((X[:30], np.ones(30)), "events only"),
+        ((X[:30] * [1, 0, 1], Y[:30]), "column x2 is constant there"),
+        ((np.c_[X[:30, :2], X[:30, 0] - X[:30, 1]], Y[:30]), "x1, x2, x3 are combinations"),
+        ((X[:3], np.array([0.0, 1, 1])), "combinations"),
+    ],
+)
+def test_a_site_without_a_fit_of_its_own_is_named_and_left_out(site, why):
+    found = pf.clinical.fit([*SITES, site], names=["a", "b", "c", "odd"])
+    assert list(found.sites["meta"]) == [True, True, True, False]
+    assert why in found.sites["why"]["odd"]
+    assert any("odd (" in note and why in note for note in found.notes)
+    assert found.own.loc["odd"].isna().all(axis=None)
+    pd.testing.assert_frame_equal(found.meta, pf.clinical.fit(SITES).meta, rtol=1e-8)
+    everything = tuple(np.concatenate(parts) for parts in zip(*SITES, site, strict=True))
+    pd.testing.assert_frame_equal(found.coefficients, pf.clinical.fit([everything]).coefficients, rtol=1e-8)
+
+
+def test_a_stratum_without_deaths_adds_nothing():
+    a, b = survival(), survival(seed=1)
+    x, time, event = survival(seed=2)
+    found = pf.clinical.fit([a, b, (x, time, 0 * event)], "cox")
+    assert found.loglik == pytest.approx(pf.clinical.fit([a, b], "cox").loglik, rel=1e-12)
+    assert found.sites["why"].iloc[2] == "no event"
+
+
+def test_fedcet_arrives_and_fedavg_says_that_it_does_not():
+    newton = pf.clinical.fit(SITES)
+    cet = pf.clinical.fit(SITES, method=pf.FedCET(), local_steps=5)
+    avg = pf.clinical.fit(SITES, method=pf.FedAvg(lr=0.5), local_steps=5, rounds=1000)
+    assert avg.rounds < 1000, "it has come to rest, and elsewhere"
+    gap = {f: (f.coefficients["estimate"] - newton.coefficients["estimate"]).abs().max() for f in (cet, avg)}
+    assert gap[cet] < 1e-8
+    assert cet.left < 1e-8
+    assert gap[avg] > 1e-3
+    assert avg.left > 1e-3
+    assert any("fedavg has not arrived" in note for note in avg.notes)
+    assert not any("arrived" in note for note in cet.notes)
+    assert cet.rounds < 300
+    assert (cet.bytes["up"] > newton.bytes["up"]).all()
+
+
+@pytest.mark.parametrize("method", [pf.FedAvg(lr=0.3), pf.FedAvg(lr=0.3, weighted=False), pf.FedProx(lr=0.3, mu=0.0)])
+def test_sites_count_by_their_patients_whatever_a_method_weighs_by(method):
+    """With one step a round FedAvg is gradient descent on the pooled loss, from unlike sites to its optimum."""
+    found = pf.clinical.fit(SITES, method=method, local_steps=1, rounds=2000)
+    assert found.left < 1e-6
+
+
+@pytest.mark.parametrize(("model", "ties"), [("cox", "efron"), ("cox", "breslow")])
+def test_cox_by_fedcet(model, ties):
+    sites = [survival(n, seed) for seed, n in enumerate((60, 90, 120))]
+    newton = pf.clinical.fit(sites, model, ties=ties)
+    found = pf.clinical.fit(sites, model, ties=ties, method=pf.FedCET(), local_steps=5)
+    assert np.abs(found.coefficients["estimate"] - newton.coefficients["estimate"]).max() < 1e-8
+    assert found.loglik == pytest.approx(newton.loglik, rel=1e-12)
+
+
+def test_a_federation_gives_names_and_columns():
+    fed = pf.data.load("heart-disease").partition()
+    found = pf.clinical.fit(fed)
+    assert list(found.sites.index) == list(fed.names)
+    assert list(found.sites["patients"]) == list(fed.train.counts)
+    assert list(found.coefficients.index[:3]) == ["intercept", "age", "sex"]
+
+
+def test_it_shows_itself():
+    found = pf.clinical.fit([(pd.DataFrame(x, columns=["a", "b", "c<i>"]), y) for x, y in SITES])
+    assert "odds ratio" in str(found)
+    assert "c&lt;i&gt;" in found._repr_html_()
+    assert "logistic, 3 sites, 240 patients" in repr(found)
+
+
+def bad(x=None, y=None):
+    return [*SITES[1:], (SITES[0][0] if x is None else x, SITES[0][1] if y is None else y)]
+
+
+def changed(values, at, to):
+    new = values.copy()
+    new[at] = to
+    return new
+
+
+REFUSED = [
+    (bad(x=changed(X[:40], (3, 1), np.nan)), "logistic", "site 'site-2', row 4: column 'x2' is missing"),
+    (bad(y=Y[:40] + 1), "logistic", "expected targets of 0 or 1"),
+    (bad(y=Y[:40] - 1), "poisson", "found -1, expected counts of 0 or more"),
+    (bad(y=Y[:40] + 0.5), "poisson", "expected counts of 0 or more"),
+    ([(x, y, 0 * y) for x, y in SITES], "poisson", "found 0, expected exposures above 0"),
+    ([(x, y - 1, y) for x, y in SITES], "cox", "expected times of 0 or more"),
+    ([(x, y, y + 1) for x, y in SITES], "cox", "expected events of 0 or 1"),
+    ([(x, y + 1, 0 * y) for x, y in SITES], "cox", "no site has an event"),
+    ([(x, 0 * y) for x, y in SITES], "logistic", "no site has an event"),
+    ([(x, 0 * y + 1) for x, y in SITES], "logistic", "every target is 1"),
+    ([(x * [1, 1, 0] + 7, y) for x, y in SITES], "logistic", "column 'x3' is constant over all sites"),
+    ([(np.c_[x, x[:, 0] + x[:, 2]], y) for x, y in SITES], "linear", "x1, x3, x4 are combinations of one another"),
+    ([(x * 0 + k, y + 1, y) for k, (x, y) in enumerate(SITES)], "cox", "constant within every site"),
+    ([(x, (x[:, 1] > 0).astype(float)) for x, _ in SITES], "logistic", "no finite estimate; x2 separates"),
+    ([(x[:1], y[:1]) for x, y in SITES], "linear", "combinations"),
+    ([], "logistic", "no site"),
+    ([(X, Y[:-1])], "logistic", r"found \[240, 3\] and \[239\] and \[239\]"),
+    (bad(x=X[:40, :2]), "logistic", "2 columns"),
+    ([X], "logistic", "expected \\(x, y\\)"),
+    ([(X, ["a"] * 240)], "logistic", "not all values are numbers"),
+    ([(X, Y)], "cox", "expected"),
+    ([(X, Y + 1, Y[:-1])], "cox", r"\[240\] and \[239\], expected \[N, columns\] and times and events"),
+    ([(X, Y, Y)], "linear", "found 2 columns as target, expected numbers"),
+    ([(X[:4], X[:4, 0] * Y[:4])], "linear", "4 rows for 4 coefficients"),
+]
+
+
+@pytest.mark.parametrize(("sites", "model", "words"), REFUSED)
+def test_refused_in_one_line(sites, model, words):
+    with pytest.raises(DataError, match=words) as caught:
+        pf.clinical.fit(sites, model)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"model": "probit"}, "model: found 'probit'"),
+        ({"ties": "exact"}, "ties: found 'exact'"),
+        ({"level": 95}, "level: found 95"),
+        ({"names": ["a", "a", "b"]}, "names: found 3"),
+        ({"columns": ["a"]}, "columns: found 1"),
+        ({"columns": ["a", "b", "intercept"]}, "none of them intercept"),
+        ({"rounds": 5}, "rounds: a setting of a method"),
+        ({"method": pf.Local()}, "local has no common model"),
+    ],
+)
+def test_settings_are_refused_in_one_line(given, words):
+    with pytest.raises(ConfigError, match=words):
+        pf.clinical.fit(SITES, **given)
+
+
+def test_cox_by_a_method_refuses_mini_batches():
+    with pytest.raises(ConfigError, match="batch-size: found 16, expected full"):
+        pf.clinical.fit([survival()], "cox", method=pf.FedCET(), batch_size=16)

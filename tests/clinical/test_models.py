@@ -1,0 +1,117 @@
+"""The likelihoods: their derivatives, their definitions, and what must not change them."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+import polyfed as pf
+from polyfed.clinical.models import named
+from polyfed.core.errors import ConfigError, DataError
+
+NAMES = [("logistic", "efron"), ("poisson", "efron"), ("linear", "efron"), ("cox", "efron"), ("cox", "breslow")]
+
+
+def rows(model: str, n: int = 60, p: int = 3, seed: int = 0):
+    """x and a target that the model takes; for Cox with many ties, of deaths and of censored."""
+    rng = np.random.default_rng(seed)
+    x, ones = rng.normal(size=(n, p)), np.ones(n)
+    y = {
+        "logistic": [rng.integers(0, 2, n), ones],
+        "poisson": [rng.poisson(2, n), rng.uniform(0.5, 2, n)],
+        "linear": [rng.normal(size=n), ones],
+        "cox": [rng.integers(1, 12, n), rng.integers(0, 2, n)],
+    }[model]
+    return torch.tensor(x), torch.tensor(np.stack(y, 1).astype(float)), torch.tensor(rng.normal(size=p) / 2)
+
+
+@pytest.mark.parametrize(("model", "ties"), NAMES)
+def test_gradient_and_information_are_the_derivatives(model, ties):
+    kind, (x, target, beta), h = named(model, ties), rows(model), 1e-5
+    _, gradient, information = kind.derivatives(beta, x, target)
+    for k in range(len(beta)):
+        e = h * torch.eye(len(beta), dtype=torch.float64)[k]
+        up, down = (kind.derivatives(b, x, target) for b in (beta + e, beta - e))
+        assert abs((up[0] - down[0]) / (2 * h) - gradient[k]) < 1e-7
+        assert ((down[1] - up[1]) / (2 * h) - information[k]).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(("model", "ties"), NAMES)
+def test_the_loss_has_the_same_gradient(model, ties):
+    kind, (x, target, beta) = named(model, ties), rows(model)
+    free = beta.clone().requires_grad_()
+    pf.clinical.loss(model, ties)((x @ free)[:, None], target).backward()
+    assert (free.grad * -len(x) - kind.derivatives(beta, x, target)[1]).abs().max() < 1e-11
+
+
+@pytest.mark.parametrize("ties", ["efron", "breslow"])
+def test_cox_as_the_textbook_writes_it(ties):
+    """Risk set by risk set, with a loop."""
+    x, target, beta = rows("cox")
+    eta, (time, event), value = (x @ beta).tolist(), target.T.tolist(), 0.0
+    for t in sorted({u for u, e in zip(time, event, strict=True) if e}):
+        dead = [i for i in range(len(eta)) if time[i] == t and event[i]]
+        at_risk = sum(np.exp(eta[i]) for i in range(len(eta)) if time[i] >= t)
+        among_dead = sum(np.exp(eta[i]) for i in dead)
+        for k, i in enumerate(dead):
+            value += eta[i] - np.log(at_risk - (k / len(dead) * among_dead if ties == "efron" else 0))
+    assert named("cox", ties).derivatives(beta, x, target)[0] == pytest.approx(value, abs=1e-10)
+
+
+def test_efron_and_breslow_agree_without_ties():
+    x, target, beta = rows("cox")
+    target[:, 0] = torch.randperm(len(x), generator=torch.Generator().manual_seed(0)).double()
+    both = [named("cox", ties).derivatives(beta, x, target) for ties in ("efron", "breslow")]
+    assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+
+
+def test_large_predictors_do_not_overflow():
+    x, target, beta = rows("cox")
+    moved = named("cox").derivatives(beta, torch.cat([x, 800 * torch.ones(len(x), 1).double()], 1)[:, :3], target)
+    shifted = named("cox").parts(x @ beta + 800, target).value
+    assert shifted == pytest.approx(float(moved[0]), abs=1e-9)
+
+
+def test_cox_refuses_mini_batches_by_name():
+    x, target, _ = rows("cox")
+    fed = pf.Federation.from_arrays([(x, target)] * 2, test_fraction=0)
+    net = torch.nn.Linear(3, 1, bias=False).double()
+    with pytest.raises(ConfigError, match=r"batch-size: found 8, expected full: the loss cox \(efron\)"):
+        pf.fit(net, fed, pf.FedAvg(), loss=pf.clinical.loss("cox"), batch_size=8, rounds=1)
+    assert pf.fit(net, fed, pf.FedAvg(), loss=pf.clinical.loss("cox"), batch_size=None, rounds=1).rounds == 1
+
+
+@pytest.mark.parametrize(("model", "ties"), [("logit", "efron"), ("cox", "exact")])
+def test_unknown_names_are_refused(model, ties):
+    with pytest.raises(ConfigError, match="expected"):
+        pf.clinical.loss(model, ties)
+
+
+def test_concordance_counts_pairs():
+    rng = np.random.default_rng(1)
+    time, event, risk = rng.integers(1, 9, 40), rng.integers(0, 2, 40), rng.integers(0, 5, 40)
+    right = pairs = 0.0
+    for i, j in itertools.permutations(range(40), 2):
+        if event[i] and (time[i] < time[j] or (time[i] == time[j] and not event[j])):
+            pairs += 1
+            right += 1.0 if risk[i] > risk[j] else 0.5 if risk[i] == risk[j] else 0.0
+    found = pf.clinical.concordance(time, event, risk)
+    assert found == pytest.approx(right / pairs, abs=1e-15)
+    assert pf.clinical.concordance(time, event, -risk) == pytest.approx(1 - found, abs=1e-12)
+    assert pf.clinical.concordance(time, event, np.zeros(40)) == 0.5
+    assert pf.clinical.concordance([1, 2, 3], [1, 1, 0], [3, 2, 1]) == 1
+
+
+def test_concordance_is_that_of_lifelines():
+    utils = pytest.importorskip("lifelines.utils", reason="lifelines is not installed")
+    rng = np.random.default_rng(2)
+    for _ in range(5):
+        time, event, risk = rng.integers(1, 20, 80), rng.integers(0, 2, 80), rng.integers(0, 9, 80)
+        expected = utils.concordance_index(time, -risk, event)
+        assert pf.clinical.concordance(time, event, risk) == pytest.approx(expected, abs=1e-12)
+
+
+def test_concordance_of_nothing_is_refused():
+    with pytest.raises(DataError, match="no pair"):
+        pf.clinical.concordance([1, 2], [0, 0], [1, 2])

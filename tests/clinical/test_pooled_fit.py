@@ -1,0 +1,181 @@
+"""The federated fit is the pooled one: coefficients, standard errors and log-likelihood, against other libraries.
+
+statsmodels and lifelines are development dependencies; where they are missing, their tests are skipped and those
+against scikit-learn remain.
+"""
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRegressor
+
+import polyfed as pf
+
+TIGHT = 1e-8
+
+
+def module(name: str):
+    return pytest.importorskip(name, reason=f"{name.split('.')[0]} is not installed")
+
+
+def dealt(table: pd.DataFrame, x: list[str], y: list[str], n: int = 3):
+    """(x, *y) of `n` sites, row by row in turn."""
+    parts = [table.iloc[k::n] for k in range(n)]
+    return [(part[x].astype(float), *(part[c] for c in y)) for part in parts]
+
+
+def hospitals(target: str | None = None):
+    fed = pf.data.load("heart-disease", standardise=None).partition(test_fraction=0)
+    tables = [pd.DataFrame(fed.train.client(i)[0].double().numpy(), columns=fed.meta["columns"]) for i in range(4)]
+    if target is None:
+        return [(x, fed.train.client(i)[1].numpy()) for i, x in enumerate(tables)]
+    return [(x.drop(columns=target), x[target]) for x in tables]
+
+
+def synthetic(model: str, seed: int = 0):
+    """Five sites of unlike size and unlike inputs."""
+    rng, found = np.random.default_rng(seed), []
+    for i, n in enumerate((40, 60, 90, 150, 400)):
+        x = rng.normal(i / 4, 1 + i / 5, size=(n, 4)) * [1, 10, 0.01, 1] + [0, 100, 0, 0]
+        eta = (x - [0, 100, 0, 0]) @ [0.3, -0.04, 20, -0.2] - 0.5
+        y = {
+            "logistic": lambda eta=eta: [rng.random(len(eta)) < 1 / (1 + np.exp(-eta))],
+            "poisson": lambda eta=eta, n=n: [rng.poisson(np.exp(eta) * (e := rng.uniform(0.2, 3, n))), e],
+            "linear": lambda eta=eta, n=n: [eta + rng.normal(size=n)],
+            "cox": lambda eta=eta, n=n: [np.ceil(9 * rng.exponential(np.exp(-eta))), rng.random(n) < 0.6],
+        }[model]()
+        found.append((x, *(np.asarray(c, float) for c in y)))
+    return found
+
+
+def shipped(model: str):
+    """Data that come with statsmodels and lifelines."""
+    if model == "cox":
+        rossi = module("lifelines.datasets").load_rossi()
+        return dealt(rossi, ["fin", "age", "race", "wexp", "mar", "paro", "prio"], ["week", "arrest"])
+    data = module("statsmodels.api").datasets
+    if model == "logistic":
+        fair = data.fair.load_pandas().data
+        fair["any"] = (fair["affairs"] > 0).astype(float)
+        return dealt(fair, [c for c in fair if c not in ("affairs", "any")], ["any"])
+    if model == "poisson":
+        randhie = data.randhie.load_pandas().data
+        return dealt(randhie, [c for c in randhie if c != "mdvis"], ["mdvis"])
+    longley = data.longley.load_pandas().data  # whose columns are nearly dependent
+    return dealt(longley, [c for c in longley if c != "TOTEMP"], ["TOTEMP"], 2)
+
+
+def brca(data_dir):
+    """Six regions of TCGA-BRCA; without the columns that repeat others, and two whose estimate is infinite."""
+    folder = data_dir("tcga_brca") / "tcga_brca"
+    table = pd.read_csv(folder / "brca.csv").merge(pd.read_csv(folder / "train_test_split.csv"), on="pid")
+    out = {"pid", "E", "T", "fold", "fold2", "race_white", "synchronous_malignancy_Not Reported"}
+    columns = [c for c in table if c not in out and not c.startswith(("primary_diagnosis", "tumor_stage_stage ii"))]
+    columns.remove("tumor_stage_stage ia")
+    return [(part[columns], part["T"], part["E"]) for _, part in table.groupby(table["fold2"].str[-1])]
+
+
+SETS = {
+    "logistic": [hospitals, synthetic, shipped],
+    "poisson": [lambda: hospitals("oldpeak"), synthetic, shipped],
+    "linear": [lambda: hospitals("thalach"), synthetic, shipped],
+}
+CASES = [(model, k) for model in SETS for k in range(3)]
+
+
+def sites_of(model: str, k: int):
+    make = SETS[model][k]
+    sites = make() if k == 0 else make(model)
+    if model == "poisson" and k == 0:  # ST depression in tenths, as a count
+        sites = [(x, np.round(np.clip(10 * y, 0, None))) for x, y in sites]
+    return sites
+
+
+def pooled(sites):
+    return tuple(np.concatenate([np.asarray(part, float) for part in parts]) for parts in zip(*sites, strict=True))
+
+
+def near(found, expected, scale=1.0):
+    """Whether the largest difference is below 1e-8, relative where numbers are large."""
+    gap = np.abs(np.asarray(found) - np.asarray(expected)) / np.maximum(np.abs(np.asarray(expected)), scale)
+    assert gap.max() < TIGHT, gap.max()
+
+
+@pytest.mark.parametrize(("model", "k"), CASES)
+def test_coefficients_are_scikit_learns(model, k):
+    sites = sites_of(model, k)
+    x, y, *exposure = pooled(sites)
+    mean, scale = x.mean(0), x.std(0)
+    given = {"sample_weight": exposure[0]} if exposure else {}
+    learner = {
+        "logistic": LogisticRegression(C=np.inf, solver="newton-cholesky", tol=1e-13, max_iter=100),
+        "poisson": PoissonRegressor(alpha=0, solver="newton-cholesky", tol=1e-13, max_iter=100),
+        "linear": LinearRegression(),
+    }[model]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it finds no better point along its last step
+        learner.fit((x - mean) / scale, y / exposure[0] if exposure else y, **given)
+    slopes = pf.clinical.fit(sites, model).coefficients["estimate"].to_numpy()[1:] * scale
+    near(slopes, np.ravel(learner.coef_), np.abs(learner.coef_).max())
+
+
+@pytest.mark.parametrize(("model", "k"), CASES)
+def test_all_of_it_is_statsmodels(model, k):
+    sm = module("statsmodels.api")
+    sites = sites_of(model, k)
+    x, y, *exposure = pooled(sites)
+    mean, scale = np.r_[0, x.mean(0)], np.r_[1, x.std(0)]
+    X = np.c_[np.ones(len(x)), (x - mean[1:]) / scale[1:]]  # or its own steps would end early
+    if model == "linear":
+        reference = sm.OLS(y, X).fit()
+    else:
+        family = {"logistic": sm.families.Binomial(), "poisson": sm.families.Poisson()}[model]
+        extra = {"exposure": exposure[0]} if exposure else {}
+        reference = sm.GLM(y, X, family=family, **extra).fit(tol=1e-14, tol_criterion="params")
+    found = pf.clinical.fit(sites, model)
+    back = np.diag(1 / scale)
+    back[0] = np.r_[1, -mean[1:] / scale[1:]]
+    covariance = back @ reference.cov_params() @ back.T
+    near(found.coefficients["estimate"], back @ reference.params)
+    near(found.coefficients["se"], np.sqrt(np.diag(covariance)))
+    near(found.loglik, reference.llf)
+    half = found.coefficients["upper"].to_numpy()[1:] * scale[1:]
+    near(half, reference.conf_int()[1:, 1], np.abs(reference.params[1:]).max())
+    assert np.abs(found.coefficients["p"].to_numpy()[1:] - reference.pvalues[1:]).max() < TIGHT
+
+
+@pytest.mark.parametrize("k", range(3))
+@pytest.mark.parametrize("ties", ["efron", "breslow"])
+def test_cox_is_that_of_statsmodels_stratified_by_site(ties, k, data_dir):
+    phreg = module("statsmodels.duration.hazard_regression").PHReg
+    sites = [synthetic, shipped, lambda _: brca(data_dir)][k]("cox")
+    x, time, event = pooled(sites)
+    strata = np.repeat(np.arange(len(sites)), [len(s[1]) for s in sites])
+    scale = x.std(0)
+    reference = phreg(time, (x - x.mean(0)) / scale, event, ties=ties, strata=strata)
+    found = pf.clinical.fit(sites, "cox", ties=ties)
+    beta = found.coefficients["estimate"].to_numpy() * scale
+    se = np.sqrt(np.diag(np.linalg.inv(-reference.hessian(beta))))
+    # where the score is zero there is the maximum, of a concave function
+    assert np.abs(se * reference.score(beta)).max() < TIGHT
+    near(found.coefficients["se"] * scale, se)
+    near(found.loglik, reference.loglike(beta))
+
+
+@pytest.mark.parametrize("k", range(3))
+def test_cox_is_that_of_lifelines_with_strata(k, data_dir):
+    fitter = module("lifelines").CoxPHFitter()
+    sites = [synthetic, shipped, lambda _: brca(data_dir)][k]("cox")
+    x, time, event = pooled(sites)
+    table = pd.DataFrame(x, columns=[f"x{i}" for i in range(x.shape[1])]).assign(
+        time=time, event=event, site=np.repeat(np.arange(len(sites)), [len(s[1]) for s in sites])
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of low variance
+        fitter.fit(table, "time", "event", strata=["site"], fit_options={"precision": 1e-13, "max_steps": 500})
+    found = pf.clinical.fit(sites, "cox")
+    near(found.coefficients["estimate"], fitter.params_)
+    near(found.coefficients["se"], fitter.standard_errors_)
+    near(found.loglik, fitter.log_likelihood_)
