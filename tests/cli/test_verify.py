@@ -92,7 +92,7 @@ def test_a_run_that_was_cut_short_is_refused(cli, tmp_path, small, stopper):
     words = ("run", small, "--set", f"algorithm.file={stopper}", "--out", "a", "-q")
     assert cli(*words).status == 130
     said = cli("verify", "a")
-    assert (said.status, said.err) == (1, "polyfed: a: the run is not over; finish it with: polyfed resume a\n")
+    assert (said.status, said.err) == (1, "polyfed: a: the run is not finished; finish it with: polyfed resume a\n")
 
 
 def test_another_instruction_set_on_resume_is_logged(cli, small, monkeypatch):

@@ -130,7 +130,7 @@ def test_settings_that_were_objects_are_named_and_reading_goes_on(tmp_path):
     run = train(tmp_path, local_steps=lambda t: 2, schedule=pf.Bernoulli(0.9))
     found = pf.Run.open(tmp_path, federation(), linear())
     assert torch.equal(found.personal, run.personal)
-    with pytest.raises(ConfigError, match=r"its local-steps was an object of Python, .* resume=True"):
+    with pytest.raises(ConfigError, match=r"its local-steps was a Python object, .* resume=True"):
         found.resume()
     with pytest.raises(ConfigError, match="its local-steps was an object"):
         found.admit(federation(["new"], 3), 2)
@@ -142,7 +142,7 @@ def test_newcomers_need_none_of_the_old_data(tmp_path):
     expected, found = pf.admit(run, new, 3), pf.Run.open(tmp_path, model=linear()).admit(new, 3)
     assert torch.equal(found.personal, expected.personal)
     pd.testing.assert_frame_equal(found.table, expected.table)
-    with pytest.raises(ConfigError, match="'oslo' is the name of a client of the run"):
+    with pytest.raises(ConfigError, match="found the name 'oslo', which a client of the run has"):
         pf.Run.open(tmp_path, model=linear()).admit(federation(["oslo"], 3))
 
 

@@ -53,8 +53,8 @@ def loop(method, attack=None, robust=None, *, model=line, fed=None, fraction=1.0
     keys = client_keys(fed.names)
     engine = LocalEngine(task, fed.train, keys, Work(steps=5, batch_size=None), seed, make_plan(task, N, 8, chunk, 1))
     rows = make_rows(method, task, N, N, None)
-    threat = () if plain else (1.0, 1, threats.Forging(attack, keys, seed), robust)
-    return Loop(task, fed.train, fed.names, method, Uniform(fraction), engine, rows, seed, *threat)
+    threat = {} if plain else {"forge": threats.Forging(attack, keys, seed), "rule": robust}
+    return Loop(task, fed.train, fed.names, method, Uniform(fraction), engine, rows, seed, **threat)
 
 
 def run(*args, rounds=5, **settings):
