@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from polyfed.core.scores import RMSE
 from polyfed.report.pairs import ONE_SEED, UNCLEAR, UNTESTED, interval, sample_std, verdict
 
 ROLES = {"local": "own", "fedavg": "common", "ditto": "personalised"}
@@ -93,7 +94,8 @@ def test_simpler_model_is_named_when_personalising_adds_nothing_clear():
 
 
 def test_lower_is_better():
-    v = verdict({"local": seeds(2.0, 2.1, 2.0), "fedavg": seeds(1.0, 1.1, 1.05)}, ROLES, sign=-1.0)
+    rmse = {"local": seeds(2.0, 2.1, 2.0), "fedavg": seeds(1.0, 1.1, 1.05)}
+    v = verdict({k: {s: RMSE.merit(x) for s, x in found.items()} for k, found in rmse.items()}, ROLES)
     assert v.text == "common"
     assert v.gains["fedavg"].mean > 0
 

@@ -28,6 +28,14 @@ Steps = Annotated[
 ]
 Batch = Annotated[str | None, Option(help="Samples per step, or full.", metavar="N", rich_help_panel=TRAIN)]
 Lr = Annotated[str | None, Option(help="Step size of every method.", metavar="X", rich_help_panel=TRAIN)]
+Metrics = Annotated[
+    str | None,
+    Option(
+        help="What models are judged by, the first leads: auc,brier; else accuracy, or rmse for numbers.",
+        metavar="NAMES",
+        rich_help_panel=TRAIN,
+    ),
+]
 Seed = Annotated[str | None, Option(help="First seed.", metavar="N", rich_help_panel=TRAIN)]
 Seeds = Annotated[str | None, Option(help="How many seeds, or which: 5 or 0,3,7.", rich_help_panel=TRAIN)]
 Device = Annotated[str | None, Option(help="auto, cpu or cuda.", rich_help_panel=WHERE)]
@@ -56,13 +64,22 @@ KEYS = {
     "local_steps": "local-steps",
     "batch_size": "batch-size",
     "lr": "algorithm.lr",
+    "metrics": "metrics",
     "seed": "seed",
     "seeds": "seeds",
     "device": "device",
     "dtype": "dtype",
     "portable": "portable",
 }
-TEXT = ("data", "data_dir", "partition", "model", "device", "dtype")  # never numbers, whatever they look like
+TEXT = (
+    "data",
+    "data_dir",
+    "partition",
+    "model",
+    "metrics",
+    "device",
+    "dtype",
+)  # never numbers, whatever they look like
 
 
 def collect(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ def run(
     local_steps: o.Steps = None,
     batch_size: o.Batch = None,
     lr: o.Lr = None,
+    metrics: o.Metrics = None,
     seed: o.Seed = None,
     seeds: o.Seeds = None,
     device: o.Device = None,

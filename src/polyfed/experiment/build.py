@@ -131,6 +131,7 @@ def arguments(s: Settings, names: tuple[str, ...]) -> dict[str, Any]:
         "local_steps": s.local_steps,
         "batch_size": None if s.batch_size == "full" else s.batch_size,
         "augment": s.augment,
+        "metrics": s.metrics,
         "lr_decay": s.lr_decay,
         "lr_decay_every": s.lr_decay_every,
         "weight_decay": s.weight_decay,

@@ -21,7 +21,8 @@ from torch import nn
 from polyfed.core import checkpoint
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.errors import ConfigError, Diverged, RunError
-from polyfed.core.metric import LOSS, Metric, read
+from polyfed.core.metric import Metric, mean_of
+from polyfed.core.scores import LOSS, read
 from polyfed.data.federation import Federation
 from polyfed.experiment import parallel
 from polyfed.experiment.config import Method, label
@@ -30,6 +31,7 @@ from polyfed.experiment.fit import Callback, fit
 from polyfed.experiment.folder import RunFolder, summary
 from polyfed.experiment.run import Run
 from polyfed.report import files as reading
+from polyfed.report.read import finite
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=,-]*")
 
@@ -119,15 +121,16 @@ class Comparison:
         rows, split = [], self.split
         for name in dict.fromkeys(r.label for r in self.results):
             runs = [r.summary for r in self._finished if r.label == name and r.summary is not None]
-            means = np.array([s["final"][split]["mean"] for s in runs], dtype=float)
+            ends = {k: [finite(s["final"].get(split, {}).get(k)) for s in runs] for k in ("mean", "worst")}
+            means = np.array([v for v in ends["mean"] if np.isfinite(v)])
             rows.append(
                 {
                     "label": name,
                     "runs": len(runs),
                     "diverged": sum(r.label == name for r in self.failures),
-                    self.metric.name: means.mean() if runs else np.nan,
+                    self.metric.name: means.mean() if len(means) else np.nan,
                     "std": means.std(ddof=1) if len(runs) > 1 else np.nan,
-                    "worst_client": np.mean([s["final"][split]["worst"] for s in runs]) if runs else np.nan,
+                    "worst_client": mean_of(np.array(ends["worst"])) if runs else np.nan,
                     "down_bytes": np.mean([s["down_bytes"] for s in runs]) if runs else np.nan,
                     "up_bytes": np.mean([s["up_bytes"] for s in runs]) if runs else np.nan,
                     "seconds": np.mean([s["seconds"] for s in runs]) if runs else np.nan,
@@ -338,7 +341,7 @@ def _labelled(algorithms: Sequence[Algorithm] | Mapping[str, Algorithm]) -> dict
 
 def config_of(methods: Mapping[str, Algorithm], seeds: list[int], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Contents of comparison.toml for a comparison made from Python: the settings that TOML can hold."""
-    plain = {k.replace("_", "-"): v for k, v in settings.items() if isinstance(v, int | float | str)}
+    plain = {k.replace("_", "-"): v for k, v in settings.items() if _is_plain(v)}
     return plain | {"seeds": seeds, "algorithms": [Method(a).table() | {"label": n} for n, a in methods.items()]}
 
 
@@ -349,3 +352,7 @@ def _begin(folder: Path, config: Mapping[str, Any]) -> None:
         raise RunError(f"cannot make the folder {folder}: {checkpoint.reason(e)}") from e
     RunFolder(folder).write("comparison.toml", sealed(tomli_w.dumps(dict(config))))
     flush(folder)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, int | float | str) or (isinstance(value, list) and all(isinstance(v, str) for v in value))

@@ -21,6 +21,7 @@ from polyfed.core.algorithm import check as check_algorithm
 from polyfed.core.augment import steps_of
 from polyfed.core.errors import ConfigError, PolyfedError, closest
 from polyfed.core.schedule import schedule_of
+from polyfed.core.scores import metrics_of
 from polyfed.core.settings import COUNTED, Words, found, parse, plain, shown, value_of
 from polyfed.experiment.check import Table, Where, check, kebab, table_of
 from polyfed.experiment.expression import Expression
@@ -50,6 +51,7 @@ class Settings(Table):
     local_steps: COUNT | STEPS | EACH | NAMED | None = None
     batch_size: COUNT | Literal["full"] = 32
     augment: str | None = None
+    metrics: str | list[str] | None = None
     lr_decay: float = Field(1.0, gt=0, le=1)
     lr_decay_every: COUNT = 1
     weight_decay: float = Field(0.0, ge=0, le=1e9, allow_inf_nan=False)
@@ -293,6 +295,7 @@ def _readable(settings: Settings, where: Where) -> None:
     readers: dict[str, Callable[[Any], Any]] = {
         "local_steps": lambda v: Expression(v) if isinstance(v, str) else None,
         "augment": steps_of,
+        "metrics": metrics_of,
         "attack": attack_of,
         "robust": rule_of,
         "schedule": lambda table: schedule_of(table, fraction, None),

@@ -20,9 +20,11 @@ from polyfed.core.algorithm import check as check_algorithm
 from polyfed.core.augment import Augmentation, augmentation
 from polyfed.core.batches import Work
 from polyfed.core.errors import ConfigError, Diverged, RunError
+from polyfed.core.metric import mean_of
 from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Schedule, Uniform
+from polyfed.core.scores import Metrics, metrics_of
 from polyfed.core.settings import COUNTED, Limits, checked
 from polyfed.core.split import Split
 from polyfed.core.task import Loss, Task
@@ -67,6 +69,7 @@ def fit(
     local_steps: LocalSteps | None = None,
     batch_size: COUNT | None = 32,
     augment: str | Augmentation | None = None,
+    metrics: Metrics | None = None,
     seed: Annotated[int, Limits(ge=0)] = 0,
     device: str = "auto",
     dtype: torch.dtype | None = None,
@@ -99,6 +102,9 @@ def fit(
     augment: what the images of every training batch go through, drawn anew per sample: "flip+crop:4" (mirror with
         probability 1/2, cut out after padding by 4), "flip+crop:4,p=0.5" (crop with probability 1/2), or a callable
         (x [N, ...], draws) -> [N, ...] whose random numbers come from `draws.uniform()`, [N] each
+    metrics: what clients' models are judged by, the first leads: "auc,brier", or a list of names, `polyfed.Metric`s and
+        functions (output, target) -> number, higher is better. Default: accuracy for classes, RMSE for numbers; the
+        loss is always recorded. See `polyfed.core.scores` for the names; those of scikit-learn's scorers do too
     seed: decides every draw
     device: "auto", "cpu" or "cuda"     dtype: precision of all arithmetic; None keeps the model's
     chunk, workers: override the plan (clients per call, threads)
@@ -141,7 +147,9 @@ def fit(
             who = "all, and no client is left to measure" if attackers.all() else "none of them"
             raise ConfigError(f"attack.ratio: found {attack.ratio:g}, which of {federation.n} clients is {who}")
         federation = attack.poison(federation, seed)
-    task = Task(model, loss, weight_decay=weight_decay, device=pick_device(device), dtype=dtype)
+    task = Task(
+        model, loss, weight_decay=weight_decay, device=pick_device(device), dtype=dtype, metrics=metrics_of(metrics)
+    )
     check_algorithm(algorithm, task.dtype)
     if len(federation.train.x) == 0:
         raise ConfigError("federation: no client has a training sample")
@@ -184,6 +192,7 @@ def fit(
             "batch-size": batch_size if batch_size is not None else "full",
             "augment": augment if augment is None or isinstance(augment, str) else "function",
             "seed": seed,
+            "metrics": [m.name for m in task.scores] if metrics is not None else None,
             "loss": loss if isinstance(loss, str) else getattr(loss, "__name__", "callable"),
             "weight-decay": weight_decay,
             "lr-decay": lr_decay,
@@ -339,7 +348,7 @@ def _record(run: Run, split: str) -> dict[str, Any]:
     return {
         "round": run.loop.t,
         "split": split,
-        **{name: float(np.nanmean(v)) for name, v in metrics.items()},
+        **{name: mean_of(v) for name, v in metrics.items()},
         "std": float(known.std()),
         "worst": float(worst),
         **({"pooled": pooled} if metric.pooled else {}),

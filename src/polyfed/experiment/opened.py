@@ -5,6 +5,7 @@ last checkpoint. Nothing is written, and the data are looked for only where samp
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from polyfed.core.augment import augmentation
 from polyfed.core.batches import Work
 from polyfed.core.errors import ConfigError, PolyfedError, RunError
 from polyfed.core.ledger import COLUMNS, Ledger
-from polyfed.core.metric import Metric, leading, read
+from polyfed.core.metric import Metric
 from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop, part
 from polyfed.core.rows import is_mapped
 from polyfed.core.schedule import Uniform
+from polyfed.core.scores import LOSS, known, leading, read
 from polyfed.core.split import Split
 from polyfed.core.stacked import LOSSES
 from polyfed.core.task import Task
@@ -69,7 +71,7 @@ class Opened(Run):
         self._table = _clients(path, names) if found else None
         self.status, self.seconds = found.get("status", "unfinished"), found.get("seconds") or 0.0
         self._rounds: int | None = found.get("rounds")
-        self._lead = read(found) if found else None
+        self._metrics = tuple(map(read, found.get("metrics") or [found])) if found else ()
         self.records = [{k: np.nan if v is None else v for k, v in r.items()} for r in reading.metrics(path)]
         self.final = {} if self._table is None else _final(self._table)
         self.ended = False
@@ -89,8 +91,15 @@ class Opened(Run):
         return last if self._rounds is None else self._rounds
 
     @property
-    def metric(self) -> Metric:
-        return self._lead or leading(self.records[-1] if self.records else ())
+    def metrics(self) -> tuple[Metric, ...]:
+        asked = tuple(read({"metric": name}) for name in self.settings.get("metrics") or ())
+        return self._metrics or asked or (leading(self.records[-1] if self.records else ()),)
+
+    @property
+    def _judges(self) -> list[Metric]:
+        """The metrics, those that no file holds with an error in place of what computes them."""
+        lost = self._gone("metrics")
+        return [m if m.compute or m is LOSS else replace(m, compute=lost) for m in self.metrics]
 
     @property
     def clients(self) -> pd.DataFrame:
@@ -199,7 +208,14 @@ class Opened(Run):
         except TypeError as e:
             raise RunError(f"{self._at / 'config.toml'}: [plan] is not the plan of a run ({e})") from None
         device = pick_device("auto" if plan.device.startswith("cuda") else "cpu")
-        task = Task(self._module, a["loss"], weight_decay=a["weight_decay"], device=device, dtype=a["dtype"])
+        task = Task(
+            self._module,
+            a["loss"],
+            weight_decay=a["weight_decay"],
+            device=device,
+            dtype=a["dtype"],
+            metrics=self._judges,
+        )
         self._check_layout(task)
         steps = local_steps_of(a["local_steps"], fed.names)
         work = Work(a["local_epochs"], steps, a["batch_size"], augmentation(a["augment"], fed.input_shape))
@@ -227,6 +243,7 @@ class Opened(Run):
             for key, found in (
                 ("loss", s.get("loss") not in LOSSES),
                 ("augment", s.get("augment") == "function"),
+                ("metrics", any(known(name) is None for name in s.get("metrics") or ())),
                 ("local-steps", s.get("local-steps") == "function"),
                 ("schedule", isinstance(s.get("schedule"), str)),
             )

@@ -25,8 +25,9 @@ from torch import nn
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.errors import ConfigError, Diverged, RunError, closest
-from polyfed.core.metric import LOSS, Metric
-from polyfed.core.metric import read as read_metric
+from polyfed.core.metric import Metric, having, mean_of
+from polyfed.core.scores import LOSS, metrics_of
+from polyfed.core.scores import read as read_metric
 from polyfed.core.split import Split
 from polyfed.data.federation import Federation
 from polyfed.experiment.config import Method
@@ -201,6 +202,7 @@ def tune(
         "settings": {k: v for k, v in settings.items() if isinstance(v, int | float | str) and k not in FREE},
         "model": {"name": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())},
         "data": digest(federation),
+        **({"metrics": [m.name for m in judged]} if (judged := metrics_of(settings.get("metrics"))) else {}),
     }  # fmt: skip
     with locked(tuned.folder) if tuned.folder is not None else contextlib.nullcontext():
         if tuned.folder is not None and resume and is_over(tuned.folder):
@@ -216,6 +218,11 @@ def tune(
             search.path(name, methods, stop_at_drop, extend)
             if tuned.status == "interrupted":
                 return tuned
+        if search.kept and search.chosen.mean == -math.inf:
+            lead = search.chosen.run.metric
+            raise ConfigError(
+                f"metrics: no client has {lead} on its validation samples ({lead.lacks}); choose by another"
+            )
         search.level()
         if tuned.status == "finished":
             _train_on(tuned, search, federation, train_on, describe, resume)
@@ -262,7 +269,8 @@ class _Kept(NamedTuple):
 
     @property
     def mean(self) -> float:
-        return float(np.nanmean(self.scores))
+        mean = mean_of(self.scores)
+        return -math.inf if math.isnan(mean) else mean  # no client has the metric
 
     @property
     def clusters(self) -> int:
@@ -275,7 +283,7 @@ class _Kept(NamedTuple):
         """Whether this leg is worse than the best one by no more than so many standard errors."""
         d = best.scores - self.scores
         d = d[~np.isnan(d)]
-        return d.mean() <= errors * (d.std(ddof=1) / math.sqrt(len(d)) if len(d) > 1 else 0.0)
+        return len(d) > 0 and d.mean() <= errors * (d.std(ddof=1) / math.sqrt(len(d)) if len(d) > 1 else 0.0)
 
 
 class _Search:
@@ -402,7 +410,7 @@ class _Search:
         return run, "interrupted" if run.status == "interrupted" else "tolerance" if settled.done else "rounds"
 
     def _leg_of(self, row: dict[str, Any], run: Run) -> _Kept:
-        return _Kept(row, run.metric.merit(np.asarray(run.final["validation"][run.metric.name])), run)
+        return _Kept(row, run.metric.merit(having(run.metric, run.final["validation"])), run)
 
     def _add(self, regime: str, value: float, run: Run | None, ended: str, start: Run | None) -> dict[str, Any]:
         """A row of the table; keeps the run while it may be chosen."""
@@ -413,7 +421,7 @@ class _Search:
             row |= {"rounds": 0, "bytes": 0, "seconds": 0.0}
         else:
             self.tuned.metric = run.metric
-            row["validation"] = float(np.nanmean(run.final["validation"][run.metric.name]))
+            row["validation"] = mean_of(run.final["validation"][run.metric.name])
             found = run.clusters
             if found is not None:
                 row["clusters"] = len(set(found.tolist()))

@@ -5,6 +5,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from polyfed.core.metric import short
+
 if TYPE_CHECKING:
     from polyfed.experiment.fit import Callback, Progress
 
@@ -31,7 +33,7 @@ class Line:
     def __call__(self, step: "Progress") -> None:
         if step.records:
             record, metric = step.records[-1], step.run.metric.name
-            self.note = f"{record['split']} {metric} {record[metric]:.4g}"
+            self.note = f"{record['split']} {metric} {short(record[metric])}"
         over = step.round == step.rounds
         if over or time.monotonic() - self.told > EVERY:
             self.told = time.monotonic()

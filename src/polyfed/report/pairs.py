@@ -5,7 +5,7 @@ Pairing: runs of the same seed share the split, so a difference is taken within 
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -94,13 +94,11 @@ UNTESTED = "no test samples"
 ALONE = "nothing to compare with"
 
 
-def verdict(
-    values: Mapping[str, Mapping[int, float]], roles: Mapping[str, str], sign: float = 1.0, floor: float = 0.0
-) -> Verdict:
+def verdict(values: Mapping[str, Mapping[int, float]], roles: Mapping[str, str], floor: float = 0.0) -> Verdict:
     """Decide between methods from their values per seed.
 
-    values: {method: {seed: value of the metric}}     roles: {method: "own", "common" or "personalised"}
-    sign: +1 when higher is better, -1 when lower is     floor: see `interval`
+    values: {method: {seed: value, higher is better}}     roles: {method: "own", "common" or "personalised"}
+    floor: see `interval`
 
     The reference is the own model (the best of them, if several were tuned), or else the common one. A method is
     clearly better when its interval against the reference lies above zero; the intervals hold jointly over all
@@ -108,7 +106,7 @@ def verdict(
     only when it is clearly better than the best common model that is itself clearly better than the reference:
     when in doubt, the simpler one.
     """
-    means = {label: sign * m for label, v in values.items() if math.isfinite(m := mean_of(v.values()))}
+    means = {label: m for label, v in values.items() if math.isfinite(m := mean_of(v.values()))}
     if not means:
         return Verdict(None, UNTESTED, None, {}, None)
     best = max(means, key=lambda label: means[label])
@@ -125,7 +123,7 @@ def verdict(
         return Verdict(None, ALONE, best, {}, reference)
 
     def against(label: str, other: str, comparisons: int) -> Interval:
-        pairs = [sign * (v - values[other][s]) for s, v in values[label].items() if s in values[other]]
+        pairs = [v - values[other][s] for s, v in values[label].items() if s in values[other]]
         return interval(pairs, comparisons, floor)
 
     gains = {x: against(x, reference, len(others)) for x in others}
@@ -194,6 +192,12 @@ def grids(study: Study) -> dict[str, Grid]:
     return found
 
 
+@lru_cache(maxsize=1)
+def merits(study: Study) -> dict[str, Grid]:
+    """`grids` with values of which more is better, whatever the metric."""
+    return {k: replace(g, values=study.metric.merit(g.values)) for k, g in grids(study).items()}
+
+
 def roles(study: Study) -> dict[str, str]:
     """{method: "own", "common" or "personalised"}."""
     return {label: study.role(label) for label in study.labels}
@@ -214,34 +218,36 @@ def floors(study: Study) -> dict[str, float]:
 @lru_cache(maxsize=1)
 def client_verdicts(study: Study) -> dict[str, Verdict]:
     """The verdict for every client, by name."""
-    found, role, floor = grids(study), roles(study), floors(study)
+    found, role, floor = merits(study), roles(study), floors(study)
     verdicts = {}
     for i, n in enumerate(study.names):
         values = {k: dict(zip(g.seeds, g.values[:, i].tolist(), strict=True)) for k, g in found.items()}
-        verdicts[n] = verdict(values, role, study.sign, floor[n])
-    return verdicts
+        verdicts[n] = verdict(values, role, floor[n])
+    tested = {str(c["name"]) for r in study.runs for c in r.federation["clients"] if c.get(study.split)}
+    none = f"n/a: {study.metric.lacks}"
+    return {n: replace(v, text=none) if v.text == UNTESTED and n in tested else v for n, v in verdicts.items()}
 
 
 def mean_verdict(study: Study) -> Verdict:
     """The verdict for the unweighted mean over clients."""
-    return verdict({k: g.per_seed() for k, g in grids(study).items()}, roles(study), study.sign)
+    return verdict({k: g.per_seed() for k, g in merits(study).items()}, roles(study))
 
 
 def mean_gain(study: Study, label: str, reference: str, comparisons: int = 1) -> Interval:
     """Gain of one method over another in the mean over clients, paired over seeds, positive when better."""
-    found = grids(study)
+    found = merits(study)
     one, other = found[label].per_seed(), found[reference].per_seed()
-    return interval([study.sign * (v - other[s]) for s, v in one.items() if s in other], comparisons)
+    return interval([v - other[s] for s, v in one.items() if s in other], comparisons)
 
 
 @lru_cache(maxsize=32)
 def gains(study: Study, label: str, reference: str) -> dict[str, Interval]:
     """Gain of one method over another for every client, paired over seeds, positive when better (95 % each)."""
-    found, floor = grids(study), floors(study)
+    found, floor = merits(study), floors(study)
     if label not in found or reference not in found:
         return {}
     one, other = found[label], found[reference]
     common = [s for s in one.seeds if s in other.seeds]
     rows = [[g.seeds.index(s) for s in common] for g in (one, other)]
-    d = study.sign * (one.values[rows[0]] - other.values[rows[1]])
+    d = one.values[rows[0]] - other.values[rows[1]]
     return {n: interval(d[:, i], 1, floor[n]) for i, n in enumerate(study.names)}
