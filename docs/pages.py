@@ -111,7 +111,8 @@ def reference() -> dict[str, str]:
     public = {name: getattr(pf, name) for name in pf.__all__}
     folders = [v for v in public.values() if inspect.ismodule(v) and v.__name__ != "polyfed.algorithms"]
     for folder in folders:
-        names = getattr(folder, "__all__", None) or [n for n, v in vars(folder).items() if inspect.isclass(v)]
+        own = (n for n, v in vars(folder).items() if inspect.isclass(v) and v.__module__ == folder.__name__)
+        names = getattr(folder, "__all__", None) or list(own)
         public |= {f"{folder.__name__}.{name}": getattr(folder, name) for name in names}
     methods = set(classes())
     groups: dict[str, list[str]] = {title: [] for title in GROUPS}

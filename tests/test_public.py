@@ -1,12 +1,18 @@
 """The public face: what `polyfed` shows, to a program, a type checker and an editor."""
 
+import functools
 import importlib
+import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import polyfed as pf
 import polyfed.algorithms
+import polyfed.testing
 from polyfed.core.algorithm import REGISTRY
 
 ROOT = Path(pf.__file__).parent
@@ -91,3 +97,57 @@ def test_a_users_file_is_typed(tmp_path):
     errors = [line for line in said.splitlines() if " error: " in line]
     assert len(errors) == 1, said
     assert "fast" in errors[0]
+
+
+SECTIONS = ["Parameters", "Attributes", "Returns", "Raises", "Notes"]  # of numpydoc, in its order
+YET = {"Run"}
+PROPERTY = property | functools.cached_property
+
+
+def _public():
+    """(name, what it is) of every class and function that is public, and of the classes' own public methods."""
+    ours = [v for v in vars(polyfed.testing).values() if getattr(v, "__module__", "") == "polyfed.testing"]
+    for thing in [*(getattr(pf, name) for name in pf.__all__ if name not in YET), *ours]:
+        name, built_in = getattr(thing, "__qualname__", "_"), thing in REGISTRY.values()  # tested in conformance/
+        if name.startswith("_") or built_in or not (inspect.isclass(thing) or inspect.isfunction(thing)):
+            continue
+        yield name, thing
+        for key in vars(thing) if inspect.isclass(thing) else ():
+            if not key.startswith("_") and (inspect.isroutine(v := getattr(thing, key)) or isinstance(v, PROPERTY)):
+                yield f"{name}.{key}", v
+
+
+def _entries(text: str) -> dict[str, str]:
+    """{name: type} of a section; `*` and `**` belong to a name, and several names may share a type."""
+    heads = re.findall(r"^(\S[^:\n]*?)(?: : (.+))?\n {4}\S", text, re.M)
+    return {name.strip(): kind for names, kind in heads for name in names.split(",")}
+
+
+def _takes(thing: object) -> list[str]:
+    """The names of what a function or class is called with."""
+    if isinstance(thing, PROPERTY) or (inspect.isclass(thing) and issubclass(thing, BaseException)):
+        return []
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    taken = inspect.signature(thing).parameters.values()  # pyright: ignore[reportArgumentType]
+    return [stars.get(q.kind, "") + q.name for q in taken if q.name != "self" and not q.name.startswith("_")]
+
+
+PUBLIC = dict(_public())
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_docstring_is_numpydoc_and_documents_every_parameter(name):
+    thing, takes = PUBLIC[name], _takes(PUBLIC[name])
+    text = inspect.getdoc(thing)
+    assert text
+    prose, *rest = re.split(r"^(\w+)\n-{3,}\n", text, flags=re.M)
+    sections = dict(zip(rest[::2], rest[1::2], strict=True))
+    parameters = _entries(sections.get("Parameters", ""))
+    assert list(sections) == [s for s in SECTIONS if s in sections]
+    assert prose.split("\n\n")[0].strip().endswith((".", ":"))
+    assert list(parameters) == takes
+    assert not [key for key, kind in parameters.items() if not kind and "*" not in key], "no type"
+    if inspect.isroutine(thing) and takes:
+        assert ("Returns" in sections) == (inspect.signature(thing).return_annotation not in (None, "None"))
+    assert not {line.partition(": ")[0] for line in prose.splitlines()} & {*takes}, "said outside of its section"
+    assert not re.search(r"^(Returns|Raises) ", prose, re.M), "said outside of its section"

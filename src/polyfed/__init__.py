@@ -71,11 +71,14 @@ if _TYPE_CHECKING:
     from polyfed.experiment.admit import admit as admit
     from polyfed.experiment.compare import Comparison as Comparison
     from polyfed.experiment.compare import compare as compare
-    from polyfed.experiment.fit import Progress as Progress
     from polyfed.experiment.fit import fit as fit
     from polyfed.experiment.run import Run as Run
+    from polyfed.experiment.trainer import Trainer as Trainer
+    from polyfed.experiment.trainer import prepare as prepare
+    from polyfed.experiment.training import Training as Training
     from polyfed.experiment.tune import Tuned as Tuned
     from polyfed.experiment.tune import tune as tune
+    from polyfed.experiment.watching import Progress as Progress
     from polyfed.experiment.window import WindowAdvice as WindowAdvice
     from polyfed.experiment.window import window_for as window_for
 

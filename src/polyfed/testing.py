@@ -44,18 +44,41 @@ class NotConformant(AssertionError):
 
 
 class Row(NamedTuple):
-    """The outcome of one row: "passed", or why it does not apply."""
+    """The outcome of one row.
+
+    Parameters
+    ----------
+    name : str
+        The fact that was tested, in words.
+    outcome : str
+        "passed", or why the row does not apply.
+    """
 
     name: str
     outcome: str
 
 
 def check_method(method: Algorithm, rows: str | None = None) -> list[Row]:
-    """Run the conformance table on a method; some seconds.
+    """Run the conformance table on a method; it takes some seconds.
 
-    method: an instance of a class that derives from `Algorithm`     rows: only those whose name contains this word
+    Parameters
+    ----------
+    method : Algorithm
+        An instance of a class that derives from `Algorithm`.
+    rows : str or None
+        Only the rows whose name contains this word.
 
-    Returns one `Row` each. Raises NotConformant for the first row that fails, and ConfigError for what is no method.
+    Returns
+    -------
+    list of Row
+        One for each row that was run.
+
+    Raises
+    ------
+    NotConformant
+        For the first row that fails.
+    ConfigError
+        `method` is not an instance of such a class.
     """
     if not isinstance(method, Algorithm):
         raise ConfigError(

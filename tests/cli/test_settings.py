@@ -191,7 +191,7 @@ WRONG = [
     (["run", "--set", "augment=mirror"], 2, ["augment", "'mirror'", "flip+crop:4"]),
     (["run", "--set", "augment=flip"], 2, ["augment", "images", "[10]"]),
     (["run", "--seeds", "0"], 2, ["seeds", "from 1 to 10000"]),
-    (["run", "--dtype", "float16"], 2, ["dtype", "'float16'", "float32 or float64"]),
+    (["run", "--dtype", "float16"], 2, ["dtype", "'float16'", "float32, float64 or none"]),
     (["run", "--device", "gpu"], 2, ["device", "'gpu'", "cpu"]),
     (["run", "--set", "rounds"], 2, ["--set", "key=value"]),
     (["run", "--set", "loss=hinge"], 2, ["loss", "'hinge'", "cross-entropy"]),

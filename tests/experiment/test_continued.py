@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 import polyfed as pf
 from polyfed.core import checkpoint
 from polyfed.core.errors import RunError
-from polyfed.experiment import fit as fit_module
 from polyfed.experiment import folder as folder_module
+from polyfed.experiment import trainer as trainer_module
 from polyfed.report import files as reading
 
 NAMES = ("oslo", "=cmd|calc", "007", "common", "NA")
@@ -153,9 +153,9 @@ def test_sigterm_ends_a_run_after_its_round_saved(tmp_path):
 
 def test_versions_that_change_are_logged_and_all_are_kept(tmp_path, monkeypatch):
     train(out=tmp_path, rounds=2)
-    now = fit_module.versions()
+    now = trainer_module.versions()
     for t, version in ((4, "99.0"), (6, "99.1")):
-        monkeypatch.setattr(fit_module, "versions", lambda v=version: now | {"numpy": v})
+        monkeypatch.setattr(trainer_module, "versions", lambda v=version: now | {"numpy": v})
         run = train(out=tmp_path, rounds=t, resume=True)
     assert run.settings["versions"] == now | {"numpy-from-round-2": "99.0", "numpy-from-round-4": "99.1"}
     log = (tmp_path / "log.txt").read_text()

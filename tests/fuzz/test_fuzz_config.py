@@ -8,10 +8,9 @@ import polyfed as pf
 import polyfed.algorithms
 from fuzz import HOSTILE, bounded, survives
 from polyfed.core.algorithm import REGISTRY
-from polyfed.core.settings import settings_of
+from polyfed.core.settings import kebab, settings_of, types_of
 from polyfed.data.partition import PARTITIONERS
 from polyfed.experiment.build import Parts
-from polyfed.experiment.check import kebab
 from polyfed.experiment.config import Data, Settings, resolve
 from polyfed.models import MODELS, options
 from polyfed.threats import ATTACKS, RULES
@@ -50,8 +49,8 @@ PLAUSIBLE = {
         lambda table: st.sampled_from([table, *({**table, "delays": text} for text in DELAYS)])
     ),
 }  # fmt: skip
-TOP = [kebab(key) for key in Settings.model_fields if key not in ("device", "workers")]
-DATA = [kebab(key) for key in Data.model_fields]
+TOP = [kebab(key) for key in types_of(Settings) if key not in ("device", "workers")]
+DATA = [kebab(key) for key in types_of(Data)]
 
 
 @st.composite
@@ -83,11 +82,11 @@ def long_work(table) -> bool:
 def trained(table) -> None:
     experiment = resolve(None, table)
     parts = Parts(experiment)
-    arguments, seed = parts.arguments() | {"workers": 1}, experiment.seeds[0]
+    seed, changed = experiment.seeds[0], {"workers": 1}
     if long_work(table) or experiment.settings.rounds > 2:
-        arguments["rounds"] = 0  # all is checked and set up, and nothing trained
+        changed["rounds"] = 0  # all is checked and set up, and nothing trained
     method = parts.experiment.methods[0].algorithm
-    pf.fit(parts.model(seed), parts.federation(seed), method, seed=seed, **arguments)
+    pf.fit(parts.model(seed), parts.federation(seed), method, parts.training(seed), **changed)
 
 
 def check(table) -> str:

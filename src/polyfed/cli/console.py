@@ -13,8 +13,8 @@ from rich.text import Text
 
 from polyfed.core.metric import short
 from polyfed.experiment.compare import Result, Watch
-from polyfed.experiment.fit import Callback
-from polyfed.experiment.fit import Progress as Step
+from polyfed.experiment.watching import Callback
+from polyfed.experiment.watching import Progress as Step
 from polyfed.report.read import finite
 from polyfed.report.table import Table
 

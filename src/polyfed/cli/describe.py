@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polyfed.core.algorithm import REGISTRY, Algorithm
-from polyfed.core.settings import settings_of
-from polyfed.experiment.check import kebab
+from polyfed.core.settings import kebab, settings_of
 from polyfed.experiment.rehearsal import counted
 
 

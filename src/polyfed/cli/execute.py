@@ -63,12 +63,11 @@ def _single(parts: Parts, folder: Path, quiet: bool, resume: bool) -> str:
             parts.model(seed),
             parts.federation(seed),
             method.algorithm,
-            seed=seed,
+            parts.training(seed),
             out=folder,
             resume=resume,
             callbacks=show.callbacks(),
             describe=parts.describe(method),
-            **parts.arguments(),
         )
     return "interrupted" if run.status == "interrupted" else ""
 
@@ -82,6 +81,7 @@ def _many(parts: Parts, folder: Path, quiet: bool, resume: bool) -> str:
             parts.model,
             parts.federation,
             {m.label: m.algorithm for m in e.methods},
+            parts.training(),
             seeds=e.seeds,
             out=folder,
             resume=resume,
@@ -89,7 +89,6 @@ def _many(parts: Parts, folder: Path, quiet: bool, resume: bool) -> str:
             watch=show,
             config=e.toml(),
             describe=lambda label: parts.describe(by_label[label]),
-            **parts.arguments(),
         )
     return "interrupted" if found.status == "interrupted" else _diverged(found)
 

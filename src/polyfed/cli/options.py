@@ -1,55 +1,61 @@
-"""The options that `run` and `compare` share: each is a key of the experiment file under a name of its own."""
+"""The options that `run` and `compare` share: each is a key of the experiment file, and its help what the key says."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from typer import Option
 
 from polyfed.cli import portable
+from polyfed.experiment import training as tables
 
+T = TypeVar("T", bound=tables.Table)
 DATA, TRAIN, WHERE = "Data and model", "Training", "Results and machine"
 
-Data = Annotated[
-    str | None, Option(help="Data set (see polyfed data list), or a folder of files.", rich_help_panel=DATA)
-]
-DataDir = Annotated[str | None, Option(help="Folder that holds downloaded data.", metavar="DIR", rich_help_panel=DATA)]
-Partition = Annotated[
-    str | None, Option(help="How samples are dealt out: iid, dirichlet:0.5, natural, ...", rich_help_panel=DATA)
-]
-Clients = Annotated[str | None, Option(help="Number of clients.", metavar="N", rich_help_panel=DATA)]
-Model = Annotated[str | None, Option(help="linear, mlp, cnn, lenet or resnet18.", rich_help_panel=DATA)]
-Rounds = Annotated[str | None, Option(help="Communication rounds.", metavar="N", rich_help_panel=TRAIN)]
-Fraction = Annotated[str | None, Option(help="Share of clients per round.", metavar="X", rich_help_panel=TRAIN)]
-Epochs = Annotated[str | None, Option(help="Local passes per round.", metavar="N", rich_help_panel=TRAIN)]
-Steps = Annotated[
-    str | None,
-    Option(help="Local steps per round instead: 5, ceil(k/20), uniform(1, 10).", metavar="N", rich_help_panel=TRAIN),
-]
-Batch = Annotated[str | None, Option(help="Samples per step, or full.", metavar="N", rich_help_panel=TRAIN)]
+
+def _help(table: type[Any], name: str) -> str:
+    return next(f.metadata["setting"].doc for f in fields(table) if f.name == name)
+
+
+def option(table: type[tables.Table], name: str, panel: str, metavar: str | None = None) -> Any:
+    """The option of a setting, typed as text; the setting's own type reads it."""
+    return Option(help=_help(table, name), metavar=metavar, rich_help_panel=panel)
+
+
+def read(table: type[T], given: Mapping[str, Any]) -> T:
+    """The settings of a table among a command's arguments; text is read as the setting's type takes it."""
+    from polyfed.core.settings import kebab, typed_as, types_of
+    from polyfed.experiment import check
+
+    found = {name: (given[name], hint) for name, hint in types_of(table).items() if given.get(name) is not None}
+    typed = {kebab(name): typed_as(v, hint) if isinstance(v, str) else v for name, (v, hint) in found.items()}
+    return check.read(table, typed, check.Where(None, {}, {}))
+
+
+Data = Annotated[str | None, option(tables.Data, "name", DATA)]
+DataDir = Annotated[str | None, option(tables.Data, "dir", DATA, "DIR")]
+Partition = Annotated[str | None, option(tables.Data, "partition", DATA)]
+Clients = Annotated[str | None, option(tables.Data, "clients", DATA, "N")]
+Model = Annotated[str | None, option(tables.Model, "name", DATA)]
+Rounds = Annotated[str | None, option(tables.Settings, "rounds", TRAIN, "N")]
+Fraction = Annotated[str | None, option(tables.Settings, "fraction", TRAIN, "X")]
+Epochs = Annotated[str | None, option(tables.Settings, "local_epochs", TRAIN, "N")]
+Steps = Annotated[str | None, option(tables.Settings, "local_steps", TRAIN, "N")]
+Batch = Annotated[str | None, option(tables.Settings, "batch_size", TRAIN, "N")]
 Lr = Annotated[str | None, Option(help="Step size of every method.", metavar="X", rich_help_panel=TRAIN)]
-Metrics = Annotated[
-    str | None,
-    Option(
-        help="What models are judged by, the first leads: auc,brier; else accuracy, or rmse for numbers.",
-        metavar="NAMES",
-        rich_help_panel=TRAIN,
-    ),
-]
-Seed = Annotated[str | None, Option(help="First seed.", metavar="N", rich_help_panel=TRAIN)]
-Seeds = Annotated[str | None, Option(help="How many seeds, or which: 5 or 0,3,7.", rich_help_panel=TRAIN)]
-Device = Annotated[str | None, Option(help="auto, cpu or cuda.", rich_help_panel=WHERE)]
-Dtype = Annotated[str | None, Option(help="float32 or float64.", rich_help_panel=WHERE)]
+Metrics = Annotated[str | None, option(tables.Settings, "metrics", TRAIN, "NAMES")]
+Seed = Annotated[str | None, option(tables.Settings, "seed", TRAIN, "N")]
+Seeds = Annotated[str | None, option(tables.Settings, "seeds", TRAIN)]
+Device = Annotated[str | None, option(tables.Settings, "device", WHERE)]
+Dtype = Annotated[str | None, option(tables.Settings, "dtype", WHERE)]
 Set = Annotated[
     list[str] | None,
     Option("--set", help="Any key of the experiment file, such as algorithm.lr=0.05.", metavar="KEY=VALUE"),
 ]
 Out = Annotated[Path | None, Option(help="Folder for the results; else runs/<time>-<name>.", rich_help_panel=WHERE)]
 Force = Annotated[bool, Option("--force", help="Replace the results in --out.", rich_help_panel=WHERE)]
-Portable = Annotated[
-    bool,
-    Option("--portable", help="The same bits on every x86 processor with AVX2; slower.", rich_help_panel=WHERE),
-]
+Portable = Annotated[bool, Option("--portable", help=_help(tables.Settings, "portable"), rich_help_panel=WHERE)]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="No progress.", rich_help_panel=WHERE)]
 
 KEYS = {
@@ -58,51 +64,28 @@ KEYS = {
     "partition": "data.partition",
     "clients": "data.clients",
     "model": "model.name",
-    "rounds": "rounds",
-    "fraction": "fraction",
-    "local_epochs": "local-epochs",
-    "local_steps": "local-steps",
-    "batch_size": "batch-size",
     "lr": "algorithm.lr",
-    "metrics": "metrics",
-    "seed": "seed",
-    "seeds": "seeds",
-    "device": "device",
-    "dtype": "dtype",
-    "portable": "portable",
-}
-TEXT = (
-    "data",
-    "data_dir",
-    "partition",
-    "model",
-    "metrics",
-    "device",
-    "dtype",
-)  # never numbers, whatever they look like
+}  # and the settings of a run under their own names
 
 
 def collect(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings among a command's arguments, nested as in an experiment file; --set beats a named option."""
     if given.get("portable"):
         portable.pin()  # before torch is imported
-    from polyfed.core.settings import value_of
+    from polyfed.core.settings import kebab, typed_as, types_of, value_of
     from polyfed.experiment.config import assign
 
     table: dict[str, Any] = {}
-    for name, key in KEYS.items():
-        value = given.get(name)
-        if value is None or value is False:
+    known = {"": types_of(tables.Settings), "data": types_of(tables.Data), "model": types_of(tables.Model)}
+    for name, value in given.items():
+        parent, _, last = KEYS.get(name, kebab(name) if name in known[""] else "").rpartition(".")
+        if not last or value is None or value is False:
             continue
-        *parents, last = key.split(".")
-        into = table
-        for parent in parents:
-            into = into.setdefault(parent, {})
-        into[last] = (
-            value
-            if name in TEXT or value is True
-            else value_of(f"[{value}]" if name == "seeds" and "," in value else value)
-        )
+        if isinstance(value, str):
+            text = f"[{value}]" if name == "seeds" and "," in value else value
+            hint = known.get(parent, {}).get(last.replace("-", "_"))
+            value = value_of(text) if hint is None else typed_as(text, hint)
+        (table.setdefault(parent, {}) if parent else table)[last] = value
     for text in given.get("set") or ():
         assign(table, text)
     return table

@@ -9,68 +9,44 @@ from typer import Argument, Option
 
 from polyfed.cli import options as o
 from polyfed.cli.portable import pin
+from polyfed.experiment.training import Search
 
 if TYPE_CHECKING:
     from polyfed.experiment.build import Parts
+    from polyfed.experiment.config import Settings as Training
     from polyfed.experiment.tune import Tuned
     from polyfed.report import Table
 
 TUNING = "Tuning"
 ROUNDS, SEEDS = 1000, 1
+Setting = Annotated[str | None, o.option(Search, "setting", TUNING, "NAME")]
+Regime = Annotated[str | None, o.option(Search, "regime", TUNING)]
+Grid = Annotated[str | None, o.option(Search, "grid", TUNING)]
+CheckEvery = Annotated[str | None, o.option(Search, "check_every", TUNING, "N")]
+Tolerance = Annotated[str | None, o.option(Search, "tolerance", TUNING, "X")]
+Patience = Annotated[str | None, o.option(Search, "patience", TUNING, "N")]
+Extend = Annotated[str | None, o.option(Search, "extend", TUNING, "N")]
+Choose = Annotated[str | None, o.option(Search, "choose", TUNING)]
+TrainOn = Annotated[str | None, o.option(Search, "train_on", TUNING, "N")]
 
 
 def tune(
     method: Annotated[str, Argument(help="A method, with settings where wanted: fpfc:nu=0.5")] = "fpfc",
-    setting: Annotated[
-        str | None,
-        Option(
-            help="The numeric setting to tune; lam unless given, for fedacs quantile.",
-            metavar="NAME",
-            rich_help_panel=TUNING,
-        ),
-    ] = None,
-    regime: Annotated[
-        str | None,
-        Option(
-            help="warm: each value from the last solution; cold: from the common start; both. Default: both for fpfc's "
-            "lam, else cold.",
-            rich_help_panel=TUNING,
-        ),
-    ] = None,
-    grid: Annotated[str | None, Option(help="Values, rising: 0,0.5,1.", rich_help_panel=TUNING)] = None,
+    setting: Setting = None,
+    regime: Regime = None,
+    grid: Grid = None,
     cold_grid: Annotated[
         str | None, Option(help="Other values where the start is cold.", rich_help_panel=TUNING)
     ] = None,
-    check_every: Annotated[
-        int, Option(help="Rounds between looks at the validation metric.", metavar="N", rich_help_panel=TUNING)
-    ] = 10,
-    tolerance: Annotated[
-        float, Option(help="A change below it ends a run.", metavar="X", rich_help_panel=TUNING)
-    ] = 1e-4,
-    patience: Annotated[
-        int, Option(help="Stop after N small changes in a row.", metavar="N", rich_help_panel=TUNING)
-    ] = 3,
+    check_every: CheckEvery = None,
+    tolerance: Tolerance = None,
+    patience: Patience = None,
     whole: Annotated[
         bool, Option("--whole", help="Go on with a warm path after validation has dropped.", rich_help_panel=TUNING)
     ] = False,
-    extend: Annotated[
-        int,
-        Option(
-            help="Extend the warm grid by up to N values while its last one is best.",
-            metavar="N",
-            rich_help_panel=TUNING,
-        ),
-    ] = 6,
-    choose: Annotated[
-        str,
-        Option(
-            help="best: the best metric; simplest: the fewest clusters within one standard error of it.",
-            rich_help_panel=TUNING,
-        ),
-    ] = "best",
-    train_on: Annotated[
-        int, Option(help="Maximum extra rounds for the chosen model.", metavar="N", rich_help_panel=TUNING)
-    ] = 2000,
+    extend: Extend = None,
+    choose: Choose = None,
+    train_on: TrainOn = None,
     window: Annotated[
         bool,
         Option(
@@ -110,9 +86,11 @@ def tune(
     [dim]polyfed tune --data fpfc-s1 --scale small --batch-size full --local-steps 10 --fraction 0.3[/dim]
     [dim]polyfed tune fedacs --setting quantile --grid 0.5,0.67,0.75 --data fpfc-s1 --scale small[/dim]
     """
-    given = o.collect(locals())
+    typed = locals()
+    given = o.collect(typed)
     if scale is not None:
         given.setdefault("data", {}).setdefault("options", {})["scale"] = scale
+    from polyfed.cli.folders import is_search
     from polyfed.core.errors import ConfigError
     from polyfed.experiment.build import Parts
     from polyfed.experiment.config import defaults_for, resolve
@@ -121,15 +99,15 @@ def tune(
     found = resolve(None, given, [method], defaults_for(None, given) | {"rounds": ROUNDS, "seeds": SEEDS})
     if not found.single:
         raise ConfigError(f"seeds: found {len(found.seeds)}, expected one: tune works under one seed")
-    keys = {
-        "setting": setting or default_setting(found.methods[0].algorithm),
-        "regime": regime, "grid": _grids(grid, cold_grid), "check_every": check_every,
-        "tolerance": tolerance, "patience": patience, "stop_at_drop": not whole, "extend": extend, "choose": choose,
-        "train_on": train_on, "resume": resume,
+    typed |= {
+        "setting": setting or default_setting(found.methods[0].algorithm), "rounds": found.settings.rounds,
+        "grid": _grids(grid, cold_grid) or None, "stop_at_drop": not whole,
     }  # fmt: skip
+    search = o.read(Search, typed)
     if found.settings.portable:
         pin()
-    return _execute(Parts(found), keys, window, out, force, quiet)
+    resume = resume or (out is not None and not force and is_search(out))
+    return _execute(Parts(found), search, window, out, force, quiet, resume)
 
 
 def _grids(grid: str | None, cold: str | None) -> dict[str, Any]:
@@ -139,20 +117,21 @@ def _grids(grid: str | None, cold: str | None) -> dict[str, Any]:
     return {name: [value_of(v, "--grid") for v in split(text)] for name, text in typed.items() if text is not None}
 
 
-def _execute(parts: "Parts", keys: dict[str, Any], window: bool, out: Path | None, force: bool, quiet: bool) -> int:
+def _execute(
+    parts: "Parts", search: Search, window: bool, out: Path | None, force: bool, quiet: bool, resume: bool
+) -> int:
     """Tune in a new folder, or go on in that of the same search; show the path and report the final run."""
     from polyfed.cli.console import show_table, stderr, stdout
-    from polyfed.cli.folders import claimed, is_search
+    from polyfed.cli.folders import claimed
     from polyfed.core.errors import ConfigError
     from polyfed.experiment import files, stop
 
     experiment, since = parts.experiment, stop.interruptions()
     parts.model(experiment.seeds[0])  # what is wrong with a model is said before a folder is made
-    if keys["resume"] and out is None:
+    if resume and out is None:
         raise ConfigError("--resume: needs --out with the folder of the search")
-    keys["resume"] = keys["resume"] or (out is not None and not force and is_search(out))
-    with claimed(out, f"tune-{experiment.name}", force, keys["resume"]) as folder:
-        tuned = _tuned(parts, keys, window, folder, quiet)
+    with claimed(out, f"tune-{experiment.name}", force, resume) as folder:
+        tuned = _tuned(parts, search, window, folder, quiet, resume)
         if tuned.rows:
             stdout.print()
             show_table(tune_table(tuned))
@@ -164,28 +143,28 @@ def _execute(parts: "Parts", keys: dict[str, Any], window: bool, out: Path | Non
         return _say_found(tuned, folder)
 
 
-def _tuned(parts: "Parts", keys: dict[str, Any], window: bool, folder: Path, quiet: bool) -> "Tuned":
+def _tuned(parts: "Parts", search: Search, window: bool, folder: Path, quiet: bool, resume: bool) -> "Tuned":
     from polyfed.cli.console import Show
     from polyfed.experiment.config import Method
     from polyfed.experiment.tune import tune
 
     experiment = parts.experiment
     seed, method = experiment.seeds[0], experiment.methods[0]
-    model, federation = parts.model(seed), parts.federation(seed)
-    arguments = {k: v for k, v in parts.arguments().items() if k != "evaluate_every"}
+    model, federation, training = parts.model(seed), parts.federation(seed), parts.training(seed)
     if window:
-        _say_window(model, federation, method.algorithm, arguments)
+        _say_window(model, federation, method.algorithm, training)
     with Show(False, quiet) as show:
         return tune(
             model,
             federation,
             method.algorithm,
+            training,
+            search,
             seed=seed,
             out=folder,
-            watch=_shown(show, seed, keys["setting"]),
+            watch=_shown(show, seed, str(search.setting)),
             describe=lambda a: parts.describe(Method(a, method.file, method.label)),
-            **keys,
-            **arguments,
+            resume=resume,
         )
 
 
@@ -203,7 +182,7 @@ def _say_found(tuned: "Tuned", folder: Path) -> int:
     return 0
 
 
-def _say_window(model: Any, federation: Any, method: Any, arguments: Mapping[str, Any]) -> None:
+def _say_window(model: Any, federation: Any, method: Any, training: "Training") -> None:
     from polyfed.algorithms.fpfc import FPFC
     from polyfed.cli.console import stdout
     from polyfed.core.errors import ConfigError
@@ -213,7 +192,8 @@ def _say_window(model: Any, federation: Any, method: Any, arguments: Mapping[str
         raise ConfigError(f"--window: found method {method.name}, expected fpfc")
     if federation.clusters is None:
         raise ConfigError("--window: these data name no clusters")
-    loss, decay = arguments["loss"], arguments["weight_decay"]
+    loss, decay = training.loss, training.weight_decay
+    assert loss is not None  # `Parts` leaves nothing open
     bounds = window_for(model, federation, federation.clusters, loss, method=method, weight_decay=decay)
     stdout.print("For the clusters that the data name, from their training samples:")
     for line in bounds.lines():

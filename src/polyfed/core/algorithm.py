@@ -12,6 +12,7 @@ from torch import Tensor
 from polyfed.core.batches import Batches
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import COUNTED, FREE, Configured, Limits, Registry
+from polyfed.core.typed import weighted_sum
 
 if TYPE_CHECKING:
     from polyfed.core.newcomer import Newcomer
@@ -24,9 +25,20 @@ State = dict[str, Tensor]
 class Round(NamedTuple):
     """What both sides may know about one exchange.
 
-    t: round, from 0     n: clients in the federation     phase: exchange within the round, from 0
-    ids: [s] positions of the clients     samples: [s] their training samples (float)
-    sent: [s] round at which their downlink left (earlier than t only when replies arrive late)
+    Parameters
+    ----------
+    t : int
+        Round, from 0.
+    n : int
+        Clients in the federation.
+    phase : int
+        Exchange within the round, from 0.
+    ids : Tensor
+        [s] positions of the clients.
+    samples : Tensor
+        [s] their training samples, as floats.
+    sent : Tensor
+        [s] round in which their downlink left: earlier than `t` only when replies arrive late.
     """
 
     t: int
@@ -37,12 +49,31 @@ class Round(NamedTuple):
     sent: Tensor
 
     def take(self, rows: Tensor) -> "Round":
-        """The same exchange for some of its clients."""
+        """The same exchange for some of its clients.
+
+        Parameters
+        ----------
+        rows : Tensor
+            Positions in `ids` of the clients to keep.
+
+        Returns
+        -------
+        Round
+            With `ids`, `samples` and `sent` of those clients.
+        """
         return self._replace(ids=self.ids[rows], samples=self.samples[rows], sent=self.sent[rows])
 
 
 class Down(NamedTuple):
-    """The messages of one downlink: `shared` is the same for every client, `each` has one row per client."""
+    """The messages of one downlink.
+
+    Parameters
+    ----------
+    shared : dict of Tensor
+        The same for every client.
+    each : dict of Tensor
+        [s, ...], one row per client.
+    """
 
     shared: State = {}  # noqa: RUF012  (never written to)
     each: State = {}  # noqa: RUF012
@@ -51,10 +82,18 @@ class Down(NamedTuple):
 class Server(NamedTuple):
     """The server's tensors before the first round, by their axes; a method then sees them all under their names.
 
-    shared: of no client in particular     each: [n, ...] a row per client     pairs: [n, n, ...] a row and a column
-    per client     free: tensors whose shape changes in training
+    Newcomers follow from it: one more client is one more row of `each`, and one more row and column of `pairs`.
 
-    Newcomers follow from it: a client more is a row more of `each`, and a row and a column more of `pairs`.
+    Parameters
+    ----------
+    shared : dict of Tensor
+        Of no client in particular.
+    each : dict of Tensor
+        [n, ...], one row per client.
+    pairs : dict of Tensor
+        [n, n, ...], one row and one column per client.
+    free : dict of Tensor
+        Tensors whose shape changes in training.
     """
 
     shared: State = {}  # noqa: RUF012  (never written to)
@@ -98,13 +137,40 @@ class Algorithm(Configured):
 
     @classmethod
     def implied(cls, name: str) -> Limits:
-        """Step sizes are never negative, epochs are counts."""
+        """Bounds of a setting that follow from its name: step sizes are never negative, epochs are counts.
+
+        Parameters
+        ----------
+        name : str
+            Name of the field.
+
+        Returns
+        -------
+        Limits
+            They hold beside the bounds of the field itself.
+        """
         if name in cls.step_sizes:
             return Limits(ge=0)
         return Limits(ge=0, le=COUNTED) if name.endswith("_epochs") else FREE
 
     def decayed(self, factor: float) -> "Algorithm":
-        """The method with its local step sizes scaled by `factor`."""
+        """The method with its local step sizes scaled.
+
+        Parameters
+        ----------
+        factor : float
+            What every hyper-parameter named in `step_sizes` is multiplied by.
+
+        Returns
+        -------
+        Algorithm
+            A copy, or the method itself for a factor of 1.
+
+        Raises
+        ------
+        ConfigError
+            A step size is not a number.
+        """
         if factor == 1:
             return self
         scaled = {key: getattr(self, key) for key in self.step_sizes}
@@ -113,93 +179,316 @@ class Algorithm(Configured):
         return dataclasses.replace(self, **{key: factor * value for key, value in scaled.items()})
 
     def plan(self, task: "Task", n: int) -> str | None:
-        """What is worth knowing before a run with n clients starts, in one line: the solver chosen, its memory."""
+        """What is worth knowing before a run starts, in one line: the solver chosen, its memory.
+
+        Parameters
+        ----------
+        task : Task
+            The model and loss.
+        n : int
+            Clients in the federation.
+
+        Returns
+        -------
+        str or None
+            None if there is nothing to say.
+        """
         return None
 
     def phases(self, t: int) -> int:
-        """Exchanges in round t."""
+        """How many exchanges a round has.
+
+        Parameters
+        ----------
+        t : int
+            Round, from 0.
+
+        Returns
+        -------
+        int
+            1 unless a method needs more.
+        """
         return 1
 
     def in_step(self, n: int, t: int = 0) -> str | None:
-        """Why the method cannot run asynchronously, or None."""
+        """Why the method cannot run asynchronously.
+
+        Parameters
+        ----------
+        n : int
+            Clients in the federation.
+        t : int
+            Round, from 0.
+
+        Returns
+        -------
+        str or None
+            The reason, to go behind the method's name; None if it can.
+        """
         phases = self.phases(t)
         if phases > 1:
             return f"needs {phases} exchanges a round"
         return "needs replies in the round they were asked for" if self.synchronous else None
 
     def audience(self, server: State, round: Round) -> Tensor:
-        """Which of `round.ids` this exchange is with, in their order, where a round has several."""
+        """Which clients this exchange is with, in a round of several exchanges.
+
+        Parameters
+        ----------
+        server : dict of Tensor
+            The server's state.
+        round : Round
+            The exchange with the whole cohort.
+
+        Returns
+        -------
+        Tensor
+            Some of `round.ids`, in their order; by default all.
+        """
         return round.ids
 
     def init_server(self, task: "Task", w0: Tensor, n: int) -> "State | Server":
-        """The server's tensors before the first round; w0: [p]. A plain dict where none has a row per client, else
-        `Server`, which says which have.
+        """The server's tensors before the first round.
 
-        The loop adds "known": [n], the training samples of the clients met so far, 0 for one that was not.
+        The loop adds "known": [n], the training samples of the clients met so far, 0 for a client not met yet.
+
+        Parameters
+        ----------
+        task : Task
+            The model and loss.
+        w0 : Tensor
+            [p] the common start.
+        n : int
+            Clients in the federation.
+
+        Returns
+        -------
+        dict of Tensor or Server
+            A plain dict where no tensor has a row per client; otherwise `Server`, which says which tensors have.
         """
         return {"w": w0}
 
     def init_client(self, task: "Task", w0: Tensor) -> State:
-        """One client's private tensors before it is first picked; they never leave it. {} if none."""
+        """One client's private tensors before it is first picked; they never leave it.
+
+        Parameters
+        ----------
+        task : Task
+            The model and loss.
+        w0 : Tensor
+            [p] the common start.
+
+        Returns
+        -------
+        dict of Tensor
+            Empty if the method keeps none.
+        """
         return {}
 
     def warm_start(self, task: "Task", models: Tensor, samples: Tensor) -> tuple[State, State]:
-        """(server state, private rows [n, ...]) to start from the clients' models of another method's run.
+        """The state to start from, given the clients' models of another method's run.
 
-        models: [n, p]     samples: [n]. Each client is billed for sending its model.
+        Each client is billed for sending its model.
+
+        Parameters
+        ----------
+        task : Task
+            The model and loss.
+        models : Tensor
+            [n, p] the clients' models.
+        samples : Tensor
+            [n] their training samples.
+
+        Returns
+        -------
+        tuple of dict of Tensor
+            The server's state, and the clients' private rows [n, ...].
+
+        Raises
+        ------
+        ConfigError
+            By default: the method cannot be warm-started.
         """
         raise ConfigError(f"start: {self.name} cannot be warm-started from another method's models")
 
     def admit(self, task: "Task", server: State, samples: Tensor) -> "Newcomer":
         """The server's side of one client added after training; the n others stay frozen.
 
-        samples: [n] their training samples. By default the method's own rule, with room for one client more.
+        Parameters
+        ----------
+        task : Task
+            The model and loss.
+        server : dict of Tensor
+            The server's state at the end of training.
+        samples : Tensor
+            [n] training samples of the clients of the run.
+
+        Returns
+        -------
+        Newcomer
+            By default the method's own rule, with room for one more client.
         """
         from polyfed.core.newcomer import Newcomer
 
         return Newcomer(self, task, server, samples)
 
     def downlink(self, server: State, round: Round) -> Down:
-        """What the server sends to the clients `round.ids`."""
+        """What the server sends.
+
+        Parameters
+        ----------
+        server : dict of Tensor
+            The server's state.
+        round : Round
+            The exchange; `round.ids` are the receivers.
+
+        Returns
+        -------
+        Down
+            By default the server's "w", shared by all.
+        """
         return Down(shared={"w": server["w"]})
 
     def local_update(
         self, task: "Task", client: State, down: State, data: Batches, round: Round
     ) -> tuple[State, State]:
-        """What s clients do. client, down: [s, ...] each. Returns (new private state, uplink), [s, ...] each."""
+        """What s clients do.
+
+        Parameters
+        ----------
+        task : Task
+            The model and loss, with their gradients.
+        client : dict of Tensor
+            [s, ...] the clients' private tensors.
+        down : dict of Tensor
+            [s, ...] what they received; a shared message is a view with s equal rows.
+        data : Batches
+            Their batches of this exchange.
+        round : Round
+            The exchange; `round.ids` are these s clients.
+
+        Returns
+        -------
+        tuple of dict of Tensor
+            The new private tensors and the uplink, [s, ...] each. Private tensors left out stay as they were.
+        """
         raise NotImplementedError
 
     def aggregate(self, server: State, up: "Uplinks", round: Round) -> State:
-        """The server's next state from what `round.ids` sent: `up.mean("w")`, `up.sum("w")`, or `up["w"]`, [s, ...],
-        where every client's own is needed.
+        """The server's next state, from what the clients sent.
 
-        `server` is handed over: its tensors may be written into once everything has been asked of `up`.
+        Parameters
+        ----------
+        server : dict of Tensor
+            The server's state. It is handed over: its tensors may be written into once everything has been asked of
+            `up`.
+        up : Uplinks
+            `up.mean("w")` and `up.sum("w")`, or `up["w"]`, [s, ...], where every client's own upload is needed.
+        round : Round
+            The exchange; `round.ids` are the senders.
+
+        Returns
+        -------
+        dict of Tensor
+            The whole next state.
         """
         raise NotImplementedError
 
     def deployment(self, server: State, round: Round) -> Down:
-        """What `round.ids` would receive to deploy a model now; by default the usual downlink."""
+        """What clients would receive in order to deploy a model now.
+
+        Parameters
+        ----------
+        server : dict of Tensor
+            The server's state.
+        round : Round
+            The exchange; `round.ids` are the receivers.
+
+        Returns
+        -------
+        Down
+            By default the usual downlink.
+        """
         return self.downlink(server, round)
 
     def personal(self, client: State, down: State) -> Tensor:
-        """[s, p]: the model that each client would deploy now, from its private state and `deployment`."""
+        """The model that each client would deploy now.
+
+        Parameters
+        ----------
+        client : dict of Tensor
+            [s, ...] the clients' private tensors.
+        down : dict of Tensor
+            [s, ...] what they received as `deployment`.
+
+        Returns
+        -------
+        Tensor
+            [s, p].
+        """
         return down["w"]
 
     def common(self, server: State) -> Tensor | None:
-        """[p]: the one model that all clients have in common; None where there is none."""
+        """The one model that all clients have in common.
+
+        Parameters
+        ----------
+        server : dict of Tensor
+            The server's state.
+
+        Returns
+        -------
+        Tensor or None
+            [p], or None if there is none.
+        """
         w = server.get("w")
         return w if w is not None and w.dim() == 1 else None
 
     def factors(self, server: State) -> dict[str, tuple[Tensor, Tensor]] | None:
-        """The common model's low-rank layers as factors [d1, r], [r, d2], by name; None: the method makes none."""
+        """The common model's low-rank layers as factors.
+
+        Parameters
+        ----------
+        server : dict of Tensor
+            The server's state.
+
+        Returns
+        -------
+        dict of tuple of Tensor, or None
+            ([d1, r], [r, d2]) by the layer's name; None if the method makes none.
+        """
         return None
 
     def parameters(self, server: State, client: State) -> Tensor | int | None:
-        """Numbers that describe the clients' models, one for all or [s], positions not counted; None: all p of them."""
+        """How many numbers describe the clients' models, positions not counted.
+
+        Parameters
+        ----------
+        server : dict of Tensor
+            The server's state.
+        client : dict of Tensor
+            [s, ...] the clients' private tensors.
+
+        Returns
+        -------
+        Tensor, int or None
+            [s], or one number for all; None: all p.
+        """
         return None
 
     def report(self, server: State) -> dict[str, Any]:
-        """Findings worth a line in the report: clusters, mixing matrix, step sizes. JSON-able, or tensors."""
+        """Findings worth a line in the report: clusters, mixing matrix, step sizes.
+
+        Parameters
+        ----------
+        server : dict of Tensor
+            The server's state.
+
+        Returns
+        -------
+        dict
+            JSON-able values, or tensors.
+        """
         return {}
 
 
@@ -221,11 +510,23 @@ def started(algorithm: Algorithm, task: "Task", n: int) -> Server:
 
 
 def mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Mean over the clients of `values: [s, ...]`, plain or weighted by `weights: [s]` (sample counts)."""
+    """Mean over the clients, plain or weighted.
+
+    Parameters
+    ----------
+    values : Tensor
+        [s, ...] one row per client.
+    weights : Tensor or None
+        [s], such as sample counts; None: all clients count the same.
+
+    Returns
+    -------
+    Tensor
+        [...] in the precision of `values`.
+    """
     if weights is None:
         return values.mean(0)
-    share = (weights / weights.sum()).to(values.dtype)
-    return torch.tensordot(share, values, dims=1)
+    return weighted_sum(weights / weights.sum(), values)
 
 
 def make(name: str, /, **settings: Any) -> Algorithm:

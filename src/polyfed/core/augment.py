@@ -98,9 +98,9 @@ def augmentation(given: str | Augmentation | None, shape: Sequence[int]) -> Augm
         or a callable (x [N, ...], draws: Draws) -> [N, ...]
     Raises ConfigError for anything else, for inputs that are no images, and for a crop as wide as the image.
     """
-    if given is None or (callable(given) and not isinstance(given, str)):
-        return given
     if not isinstance(given, str):
+        if given is None or callable(given):
+            return given
         raise ConfigError(f"augment: {found(given, EXPECTED)}")
     steps = steps_of(given)
     if len(shape) != 3:

@@ -7,7 +7,7 @@ the first rows; a client that has finished drops out of the batch.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
@@ -16,10 +16,11 @@ from torch import Tensor
 from polyfed.core.augment import Augmentation, Draws
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator, key_of, mix
-from polyfed.core.settings import COUNTED, found
+from polyfed.core.settings import COUNTED, Limits, Misfit, fitted, found
 from polyfed.core.split import Split
 
 BLOCK = 1 << 18  # samples whose order is drawn at a time: steps are made as they are needed
+STEPS = Annotated[int, Limits(ge=1, le=COUNTED)]
 PADDING = 1.3  # clients are padded to a common size only when their sizes are within this factor
 
 
@@ -93,9 +94,10 @@ class Work:
         if isinstance(self.steps, Each):
             return np.ones_like(counts) if keys is None else self.steps.each(seed, round, keys)
         steps = self.steps(round) if callable(self.steps) else self.steps
-        if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or not 1 <= steps <= COUNTED:
-            raise ConfigError(f"local_steps: {found(steps, 'an integer of at least 1')} (in round {round})")
-        return np.full_like(counts, steps)
+        try:
+            return np.full_like(counts, fitted(steps, STEPS))
+        except Misfit:
+            raise ConfigError(f"local_steps: {found(steps, 'an integer of at least 1')} (in round {round})") from None
 
 
 class Batches:
@@ -281,7 +283,7 @@ def padded(split: Split, clients: np.ndarray) -> Batch:
     if len(clients) == 1:
         x, y = split.client(int(clients[0]))
         return Batch(x[None], y[None])
-    column = np.arange(counts.max())
+    column = np.arange(int(counts.max()))
     real = column < counts[:, None]
     index = np.where(real, offsets[:, None] + column, np.minimum(offsets, len(split.x) - 1)[:, None])
     x, y = _take(split, torch.as_tensor(index, device=split.x.device))

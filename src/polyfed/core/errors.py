@@ -3,6 +3,8 @@
 The command line prints the line and exits non-zero; a traceback means a fault of ours, not of the input.
 """
 
+from collections.abc import Iterable
+
 
 class PolyfedError(Exception):
     """Base of every error meant for the user. `str(error)` is one complete line."""
@@ -34,7 +36,7 @@ class RunError(PolyfedError):
     """A run folder or checkpoint is missing, damaged, or does not fit what is asked of it."""
 
 
-def closest(word: str, known) -> str:
+def closest(word: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the closest known name, or an empty string."""
     import difflib
 

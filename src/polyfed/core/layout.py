@@ -10,7 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-NORMS = (nn.GroupNorm, nn.LayerNorm, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+from polyfed.core.typed import BatchNorm, InstanceNorm
+
+NORMS = (nn.GroupNorm, nn.LayerNorm, BatchNorm, InstanceNorm)
 
 
 class Entry(NamedTuple):
@@ -40,7 +42,7 @@ class Layout:
             if not isinstance(m, NORMS) and any(p.requires_grad for p in m.parameters(recurse=False))
         ]
         of = {id(p): name for name, p in module.named_parameters()}
-        self._head = {of[id(p)] for p in owners[-1].parameters(recurse=False)} if owners else set()
+        self._head = {of[id(p)] for m in owners[-1:] for p in m.parameters(recurse=False)}
         self._norm = {of[id(p)] for m in module.modules() if isinstance(m, NORMS) for p in m.parameters(recurse=False)}
 
     def views(self, w: Tensor) -> list[Tensor]:
@@ -82,7 +84,7 @@ class Layout:
         Each is "head" (the last layer with weights), "body" (all but the head), "norm" (normalisation layers), or the
         beginning of a parameter's name ("conv1", "0.weight"). Raises KeyError, naming the layers there are.
         """
-        parts = []
+        parts: list[Tensor] = []
         for layer in layers:
             if layer not in ("head", "body", "norm") and not any(self._within(e.name, layer) for e in self.entries):
                 raise KeyError(f"no layer {layer!r}; the model has {', '.join(e.name for e in self.entries)}")

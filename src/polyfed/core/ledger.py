@@ -1,7 +1,7 @@
 """The ledger: every message weighed. Bytes, exchanges and seconds, per client, direction and round."""
 
 import numpy as np
-import pandas as pd
+import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 import torch
 from torch import Tensor
 
@@ -55,8 +55,8 @@ class Ledger:
 
     def frame(self) -> pd.DataFrame:
         """The ledger as a table; bytes are integers."""
-        frame = pd.DataFrame(self.array(), columns=list(COLUMNS))
-        return frame.astype(dict.fromkeys(COLUMNS[:-1], "int64"))
+        named = zip(COLUMNS, self.array().T, strict=True)
+        return pd.DataFrame({name: a if name == "seconds" else a.astype(np.int64) for name, a in named})
 
     def by_client(self, n: int) -> dict[str, np.ndarray]:
         """Per client [n]: "rounds" it took part in, "down_bytes", "up_bytes"."""
@@ -74,7 +74,7 @@ class Ledger:
 
     def tensor(self) -> Tensor:
         """For the checkpoint."""
-        return torch.from_numpy(self.array().copy())
+        return torch.as_tensor(self.array().copy())
 
     def restore(self, rows: Tensor) -> None:
         self._rows = [rows.numpy()]

@@ -5,12 +5,15 @@ rounds to which the others bring what the server has of them, and only its own r
 other, so their order and number do not matter.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from polyfed.core.algorithm import KNOWN, Algorithm, Down, Round, State, started
+from polyfed.core.algorithm import KNOWN, Algorithm, Down, Personal, Round, State, started
+from polyfed.core.batches import Batches
 from polyfed.core.errors import ConfigError
 from polyfed.core.uplinks import Uplinks
 
@@ -127,3 +130,65 @@ def _grown(t: Tensor, two: Tensor) -> Tensor:
     new = t.new_empty(n + 1, n + 1, *t.shape[2:])
     new[:n, :n], new[n, :n], new[:n, n], new[n, n] = t, two[1, 0], two[0, 1], two[1, 1]
     return new
+
+
+@dataclass(frozen=True)
+class Apart(Algorithm, abstract=True):
+    """A method among newcomers, each with a server of its own: what the event loop trains, see `admit`.
+
+    method: theirs     newcomers: in the order of the loop's clients; each is replaced by what it has become
+    """
+
+    name: ClassVar[str] = "newcomers"
+
+    method: Algorithm
+    newcomers: list[Newcomer]
+
+    def decayed(self, factor: float) -> Algorithm:
+        return replace(self, method=self.method.decayed(factor))
+
+    def phases(self, t: int) -> int:
+        return self.method.phases(t)
+
+    def _each(self, round: Round) -> Iterator[tuple[int, Newcomer, Round]]:
+        """(row, newcomer, the exchange as its own server sees it), for every client of `round`."""
+        for row, i in enumerate(round.ids.tolist()):
+            new = self.newcomers[i]
+            own = round.take(torch.tensor([row], device=round.ids.device))
+            yield row, new, own._replace(n=new.n + 1, ids=torch.full_like(own.ids, new.n))
+
+    def audience(self, server: State, round: Round) -> Tensor:
+        return round.ids[[row for row, new, own in self._each(round) if new.asked(own)]]
+
+    def init_server(self, task: "Task", w0: Tensor, n: int) -> State:
+        return {}
+
+    def downlink(self, server: State, round: Round) -> Down:
+        return _together([new.downlink(own) for _, new, own in self._each(round)])
+
+    def local_update(
+        self, task: "Task", client: State, down: State, data: Batches, round: Round
+    ) -> tuple[State, State]:
+        return self.method.local_update(task, client, down, data, round._replace(n=self.newcomers[0].n + 1))
+
+    def aggregate(self, server: State, up: Uplinks, round: Round) -> State:
+        sent = {name: up[name] for name in up}
+        for row, new, own in self._each(round):
+            new.aggregate({name: t[row : row + 1] for name, t in sent.items()}, own)
+        return server
+
+    def deployment(self, server: State, round: Round) -> Down:
+        if isinstance(self.method, Personal):
+            return Down()
+        return _together([new.deployment(own) for _, new, own in self._each(round)])
+
+    def personal(self, client: State, down: State) -> Tensor:
+        return self.method.personal(client, down)
+
+
+def _together(downs: list[Down]) -> Down:
+    """The newcomers' messages as one downlink; what all of them are sent from the same memory stays shared."""
+    first = downs[0]
+    shared = {name: t for name, t in first.shared.items() if all(d.shared[name] is t for d in downs)}
+    own = [{**{k: t[None] for k, t in d.shared.items() if k not in shared}, **d.each} for d in downs]
+    return Down(shared, {name: torch.cat([each[name] for each in own]) for name in own[0]})

@@ -33,6 +33,8 @@ class Engine(Protocol):
 
     def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]: ...
 
+    def close(self) -> None: ...
+
 
 @dataclass
 class Flight:
@@ -49,6 +51,7 @@ class Loop:
 
     After construction `t` rounds are done, `server` is the server's state, `rows` the clients' private tensors.
     forge: what attackers put in the place of their uplinks     rule: what the server takes in place of means
+    streamed: whether uplinks of which a method takes means and sums only are added up as they come
     used: what the method has asked of its uplinks so far, see `Uplinks.used`
     """
 
@@ -66,11 +69,12 @@ class Loop:
         lr_decay_every: int = 1,
         forge: Forge | None = None,
         rule: Rule | None = None,
+        streamed: bool = True,
     ):
         self.task, self.train, self.names, self.algorithm = task, train, names, algorithm
         self.schedule, self.engine, self.rows, self.seed = schedule, engine, rows, seed
         self.lr_decay, self.lr_decay_every = lr_decay, lr_decay_every
-        self.forge, self.rule = forge, rule
+        self.forge, self.rule, self.streamed = forge, rule, streamed and rule is None  # a rule needs all rows
         self.keys = client_keys(names)
         self.n = len(names)
         if schedule.late(self.n):
@@ -154,8 +158,7 @@ class Loop:
         self, algorithm: Algorithm, down: State, received: State, round: Round, kind: tuple[int, int]
     ) -> tuple[Reply, int]:
         """One exchange and what the server makes of it: (reply, bytes that each client sent)."""
-        streamed = self.rule is None  # a rule needs all rows
-        added, look = self._added.get(kind, {}), self.server if streamed and kind not in self._added else None
+        added, look = self._added.get(kind, {}), self.server if self.streamed and kind not in self._added else None
         tally = Tally(round, received, dict(added), self.forge, self.rule)
         reply = self.engine.exchange(algorithm, self.rows, down, round, tally, look)
         if reply.bad is not None:

@@ -7,7 +7,7 @@ whenever the process or the machine stops, and a row that was cut, zeroed or fli
 
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from io import BufferedRandom
 from pathlib import Path
@@ -106,7 +106,7 @@ class MappedRows:
         start = self.start[name]
         block = torch.empty(len(ids), *start.shape, dtype=start.dtype)
         unwritten = self.files[name].read(ids.cpu().numpy(), _bytes(block))
-        block[torch.from_numpy(unwritten)] = start.cpu()
+        block[torch.as_tensor(unwritten)] = start.cpu()
         return block.to(start.device)
 
     def scatter(self, ids: Tensor, state: State) -> None:
@@ -191,7 +191,7 @@ class SlotFile:
         self.taken = self.slot[ids]
         index = np.stack([ids, self.taken, self.sum[ids]], 1)
         parts = index, self.kept[1] if self.changed else self.kept[0], np.array(self.size)
-        return dict(zip(("index", "before", "size"), map(torch.from_numpy, parts), strict=True))
+        return dict(zip(("index", "before", "size"), map(torch.as_tensor, parts), strict=True))
 
     def committed(self) -> None:
         if self.changed:  # a round that is saved again replaces its own checkpoint, and the one before is still kept
@@ -215,8 +215,8 @@ def check(folder: Path, saved: State) -> None:
             row = np.empty(int(saved[f"size.{name}"]), np.uint8)
             path = folder / f"{name}.rows"
             with _opened(path, "rb") as f:
-                for i, slot, total in index.tolist():
-                    _fetch(f, path, row, i, slot, total)
+                for i, slot, total in index.numpy():
+                    _fetch(f, path, row, int(i), int(slot), int(total))
 
 
 def _fetch(f: BufferedRandom, path: Path, row: np.ndarray, i: int, slot: int, total: int) -> None:
@@ -240,7 +240,7 @@ def _same_names(found: Iterable[str], expected: Iterable[str]) -> None:
 
 
 @contextmanager
-def _opened(path: Path, mode: str) -> Iterator[BufferedRandom]:
+def _opened(path: Path, mode: str) -> Generator[BufferedRandom]:
     try:
         with path.open(mode) as f:
             yield cast(BufferedRandom, f)

@@ -34,19 +34,71 @@ class Schedule(Configured):
     table: ClassVar[str] = "schedule"
 
     def cohort(self, seed: int, t: int, keys: np.ndarray) -> np.ndarray:
-        """Sorted positions of the clients of round t. keys: [n] client keys."""
+        """The clients of a round.
+
+        Parameters
+        ----------
+        seed : int
+            The run's seed.
+        t : int
+            Round, from 0.
+        keys : array
+            [n] client keys.
+
+        Returns
+        -------
+        array
+            Sorted positions of the clients.
+        """
         raise NotImplementedError
 
     def late(self, n: int) -> bool:
-        """Whether replies of n clients may be taken in a later turn than their message was sent in."""
+        """Whether replies may be taken in a later turn than their message was sent in.
+
+        Parameters
+        ----------
+        n : int
+            Clients in the federation.
+
+        Returns
+        -------
+        bool
+            False for a synchronous schedule.
+        """
         return False
 
     def replies(self, n: int) -> int:
-        """How many replies of n clients the server takes at a time, about, where their number is drawn."""
+        """How many replies the server takes at a time; about, where their number is drawn.
+
+        Parameters
+        ----------
+        n : int
+            Clients in the federation.
+
+        Returns
+        -------
+        int
+            By default n.
+        """
         return n
 
     def turn(self, seed: int, t: int, keys: np.ndarray) -> Turn:
-        """The t-th turn of the event loop."""
+        """One turn of the event loop.
+
+        Parameters
+        ----------
+        seed : int
+            The run's seed.
+        t : int
+            Turn, from 0.
+        keys : array
+            [n] client keys.
+
+        Returns
+        -------
+        Turn
+            Who is sent a message, whose replies are taken, and the virtual seconds that pass.
+        """
         ids = self.cohort(seed, t, keys)
         return Turn(ids, ids)
 
@@ -56,11 +108,29 @@ SCHEDULES: Registry[type[Schedule]] = Registry("schedule.name")
 
 @dataclass(frozen=True)
 class Uniform(Schedule):
-    """floor(fraction * n) clients, at least one, drawn without replacement; all of them at fraction 1."""
+    """floor(fraction * n) clients, at least one, drawn without replacement; all of them at fraction 1.
+
+    Parameters
+    ----------
+    fraction : float
+        Share of the clients.
+    """
 
     fraction: float = setting(1.0, gt=0, le=1)
 
     def size(self, n: int) -> int:
+        """How many clients take part in a round.
+
+        Parameters
+        ----------
+        n : int
+            Clients in the federation.
+
+        Returns
+        -------
+        int
+            At least 1.
+        """
         return max(1, floor(self.fraction * n + 1e-9))
 
     def replies(self, n: int) -> int:
@@ -75,7 +145,13 @@ class Uniform(Schedule):
 
 @dataclass(frozen=True)
 class Bernoulli(Schedule):
-    """Every client by itself with a given probability; if none is drawn, the client with the smallest draw."""
+    """Every client on its own with a given probability; if none is drawn, the client with the smallest draw.
+
+    Parameters
+    ----------
+    probability : float
+        Of a client taking part in a round.
+    """
 
     probability: float = setting(gt=0, le=1)
 
@@ -90,7 +166,15 @@ class Bernoulli(Schedule):
 
 @dataclass(frozen=True)
 class Availability(Schedule):
-    """A uniform draw among the clients that are reachable: `trace` [periods, n] bool, repeated over the rounds."""
+    """A uniform draw among the clients that are reachable.
+
+    Parameters
+    ----------
+    trace : array or tuple of tuple of bool
+        [periods, n]: who is reachable in each period of one round; repeated over the rounds.
+    fraction : float
+        Share of the reachable clients that take part.
+    """
 
     trace: np.ndarray | tuple[tuple[bool, ...], ...]
     fraction: float = setting(1.0, gt=0, le=1)
@@ -120,8 +204,14 @@ class Availability(Schedule):
 class Delays(Configured):
     """How long a client takes from receiving a message to its reply being there: compute plus network, in seconds.
 
-    kind: "uniform" between `low` and `high`, or "log-normal" with median `low` and shape `high`
-    compute, network: [n] fixed seconds per client, added to the draw (0 where not given)
+    Parameters
+    ----------
+    kind : {"uniform", "log-normal"}
+        Of the draw: uniform between `low` and `high`, or log-normal with median `low` and shape `high`.
+    low, high : float
+        Its parameters; seconds, but for the shape.
+    compute, network : array, tuple of float or float
+        [n] fixed seconds per client, or one number for all, added to the draw.
     """
 
     table: ClassVar[str] = "delays"
@@ -147,7 +237,22 @@ class Delays(Configured):
     def from_text(cls, text: str, names: tuple[str, ...] | None) -> "Delays | None":
         """Delays from "uniform:0,20", "log-normal:5,0.5" or "file:PATH".
 
-        names: of the clients; None: the text is only checked, and None returned for a file
+        Parameters
+        ----------
+        text : str
+            As on the command line.
+        names : tuple of str or None
+            The clients' names; None: the text is only checked.
+
+        Returns
+        -------
+        Delays or None
+            None for a file without `names`.
+
+        Raises
+        ------
+        ConfigError
+            The text or the file does not say delays.
         """
         if text.startswith("file:"):
             return None if names is None else cls.from_file(text.removeprefix("file:"), names)
@@ -159,7 +264,25 @@ class Delays(Configured):
 
     @classmethod
     def from_file(cls, path: str | Path, names: tuple[str, ...]) -> "Delays":
-        """Fixed delays from a CSV file with columns client, compute, network (seconds), one row for each of `names`."""
+        """Fixed delays from a CSV file with columns client, compute, network (seconds).
+
+        Parameters
+        ----------
+        path : str or Path
+            The file, with one row for each of `names`.
+        names : tuple of str
+            The clients' names, in the order of the federation.
+
+        Returns
+        -------
+        Delays
+            With `compute` and `network` set.
+
+        Raises
+        ------
+        ConfigError
+            The file cannot be read, or a client has no row, two rows or a time that is not a number of seconds from 0.
+        """
         try:
             with Path(path).open(newline="") as f:
                 read = [(row["client"], float(row["compute"]), float(row["network"])) for row in csv.DictReader(f)]
@@ -179,7 +302,24 @@ class Delays(Configured):
         return cls(compute=compute, network=network)
 
     def draw(self, seed: int, t: int, ids: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """[m] seconds for clients `ids` that were sent a message in turn t."""
+        """The delays of one turn.
+
+        Parameters
+        ----------
+        seed : int
+            The run's seed.
+        t : int
+            Turn, from 0.
+        ids : array
+            [m] positions of the clients that were sent a message.
+        keys : array
+            [n] client keys.
+
+        Returns
+        -------
+        array
+            [m] seconds.
+        """
         rngs = [generator(seed, "delay", t, int(keys[i])) for i in ids]
         if self.kind == "uniform":
             drawn = np.array([rng.uniform(self.low, self.high) for rng in rngs])
@@ -195,7 +335,15 @@ class Delays(Configured):
 
 @dataclass(frozen=True)
 class Timed(Schedule):
-    """A synchronous schedule on a virtual clock: a round lasts as long as its slowest participant."""
+    """A synchronous schedule on a virtual clock: a round lasts as long as its slowest participant.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Who takes part.
+    delays : Delays
+        How long each takes.
+    """
 
     schedule: Schedule
     delays: Delays
@@ -211,18 +359,28 @@ class Timed(Schedule):
         return Turn(ids, ids, float(self.delays.draw(seed, t, ids, keys).max()))
 
 
+Memo = dict[tuple[int, bytes], tuple[list[Turn], Iterator[Turn]]]  # (seed, keys) -> (turns so far, those to come)
+
+
 @dataclass(frozen=True)
 class Asynchronous(Schedule):
     """Every reply is taken when it arrives, on a virtual clock; nobody sleeps in simulation.
 
-    `concurrency` clients are at work at any time (None: all). A turn takes the next reply and sends a new message to a
-    client drawn from those at rest, which at full concurrency is the one that has just replied. The turns follow from
-    the seed alone, so there is no state to save: after a resume they are worked out again from the first.
+    A turn takes the next reply and sends a new message to a client drawn from those at rest, which at full concurrency
+    is the one that has just replied. The turns follow from the seed alone, so there is no state to save: after a resume
+    they are worked out again from the first.
+
+    Parameters
+    ----------
+    delays : Delays
+        How long each client takes.
+    concurrency : int or None
+        Clients at work at any time; None: all.
     """
 
     delays: Delays
     concurrency: int | None = setting(None, ge=1)
-    _memo: dict = field(default_factory=dict, compare=False, repr=False)
+    _memo: Memo = field(default_factory=Memo, compare=False, repr=False)
 
     def late(self, n: int) -> bool:
         return n > 1 and self.concurrency != 1
@@ -231,8 +389,7 @@ class Asynchronous(Schedule):
         return 1
 
     def turn(self, seed: int, t: int, keys: np.ndarray) -> Turn:
-        known = self._memo.setdefault((seed, keys.tobytes()), ([], self._turns(seed, keys)))
-        turns, more = known
+        turns, more = self._memo.setdefault((seed, keys.tobytes()), ([], self._turns(seed, keys)))
         while len(turns) <= t:
             turns.append(next(more))
         return turns[t]

@@ -19,8 +19,9 @@ import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date, time
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn, ParamSpec, TypeVar, Union
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn, ParamSpec, TypeAlias, TypeVar, Union
 
 import numpy as np
 
@@ -30,6 +31,8 @@ MOST = 2**63 - 1  # what an integer tensor holds
 COUNTED = 10**9  # a bound on counts, which is not worth a word where it was kept
 LONGEST = 4000  # characters of one value
 DEEPEST = 20  # lists and tables within each other
+SCALAR: type[Any] = np.generic
+Toml: TypeAlias = "str | float | date | time | Sequence[Toml] | Mapping[str, Toml] | None"
 
 
 T = TypeVar("T")
@@ -72,6 +75,7 @@ class Setting:
 def setting(
     default: Any = dataclasses.MISSING,
     *,
+    factory: Any = dataclasses.MISSING,
     ge: float | None = None,
     gt: float | None = None,
     le: float | None = None,
@@ -80,9 +84,30 @@ def setting(
     doc: str = "",
     decides: bool = True,
 ) -> Any:
-    """A dataclass field that is a setting, with the bounds of its number (>=, >, <=, <); see `Setting` for the rest."""
+    """A dataclass field that is a setting.
+
+    Parameters
+    ----------
+    default : object
+        Its default; without one the setting must be given.
+    factory : callable
+        Makes a default that must not be shared, such as a dict.
+    ge, gt, le, lt : float or None
+        Bounds of a number: at least, above, at most, below.
+    source : str
+        Whose choice the default is, such as "paper".
+    doc : str
+        What it means, in one line.
+    decides : bool
+        Whether it decides the numbers of a run, or only how they are computed.
+
+    Returns
+    -------
+    dataclasses.Field
+        Typed as anything, so that a type checker accepts it as the field's default.
+    """
     known = Setting(Limits(ge, gt, le, lt), source, doc, decides)
-    return dataclasses.field(default=default, metadata={"setting": known})
+    return dataclasses.field(default=default, default_factory=factory, metadata={"setting": known})
 
 
 class Described(NamedTuple):
@@ -98,9 +123,9 @@ class Described(NamedTuple):
 
 def settings_of(cls: type) -> list[Described]:
     """The settings of a dataclass, in their order."""
-    found = []
+    found: list[Described] = []
     for f in _fields(cls):
-        s, hint = f.metadata.get("setting", Setting()), _hints(cls)[f.name]
+        s, hint = f.metadata.get("setting", Setting()), types_of(cls)[f.name]
         found.append(Described(f.name, words(hint), _default(f), s.doc, s.source, s.decides))
     return found
 
@@ -116,7 +141,7 @@ class Configured:
     refusal: ClassVar[type[PolyfedError]] = ConfigError
 
     def __post_init__(self) -> None:
-        hints = _hints(type(self))
+        hints = types_of(type(self))
         for f in _fields(type(self)):
             given = getattr(self, f.name)
             try:
@@ -142,6 +167,16 @@ class Configured:
     def implied(cls, name: str) -> Limits:
         """Bounds of a setting that follow from its name, whatever its field says."""
         return FREE
+
+    @classmethod
+    def scope(cls) -> dict[str, Any]:
+        """What the types of the settings are written with, where a class imports it late."""
+        return {}
+
+
+def kebab(name: str) -> str:
+    """local_epochs -> local-epochs"""
+    return name.replace("_", "-")
 
 
 def found(value: Any, expected: str, near: str = "") -> str:
@@ -185,7 +220,7 @@ def fitted(value: Any, hint: Any, rules: Sequence[Any] = ()) -> Any:
 
     rules: what stands beside the type, such as Limits
     """
-    if isinstance(value, np.generic):
+    if isinstance(value, SCALAR):
         value = value.item()
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
@@ -222,7 +257,7 @@ def fitted(value: Any, hint: Any, rules: Sequence[Any] = ()) -> Any:
     if origin in (dict, collections.abc.Mapping):
         _require(isinstance(value, Mapping), value)
         return {fitted(k, arguments[0]): fitted(v, arguments[1]) for k, v in value.items()}
-    if origin is collections.abc.Callable or hint is Callable:
+    if origin is Callable or hint is Callable:
         return _require(callable(value), value)
     kind = origin or hint
     return _require(not isinstance(kind, type) or isinstance(value, kind), value)
@@ -289,7 +324,7 @@ def words(hint: Any, rules: Iterable[Any] = ()) -> str:
     if origin in (list, tuple, collections.abc.Sequence) or hint in (list, tuple):
         inner = typing.get_args(arguments[0])[0] if arguments and _is_annotated(arguments[0]) else (*arguments, None)[0]
         return f"a list of {MANY[inner]}" if inner in MANY else "a list"
-    if origin is collections.abc.Callable:
+    if origin is Callable:
         return "a function"
     if isinstance(hint, type) and hint not in WORDS and origin is None and hint.__module__ != "builtins":
         return f"{'an' if hint.__name__[0] in 'AEIOU' else 'a'} {hint.__name__}"
@@ -340,19 +375,19 @@ def _is_annotated(hint: Any) -> bool:
 # what a class or a function takes
 
 
-def _fields(cls: type) -> list[dataclasses.Field]:
+def _fields(cls: type) -> list[dataclasses.Field[Any]]:
     return [f for f in dataclasses.fields(cls) if f.init and not f.name.startswith("_")]
 
 
-def _default(f: dataclasses.Field) -> Any:
+def _default(f: dataclasses.Field[Any]) -> Any:
     return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
 
 
 @cache
-def _hints(cls: type) -> dict[str, Any]:
+def types_of(cls: type) -> dict[str, Any]:
     """The type of every setting of a class, with its bounds."""
     hints = _types(cls, cls.__name__)
-    out = {}
+    out: dict[str, Any] = {}
     for f in _fields(cls):
         own = f.metadata.get("setting", Setting()).limits
         implied = cls.implied(f.name) if issubclass(cls, Configured) else FREE
@@ -370,8 +405,9 @@ def options_of(function: Callable[..., Any], skip: int) -> dict[str, Any]:
 
 
 def _types(of: Any, name: str) -> dict[str, Any]:
+    scope = of.scope() if isinstance(of, type) and issubclass(of, Configured) else None
     try:
-        return typing.get_type_hints(of, include_extras=True)
+        return typing.get_type_hints(of, localns=scope, include_extras=True)
     except NameError as e:
         raise ConfigError(f"{name}: a type of its settings is unknown ({e})") from None
 
@@ -388,7 +424,8 @@ def options(
 
     skip: leading parameters that are no options     where: goes before an option's name     of: whose options
     """
-    known, out = options_of(function, skip), {}
+    known = options_of(function, skip)
+    out: dict[str, Any] = {}
     for key, value in given.items():
         if key not in known:
             has = ", ".join(known) or "none"
@@ -463,9 +500,9 @@ class Registry(dict[str, T]):
                 self._refuse(key, f"{cls.table}.{spell(key)}: {name} has no such setting{near}; it has {has}")
         missing = [f.name for f in _fields(cls) if _default(f) is dataclasses.MISSING and f.name not in settings]
         if missing:
-            needs = words(_hints(cls)[missing[0]])
+            needs = words(types_of(cls)[missing[0]])
             self._refuse(missing[0], f"{cls.table}.{spell(missing[0])}: is missing; {name} needs {needs}")
-        return cls(**{key: none_of(value, _hints(cls)[key]) for key, value in settings.items()})
+        return cls(**{key: none_of(value, types_of(cls)[key]) for key, value in settings.items()})
 
     def _refuse(self, key: str, text: str) -> NoReturn:
         error = self.refusal(text)
@@ -513,7 +550,7 @@ def _readable(text: str, what: str, refusal: type[PolyfedError] = ConfigError) -
         raise refusal(f"{what}: {found(text, limits)}")
 
 
-def plain(value: Any, where: Callable[[str], str] = str, key: str = "", depth: int = 0) -> None:
+def plain(value: Toml, where: Callable[[str], str] = str, key: str = "", depth: int = 0) -> None:
     """Raise ConfigError for what no setting can be: text with NUL or without end, integers beyond 2^63, deep nesting.
 
     value: a table as TOML gives it     where: says where a key is from
@@ -565,7 +602,9 @@ def arguments(
     refusal: type[PolyfedError] = ConfigError,
 ) -> dict[str, Any]:
     """What `parse` found as settings of `cls`, read as their types take them."""
-    hints = {k: h for k, h in _hints(cls).items() if not (isinstance(h, type) and issubclass(h, Configured))}
+    hints: dict[str, Any] = {
+        k: h for k, h in types_of(cls).items() if not (isinstance(h, type) and issubclass(h, Configured))
+    }
     has = ", ".join(key.replace("_", "-") for key in hints) or "none"
     if len(values) > len(hints):
         raise refusal(
@@ -609,6 +648,18 @@ def read(text: str, hint: Any) -> Any:
         except Misfit:
             continue
     raise Misfit
+
+
+def typed_as(text: str, hint: Any) -> Any:
+    """Text typed as a setting: a TOML value where the type takes it, else the text itself, whatever it looks like."""
+    value = value_of(text)
+    for candidate in (value, text):
+        try:
+            fitted(none_of(candidate, hint), hint)
+            return candidate
+        except Misfit:
+            continue
+    return value
 
 
 def _typed(text: str) -> list[Any]:

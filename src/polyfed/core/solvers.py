@@ -7,6 +7,7 @@ from torch import Tensor
 
 from polyfed.core.batches import Batches
 from polyfed.core.task import Task
+from polyfed.core.typed import row_norms
 
 
 def local_sgd(
@@ -17,13 +18,28 @@ def local_sgd(
     correct: Callable[[Tensor, Tensor], Tensor] | None = None,
     prox: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Mini-batch SGD from `w`, each client its own number of steps: w <- prox(w - lr * correct(w, g)).
+    """Mini-batch SGD, each client its own number of steps: w <- prox(w - lr * correct(w, g)).
 
-    w: [s, p] start (not changed)     lr: a number, or [s, 1]
-    correct(w, g): [s, p] direction from the models and their mean-loss gradients; None: g itself. This is where a
-        method's equation goes (SCAFFOLD: `lambda w, g: g - ci + c`).
-    prox(w): [s, p], applied after every step.
-    Returns [s, p].
+    Parameters
+    ----------
+    task : Task
+        The model and loss.
+    w : Tensor
+        [s, p] start; it is not changed.
+    data : Batches
+        The batches to go through.
+    lr : float or Tensor
+        Step size; a tensor is [s, 1].
+    correct : callable or None
+        (w, g) -> [s, p]: the direction, from the models and their mean-loss gradients. None: g itself. This is where a
+        method's equation goes (SCAFFOLD: ``lambda w, g: g - ci + c``).
+    prox : callable or None
+        w -> [s, p], applied after every step.
+
+    Returns
+    -------
+    Tensor
+        [s, p] the models after the last step.
     """
     w = w.clone(memory_format=torch.contiguous_format)
     if correct is None and prox is None:
@@ -79,9 +95,9 @@ def sgd_with_curvature(
     last: list[tuple[Tensor, Tensor]] = []
 
     def ratio(w1: Tensor, g1: Tensor, w0: Tensor, g0: Tensor) -> None:
-        move = (w1 - w0).norm(dim=1)
-        seen = (g1 - g0).norm(dim=1) / move
-        usable = move > 1e-12 * w1.norm(dim=1).clamp(min=1)
+        move = row_norms(w1 - w0)
+        seen = row_norms(g1 - g0) / move
+        usable = move > 1e-12 * row_norms(w1).clamp(min=1)
         m = len(w1)
         largest[:m] = torch.where(usable, torch.maximum(largest[:m], seen), largest[:m])
 

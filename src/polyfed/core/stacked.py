@@ -60,6 +60,7 @@ class Stacked:
 
     def __init__(self, layers: list[nn.Module], layout: Layout, loss: str):
         self.layers, self.layout, self.loss = layers, layout, loss
+        self._sizes = [len([*layer.parameters()]) for layer in layers]  # 0, or 1 for a linear layer without bias, or 2
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
         """w: [s, p], x: [s, b, ...] -> [s, b, out]."""
@@ -69,15 +70,10 @@ class Stacked:
     def _forward(self, views: list[Tensor], a: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Per layer (index of its first parameter, input [s, in, b], output [s, out, b])."""
         k = 0
-        for layer in self.layers:
-            if isinstance(layer, nn.Linear):
-                z = product(views[k], a, None if layer.bias is None else views[k + 1])
-                yield k, a, z
-                k += 1 if layer.bias is None else 2
-            else:
-                z = layer(a)
-                yield k, a, z
-            a = z
+        for layer, size in zip(self.layers, self._sizes, strict=True):
+            z = product(views[k], a, views[k + 1] if size == 2 else None) if size else layer(a)
+            yield k, a, z
+            k, a = k + size, z
 
     def _signals(self, views: list[Tensor], x: Tensor, slope: Slope) -> tuple[list[Signal], Tensor]:
         """A factored `Signal` per linear layer, the last one first, and the outputs [s, out, b]. x: [s, in, b]."""
@@ -86,9 +82,9 @@ class Stacked:
         delta = slope(outputs)
         found: list[Signal] = []
         first = trace[0][0]
-        for layer, (k, a, z) in zip(reversed(self.layers), reversed(trace), strict=True):
-            if isinstance(layer, nn.Linear):
-                found.append(Signal(k, layer.bias is not None, delta, a.transpose(1, 2)))
+        for layer, size, (k, a, z) in zip(reversed(self.layers), reversed(self._sizes), reversed(trace), strict=True):
+            if size:
+                found.append(Signal(k, size == 2, delta, a.transpose(1, 2)))
                 if k != first:
                     delta = product(views[k].transpose(1, 2), delta)
             elif isinstance(layer, nn.ReLU):

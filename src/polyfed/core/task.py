@@ -27,6 +27,7 @@ from polyfed.core.scores import DEFAULT, fitting
 from polyfed.core.split import Split
 from polyfed.core.stacked import LOSSES, Stacked, chain
 from polyfed.core.trial import EMBEDDINGS, Keyed, check_structure, reason, still, train_twice
+from polyfed.core.typed import add_, copy_, named_modules
 
 Loss = str | Callable[[Tensor, Tensor], Tensor]
 BLOCK = 8192  # samples per forward pass when evaluating
@@ -36,19 +37,30 @@ TRIED = 64  # samples that metrics are tried on
 class Task:
     """A model and a loss as functions of the flat parameter vector.
 
-    model: nn.Module; its trainable parameters define the vector, its present values the start `w0: [p]`
-    loss: "cross-entropy", "mse", or a callable (output [b, ...], target [b, ...]) -> mean loss, a scalar; for float
-        targets [b] outputs [b, 1] are reshaped to [b] first, and the reverse
-    weight_decay: adds weight_decay/2 * ||w||^2 to every client's loss
-    device, dtype: where and in what precision; None keeps the model's
-    metrics: what clients' models are judged by, the first leads; None: accuracy for classes, RMSE for numbers
-
     Random layers (dropout of any kind) draw from a key per client and step. Frozen parts that the model has in
     evaluation mode stay in it. Integer inputs stay integers for a model with an embedding and become floats for others.
 
-    Raises ModelError for a model with no trainable parameter, with parameters that have no values yet, or with a
-    BatchNorm that is not frozen (its statistics mix samples and are no part of the vector), ConfigError for an unknown
-    loss. `check` finds the rest by trying.
+    Parameters
+    ----------
+    model : nn.Module
+        Its trainable parameters define the vector, their present values the start `w0: [p]`.
+    loss : str or callable
+        "cross-entropy", "mse", or (output [b, ...], target [b, ...]) -> mean loss, a scalar. For float targets [b],
+        outputs [b, 1] are reshaped to [b] first, and the reverse.
+    weight_decay : float
+        Adds weight_decay/2 * ||w||^2 to every client's loss.
+    device : torch.device, str or None
+        Where to compute; None keeps the model's.
+    dtype : torch.dtype or None
+        Precision; None keeps the model's.
+
+    Raises
+    ------
+    ModelError
+        The model has no trainable parameter, parameters that have no values yet, or a BatchNorm that is not frozen (its
+        statistics mix samples and are no part of the vector). `check` finds the rest by trying.
+    ConfigError
+        The loss is unknown.
     """
 
     def __init__(
@@ -94,10 +106,12 @@ class Task:
 
     @property
     def device(self) -> torch.device:
+        """Where it computes."""
         return self.w0.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """The precision of the start, and of what is trained from it."""
         return self.w0.dtype
 
     @property
@@ -118,7 +132,7 @@ class Task:
         if not self.fixed:
             return ""
         h = blake2b(digest_size=16)
-        for name, m in self.model.named_modules():
+        for name, m in named_modules(self.model):
             h.update(f"{name} {type(m).__name__} {name in self._still}\n".encode())
         for name, shape, _ in self.layout.entries:
             h.update(f"{name} {shape}\n".encode())
@@ -130,7 +144,20 @@ class Task:
     def place(self, split: Split) -> Split:
         """The split on the task's device, as the model takes it: floats in its precision, integers where it embeds.
 
-        Raises DataError for numbers that this precision does not hold.
+        Parameters
+        ----------
+        split : Split
+            The samples, anywhere.
+
+        Returns
+        -------
+        Split
+            The same samples.
+
+        Raises
+        ------
+        DataError
+            This precision does not hold the numbers.
         """
         wide = split.x.dtype, split.y.dtype
         split = split.to(self.device, self.dtype)
@@ -145,15 +172,38 @@ class Task:
         return split
 
     def module(self, w: Tensor) -> nn.Module:
-        """A copy of the model with parameters `w: [p]`."""
+        """A copy of the model with other parameters.
+
+        Parameters
+        ----------
+        w : Tensor
+            [p] the parameters.
+
+        Returns
+        -------
+        nn.Module
+            On the task's device.
+        """
         return self.layout.load_(copy.deepcopy(self.model), w)
 
     # gradients
 
     def gradient(self, w: Tensor, batch: Batch, need_loss: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Each client's mean-loss gradient [s, p] and loss [s] on its own samples.
+        """Each client's gradient of the mean loss on its own samples.
 
-        w: [s, p]     batch: s rows     need_loss=False may skip the loss and return None for it.
+        Parameters
+        ----------
+        w : Tensor
+            [s, p] the clients' models.
+        batch : Batch
+            s rows.
+        need_loss : bool
+            False may skip the loss.
+
+        Returns
+        -------
+        tuple of Tensor
+            [s, p] gradients, and [s] losses or None.
         """
         batch = self._cast(batch, w)
         if self.stacked is not None:
@@ -169,9 +219,19 @@ class Task:
         return g, loss
 
     def gradient_on(self, w: Tensor, batch: Batch) -> Callable[[], Tensor] | None:
-        """`gradient` as a function of what `w: [s, p]` holds at each call, for many steps on one batch.
+        """`gradient` as a function of what `w` holds at each call, for many steps on one batch.
 
-        The returned tensor is overwritten by the next call. None where steps gain nothing by it.
+        Parameters
+        ----------
+        w : Tensor
+            [s, p] the clients' models, to be changed in place between calls.
+        batch : Batch
+            s rows.
+
+        Returns
+        -------
+        callable or None
+            () -> [s, p], overwritten by the next call. None where steps gain nothing by it.
         """
         if self.stacked is None:
             return None
@@ -180,13 +240,38 @@ class Task:
         return (lambda: gradient().add_(w, alpha=decay)) if decay else gradient
 
     def descent_on(self, w: Tensor, batch: Batch, lr: float | Tensor) -> Callable[[], None] | None:
-        """`descend_` as a function, for many steps on one batch. None where steps gain nothing by it."""
+        """`descend_` as a function, for many steps on one batch.
+
+        Parameters
+        ----------
+        w : Tensor
+            [s, p] the clients' models, changed in place by every call.
+        batch : Batch
+            s rows.
+        lr : float or Tensor
+            Step size.
+
+        Returns
+        -------
+        callable or None
+            () -> None. None where steps gain nothing by it.
+        """
         if self.stacked is None or batch.live is not None or self.weight_decay or isinstance(lr, Tensor):
             return None
         return self.stacked.descent_on(w, self._cast(batch, w), lr)
 
     def descend_(self, w: Tensor, batch: Batch, lr: float | Tensor) -> None:
-        """One plain gradient step in place: w [s, p] <- w - lr * gradient."""
+        """One plain gradient step in place: w <- w - lr * gradient.
+
+        Parameters
+        ----------
+        w : Tensor
+            [s, p] the clients' models.
+        batch : Batch
+            s rows.
+        lr : float or Tensor
+            Step size; a tensor is [s, 1].
+        """
         if (descend := self.descent_on(w, batch, lr)) is not None:
             descend()
             return
@@ -194,7 +279,7 @@ class Task:
             for i, views, parameters, loss in self._losses(w, self._cast(batch, w)):
                 if batch.live is None or batch.live[i]:
                     rate = lr[i] if isinstance(lr, Tensor) and lr.dim() else lr
-                    torch._foreach_add_(views, list(torch.autograd.grad(loss, parameters)), alpha=-float(rate))
+                    add_(views, torch.autograd.grad(loss, parameters), alpha=-float(rate))
             return
         step = self.gradient(w, batch, need_loss=False)[0].mul_(lr)
         w.sub_(step if batch.live is None else step.mul_(batch.live))
@@ -202,7 +287,7 @@ class Task:
     def _one_by_one(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         g, losses = torch.zeros_like(w, memory_format=torch.contiguous_format), w.new_zeros(len(w))
         for i, _, parameters, loss in self._losses(w, batch):
-            torch._foreach_copy_(self.layout.views(g[i]), list(torch.autograd.grad(loss, parameters)))
+            copy_(self.layout.views(g[i]), torch.autograd.grad(loss, parameters))
             losses[i] = loss.detach()
         return g, losses
 
@@ -225,9 +310,21 @@ class Task:
             yield i, views, parameters, loss
 
     def hvp(self, w: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        """Hessian of each client's mean loss times a vector, by two backward passes, one client after another.
+        """The Hessian of each client's mean loss times a vector, by two backward passes, one client after another.
 
-        w, v: [s, p]     batch: s rows. Returns [s, p].
+        Parameters
+        ----------
+        w : Tensor
+            [s, p] the clients' models.
+        v : Tensor
+            [s, p] the vectors.
+        batch : Batch
+            s rows.
+
+        Returns
+        -------
+        Tensor
+            [s, p].
         """
         out = torch.zeros_like(w, memory_format=torch.contiguous_format)
         for i, _, parameters, loss in self._losses(w, self._cast(batch, w)):
@@ -236,7 +333,7 @@ class Task:
                 slope = torch.stack([(g * u).sum() for g, u in zip(grads, self.layout.views(v[i]), strict=True)]).sum()
                 if slope.requires_grad:
                     second = torch.autograd.grad(slope, parameters, materialize_grads=True)
-                    torch._foreach_copy_(self.layout.views(out[i]), list(second))
+                    copy_(self.layout.views(out[i]), second)
         return out.add_(v, alpha=self.weight_decay) if self.weight_decay else out
 
     def _vectorised(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -264,7 +361,7 @@ class Task:
             self._local.parameters = [q for q in module.parameters() if q.requires_grad]
         return self._local.module, self._local.parameters
 
-    def _drawing(self, key: int) -> AbstractContextManager:
+    def _drawing(self, key: int) -> AbstractContextManager[object]:
         return Keyed(key, self.device) if self.random else nullcontext()
 
     def _parts(self, module: nn.Module) -> list[nn.Module]:
@@ -287,7 +384,20 @@ class Task:
         return output
 
     def per_sample_loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """output: [s, b, out], target: [s, b, ...] -> [s, b] losses (named losses only)."""
+        """The loss of every sample; for named losses only.
+
+        Parameters
+        ----------
+        output : Tensor
+            [s, b, out].
+        target : Tensor
+            [s, b, ...].
+
+        Returns
+        -------
+        Tensor
+            [s, b].
+        """
         if self.loss == "cross-entropy":
             return F.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
         gap = output.flatten(2) - target.reshape(output.flatten(2).shape)
@@ -295,9 +405,22 @@ class Task:
 
     @torch.no_grad()
     def loss_of(self, w: Tensor, batch: Batch) -> Tensor:
-        """[s] mean losses, without weight decay: w [s, p] on the real samples of the batch's s rows."""
+        """Each client's mean loss on the real samples of its row, without weight decay.
+
+        Parameters
+        ----------
+        w : Tensor
+            [s, p] the clients' models.
+        batch : Batch
+            s rows.
+
+        Returns
+        -------
+        Tensor
+            [s].
+        """
         batch = self._cast(batch, w)
-        out = []
+        out: list[Tensor] = []
         for i in range(len(w)):
             b = batch.x.shape[1] if batch.sizes is None else batch.sizes[i]
             out.append(self._mean_loss(self.outputs(w[i], batch.x[i, :b]), batch.y[i, :b]))
@@ -307,8 +430,19 @@ class Task:
     def metrics(self, w: Tensor, split: Split, clients: np.ndarray) -> dict[str, np.ndarray]:
         """The mean loss and every metric that fits, of each client's model on its own samples.
 
-        w: [s, p]     clients: [s] positions in `split`. Returns arrays [s]; NaN for a client without samples, or where
-        a metric has no value.
+        Parameters
+        ----------
+        w : Tensor
+            [s, p] the clients' models.
+        split : Split
+            The samples.
+        clients : array
+            [s] positions in `split`.
+
+        Returns
+        -------
+        dict of array
+            [s] each; NaN for a client without samples, or where a metric has no value.
         """
         totals: dict[str, Tensor] = {}
         kept: list[tuple[Tensor, Seen]] | None = [] if any(m.per == "client" for m in self.scores) else None
@@ -359,7 +493,12 @@ class Task:
                 sums = {"loss": loss} | {k: v.sum() for k, v in self._score(found).items()}
                 yield torch.tensor([i], device=w.device), {k: v[None] for k, v in sums.items()}
         elif len(w) > 1 and w.stride(0) == 0:
-            index = np.concatenate([np.arange(*split.offsets[c : c + 2].tolist()) for c in clients])
+            index = np.concatenate(
+                [
+                    np.arange(int(a), int(b))
+                    for a, b in zip(split.offsets[clients], split.offsets[clients + 1], strict=True)
+                ]
+            )
             owner = np.repeat(np.arange(len(clients)), counts)
             for k in range(0, max(len(index), 1), BLOCK):
                 at = torch.as_tensor(index[k : k + BLOCK], device=w.device)
@@ -397,7 +536,20 @@ class Task:
             yield x[k : k + BLOCK], y[k : k + BLOCK]
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
-        """w: [p], x: [b, ...] -> the model's outputs [b, ...] in evaluation mode."""
+        """The model's outputs in evaluation mode.
+
+        Parameters
+        ----------
+        w : Tensor
+            [p] its parameters.
+        x : Tensor
+            [b, ...] inputs.
+
+        Returns
+        -------
+        Tensor
+            [b, ...].
+        """
         return torch.cat([self._block_outputs(w, xb) for xb, _ in self._blocks(x, x)])
 
     def _block_outputs(self, w: Tensor, x: Tensor) -> Tensor:
@@ -426,11 +578,24 @@ class Task:
     # what fits
 
     def check(self, split: Split, classes: int | None, who: str = "the model") -> None:
-        """Try the model and its loss on two samples; raise ModelError, in one line, for what cannot be trained.
+        """Try the model and its loss on two samples.
 
-        That is an output that is no tensor or does not fit the targets; a loss that is no number, or does not depend on
-        every trainable parameter; and whatever would make a run depend on the order in which clients are run, by layer:
-        buffers that a training pass changes, state outside of parameters, random numbers that are not torch's.
+        Parameters
+        ----------
+        split : Split
+            Where the samples are from.
+        classes : int or None
+            How many there are; None for a regression.
+        who : str
+            What an error calls the model.
+
+        Raises
+        ------
+        ModelError
+            In one line, what cannot be trained: an output that is not a tensor or does not fit the targets; a loss that
+            is not a number, or does not depend on every trainable parameter; and whatever would make a run depend on
+            the order in which clients are run, by layer: buffers that a training pass changes, state outside of
+            parameters, random numbers that are not torch's.
         """
         x, y = (t.to(self.device) for t in _few(split))
         y = y.to(self.dtype) if y.is_floating_point() else y
@@ -492,7 +657,7 @@ class Task:
             elif self._embeds:
                 hint = f"; the inputs are integers from {int(split.x.min())} to {int(split.x.max())}"
             raise ModelError(f"{who} does not accept inputs of shape {list(x.shape[1:])}: {reason(errors[0])}{hint}")
-        if not isinstance(output, Tensor):
+        if not _is_tensor(output):
             raise ModelError(
                 f"{who} gives a {type(output).__name__}, expected one tensor [samples, ...]; "
                 "wrap it in a module that returns the tensor to be trained"
@@ -520,7 +685,10 @@ class Task:
                     "the federation with task='regression' if they are numbers"
                 )
             if len(y) * prod(shape) != y.numel():
-                raise ModelError(f"{who} gives output of shape {shape} per sample; targets are {list(y.shape[1:])}")
+                labels = "; if they are labels, make the federation with task='classification'" if y.dim() == 1 else ""
+                raise ModelError(
+                    f"{who} gives output of shape {shape} per sample; targets are {list(y.shape[1:])}{labels}"
+                )
         elif not y.is_floating_point() and prod(shape) == 1:
             self._threshold = self._indifferent(shape) if classes == 2 else None
 
@@ -536,8 +704,8 @@ class Task:
             except Exception as e:
                 errors.append(e)
                 continue
-            if not isinstance(loss, Tensor) or not loss.is_floating_point():
-                kind = loss.dtype if isinstance(loss, Tensor) else type(loss).__name__
+            if not _is_tensor(loss) or not loss.is_floating_point():
+                kind = loss.dtype if _is_tensor(loss) else type(loss).__name__
                 raise ModelError(f"loss: gives a {kind}, expected a float tensor for (output, target)")
             return loss.mean()
         shapes = f"outputs {list(output.shape)} and targets {list(target.shape)} ({target.dtype})"
@@ -568,6 +736,11 @@ def _few(split: Split) -> tuple[Tensor, Tensor]:
 def _probable(output: Tensor) -> bool:
     """Whether outputs [b, C] are probabilities of C classes."""
     return bool((output >= 0).all()) and bool(((output.sum(1) - 1).abs() < 1e-4).all())
+
+
+def _is_tensor(given: object) -> bool:
+    """A model and a loss of the user's promise a tensor; not all keep it."""
+    return isinstance(given, Tensor)
 
 
 def _finite(t: Tensor) -> bool:

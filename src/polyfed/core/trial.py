@@ -6,7 +6,8 @@ So torch's random numbers are keyed, and anything else that changes from one pas
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyfed.core.errors import ModelError
 from polyfed.core.randomness import mix
+from polyfed.core.typed import BatchNorm, named_modules
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _generators = threading.Lock()
@@ -25,18 +27,23 @@ class Keyed(TorchDispatchMode):
 
     Worker threads share torch's generators, so each random operation seeds them, draws, and puts them back as they
     were, under a lock. Operations that are given a generator of their own are left alone.
-    drew: whether any number was drawn
+    device: of a tensor     drew: whether any number was drawn
     """
 
     def __init__(self, key: int, device: torch.device):
-        super().__init__()
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self.key, self.count, self.drew = key, 0, False
         self.generators = [torch.default_generator]
         if device.type == "cuda":
-            index = torch.cuda.current_device() if device.index is None else device.index
-            self.generators.append(torch.cuda.default_generators[index])
+            self.generators.append(torch.cuda.default_generators[device.index])
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
         drawn = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and kwargs.get("generator") is None
         if not drawn:
@@ -75,7 +82,7 @@ def still(model: nn.Module) -> list[str]:
     """
     return [
         name
-        for name, m in model.named_modules()
+        for name, m in named_modules(model)
         if not m.training
         and (any(True for _ in m.parameters()) or any(True for _ in m.buffers()))
         and not any(q.requires_grad for q in m.parameters())
@@ -98,8 +105,8 @@ def check_structure(model: nn.Module, training: Callable[[nn.Module], object]) -
         raise ModelError(f"{who} has no trainable parameters")
     modes = [(m, m.training) for m in model.modules()]
     training(model)
-    for name, m in model.named_modules():
-        if isinstance(m, nn.modules.batchnorm._BatchNorm) and (m.training or m.running_mean is None):
+    for name, m in named_modules(model):
+        if isinstance(m, BatchNorm) and (m.training or m.running_mean is None):
             raise ModelError(
                 f"layer {name!r} is {type(m).__name__}: its running statistics are not part of what clients exchange; "
                 "replace it by GroupNorm with polyfed.models.replace_batchnorm(model), or freeze it: "
@@ -143,7 +150,7 @@ def train_twice(
     if not loss.requires_grad:
         raise ModelError(f"loss: it does not depend on the output of {who} (constant or detached?)")
     with Keyed(0, device) as backwards:
-        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+        grads: list[Tensor | None] = [*torch.autograd.grad(loss, parameters, allow_unused=True)]
     names = {id(q): name for name, q in module.named_parameters()}
     unused = [names[id(q)] for q, g in zip(parameters, grads, strict=True) if g is None]
     if unused:
@@ -198,11 +205,11 @@ def _culprit(module: nn.Module, step: Callable[[], object], device: torch.device
     """The first layer whose output differs between two equal passes."""
     seen: list[tuple[str, Tensor]] = []
 
-    def watch(name: str) -> Callable:
+    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
         return lambda _, __, out: seen.append((name, out.detach().clone())) if isinstance(out, Tensor) else None
 
-    hooks = [m.register_forward_hook(watch(name)) for name, m in module.named_modules()]
-    passes = []
+    hooks = [m.register_forward_hook(watch(name)) for name, m in named_modules(module)]
+    passes: list[list[tuple[str, Tensor]]] = []
     for _ in range(2):
         with Keyed(0, device):
             step()

@@ -14,6 +14,7 @@ from torch.nn.functional import one_hot
 
 from polyfed.core.algorithm import Algorithm, Round, State, mean
 from polyfed.core.ledger import row_bytes
+from polyfed.core.typed import weighted_sum
 
 Forge = Callable[[State, State, Round], State]  # (uplinks, what was received, round) of some clients -> what they send
 
@@ -33,12 +34,25 @@ class NotKept(Exception):
 class Uplinks(Mapping[str, Tensor]):
     """The uplinks of the clients `round.ids`, by name.
 
-    rows: [m, ...] each     sums: (name, "plain" or "weighted") -> the rows' sum, plain or weighted by samples, of
-        names whose rows were not kept
-    rule: replaces every mean     sent: [...] what all of these clients received, by name; a rule sees the uploads of
-        the same name and shape relative to it
+    Parameters
+    ----------
+    rows : dict of Tensor
+        [m, ...] each.
+    round : Round
+        The exchange they belong to.
+    sums : dict of Tensor or None
+        (name, "plain" or "weighted") -> the rows' sum, plain or weighted by samples, for names whose rows were not
+        kept.
+    rule : callable or None
+        Replaces every mean.
+    sent : dict of Tensor or None
+        [...] what all of these clients received, by name; a rule sees the uploads of the same name and shape relative
+        to it.
 
-    used: what was asked for so far: name -> "mean", "sum", "mean within groups", "rows"
+    Attributes
+    ----------
+    used : dict of set of str
+        What was asked for so far: name -> "mean", "sum", "mean within groups", "rows".
     """
 
     def __init__(
@@ -76,12 +90,24 @@ class Uplinks(Mapping[str, Tensor]):
     def mean(
         self, name: str, weights: Tensor | None = None, within: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """[...]: the mean over clients of what they sent as `name`, or what a robust rule takes in its place.
+        """The mean over clients of what they sent, or what a robust rule takes in its place.
 
-        weights: [m], such as `round.samples`; None: all clients count the same. A robust rule does not use them: a
-            number of samples is a claim that an attacker may make.
-        within: [m] group of each client, from 0. Then the result is [c, ...], the mean of each group, and a group
-            without a client keeps its row of `out: [c, ...]`.
+        Parameters
+        ----------
+        name : str
+            Name of the tensor.
+        weights : Tensor or None
+            [m], such as `round.samples`; None: all clients count the same. A robust rule does not use them: a number of
+            samples is a claim that an attacker may make.
+        within : Tensor or None
+            [m] group of each client, from 0, for one mean per group.
+        out : Tensor or None
+            [c, ...] needed with `within`: a group without a client keeps its row.
+
+        Returns
+        -------
+        Tensor
+            [...], or [c, ...] with `within`.
         """
         if within is not None:
             assert out is not None, "within needs out, the rows of groups without a client"
@@ -99,9 +125,21 @@ class Uplinks(Mapping[str, Tensor]):
         return robust if base is None else base + robust
 
     def sum(self, name: str, weights: Tensor | None = None) -> Tensor:
-        """[...]: the sum over clients of what they sent as `name`, each times its of `weights: [m]`.
+        """The sum over clients of what they sent.
 
-        Under a robust rule: as many times what it takes in place of the mean.
+        Under a robust rule it is what the rule takes in place of the mean, times the number of clients or their weight.
+
+        Parameters
+        ----------
+        name : str
+            Name of the tensor.
+        weights : Tensor or None
+            [m] factors; None: 1 each.
+
+        Returns
+        -------
+        Tensor
+            [...].
         """
         kind = self._note(name, "sum", "plain" if weights is None else "rows")
         if (total := self._sums.get((name, kind))) is not None:
@@ -109,13 +147,14 @@ class Uplinks(Mapping[str, Tensor]):
         if self._rule is not None:
             return (len(self._round.ids) if weights is None else weights.sum()) * self.mean(name)
         values = self._kept(name)
-        return values.sum(0) if weights is None else torch.tensordot(weights.to(values.dtype), values, dims=1)
+        return values.sum(0) if weights is None else weighted_sum(weights, values)
 
     def _means(self, values: Tensor, weights: Tensor | None, within: Tensor, out: Tensor) -> Tensor:
         if self._rule is not None:
             new = out.clone()
-            for group in within.unique().tolist():
-                new[group] = self._rule(values[within == group].flatten(1)).view(values.shape[1:])
+            for group in range(len(out)):
+                if len(own := values[within == group]):
+                    new[group] = self._rule(own.flatten(1)).view(values.shape[1:])
             return new
         member = one_hot(within, len(out)).T.to(values.dtype)
         if weights is not None:
@@ -185,7 +224,7 @@ class Tally:
             if "plain" in self.added[name]:
                 sums[name, "plain"] = up[name].sum(0)
             if "weighted" in self.added[name]:
-                sums[name, "weighted"] = torch.tensordot(self._share[at].to(up[name].dtype), up[name], dims=1)
+                sums[name, "weighted"] = weighted_sum(self._share[at], up[name])
         kept = {name: t for name, t in up.items() if name not in self.added}
         return Part(kept, sums, row_bytes(up), diverged((*up.values(), *private.values())))
 

@@ -86,7 +86,8 @@ class Worker:
                 tally.added |= added_up(algorithm, server, up, round.take(at))
             return private, tally.reduce(up, private, at), spent, taken
 
-        seconds, steps, private = np.empty(len(ids)), np.empty(len(ids), dtype=np.int64), []
+        seconds, steps = np.empty(len(ids)), np.empty(len(ids), dtype=np.int64)
+        private: list[State] = []
         for positions, at, (mine, part, spent, taken) in zip(
             chunks, places, self._in_order(work, places, first_alone=server is not None), strict=True
         ):

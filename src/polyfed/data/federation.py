@@ -28,15 +28,24 @@ PER_CLIENT = ("indices",)  # entries of `meta` that are lists over clients
 class Federation:
     """`n` clients with their own samples.
 
-    train, test: Split                 test may have no samples for a client; train may not
-    validation: Split or None
-    names: [n] distinct strings        the identity of a client: random draws are keyed by it, not by its position
-    classes: int or None               number of classes; None for regression
-    clusters: [n] int64 or None        ground-truth group of every client, where there is one
-    meta: dict                         data set, partition, seed, notes (caveats a user must see). Beside them, where
-                                       they exist: `indices`, a list of n arrays (the samples each client was given),
-                                       `split_indices` (the same by train, validation and test), and arrays of a
-                                       synthetic problem (`optimum`, ...). `describe()` is the JSON-able part.
+    Parameters
+    ----------
+    train : Split
+        Every client has some.
+    test : Split
+        A client may have none.
+    names : tuple of str
+        [n] distinct: the identity of a client. Random draws are keyed by it, not by its position.
+    validation : Split or None
+        Samples to tune on.
+    classes : int or None
+        Number of classes; None for a regression.
+    clusters : array or None
+        [n] int64 ground-truth group of every client, where there is one.
+    meta : dict
+        Data set, partition, seed, notes (caveats a user must see). Beside them, where they exist: `indices`, a list of
+        n arrays (the samples each client was given), `split_indices` (the same by train, validation and test), and
+        arrays of a synthetic problem (`optimum`, ...). `describe()` is the JSON-able part.
     """
 
     train: Split
@@ -71,7 +80,18 @@ class Federation:
         return tuple(self.meta.get("notes", ()))
 
     def reorder(self, order: Sequence[int] | np.ndarray) -> "Federation":
-        """The same federation with client `order[k]` at position k (names and all); a shorter order is a subset."""
+        """The same federation with its clients in another order, or some of them.
+
+        Parameters
+        ----------
+        order : sequence of int
+            Client `order[k]` comes to position k, with its name and all; a shorter order is a subset.
+
+        Returns
+        -------
+        Federation
+            With copies of the samples.
+        """
         order = [int(i) for i in order]
         meta = dict(self.meta)
         for key in PER_CLIENT:
@@ -90,10 +110,26 @@ class Federation:
         )
 
     def with_validation(self, fraction: float, seed: int = 0) -> "Federation":
-        """The same federation with `fraction` of every client's training samples moved to validation.
+        """The same federation with some of every client's training samples moved to validation.
 
-        Drawn per client, keyed by (seed, client name); at least one sample stays in training. Raises DataError when
-        there is a validation split already or the fraction is not in [0, 1).
+        Drawn per client, keyed by (seed, client name); at least one sample stays in training.
+
+        Parameters
+        ----------
+        fraction : float
+            Share of the training samples.
+        seed : int
+            Seed of the draw.
+
+        Returns
+        -------
+        Federation
+            With a validation split.
+
+        Raises
+        ------
+        DataError
+            There is a validation split already, or the fraction is not in [0, 1).
         """
         fraction = prepare.check_fraction(fraction, "the validation fraction")
         if self.validation is not None:
@@ -117,9 +153,13 @@ class Federation:
     # looking at it
 
     def summary(self) -> "pd.DataFrame":
-        """One row per client: client, train, validation, test (samples), cluster (where known), class_0, class_1, ...
+        """How many samples each client has.
 
-        The class columns count training samples; regression has none.
+        Returns
+        -------
+        DataFrame
+            One row per client: client, train, validation, test (samples), cluster (where known), class_0, class_1, ...
+            (training samples by class; a regression has none).
         """
         import pandas as pd  # here, because it is slow to import
 
@@ -137,10 +177,14 @@ class Federation:
         return pd.DataFrame(table)
 
     def describe(self) -> dict[str, Any]:
-        """What a run folder keeps of the data: a dict of strings, numbers, lists and None only.
+        """What a run folder keeps of the data.
 
-        Keys: dataset, partition, seed, test, options, classes, inputs (shape of one), outputs, clients (name, train,
-        validation, test, labels: training samples per class, or None for regression), clusters (list or None), notes.
+        Returns
+        -------
+        dict
+            Strings, numbers, lists and None only. Keys: dataset, partition, seed, test, options, classes, inputs (shape
+            of one), outputs, clients (name, train, validation, test, labels: training samples per class, or None for a
+            regression), clusters (list or None), notes.
         """
         labels = self._labels()
         none = np.zeros(self.n, dtype=np.int64)
@@ -197,27 +241,48 @@ class Federation:
     ) -> "Federation":
         """A federation from one (x, y) pair per client: numpy arrays, tensors or lists.
 
-        train: [(x, y), ...]       x: [N_i, ...] numbers, of one shape for all clients; y: [N_i] class labels (integers,
-                                   or floats with integer values when `classes` or `task` says that they are labels),
-                                   or [N_i, ...] float targets, which make it a regression
-        test, validation           the same, one entry per client; None or zero rows for a client without any
-        test_fraction              used when `test` is None: that share of each client's samples is held out, drawn at
-                                   random, keyed by (seed, client name); at least one sample stays in training.
-                                   0 leaves the test split empty
-        validation_fraction        likewise, the share of what is left in training, when `validation` is None
-        names                      distinct strings; default client-0, client-1, ...
-        classes                    default: the largest label + 1, for labels 0 to C-1. Without it, labels 1 to C or
-                                   -1 and 1 become 0 to C-1; a note says so, and meta["labels"] lists them
-        task                       "classification" or "regression" says what integer targets (or whole floats) are;
-                                   "auto" takes integers for labels, unless there are more than 20 with gaps
-        clusters                   [n] ground-truth groups, if known
-        integer_inputs             True keeps integer inputs as int64 (tokens), False makes them float32, unscaled; by
-                                   default integers of 16 bits or more are kept, for the model to embed or to take as
-                                   floats, and bytes and booleans become floats
+        Parameters
+        ----------
+        train : sequence of pair
+            One (x, y) per client. x: [N_i, ...] numbers, of one shape for all clients. y: [N_i] class labels (integers,
+            or floats with integer values when `classes` or `task` says that they are labels), or [N_i, ...] float
+            targets, which make it a regression.
+        test, validation : sequence of pair or None
+            The same, one entry per client; None or zero rows for a client without any.
+        names : sequence of str or None
+            Distinct; by default client-0, client-1, ...
+        classes : int or None
+            By default the largest label + 1, for labels 0 to C-1. Without it, labels 1 to C or -1 and 1 become 0 to
+            C-1; a note says so, and meta["labels"] lists them.
+        clusters : sequence of int or None
+            [n] ground-truth groups, if known.
+        meta : dict or None
+            Further entries of `Federation.meta`.
+        test_fraction : float
+            Used when `test` is None: that share of each client's samples is held out, drawn at random, keyed by (seed,
+            client name); at least one sample stays in training. 0 leaves the test split empty.
+        validation_fraction : float
+            Likewise, the share of what is left in training, when `validation` is None.
+        seed : int
+            Seed of what is held out.
+        task : str
+            "classification" or "regression" says what integer targets (or whole floats) are; "auto" takes integers for
+            labels, unless there are more than 20 with gaps.
+        integer_inputs : bool or None
+            True keeps integer inputs as int64 (tokens), False makes them float32, unscaled. By default integers of 16
+            bits or more are kept, for the model to embed or to take as floats, and bytes and booleans become floats.
 
-        Raises DataError, one line naming the client, for: NaN or infinite numbers, a client without samples, labels
-        that are out of range, one class in the whole federation, duplicate names, shapes that differ
-        between clients, x and y of different length, arrays of objects.
+        Returns
+        -------
+        Federation
+            With the samples in memory.
+
+        Raises
+        ------
+        DataError
+            In one line, naming the client: NaN or infinite numbers, a client without samples, labels out of range, one
+            class in the whole federation, duplicate names, shapes that differ between clients, x and y of different
+            length, arrays of objects.
         """
         train = list(train)
         n = len(train)
@@ -279,10 +344,26 @@ class Federation:
         validation: Sequence[torch.utils.data.Dataset | None] | None = None,
         **options: Any,
     ) -> "Federation":
-        """A federation from one torch data set per client, each item an (input, target) pair; read once, into memory.
+        """A federation from one torch data set per client, read once, into memory.
 
-        `options` are those of `from_arrays`. Raises DataError, naming the client, for an item that is no such pair and
-        whatever `from_arrays` refuses.
+        Parameters
+        ----------
+        train : sequence of Dataset
+            One per client, each item an (input, target) pair.
+        test, validation : sequence of Dataset or None
+            The same, one entry per client; None for a client without any.
+        **options
+            Those of `from_arrays`.
+
+        Returns
+        -------
+        Federation
+            With the samples in memory.
+
+        Raises
+        ------
+        DataError
+            Naming the client: an item that is not such a pair, and whatever `from_arrays` refuses.
         """
         who = _names(options.get("names"), len(list(train)))
 
@@ -300,11 +381,30 @@ class Federation:
     ) -> "Federation":
         """A federation from one CSV or npz file per client; the file's stem is the client's name.
 
-        CSV: a header line and numbers; `target` names the target column (default: the last one). Targets that are
-        all written as integers are class labels; task="regression" or "classification" overrides that.
-        npz: arrays x and y, and optionally x_test and y_test (all clients or none); never unpickled. Images of uint8
-        ([N, height, width] or [N, height, width, channels]) become float32 in [0, 1], [N, channels, height, width].
-        `options` are those of `from_arrays`. Raises DataError naming the file, and line and column where there is one.
+        CSV: a header line and numbers. npz: arrays x and y, and optionally x_test and y_test (all clients or none);
+        never unpickled. Images of uint8 ([N, height, width] or [N, height, width, channels]) become float32 in [0, 1],
+        [N, channels, height, width].
+
+        Parameters
+        ----------
+        paths : sequence of str or Path
+            The files.
+        target : str or None
+            The target column of CSV files; None: the last one.
+        task : str
+            "classification" or "regression"; "auto": targets that are all written as integers are class labels.
+        **options
+            Those of `from_arrays`.
+
+        Returns
+        -------
+        Federation
+            With the samples in memory.
+
+        Raises
+        ------
+        DataError
+            Naming the file, and line and column where there is one.
         """
         clients = readers.read_clients(paths, target=target, task=task, classes=options.get("classes"))
         tests = [c.test for c in clients] if any(c.test is not None for c in clients) else None
@@ -318,7 +418,26 @@ class Federation:
     ) -> "Federation":
         """A federation from a folder with one CSV or npz file per client, in the order of the file names.
 
-        See `from_files` for the formats. Raises DataError when the folder is missing or has no such file.
+        Parameters
+        ----------
+        path : str or Path
+            The folder; see `from_files` for the formats.
+        target : str or None
+            The target column of CSV files; None: the last one.
+        task : str
+            "classification", "regression" or "auto", as in `from_files`.
+        **options
+            Those of `from_arrays`.
+
+        Returns
+        -------
+        Federation
+            With the samples in memory.
+
+        Raises
+        ------
+        DataError
+            The folder is missing or has no such file, and whatever `from_files` refuses.
         """
         options["meta"] = {"dataset": Path(path).name, **(options.get("meta") or {})}
         return cls.from_files(readers.client_files(path), target, task, **options)

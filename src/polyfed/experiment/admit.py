@@ -3,7 +3,6 @@ that is worth is told beside what the newcomer reaches alone.
 """
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,17 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.algorithms.local import Local
-from polyfed.core.algorithm import KNOWN, Algorithm, Down, Personal, Round, State
+from polyfed.core.algorithm import KNOWN, Algorithm, State
 from polyfed.core.batches import padded
-from polyfed.core.errors import ConfigError, DataError, Diverged, closest
-from polyfed.core.ledger import down_bytes
+from polyfed.core.errors import ConfigError, DataError, closest
+from polyfed.core.ledger import COLUMNS
 from polyfed.core.metric import Metric
+from polyfed.core.newcomer import Apart, Newcomer
 from polyfed.core.randomness import client_keys
+from polyfed.core.rounds import Loop
 from polyfed.core.rows import MemoryRows
+from polyfed.core.schedule import Uniform
 from polyfed.core.split import Split
 from polyfed.core.task import Task
-from polyfed.core.uplinks import Tally
-from polyfed.core.worker import Worker, expand
 from polyfed.data.federation import Federation
 from polyfed.data.readers import client_files
 from polyfed.engines.local import LocalEngine, make_plan
@@ -43,12 +43,26 @@ LINES = 12  # exchanges that the table shows
 class Admission:
     """What `admit` found.
 
-    table: one row per exchange and newcomer: exchange (0: at entry), client, the metric, alone (the same of Local after
-        as many rounds of the same local work), down_bytes and up_bytes so far
-    metric: the one that leads, on `split` ("test", or "train" where there are no test samples)
-    personal: [m, p] the model that each newcomer deploys
-    clusters: [m] the label, as in `run.clusters`, of the old clients that each newcomer is grouped with, -1: with none;
-        None for a method that finds no clusters
+    Parameters
+    ----------
+    names : tuple of str
+        [m] the newcomers.
+    table : DataFrame
+        One row per exchange and newcomer: exchange (0: at entry), client, the metric, alone (the same of Local after as
+        many rounds of the same local work), down_bytes and up_bytes so far.
+    metric : Metric
+        The one that leads.
+    split : str
+        What it is measured on: "test", or "train" where there are no test samples.
+    personal : Tensor
+        [m, p] the model that each newcomer deploys.
+    clusters : array or None
+        [m] the label, as in `run.clusters`, of the old clients that each newcomer is grouped with, -1: with none; None
+        for a method that finds no clusters.
+    task : Task
+        The run's model and loss.
+    label : str
+        The method's name.
     """
 
     names: tuple[str, ...]
@@ -61,7 +75,23 @@ class Admission:
     label: str
 
     def model(self, client: int | str) -> nn.Module:
-        """The nn.Module of one newcomer, by position or name."""
+        """One newcomer's model.
+
+        Parameters
+        ----------
+        client : int or str
+            Its position or name.
+
+        Returns
+        -------
+        nn.Module
+            A copy of its own.
+
+        Raises
+        ------
+        ConfigError
+            There is no such newcomer.
+        """
         m = len(self.names)
         if client not in (self.names if isinstance(client, str) else range(-m, m)):
             raise ConfigError(f"no newcomer {client!r}{closest(str(client), self.names)}; there are {m} of them")
@@ -83,7 +113,18 @@ class Admission:
         return admission_figure(self)
 
     def save(self, folder: str | Path) -> Path:
-        """Write admission.csv, admission.svg and models/<name>.safetensors."""
+        """Write admission.csv, admission.svg and models/<name>.safetensors.
+
+        Parameters
+        ----------
+        folder : str or Path
+            Made if it is not there.
+
+        Returns
+        -------
+        Path
+            The folder.
+        """
         from polyfed.experiment.folder import RunFolder, csv_text, safe
         from polyfed.report.style import save
 
@@ -105,25 +146,43 @@ def admit(
     start: Literal["offered", "common"] = "offered",
     alone: Algorithm | None = None,
 ) -> Admission:
-    """Take clients in that were not there in training, by the method's own rule.
-
-    run: stays as it is, bit for bit: the old clients and every model that is not a newcomer's own are frozen
-    newcomers: their data, with names that the run does not have
-    exchanges: rounds that every newcomer takes part in, with the run's amount of local work. A newcomer's rounds count
-        from its entry: batches, decaying step sizes and growing numbers of steps are those of a client's first rounds.
-    start: where a method offers models to begin with (FPFC those of its clusters), "offered" takes the one with the
-        least training loss, "common" leaves them and begins where training began
-    alone: what the newcomers are compared with; Local with the method's step size by default
+    """Add new clients to a finished run by the method's own rule.
 
     One common model is there with exchange 0, and more exchanges are not made. A method that adapts the model to a
     client (Ditto, FedRep, ...) does so against the frozen common part. Methods with one model per cluster place the
-    newcomer. Where the server keeps every client's model, the newcomer's is added after its first local training.
-    Every newcomer is taken in as if it were the only one.
+    newcomer. Where the server keeps every client's model, the newcomer's is added after its first local training. Every
+    newcomer is treated as if it were the only one.
 
-    Bytes: of every exchange, and at entry of models that are downloaded to stay or to choose from.
+    Bytes are counted for every exchange, and at entry for models that are downloaded to stay or to choose from.
 
-    Raises ConfigError for a setting, a name that is taken or a method that cannot grow, DataError for samples that do
-    not fit the run's model, Diverged for a value that is not finite.
+    Parameters
+    ----------
+    run : Run
+        Stays as it is, bit for bit: the old clients and every model that is not a newcomer's own are frozen.
+    newcomers : Federation
+        Their data, under names that the run does not have.
+    exchanges : int
+        Rounds that every newcomer takes part in, with the run's amount of local work. A newcomer's rounds count from
+        its entry: batches, decaying step sizes and growing numbers of steps are those of a client's first rounds.
+    start : {"offered", "common"}
+        Where a method offers models to begin with (FPFC those of its clusters), "offered" takes the one with the least
+        training loss, "common" begins where training began.
+    alone : Algorithm or None
+        What the newcomers are compared with; None: Local with the method's step size.
+
+    Returns
+    -------
+    Admission
+        Each newcomer's model, and its scores after every exchange.
+
+    Raises
+    ------
+    ConfigError
+        A setting is wrong, a name is taken, or the method cannot grow.
+    DataError
+        The samples do not fit the run's model.
+    Diverged
+        A value is no longer finite.
     """
     if not isinstance(exchanges, int) or isinstance(exchanges, bool) or exchanges < 0:
         raise ConfigError(f"exchanges: found {exchanges!r}, expected an integer of at least 0")
@@ -141,7 +200,7 @@ def admit(
     torch.set_num_threads(1)
     try:
         told = [
-            _Taking(run, algorithm, server, newcomers, splits["train"], start).told(exchanges, splits[split])
+            _Admitting(run, algorithm, server, newcomers, splits["train"], start).told(exchanges, splits[split])
             for algorithm, server in ((loop.algorithm, loop.server), (alone, {KNOWN: loop.server[KNOWN]}))
         ]
     finally:
@@ -193,110 +252,72 @@ def newcomers(run: Run, data: str | Path, target: str | None = None) -> Federati
     return found
 
 
-class _Taking:
-    """All newcomers of one method, each with its own `Newcomer` at the server; they train in common chunks."""
+class _Admitting:
+    """All newcomers of one method, each with its own `Newcomer` at the server; the event loop trains them together."""
 
     def __init__(self, run: Run, algorithm: Algorithm, server: State, federation: Federation, train: Split, start: str):
-        loop = run.loop
-        self.loop, self.algorithm, self.task, self.names = loop, algorithm, loop.task, federation.names
-        self.m, self.everyone = federation.n, torch.arange(federation.n, device=loop.task.device)
-        self.counts = torch.as_tensor(train.counts, dtype=loop.task.dtype, device=loop.task.device)
-        self.moved = np.zeros((2, self.m), dtype=np.int64)
-        first = algorithm.admit(loop.task, server, loop.samples)
-        self.newcomers = [copy.copy(first) for _ in range(self.m)]
-        engine = loop.engine
-        assert isinstance(engine, LocalEngine)
-        keys, work = client_keys(federation.names), engine.worker.work
-        plan = make_plan(loop.task, self.m, work.per_step(train.counts))
-        self.worker = Worker(loop.task, train, keys, work, loop.seed, plan)
-        private = [self._enter(i, train, start) for i in range(self.m)]
-        self.rows = MemoryRows(self.m, private[0])
-        for i, state in enumerate(private):
-            self.rows.scatter(self.everyone[i : i + 1], {k: t[None] for k, t in state.items()})
+        before = run.loop
+        assert isinstance(before.engine, LocalEngine)
+        task, self.before, self.algorithm = before.task, before, algorithm
+        first = algorithm.admit(task, server, before.samples)
+        self.newcomers = [copy.copy(first) for _ in range(federation.n)]
+        keys, work = client_keys(federation.names), before.engine.worker.work
+        plan = make_plan(task, federation.n, work.per_step(train.counts))
+        counts = torch.as_tensor(train.counts, dtype=task.dtype, device=task.device)
+        entered = [self._enter(new, i, train, float(counts[i]), start) for i, new in enumerate(self.newcomers)]
+        self.loop = Loop(
+            task, train, federation.names, Apart(algorithm, self.newcomers), Uniform(),
+            LocalEngine(task, train, keys, work, before.seed, plan), MemoryRows(federation.n, entered[0][0]),
+            before.seed, before.lr_decay, before.lr_decay_every, streamed=False,
+        )  # fmt: skip
+        everyone, zero = np.arange(federation.n), np.zeros(federation.n)
+        self.loop.rows.scatter(
+            torch.as_tensor(everyone, device=task.device),
+            {k: torch.stack([private[k] for private, _ in entered]) for k in entered[0][0]},
+        )
+        self.loop.ledger.record(-1, everyone, zero, np.array([size for _, size in entered]), zero, zero, zero)
 
-    def _enter(self, i: int, train: Split, start: str) -> State:
-        newcomer, samples = self.newcomers[i], float(self.counts[i])
-        offered = None if start == "common" and newcomer.trains else newcomer.offered()
+    def _enter(self, new: Newcomer, i: int, train: Split, samples: float, start: str) -> tuple[State, int]:
+        """(private state, bytes that it was offered) of a newcomer at entry."""
+        offered = None if start == "common" and new.trains else new.offered()
         if offered is None:
-            return newcomer.enter(-1, samples)
-        self.moved[0, i] += offered.numel() * offered.element_size()
+            return new.enter(-1, samples), 0
         data = padded(train, np.array([i]))
-        loss = torch.cat([self.task.loss_of(w[None], data) for w in offered])
-        return newcomer.enter(int(loss.argmin()), samples)
+        loss = torch.cat([self.before.task.loss_of(w[None], data) for w in offered])
+        return new.enter(int(loss.argmin()), samples), offered.numel() * offered.element_size()
 
     def told(self, exchanges: int, split: Split) -> tuple[list[dict[str, Any]], Tensor, np.ndarray | None]:
         """(one record per exchange and newcomer, the models at the end, clusters)."""
         records: list[dict[str, Any]] = []
         try:
             for t in range(exchanges + 1):
-                if t:
-                    self._exchange(t - 1)
-                found = self.task.metrics(self._models(t), split, np.arange(self.m))
-                for i, name in enumerate(self.names):
-                    sizes = {"down_bytes": int(self.moved[0, i]), "up_bytes": int(self.moved[1, i])}
+                if t and self.newcomers[0].trains:
+                    self.loop.step()
+                found = self.loop.evaluate(split)
+                down, up = self._moved()
+                for i, name in enumerate(self.loop.names):
+                    sizes = {"down_bytes": int(down[i]), "up_bytes": int(up[i])}
                     records.append({"exchange": t, "client": name} | {k: float(v[i]) for k, v in found.items()} | sizes)
+            return records, self.loop.personal(np.arange(self.loop.n)), self._clusters()
         finally:
-            self.worker.close()
-        return records, self._models(exchanges), self._clusters()
+            self.loop.engine.close()
 
-    def _round(self, t: int, phase: int, rows: Sequence[int] | None = None) -> Round:
-        """Of the newcomers `rows` as the worker numbers them; None: of one newcomer, as its server does."""
-        at = torch.tensor([self.loop.n]) if rows is None else torch.as_tensor(rows)
-        at = at.to(self.task.device)
-        counts = self.counts[:1] if rows is None else self.counts[at]
-        return Round(t, self.loop.n + 1, phase, at, counts, torch.full_like(at, t))
-
-    def _own(self, t: int, phase: int, i: int) -> Round:
-        return self._round(t, phase)._replace(samples=self.counts[i : i + 1])
-
-    def _exchange(self, t: int) -> None:
-        algorithm = self.algorithm.decayed(self.loop.lr_decay ** (t // self.loop.lr_decay_every))
-        for phase in range(algorithm.phases(t)):
-            asked = [i for i, new in enumerate(self.newcomers) if new.trains and new.asked(self._own(t, phase, i))]
-            if not asked:
-                continue
-            downs = [self.newcomers[i].downlink(self._own(t, phase, i)) for i in asked]
-            round = self._round(t, phase, asked)
-            tally = Tally(round, {})
-            reply = self.worker.run(algorithm, self.rows, _stacked(downs), round, tally)
-            if reply.bad is not None:
-                who = self.names[asked[reply.bad]]
-                raise Diverged(f"exchange {t + 1}: newcomer {who!r} diverged (NaN or infinity); try a smaller lr")
-            sent = tally.uplinks()
-            for row, i in enumerate(asked):
-                up = {name: sent[name][row : row + 1] for name in sent}
-                self.newcomers[i].aggregate(up, self._own(t, phase, i))
-                self.moved[:, i] += down_bytes(downs[row]), tally.bytes
-            self.rows.scatter(round.ids, reply.private)
-
-    def _models(self, t: int) -> Tensor:
-        """[m, p]: what each newcomer deploys after t exchanges."""
-        down: State = {}
-        if not isinstance(self.algorithm, Personal):
-            down = _stacked([new.deployment(self._own(t, 0, i)) for i, new in enumerate(self.newcomers)])
-        return self.algorithm.personal(self.rows.gather(self.everyone), down)
+    def _moved(self) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes down and up of every newcomer so far."""
+        book = self.loop.ledger.array()
+        who = book[:, COLUMNS.index("client")].astype(int)
+        down, up = (
+            np.bincount(who, book[:, COLUMNS.index(key)], self.loop.n).astype(int) for key in ("down_bytes", "up_bytes")
+        )
+        return down, up
 
     def _clusters(self) -> np.ndarray | None:
-        labels = (
-            self.algorithm.report(self.loop.server).get("clusters") if self.loop.algorithm is self.algorithm else None
-        )
+        before = self.before
+        labels = before.algorithm.report(before.server).get("clusters") if before.algorithm is self.algorithm else None
         if labels is None:
             return None
         found = [new.cluster(torch.as_tensor(labels)) for new in self.newcomers]
         return None if None in found else np.array(found)
-
-
-def _stacked(downs: list[Down]) -> State:
-    """The newcomers' messages as rows; what all of them are sent from the same memory is not copied."""
-    first, m = expand(downs[0], 1), len(downs)
-    out: State = {}
-    for name in first:
-        one = downs[0].shared.get(name)
-        if one is not None and all(d.shared[name] is one for d in downs):
-            out[name] = one.expand(m, *one.shape)
-        else:
-            out[name] = torch.cat([expand(d, 1)[name] for d in downs])
-    return out
 
 
 def admission_figure(found: Admission) -> "Figure":

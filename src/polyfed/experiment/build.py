@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -19,13 +19,12 @@ from torch import nn
 from polyfed.core.algorithm import REGISTRY
 from polyfed.core.augment import augmentation
 from polyfed.core.errors import ConfigError, DataError, ModelError, PolyfedError, closest
-from polyfed.core.schedule import schedule_of
+from polyfed.core.settings import kebab
 from polyfed.data.dataset import Dataset
 from polyfed.data.datasets import check_options, load, names
 from polyfed.data.federation import Federation
 from polyfed.data.partition import parse
-from polyfed.experiment.check import kebab
-from polyfed.experiment.config import Experiment, Method, Model, Settings, attack_of, delays_at, dump, rule_of
+from polyfed.experiment.config import Experiment, Method, Model, Settings, delays_at, model_table
 from polyfed.experiment.steps import local_steps_of
 
 CLIENTS = 20  # where the data has no clients of its own and no number is given
@@ -87,65 +86,36 @@ class Parts:
         augmentation(e.settings.augment, fed.input_shape)
         test = str(fed.meta["test"]).partition(":")[0]
         name = e.data.name if e.data.name in names() else str(Path(e.data.name).resolve())
-        data = e.data.model_copy(update={"name": name, "partition": how, "clients": clients, "test": test})
+        data = dataclasses.replace(e.data, name=name, partition=how, clients=clients, test=test)
         model = e.model
         if model.file is not None:
             file = Path(model.file).expanduser().resolve()
-            model = model.model_copy(update={"file": str(file), "name": model.name or _only_model(file)})
+            model = dataclasses.replace(model, file=str(file), name=model.name or _only_model(file))
         elif model.name is None:
             from polyfed import models
 
-            model = model.model_copy(update={"name": models.default(fed)})
+            model = dataclasses.replace(model, name=models.default(fed))
         loss = e.settings.loss or ("mse" if fed.classes is None else "cross-entropy")
         schedule = e.settings.schedule
-        if schedule is not None and "delays" in schedule:
-            schedule = schedule | {"delays": delays_at(schedule["delays"], Path())}
-        settings = e.settings.model_copy(update={"loss": loss, "schedule": schedule})
+        if isinstance(schedule, Mapping) and "delays" in schedule:
+            schedule = {**schedule, "delays": delays_at(schedule["delays"], Path())}
+        settings = dataclasses.replace(e.settings, loss=loss, schedule=schedule)
         if settings.portable:  # the plan of another machine follows from its cores, and decides the order of sums
             if settings.device.startswith("cuda"):
                 raise ConfigError(f"portable: found device {settings.device}, expected cpu")
-            settings = settings.model_copy(update={"device": "cpu", "workers": settings.workers or 1})
+            settings = dataclasses.replace(settings, device="cpu", workers=settings.workers or 1)
         return dataclasses.replace(e, data=data, model=model, settings=settings)
 
-    def arguments(self) -> dict[str, Any]:
-        """What `fit` and `compare` take besides model, federation, method and seed."""
-        e = self.experiment
-        return arguments(e.settings, () if e.settings.schedule is None else self.federation(e.seeds[0]).names)
+    def training(self, seed: int | None = None) -> Settings:
+        """How a run of this seed trains."""
+        s = self.experiment.settings
+        return s if seed is None else dataclasses.replace(s, seed=seed, seeds=None)
 
     def describe(self, method: Method) -> dict[str, Any]:
         """What config.toml says beyond what `fit` knows."""
         e = self.experiment
-        top = {kebab(k): getattr(e.settings, k) for k in ("device", "chunk", "workers", "checkpoint_every")}
-        top["portable"] = e.settings.portable or None
-        if e.settings.schedule is not None:
-            top["schedule"] = e.settings.schedule
-        return top | {"data": dump(e.data), "model": dump(e.model), "algorithm": method.table()}
-
-
-def arguments(s: Settings, names: tuple[str, ...]) -> dict[str, Any]:
-    """What `fit` takes besides model, federation, method and seed. names: of the clients, for a schedule."""
-    return {
-        "rounds": s.rounds,
-        "fraction": s.fraction,
-        "local_epochs": s.local_epochs or 1,
-        "local_steps": s.local_steps,
-        "batch_size": None if s.batch_size == "full" else s.batch_size,
-        "augment": s.augment,
-        "metrics": s.metrics,
-        "lr_decay": s.lr_decay,
-        "lr_decay_every": s.lr_decay_every,
-        "weight_decay": s.weight_decay,
-        "loss": s.loss,
-        "attack": None if s.attack is None else attack_of(s.attack),
-        "robust": None if s.robust is None else rule_of(s.robust),
-        "schedule": None if s.schedule is None else schedule_of(s.schedule, s.fraction, names),
-        "evaluate_every": s.evaluate_every,
-        "device": s.device,
-        "dtype": getattr(torch, s.dtype),
-        "chunk": s.chunk,
-        "workers": s.workers,
-        "checkpoint_every": s.checkpoint_every,
-    }
+        tables = {"data": e.data.dump(), "model": model_table(e.model), "algorithm": method.table()}
+        return tables | {"portable": e.settings.portable or None}
 
 
 def make_model(m: Model, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
@@ -219,7 +189,7 @@ def _own(value: Any, module: ModuleType) -> bool:
     return getattr(value, "__module__", None) == module.__name__
 
 
-def _user_model(path: Path, name: str, given: dict[str, Any], options: dict[str, Any]) -> nn.Module:
+def _user_model(path: Path, name: str, given: dict[str, Any], options: Mapping[str, Any]) -> nn.Module:
     """Call `name` of the file with what it takes of `given` (input_shape, outputs, seed), and its options."""
     module = _import(path)
     make: Callable[..., Any] | None = getattr(module, name, None)

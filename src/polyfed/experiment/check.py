@@ -1,27 +1,15 @@
-"""Checking tables of settings: pydantic finds what is wrong, one line here says it: which key, from where, what was
-found, what is allowed, and the closest known name.
+"""Tables of an experiment file as settings; one line says what is wrong: which key, from where, what was found, what is
+allowed, and the closest known name.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
-
-from pydantic import BaseModel, ConfigDict, ValidationError
+from typing import Any, TypeVar
 
 from polyfed.core.errors import ConfigError, PolyfedError, closest
-from polyfed.core.settings import expected, found, none_of, words
-
-
-def kebab(name: str) -> str:
-    """local_epochs -> local-epochs"""
-    return name.replace("_", "-")
-
-
-class Table(BaseModel):
-    """Base of every table: kebab-case keys, exact types, nothing unknown."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=kebab)
-
+from polyfed.core.settings import found, kebab, none_of, types_of
+from polyfed.experiment.training import Table
 
 T = TypeVar("T", bound=Table)
 
@@ -43,11 +31,10 @@ class Where:
             table = table[part]
         return key
 
-    def said(self, error: PolyfedError, key: str) -> ConfigError:
-        """An error about a setting of `key`, with the file it was set in and its name as files have it."""
-        text, full = str(error), f"{key}.{kebab(error.key)}" if error.key else key
-        if error.key:
-            text = text.replace(f".{error.key} of", f".{kebab(error.key)} of", 1)
+    def said(self, error: PolyfedError, table: str = "") -> ConfigError:
+        """An error about a setting of a table, with the file it was set in and its name as files have it."""
+        full, last = kebab(".".join(filter(None, [table, error.key]))), error.key.rpartition(".")[2]
+        text = re.sub(rf"^((?:[\w-]+\.)*){last}\b", rf"\g<1>{kebab(last)}", str(error)) if last else str(error)
         return ConfigError(f"{self(full).removesuffix(full)}{text}")
 
 
@@ -57,26 +44,18 @@ def table_of(value: Any, key: str, where: Where) -> dict[str, Any]:
     return value
 
 
-def check(
-    model: type[T], values: Mapping[str, Any], prefix: str, where: Where, tables: Iterable[str] = (), of: str = ""
-) -> T:
-    """`values` as a `model`, or ConfigError for the first key that is wrong."""
-    fields = {kebab(name): field for name, field in model.model_fields.items()}
-    values = {k: none_of(v, fields[k].annotation) if k in fields else v for k, v in values.items()}
+def read(cls: type[T], values: Mapping[str, Any], where: Where, also: Iterable[str] = ()) -> T:
+    """A table of a file, keys in kebab-case, or ConfigError for the first key that is wrong.
+
+    also: further keys that the file may have beside these
+    """
+    types = {kebab(name): hint for name, hint in types_of(cls).items()}
+    for key in values:
+        if key not in types:
+            known = [*types, *also]
+            name = where(f"{cls.table}.{key}" if cls.table else key)
+            raise ConfigError(f"{name}: unknown key{closest(key, known)}; known: {', '.join(sorted(known))}")
     try:
-        return model.model_validate(values)
-    except ValidationError as e:
-        error = e.errors()[0]
-    key = str(error["loc"][0])
-    name = where(f"{prefix}.{key}" if prefix else key)
-    if error["type"] == "extra_forbidden":
-        known = [*fields, *tables]
-        what = f"unknown setting of {of}" if of else "unknown key"
-        raise ConfigError(f"{name}: {what}{closest(key, known)}; known: {', '.join(sorted(known)) or 'none'}")
-    if error["type"] == "missing":
-        raise ConfigError(f"{name}: is missing; {of or 'the experiment'} needs {words(_hint(fields[key]))}")
-    raise ConfigError(f"{name}: {found(values[key], expected(_hint(fields[key]), values[key]))}")
-
-
-def _hint(field: Any) -> Any:
-    return Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+        return cls(**{key.replace("-", "_"): none_of(value, types[key]) for key, value in values.items()})
+    except PolyfedError as e:
+        raise where.said(e, cls.table) from None

@@ -27,9 +27,11 @@ from polyfed.data.federation import Federation
 from polyfed.experiment import parallel
 from polyfed.experiment.config import Method, label
 from polyfed.experiment.files import flush, locked, sealed
-from polyfed.experiment.fit import Callback, fit
+from polyfed.experiment.fit import fit
 from polyfed.experiment.folder import RunFolder, summary
 from polyfed.experiment.run import Run
+from polyfed.experiment.training import Training, training_of
+from polyfed.experiment.watching import Callback
 from polyfed.report import files as reading
 from polyfed.report.read import finite
 
@@ -74,7 +76,17 @@ class Watch:
 
 @dataclass(eq=False)
 class Comparison:
-    """The results of `compare`, one per method and seed."""
+    """The results of `compare`, one per method and seed.
+
+    Parameters
+    ----------
+    results : list of Result
+        In the order of training.
+    status : str
+        "finished" or "interrupted".
+    folder : Path or None
+        Where they are kept.
+    """
 
     results: list[Result] = field(default_factory=list)
     status: str = "finished"
@@ -129,7 +141,7 @@ class Comparison:
                     "runs": len(runs),
                     "diverged": sum(r.label == name for r in self.failures),
                     self.metric.name: means.mean() if len(means) else np.nan,
-                    "std": means.std(ddof=1) if len(runs) > 1 else np.nan,
+                    "std": means.std(ddof=1) if len(means) > 1 else np.nan,
                     "worst_client": mean_of(np.array(ends["worst"])) if runs else np.nan,
                     "down_bytes": np.mean([s["down_bytes"] for s in runs]) if runs else np.nan,
                     "up_bytes": np.mean([s["up_bytes"] for s in runs]) if runs else np.nan,
@@ -143,7 +155,9 @@ def compare(
     model: nn.Module | Callable[[int], nn.Module],
     federation: Federation | Callable[[int], Federation],
     algorithms: Sequence[Algorithm] | Mapping[str, Algorithm],
+    training: Training | None = None,
     *,
+    callbacks: Sequence[Callback] = (),
     seeds: int | Sequence[int] = 5,
     out: str | Path | None = None,
     resume: bool = False,
@@ -156,19 +170,50 @@ def compare(
 ) -> Comparison:
     """Train every algorithm under every seed, all on the same data and from the same start.
 
-    model, federation: as for `fit`, or functions of the seed (which is how the partition comes to vary with the seed)
-    algorithms: a list, or {label: algorithm}
-    seeds: how many (0, 1, ...), or which
-    out: comparison folder; resume: runs that are finished there are read back, an unfinished one is continued
-    keep: hold on to every Run; False: only to its numbers, and then runs that take one thread each are trained side by
-        side, in as many processes as there are cores (on Linux, in a folder, without callbacks)
-    watch: told what happens     config: contents of comparison.toml
-    describe: label -> further tables of that run's config.toml
-    report: whether to write report.html into the folder
-    settings: passed to `fit`, such as rounds=100, batch_size=None
-
     A run that diverges does not stop the others; it is in `failures`. After Ctrl-C the round in hand is finished and
-    saved, and the status is "interrupted". Raises ConfigError for a wrong setting before anything is trained.
+    saved, and the status is "interrupted".
+
+    Parameters
+    ----------
+    model : nn.Module or callable
+        As for `fit`, or a function of the seed.
+    federation : Federation or callable
+        As for `fit`, or a function of the seed, which is how the partition comes to vary with the seed.
+    algorithms : sequence of Algorithm, or dict
+        A list, or {label: algorithm}.
+    training : Training or None
+        As for `fit`; its seed is not used.
+    callbacks : sequence of callable
+        As for `fit`.
+    seeds : int or sequence of int
+        How many (0, 1, ...), or which.
+    out : str, Path or None
+        The comparison folder; without it nothing is written.
+    resume : bool
+        Runs that are finished in `out` are read back, an unfinished one is continued.
+    keep : bool
+        Hold on to every Run. False: only to its numbers, and then runs that take one thread each are trained side by
+        side, in as many processes as there are cores (on Linux, in a folder, without callbacks).
+    watch : Watch or None
+        Told what happens.
+    config : dict or None
+        Contents of comparison.toml.
+    describe : callable or None
+        label -> further tables of that run's config.toml.
+    report : bool
+        Whether to write report.html into the folder.
+    **settings
+        Passed to `fit`, such as rounds=100, batch_size=None.
+
+    Returns
+    -------
+    Comparison
+        What has been trained or read back.
+
+    Raises
+    ------
+    ConfigError
+        A setting is wrong; nothing has been trained yet.
     """
     methods = _labelled(algorithms)
     which = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
@@ -178,7 +223,8 @@ def compare(
         raise ConfigError(f"seeds: found {which!r}, expected distinct ones")
     watch = watch or Watch()
     folder = Path(out) if out is not None else None
-    training = _Training(_Cached(model, federation), resume, describe, settings)
+    how = training_of(training, settings)
+    common = _Common(_Cached(model, federation), resume, describe, how, tuple(callbacks))
     jobs = [
         _Job(name, seed, algorithm, folder / "runs" / f"{name}-seed{seed}" if folder is not None else None)
         for seed in which
@@ -187,9 +233,9 @@ def compare(
     found: dict[_Job, Result] = {}
     with locked(folder) if folder is not None else contextlib.nullcontext():
         if folder is not None:
-            _begin(folder, config or config_of(methods, which, settings))
+            _begin(folder, config or config_of(methods, which, how.dump()))
         with contextlib.suppress(KeyboardInterrupt):
-            _all(jobs, found, training, keep, watch)
+            _all(jobs, found, common, keep, watch)
         comparison = Comparison([found[job] for job in jobs if job in found], folder=folder)
         if len(found) < len(jobs) or any(r.status == "interrupted" for r in comparison.results):
             comparison.status = "interrupted"
@@ -209,11 +255,11 @@ class _Job(NamedTuple):
     place: Path | None
 
 
-def _all(jobs: Sequence[_Job], found: dict[_Job, Result], training: "_Training", keep: bool, watch: Watch) -> None:
+def _all(jobs: Sequence[_Job], found: dict[_Job, Result], common: "_Common", keep: bool, watch: Watch) -> None:
     """Every job read back or trained: one after another, until one shows that the others may run side by side."""
 
     def begin(job: _Job) -> None:
-        training.made(job.seed)  # here, so that all methods of a seed have the same start also side by side
+        common.made(job.seed)  # here, so that all methods of a seed have the same start also side by side
         watch.begin(job.label, job.seed)
 
     def end(job: _Job, result: Result, resumed: bool = False) -> None:
@@ -222,22 +268,22 @@ def _all(jobs: Sequence[_Job], found: dict[_Job, Result], training: "_Training",
 
     watch.start(len(jobs))
     for job in jobs:
-        if (before := training.before(job)) is not None:
+        if (before := common.before(job)) is not None:
             end(job, before, resumed=True)
     todo, room = [job for job in jobs if job not in found], 1
-    alone = keep or training.settings.get("callbacks") or any(job.place is None for job in jobs)
+    alone = keep or common.callbacks or any(job.place is None for job in jobs)
     while todo and room == 1:
         job = todo.pop(0)
         begin(job)
-        result = training.here(job, watch.callbacks())
+        result = common.here(job, watch.callbacks())
         end(job, result)
         if result.status == "interrupted":
             return
         if result.run is not None and not alone and result.run.loop.engine.workers == 1:
             room = parallel.room(result.run.loop.task.device.type)
-    tasks = [partial(training.apart, job) for job in todo]
+    tasks = [partial(common.apart, job) for job in todo]
     for which, told in parallel.side_by_side(tasks, room, lambda which: begin(todo[which])):
-        end(todo[which], training.result(todo[which], *told))
+        end(todo[which], common.result(todo[which], *told))
 
 
 class _Cached:
@@ -256,28 +302,29 @@ class _Cached:
 
 
 @dataclass
-class _Training:
+class _Common:
     """What the jobs of a comparison have in common."""
 
     made: _Cached
     resume: bool
     describe: Callable[[str], Mapping[str, Any]] | None
-    settings: Mapping[str, Any]
+    training: Training
+    callbacks: tuple[Callback, ...]
 
     def before(self, job: _Job) -> Result | None:
         """The result of a job that was finished earlier."""
         if not self.resume or job.place is None:
             return None
-        return read_result(job.place, job.label, job.seed, self.settings.get("rounds"))
+        return read_result(job.place, job.label, job.seed, self.training.rounds)
 
     def train(self, job: _Job, callbacks: Sequence[Callback] = ()) -> Run:
         """Train one job."""
         model, federation = self.made(job.seed)
         tables = dict(self.describe(job.label)) if self.describe is not None else None
-        given = {**self.settings, "callbacks": (*self.settings.get("callbacks", ()), *callbacks)}
         return fit(
-            model, federation, job.algorithm, seed=job.seed, out=job.place, resume=self.resume, describe=tables, **given
-        )
+            model, federation, job.algorithm, replace(self.training, seed=job.seed), out=job.place, resume=self.resume,
+            callbacks=(*self.callbacks, *callbacks), describe=tables,
+        )  # fmt: skip
 
     def here(self, job: _Job, callbacks: Sequence[Callback]) -> Result:
         """Train one job in this process."""
@@ -340,9 +387,8 @@ def _labelled(algorithms: Sequence[Algorithm] | Mapping[str, Algorithm]) -> dict
 
 
 def config_of(methods: Mapping[str, Algorithm], seeds: list[int], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Contents of comparison.toml for a comparison made from Python: the settings that TOML can hold."""
-    plain = {k.replace("_", "-"): v for k, v in settings.items() if _is_plain(v)}
-    return plain | {"seeds": seeds, "algorithms": [Method(a).table() | {"label": n} for n, a in methods.items()]}
+    """Contents of comparison.toml for a comparison made from Python; settings: by the keys of a file."""
+    return {**settings, "seeds": seeds, "algorithms": [Method(a).table() | {"label": n} for n, a in methods.items()]}
 
 
 def _begin(folder: Path, config: Mapping[str, Any]) -> None:
@@ -352,7 +398,3 @@ def _begin(folder: Path, config: Mapping[str, Any]) -> None:
         raise RunError(f"cannot make the folder {folder}: {checkpoint.reason(e)}") from e
     RunFolder(folder).write("comparison.toml", sealed(tomli_w.dumps(dict(config))))
     flush(folder)
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, int | float | str) or (isinstance(value, list) and all(isinstance(v, str) for v in value))

@@ -8,97 +8,24 @@ import copy
 import dataclasses
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from pydantic import ConfigDict, Field
 
 import polyfed.algorithms  # noqa: F401  (registers the methods)
 from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.core.algorithm import check as check_algorithm
-from polyfed.core.augment import steps_of
-from polyfed.core.errors import ConfigError, PolyfedError, closest
-from polyfed.core.schedule import schedule_of
-from polyfed.core.scores import metrics_of
-from polyfed.core.settings import COUNTED, Words, found, parse, plain, shown, value_of
-from polyfed.experiment.check import Table, Where, check, kebab, table_of
-from polyfed.experiment.expression import Expression
-from polyfed.threats import ATTACKS, RULES, Attack, Rule
+from polyfed.core.errors import ConfigError, closest
+from polyfed.core.settings import found, kebab, parse, plain, shown, value_of
+from polyfed.experiment.check import Where, read, table_of
+from polyfed.experiment.training import Data, Model, Settings
 
-COUNT = Annotated[int, Field(ge=1, le=COUNTED)]
-LEAST = Annotated[int, Field(ge=0, le=COUNTED)]
-SEED = Annotated[int, Field(ge=0, lt=2**63)]
-SEEDS = 10_000
-STEPS = Annotated[str, Words('an expression in the round k such as "ceil(k/20)" or "uniform(1, 10)"')]
-EACH = Annotated[list[COUNT], Field(min_length=1), Words("a list with one number per client")]
-NAMED = Annotated[dict[str, COUNT], Field(min_length=1), Words("a table with one number per client")]
 COMPARED = ("local", "fedavg", "ditto")  # what is compared when no method is named
 TABLES = ("data", "model", "algorithm", "algorithms")
 INFORMATION = ("plan", "versions")  # tables of a run's config.toml that decide nothing
-
-
-class Settings(Table):
-    """The keys at the top of an experiment file.
-
-    Those of `polyfed.fit`, and `seeds`: how many (counted up from `seed`), or which.
-    """
-
-    rounds: LEAST = 100
-    fraction: float = Field(1.0, gt=0, le=1)
-    local_epochs: COUNT | None = None
-    local_steps: COUNT | STEPS | EACH | NAMED | None = None
-    batch_size: COUNT | Literal["full"] = 32
-    augment: str | None = None
-    metrics: str | list[str] | None = None
-    lr_decay: float = Field(1.0, gt=0, le=1)
-    lr_decay_every: COUNT = 1
-    weight_decay: float = Field(0.0, ge=0, le=1e9, allow_inf_nan=False)
-    attack: dict[str, Any] | None = None
-    robust: dict[str, Any] | None = None
-    schedule: dict[str, Any] | None = None
-    loss: Literal["cross-entropy", "mse"] | None = None
-    seed: SEED = 0
-    seeds: (
-        Annotated[int, Field(ge=1, le=SEEDS)] | Annotated[list[SEED], Field(min_length=1, max_length=SEEDS)] | None
-    ) = None
-    evaluate_every: LEAST = 1
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$"), Words("auto, cpu or cuda")] = "auto"
-    dtype: Literal["float32", "float64"] = "float32"
-    checkpoint_every: COUNT | None = None
-    chunk: COUNT | None = None
-    workers: Annotated[int, Field(ge=1, le=1024)] | None = None
-    portable: bool = False
-
-
-class Data(Table):
-    """[data]: a named data set or a folder, and how it is dealt out. `seed`: of the partition, where not the run's."""
-
-    name: str = "heart-disease"
-    dir: str | None = None
-    partition: str | None = None
-    clients: COUNT | None = None
-    test: Literal["own", "ratio", "ratio-floor", "given", "merged", "independent"] | None = None
-    test_fraction: float = Field(0.2, ge=0, lt=1)
-    test_samples: COUNT = 100
-    validation_fraction: float | None = Field(None, ge=0, lt=1)
-    seed: SEED | None = None
-    options: dict[str, Any] = Field(default_factory=dict)
-
-
-class Model(Table):
-    """[model]: a named model, or `name` in the user's own `file`. All other keys are the model's options."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: str | None = None
-    file: str | None = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The model's own options, by their Python names."""
-        return {k.replace("-", "_"): v for k, v in (self.model_extra or {}).items()}
 
 
 # What `polyfed run` does when it is told nothing: the hospitals, cut as in FLamby (two thirds to train), each method
@@ -119,7 +46,7 @@ MAIN_JOB: dict[str, Any] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Method:
     """One method of an experiment: its hyper-parameters, where its file is, and the label it goes by."""
 
@@ -139,7 +66,7 @@ class Method:
         return found
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Experiment:
     """A checked experiment. `name` is what its run folder is called after."""
 
@@ -152,9 +79,7 @@ class Experiment:
     @property
     def seeds(self) -> list[int]:
         s = self.settings
-        if s.seeds is None or isinstance(s.seeds, int):
-            return list(range(s.seed, s.seed + (s.seeds or 1)))
-        return list(s.seeds)
+        return s.seeds if isinstance(s.seeds, list) else list(range(s.seed, s.seed + (s.seeds or 1)))
 
     @property
     def single(self) -> bool:
@@ -163,15 +88,21 @@ class Experiment:
 
     def toml(self) -> dict[str, Any]:
         """The whole experiment as an experiment file."""
-        top = dump(self.settings) | {"seeds": self.seeds}
-        tables = {"data": dump(self.data), "model": dump(self.model)}
-        return top | tables | {"algorithms": [m.table() for m in self.methods]}
+        tables = {"data": self.data.dump(), "model": model_table(self.model)}
+        return self.settings.dump() | {"seeds": self.seeds} | tables | {"algorithms": [m.table() for m in self.methods]}
 
 
-def dump(table: Table) -> dict[str, Any]:
-    """A table by its TOML keys; what is not set is left out."""
-    found = table.model_dump(by_alias=True, exclude_none=True)
-    return {k: v for k, v in found.items() if v != {}}
+def model_of(table: Mapping[str, Any], where: Where) -> Model:
+    """A [model] table: what is neither `name` nor `file` is an option of the model."""
+    known = {key: value for key, value in table.items() if key in ("name", "file")}
+    options = {key.replace("-", "_"): value for key, value in table.items() if key not in known}
+    return dataclasses.replace(read(Model, known, where), options=options)
+
+
+def model_table(model: Model) -> dict[str, Any]:
+    """The [model] table of a file."""
+    found = model.dump()
+    return {**{kebab(k): v for k, v in found.pop("options", {}).items()}, **found}
 
 
 # reading and layering
@@ -269,53 +200,21 @@ def resolve(
     layers = merge(merge(defaults or {}, given), {k: v for k, v in command.items() if k != "algorithm"})
     where = Where(file, given, command)
     over = table_of(command.get("algorithm", {}), "algorithm", where)
-    settings = check(Settings, {k: v for k, v in layers.items() if k not in TABLES}, "", where, TABLES)
+    settings = read(Settings, {k: v for k, v in layers.items() if k not in TABLES}, where, TABLES)
     if settings.local_epochs is not None and settings.local_steps is not None:
         raise ConfigError(f"{where('local-epochs')}: local-steps is set too, and replaces it; leave out one of them")
-    if isinstance(settings.seeds, list) and len(set(settings.seeds)) < len(settings.seeds):
-        raise ConfigError(f"{where('seeds')}: found {settings.seeds}, expected distinct ones")
-    _readable(settings, where)
-    data = check(Data, table_of(layers.get("data", {}), "data", where), "data", where)
+    data = read(Data, table_of(layers.get("data", {}), "data", where), where)
     if data.dir is not None:
-        data = data.model_copy(update={"dir": _absolute(data.dir)})
-    model = check(Model, table_of(layers.get("model", {}), "model", where), "model", where)
+        data = dataclasses.replace(data, dir=_absolute(data.dir))
+    model = model_of(table_of(layers.get("model", {}), "model", where), where)
     chosen = _chosen(layers, [method_of(text) for text in methods], over, where)
     for m in chosen:
         try:
-            check_algorithm(m.algorithm, getattr(torch, settings.dtype))
+            check_algorithm(m.algorithm, settings.dtype or torch.float32)
         except ConfigError as e:
             raise where.said(e, "algorithm") from None
     name = file.stem if file is not None and file.stem not in ("config", "comparison") else Path(data.name).stem
     return Experiment(settings, data, model, tuple(label(chosen)), name)
-
-
-def _readable(settings: Settings, where: Where) -> None:
-    """Settings that are small languages of their own are read once, so that the key and the file can be named."""
-    fraction = settings.fraction
-    readers: dict[str, Callable[[Any], Any]] = {
-        "local_steps": lambda v: Expression(v) if isinstance(v, str) else None,
-        "augment": steps_of,
-        "metrics": metrics_of,
-        "attack": attack_of,
-        "robust": rule_of,
-        "schedule": lambda table: schedule_of(table, fraction, None),
-    }
-    for name, read in readers.items():
-        key, value = kebab(name), getattr(settings, name)
-        try:
-            _ = value if value is None else read(value)
-        except PolyfedError as e:
-            raise where.said(e, key) from None
-
-
-def attack_of(table: Mapping[str, Any]) -> Attack:
-    """The attack of an [attack] table: its name and its settings."""
-    return ATTACKS.make(table.get("name"), _own(table), kebab)
-
-
-def rule_of(table: Mapping[str, Any]) -> Rule:
-    """The robust rule of a [robust] table."""
-    return RULES.make(table.get("name"), _own(table), kebab)
 
 
 def _own(table: Mapping[str, Any]) -> dict[str, Any]:

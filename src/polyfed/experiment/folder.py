@@ -32,6 +32,7 @@ from polyfed.core.metric import Metric, having, mean_of, written
 from polyfed.core.scores import lead
 from polyfed.experiment import files
 from polyfed.experiment.run import Run
+from polyfed.experiment.training import Training
 from polyfed.report.files import tensors
 
 MODELS_LIMIT = 2 << 30  # bytes of per-client model files written without being asked
@@ -205,27 +206,7 @@ def client_model(run: Path, i: int, name: str) -> tuple[dict[str, Tensor], bool]
 
 def fingerprint(run: Run) -> dict[str, Any]:
     """What must not change between a run and its continuation."""
-    s = run.settings
-    keys = (
-        "seed",
-        "fraction",
-        "local-epochs",
-        "local-steps",
-        "batch-size",
-        "augment",
-        "metrics",
-        "weight-decay",
-        "lr-decay",
-        "lr-decay-every",
-        "attack",
-        "robust",
-        "schedule",
-        "model",
-        "loss",
-        "dtype",
-        "algorithm",
-        "plan",
-    )
+    s, keys = run.settings, [*Training.deciding(), "model", "algorithm", "plan"]
     parts = {"data": s["data"].get("digest"), "fixed": run.loop.task.fixed_digest}
     return json.loads(json.dumps({k: s.get(k) for k in keys} | parts))
 

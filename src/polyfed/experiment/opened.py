@@ -3,6 +3,7 @@ last checkpoint. Nothing is written, and the data are looked for only where samp
 """
 
 import copy
+import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from polyfed.core import checkpoint
+from polyfed.core import checkpoint, scores
 from polyfed.core.algorithm import REGISTRY, Algorithm, State
 from polyfed.core.augment import augmentation
 from polyfed.core.batches import Work
@@ -26,7 +27,7 @@ from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop, part
 from polyfed.core.rows import is_mapped
 from polyfed.core.schedule import Uniform
-from polyfed.core.scores import LOSS, known, leading, read
+from polyfed.core.scores import LOSS, leading
 from polyfed.core.split import Split
 from polyfed.core.stacked import LOSSES
 from polyfed.core.task import Task
@@ -34,18 +35,20 @@ from polyfed.core.worker import Plan
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, check_rows, make_rows, pick_device
 from polyfed.experiment import files
-from polyfed.experiment.build import Parts, algorithms_of, arguments, make_model
-from polyfed.experiment.check import Where, check
-from polyfed.experiment.config import INFORMATION, TABLES, Model, Settings, attack_of, resolve
-from polyfed.experiment.fit import Callback, digest, fit
+from polyfed.experiment.build import Parts, algorithms_of, make_model
+from polyfed.experiment.check import Where, read
+from polyfed.experiment.config import INFORMATION, TABLES, Settings, model_of, resolve
+from polyfed.experiment.fit import fit
 from polyfed.experiment.folder import client_model
+from polyfed.experiment.resume import digest
 from polyfed.experiment.run import Run
 from polyfed.experiment.steps import local_steps_of
+from polyfed.experiment.watching import Callback
 from polyfed.report import files as reading
 
 SPLITS = ("train", "validation", "test")
 NEEDED = ("seed", "dtype", "model", "data", "plan")  # keys of config.toml
-SAID = ("data", "model", "algorithm", "schedule", "device", "chunk", "workers", "checkpoint-every", "start")
+SAID = ("data", "model", "algorithm", "start", "portable")
 
 
 class Opened(Run):
@@ -71,7 +74,7 @@ class Opened(Run):
         self._table = _clients(path, names) if found else None
         self.status, self.seconds = found.get("status", "unfinished"), found.get("seconds") or 0.0
         self._rounds: int | None = found.get("rounds")
-        self._metrics = tuple(map(read, found.get("metrics") or [found])) if found else ()
+        self._metrics = tuple(map(scores.read, found.get("metrics") or [found])) if found else ()
         self.records = [{k: np.nan if v is None else v for k, v in r.items()} for r in reading.metrics(path)]
         self.final = {} if self._table is None else _final(self._table)
         self.ended = False
@@ -92,7 +95,7 @@ class Opened(Run):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        asked = tuple(read({"metric": name}) for name in self.settings.get("metrics") or ())
+        asked = tuple(scores.read({"metric": name}) for name in self.settings.get("metrics") or ())
         return self._metrics or asked or (leading(self.records[-1] if self.records else ()),)
 
     @property
@@ -179,7 +182,7 @@ class Opened(Run):
                 "polyfed.Run.open(folder, model=...)"
             )
         else:
-            found = check(Model, table, "model", self._where)
+            found = model_of(table, self._where)
             model = make_model(found, self.outline.input_shape, self.outline.outputs, self.settings["seed"])
         path = self._at / "fixed.safetensors"
         try:
@@ -202,28 +205,24 @@ class Opened(Run):
     def _reopened(self) -> Loop:
         """The loop as the last checkpoint has it, with no samples behind it; it does not go on, see `resume`."""
         tensors, meta = self._state
-        fed, a = self.outline, self._arguments
+        fed, t = self.outline, self._training
         try:
             plan = Plan(**self.settings["plan"])
         except TypeError as e:
             raise RunError(f"{self._at / 'config.toml'}: [plan] is not the plan of a run ({e})") from None
         device = pick_device("auto" if plan.device.startswith("cuda") else "cpu")
+        assert t.loss is not None, "every run's config.toml has it"
         task = Task(
-            self._module,
-            a["loss"],
-            weight_decay=a["weight_decay"],
-            device=device,
-            dtype=a["dtype"],
-            metrics=self._judges,
+            self._module, t.loss, weight_decay=t.weight_decay, device=device, dtype=t.dtype, metrics=self._judges
         )
         self._check_layout(task)
-        steps = local_steps_of(a["local_steps"], fed.names)
-        work = Work(a["local_epochs"], steps, a["batch_size"], augmentation(a["augment"], fed.input_shape))
-        seed, plan = self.settings["seed"], Plan(plan.chunk, 1, str(device), plan.path)
+        steps = local_steps_of(t.local_steps, fed.names)
+        work = Work(t.epochs, steps, t.batch_size, augmentation(t.augment, fed.input_shape))
+        seed, plan = t.seed, Plan(plan.chunk, 1, str(device), plan.path)
         engine = LocalEngine(task, fed.train, client_keys(fed.names), work, seed, plan)
         place = self._at if is_mapped(part(tensors, "client.")) else None
         rows = make_rows(self.algorithm, task, fed.n, 1, place, tensors)
-        decay = a["lr_decay"], a["lr_decay_every"]
+        decay = t.lr_decay, t.lr_decay_every
         loop = Loop(task, fed.train, fed.names, self.algorithm, Uniform(), engine, rows, seed, *decay)
         loop.restore(tensors, meta)
         return loop
@@ -243,7 +242,7 @@ class Opened(Run):
             for key, found in (
                 ("loss", s.get("loss") not in LOSSES),
                 ("augment", s.get("augment") == "function"),
-                ("metrics", any(known(name) is None for name in s.get("metrics") or ())),
+                ("metrics", any(scores.known(name) is None for name in s.get("metrics") or ())),
                 ("local-steps", s.get("local-steps") == "function"),
                 ("schedule", isinstance(s.get("schedule"), str)),
             )
@@ -251,12 +250,12 @@ class Opened(Run):
         ]
 
     @cached_property
-    def _arguments(self) -> dict[str, Any]:
-        """What `fit` was called with; what no file holds raises an error when it is used."""
+    def _training(self) -> Settings:
+        """How the run was trained; a function that no file holds raises an error when it is used."""
         aside = {*TABLES, *INFORMATION, "start", *self._objects}
         known = {k: v for k, v in self.settings.items() if k not in aside}
-        found = arguments(check(Settings, known, "", self._where, TABLES), self.outline.names)
-        return found | {key.replace("-", "_"): self._gone(key) for key in self._objects}
+        gone = {key.replace("-", "_"): self._gone(key) for key in self._objects if key not in ("schedule", "metrics")}
+        return dataclasses.replace(read(Settings, known, self._where, TABLES), **gone)
 
     def _gone(self, key: str) -> Callable[..., Any]:
         def refuse(*_: Any, **__: Any) -> Any:
@@ -288,7 +287,8 @@ class Opened(Run):
             except PolyfedError as e:
                 where = s["data"].get("dir") or s["data"]["name"]
                 raise RunError(f"{self._at}: its data, {where}, are needed and cannot be read ({e})") from None
-        attacked = fed if s.get("attack") is None else attack_of(s["attack"]).poison(fed, s["seed"])
+        attack = self._training.attack
+        attacked = fed if attack is None else attack.poison(fed, s["seed"])
         if s["data"].get("digest") not in (None, digest(attacked)):
             raise RunError(f"{self._at}: its data are not the ones it was trained on")
         return attacked if forged else fed
@@ -306,14 +306,14 @@ class Opened(Run):
         """
         if self._objects:
             raise self._unknown(self._objects[0])
-        given: dict[str, Any] = self._arguments | {"rounds": self.settings["rounds"] if rounds is None else rounds}
-        model, federation, seed = self._module, self._data(forged=False), self.settings["seed"]
+        training = self._training if rounds is None else dataclasses.replace(self._training, rounds=rounds)
+        model, federation = self._module, self._data(forged=False)
         described = {key: self.settings[key] for key in SAID if key in self.settings}
         with files.locked(self._at):
             files.settle(self._at)
             return fit(
-                model, federation, self.algorithm, seed=seed, out=self._at, resume=True, callbacks=callbacks,
-                describe=described, **given,
+                model, federation, self.algorithm, training, out=self._at, resume=True, callbacks=callbacks,
+                describe=described,
             )  # fmt: skip
 
 

@@ -65,7 +65,7 @@ def local_steps_of(
     )
 
 
-def recorded(rule: int | Callable[[int], int] | Expression | Listed | None) -> int | str | dict[str, int] | None:
+def recorded(rule: int | Callable[[int], int] | Each | None) -> int | str | dict[str, int] | None:
     """local-steps as config.toml has it."""
     if isinstance(rule, Listed):
         return dict(rule.steps)

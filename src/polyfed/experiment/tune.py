@@ -26,15 +26,19 @@ from polyfed.algorithms.fpfc import FPFC
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.errors import ConfigError, Diverged, RunError, closest
 from polyfed.core.metric import Metric, having, mean_of
-from polyfed.core.scores import LOSS, metrics_of
+from polyfed.core.scores import LOSS
 from polyfed.core.scores import read as read_metric
+from polyfed.core.settings import settings_of
 from polyfed.core.split import Split
 from polyfed.data.federation import Federation
 from polyfed.experiment.config import Method
 from polyfed.experiment.files import flush, locked, sealed, unsealed
-from polyfed.experiment.fit import Callback, Progress, digest, fit
+from polyfed.experiment.fit import fit
 from polyfed.experiment.folder import RunFolder
+from polyfed.experiment.resume import digest
 from polyfed.experiment.run import Run
+from polyfed.experiment.training import Search, Training, training_of
+from polyfed.experiment.watching import Callback, Progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,7 +53,6 @@ GRIDS: dict[tuple[str, str], dict[Regime, tuple[float, ...]]] = {  # the first s
     ("fedacs", "quantile"): {"cold": (0.0, 1 / 2, 2 / 3, 3 / 4, 4 / 5, 5 / 6, 9 / 10)},  # 1 - 1/G: G groups of one size
 }
 LEGS = "legs"  # folder of the legs of a search that is not over
-FREE = ("device", "workers", "chunk", "checkpoint_every")  # settings that may change when a search goes on
 OVER = ".legs-over"  # the same while they are removed
 SEARCH = "tune.toml"  # what the search is, so that the same one is continued
 LEVELLED = "levelled"  # what ended a leg that was trained on to as many rounds as the other regime's best
@@ -60,15 +63,23 @@ VALIDATION = 0.2  # share of the training samples, where the federation holds ou
 class Tuned:
     """What `tune` found.
 
-    setting: the name of what was tuned
-    table: one row per value and regime, in the order of training:
-        regime; a column named as the setting; validation: the metric, mean over clients; clusters: how many (None where
-        the method has none);
-        ari: agreement with the federation's own clusters, where it has some (not used for choosing); rounds, bytes,
-        seconds: of this leg alone; ended: "tolerance", "rounds", "diverged" or "interrupted"; best: the chosen one
-    metric: the one that leads
-    run: the chosen model trained on; None when no leg was finished or nothing was to be trained on
-    status: "finished" or "interrupted"
+    Parameters
+    ----------
+    setting : str
+        The name of what was tuned.
+    metric : Metric
+        The one that leads.
+    rows : list of dict
+        One per value and regime, in the order of training: regime; an entry named as the setting; validation: the
+        metric, mean over clients; clusters: how many (None where the method has none); ari: agreement with the
+        federation's own clusters, where it has some (not used for choosing); rounds, bytes, seconds: of this leg alone;
+        ended: "tolerance", "rounds", "diverged" or "interrupted"; best: whether it is the chosen one.
+    run : Run or None
+        The chosen model, trained on; None when no leg was finished or there was no further training.
+    status : str
+        "finished" or "interrupted".
+    folder : Path or None
+        Where it is kept.
     """
 
     setting: str = "lam"
@@ -122,18 +133,9 @@ def tune(
     model: nn.Module,
     federation: Federation,
     algorithm: Algorithm | None = None,
+    training: Training | None = None,
+    search: Search | None = None,
     *,
-    setting: str | None = None,
-    regime: Literal["warm", "cold", "both"] | None = None,
-    grid: Sequence[float] | Mapping[str, Sequence[float]] | None = None,
-    rounds: int = 1000,
-    check_every: int = 10,
-    tolerance: float = 1e-4,
-    patience: int = 3,
-    stop_at_drop: bool = True,
-    extend: int = 6,
-    choose: Literal["best", "simplest"] = "best",
-    train_on: int = 2000,
     seed: int = 0,
     out: str | Path | None = None,
     resume: bool = False,
@@ -143,101 +145,103 @@ def tune(
 ) -> Tuned:
     """Choose one numeric setting of a method by validation data, then train the chosen model on.
 
-    algorithm: a method, such as FPFC(nu=0.5), which is the default; its own value of the setting is not used
-    setting: what is tuned; default: lam, for FedACS quantile
-    regime: "warm": each value started from the solution of the last one, the method's state kept; "cold": each from the
-        common start; "both", and the better of the two, their best values trained on to equal numbers of rounds (or
-        until they settle) before they are compared. Default: both for FPFC's lam, cold for all else
-    grid: rising values; one list for both regimes, or {"warm": [...], "cold": [...]}. Default: `GRIDS`
-    rounds: maximum for one value     check_every: rounds between two looks at the validation metric
-    tolerance, patience: a value is done when the metric changes by less than `tolerance` at `patience` looks in a row
-    stop_at_drop: end a warm path as soon as a value is worse than the best before it by more than two standard errors,
-        paired over the clients; False: the whole grid. Separate tuning always tries every value.
-    extend: where the last value of a warm path is the best so far, go on by the grid's last step, up to `extend` times
-    choose: "best": the best metric; "simplest": the fewest clusters among the values that validation cannot tell from
-        the best, see `_Kept`. The two are the same for a method that reports no clusters.
-    train_on: maximum number of further rounds for the chosen model, until the metric has settled as above; 0: none
-    out: folder for the final run, with tune.csv and tune.svg beside its files
-    resume: go on with the interrupted search in `out`, if there is one: finished values are read back, the one in hand
-        is continued; of a search that is over the table is read back, without `run`
-    describe: the method with its value -> further tables for config.toml
-    settings: passed to `fit`, such as fraction=0.3, local_steps=10, batch_size=None
+    A federation without validation samples has `VALIDATION` of each client's training samples held out, keyed by (seed,
+    client). The metric is the mean over clients on validation data; the federation that is trained on while tuning has
+    no test samples at all, they come back for the final run. A leg that diverges is a row without a metric, and ends a
+    warm path. After Ctrl-C the status is "interrupted", and the table holds what is done; with a folder, every leg is a
+    run folder in `out`/legs until the search is over.
 
-    A federation without validation samples has `VALIDATION` of each client's training samples held out, keyed by
-    (seed, client). The metric is the mean over clients on validation data; the federation that is trained on while
-    tuning has no test samples at all, they come back for the final run. A leg that diverges is a row without a metric,
-    and ends a warm path. After Ctrl-C the status is "interrupted", and the table holds what is done; with a folder,
-    every leg is a run folder in `out`/legs until the search is over.
+    A warm path starts each value from the solution of the last one, the method's state kept; a cold one starts each
+    from the common start. With both, the best value of each is trained on to equal numbers of rounds (or until it
+    settles) before they are compared. A value is done when the metric changes by less than `tolerance` at `patience`
+    looks in a row. A warm path ends at a value that is worse than the best before it by more than two standard errors,
+    paired over the clients, and goes on by the grid's last step while its last value is the best. "simplest" chooses
+    the fewest clusters among the values whose metric is within one standard error of the best.
 
-    Raises ConfigError before training for a wrong setting, and all that `fit` raises.
+    Parameters
+    ----------
+    model : nn.Module
+        As for `fit`.
+    federation : Federation
+        As for `fit`.
+    algorithm : Algorithm or None
+        A method, such as FPFC(nu=0.5), which is the default; its own value of the setting is not used.
+    training : Training or None
+        As for `fit`.
+    search : Search or None
+        How values are tried.
+    seed : int
+        As for `fit`.
+    out : str, Path or None
+        Folder for the final run, with tune.csv and tune.svg beside its files.
+    resume : bool
+        Go on with the interrupted search in `out`, if there is one: finished values are read back, the one in hand is
+        continued; of a search that is over the table is read back, without `run`.
+    watch : Watch or None
+        Told what happens.
+    describe : callable or None
+        The method with its value -> further tables for config.toml.
+    **settings
+        Those of `Search` and of `Training` by keyword, such as grid=[0, 0.5, 1], fraction=0.3; `rounds` is the largest
+        number for one value.
+
+    Returns
+    -------
+    Tuned
+        The table of values, and the final run.
+
+    Raises
+    ------
+    ConfigError
+        A setting is wrong; nothing has been trained yet. Then all that `fit` raises.
     """
     algorithm = algorithm if algorithm is not None else FPFC()
-    for key in ("start", "evaluate_every", "callbacks"):
-        if key in settings:
-            raise ConfigError(f"{key}: is decided by tune, leave it out")
-    for key, value, least in (
-        ("rounds", rounds, 1), ("check_every", check_every, 1), ("patience", patience, 1), ("extend", extend, 0),
-        ("train_on", train_on, 0),
-    ):  # fmt: skip
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigError(f"{key}: found {value!r}, expected an integer of at least {least}")
-    if not tolerance >= 0:
-        raise ConfigError(f"tolerance: found {tolerance!r}, expected a number of at least 0")
-    if choose not in ("best", "simplest"):
-        raise ConfigError(f"choose: found {choose!r}, expected best or simplest")
-    setting = setting or default_setting(algorithm)
-    if regime is None:
-        regime = "both" if "warm" in GRIDS.get((algorithm.name, setting), {}) else "cold"
-    paths = {name: _methods(algorithm, setting, grid, name) for name in _regimes(regime)}
+    known = [s.name for s in settings_of(Search)]
+    how = training_of(training, {k: v for k, v in settings.items() if k not in known})
+    if "evaluate_every" in settings:
+        raise ConfigError("evaluate_every: is decided by tune, leave it out")
+    search = dataclasses.replace(search or Search(), **{k: v for k, v in settings.items() if k in known})
+    setting = search.setting or default_setting(algorithm)
+    regime = search.regime or ("both" if "warm" in GRIDS.get((algorithm.name, setting), {}) else "cold")
+    paths = {name: _methods(algorithm, setting, search.grid, name) for name in _regimes(regime)}
     if federation.validation is None or not len(federation.validation.x):
         federation = dataclasses.replace(federation, validation=None).with_validation(VALIDATION, seed)
     test = federation.test
     blind = dataclasses.replace(federation, test=Split(test.x[:0], test.y[:0], np.zeros_like(test.offsets)))
     tuned = Tuned(setting, folder=Path(out) if out is not None else None)
     about = {
-        "setting": setting, "algorithm": Method(algorithm).table(), "rounds": rounds, "check-every": check_every,
-        "tolerance": tolerance, "patience": patience, "stop-at-drop": stop_at_drop, "extend": extend, "choose": choose,
-        "train-on": train_on, "seed": seed,
+        **search.dump(), "setting": setting, "algorithm": Method(algorithm).table(), "seed": seed,
         "grid": {name: [float(getattr(m, setting)) for m in methods] for name, methods in paths.items()},
-        "settings": {k: v for k, v in settings.items() if isinstance(v, int | float | str) and k not in FREE},
+        "settings": {k: v for k, v in how.dump().items() if k in Training.deciding() and k != "seed"},
         "model": {"name": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())},
         "data": digest(federation),
-        **({"metrics": [m.name for m in judged]} if (judged := metrics_of(settings.get("metrics"))) else {}),
     }  # fmt: skip
     with locked(tuned.folder) if tuned.folder is not None else contextlib.nullcontext():
         if tuned.folder is not None and resume and is_over(tuned.folder):
             _same_search(tuned.folder, about)
             return _read_back(tuned)
-        known = _known(tuned, resume, about)
-        search = _Search(
-            model, blind, tuned, rounds, check_every, tolerance, patience, choose == "simplest", seed,
-            watch or Watch(), known, settings,
-        )  # fmt: skip
-        search.total = sum(map(len, paths.values()))
-        for name, methods in paths.items():
-            search.path(name, methods, stop_at_drop, extend)
-            if tuned.status == "interrupted":
-                return tuned
-        if search.kept and search.chosen.mean == -math.inf:
-            lead = search.chosen.run.metric
+        how = dataclasses.replace(how, seed=seed, evaluate_every=search.check_every)
+        legs = _Legs(model, blind, tuned, search, watch or Watch(), _known(tuned, resume, about), how)
+        legs.all(paths)
+        if legs.kept and legs.chosen.mean == -math.inf:
+            lead = legs.chosen.run.metric
             raise ConfigError(
                 f"metrics: no client has {lead} on its validation samples ({lead.lacks}); choose by another"
             )
-        search.level()
         if tuned.status == "finished":
-            _train_on(tuned, search, federation, train_on, describe, resume)
+            _train_on(tuned, legs, federation, describe, resume)
     return tuned
 
 
 def _train_on(
     tuned: Tuned,
-    search: "_Search",
+    search: "_Legs",
     federation: Federation,
-    rounds: int,
     describe: Callable[[Algorithm], dict[str, Any]] | None,
     resume: bool,
 ) -> None:
     """The chosen model, and what the folder no longer needs."""
+    rounds = search.search.train_on
     if rounds and search.kept:
         search.watch.begin("final", tuned.best[tuned.setting], search.total, search.total)
         start = search.chosen.run
@@ -286,7 +290,7 @@ class _Kept(NamedTuple):
         return len(d) > 0 and d.mean() <= errors * (d.std(ddof=1) / math.sqrt(len(d)) if len(d) > 1 else 0.0)
 
 
-class _Search:
+class _Legs:
     """The legs of one call of `tune`, and those that may be chosen."""
 
     def __init__(
@@ -294,19 +298,14 @@ class _Search:
         model: nn.Module,
         federation: Federation,
         tuned: Tuned,
-        rounds: int,
-        every: int,
-        tolerance: float,
-        patience: int,
-        simplest: bool,
-        seed: int,
+        search: Search,
         watch: Watch,
         known: dict[tuple[str, float], dict[str, Any]] | None,
-        settings: dict[str, Any],
+        training: Training,
     ):
-        self.model, self.federation, self.rounds, self.every = model, federation, rounds, every
-        self.tolerance, self.patience, self.seed, self.watch, self.settings = tolerance, patience, seed, watch, settings
-        self.tuned, self.simplest, self.known, self.total = tuned, simplest, known, 0
+        self.model, self.federation, self.search, self.watch, self.training = model, federation, search, watch, training
+        self.rounds, self.simplest = search.rounds, search.choose == "simplest"
+        self.tuned, self.known, self.total = tuned, known, 0
         self.kept: list[_Kept] = []
         self.leaders: dict[str, _Kept] = {}  # the best leg of each regime
         self._first: tuple[float, tuple[Run, str]] | None = None  # a leg of both regimes
@@ -323,9 +322,18 @@ class _Search:
             return best
         return min((k for k in legs if k is best or k.like(best)), key=lambda k: k.clusters)
 
-    def path(self, regime: str, methods: Sequence[Algorithm], stop_at_drop: bool, extend: int) -> None:
+    def all(self, paths: Mapping[str, Sequence[Algorithm]]) -> None:
+        """Every regime's values, then their best on equal terms."""
+        self.total = sum(map(len, paths.values()))
+        for name, methods in paths.items():
+            self.path(name, methods)
+            if self.tuned.status == "interrupted":
+                return
+        self.level()
+
+    def path(self, regime: str, methods: Sequence[Algorithm]) -> None:
         """Every value of one regime, one after another, and a warm path beyond the last while that is the best."""
-        setting, before = self.tuned.setting, None
+        setting, before, extend = self.tuned.setting, None, self.search.extend
         highest: _Kept | None = None
         ahead = list(methods)
         values = [getattr(method, setting) for method in methods]
@@ -347,7 +355,7 @@ class _Search:
                 self.tuned.status = "interrupted"
                 return
             leg = self._leg_of(row, run)
-            if regime == "warm" and stop_at_drop and highest is not None and not leg.like(highest, 2):
+            if regime == "warm" and self.search.stop_at_drop and highest is not None and not leg.like(highest, 2):
                 return
             before = run
             if highest is None or leg.mean > highest.mean:
@@ -401,10 +409,10 @@ class _Search:
         self, federation: Federation, method: Algorithm, rounds: int, start: Run | None, **more: Any
     ) -> tuple[Run, str]:
         """Train until the validation metric has settled, and say what ended it."""
-        settled = _Settled(self.tolerance, self.patience)
+        settled = _Settled(self.search.tolerance, self.search.patience)
         callbacks = (*self.watch.callbacks(), settled)
-        given = {**self.settings, **more, "seed": self.seed, "evaluate_every": self.every}
-        run = fit(self.model, federation, method, rounds=rounds, start=start, callbacks=callbacks, **given)
+        how = dataclasses.replace(self.training, rounds=rounds)
+        run = fit(self.model, federation, method, how, start=start, callbacks=callbacks, **more)
         if run.ended:
             settled.look(run)  # a leg that had settled before it was resumed asks no callback
         return run, "interrupted" if run.status == "interrupted" else "tolerance" if settled.done else "rounds"

@@ -3,7 +3,7 @@
 import contextlib
 import tempfile
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +43,21 @@ def verify(folder: Path) -> Verdict:
     """
     config = unsealed(folder / "config.toml")
     if "start" in config:
-        raise ConfigError(f"{folder}: the run set out from another one, which its folder does not hold")
+        raise ConfigError(f"{folder}: the run started from another one, which its folder does not hold")
     experiment = resolve(folder / "config.toml")
     found = reading.summary(folder)
     if found["status"] == "interrupted":
         raise RunError(f"{folder}: the run is not over; finish it with: polyfed resume {folder}")
     parts, plan, seed = Parts(experiment), config.get("plan", {}), experiment.seeds[0]
-    given: dict[str, Any] = (
-        parts.arguments() | {k: plan[k] for k in ("chunk", "workers") if k in plan} | {"checkpoint_every": None}
-    )
+    given: dict[str, Any] = {k: plan[k] for k in ("chunk", "workers") if k in plan} | {"checkpoint_every": None}
     if found["status"] == "finished":
         given["rounds"] = found["rounds"]
+    training = replace(parts.training(seed), **given)
     method = experiment.methods[0]
     with tempfile.TemporaryDirectory() as name:
         again = Path(name)
         with contextlib.suppress(Diverged):
-            run = fit(parts.model(seed), parts.federation(seed), method.algorithm, seed=seed, out=again, **given)
+            run = fit(parts.model(seed), parts.federation(seed), method.algorithm, training, out=again)
             if run.status == "interrupted":
                 raise KeyboardInterrupt
         return _compared(folder, again, config)

@@ -1,16 +1,39 @@
-"""Progress in a notebook: one line that is written over, shown by a `fit` that was given no callbacks."""
+"""Watching a run: what callbacks receive; in a notebook one line that is written over, where none were given."""
 
 import multiprocessing
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from polyfed.core.metric import short
-
-if TYPE_CHECKING:
-    from polyfed.experiment.fit import Callback, Progress
+from polyfed.experiment.run import Run
 
 EVERY = 0.2  # seconds between lines
+
+
+class Progress(NamedTuple):
+    """What a callback receives after every round.
+
+    Parameters
+    ----------
+    round : int
+        Rounds done.
+    rounds : int
+        Rounds in all.
+    records : list of dict
+        This round's evaluations; empty when none was due.
+    run : Run
+        The run so far.
+    """
+
+    round: int
+    rounds: int
+    records: list[dict[str, Any]]
+    run: Run
+
+
+Callback = Callable[[Progress], Any]
 
 
 def in_notebook() -> bool:
@@ -19,7 +42,7 @@ def in_notebook() -> bool:
     return found is not None and found() is not None and multiprocessing.parent_process() is None
 
 
-def watchers() -> "tuple[Callback, ...]":
+def watchers() -> tuple[Callback, ...]:
     """The callbacks of a `fit` that was given none."""
     return (Line(),) if in_notebook() else ()
 
@@ -30,7 +53,7 @@ class Line:
     def __init__(self) -> None:
         self.note, self.told = "", 0.0
 
-    def __call__(self, step: "Progress") -> None:
+    def __call__(self, step: Progress) -> None:
         if step.records:
             record, metric = step.records[-1], step.run.metric.name
             self.note = f"{record['split']} {metric} {short(record[metric])}"

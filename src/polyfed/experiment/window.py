@@ -14,7 +14,7 @@ from polyfed.core.batches import padded
 from polyfed.core.errors import ConfigError
 from polyfed.core.task import Loss, Task
 from polyfed.data.federation import Federation
-from polyfed.experiment.fit import Progress
+from polyfed.experiment.watching import Progress
 
 
 class WindowAdvice:
@@ -27,6 +27,16 @@ class WindowAdvice:
     It says whether the groups that are there now can stay at the lambda of the run: below `necessary` they will fall
     apart, at or above `unbiased` the penalty pulls them towards each other. It minimises every group's loss anew
     (`window_for`), so choose `every` with care.
+
+    Parameters
+    ----------
+    every : int
+        Rounds between two windows.
+
+    Attributes
+    ----------
+    found : list of tuple
+        (round, clusters, Window) of each window so far.
     """
 
     def __init__(self, every: int = 100):
@@ -65,14 +75,39 @@ def window_for(
 ) -> Window:
     """The window of lambda for a proposed grouping of a federation's clients, from their training data.
 
-    Minimises the sum of the losses of every group, and of all clients, from the model's parameters (L-BFGS, in float64,
-    at most `iterations` steps); see `lambda_window` for the bounds. For a model without a unique minimiser they are
-    those of the one that was found.
-
-    method: its a, penalty and shared layers, which are not fused; default FPFC()
+    Minimises the sum of the losses of every group, and of all clients, from the model's parameters (L-BFGS, in
+    float64); see `lambda_window` for the bounds. For a model without a unique minimiser they are those of the one that
+    was found.
 
     The window says where a grouping can stay, not how it is reached: from each client's own model it usually takes a
     larger lambda to bring a group together than to hold it.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Its present parameters are the start.
+    federation : Federation
+        The clients.
+    groups : sequence of int
+        [n] group of each client.
+    loss : str or callable
+        As for `fit`.
+    method : FPFC or None
+        Its a, penalty and shared layers, which are not fused; None: FPFC().
+    weight_decay : float
+        As for `fit`.
+    iterations : int
+        Largest number of steps of a minimisation.
+
+    Returns
+    -------
+    Window
+        The bounds on lambda.
+
+    Raises
+    ------
+    ConfigError
+        There is not one group for each client.
     """
     method = method or FPFC()
     labels = np.unique(np.asarray(groups), return_inverse=True)[1]

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from polyfed.core.errors import ConfigError, ModelError
-
-BatchNorm = nn.modules.batchnorm._BatchNorm
+from polyfed.core.typed import BatchNorm
 
 
 def replace_batchnorm(model: nn.Module, groups: int = 2) -> nn.Module:

@@ -19,6 +19,7 @@ from scipy import stats
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.metric import mean_of
+from polyfed.core.settings import kebab
 from polyfed.engines.local import pick_device
 from polyfed.experiment import parallel
 from polyfed.experiment.compare import Comparison, Result, Watch, compare, config_of
@@ -176,7 +177,8 @@ class Bench:
         place = self.folder / key
         settings = {"device": self.device, **settings}
         which = list(self.seeds if seeds is None else seeds)
-        config = config_of(algorithms, which, settings) | {"traced": _traced(settings)}
+        plain = {kebab(k): v for k, v in settings.items() if isinstance(v, int | float | str)}
+        config = config_of(algorithms, which, plain) | {"traced": _traced(settings)}
         _same_experiment(place, config)
         found = compare(
             model, federation, algorithms, seeds=which, out=place, resume=True, keep=False, watch=self.watch,

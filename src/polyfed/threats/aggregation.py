@@ -4,7 +4,7 @@ samples is a claim that an attacker may make.
 Columns are worked through in blocks, so that a rule needs little memory beyond the uploads themselves.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import floor
 from typing import Any, ClassVar
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.settings import Configured, Registry, setting
+from polyfed.core.typed import row_norms, weighted_sum
 
 BLOCK = 1 << 22  # numbers per block of columns
 RULES: Registry[type["Rule"]] = Registry("robust.name")
@@ -40,13 +41,18 @@ class Rule(Configured):
 
 
 def _by_columns(values: Tensor, rule: Callable[[Tensor], Tensor]) -> Tensor:
-    return torch.cat([rule(block) for block in values.split(max(1, BLOCK // len(values)), dim=1)])
+    return torch.cat([rule(block) for block in _blocks(values)])
+
+
+def _blocks(values: Tensor) -> Iterator[Tensor]:
+    width = max(1, BLOCK // len(values))
+    return (values[:, k : k + width] for k in range(0, max(1, values.shape[1]), width))
 
 
 def gram(values: Tensor) -> Tensor:
     """[s, s] float64 inner products of the rows of `values: [s, p]`."""
     out = torch.zeros(len(values), len(values), dtype=torch.float64, device=values.device)
-    for block in values.split(max(1, BLOCK // len(values)), dim=1):
+    for block in _blocks(values):
         b = block.double()
         out += b @ b.T
     return out
@@ -60,14 +66,14 @@ def false(share: float, s: int) -> int:
 def combine(share: Tensor, values: Tensor) -> Tensor:
     """sum_i share_i values_i, where a row of share 0 does not count even if it is not finite."""
     rows = share.nonzero()[:, 0]
-    return torch.tensordot(share[rows].to(values.dtype), values[rows], dims=1)
+    return weighted_sum(share[rows], values[rows])
 
 
 @dataclass(frozen=True)
 class Median(Rule, name="median"):
     """The median of every coordinate; of an even number of values, the mean of the middle two (Yin et al., 2018)."""
 
-    def __call__(self, values):
+    def __call__(self, values: Tensor) -> Tensor:
         s = len(values)
 
         def rule(block: Tensor) -> Tensor:
@@ -76,7 +82,7 @@ class Median(Rule, name="median"):
 
         return _by_columns(values, rule)
 
-    def idle(self, s):
+    def idle(self, s: int) -> str:
         return "" if s > 2 else "the median of fewer than 3 is their mean"
 
 
@@ -92,11 +98,11 @@ class TrimmedMean(Rule, name="trimmed-mean"):
 
     share: float = setting(0.2, ge=0, lt=0.5)
 
-    def __call__(self, values):
+    def __call__(self, values: Tensor) -> Tensor:
         cut = false(self.share, len(values))
         return _by_columns(values, lambda block: block.sort(0).values[cut : len(values) - cut].mean(0))
 
-    def idle(self, s):
+    def idle(self, s: int) -> str:
         return (
             "" if not self.share or false(self.share, s) else f"share = {self.share:g} of them is none, so none is cut"
         )
@@ -114,10 +120,10 @@ class Krum(Rule, name="krum"):
 
     share: float = setting(0.2, ge=0, lt=0.5)
 
-    def __call__(self, values):
+    def __call__(self, values: Tensor) -> Tensor:
         return values[self.scores(values).argmin()].clone()
 
-    def idle(self, s):
+    def idle(self, s: int) -> str:
         f = false(self.share, s)
         return "" if s >= f + 3 else f"of {f} false ones Krum compares s - f - 2 others, which needs {f + 3} or more"
 
@@ -142,12 +148,12 @@ class MultiKrum(Rule, name="multi-krum"):
 
     share: float = setting(0.2, ge=0, lt=0.5)
 
-    def __call__(self, values):
+    def __call__(self, values: Tensor) -> Tensor:
         krum, s = Krum(self.share), len(values)
         best = krum.scores(values).argsort(stable=True)[: s - false(self.share, s)]
         return _by_columns(values, lambda block: block[best].mean(0))
 
-    def idle(self, s):
+    def idle(self, s: int) -> str:
         none = self.share and not false(self.share, s)
         return f"share = {self.share:g} of them is none, so none is left out" if none else Krum(self.share).idle(s)
 
@@ -167,7 +173,7 @@ class GeometricMedian(Rule, name="geometric-median"):
     iterations: int = setting(1000, ge=0)
     tolerance: float = setting(1e-10, ge=0)
 
-    def __call__(self, values):
+    def __call__(self, values: Tensor) -> Tensor:
         # an iterate is sum_i a_i v_i, so its distances follow from inner products; centred, for their precision
         centred = values - Median()(values)
         G = gram(centred)
@@ -182,7 +188,7 @@ class GeometricMedian(Rule, name="geometric-median"):
                 break
         return combine(a, values)
 
-    def idle(self, s):
+    def idle(self, s: int) -> str:
         return "" if s > 2 else "any point between two uploads is their geometric median"
 
 
@@ -201,10 +207,10 @@ class NormClipping(Rule, name="norm-clipping"):
 
     bound: float | None = setting(None, gt=0)
 
-    def __call__(self, values):
-        norms = torch.linalg.vector_norm(values, dim=1, dtype=torch.float64)
+    def __call__(self, values: Tensor) -> Tensor:
+        norms = row_norms(values, torch.float64)
         bound = norms.quantile(0.5) if self.bound is None else self.bound
         return combine((bound / norms).clamp(max=1).nan_to_num(1) / len(values), values)
 
-    def idle(self, s):
+    def idle(self, s: int) -> str:
         return "" if s > 1 or self.bound is not None else "the median norm of one upload is its own; set bound"

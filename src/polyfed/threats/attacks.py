@@ -87,7 +87,7 @@ class SameValue(Attack, name="same-value"):
 
     scale: float = setting(100.0, ge=0)
 
-    def forge(self, value, received, rng):
+    def forge(self, value: Tensor, received: Tensor | None, rng: np.random.Generator) -> Tensor:
         return torch.full_like(value, float(rng.normal(0, self.scale)))
 
 
@@ -107,7 +107,7 @@ class SignFlip(Attack, name="sign-flip"):
 
     scale: float = setting(10.0, ge=0)
 
-    def forge(self, value, received, rng):
+    def forge(self, value: Tensor, received: Tensor | None, rng: np.random.Generator) -> Tensor:
         return -abs(float(rng.normal(0, self.scale))) * value
 
 
@@ -127,8 +127,8 @@ class GaussianNoise(Attack, name="gaussian"):
 
     scale: float = setting(100.0, ge=0)
 
-    def forge(self, value, received, rng):
-        noise = torch.from_numpy(rng.standard_normal(value.numel())).view(value.shape)
+    def forge(self, value: Tensor, received: Tensor | None, rng: np.random.Generator) -> Tensor:
+        noise = torch.as_tensor(rng.standard_normal(value.numel())).view(value.shape)
         return (self.scale * noise).to(value)
 
 
@@ -151,7 +151,7 @@ class ScaledUpdate(Attack, name="scaled-update"):
 
     scale: float = 10.0
 
-    def forge(self, value, received, rng):
+    def forge(self, value: Tensor, received: Tensor | None, rng: np.random.Generator) -> Tensor:
         return self.scale * value if received is None else received + self.scale * (value - received)
 
 
@@ -171,10 +171,10 @@ class LabelFlip(Attack, name="label-flip"):
 
     scale: float = setting(1.0, ge=0, le=1)
 
-    def attacked(self, up):
+    def attacked(self, up: State) -> list[str]:
         return []
 
-    def poison(self, federation, seed):
+    def poison(self, federation: "Federation", seed: int) -> "Federation":
         who = self.attackers(seed, client_keys(federation.names))
         return flip_labels(federation, who, self.scale, seed)
 
@@ -192,6 +192,6 @@ def flip_labels(federation: "Federation", attackers: np.ndarray, share: float = 
     for i in np.flatnonzero(attackers):
         a, count = int(train.offsets[i]), int(train.counts[i])
         rng = generator(seed, "flip labels", 0, int(client_keys([federation.names[i]])[0]))
-        at = torch.from_numpy(a + rng.permutation(count)[: round(share * count)])
+        at = torch.as_tensor(a + rng.permutation(count)[: round(share * count)])
         y[at] = federation.classes - 1 - y[at]
     return replace(federation, train=Split(train.x, y, train.offsets))

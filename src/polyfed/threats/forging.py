@@ -7,6 +7,7 @@ from torch import Tensor
 
 from polyfed.core.algorithm import Round, State
 from polyfed.core.randomness import generator
+from polyfed.threats.aggregation import Rule
 from polyfed.threats.attacks import Attack
 
 
@@ -43,8 +44,9 @@ def _received(name: str, value: Tensor, down: State) -> Tensor | None:
     return down[name] if name in down and down[name].shape == value.shape else None
 
 
-def summary(part: Any) -> dict[str, Any] | None:
+def summary(part: Attack | Rule | None) -> dict[str, Any] | None:
     """An attack or rule as a table of settings, for config.toml."""
     if part is None:
         return None
-    return {"name": part.name} | {k: list(v) if isinstance(v, tuple) else v for k, v in vars(part).items()}
+    settings: dict[str, str | float | tuple[Any, ...] | None] = vars(part)
+    return {"name": part.name} | {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}

@@ -15,7 +15,8 @@ from polyfed.core.errors import Diverged
 from polyfed.data import load
 from polyfed.data.federation import Federation
 from polyfed.data.synthetic import least_squares
-from polyfed.experiment.fit import Progress, fit
+from polyfed.experiment.fit import fit
+from polyfed.experiment.watching import Progress
 from polyfed.models import build
 from polyfed.papers.recipe import curve_figure
 

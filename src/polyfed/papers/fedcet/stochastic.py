@@ -12,7 +12,8 @@ from polyfed.algorithms.scaffold import Scaffold
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.errors import Diverged
 from polyfed.data import load
-from polyfed.experiment.fit import Progress, fit
+from polyfed.experiment.fit import fit
+from polyfed.experiment.watching import Progress
 from polyfed.models import build
 from polyfed.papers.fedcet import best, distances, error_figure, final, linear_regression, series
 from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, curve_figure, ordered, ours, recipe

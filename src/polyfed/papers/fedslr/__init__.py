@@ -21,7 +21,7 @@ from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
 from polyfed.data.partition import IID, DirichletPrior
 from polyfed.experiment.compare import Comparison
-from polyfed.experiment.fit import Progress
+from polyfed.experiment.watching import Progress
 from polyfed.models import build
 from polyfed.papers.recipe import Bench, Claim, Setting, Size, ordered
 
