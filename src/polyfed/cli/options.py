@@ -30,7 +30,7 @@ def read(table: type[T], given: Mapping[str, Any]) -> T:
 
     found = {name: (given[name], hint) for name, hint in types_of(table).items() if given.get(name) is not None}
     typed = {kebab(name): typed_as(v, hint) if isinstance(v, str) else v for name, (v, hint) in found.items()}
-    return check.read(table, typed, check.Where(None, {}, {}))
+    return check.read_table(table, typed, check.Where(None, {}, {}))
 
 
 Data = Annotated[str | None, option(tables.Data, "name", DATA)]

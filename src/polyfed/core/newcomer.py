@@ -152,8 +152,8 @@ class Apart(Algorithm, abstract=True):
 
     def _each(self, round: Round) -> Iterator[tuple[int, Newcomer, Round]]:
         """(row, newcomer, the exchange as its own server sees it), for every client of `round`."""
-        for row, i in enumerate(round.ids.tolist()):
-            new = self.newcomers[i]
+        for row in range(len(round.ids)):
+            new = self.newcomers[int(round.ids[row])]
             own = round.take(torch.tensor([row], device=round.ids.device))
             yield row, new, own._replace(n=new.n + 1, ids=torch.full_like(own.ids, new.n))
 

@@ -405,7 +405,7 @@ def options_of(function: Callable[..., Any], skip: int) -> dict[str, Any]:
 
 
 def _types(of: Any, name: str) -> dict[str, Any]:
-    scope = of.scope() if isinstance(of, type) and issubclass(of, Configured) else None
+    scope: dict[str, Any] | None = of.scope() if hasattr(of, "scope") else None
     try:
         return typing.get_type_hints(of, localns=scope, include_extras=True)
     except NameError as e:

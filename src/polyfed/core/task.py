@@ -6,6 +6,7 @@ otherwise the module itself, one client after another, its parameters pointed at
 """
 
 import copy
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -463,8 +464,8 @@ class Task:
             torch.cat(parts).cpu() for parts in zip(*((r, s.output, s.target) for r, s in kept), strict=True)
         )
         order = rows.argsort(stable=True)
-        parts = (t[order].split(counts.tolist()) for t in (output.double(), target))
-        seen = [Seen(o, t, self._threshold) for o, t in zip(*parts, strict=True)]
+        output, target, cuts = output[order].double(), target[order], np.concatenate([[0], np.cumsum(counts)])
+        seen = [Seen(output[a:b], target[a:b], self._threshold) for a, b in itertools.pairwise(map(int, cuts))]
         return {m.name: np.array([m.of(s) for s in seen]) for m in self.scores if m.per == "client"}
 
     def _scored(

@@ -44,7 +44,7 @@ def table_of(value: Any, key: str, where: Where) -> dict[str, Any]:
     return value
 
 
-def read(cls: type[T], values: Mapping[str, Any], where: Where, also: Iterable[str] = ()) -> T:
+def read_table(cls: type[T], values: Mapping[str, Any], where: Where, also: Iterable[str] = ()) -> T:
     """A table of a file, keys in kebab-case, or ConfigError for the first key that is wrong.
 
     also: further keys that the file may have beside these

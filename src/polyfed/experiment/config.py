@@ -20,7 +20,7 @@ from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.core.algorithm import check as check_algorithm
 from polyfed.core.errors import ConfigError, closest
 from polyfed.core.settings import found, kebab, parse, plain, shown, value_of
-from polyfed.experiment.check import Where, read, table_of
+from polyfed.experiment.check import Where, read_table, table_of
 from polyfed.experiment.training import Data, Model, Settings
 
 COMPARED = ("local", "fedavg", "ditto")  # what is compared when no method is named
@@ -96,7 +96,7 @@ def model_of(table: Mapping[str, Any], where: Where) -> Model:
     """A [model] table: what is neither `name` nor `file` is an option of the model."""
     known = {key: value for key, value in table.items() if key in ("name", "file")}
     options = {key.replace("-", "_"): value for key, value in table.items() if key not in known}
-    return dataclasses.replace(read(Model, known, where), options=options)
+    return dataclasses.replace(read_table(Model, known, where), options=options)
 
 
 def model_table(model: Model) -> dict[str, Any]:
@@ -200,10 +200,10 @@ def resolve(
     layers = merge(merge(defaults or {}, given), {k: v for k, v in command.items() if k != "algorithm"})
     where = Where(file, given, command)
     over = table_of(command.get("algorithm", {}), "algorithm", where)
-    settings = read(Settings, {k: v for k, v in layers.items() if k not in TABLES}, where, TABLES)
+    settings = read_table(Settings, {k: v for k, v in layers.items() if k not in TABLES}, where, TABLES)
     if settings.local_epochs is not None and settings.local_steps is not None:
         raise ConfigError(f"{where('local-epochs')}: local-steps is set too, and replaces it; leave out one of them")
-    data = read(Data, table_of(layers.get("data", {}), "data", where), where)
+    data = read_table(Data, table_of(layers.get("data", {}), "data", where), where)
     if data.dir is not None:
         data = dataclasses.replace(data, dir=_absolute(data.dir))
     model = model_of(table_of(layers.get("model", {}), "model", where), where)

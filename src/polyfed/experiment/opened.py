@@ -6,7 +6,6 @@ import copy
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, check_rows, make_rows, pick_device
 from polyfed.experiment import files
 from polyfed.experiment.build import Parts, algorithms_of, make_model
-from polyfed.experiment.check import Where, read
+from polyfed.experiment.check import Where, read_table
 from polyfed.experiment.config import INFORMATION, TABLES, Settings, model_of, resolve
 from polyfed.experiment.fit import fit
 from polyfed.experiment.folder import client_model
@@ -102,7 +101,7 @@ class Opened(Run):
     def _judges(self) -> list[Metric]:
         """The metrics, those that no file holds with an error in place of what computes them."""
         lost = self._gone("metrics")
-        return [m if m.compute or m is LOSS else replace(m, compute=lost) for m in self.metrics]
+        return [m if m.compute or m is LOSS else dataclasses.replace(m, compute=lost) for m in self.metrics]
 
     @property
     def clients(self) -> pd.DataFrame:
@@ -255,7 +254,7 @@ class Opened(Run):
         aside = {*TABLES, *INFORMATION, "start", *self._objects}
         known = {k: v for k, v in self.settings.items() if k not in aside}
         gone = {key.replace("-", "_"): self._gone(key) for key in self._objects if key not in ("schedule", "metrics")}
-        return dataclasses.replace(read(Settings, known, self._where, TABLES), **gone)
+        return dataclasses.replace(read_table(Settings, known, self._where, TABLES), **gone)
 
     def _gone(self, key: str) -> Callable[..., Any]:
         def refuse(*_: Any, **__: Any) -> Any:

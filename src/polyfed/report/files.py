@@ -32,6 +32,7 @@ class _Config(_File):
     data: Table = {}
     model: Table = {}
     versions: Table = {}
+    metrics: list[str] = []
     seed: NonNegativeInt = 0
 
 
