@@ -157,14 +157,48 @@ class Metric:
         return float(self.better.removeprefix("near:"))
 
     def merit(self, value: Any) -> Any:
-        """A value, or an array of them, as something of which more is better."""
+        """A value as something of which more is better.
+
+        Parameters
+        ----------
+        value : float or array
+            One value, or several.
+
+        Returns
+        -------
+        float or array
+            Of the same shape.
+        """
         return self.sign * value if self.sign else -abs(value - self.aim)
 
     def fits(self, seen: Seen) -> bool:
+        """Whether it can be had of such outputs and targets.
+
+        Parameters
+        ----------
+        seen : Seen
+            Some of them.
+
+        Returns
+        -------
+        bool
+            Whether `kind` is theirs.
+        """
         return self.kind in (None, seen.kind) or (self.kind, seen.kind) == ("classes", "two classes")
 
     def of(self, seen: Seen) -> float:
-        """Its value for one client's samples; NaN where there is none."""
+        """Its value for one client's samples.
+
+        Parameters
+        ----------
+        seen : Seen
+            All of the client's.
+
+        Returns
+        -------
+        float
+            NaN where there is none.
+        """
         if not len(seen.target) or self.compute is None or not bool(seen.output.isfinite().all()):
             return math.nan
         try:

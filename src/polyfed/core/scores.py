@@ -206,26 +206,6 @@ _ALL = (
     LOSS,
 )  # fmt: skip
 KNOWN = {m.name: m for m in _ALL}
-ABOUT = {
-    ACCURACY.name: "share of samples given the right class",
-    "auc": "area under the receiver operating characteristic",
-    "average-precision": "area under precision against recall",
-    "balanced-accuracy": "mean over classes of the share found",
-    "f1": "harmonic mean of precision and recall of the positive class",
-    "log-loss": "mean negative logarithm of the true class's probability",
-    "brier": "mean squared error of the probability",
-    "calibration-slope": "of the outcome on the model's log-odds; 1 is right, less is overfitted",
-    "calibration-intercept": "calibration in the large, on the scale of log-odds; 0 is right",
-    "ece": "expected calibration error in ten bins of equal width; ece:15 for another number",
-    RMSE.name: "root of the mean squared error",
-    "mae": "mean absolute error",
-    "r2": "share of the variance explained",
-    "pinball": "loss of a quantile: the median, or pinball:0.9",
-    "concordance": "Harrell's c, for targets (time, event) and an output that is a risk",
-    LOSS.name: "the clients' loss",
-}
-
-
 Metrics = str | Metric | Callable[..., Any] | Sequence[Any]
 
 

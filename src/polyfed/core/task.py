@@ -54,6 +54,8 @@ class Task:
         Where to compute; None keeps the model's.
     dtype : torch.dtype or None
         Precision; None keeps the model's.
+    metrics : sequence of Metric or None
+        What clients' models are judged by, the first leads; None: accuracy for classes, RMSE for numbers.
 
     Raises
     ------
