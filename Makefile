@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUNS := runs
 
-.PHONY: demo test check test-long mutate torture fuzz bench docs clean
+.PHONY: demo test fast-test test-long mutate torture fuzz bench docs clean
 
 demo: .venv/ready   ## set up, run the main job on the hospitals' data, leave a report
 	$(BIN)/polyfed run --out $(RUNS)/demo
@@ -13,6 +13,11 @@ test: .venv/ready-dev   ## every check: format, lint, types, tests
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+fast-test: .venv/ready-dev   ## under a minute: format, lint, and the first case of every test that tests/slow.txt does not name
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest -n 2 --fast
 
 test-long: .venv/ready-dev   ## the reproductions that take minutes to hours
 	$(BIN)/python -m pytest -m long

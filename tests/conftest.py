@@ -1,9 +1,14 @@
 """Shared by all tests: one seed and one intra-op thread, so that they say the same everywhere; where data files lie;
 the command line, called in this process: `cli(...)` gives the exit status and what was printed.
+
+`--fast` is what `make fast-test` runs: of every test function the first case, without those that slow.txt names.
+`--measure` runs the first case of all and writes slow.txt anew: the functions whose case took more than LIMIT seconds.
 """
 
 import os
+import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +19,49 @@ import torch
 from polyfed.cli import call
 
 torch.set_num_threads(1)
+
+SLOW = Path(__file__).parent / "slow.txt"
+LIMIT = 0.5
+
+
+def pytest_addoption(parser):
+    parser.addoption("--fast", action="store_true", help="the first case of every test that slow.txt does not name")
+    parser.addoption("--measure", action="store_true", help="write slow.txt anew")
+
+
+def pytest_configure(config):
+    if config.getoption("--measure") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Stopwatch())
+
+
+def function_of(nodeid: str) -> str:
+    return re.split(r"[\[@]", nodeid)[0]  # behind @ is the group that xdist runs it in
+
+
+@pytest.hookimpl(trylast=True)  # of the cases that markers and -k have left
+def pytest_collection_modifyitems(config, items):
+    measure = config.getoption("--measure")
+    if measure or config.getoption("--fast"):
+        slow = set() if measure else set(SLOW.read_text().split())
+        first = {function_of(item.nodeid): item for item in reversed(items)}
+        left = [
+            item for item in items if function_of(item.nodeid) in slow or item is not first[function_of(item.nodeid)]
+        ]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
+
+
+class Stopwatch:
+    """Seconds of each test, with what is set up for it."""
+
+    def __init__(self):
+        self.seconds: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report):
+        self.seconds[function_of(report.nodeid)] += report.duration
+
+    def pytest_sessionfinish(self):
+        SLOW.write_text("".join(f"{name}\n" for name, seconds in sorted(self.seconds.items()) if seconds > LIMIT))
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +77,8 @@ def no_methods_of_other_tests():
 
     for name in [name for name, cls in REGISTRY.items() if cls.__module__.startswith("polyfed_user_")]:
         del REGISTRY[name]
-    if build := sys.modules.get("polyfed.experiment.build"):
-        build._execute.cache_clear()
+    if userfile := sys.modules.get("polyfed.experiment.userfile"):
+        userfile._execute.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -37,11 +37,11 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "src/polyfed/algorithms"
 CORE = {  # file -> the methods whose rows of the shared tables show it, and its own tests
     "uplinks": ({"fedavg", "scaffold", "ifca", "pacfl", "fedbuff"}, [
-        "tests/threats/test_threatened.py", "tests/certificates/test_pacfl.py", "tests/certificates/test_scaffold.py",
-        "tests/certificates/test_fedavg.py", "tests/certificates/test_asynchronous.py",
+        "tests/threats/test_threatened.py", "tests/algorithms/test_pacfl.py", "tests/algorithms/test_scaffold.py",
+        "tests/algorithms/test_fedavg.py", "tests/algorithms/test_asynchronous.py",
     ]),
     "solvers": ({"fedavg", "scaffold", "fedcet", "fpfc"}, ["tests/core/test_solvers.py"]),
-    "newcomer": ({"fedavg", "scaffold", "ditto", "fedamp", "ifca"}, ["tests/certificates/test_admit.py"]),
+    "newcomer": ({"fedavg", "scaffold", "ditto", "fedamp", "ifca"}, ["tests/algorithms/test_admit.py"]),
 }  # fmt: skip
 STAGES = ("certificates", "other certificates", "conformance")
 ENDS = (*STAGES, "timed out", "undecided", "equivalent", "survived")
@@ -308,7 +308,7 @@ def related(copy: Path) -> dict[str, tuple[set[str], list[str]]]:
         while more := {p for p in papers if papers[p][2] & users} - users:
             users |= more
         methods = set().union(*(papers[p][0] for p in users if papers[p][1]))
-        first = ["tests/certificates/test_admit.py"] if file.endswith("/newcomer") else []
+        first = ["tests/algorithms/test_admit.py"] if file.endswith("/newcomer") else []
         found[file] = (methods, first + [n for p in sorted(users) for n in papers[p][1]])
     return found | {f: (methods, list(tests)) for f, (methods, tests) in CORE.items()}
 
@@ -389,7 +389,7 @@ def run(m: dict, timeout: float, skip: set[str], catches: Counter[str]) -> tuple
         methods, named = related(copy)[m["file"]]
         path = source_of(copy, m["file"])
         path.write_text(changed(path.read_text(), m))
-        files = list(dict.fromkeys([n.split("::")[0] for n in named] + ["tests/certificates/test_traps.py"]))
+        files = list(dict.fromkeys([n.split("::")[0] for n in named] + ["tests/algorithms/test_traps.py"]))
         for stage, what in zip(STAGES, (named, files, ["tests/conformance"]), strict=True):
             while True:
                 before = set(named) if stage == "other certificates" else set()

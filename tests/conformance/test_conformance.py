@@ -4,9 +4,6 @@ import dataclasses
 import inspect
 import json
 import re
-import signal
-import subprocess
-import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from extended import Extended
+from halfway import killed
 from instances import BATCH, CLASSES, METHODS, NAMES, ROUNDS, SIZES, SMALL, federation, kind_of, loop, model, train
 from traffic import stated
 
@@ -58,13 +56,15 @@ def test_the_table_has_the_methods():
     [(m, kind) for m in METHODS for kind in (kind_of(METHODS[m]), "mlp", "cnn") if kind != "mlp" or "(" not in m],
 )
 def test_chunks_and_workers_do_not_change_the_models(name, kind, dtype, tolerance, batch_size):
+    """Two rounds: what the first leaves at the server and at the clients enters the second."""
+
     def personal(chunk, workers):
         settings = {"dtype": dtype, "batch_size": batch_size, "chunk": chunk, "workers": workers}
-        return train(METHODS[name], kind=kind, local_epochs=1, evaluate_every=0, **settings).personal
+        return train(METHODS[name], kind=kind, local_epochs=1, rounds=2, evaluate_every=0, **settings).personal
 
-    alone = personal(1, 1)
-    for chunk, workers in ((1, 2), (2, 2), (N, 1)):
-        assert (personal(chunk, workers) - alone).abs().max() <= tolerance, (chunk, workers)
+    together = personal(N, 1)
+    for chunk, workers in ((1, 2), (2, 2)):
+        assert (personal(chunk, workers) - together).abs().max() <= tolerance, (chunk, workers)
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
@@ -322,20 +322,7 @@ DEATHS = [(m, *kill) for m in METHODS for kill in (KILLS if "(" not in m else [(
 @pytest.fixture(scope="module")
 def graves(tmp_path_factory):
     """The folders of all killed runs, {(method, when, round): path}."""
-    root = tmp_path_factory.mktemp("killed")
-    cases = {death: root / str(i) for i, death in enumerate(DEATHS)}
-    jobs = [[m, str(folder), when, t] for (m, when, t), folder in cases.items()]
-    done = subprocess.run(
-        [sys.executable, str(HERE / "victim.py")],
-        input=json.dumps(jobs),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=3600,  # of a loaded machine: 300 s once ended it, and every row was an error of its set-up
-    )
-    ends = json.loads(done.stdout)
-    assert all(end == signal.SIGKILL for end in ends), "a child was to be killed and was not"
-    return cases
+    return killed(tmp_path_factory.mktemp("killed"), DEATHS, "memory")
 
 
 @pytest.fixture(scope="module")
@@ -419,7 +406,7 @@ def test_the_citation_is_bibtex(cls):
 
 @each_class
 def test_the_certificates_exist(cls):
-    """Each is "tests/certificates/test_x.py::test_name: what it proves", and that test is there."""
+    """Each is "tests/algorithms/test_x.py::test_name: what it proves", and that test is there."""
     assert cls.certificates, f"{cls.__name__} names no certificate"
     root = HERE.parent.parent
     for line in cls.certificates:

@@ -3,19 +3,14 @@
 Every run is compared with an undisturbed one in memory, bit for bit.
 """
 
-import json
 import shutil
-import signal
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+from halfway import STATEFUL, Crash, crash_after, half, in_files, killed, rows_of, same
 from instances import METHODS, train
-from victim import in_files
 
 from polyfed.core import checkpoint
 from polyfed.core.errors import RunError
@@ -23,14 +18,8 @@ from polyfed.core.rows import MappedRows, MemoryRows
 from polyfed.engines import local
 from polyfed.experiment import fit as fit_module
 
-STATEFUL = ("ditto", "scaffold", "fedcet", "fpfc", "local")
 each_stateful = pytest.mark.parametrize("name", STATEFUL)
 each_damaged = pytest.mark.parametrize("name", ["ditto", "scaffold"])
-ROUNDS = 4
-
-
-def half(name: str, **settings):
-    return train(METHODS[name], fraction=0.5, rounds=ROUNDS, **settings)
 
 
 @cache
@@ -39,34 +28,6 @@ def undisturbed(name: str):
         patch.setattr(fit_module, "make_rows", local.make_rows)
         patch.setattr(local, "memory", lambda: 8 << 30)
         return half(name)
-
-
-def rows_of(run) -> dict[str, torch.Tensor]:
-    everyone = torch.arange(run.loop.n)
-    return {name: run.loop.rows.read(name, everyone) for name in run.loop.rows.names()}
-
-
-def same(a, b) -> bool:
-    parts = ((a.server, b.server), (rows_of(a), rows_of(b)), ({"p": a.personal}, {"p": b.personal}))
-    books = [run.ledger.drop(columns="seconds") for run in (a, b)]
-    return books[0].equals(books[1]) and all(
-        x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x) for x, y in parts
-    )
-
-
-class Crash(BaseException):  # an exception would save the last round
-    """Ends a run at once; nothing is written after it."""
-
-
-def crash(progress) -> None:
-    if progress.round == 3:
-        raise Crash
-
-
-@pytest.fixture
-def files(monkeypatch):
-    """Every run keeps its private rows in files."""
-    monkeypatch.setattr(fit_module, "make_rows", in_files)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +41,7 @@ def crashed(tmp_path_factory):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(fit_module, "make_rows", in_files)
                 with pytest.raises(Crash):
-                    half(name, out=made[name], checkpoint_every=1, callbacks=[crash])
+                    half(name, out=made[name], checkpoint_every=1, callbacks=[crash_after(3)])
         return shutil.copytree(made[name], at / "run")
 
     return folder
@@ -97,18 +58,7 @@ DEATHS = [(name, when, t) for name in STATEFUL for when, t in WHENS]
 
 @pytest.fixture(scope="module")
 def graves(tmp_path_factory):
-    root = tmp_path_factory.mktemp("killed")
-    cases = {death: root / str(i) for i, death in enumerate(DEATHS)}
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "victim.py")],
-        input=json.dumps([[m, str(folder), when, t, "files"] for (m, when, t), folder in cases.items()]),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=3600,
-    )
-    assert all(end == signal.SIGKILL for end in json.loads(done.stdout)), "a child was to be killed and was not"
-    return cases
+    return killed(tmp_path_factory.mktemp("killed"), DEATHS, "files")
 
 
 @cache
@@ -211,13 +161,8 @@ def test_damage_again_after_a_fallback_falls_back_again(name, crashed, files, tm
     """The damaged checkpoint must not count as one of the two that are kept."""
     folder = crashed(name, tmp_path)
     damage(folder / "checkpoint" / "round-00000002" / "meta.json", "zeroed")
-
-    def stop(progress):
-        if progress.round == 4:
-            raise Crash
-
     with pytest.raises(Crash):  # checkpoint of round 3 alone
-        half(name, out=folder, checkpoint_every=3, resume=True, callbacks=[stop])
+        half(name, out=folder, checkpoint_every=3, resume=True, callbacks=[crash_after(4)])
     damage(folder / "checkpoint" / "round-00000003" / "meta.json", "zeroed")
     assert same(half(name, out=folder, checkpoint_every=1, resume=True), undisturbed(name))
 
@@ -274,20 +219,12 @@ def test_a_run_goes_on_with_another_amount_of_memory(name, first, monkeypatch, t
 @each_stateful
 def test_a_checkpoint_of_rows_in_memory_is_a_fallback_for_rows_in_files(name, monkeypatch, tmp_path):
     """Killed after the move to files, with the newest checkpoint damaged, and again with much memory."""
-
-    def stop(t):
-        def watch(progress):
-            if progress.round == t:
-                raise Crash
-
-        return watch
-
     short(monkeypatch, 8 << 30)
     with pytest.raises(Crash):
-        half(name, out=tmp_path, checkpoint_every=1, callbacks=[stop(2)])  # round 1, in memory
+        half(name, out=tmp_path, checkpoint_every=1, callbacks=[crash_after(2)])  # round 1, in memory
     short(monkeypatch, little(name))
     with pytest.raises(Crash):
-        half(name, out=tmp_path, checkpoint_every=1, resume=True, callbacks=[stop(3)])  # round 2, in files
+        half(name, out=tmp_path, checkpoint_every=1, resume=True, callbacks=[crash_after(3)])  # round 2, in files
     damage(tmp_path / "checkpoint" / "round-00000002" / "tensors.safetensors", "a third")
     short(monkeypatch, 8 << 30)
     assert same(half(name, out=tmp_path, checkpoint_every=1, resume=True), undisturbed(name))

@@ -6,60 +6,18 @@ import json
 import numpy as np
 import pytest
 import torch
+from halfway import ROUNDS, STATEFUL, Crash, crash_after, half, same
 from instances import METHODS, NAMES, federation, train
 
 import polyfed as pf
 from polyfed.core import checkpoint
 from polyfed.core.errors import RunError
-from polyfed.core.rows import MappedRows
-from polyfed.experiment import fit as fit_module
 
-STATEFUL = ("ditto", "scaffold", "fedcet", "fpfc", "local")
 each_stateful = pytest.mark.parametrize("name", STATEFUL)
-ROUNDS = 4
-
-
-class Crash(BaseException):
-    """Ends a run at once; nothing is written after it."""
-
-
-def crash_after(t: int):
-    def watch(progress):
-        if progress.round == t:
-            raise Crash
-
-    return watch
-
-
-@pytest.fixture
-def mapped(monkeypatch):
-    """Every run keeps its private rows in memory-mapped files."""
-
-    def make_rows(algorithm, task, n, cohort, folder, saved=None, added=False):
-        return MappedRows(n, algorithm.init_client(task, task.w0), folder / "rows")
-
-    monkeypatch.setattr(fit_module, "make_rows", make_rows)
-
-
-def rows_of(run) -> dict[str, torch.Tensor]:
-    everyone = torch.arange(run.loop.n)
-    return {name: run.loop.rows.read(name, everyone) for name in run.loop.rows.names()}
-
-
-def same(a, b) -> bool:
-    parts = ((a.server, b.server), (rows_of(a), rows_of(b)), ({"p": a.personal}, {"p": b.personal}))
-    books = [run.ledger.drop(columns="seconds") for run in (a, b)]
-    return books[0].equals(books[1]) and all(
-        x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x) for x, y in parts
-    )
-
-
-def half(name: str, **settings):
-    return train(METHODS[name], fraction=0.5, rounds=ROUNDS, **settings)
 
 
 @each_stateful
-def test_memory_mapped_rows_give_the_same_bits(name, mapped, monkeypatch, tmp_path):
+def test_memory_mapped_rows_give_the_same_bits(name, files, monkeypatch, tmp_path):
     on_disk = half(name, out=tmp_path, checkpoint_every=2)
     monkeypatch.undo()
     assert same(on_disk, half(name))
@@ -67,7 +25,7 @@ def test_memory_mapped_rows_give_the_same_bits(name, mapped, monkeypatch, tmp_pa
 
 @pytest.mark.parametrize(("every", "last"), [(1, 1), (1, 3), (2, 3)])
 @each_stateful
-def test_memory_mapped_rows_survive_a_crash(name, every, last, mapped, monkeypatch, tmp_path):
+def test_memory_mapped_rows_survive_a_crash(name, every, last, files, monkeypatch, tmp_path):
     with pytest.raises(Crash):
         half(name, out=tmp_path, checkpoint_every=every, callbacks=[crash_after(last)])
     run = half(name, out=tmp_path, checkpoint_every=every, resume=True)
@@ -120,7 +78,7 @@ def test_a_used_folder_is_refused_and_left_as_it_was(tmp_path):
 
 
 @each_stateful
-def test_rows_of_a_run_killed_before_its_first_checkpoint_are_forgotten(name, mapped, monkeypatch, tmp_path):
+def test_rows_of_a_run_killed_before_its_first_checkpoint_are_forgotten(name, files, monkeypatch, tmp_path):
     with pytest.raises(Crash):
         half(name, out=tmp_path, callbacks=[crash_after(2)])
     run = half(name, out=tmp_path, resume=True)

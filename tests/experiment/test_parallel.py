@@ -1,11 +1,14 @@
 """Tasks side by side, and comparisons whose runs are."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 import tomllib
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from torch import nn
 
 import polyfed as pf
 from polyfed.core.errors import DataError, RunError
-from polyfed.experiment import parallel
+from polyfed.experiment import parallel, stop
 from polyfed.experiment.parallel import side_by_side
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
@@ -174,27 +177,40 @@ def test_runs_that_are_kept_watched_or_large_stay_in_this_process(tmp_path, thre
     assert set(processes(tmp_path)) == {os.getpid()}
 
 
+@dataclass(frozen=True)
+class Waiting(pf.FedAvg):
+    """FedAvg that waits in round 25 to be interrupted, unless the file `passed` is there. lr, weighted, passed"""
+
+    passed: str = pf.setting("passed", source="ours")
+
+    def local_update(self, task, client, down, data, round):
+        while round.t == 25 and not Path(self.passed).exists() and not stop.interruptions():
+            time.sleep(0.01)
+        return super().local_update(task, client, down, data, round)
+
+
+def waiting(out: Path) -> pf.Comparison:
+    """Two methods by two seeds, side by side; of the four, two wait."""
+    parallel.room = lambda device="cpu": 3
+    methods = {"b": pf.Ditto(0.1), "a": Waiting(0.1, passed=str(out.parent / "passed"))}  # the first is alone
+    settings = {"rounds": 60, "batch_size": 8, "checkpoint_every": 20, "evaluate_every": 0}
+    return pf.compare(
+        linear, federation(0), methods, seeds=2, out=out, keep=False, report=False, resume=True, **settings
+    )
+
+
 SCRIPT = """
 import sys
-import numpy as np, torch
-import polyfed as pf
-from polyfed.experiment import parallel
-parallel.room = lambda device="cpu": 3
-rng = np.random.default_rng(0)
-part = [(rng.standard_normal((24, 6)).astype("float32"), rng.integers(0, 3, 24)) for _ in range(4)]
-def model(seed):
-    torch.manual_seed(seed)
-    return torch.nn.Linear(6, 3)
-methods = {"a": pf.FedAvg(0.1), "b": pf.Ditto(0.1)}
-found = pf.compare(model, pf.Federation.from_arrays(part, part), methods, seeds=2, out=sys.argv[1], keep=False,
-                   rounds=int(sys.argv[2]), batch_size=8, checkpoint_every=20, resume=True, report=False,
-                   evaluate_every=0)
-print(found.status)
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_parallel import waiting
+print(waiting(Path(sys.argv[1])).status)
 """
 
 
-def started(out, rounds: int) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", SCRIPT, str(out), str(rounds)], stdout=subprocess.PIPE, text=True)
+def started(out: Path) -> subprocess.Popen:
+    command = [sys.executable, "-c", SCRIPT, str(out), str(Path(__file__).parent)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def said(process: subprocess.Popen) -> str:
@@ -233,22 +249,29 @@ def test_tasks_do_not_wait_for_threads_that_the_parent_had():
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The same comparison, not interrupted."""
-    out = tmp_path_factory.mktemp("whole")
-    assert said(started(out, 400)) == "finished\n"
-    return out
+    root = tmp_path_factory.mktemp("whole")
+    (root / "passed").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parallel, "room", None)  # to be put back
+        assert waiting(root / "out").status == "finished"
+    return root / "out"
 
 
 @pytest.mark.xdist_group("stopped")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill -9"])
-def test_stopped_in_the_middle_it_goes_on_to_the_same_bits(tmp_path, whole, how):
-    process = started(tmp_path, 400)
-    until(lambda: len(list(tmp_path.glob("runs/*-seed1/checkpoint/round-*"))) >= 1)
+def test_stopped_in_the_middle_it_goes_on_to_the_same_bits(tmp_path, three, whole, how, request):
+    out = tmp_path / "out"
+    process = started(out)
+    request.addfinalizer(process.kill)
+    until(lambda: any(out.glob("runs/a-seed1/checkpoint/round-*")))
     process.send_signal(how)
     assert said(process) == ("interrupted\n" if how == signal.SIGINT else "")
     # no task outlives its parent: each ends its round and saves
-    begun = [p.parent for p in tmp_path.glob("runs/*/config.toml")]
+    begun = [p.parent for p in out.glob("runs/*/config.toml")]
     until(lambda: all((p / "summary.json").exists() for p in begun))
-    assert said(started(tmp_path, 400)) == "finished\n"
+    assert all(json.loads((out / f"runs/a-seed{i}/summary.json").read_text())["rounds"] <= 26 for i in range(2))
+    (tmp_path / "passed").touch()
+    assert waiting(out).status == "finished"
     for folder in (whole / "runs").iterdir():
         for path in (folder / "models").iterdir():
-            assert path.read_bytes() == (tmp_path / "runs" / folder.name / "models" / path.name).read_bytes()
+            assert path.read_bytes() == (out / "runs" / folder.name / "models" / path.name).read_bytes()

@@ -35,11 +35,11 @@ class APFL(Algorithm):
     adaptive: bool = setting(False, source="FedSLR's comparison")
 
     certificates = (
-        "tests/certificates/test_apfl.py::test_share_zero_is_fedavg: identity at alpha = 0",
-        "tests/certificates/test_apfl.py::test_share_one_is_local: identity at alpha = 1",
-        "tests/certificates/test_apfl.py::test_the_mixture_solves_the_clients_problem: closed form of the limit",
-        "tests/certificates/test_apfl.py::test_one_adaptive_round_in_numpy: Algorithm 1 step by step",
-        "tests/certificates/test_apfl.py::test_parameters_are_mixed_not_outputs: autograd on a network",
+        "tests/algorithms/test_apfl.py::test_share_zero_is_fedavg: identity at alpha = 0",
+        "tests/algorithms/test_apfl.py::test_share_one_is_local: identity at alpha = 1",
+        "tests/algorithms/test_apfl.py::test_the_mixture_solves_the_clients_problem: closed form of the limit",
+        "tests/algorithms/test_apfl.py::test_one_adaptive_round_in_numpy: Algorithm 1 step by step",
+        "tests/algorithms/test_apfl.py::test_parameters_are_mixed_not_outputs: autograd on a network",
     )
     citation = """@article{deng2020adaptive,
   title   = {Adaptive Personalized Federated Learning},

@@ -75,12 +75,12 @@ class CFL(Clustered):
     weighted: bool = setting(True, source="paper")
 
     certificates = (
-        "tests/certificates/test_cfl.py::test_bipartition_is_optimal: brute force over all bipartitions",
-        "tests/certificates/test_cfl.py::test_four_planted_clusters_need_two_levels: planted clusters and their optima",
-        "tests/certificates/test_cfl.py::test_without_disagreement_it_is_fedavg: identity, never split",
-        "tests/certificates/test_cfl.py::test_the_gamma_test: the bound, from both sides",
-        "tests/certificates/test_cfl.py::test_one_client_that_would_still_move_is_enough: eps2 and the longest update",
-        "tests/certificates/test_cfl.py::test_absent_clients_find_their_part_later: planted clusters, half asked",
+        "tests/algorithms/test_cfl.py::test_bipartition_is_optimal: brute force over all bipartitions",
+        "tests/algorithms/test_cfl.py::test_four_planted_clusters_need_two_levels: planted clusters and their optima",
+        "tests/algorithms/test_cfl.py::test_without_disagreement_it_is_fedavg: identity, never split",
+        "tests/algorithms/test_cfl.py::test_the_gamma_test: the bound, from both sides",
+        "tests/algorithms/test_cfl.py::test_one_client_that_would_still_move_is_enough: eps2 and the longest update",
+        "tests/algorithms/test_cfl.py::test_absent_clients_find_their_part_later: planted clusters, half asked",
     )
     citation = """@article{sattler2020clustered,
   title   = {Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under Privacy Constraints},

@@ -31,10 +31,10 @@ class Ditto(Personal):
     personal_epochs: int = setting(1, ge=1, source="FedSLR's comparison")
 
     certificates = (
-        "tests/certificates/test_fedavg.py::test_ditto_without_pull_is_local: identity at lam = 0",
-        "tests/certificates/test_fedavg.py::test_dittos_common_model_is_fedavg: identity of the common model",
-        "tests/certificates/test_fedavg.py::test_dittos_personal_models_solve_their_problem: closed form",
-        "tests/certificates/test_ditto.py::test_the_gradient_and_the_pull_are_one_step: Algorithm 1 in plain numpy",
+        "tests/algorithms/test_fedavg.py::test_ditto_without_pull_is_local: identity at lam = 0",
+        "tests/algorithms/test_fedavg.py::test_dittos_common_model_is_fedavg: identity of the common model",
+        "tests/algorithms/test_fedavg.py::test_dittos_personal_models_solve_their_problem: closed form",
+        "tests/algorithms/test_ditto.py::test_the_gradient_and_the_pull_are_one_step: Algorithm 1 in plain numpy",
     )
     citation = """@inproceedings{li2021ditto,
   title     = {Ditto: Fair and Robust Federated Learning Through Personalization},

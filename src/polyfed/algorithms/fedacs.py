@@ -98,10 +98,10 @@ class FedACS(Personal):
     pool: Literal["participants", "all"] = setting("participants", source="ours")
 
     certificates = (
-        "tests/certificates/test_fedacs.py::test_mixtures_of_three_clients: (4) digit for digit",
-        "tests/certificates/test_fedacs.py::test_two_groups_of_five: groups and limit in closed form",
-        "tests/certificates/test_fedacs.py::test_groups_of_softmax_tasks: planted groups found exactly",
-        "tests/certificates/test_fedacs.py::test_refreshed_similarities_are_fresh_ones: identity over partial rounds",
+        "tests/algorithms/test_fedacs.py::test_mixtures_of_three_clients: (4) digit for digit",
+        "tests/algorithms/test_fedacs.py::test_two_groups_of_five: groups and limit in closed form",
+        "tests/algorithms/test_fedacs.py::test_groups_of_softmax_tasks: planted groups found exactly",
+        "tests/algorithms/test_fedacs.py::test_refreshed_similarities_are_fresh_ones: identity over partial rounds",
     )
     citation = """@article{chen2023fedacs,
   title   = {Personalized Federated Learning with Attention-based Client Selection},

@@ -102,11 +102,11 @@ class FedAMP(Mixed):
     alpha: float | None = setting(None, gt=0, source="ours")
 
     certificates = (
-        "tests/certificates/test_fedamp.py::test_weights_of_three_clients: the definition, digit for digit",
-        "tests/certificates/test_fedamp.py::test_mixing_is_a_gradient_step_of_the_attraction: finite differences",
-        "tests/certificates/test_fedamp.py::test_stationary_point_of_the_objective: optimality conditions",
-        "tests/certificates/test_fedamp.py::test_far_apart_it_is_local: identity as sigma falls",
-        "tests/certificates/test_fedamp.py::test_rounds_in_numpy: Algorithm 1 by hand, from u_i",
+        "tests/algorithms/test_fedamp.py::test_weights_of_three_clients: the definition, digit for digit",
+        "tests/algorithms/test_fedamp.py::test_mixing_is_a_gradient_step_of_the_attraction: finite differences",
+        "tests/algorithms/test_fedamp.py::test_stationary_point_of_the_objective: optimality conditions",
+        "tests/algorithms/test_fedamp.py::test_far_apart_it_is_local: identity as sigma falls",
+        "tests/algorithms/test_fedamp.py::test_rounds_in_numpy: Algorithm 1 by hand, from u_i",
     )
     citation = CITATION
 
@@ -160,10 +160,10 @@ class HeurFedAMP(Mixed):
     self_weight: float = setting(0.5, ge=0, le=1, source="ours")
 
     certificates = (
-        "tests/certificates/test_fedamp.py::test_heuristic_weights_of_three_clients: the definition in numpy",
-        "tests/certificates/test_fedamp.py::test_a_self_weight_of_one_is_local: identity",
-        "tests/certificates/test_fedamp.py::test_equal_weights_are_fedavg: identity at sigma = 0, self_weight = 1/n",
-        "tests/certificates/test_fedamp.py::test_rounds_in_numpy: the rounds by hand, from u_i",
+        "tests/algorithms/test_fedamp.py::test_heuristic_weights_of_three_clients: the definition in numpy",
+        "tests/algorithms/test_fedamp.py::test_a_self_weight_of_one_is_local: identity",
+        "tests/algorithms/test_fedamp.py::test_equal_weights_are_fedavg: identity at sigma = 0, self_weight = 1/n",
+        "tests/algorithms/test_fedamp.py::test_rounds_in_numpy: the rounds by hand, from u_i",
     )
     citation = CITATION
 

@@ -36,9 +36,9 @@ class FedAsync(Algorithm):
     mu: float = setting(0.005, ge=0, source="paper")
 
     certificates = (
-        "tests/certificates/test_asynchronous.py::test_fedasync_by_hand: the recursion on quadratics",
-        "tests/certificates/test_asynchronous.py::test_fedasyncs_local_problem_has_its_proximal_term: with mu",
-        "tests/certificates/test_asynchronous.py::test_fedasync_in_step_is_one_client_fedavg: identity at alpha = 1",
+        "tests/algorithms/test_asynchronous.py::test_fedasync_by_hand: the recursion on quadratics",
+        "tests/algorithms/test_asynchronous.py::test_fedasyncs_local_problem_has_its_proximal_term: with mu",
+        "tests/algorithms/test_asynchronous.py::test_fedasync_in_step_is_one_client_fedavg: identity at alpha = 1",
     )
     citation = """@article{xie2019asynchronous,
   title   = {Asynchronous Federated Optimization},

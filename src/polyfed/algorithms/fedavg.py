@@ -25,8 +25,8 @@ class FedAvg(Algorithm):
     weighted: bool = setting(True, source="paper")
 
     certificates = (
-        "tests/certificates/test_fedavg.py::test_one_full_step_is_gradient_descent: identity with centralised descent",
-        "tests/certificates/test_fedavg.py::test_drift_has_the_predicted_limit: closed form of its biased limit",
+        "tests/algorithms/test_fedavg.py::test_one_full_step_is_gradient_descent: identity with centralised descent",
+        "tests/algorithms/test_fedavg.py::test_drift_has_the_predicted_limit: closed form of its biased limit",
     )
     citation = """@inproceedings{mcmahan2017communication,
   title     = {Communication-Efficient Learning of Deep Networks from Decentralized Data},

@@ -41,9 +41,9 @@ class FedAvgFT(Personal):
     step_sizes = ("lr", "finetune_lr")
     name = "fedavg-ft"
     certificates = (
-        "tests/certificates/test_fedavgft.py::test_the_common_model_is_fedavg: identity",
-        "tests/certificates/test_fedavgft.py::test_without_fine_tuning_it_deploys_what_it_received: identity",
-        "tests/certificates/test_fedavgft.py::test_fine_tuning_is_gradient_descent_from_the_common_model: closed form",
+        "tests/algorithms/test_fedavgft.py::test_the_common_model_is_fedavg: identity",
+        "tests/algorithms/test_fedavgft.py::test_without_fine_tuning_it_deploys_what_it_received: identity",
+        "tests/algorithms/test_fedavgft.py::test_fine_tuning_is_gradient_descent_from_the_common_model: closed form",
     )
     citation = """@inproceedings{collins2022fedavg,
   title     = {{FedAvg} with Fine Tuning: Local Updates Lead to Representation Learning},

@@ -44,11 +44,11 @@ class FedBABU(Personal):
 
     sources = "paper: tune, head; ours: lr, finetune_epochs"
     certificates = (
-        "tests/certificates/test_fedbabu.py::test_without_a_head_it_is_fedavg: identity",
-        "tests/certificates/test_fedbabu.py::test_the_common_head_never_moves: bit for bit",
-        "tests/certificates/test_fedbabu.py::test_one_round: Algorithm 1 in plain numpy",
-        "tests/certificates/test_fedbabu.py::test_heads_are_fitted_to_the_common_body: closed form",
-        "tests/certificates/test_fedbabu.py::test_only_the_body_is_billed: bytes from the layer's sizes",
+        "tests/algorithms/test_fedbabu.py::test_without_a_head_it_is_fedavg: identity",
+        "tests/algorithms/test_fedbabu.py::test_the_common_head_never_moves: bit for bit",
+        "tests/algorithms/test_fedbabu.py::test_one_round: Algorithm 1 in plain numpy",
+        "tests/algorithms/test_fedbabu.py::test_heads_are_fitted_to_the_common_body: closed form",
+        "tests/algorithms/test_fedbabu.py::test_only_the_body_is_billed: bytes from the layer's sizes",
     )
     citation = """@inproceedings{oh2022fedbabu,
   title     = {{FedBABU}: Toward Enhanced Representation for Federated Image Classification},

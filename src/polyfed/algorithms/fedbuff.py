@@ -32,8 +32,8 @@ class FedBuff(Algorithm):
     buffer: int = setting(5, ge=1, source="ours")
 
     certificates = (
-        "tests/certificates/test_asynchronous.py::test_fedbuff_in_step_is_fedavg: identity with a cohort per buffer",
-        "tests/certificates/test_asynchronous.py::test_fedbuff_by_hand: the recursion on quadratics",
+        "tests/algorithms/test_asynchronous.py::test_fedbuff_in_step_is_fedavg: identity with a cohort per buffer",
+        "tests/algorithms/test_asynchronous.py::test_fedbuff_by_hand: the recursion on quadratics",
     )
     citation = """@inproceedings{nguyen2022fedbuff,
   title     = {Federated Learning with Buffered Asynchronous Aggregation},

@@ -103,15 +103,15 @@ class FedCET(Personal):
     safety: float = setting(1.0, gt=0, source="ours")
 
     certificates = (
-        "tests/certificates/test_fedcet.py::test_the_two_forms_agree: identity with Algorithm 2 as printed",
-        "tests/certificates/test_fedcet.py::test_exact_optimum_where_fedavg_stalls: the centralised optimum",
-        "tests/certificates/test_fedcet.py::test_contraction_on_the_papers_problem: the rates of Figure 1",
-        "tests/certificates/test_fedcet.py::test_unlike_hessians_follow_the_iteration_matrix: its powers, in numpy",
-        "tests/certificates/test_fedcet.py::test_the_search_of_algorithm_1: the step search, literally",
-        "tests/certificates/test_fedcet.py::test_the_adaptive_step_needs_no_constant: 1e-10 within 200 rounds",
-        "tests/certificates/test_fedcet.py::test_the_adaptive_step_with_one_step_a_round: the optimum, a < 1/mu",
-        "tests/certificates/test_fedcet.py::test_few_clients_and_many_steps: two of ten clients",
-        "tests/certificates/test_fedcet.py::test_many_local_steps: the bound on c a, from both sides",
+        "tests/algorithms/test_fedcet.py::test_the_two_forms_agree: identity with Algorithm 2 as printed",
+        "tests/algorithms/test_fedcet.py::test_exact_optimum_where_fedavg_stalls: the centralised optimum",
+        "tests/algorithms/test_fedcet.py::test_contraction_on_the_papers_problem: the rates of Figure 1",
+        "tests/algorithms/test_fedcet.py::test_unlike_hessians_follow_the_iteration_matrix: its powers, in numpy",
+        "tests/algorithms/test_fedcet.py::test_the_search_of_algorithm_1: the step search, literally",
+        "tests/algorithms/test_fedcet.py::test_the_adaptive_step_needs_no_constant: 1e-10 within 200 rounds",
+        "tests/algorithms/test_fedcet.py::test_the_adaptive_step_with_one_step_a_round: the optimum, a < 1/mu",
+        "tests/algorithms/test_fedcet.py::test_few_clients_and_many_steps: two of ten clients",
+        "tests/algorithms/test_fedcet.py::test_many_local_steps: the bound on c a, from both sides",
     )
     citation = """@article{liu2025fedcet,
   title   = {Communication Efficient Federated Learning with Linear Convergence on Heterogeneous Data},

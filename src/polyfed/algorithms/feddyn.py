@@ -34,10 +34,10 @@ class FedDyn(Algorithm):
 
     synchronous = True
     certificates = (
-        "tests/certificates/test_feddyn.py::test_exact_optimum_under_drift: the centralised optimum",
-        "tests/certificates/test_feddyn.py::test_duals_become_the_clients_gradients: their definition at the optimum",
-        "tests/certificates/test_feddyn.py::test_two_rounds_of_exact_solves: Algorithm 1 in closed form",
-        "tests/certificates/test_fedslr.py::test_without_the_nuclear_norm_it_is_feddyn: FedSLR at lam = 0",
+        "tests/algorithms/test_feddyn.py::test_exact_optimum_under_drift: the centralised optimum",
+        "tests/algorithms/test_feddyn.py::test_duals_become_the_clients_gradients: their definition at the optimum",
+        "tests/algorithms/test_feddyn.py::test_two_rounds_of_exact_solves: Algorithm 1 in closed form",
+        "tests/algorithms/test_fedslr.py::test_without_the_nuclear_norm_it_is_feddyn: FedSLR at lam = 0",
     )
     citation = """@inproceedings{acar2021federated,
   title     = {Federated Learning Based on Dynamic Regularization},

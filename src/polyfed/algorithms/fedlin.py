@@ -58,11 +58,11 @@ class FedLin(Algorithm):
     keep_down: float | None = setting(None, gt=0, le=1, source="paper")
 
     certificates = (
-        "tests/certificates/test_fedtrack.py::test_fedlin_without_compression_is_fedtrack: identity",
-        "tests/certificates/test_fedtrack.py::test_fedlin_is_exact_with_unequal_numbers_of_steps: the optimum",
-        "tests/certificates/test_fedtrack.py::test_fedlin_as_printed: Algorithm 1 in plain numpy, both memories",
-        "tests/certificates/test_fedtrack.py::test_sparse_downlinks_keep_the_optimum: exact with 2 entries of 6",
-        "tests/certificates/test_fedtrack.py::test_fedlins_bytes: values, and positions of 4 bytes",
+        "tests/algorithms/test_fedtrack.py::test_fedlin_without_compression_is_fedtrack: identity",
+        "tests/algorithms/test_fedtrack.py::test_fedlin_is_exact_with_unequal_numbers_of_steps: the optimum",
+        "tests/algorithms/test_fedtrack.py::test_fedlin_as_printed: Algorithm 1 in plain numpy, both memories",
+        "tests/algorithms/test_fedtrack.py::test_sparse_downlinks_keep_the_optimum: exact with 2 entries of 6",
+        "tests/algorithms/test_fedtrack.py::test_fedlins_bytes: values, and positions of 4 bytes",
     )
     citation = """@inproceedings{mitra2021linear,
   title     = {Linear Convergence in Federated Learning: Tackling Client Heterogeneity and Sparse Gradients},

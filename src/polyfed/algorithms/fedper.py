@@ -29,9 +29,9 @@ class FedPer(Partial):
     head: str = setting("head", source="paper")
 
     certificates = (
-        "tests/certificates/test_partial.py::test_without_a_head_fedper_is_fedavg: identity",
-        "tests/certificates/test_partial.py::test_with_everything_personal_fedper_is_local: identity",
-        "tests/certificates/test_partial.py::test_only_the_shared_part_is_billed: bytes from the layer's sizes",
+        "tests/algorithms/test_partial.py::test_without_a_head_fedper_is_fedavg: identity",
+        "tests/algorithms/test_partial.py::test_with_everything_personal_fedper_is_local: identity",
+        "tests/algorithms/test_partial.py::test_only_the_shared_part_is_billed: bytes from the layer's sizes",
     )
     citation = """@article{arivazhagan2019federated,
   title   = {Federated Learning with Personalization Layers},

@@ -25,8 +25,8 @@ class FedProx(Algorithm):
     mu: float = setting(0.01, ge=0, source="paper")
 
     certificates = (
-        "tests/certificates/test_fedavg.py::test_fedprox_without_pull_is_fedavg: identity at mu = 0",
-        "tests/certificates/test_fedavg.py::test_fedprox_solves_its_subproblem: closed form of the proximal step",
+        "tests/algorithms/test_fedavg.py::test_fedprox_without_pull_is_fedavg: identity at mu = 0",
+        "tests/algorithms/test_fedavg.py::test_fedprox_solves_its_subproblem: closed form of the proximal step",
     )
     citation = """@inproceedings{li2020fedprox,
   title     = {Federated Optimization in Heterogeneous Networks},

@@ -41,10 +41,10 @@ class FedRep(Partial):
     head: str = setting("head", source="paper")
 
     certificates = (
-        "tests/certificates/test_partial.py::test_without_a_head_fedrep_is_fedavg: identity",
-        "tests/certificates/test_partial.py::test_heads_are_least_squares_fits: the heads in closed form",
-        "tests/certificates/test_partial.py::test_one_round_of_fedrep: Algorithm 1 in plain numpy",
-        "tests/certificates/test_partial.py::test_only_the_shared_part_is_billed: bytes from the layer's sizes",
+        "tests/algorithms/test_partial.py::test_without_a_head_fedrep_is_fedavg: identity",
+        "tests/algorithms/test_partial.py::test_heads_are_least_squares_fits: the heads in closed form",
+        "tests/algorithms/test_partial.py::test_one_round_of_fedrep: Algorithm 1 in plain numpy",
+        "tests/algorithms/test_partial.py::test_only_the_shared_part_is_billed: bytes from the layer's sizes",
     )
     citation = """@inproceedings{collins2021exploiting,
   title     = {Exploiting Shared Representations for Personalized Federated Learning},

@@ -78,14 +78,14 @@ class FedSLR(LowRank):
     synchronous = True
     sources = "paper: lr, lam, mu, eta_g, personal_epochs, structure, deploy, p_weight_decay; ours: form, p_init"
     certificates = (
-        "tests/certificates/test_fedslr.py::test_solution_of_p1: centralised accelerated proximal gradient, to 1e-6",
-        "tests/certificates/test_fedslr.py::test_planted_rank_and_support: rank 3 and 320 nonzeros recovered exactly",
-        "tests/certificates/test_fedslr.py::test_both_forms_have_the_same_iterates: Algorithms 1/2 against 3",
-        "tests/certificates/test_fedslr.py::test_without_the_nuclear_norm_it_is_feddyn: identity at lam = 0",
-        "tests/certificates/test_fedslr.py::test_exact_solves_are_consensus_admm: identity with ADMM",
-        "tests/certificates/test_fedslr.py::test_the_downlink_is_billed_as_factors: bytes from the ranks alone",
-        "tests/certificates/test_fedslr.py::test_variants_in_closed_form: S+S, S+LR and LR+LR",
-        "tests/certificates/test_fedslr.py::test_weight_decay_in_closed_form: ridge on w, elastic net on p",
+        "tests/algorithms/test_fedslr.py::test_solution_of_p1: centralised accelerated proximal gradient, to 1e-6",
+        "tests/algorithms/test_fedslr.py::test_planted_rank_and_support: rank 3 and 320 nonzeros recovered exactly",
+        "tests/algorithms/test_fedslr.py::test_both_forms_have_the_same_iterates: Algorithms 1/2 against 3",
+        "tests/algorithms/test_fedslr.py::test_without_the_nuclear_norm_it_is_feddyn: identity at lam = 0",
+        "tests/algorithms/test_fedslr.py::test_exact_solves_are_consensus_admm: identity with ADMM",
+        "tests/algorithms/test_fedslr.py::test_the_downlink_is_billed_as_factors: bytes from the ranks alone",
+        "tests/algorithms/test_fedslr.py::test_variants_in_closed_form: S+S, S+LR and LR+LR",
+        "tests/algorithms/test_fedslr.py::test_weight_decay_in_closed_form: ridge on w, elastic net on p",
     )
     citation = """@article{huang2023fusion,
   title   = {Fusion of Global and Local Knowledge for Personalized Federated Learning},

@@ -84,12 +84,12 @@ class FedSpa(Algorithm):
     search_rounds: int = setting(100, ge=1, source="ours")
 
     certificates = (
-        "tests/certificates/test_fedspa.py::test_dense_masks_are_fedavg: identity at density 1",
-        "tests/certificates/test_fedspa.py::test_densities_by_the_kernel_rule: the rule's proportions and total",
-        "tests/certificates/test_fedspa.py::test_one_round_in_numpy: Algorithm 1 entry by entry",
-        "tests/certificates/test_fedspa.py::test_an_entry_that_few_hold_moves_by_the_mean_over_all: the plain mean",
-        "tests/certificates/test_fedspa.py::test_only_kept_entries_are_billed: bytes from the density",
-        "tests/certificates/test_fedspa.py::test_the_search_finds_a_planted_support: sparse least squares",
+        "tests/algorithms/test_fedspa.py::test_dense_masks_are_fedavg: identity at density 1",
+        "tests/algorithms/test_fedspa.py::test_densities_by_the_kernel_rule: the rule's proportions and total",
+        "tests/algorithms/test_fedspa.py::test_one_round_in_numpy: Algorithm 1 entry by entry",
+        "tests/algorithms/test_fedspa.py::test_an_entry_that_few_hold_moves_by_the_mean_over_all: the plain mean",
+        "tests/algorithms/test_fedspa.py::test_only_kept_entries_are_billed: bytes from the density",
+        "tests/algorithms/test_fedspa.py::test_the_search_finds_a_planted_support: sparse least squares",
     )
     citation = """@article{huang2022achieving,
   title   = {Achieving Personalized Federated Learning with Sparse Local Models},

@@ -35,10 +35,10 @@ class FedTrack(Algorithm):
 
     sources = "ours: lr"
     certificates = (
-        "tests/certificates/test_fedtrack.py::test_exact_optimum_under_drift: the centralised optimum, linear rate",
-        "tests/certificates/test_fedtrack.py::test_scaffold_is_one_round_behind: identity with option I",
-        "tests/certificates/test_fedcet.py::test_contraction_on_the_papers_problem: an eigenvalue of its iteration",
-        "tests/certificates/test_fedtrack.py::test_fedlin_without_compression_is_fedtrack: identity",
+        "tests/algorithms/test_fedtrack.py::test_exact_optimum_under_drift: the centralised optimum, linear rate",
+        "tests/algorithms/test_fedtrack.py::test_scaffold_is_one_round_behind: identity with option I",
+        "tests/algorithms/test_fedcet.py::test_contraction_on_the_papers_problem: an eigenvalue of its iteration",
+        "tests/algorithms/test_fedtrack.py::test_fedlin_without_compression_is_fedtrack: identity",
     )
     citation = """@inproceedings{mitra2021linear,
   title     = {Linear Convergence in Federated Learning: Tackling Client Heterogeneity and Sparse Gradients},

@@ -39,9 +39,9 @@ class HypCluster(Alternating):
     weighted: bool = setting(True, source="paper")
 
     certificates = (
-        "tests/certificates/test_ifca.py::test_planted_clusters_and_their_means: clusters and models in closed form",
-        "tests/certificates/test_ifca.py::test_one_cluster_is_fedavg: identity at k = 1",
-        "tests/certificates/test_ifca.py::test_hypcluster_is_weighted_ifca: identity with IFCA",
+        "tests/algorithms/test_ifca.py::test_planted_clusters_and_their_means: clusters and models in closed form",
+        "tests/algorithms/test_ifca.py::test_one_cluster_is_fedavg: identity at k = 1",
+        "tests/algorithms/test_ifca.py::test_hypcluster_is_weighted_ifca: identity with IFCA",
     )
     citation = """@article{mansour2020three,
   title   = {Three Approaches for Personalization with Applications to Federated Learning},

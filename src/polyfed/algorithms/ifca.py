@@ -57,11 +57,11 @@ class IFCA(Alternating):
 
     sources = "paper: weighted, shared_layers, averaging; of the problem: k; ours: lr, init_scale, seed, restarts"
     certificates = (
-        "tests/certificates/test_ifca.py::test_planted_clusters_and_their_means: clusters and models in closed form",
-        "tests/certificates/test_ifca.py::test_one_cluster_is_fedavg: identity at k = 1, both kinds of averaging",
-        "tests/certificates/test_ifca.py::test_a_round_by_hand: Algorithm 1 in numpy, several rounds",
-        "tests/certificates/test_ifca.py::test_clusters_are_chosen_by_training_loss: misleading test data",
-        "tests/certificates/test_ifca.py::test_the_start_nearest_to_the_clients_is_kept: the planted one, and numpy",
+        "tests/algorithms/test_ifca.py::test_planted_clusters_and_their_means: clusters and models in closed form",
+        "tests/algorithms/test_ifca.py::test_one_cluster_is_fedavg: identity at k = 1, both kinds of averaging",
+        "tests/algorithms/test_ifca.py::test_a_round_by_hand: Algorithm 1 in numpy, several rounds",
+        "tests/algorithms/test_ifca.py::test_clusters_are_chosen_by_training_loss: misleading test data",
+        "tests/algorithms/test_ifca.py::test_the_start_nearest_to_the_clients_is_kept: the planted one, and numpy",
     )
     citation = """@inproceedings{ghosh2020efficient,
   title     = {An Efficient Framework for Clustered Federated Learning},

@@ -36,9 +36,9 @@ class LGFedAvg(Partial):
 
     name = "lg-fedavg"
     certificates = (
-        "tests/certificates/test_partial.py::test_with_all_layers_shared_lg_is_fedavg: identity",
-        "tests/certificates/test_partial.py::test_lg_shares_the_top_layer: which end is common",
-        "tests/certificates/test_partial.py::test_only_the_shared_part_is_billed: bytes from the layer's sizes",
+        "tests/algorithms/test_partial.py::test_with_all_layers_shared_lg_is_fedavg: identity",
+        "tests/algorithms/test_partial.py::test_lg_shares_the_top_layer: which end is common",
+        "tests/algorithms/test_partial.py::test_only_the_shared_part_is_billed: bytes from the layer's sizes",
     )
     citation = """@article{liang2020think,
   title   = {Think Locally, Act Globally: Federated Learning with Local and Global Representations},

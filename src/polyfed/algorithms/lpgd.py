@@ -34,10 +34,10 @@ class LPGD(Algorithm):
     lam: float = setting(1e-4, ge=0, source="FedSLR's paper")
 
     certificates = (
-        "tests/certificates/test_lowrank.py::test_without_the_nuclear_norm_they_are_fedavg: identity at lam = 0",
-        "tests/certificates/test_lowrank.py::test_one_client_solves_p1: the centralised solution for one client",
-        "tests/certificates/test_lowrank.py::test_one_round_of_lpgd: the equations in plain numpy",
-        "tests/certificates/test_lowrank.py::test_neither_solves_p1: against FedSLR on the same problem",
+        "tests/algorithms/test_lowrank.py::test_without_the_nuclear_norm_they_are_fedavg: identity at lam = 0",
+        "tests/algorithms/test_lowrank.py::test_one_client_solves_p1: the centralised solution for one client",
+        "tests/algorithms/test_lowrank.py::test_one_round_of_lpgd: the equations in plain numpy",
+        "tests/algorithms/test_lowrank.py::test_neither_solves_p1: against FedSLR on the same problem",
     )
     citation = """@article{huang2023fusion,
   title   = {Fusion of Global and Local Knowledge for Personalized Federated Learning},

@@ -123,11 +123,11 @@ class PACFL(Clustered):
     linkage: Literal["average", "weighted", "single", "complete"] = setting("average", source="code")
 
     certificates = (
-        "tests/certificates/test_pacfl.py::test_angles_are_scipys: scipy.linalg.subspace_angles",
-        "tests/certificates/test_pacfl.py::test_signs_of_singular_vectors_do_not_matter: an invariance",
-        "tests/certificates/test_pacfl.py::test_planted_subspaces_are_found: planted clusters",
-        "tests/certificates/test_pacfl.py::test_one_cluster_is_fedavg: identity at a large threshold",
-        "tests/certificates/test_pacfl.py::test_every_cluster_is_a_federation_of_its_own: identity with FedAvg",
+        "tests/algorithms/test_pacfl.py::test_angles_are_scipys: scipy.linalg.subspace_angles",
+        "tests/algorithms/test_pacfl.py::test_signs_of_singular_vectors_do_not_matter: an invariance",
+        "tests/algorithms/test_pacfl.py::test_planted_subspaces_are_found: planted clusters",
+        "tests/algorithms/test_pacfl.py::test_one_cluster_is_fedavg: identity at a large threshold",
+        "tests/algorithms/test_pacfl.py::test_every_cluster_is_a_federation_of_its_own: identity with FedAvg",
     )
     citation = """@inproceedings{vahidian2023efficient,
   title     = {Efficient Distribution Similarity Identification in Clustered Federated Learning via Principal Angles

@@ -49,10 +49,10 @@ class PFedMe(Personal):
 
     step_sizes = ("lr", "personal_lr")
     certificates = (
-        "tests/certificates/test_pfedme.py::test_optimum_of_the_envelopes: closed form of both models on quadratics",
-        "tests/certificates/test_pfedme.py::test_the_personal_model_is_the_proximal_point: closed form after one round",
-        "tests/certificates/test_pfedme.py::test_a_stiff_pull_is_fedavg: identity as lam grows",
-        "tests/certificates/test_pfedme.py::test_beta_extrapolates: the server's step",
+        "tests/algorithms/test_pfedme.py::test_optimum_of_the_envelopes: closed form of both models on quadratics",
+        "tests/algorithms/test_pfedme.py::test_the_personal_model_is_the_proximal_point: closed form after one round",
+        "tests/algorithms/test_pfedme.py::test_a_stiff_pull_is_fedavg: identity as lam grows",
+        "tests/algorithms/test_pfedme.py::test_beta_extrapolates: the server's step",
     )
     citation = """@inproceedings{dinh2020personalized,
   title     = {Personalized Federated Learning with {Moreau} Envelopes},

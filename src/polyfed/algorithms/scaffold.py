@@ -35,10 +35,10 @@ class Scaffold(Algorithm):
     option: Literal[1, 2] = setting(2, source="paper")
 
     certificates = (
-        "tests/certificates/test_scaffold.py::test_exact_optimum_under_drift: the centralised optimum, both options",
-        "tests/certificates/test_scaffold.py::test_variates_at_the_optimum_are_the_clients_gradients: by definition",
-        "tests/certificates/test_scaffold.py::test_option_two_is_the_mean_of_the_gradients_used: the definition of (4)",
-        "tests/certificates/test_scaffold.py::test_identical_clients_do_not_drift: identity with FedAvg",
+        "tests/algorithms/test_scaffold.py::test_exact_optimum_under_drift: the centralised optimum, both options",
+        "tests/algorithms/test_scaffold.py::test_variates_at_the_optimum_are_the_clients_gradients: by definition",
+        "tests/algorithms/test_scaffold.py::test_option_two_is_the_mean_of_the_gradients_used: the definition of (4)",
+        "tests/algorithms/test_scaffold.py::test_identical_clients_do_not_drift: identity with FedAvg",
     )
     citation = """@inproceedings{karimireddy2020scaffold,
   title     = {{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},

@@ -104,7 +104,7 @@ def check(
     from polyfed.cli.console import stdout
     from polyfed.core.algorithm import REGISTRY
     from polyfed.core.errors import ConfigError
-    from polyfed.experiment.build import algorithms_of
+    from polyfed.experiment.userfile import algorithms_of
     from polyfed.testing import NotConformant, check_method
 
     names = algorithms_of(file.resolve())

@@ -13,6 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,11 @@ BINS = 10
 _quiet = threading.Lock()  # filters of warnings are the process's
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9:.+_-]*")
 TAKEN = ("samples", "round", "split", "std", "worst", "pooled", "seconds", "clusters", "assigned", "virtual_time")
+
+
+def _module(name: str = "sklearn.metrics") -> Any:
+    """A module of a library that says no types; loaded when a score needs it."""
+    return import_module(name)
 
 
 # sample by sample
@@ -58,40 +64,30 @@ def _against_the_rest(score: Callable[[np.ndarray, np.ndarray], float], seen: Se
 
 
 def _auc(seen: Seen) -> float:
-    from sklearn.metrics import roc_auc_score
-
-    return _against_the_rest(lambda y, rank: float(roc_auc_score(y, rank)), seen)
+    return _against_the_rest(lambda y, rank: float(_module().roc_auc_score(y, rank)), seen)
 
 
 def _average_precision(seen: Seen) -> float:
-    from sklearn.metrics import average_precision_score
-
-    return _against_the_rest(lambda y, rank: float(average_precision_score(y, rank)), seen)
+    return _against_the_rest(lambda y, rank: float(_module().average_precision_score(y, rank)), seen)
 
 
 def _balanced(seen: Seen) -> float:
-    from sklearn.metrics import recall_score
-
     present = np.unique(seen.classes)
     if len(present) < 2:
         return math.nan
-    return float(recall_score(seen.classes, seen.guess, labels=present, average="macro"))
+    return float(_module().recall_score(seen.classes, seen.guess, labels=present, average="macro"))
 
 
 def _f1(seen: Seen) -> float:
-    from sklearn.metrics import f1_score
-
     present = np.unique(seen.classes)
     if seen.kind == "two classes":
-        return float(f1_score(seen.classes, seen.guess)) if 1 in present else math.nan
-    return float(f1_score(seen.classes, seen.guess, labels=present, average="macro"))
+        return float(_module().f1_score(seen.classes, seen.guess)) if 1 in present else math.nan
+    return float(_module().f1_score(seen.classes, seen.guess, labels=present, average="macro"))
 
 
 def _log_loss(seen: Seen) -> float:
-    from sklearn.metrics import log_loss
-
     p = seen.probabilities
-    return float(log_loss(seen.classes, p, labels=np.arange(p.shape[1])))
+    return float(_module().log_loss(seen.classes, p, labels=np.arange(p.shape[1])))
 
 
 def _brier(seen: Seen) -> float:
@@ -113,53 +109,47 @@ def _slope(seen: Seen) -> float:
 
     Cox (1958); 1 is calibrated, less is overfitted.
     """
-    from sklearn.linear_model import LogisticRegression
-
     y, z = seen.classes == 1, seen.log_odds
     ones, zeros = z[y], z[~y]
     if not len(ones) or not len(zeros) or ones.min() >= zeros.max() or zeros.min() >= ones.max():
         return math.nan
     centre, width = z.mean(), z.std()
-    fitted = LogisticRegression(C=np.inf, solver="newton-cholesky", tol=1e-10, max_iter=200)
+    fitted = _module("sklearn.linear_model").LogisticRegression(
+        C=np.inf, solver="newton-cholesky", tol=1e-10, max_iter=200
+    )
     return float(fitted.fit(((z - centre) / width)[:, None], y).coef_[0, 0] / width)
 
 
 def _intercept(seen: Seen) -> float:
     """a of logit P(y = 1) = a + z, z the model's log-odds: calibration in the large, 0 where the mean risk is right."""
-    from scipy.optimize import brentq
-    from scipy.special import expit
-
     y, z = seen.classes == 1, seen.log_odds
     if y.all() or not y.any():
         return math.nan
+    expit: Any = _module("scipy.special").expit
     logit = math.log(y.mean() / (1 - y.mean()))
-    return float(
-        brentq(lambda a: float((expit(a + z) - y).sum()), logit - z.max() - 1, logit - z.min() + 1, xtol=1e-12)
-    )
+
+    def gap(a: float) -> float:
+        return float((expit(a + z) - y).sum())
+
+    return float(_module("scipy.optimize").brentq(gap, logit - z.max() - 1, logit - z.min() + 1, xtol=1e-12))
 
 
 # numbers
 
 
 def _mae(seen: Seen) -> float:
-    from sklearn.metrics import mean_absolute_error
-
     predicted, true = seen.numbers
-    return float(mean_absolute_error(true, predicted))
+    return float(_module().mean_absolute_error(true, predicted))
 
 
 def _r2(seen: Seen) -> float:
-    from sklearn.metrics import r2_score
-
     predicted, true = seen.numbers
-    return math.nan if (np.ptp(true, axis=0) == 0).any() else float(r2_score(true, predicted))
+    return math.nan if (np.ptp(true, axis=0) == 0).any() else float(_module().r2_score(true, predicted))
 
 
 def _pinball(seen: Seen, quantile: float = 0.5) -> float:
-    from sklearn.metrics import mean_pinball_loss
-
     predicted, true = seen.numbers
-    return float(mean_pinball_loss(true, predicted, alpha=quantile))
+    return float(_module().mean_pinball_loss(true, predicted, alpha=quantile))
 
 
 def _concordance(seen: Seen) -> float:
@@ -216,7 +206,9 @@ def metrics_of(given: Metrics | None) -> tuple[Metric, ...]:
     """
     if given is None:
         return ()
-    listed = given.split(",") if isinstance(given, str) else given if isinstance(given, Sequence) else [given]
+    listed: Sequence[Any] = (
+        given.split(",") if isinstance(given, str) else given if isinstance(given, Sequence) else [given]
+    )
     asked = tuple(_one(item) for item in listed)
     names = [m.name for m in asked]
     if not asked or len(set(names)) < len(names):
@@ -257,9 +249,7 @@ def named(text: str) -> Metric:
     if name in KNOWN:
         takes = "pinball:0.9 and ece:15 take one number, the others none"
         raise ConfigError(f"metrics: found {shown(text)}; {takes}")
-    from sklearn.metrics import get_scorer_names
-
-    if text in (scorers := get_scorer_names()):
+    if text in (scorers := _module().get_scorer_names()):
         lacks = "one class, or a value that scikit-learn does not define"
         return Metric(text, compute=partial(_scored, text), decimals=3, lacks=lacks)
     near = closest(text, [*KNOWN, *scorers])
@@ -301,42 +291,33 @@ def _scored(name: str, seen: Seen) -> float:
 
 
 def _answered(name: str, seen: Seen) -> float:
-    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-    from sklearn.metrics import get_scorer
-
-    class Classes(ClassifierMixin, BaseEstimator):
-        classes_ = np.arange(seen.ranking.shape[1]) if seen.kind != "numbers" else None
-
-        def fit(self, X: Any, y: Any) -> "Classes":
-            return self
-
-        def __sklearn_is_fitted__(self) -> bool:
-            return True
-
-        def predict(self, X: Any) -> np.ndarray:
-            return seen.guess
-
-        def predict_proba(self, X: Any) -> np.ndarray:
-            return seen.probabilities
-
-        def decision_function(self, X: Any) -> np.ndarray:
-            return seen.ranking[:, 1] if seen.ranking.shape[1] == 2 else seen.ranking
-
-    class Numbers(RegressorMixin, BaseEstimator):
-        def fit(self, X: Any, y: Any) -> "Numbers":
-            return self
-
-        def __sklearn_is_fitted__(self) -> bool:
-            return True
-
-        def predict(self, X: Any) -> np.ndarray:
-            return seen.numbers[0]
-
+    scorer, base = _module().get_scorer(name), _module("sklearn.base")
     if seen.kind == "numbers":
-        return float(get_scorer(name)(Numbers(), seen.numbers[0], seen.numbers[1]))
+        predicted, true = seen.numbers
+        return float(scorer(_estimator(base.RegressorMixin, {"predict": predicted}), predicted, true))
     if len(np.unique(seen.classes)) < 2:
         return math.nan
-    return float(get_scorer(name)(Classes(), seen.probabilities, seen.classes))
+    rank = seen.ranking
+    decision = rank[:, 1] if rank.shape[1] == 2 else rank
+    answers = {"predict": seen.guess, "predict_proba": seen.probabilities, "decision_function": decision}
+    model = _estimator(base.ClassifierMixin, answers)
+    model.classes_ = np.arange(rank.shape[1])
+    return float(scorer(model, rank, seen.classes))
+
+
+def _estimator(mixin: Any, answers: Mapping[str, np.ndarray]) -> Any:
+    """What scikit-learn takes for a fitted estimator, with these answers to its methods."""
+
+    def method(name: str, answer: Any) -> Callable[..., Any]:
+        def said(*_: Any) -> Any:
+            return answer
+
+        said.__name__ = name  # by which scikit-learn asks for it again
+        return said
+
+    methods = {key: method(key, answer) for key, answer in answers.items()}
+    methods |= {"fit": method("fit", None), "__sklearn_is_fitted__": method("__sklearn_is_fitted__", True)}
+    return type("Model", (mixin, _module("sklearn.base").BaseEstimator), methods)()
 
 
 # what fits

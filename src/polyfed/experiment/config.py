@@ -22,6 +22,7 @@ from polyfed.core.errors import ConfigError, closest
 from polyfed.core.settings import found, kebab, parse, plain, shown, value_of
 from polyfed.experiment.check import Where, read_table, table_of
 from polyfed.experiment.training import Data, Model, Settings
+from polyfed.experiment.userfile import algorithms_of
 
 COMPARED = ("local", "fedavg", "ditto")  # what is compared when no method is named
 TABLES = ("data", "model", "algorithm", "algorithms")
@@ -291,8 +292,6 @@ def _method(
         if not isinstance(value, str):
             raise ConfigError(f"{where(f'algorithm.{key}')}: found {value!r}, expected text")
     if file is not None:
-        from polyfed.experiment.build import algorithms_of
-
         file = _absolute(file)
         found = algorithms_of(Path(file))
         if name is None and len(found) != 1:

@@ -11,6 +11,7 @@ import shutil
 import time
 import tomllib
 from collections.abc import Callable
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -279,14 +280,18 @@ def _common(run: Run, metric: str) -> dict[str, float] | None:
     return {split: mean_of(run.evaluate(common, split)[metric]) for split in run.final}
 
 
+@cache  # reading it takes as long as a small run's training, and the code of a process does not change
+def version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
 def versions() -> dict[str, str]:
     """Versions of what decides the numbers."""
     found = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
-    for package in ("polyfed", "torch", "numpy", "scikit-learn"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
+    found |= {package: version_of(package) for package in ("polyfed", "torch", "numpy", "scikit-learn")}
     # the instructions that torch and MKL choose decide the last bits
     return found | {
         "cpu-capability": torch.backends.cpu.get_cpu_capability(),

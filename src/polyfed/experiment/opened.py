@@ -34,7 +34,7 @@ from polyfed.core.worker import Plan
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, check_rows, make_rows, pick_device
 from polyfed.experiment import files
-from polyfed.experiment.build import Parts, algorithms_of, make_model
+from polyfed.experiment.build import Parts, make_model
 from polyfed.experiment.check import Where, read_table
 from polyfed.experiment.config import INFORMATION, TABLES, Settings, model_of, resolve
 from polyfed.experiment.fit import fit
@@ -42,6 +42,7 @@ from polyfed.experiment.folder import client_model
 from polyfed.experiment.resume import digest
 from polyfed.experiment.run import Run
 from polyfed.experiment.steps import local_steps_of
+from polyfed.experiment.userfile import algorithms_of
 from polyfed.experiment.watching import Callback
 from polyfed.report import files as reading
 

@@ -106,7 +106,8 @@ def _run(task: Callable[[], Any], channel: Connection) -> None:
     _inside = True
     try:
         os.setpgid(0, 0)  # the terminal's Ctrl-C goes to the parent alone, which passes it on
-        ctypes.CDLL(None).prctl(PARENT_ENDED, signal.SIGINT)
+        signal.signal(signal.SIGUSR1, _orphaned)
+        ctypes.CDLL(None).prctl(PARENT_ENDED, signal.SIGUSR1)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         torch.set_num_threads(1)  # the threads of the parent's operations do not exist here
         told: dict[str, Any] = {"value": task()}
@@ -117,6 +118,12 @@ def _run(task: Callable[[], Any], channel: Connection) -> None:
     except BaseException:
         told = {"error": "", "text": traceback.format_exc()}
     channel.send_bytes(json.dumps(told).encode())
+
+
+def _orphaned(number: int, frame: Any) -> None:
+    """As one Ctrl-C: a parent is said to have ended once for each of its threads, and a second Ctrl-C stops at once."""
+    signal.signal(number, signal.SIG_IGN)
+    signal.raise_signal(signal.SIGINT)
 
 
 def _ended(channel: Connection, process: BaseProcess) -> tuple[Any, BaseException | None]:

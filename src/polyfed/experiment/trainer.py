@@ -22,6 +22,7 @@ from polyfed.core.errors import ConfigError, Diverged, RunError
 from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Schedule, Uniform
+from polyfed.core.scores import metrics_of
 from polyfed.core.settings import kebab
 from polyfed.core.split import Split
 from polyfed.core.task import Task
@@ -204,7 +205,7 @@ def prepare(
         attackers = _attackers(t.attack, t.seed, federation)
         federation = t.attack.poison(federation, t.seed)
     device = pick_device(t.device)
-    task = Task(model, loss, weight_decay=t.weight_decay, device=device, dtype=t.dtype, metrics=t.metrics)
+    task = Task(model, loss, weight_decay=t.weight_decay, device=device, dtype=t.dtype, metrics=metrics_of(t.metrics))
     check_algorithm(algorithm, task.dtype)
     if len(federation.train.x) == 0:
         raise ConfigError("federation: no client has a training sample")

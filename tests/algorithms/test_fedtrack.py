@@ -99,7 +99,7 @@ def test_fedlin_as_printed(problem, up, down):
 
 def test_sparse_downlinks_keep_the_optimum(problem):
     """Error feedback on the server: linear convergence to the exact optimum with 2 of 6 entries sent."""
-    run = problem.fit(pf.FedLin(0.03, keep_down=0.25), rounds=600)
+    run = problem.fit(pf.FedLin(0.03, keep_down=0.25), rounds=300)
     assert problem.error(run.server["w"]) < 1e-9
     assert float(run.server["e"].abs().max()) < 1e-8
 

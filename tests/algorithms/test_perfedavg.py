@@ -93,7 +93,7 @@ def test_optimum_of_the_meta_objective(problem, order):
     A = [eye - a * H for H in problem.H]
     pairs = list(zip(A, problem.H, problem.b, strict=True))
     optimum = np.linalg.solve(sum(M @ H @ M for M, H, _ in pairs), sum(M @ (b - a * H @ b) for M, H, b in pairs))
-    run = problem.fit(pf.PerFedAvg(0.2, alpha=a, order=order), rounds=500, steps=1)
+    run = problem.fit(pf.PerFedAvg(0.2, alpha=a, order=order), rounds=250, steps=1)
     assert np.allclose(run.server["w"], optimum, atol=1e-8)
     assert problem.error(run.server["w"]) > 1e-3
     expected = [w - a * problem.gradient(i, w) for i, w in enumerate([optimum] * problem.clients)]
@@ -105,7 +105,7 @@ def test_first_order_has_its_own_limit(problem):
     a, eye = 0.05, np.eye(problem.dim)
     left = sum(H @ (eye - a * H) for H in problem.H)
     limit = np.linalg.solve(left, sum(b - a * H @ b for H, b in zip(problem.H, problem.b, strict=True)))
-    run = problem.fit(pf.PerFedAvg(0.2, alpha=a), rounds=500, steps=1)
+    run = problem.fit(pf.PerFedAvg(0.2, alpha=a), rounds=250, steps=1)
     assert np.allclose(run.server["w"], limit, atol=1e-8)
 
 

@@ -59,7 +59,7 @@ def test_scaffolds_variates_use_the_decayed_step():
 def test_cohorts_of_random_size(method, own, mean):
     """Everyone takes part by chance: the optimum is reached, and the server's vector is the mean of all clients'."""
     problem = LeastSquares(seed=1, clients=8, dim=6)
-    run = problem.fit(method, rounds=900, schedule=pf.Bernoulli(0.4))
+    run = problem.fit(method, rounds=450, schedule=pf.Bernoulli(0.4))
     assert run.ledger.groupby("round").size().nunique() > 4
     assert problem.error(run.server["w"]) < 1e-10
     early = problem.fit(method, rounds=7, schedule=pf.Bernoulli(0.4))

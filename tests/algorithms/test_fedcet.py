@@ -182,7 +182,7 @@ def test_the_papers_step_is_safe_and_exact():
     """The provable step is tiny and safe: the error keeps falling towards the optimum."""
     problem = LeastSquares(seed=4, clients=4, dim=3, curvature=1.5)
     algorithm = pf.FedCET(lr="paper", smoothness=problem.smoothness, convexity=problem.convexity)
-    short, long = (problem.error(problem.fit(algorithm, r, steps=2).personal) for r in (300, 900))
+    short, long = (problem.error(problem.fit(algorithm, r, steps=2).personal) for r in (150, 450))
     assert long < short / 2
 
 
@@ -287,9 +287,9 @@ def test_few_clients_and_many_steps():
     """The weight for full participation blows up the variance of a mean over two of ten; the default does not."""
     problem = LeastSquares(seed=1, clients=10, dim=5)
     start = np.linalg.norm(problem.optimum)
-    run = problem.fit(pf.FedCET(), rounds=200, steps=20, fraction=0.2)
+    run = problem.fit(pf.FedCET(), rounds=100, steps=20, fraction=0.2)
     assert problem.error(run.server["w"]) < start
-    full = problem.fit(pf.FedCET(weight=3.5 / 22), rounds=200, steps=20, fraction=0.2)
+    full = problem.fit(pf.FedCET(weight=3.5 / 22), rounds=100, steps=20, fraction=0.2)
     assert problem.error(full.server["w"]) > 100 * start
 
 
@@ -305,7 +305,7 @@ def test_the_steepest_client_bounds_the_step():
 def test_a_steep_client_that_is_rarely_there():
     """Two of ten a round: between its rounds only the server knows that client 0 is five times as steep."""
     problem = steep(5, clients=10)
-    run = problem.fit(pf.FedCET(), rounds=400, fraction=0.2)
+    run = problem.fit(pf.FedCET(), rounds=200, fraction=0.2)
     assert run.findings["step"] <= 1 / (5 * 0.98 * np.linalg.eigvalsh(problem.H[0])[0])
     assert problem.error(run.server["w"]) < np.linalg.norm(problem.optimum)
 
@@ -317,7 +317,7 @@ def test_the_step_grows_again_where_the_curvature_falls():
     optimum = np.arctanh(np.sinh(c).sum(0) / np.cosh(c).sum(0))[0]
     seen = []
     run = pf.fit(
-        Point(4), pf.Federation.from_arrays([(x, x) for x in c], test=[(x, x) for x in c]), pf.FedCET(), rounds=200,
+        Point(4), pf.Federation.from_arrays([(x, x) for x in c], test=[(x, x) for x in c]), pf.FedCET(), rounds=100,
         loss=lambda output, target: (output - target).cosh().sum(1).mean(), local_steps=2, batch_size=None,
         evaluate_every=0, callbacks=[lambda progress: seen.append(float(progress.run.server["a"]))],
     )  # fmt: skip
@@ -341,7 +341,7 @@ def test_unlike_numbers_of_steps_keep_the_optimum(lr):
     """c is the same for all, so sum_i d_i = 0 and the fixed point is the optimum of the plain mean."""
     problem = LeastSquares(seed=7, clients=6, dim=5)
     algorithm = pf.FedCET() if lr == "adaptive" else pf.FedCET(lr=0.1 / problem.smoothness)
-    run = problem.fit(algorithm, rounds=400, local_steps=[2, 3, 5, 8, 20, 50])
+    run = problem.fit(algorithm, rounds=200, local_steps=[2, 3, 5, 8, 20, 50])
     assert problem.error(run.personal) < 1e-8
     assert np.abs(run.loop.rows.gather(torch.arange(6))["d"].numpy().sum(0)).max() < 1e-9
 

@@ -155,7 +155,7 @@ def test_free_pairs_carry_no_vector():
 def test_without_fusion_clients_decouple():
     """lam = 0: every client reaches its own solution."""
     problem = LeastSquares(seed=2, clients=5, dim=4)
-    run = problem.fit(pf.FPFC(0.02, lam=0.0, merge=False), rounds=1500, steps=5)
+    run = problem.fit(pf.FPFC(0.02, lam=0.0, merge=False), rounds=750, steps=5)
     own = np.stack([np.linalg.solve(H, b) for H, b in zip(problem.H, problem.b, strict=True)])
     assert np.abs(run.personal.numpy() - own).max() < 1e-8
 
@@ -193,7 +193,7 @@ def test_stationarity_of_objective_1(penalty):
     """At the end 0 = n grad f_i(w_i) + sum_j v_ij for every client, two clusters; with l1 objective (1) is convex."""
     points = two_groups()
     fpfc = pf.FPFC(0.3, lam=1.0, penalty=penalty, merge=False)
-    run = fit_points(centres(points), fpfc, rounds=600, dim=3, local_steps=10)
+    run = fit_points(centres(points), fpfc, rounds=300, dim=3, local_steps=10)
     assert stationarity(run, points) < 1e-6
     assert adjusted_rand_score(np.repeat([0, 1], 4), run.clusters) == 1
 
@@ -202,7 +202,7 @@ def test_the_convex_optimum_of_two_groups():
     """l1 and unlike sizes: the groups' means move towards each other by lam times the other's share, closed form."""
     points = np.concatenate([two_groups()[:2], two_groups()[4:]])
     fpfc = pf.FPFC(0.3, lam=1.0, penalty="l1", merge=False)
-    run = fit_points(centres(points), fpfc, rounds=600, dim=3, local_steps=10)
+    run = fit_points(centres(points), fpfc, rounds=300, dim=3, local_steps=10)
     means = points[:2].mean(0), points[2:].mean(0)
     way = (means[1] - means[0]) / np.linalg.norm(means[1] - means[0])
     expected = np.repeat([means[0] + 4 / 6 * way, means[1] - 2 / 6 * way], [2, 4], axis=0)
@@ -396,7 +396,7 @@ def fused_at(points, labels, lam):
     d = points.shape[1]
     local = fit_points(centres(models), pf.Local(0.5), rounds=60, dim=d)  # every client at its group's model
     fpfc = pf.FPFC(0.2, lam=lam, merge=False)
-    run = fit_points(centres(points), fpfc, rounds=400, dim=d, local_steps=10, start=local)
+    run = fit_points(centres(points), fpfc, rounds=200, dim=d, local_steps=10, start=local)
     return np.abs(run.personal.numpy() - models).max() < 0.01
 
 
@@ -580,5 +580,5 @@ def test_one_client_alone_finds_its_own_minimum(settings):
     x, y = LeastSquares(seed=0).data[0]
     alone = pf.Federation.from_arrays([(x, y)], test_fraction=0.0)
     model = torch.nn.Linear(x.shape[1], 1, bias=False).double()
-    run = pf.fit(model, alone, pf.FPFC(0.05, **settings), rounds=400, local_epochs=5, batch_size=None, loss="mse")
+    run = pf.fit(model, alone, pf.FPFC(0.05, **settings), rounds=200, local_epochs=5, batch_size=None, loss="mse")
     assert run.personal[0].numpy() == pytest.approx(np.linalg.lstsq(x, y, rcond=None)[0].ravel(), abs=1e-9)

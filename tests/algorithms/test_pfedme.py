@@ -49,7 +49,7 @@ def test_optimum_of_the_envelopes(problem):
     right = sum(M @ b for M, b in zip(inverse, problem.b, strict=True))
     optimum = np.linalg.solve(left, right)
     settings = EXACT | {"inner_steps": 60}
-    run = problem.fit(pf.PFedMe(0.2, **settings), rounds=200, steps=1)
+    run = problem.fit(pf.PFedMe(0.2, **settings), rounds=100, steps=1)
     assert np.allclose(run.server["w"], optimum, atol=1e-8)
     expected = np.stack([near(problem, i, optimum) for i in range(problem.clients)])
     assert np.allclose(run.personal, expected, atol=1e-8)

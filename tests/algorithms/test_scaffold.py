@@ -16,22 +16,22 @@ def problem():
 @pytest.mark.parametrize("option", [1, 2])
 def test_exact_optimum_under_drift(problem, option):
     """Full-batch SCAFFOLD converges to the optimum of the mean loss, where FedAvg with the same steps stalls."""
-    run = problem.fit(pf.Scaffold(0.02, option=option), rounds=600)
+    run = problem.fit(pf.Scaffold(0.02, option=option), rounds=300)
     assert problem.error(run.server["w"]) < 1e-10
-    stalled = problem.fit(pf.FedAvg(0.02, weighted=False), rounds=600)
+    stalled = problem.fit(pf.FedAvg(0.02, weighted=False), rounds=300)
     assert problem.error(stalled.server["w"]) > 1e-3
 
 
 @pytest.mark.parametrize("option", [1, 2])
 def test_exact_optimum_with_half_of_the_clients(problem, option):
-    run = problem.fit(pf.Scaffold(0.02, option=option), rounds=1200, fraction=0.5)
+    run = problem.fit(pf.Scaffold(0.02, option=option), rounds=600, fraction=0.5)
     assert problem.error(run.server["w"]) < 1e-6
 
 
 @pytest.mark.parametrize("option", [1, 2])
 def test_variates_at_the_optimum_are_the_clients_gradients(problem, option):
     """c_i -> grad f_i(w*) and c -> 0: wrong sign, scale or step count would show here."""
-    run = problem.fit(pf.Scaffold(0.02, option=option), rounds=600)
+    run = problem.fit(pf.Scaffold(0.02, option=option), rounds=300)
     expected = np.stack([problem.gradient(i, problem.optimum) for i in range(problem.clients)])
     ci = run.loop.rows.gather(torch.arange(problem.clients))["c"]
     assert np.allclose(ci, expected, atol=1e-8)

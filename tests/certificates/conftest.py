@@ -1,6 +1,0 @@
-"""The certificates' helpers are importable as `problems`."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,39 @@
+"""Tests are laid out like src, so that the tests of a file are found without looking for them."""
+
+from collections import Counter
+from pathlib import Path
+
+import polyfed
+
+TESTS, SOURCE = Path(__file__).parent, Path(polyfed.__file__).parent
+ACROSS = {
+    "conformance": "every method, on every row of the table that polyfed.testing makes public",
+    "docs": "the pages, the README and the site",
+    "fuzz": "hostile input to everything that takes input",
+}
+
+
+def folders(root: Path) -> set[str]:
+    return {path.parent.name for path in root.glob("*/*.py")}
+
+
+def test_every_folder_of_tests_is_one_of_src_or_cuts_across_and_every_one_of_src_has_its_tests():
+    assert folders(TESTS) == folders(SOURCE) | ACROSS.keys()
+    assert not folders(SOURCE) & ACROSS.keys()
+
+
+def test_no_folder_lies_deeper():
+    assert not [str(path.relative_to(TESTS)) for path in TESTS.glob("*/*/*.py")]
+
+
+def test_a_tests_name_says_which_file_it_is():
+    """pytest imports test files and helpers by their bare names, which two folders cannot share."""
+    names = Counter(path.name for path in TESTS.rglob("*.py") if path.name != "conftest.py")
+    assert {name for name, times in names.items() if times > 1} == set()
+
+
+def test_the_list_of_slow_tests_names_tests_that_exist():
+    """A test that was renamed would be in `make fast-test` again."""
+    for name in (TESTS / "slow.txt").read_text().split():
+        path, _, test = name.partition("::")
+        assert f"def {test.split('::')[-1]}(" in (TESTS.parent / path).read_text(), name
