@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
@@ -206,10 +206,8 @@ def metrics_of(given: Metrics | None) -> tuple[Metric, ...]:
     """
     if given is None:
         return ()
-    listed: Sequence[Any] = (
-        given.split(",") if isinstance(given, str) else given if isinstance(given, Sequence) else [given]
-    )
-    asked = tuple(_one(item) for item in listed)
+    listed = given.split(",") if isinstance(given, str) else given if isinstance(given, Sequence) else [given]
+    asked = tuple(_one(item) for item in cast("Sequence[Any]", listed))
     names = [m.name for m in asked]
     if not asked or len(set(names)) < len(names):
         raise ConfigError(f"metrics: {found(names, 'one metric or more, each once')}")
