@@ -89,7 +89,7 @@ class Task:
             raise ModelError(f"{type(model).__name__} cannot be copied: {reason(e)}") from None
         self.loss, self.weight_decay = loss, weight_decay
         self._asked = tuple(metrics or ())
-        self.scores = self._asked or DEFAULT  # of the default ones `check` keeps the first that fits
+        self.scores, self._settled = self._asked or DEFAULT, False  # `check` keeps what fits
         self.layout = Layout(self.model)
         self.p = self.layout.p
         self.w0 = self.layout.flatten(self.model)
@@ -531,7 +531,8 @@ class Task:
 
     def _score(self, seen: Seen) -> dict[str, Tensor]:
         """{metric: [b]}: what each sample adds to the metrics that are means over samples, where they fit."""
-        return {m.name: m.compute(seen) for m in self.scores if m.per == "sample" and m.compute and m.fits(seen)}
+        mine = ((m.name, m.compute) for m in self.scores if m.per == "sample" and (self._settled or m.fits(seen)))
+        return {name: compute(seen) for name, compute in mine if compute}
 
     @staticmethod
     def _blocks(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -607,9 +608,12 @@ class Task:
         self._check_targets(shape, y, classes or (0 if y.is_floating_point() else int(split.y.max()) + 1), who)
         if callable(self.loss) and len(shape) == 1 and shape[0] > 1 and not y.is_floating_point():
             self._threshold = 0.5 if _probable(output) else 0.0
-        at = torch.linspace(0, len(split.x) - 1, min(len(split.x), TRIED)).long()
-        some = self._block_outputs(self.w0.clone(), split.x[at].to(self.device)).cpu(), split.y[at].cpu()
-        self.scores = fitting(self._asked, Seen(*some, self._threshold), classes or 0)
+        some = output, y
+        if self._asked:  # a function or scorer is tried on more than two samples
+            at = torch.linspace(0, len(split.x) - 1, min(len(split.x), TRIED)).long()
+            some = self._block_outputs(self.w0.clone(), split.x[at].to(self.device)), split.y[at]
+        self.scores = fitting(self._asked, Seen(*(t.cpu() for t in some), self._threshold), classes or 0)
+        self._settled = True
         if self.stacked is not None:
             return
         batch = self._cast(Batch(x[None], y[None]), self.w0)
