@@ -1,4 +1,5 @@
-"""The pages of the site that are made from the code: one per method, the reference, and files of the repository's root.
+"""The pages of the site that are made from the code: one per method, the settings, the reference, and files of the
+repository's root.
 
 mkdocs calls `on_files` and `on_page_markdown` (mkdocs.yml names this file as a hook); `pages` needs no mkdocs, so that
 the tests can check every link without it.
@@ -13,6 +14,7 @@ from typing import Any
 
 import polyfed as pf
 from polyfed.cli import describe
+from polyfed.cli.config import keys
 from polyfed.experiment.rehearsal import counted
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,7 +41,7 @@ GROUPS = {  # title of a reference page: the modules whose names it shows
 
 def pages() -> dict[str, str]:
     """{path of a page in the site: its Markdown} of all pages that are not files of docs/."""
-    return methods() | reference() | copied()
+    return methods() | {"settings.md": settings()} | reference() | copied()
 
 
 # methods
@@ -103,6 +105,39 @@ def traffic(cls: Any) -> str:
     return f"{text}{each.format(*sent.later)}.{first} {sent.needs()}"
 
 
+# settings
+
+TABLES = {  # of an experiment file: what goes before the keys of each
+    "": ("Run", "Keys at the top of an experiment file. `pf.fit` and `pf.Training` take them too, as `local_steps=5`."),
+    "schedule": ("Schedule", "Keys of `[schedule]`: clients drawn one by one, asynchronous training, delays."),
+    "attack": ("Attack", "Keys of `[attack]`. `pf.threats` has the classes."),
+    "robust": ("Robust rule", "Keys of `[robust]`: what the server does in place of a mean."),
+    "data": ("Data", "Keys of `[data]`."),
+    "model": ("Model", "Keys of `[model]`."),
+}
+HEAD = """# Settings
+
+Every key of an experiment file. `polyfed config` prints the same, `polyfed config KEY` one of them, and
+`polyfed config --toml` a file with all defaults. On the command line any key can be set with `--set`, such as
+`--set data.test-fraction=0.3`. The command line beats the file, and the file beats the default.
+
+The keys of `[algorithm]` are the settings of the [method](methods/index.md). [A tutorial](tutorials/own-model.md) has a
+complete file.
+"""
+
+
+def settings() -> str:
+    """The page of all keys of an experiment file, one table after another."""
+    found, parts = keys(), [HEAD]
+    for table, (title, text) in TABLES.items():
+        own = [key for key in found if (key.name.partition(".")[0] if "." in key.name else "") == table]
+        rows = [f"| `{key.name}` | {literal(key.value())} | {cell(key.says())} | {cell(key.takes)} |" for key in own]
+        parts.append(
+            "\n".join([f"## {title}\n\n{text}\n", "| key | default | meaning | takes |", "| :-- " * 4 + "|", *rows])
+        )
+    return "\n\n".join(parts) + "\n"
+
+
 # reference
 
 
@@ -138,7 +173,7 @@ def entries(title: str, homes: list[str]) -> str:
 
 
 def copied() -> dict[str, str]:
-    """Pages that are files elsewhere in the repository, their links turned round."""
+    """Pages that are files elsewhere in the repository, with their links rewritten."""
     files = {
         "changelog.md": "CHANGELOG.md",
         "contributing.md": "CONTRIBUTING.md",
@@ -166,7 +201,11 @@ def relinked(text: str, folder: Path) -> str:
 def design(text: str) -> str:
     """The page on the design, with the picture of the rooms."""
     picture = f'<div class="rooms">\n{rooms.svg(Path(inspect.getfile(pf)).parent)}\n</div>'
-    return text.replace("## Where things are\n", f"## Where things are\n{picture}\n\nAn arrow: imports.\n\n", 1)
+    return text.replace(
+        "## Where things are\n",
+        f"## Where things are\n{picture}\n\nAn arrow points to a folder that is imported.\n\n",
+        1,
+    )
 
 
 def included(text: str) -> str:
@@ -184,12 +223,18 @@ def included(text: str) -> str:
 
 def prose(text: str) -> str:
     """Plain text of a docstring as Markdown: what is indented is code, in the rest no character has a meaning."""
-    lines = (t if t.startswith("    ") else re.sub(r"([*<\[\]])", r"\\\1", t) for t in text.splitlines())
+    lines = (
+        t if t.startswith("    ") else re.sub(r"([*\[\]])", r"\\\1", t).replace("<", "&lt;") for t in text.splitlines()
+    )
     return "\n".join(lines)
 
 
 def cell(text: str) -> str:
     return prose(text).replace("|", r"\|").replace("\n", " ")
+
+
+def literal(text: str) -> str:
+    return f"`{text}`" if text else ""
 
 
 def slug(title: str) -> str:

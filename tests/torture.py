@@ -41,8 +41,8 @@ import polyfed.algorithms
 import polyfed.report  # noqa: F401  (loaded once, before children are forked)
 from polyfed.cli import call
 from polyfed.core import checkpoint, rows
-from polyfed.experiment import fit as fit_module
 from polyfed.experiment import folder as folder_module
+from polyfed.experiment import trainer as trainer_module
 
 SMALL = ["--data", "heart-disease", "--model", "linear", "--batch-size", "full", "--set", "checkpoint-every=1", "-q"]
 APART, OUT = ("--set", "workers=1"), ("--out", "out")
@@ -172,7 +172,7 @@ def start(place: Path, arguments: list[str], files: bool, tap: Tap | None = None
             os.dup2(said, stream)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if files:
-            fit_module.make_rows = in_files
+            trainer_module.make_rows = in_files
         if tap is not None:
             tap.install()
         status = call(arguments)

@@ -1,7 +1,7 @@
 """polyfed: federated learning when one model does not fit all.
 
 The public names are those that are imported below, for type checkers and editors. They are loaded when first used, so
-that `polyfed --help` need not wait for torch.
+that `polyfed --help` does not wait for torch.
 """
 
 import ast as _ast

@@ -353,7 +353,7 @@ def _divergence_is_loud(method: Algorithm) -> str | None:
         fit(_model(1), _federation(True), wild, loss="mse", rounds=60, batch_size=BATCH, workers=1, device="cpu")
     except Diverged:
         return None
-    raise AssertionError("60 rounds with lr = 1e12 end without an error")
+    raise AssertionError("60 rounds with lr = 1e12 raised no error")
 
 
 def _it_admits_a_newcomer(method: Algorithm) -> None:
@@ -383,7 +383,7 @@ def _late_replies_are_taken_or_refused(method: Algorithm) -> str | None:
             _train(method, schedule=schedule)
         except ConfigError:
             return "it needs its replies in step, and says so"
-        raise AssertionError("it says that it needs its replies in step, and runs with late ones")
+        raise AssertionError("in_step gives a reason, yet the method runs with late replies")
     run = _train(method, schedule=schedule, rounds=12)
     assert torch.isfinite(run.personal).all(), "with late replies a model is not finite"
     return None

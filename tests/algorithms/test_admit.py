@@ -261,8 +261,8 @@ def test_a_method_that_cannot_grow_is_named():
 @pytest.mark.parametrize(
     ("newcomers", "settings", "line"),
     [
-        (centres(np.eye(3)), {}, "'client-0' is the name of a client of the run"),
-        (points([1.0, 2]), {}, r"inputs of 'new-0' have shape \[2\], the run's have \[3\]"),
+        (centres(np.eye(3)), {}, "found the name 'client-0', which a client of the run has"),
+        (points([1.0, 2]), {}, r"found inputs of shape \[2\] for 'new-0', expected \[3\]"),
         (points([1.0, 2, 3]), {"exchanges": -1}, "exchanges: found -1, expected an integer of at least 0"),
         (points([1.0, 2, 3]), {"start": "best"}, "start: found 'best', expected offered or common"),
         ([1.0], {}, "newcomers: found a list, expected a polyfed.Federation"),
@@ -277,5 +277,5 @@ def test_refusals(newcomers, settings, line):
 def test_targets_must_be_of_the_runs_kind():
     run = fit_points(centres(np.eye(3)), pf.FedAvg(0.3), rounds=1, dim=3)
     labelled = pf.Federation.from_arrays([(np.eye(3), [0, 1, 1])], names=["a"])
-    with pytest.raises(DataError, match="the targets of 'a' are class labels, the run's are numbers"):
+    with pytest.raises(DataError, match="found class labels as the targets of 'a', expected numbers"):
         pf.admit(run, labelled)

@@ -560,5 +560,5 @@ def test_another_form_of_state_is_refused():
     """pairs cannot go on from device-dual."""
     problem = LeastSquares(seed=0, clients=5, dim=4)
     first = problem.fit(FPFC(0.05, solver="device-dual"), rounds=2)
-    with pytest.raises(ConfigError, match="start: the state of the run is of another form"):
+    with pytest.raises(ConfigError, match="start: the run's state has another form"):
         problem.fit(FPFC(0.05, solver="pairs"), rounds=1, start=first)

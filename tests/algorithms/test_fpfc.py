@@ -298,7 +298,7 @@ def test_what_cannot_be_set_out_from_is_refused():
     local = problem.fit(pf.Local(0.05), rounds=1)
     with pytest.raises(ConfigError, match=r"start: scaffold cannot be warm-started"):
         problem.fit(pf.Scaffold(0.05), rounds=1, start=local)
-    with pytest.raises(ConfigError, match=r"start: the run is of other clients or another model"):
+    with pytest.raises(ConfigError, match=r"start: the run has other clients or another model"):
         LeastSquares(seed=0, clients=4, dim=4).fit(pf.FPFC(0.05), rounds=1, start=local)
 
 

@@ -74,10 +74,13 @@ def test_what_does_not_fit_is_said_in_one_line_and_leaves_no_folder(cli, ditto, 
     for name, settings in (("wide", {"features": 12}), ("three", {"labels": 3}), ("cleveland", {}), ("oslo", {})):
         client(tmp_path / f"{name}.npz", **settings)
     for words, line in (
-        (("wide.npz",), f"newcomers: inputs of 'wide' have shape [12], the run's have [{FEATURES}]"),
-        (("three.npz",), "client 'three', train: label 2 is out of range; 0 to 1 are allowed"),
-        (("cleveland.npz",), "newcomers: 'cleveland' is the name of a client of the run; give another"),
-        (("missing.npz",), "--data missing.npz: there is no such file or folder"),
+        (("wide.npz",), f"newcomers: found inputs of shape [12] for 'wide', expected [{FEATURES}] as in the run"),
+        (("three.npz",), "client 'three', train: found label 2, expected 0 to 1"),
+        (
+            ("cleveland.npz",),
+            "newcomers: found the name 'cleveland', which a client of the run has; expected a new one",
+        ),
+        (("missing.npz",), "--data missing.npz: no such file or folder"),
         (("oslo.npz", "--exchanges", -1), "exchanges: found -1, expected an integer of at least 0"),
         (("oslo.npz", "--start", "best"), "start: found 'best', expected offered or common"),
     ):
@@ -89,7 +92,7 @@ def test_what_does_not_fit_is_said_in_one_line_and_leaves_no_folder(cli, ditto, 
 
 def test_only_a_run_with_a_model_takes_newcomers(cli, small, ditto, tmp_path):
     client(tmp_path / "oslo.npz")
-    assert cli("admit", "nowhere", "--data", "oslo.npz").err.startswith("polyfed: nowhere: there is no such folder")
+    assert cli("admit", "nowhere", "--data", "oslo.npz").err.startswith("polyfed: nowhere: no such folder")
     cli("compare", "local", "fedavg", "--rounds", 1, "--seeds", 1, "--quiet", "--out", "both")
     line = "polyfed: both: is a comparison; name one of its runs, such as both/runs/fedavg-seed0"
     assert cli("admit", "both", "--data", "oslo.npz").err.splitlines() == [line]

@@ -18,13 +18,13 @@ def test_what_is_there_is_not_overwritten(cli, tmp_path):
     (tmp_path / "fed_mine.py").write_text("mine")
     said = cli("new-method", "fed-mine")
     assert said.status == 2
-    assert said.err == "polyfed: fed_mine.py: is there already; nothing was written\n"
+    assert said.err == "polyfed: fed_mine.py: already exists; nothing was written\n"
     assert [p.name for p in tmp_path.iterdir()] == ["fed_mine.py"]
 
 
 def test_names_that_are_none(cli):
     assert "lower-case letters" in cli("new-method", "Fed Mine").err
-    assert "is a method of polyfed already" in cli("new-method", "fedavg").err
+    assert "is a built-in method" in cli("new-method", "fedavg").err
 
 
 def test_a_method_that_breaks_a_row_is_told_which(cli, tmp_path):
@@ -38,4 +38,4 @@ def test_a_method_that_breaks_a_row_is_told_which(cli, tmp_path):
 
 def test_a_file_without_a_method_is_refused(cli, tmp_path):
     (tmp_path / "empty.py").write_text("")
-    assert "holds no method" in cli("check", "empty.py").err
+    assert "found no method" in cli("check", "empty.py").err

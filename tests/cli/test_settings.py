@@ -164,7 +164,7 @@ WRONG = [
     (["run", "--set", f"local-steps={2**63}"], 2, ["local-steps", "below 2^63"]),
     (["run", "--set", "weight-decay=inf"], 2, ["weight-decay", "inf", "a finite number"]),
     (["run", "--set", f"rounds={'9' * 5000}"], 2, ["rounds", "at most 4000 characters"]),
-    (["run", "--set", f"rounds={'[' * 2000}"], 2, ["rounds", "brackets within each other"]),
+    (["run", "--set", f"rounds={'[' * 2000}"], 2, ["rounds", "nested brackets"]),
     (["run", "--set", "data.dir=a\0b"], 2, ["data.dir", "NUL"]),
     (["run", "deep.toml"], 2, ["deep.toml", "not valid TOML"]),
     (["run", "nul.toml"], 2, ["nul.toml: model.file", "NUL"]),

@@ -67,14 +67,14 @@ def test_the_end_of_the_grid_is_pointed_out_only_there(best, noted):
     ("words", "line"),
     [
         (("fedavg",), "polyfed: algorithm: fedavg has no setting lam to tune"),
-        (("--regime", "hot"), "polyfed: regime: found 'hot', expected warm, cold, both or none"),
+        (("--regime", "hot"), "polyfed: regime: found 'hot' (did you mean 'both'?), expected warm, cold, both or none"),
         (("fedacs", "--setting", "quantile", "--window"), "polyfed: --window: found method fedacs, expected fpfc"),
         (("--grid", "a,b"), "polyfed: grid: found ['a', 'b'] for warm, expected one number or more"),
         (("--grid", "1,0"), "polyfed: grid: found [1, 0] for warm, expected rising values"),
         (("--set", "seeds=3"), "polyfed: seeds: found 3, expected one: tune works under one seed"),
         (("--scale", "tiny"), "polyfed: data.options.scale of fpfc-s3: found 'tiny', expected small or full"),
         (("--check-every", 0), "polyfed: check-every: found 0, expected an integer of at least 1"),
-        (("--setting", "penalty"), "polyfed: setting: penalty of fpfc is no number"),
+        (("--setting", "penalty"), "polyfed: setting: penalty of fpfc is not a number"),
         (("--choose", "any"), "polyfed: choose: found 'any', expected best or simplest"),
     ],
 )
@@ -107,7 +107,7 @@ def test_an_interrupted_search_goes_on(cli, tmp_path, stopper):
     assert [r["ended"] for r in rows(tmp_path / "a/tune.csv")] == ["interrupted"]
     said = cli(*words, "--tolerance", 0.5)
     assert said.status == 1
-    assert said.err.startswith("polyfed: cannot continue the search in a: tolerance is 0.5 here and was 0.0001")
+    assert said.err.startswith("polyfed: cannot continue the search in a: tolerance is 0.5 and was 0.0001")
     said = cli("resume", "a")
     assert said.err.splitlines() == [
         "polyfed: a: holds a search; the same polyfed tune command with --out a continues it"

@@ -1,10 +1,10 @@
 import pytest
 from halfway import in_files
 
-from polyfed.experiment import fit
+from polyfed.experiment import trainer
 
 
 @pytest.fixture
 def files(monkeypatch):
     """Every run keeps its private rows in files."""
-    monkeypatch.setattr(fit, "make_rows", in_files)
+    monkeypatch.setattr(trainer, "make_rows", in_files)

@@ -16,7 +16,7 @@ from polyfed.core import checkpoint
 from polyfed.core.errors import RunError
 from polyfed.core.rows import MappedRows, MemoryRows
 from polyfed.engines import local
-from polyfed.experiment import fit as fit_module
+from polyfed.experiment import trainer as trainer_module
 
 each_stateful = pytest.mark.parametrize("name", STATEFUL)
 each_damaged = pytest.mark.parametrize("name", ["ditto", "scaffold"])
@@ -25,7 +25,7 @@ each_damaged = pytest.mark.parametrize("name", ["ditto", "scaffold"])
 @cache
 def undisturbed(name: str):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit_module, "make_rows", local.make_rows)
+        patch.setattr(trainer_module, "make_rows", local.make_rows)
         patch.setattr(local, "memory", lambda: 8 << 30)
         return half(name)
 
@@ -39,7 +39,7 @@ def crashed(tmp_path_factory):
         if name not in made:
             made[name] = root / name
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(fit_module, "make_rows", in_files)
+                patch.setattr(trainer_module, "make_rows", in_files)
                 with pytest.raises(Crash):
                     half(name, out=made[name], checkpoint_every=1, callbacks=[crash_after(3)])
         return shutil.copytree(made[name], at / "run")
@@ -64,7 +64,7 @@ def graves(tmp_path_factory):
 @cache
 def whole(name: str):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit_module, "make_rows", local.make_rows)
+        patch.setattr(trainer_module, "make_rows", local.make_rows)
         return train(METHODS[name])
 
 

@@ -24,7 +24,7 @@ from halfway import in_files
 from instances import METHODS, train
 
 from polyfed.core import checkpoint, rows
-from polyfed.experiment import fit
+from polyfed.experiment import trainer
 
 MOMENTS = ("row", "after", "draft", "rename", "commit")  # in the order in which a round comes to them
 
@@ -77,7 +77,7 @@ def run(method: str, where: str, deaths: list) -> None:
     checkpoint.save_file, os.replace = half_write, no_rename
     rows.SlotFile.write, rows.SlotFile.committed = half_row, not_told
     if where == "files":
-        fit.make_rows = in_files
+        trainer.make_rows = in_files
     train(METHODS[method], out=out, checkpoint_every=1, callbacks=[watch])
 
 

@@ -173,10 +173,15 @@ def test_an_unknown_loss_is_refused():
 @pytest.mark.parametrize(
     ("build", "loss", "split", "words"),
     [
-        (lambda: mlp(outputs=2), "cross-entropy", CLASSES, r"output of shape \[2\] per sample; 3 classes need \[3\]"),
+        (
+            lambda: mlp(outputs=2),
+            "cross-entropy",
+            CLASSES,
+            r"output of shape \[2\] per sample, expected \[3\] for 3 classes",
+        ),
         (lambda: mlp(d=5), "cross-entropy", CLASSES, r"does not accept inputs of shape \[4\]"),
         (lambda: Wrapped(mlp(d=5)), "cross-entropy", CLASSES, r"does not accept inputs of shape \[4\]"),
-        (lambda: mlp(outputs=2), "mse", NUMBERS, r"output of shape \[2\] per sample; targets are \[3\]"),
+        (lambda: mlp(outputs=2), "mse", NUMBERS, r"output of shape \[2\] per sample, expected \[3\] like the targets"),
         (mlp, "cross-entropy", NUMBERS, "needs integer class labels"),
         (mlp, "mse", CLASSES, "needs float targets"),
     ],

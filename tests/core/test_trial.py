@@ -183,9 +183,9 @@ REFUSED = {
         lambda: Net(lambda s, x: s.m[0](F.dropout(x)), nn.Linear(4, 3)),
         "random outputs in evaluation mode",
     ),
-    "tuple": (lambda: Net(lambda s, x: (s.m[0](x), x), nn.Linear(4, 3)), "gives a tuple, expected one tensor"),
-    "dict": (lambda: Net(lambda s, x: {"logits": s.m[0](x)}, nn.Linear(4, 3)), "gives a dict, expected one tensor"),
-    "nothing": (lambda: Net(lambda s, x: None, nn.Linear(4, 3)), "gives a NoneType, expected one tensor"),
+    "tuple": (lambda: Net(lambda s, x: (s.m[0](x), x), nn.Linear(4, 3)), "returns a tuple, expected one tensor"),
+    "dict": (lambda: Net(lambda s, x: {"logits": s.m[0](x)}, nn.Linear(4, 3)), "returns a dict, expected one tensor"),
+    "nothing": (lambda: Net(lambda s, x: None, nn.Linear(4, 3)), "returns a NoneType, expected one tensor"),
     "labels": (lambda: Net(lambda s, x: s.m[0](x).argmax(1), nn.Linear(4, 3)), "int64 of shape"),
     "a mean": (lambda: Net(lambda s, x: s.m[0](x).mean(0), nn.Linear(4, 3)), r"shape \[3\] for 2 samples"),
     "KeyError": (lambda: Net(lambda s, x: {}["a"], nn.Linear(4, 3)), r"shape \[4\]: KeyError 'a'"),
@@ -233,8 +233,8 @@ def test_a_structure_that_cannot_be_trained_is_refused(build, words):
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
-        (lambda out, y: 1.0, "loss: gives a float, expected a float tensor"),
-        (lambda out, y: None, "loss: gives a NoneType"),
+        (lambda out, y: 1.0, "loss: returned a float, expected a float tensor"),
+        (lambda out, y: None, "loss: returned a NoneType"),
         (lambda out, y: torch.tensor(1.0), "loss: it does not depend on the output"),
         (lambda out, y: F.cross_entropy(out, y).detach(), "loss: it does not depend on the output"),
         (lambda out, y: F.mse_loss(out, y[:, None].float().log().missing), "loss: fails on outputs"),

@@ -300,7 +300,7 @@ def test_partition_refuses(refused):
         data.partition()
     with refused("number of clients"):
         data.partition("iid")
-    with refused("test is 'ration'", "did you mean 'ratio'"):
+    with refused("test: unknown 'ration'", "did you mean 'ratio'"):
         data.partition("iid", clients=2, test="ration")
     with refused("official test set", "numbers"):
         regression.partition("iid", clients=2, test="ratio")

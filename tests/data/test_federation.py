@@ -118,9 +118,9 @@ def test_floats_are_labels_where_the_task_says_so(refused):
     assert fed.train.y.dtype == torch.int64
     with refused("'client-0'", "label 0.5", "integers are expected"):
         Federation.from_arrays([(x, y / 2)], task="classification")
-    with refused("task is 'guess'"):
+    with refused("task: found 'guess'"):
         Federation.from_arrays([(x, y)], task="guess")
-    with refused("classes is 3", "regression"):
+    with refused("classes: found 3", "regression"):
         Federation.from_arrays([(x, y)], classes=3, task="regression")
 
 
@@ -129,7 +129,7 @@ def test_labels_beyond_64_bits_are_named_as_they_are(refused, kind):
     x, y = pair()
     huge = y.astype(np.uint64)
     huge[3] = 2**63
-    with refused("'client-0'", "9223372036854775808", "too large"):
+    with refused("'client-0'", "9223372036854775808", "below 2^63"):
         Federation.from_arrays([(x, kind(huge))])
     with refused("1000000000001 classes"):
         Federation.from_arrays([(x, y * 10**12)], task="classification")
@@ -200,7 +200,7 @@ def test_every_fault_is_one_line_that_names_the_client(refused):
         Federation.from_arrays([(x, y[:9])], names=["a"])
     with refused("'a'", "dtype object"):
         Federation.from_arrays([(x.astype(object), y)], names=["a"])
-    with refused("'a'", "numbers are expected"):
+    with refused("'a'", "expected numbers"):
         Federation.from_arrays([(x, ["cat"] * 10)], names=["a"])
     with refused("'a'", "ragged"):
         Federation.from_arrays([([[1.0], [1.0, 2.0]], [0, 1])], names=["a"])
@@ -214,15 +214,15 @@ def test_every_fault_is_one_line_that_names_the_client(refused):
         Federation.from_arrays([(x, np.eye(2, dtype=int)[y])], names=["a"])
     with refused("'a'", "pair"):
         Federation.from_arrays([x], names=["a"])  # pyright: ignore[reportArgumentType]
-    with refused("at least one client"):
+    with refused("found no client, expected at least one"):
         Federation.from_arrays([])
-    with refused("2 names for 1"):
+    with refused("names: found 2 for 1"):
         Federation.from_arrays([(x, y)], names=["a", "b"])
-    with refused("test has 2 entries for 1"):
+    with refused("test: found 2 entries for 1"):
         Federation.from_arrays([(x, y)], test=[(x, y), (x, y)])
     with refused("clusters", "1 integers"):
         Federation.from_arrays([(x, y)], clusters=[0, 1])
-    with refused("classes is 1"):
+    with refused("classes: found 1"):
         Federation.from_arrays([(x, y)], classes=1)
     with refused("test fraction", "1.0"):
         Federation.from_arrays([(x, y)], test_fraction=1.0)
@@ -296,7 +296,7 @@ def test_from_torch_datasets(refused):
 
     with refused("'b'", "train", "item 0"):
         Federation.from_datasets([tensors, Broken()], names=["a", "b"])
-    with refused("at least one client"):
+    with refused("found no client, expected at least one"):
         Federation.from_datasets([])
 
 

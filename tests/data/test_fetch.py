@@ -50,7 +50,7 @@ def test_wrong_checksum_leaves_nothing_behind(mirror, tmp_path, refused):
     assert file not in left
     assert not [name for name in left if name.endswith(".part")]
     fetch("mnist", tmp_path / "data", url=mirror.as_uri(), verify=False)
-    with refused(file, "delete it"):
+    with refused(file, "delete the file"):
         fetch("mnist", tmp_path / "data", url=mirror.as_uri())
 
 

@@ -75,7 +75,7 @@ def test_the_seed_matters_and_too_many_clients_are_refused(kind, refused):
         kind.assign(source(), 301, 0)
     with refused("number of clients"):
         kind.assign(source(), None)
-    with refused("clients is 0"):
+    with refused("clients: found 0"):
         kind.assign(source(), 0)
 
 
@@ -353,10 +353,10 @@ def test_parse(text, kind):
         ("dirichlet:0.5,alpha=1", ("'alpha=1'", "alpha")),
         ("dirichlet:0.1,least=18446744073709551616", ("least", "below 2^63")),
         ("iid\0", ("unknown",)),
-        (f"rotation:{'[' * 3000}", ("brackets within each other",)),
+        (f"rotation:{'[' * 3000}", ("nested brackets",)),
         (f"shards:{'9' * 3900}", ("'9999", "an integer")),
         (f"shards:{'9' * 5000}", ("at most 4000 characters",)),
-        ("label-swap+iid", ("'iid'", "cannot stand on")),
+        ("label-swap+iid", ("'iid'", "cannot follow")),
         ("dirichlet-prior:0.1,restart=maybe", ("restart",)),
         ("iid+rotation:0/x", ("degrees",)),
     ],

@@ -38,10 +38,10 @@ def test_damaged_idx_is_one_line(tmp_path, refused):
         "cut short": gzip.compress(good)[:-9],
         "damaged": gzip.compress(good)[:30] + b"????????" + gzip.compress(good)[38:],
         "not an IDX file": b"PK\x03\x04" + good,
-        "2012 bytes; it has 2011": good[:-1],
-        "it has 2013": good + b"!",
+        "found 2011 bytes, expected 2012": good[:-1],
+        "found 2013 bytes, expected 2012": good + b"!",
         "first bytes missing": b"",
-        "it has 6": good[:6],
+        "found 6 bytes": good[:6],
     }
     for word, content in cases.items():
         path.write_bytes(content)
@@ -118,11 +118,17 @@ def npy(header, data=b""):
         (npy("[" * 5000), ["not a readable npz file"]),
         (
             npy("{'descr': '<f8', 'fortran_order': False, 'shape': (99999999999, 9999)}"),
-            ["'x'", "promises", "it has 0"],
+            ["'x'", "found 0 bytes", "in its header"],
         ),
-        (npy("{'descr': '<f8', 'fortran_order': False, 'shape': (-1,)}"), ["'x'", "promises"]),
-        (npy("{'descr': '<f8', 'fortran_order': False, 'shape': (2,)}", bytes(24)), ["'x'", "16 bytes", "it has 24"]),
-        (npy("{'descr': '<f8', 'fortran_order': False, 'shape': (2,)}", bytes(15)), ["'x'", "16 bytes", "it has 15"]),
+        (npy("{'descr': '<f8', 'fortran_order': False, 'shape': (-1,)}"), ["'x'", "in its header"]),
+        (
+            npy("{'descr': '<f8', 'fortran_order': False, 'shape': (2,)}", bytes(24)),
+            ["'x'", "found 24 bytes, expected 16"],
+        ),
+        (
+            npy("{'descr': '<f8', 'fortran_order': False, 'shape': (2,)}", bytes(15)),
+            ["'x'", "found 15 bytes, expected 16"],
+        ),
         (b"PK", ["not a readable npz file"]),
     ],
     ids=["tokens", "nesting", "enormous", "negative", "too much", "too little", "no header"],
@@ -160,7 +166,7 @@ def test_bombs_are_refused_before_they_unpack(tmp_path, refused, monkeypatch):
 
 def test_what_is_no_plain_file_is_not_waited_for(tmp_path, refused):
     os.mkfifo(tmp_path / "pipe.csv")
-    with refused(tmp_path / "pipe.csv", "a file is expected"):
+    with refused(tmp_path / "pipe.csv", "expected a file"):
         readers.read_csv(tmp_path / "pipe.csv")
 
 
@@ -170,7 +176,7 @@ def test_csv_cells_that_only_python_takes_for_numbers(tmp_path, refused):
     with refused(path, "line 3", "'a'", "'1_000'"):
         readers.read_csv(path)
     path.write_text("a,b\n1,2\n" + "9" * 100_000 + "x,3\n")  # in numpy's text arrays every cell is as long as this
-    with refused(path, "line 3", "is not a number"):
+    with refused(path, "line 3", "expected a number"):
         readers.read_csv(path)
 
 

@@ -162,5 +162,5 @@ def test_quadratics_refuse(refused):
         heterogeneous_quadratics(mu=4, L=1)
     with refused("samples"):
         least_squares(3, [1, 2], 4)
-    with refused("clients is 0"):
+    with refused("clients: found 0"):
         fedcet_quadratics(clients=0)

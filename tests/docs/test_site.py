@@ -90,6 +90,21 @@ def test_every_method_has_a_page_with_all_its_settings():
         assert cls.citation in text
 
 
+def test_prose_of_a_docstring_shows_every_character():
+    """Markdown knows no backslash before <, so that one is an entity; brackets and stars are escaped."""
+    assert generator().prose("a[i] <= b * c") == r"a\[i\] &lt;= b \* c"
+    assert all(r"\<" not in text for text in site().values())
+
+
+def test_the_page_of_settings_has_every_key_once_per_table():
+    from polyfed.cli.config import keys
+
+    text = site()["settings.md"]
+    for key in keys():
+        assert f"| `{key.name}` | {f'`{key.value()}`' if key.value() else ''} |" in text
+    assert text.count("\n| `") == len(keys())
+
+
 def test_what_a_page_says_is_sent_is_what_the_equations_say():
     """One vector each way for FedAvg, two for SCAFFOLD, none for Local."""
     import polyfed as pf

@@ -95,7 +95,7 @@ def test_what_a_task_raises_is_raised_and_the_others_are_stopped(tmp_path):
 
 
 def test_a_fault_of_ours_comes_with_its_place():
-    with pytest.raises(RuntimeError, match=r"(?s)in a process beside this one:.*ZeroDivisionError"):
+    with pytest.raises(RuntimeError, match=r"(?s)in a worker process:.*ZeroDivisionError"):
         list(side_by_side([lambda: 1 / 0], 1))
 
 

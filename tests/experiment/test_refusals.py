@@ -45,7 +45,7 @@ REFUSED = {
     "one name twice": (arrays(*GOOD, names=["a", "a"]), "'a'"),
     "unequal lengths": (arrays((GOOD[0][0], GOOD[0][1][:-1])), "19"),
     "unequal shapes": (arrays(GOOD[0], site(5, inputs=3)), "client-1"),
-    "too few outputs": (fit(nn.Linear(4, 1)), "2 classes need [2]"),
+    "too few outputs": (fit(nn.Linear(4, 1)), "expected [2] for 2 classes"),
     "another input size": (fit(nn.Linear(5, 2)), "shape [4]"),
     "BatchNorm": (fit(NORM), "replace_batchnorm"),
     "no parameters": (fit(nn.Flatten()), "no trainable parameters"),

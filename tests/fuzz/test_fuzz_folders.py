@@ -40,7 +40,7 @@ WORDS = [
     b"[a]",
 ]
 FILES = ["config.toml", "federation.json", "metrics.jsonl", "clients.csv", "ledger.csv", "report.json", "summary.json"]
-MODELS = ["models/basel.safetensors", "models/bern.safetensors", "models/zug.safetensors"]
+MODELS = ["models/basel.safetensors", "models/bern.safetensors", "models/zug.safetensors", "scores.safetensors"]
 
 
 @pytest.fixture(scope="module")

@@ -251,7 +251,7 @@ def test_a_trained_mixed_model_in_both_forms(name, mu):
 
 @pytest.mark.parametrize("method", [pf.FedAvg(), pf.FedSLR(structure="S+S")])
 def test_methods_without_a_low_rank_model_say_so(method):
-    with pytest.raises(ConfigError, match="makes no low-rank model"):
+    with pytest.raises(ConfigError, match="does not make low-rank models"):
         trained(method).model(0, factorised=True)
 
 
@@ -268,5 +268,5 @@ def test_export_writes_the_factors(tmp_path):
     a, b = run.model(1), load(path, fresh)
     assert (outputs(a, (3, 14, 14)) - outputs(b, (3, 14, 14))).abs().max() < 1e-5
     trained(pf.FedAvg(), out=tmp_path / "other")
-    with pytest.raises(ConfigError, match="makes no low-rank model"):
+    with pytest.raises(ConfigError, match="does not make low-rank models"):
         pf.Run.open(tmp_path / "other").export("1", tmp_path / "two.safetensors", factorised=True)

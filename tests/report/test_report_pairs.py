@@ -1,17 +1,40 @@
 """Verdicts on constructed numbers: what must count as a gain, a loss, noise, or as undecided."""
 
 import math
+import subprocess
+import sys
 
+import numpy as np
 import pytest
+from report_folders import write_comparison
+from safetensors.numpy import save, save_file
 
-from polyfed.core.scores import RMSE
-from polyfed.report.pairs import ONE_SEED, UNCLEAR, UNTESTED, interval, sample_std, verdict
+from polyfed import report
+from polyfed.core.errors import RunError
+from polyfed.report import pairs
+from polyfed.report.intervals import Spread
+from polyfed.report.pairs import FEW, ONE_SEED, UNCLEAR, UNTESTED, Evidence, mean_of, sample_std
 
 ROLES = {"local": "own", "fedavg": "common", "ditto": "personalised"}
 
 
 def seeds(*values):
     return dict(enumerate(values))
+
+
+def interval(differences, comparisons=1, floor=0.0):
+    """Without samples, and with a tested share of 0, splits are independent: Student's t."""
+    return Evidence(Spread(np.array(differences), floor=floor)).interval(comparisons)
+
+
+def verdict(values, roles, sign=1.0):
+    """The verdict on {method: {seed: value}}, splits independent."""
+
+    def against(one, other):
+        shared = [s for s in values[one] if s in values[other]]
+        return Evidence(Spread(np.array([sign * (values[one][s] - values[other][s]) for s in shared])))
+
+    return pairs.verdict({k: sign * mean_of(v.values()) for k, v in values.items()}, roles, against)
 
 
 def test_interval_is_students_t():
@@ -94,8 +117,7 @@ def test_simpler_model_is_named_when_personalising_adds_nothing_clear():
 
 
 def test_lower_is_better():
-    rmse = {"local": seeds(2.0, 2.1, 2.0), "fedavg": seeds(1.0, 1.1, 1.05)}
-    v = verdict({k: {s: RMSE.merit(x) for s, x in found.items()} for k, found in rmse.items()}, ROLES)
+    v = verdict({"local": seeds(2.0, 2.1, 2.0), "fedavg": seeds(1.0, 1.1, 1.05)}, ROLES, sign=-1.0)
     assert v.text == "common"
     assert v.gains["fedavg"].mean > 0
 
@@ -108,3 +130,111 @@ def test_without_own_model_the_common_one_is_the_reference():
 def test_client_without_test_samples():
     nothing = seeds(math.nan, math.nan)
     assert verdict({"local": nothing, "fedavg": nothing}, ROLES).text == UNTESTED
+
+
+# from run folders, with what every test sample adds
+
+PATIENTS, TESTED, SEEDS = 60, 20, 5
+
+
+def write_scores(folder, correct, seed, sites):
+    """Run folders whose clients hold 60 patients, 20 of them tested, anew for every seed. correct: {method: [sites, 60]
+    whether its model is right about each patient, whatever it was trained on}."""
+    rng = np.random.default_rng(seed)
+    tested = [[np.sort(rng.permutation(PATIENTS)[:TESTED]) for _ in range(sites)] for _ in range(SEEDS)]
+    values = {k: [[float(c[i, t].mean()) for i, t in enumerate(row)] for row in tested] for k, c in correct.items()}
+    write_comparison(folder, values, samples=[PATIENTS - TESTED] * sites, test=[TESTED] * sites)
+    for k, c in correct.items():
+        for s, row in enumerate(tested):
+            right = np.concatenate([c[i, t] for i, t in enumerate(row)]).astype(np.float32)
+            ids = np.concatenate([i * PATIENTS + t for i, t in enumerate(row)])
+            counts = np.full(sites, TESTED)
+            save_file({"counts": counts, "id": ids, "accuracy": right}, folder / f"runs/{k}-seed{s}/scores.safetensors")
+    return report.read(folder)
+
+
+def test_sampling_variance_of_fixed_predictions(tmp_path):
+    """Two models that are right about a patient 7 times in 10 whatever the split, and independently: over 5 splits of a
+    third of 60 patients the gain has variance v/60 (1 + 2/5), v = 2 0.7 0.3. Mean over 100 clients."""
+    rng = np.random.default_rng(1)
+    correct = {k: rng.random((100, PATIENTS)) < 0.7 for k in ("local", "fedavg")}
+    found, _ = pairs.evidence(write_scores(tmp_path, correct, 1, 100), "fedavg", "local")
+    floor = 1 / 45**2  # half a sample either way, of about 43 effective ones
+    assert np.mean([e.spread.sampling for e in found.values()]) == pytest.approx(0.42 / 60 * 1.4 + floor, rel=0.1)
+
+
+def test_clients_are_judged_jointly(tmp_path):
+    """Thirty clients without a gain, of 20 tested patients each: one by one some would be called clear, jointly none;
+    a client that gains 60 points is."""
+    rng = np.random.default_rng(3)
+    local, fedavg = rng.random((31, PATIENTS)) < 0.6, rng.random((31, PATIENTS)) < 0.6
+    local[30], fedavg[30] = rng.random(PATIENTS) < 0.3, rng.random(PATIENTS) < 0.97
+    study = write_scores(tmp_path, {"local": local, "fedavg": fedavg}, 0, 31)
+    found = pairs.gains(study, "fedavg", "local")
+    assert [n for n, g in found.items() if g.sign] == ["client-30"]
+    assert any(g.low > 0 or g.high < 0 for n, g in found.items() if n != "client-30")
+    verdicts = pairs.client_verdicts(study)
+    assert {v.choice for n, v in verdicts.items() if n != "client-30"} == {None}
+    assert verdicts["client-30"].text == "common"
+
+
+def test_intervals_end_at_what_is_possible(tmp_path):
+    correct = {"local": np.zeros((2, PATIENTS), dtype=bool), "fedavg": np.ones((2, PATIENTS), dtype=bool)}
+    found = pairs.gains(write_scores(tmp_path, correct, 0, 2), "fedavg", "local")["client-0"]
+    assert (found.mean, found.high, found.sign) == (1.0, 1.0, 1)
+    assert 0.5 < found.low < 1
+
+
+def test_methods_that_agree_everywhere_are_not_known_to_be_equal(tmp_path):
+    right = np.random.default_rng(0).random((1, PATIENTS)) < 0.7
+    found = pairs.gains(write_scores(tmp_path, {"local": right, "fedavg": right}, 0, 1), "fedavg", "local")["client-0"]
+    assert found.sign == 0
+    assert found.high > 0.02
+
+
+def test_one_split_with_scores_has_an_interval(tmp_path):
+    rng = np.random.default_rng(0)
+    correct = {"local": rng.random((1, PATIENTS)) < 0.5, "fedavg": np.ones((1, PATIENTS), dtype=bool)}
+    write_scores(tmp_path, correct, 0, 1)
+    study = report.read([tmp_path / "runs/local-seed0", tmp_path / "runs/fedavg-seed0"])
+    found = pairs.client_verdicts(study)["client-0"]
+    assert (found.text, found.gains["fedavg"].seeds) == ("common", 1)
+    assert "these trained models" in report.answer(study)
+
+
+def test_what_would_be_enough_is_said_instead_of_an_absurd_interval(tmp_path):
+    """RMSE 30, 3, 20 against 31, 2, 45: Student's t gives about -65 to +48."""
+    values = {"local": [[30.0], [3.0], [20.0]], "fedavg": [[31.0], [2.0], [45.0]]}
+    study = report.read(write_comparison(tmp_path, values, metric="rmse", classes=None))
+    found = pairs.client_verdicts(study)["client-0"]
+    assert found.text.startswith(FEW)
+    assert found.text.endswith("would do")
+    assert all(math.isnan(g.low) for g in found.gains.values())
+
+
+def test_the_effort_for_two_points_is_said(tmp_path):
+    rng = np.random.default_rng(2)
+    correct = {"local": rng.random((4, PATIENTS)) < 0.7, "fedavg": rng.random((4, PATIENTS)) < 0.7}
+    text = report.answer(write_scores(tmp_path, correct, 0, 4))
+    assert "A gain of 2 points in the mean" in text
+    assert "times as many samples" in text
+
+
+def test_damaged_scores_are_refused_by_name(tmp_path):
+    right = np.ones((1, PATIENTS), dtype=bool)
+    write_scores(tmp_path, {"local": right, "fedavg": right}, 0, 1)
+    file = tmp_path / "runs/fedavg-seed1/scores.safetensors"
+    whole = file.read_bytes()
+    short = {"counts": np.array([TESTED + 1]), "id": np.arange(TESTED), "accuracy": np.ones(TESTED)}
+    for damage, told in ((whole[:-9], "not a readable safetensors"), (save(short), "one number per test sample")):
+        file.write_bytes(damage)
+        with pytest.raises(RunError, match=rf"fedavg-seed1/scores\.safetensors: .*{told}"):
+            report.answer(report.read(tmp_path))
+
+
+def test_reading_scores_needs_no_torch(tmp_path):
+    right = np.ones((1, PATIENTS), dtype=bool)
+    write_scores(tmp_path, {"local": right, "fedavg": right}, 0, 1)
+    code = f"from polyfed import report; report.answer(report.read({str(tmp_path)!r}))"
+    code += "; import sys; assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -69,7 +69,7 @@ def test_a_damaged_file_is_named(run, name, text, told):
 
 
 def test_folders_that_are_none(tmp_path):
-    assert "there is no such folder" in fault(tmp_path / "absent")
+    assert "no such folder" in fault(tmp_path / "absent")
     assert "neither a run folder" in fault(tmp_path)
     (tmp_path / "comparison.toml").write_text("")
     assert "without a single run" in fault(tmp_path)

@@ -25,7 +25,7 @@ def rows(text):
 
 @pytest.fixture
 def study(tmp_path):
-    return report.read(write_comparison(tmp_path, GAIN, names=["A", "B", "C"], test=[500] * 3))
+    return report.read(write_comparison(tmp_path, GAIN, names=["A", "B", "C"], samples=[2000] * 3, test=[500] * 3))
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,8 @@ def test_clusters_are_scored_only_where_the_truth_is_known(tmp_path):
 
 
 def test_a_hundred_clients_are_summarised(tmp_path):
-    values = {"local": noisy([0.6] * 100, 3, 0.01, 0), "fedavg": noisy([0.7] * 99 + [0.3], 3, 0.01, 1)}
-    study = report.read(write_comparison(tmp_path, values, test=[1000] * 100))
+    values = {"local": noisy([0.6] * 100, 10, 0.01, 0), "fedavg": noisy([0.7] * 99 + [0.3], 10, 0.01, 1)}
+    study = report.read(write_comparison(tmp_path, values, samples=[4000] * 100, test=[1000] * 100))
     ends = rows(report.client_table(study, to="csv"))
     assert len(ends) == 10
     assert ends[0]["client"] == "client-99"

@@ -1,4 +1,4 @@
-"""Ditto: a common model, and beside it one personal model per client that is pulled towards it.
+"""Ditto: a common model, and one personal model per client that is pulled towards it.
 Li et al., ICML 2021, Algorithm 1.
 """
 

@@ -26,7 +26,7 @@ def refresh(S: Tensor, W: Tensor, ids: Tensor) -> Tensor:
     """`similarity(W)` from S: [n, n], that of before the rows `ids` of W: [n, p] changed; s n p products, not n n p.
 
     In float64 whatever W is: models that set out together have cosines near 1, and what tells them apart are the last
-    digits. Errors do not add up over rounds, for every entry is computed anew from the two models it is of.
+    digits. Errors do not add up over rounds, since every entry is recomputed from its two models.
     """
     X = unit(W[ids])
     rows = torch.cat([X @ unit(part).T for part in W.split(max(1, BLOCK // max(1, W.shape[1])))], 1)

@@ -87,7 +87,8 @@ class FedAMP(Mixed):
     lam : float
         Strength of attraction.
     sigma : float
-        Squared distance at which attraction fades. Far below the squared distances of the models nobody collaborates.
+        Squared distance at which attraction fades. If it is far below the squared distances of the models, clients do
+        not collaborate.
     alpha : float or None
         Step size of the mixture, at most sigma / (n - 1), so that no weight is negative; None: just that.
 

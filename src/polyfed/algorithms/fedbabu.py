@@ -1,4 +1,4 @@
-"""FedBABU: the body is trained in common under a head that nobody touches; heads are fitted only in the end.
+"""FedBABU: the body is trained in common under a head that stays fixed; heads are fitted only at the end.
 Oh, Kim, Yun, "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022, Algorithm 1.
 """
 

@@ -12,6 +12,7 @@ from scipy.optimize import brentq
 from torch import Tensor, zeros_like
 
 from polyfed.core.algorithm import Down, Personal, Server
+from polyfed.core.newcomer import Newcomer
 from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd, sgd_with_curvature
 
@@ -138,7 +139,7 @@ class FedCET(Personal):
 
     def admit(self, task, server, samples):
         """All x_i tend to the common model: it is what a newcomer deploys."""
-        newcomer = super().admit(task, server, samples)
+        newcomer = Newcomer(self, task, server, samples)
         newcomer.trains = False
         return newcomer
 

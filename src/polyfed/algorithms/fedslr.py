@@ -1,4 +1,4 @@
-"""FedSLR: a common low-rank model, and beside it a sparse correction of each client's own.
+"""FedSLR: a common low-rank model, and for each client a sparse correction of its own.
 Huang et al., "Fusion of Global and Local Knowledge for Personalized Federated Learning", Algorithms 1, 2 and 3;
 equations (4) to (7).
 """

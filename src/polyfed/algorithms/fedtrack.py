@@ -1,4 +1,4 @@
-"""FedTrack: drift corrected by gradients that everybody computes at the common model, in an exchange of their own.
+"""FedTrack: drift corrected by gradients that all participants compute at the common model, in a separate exchange.
 Mitra et al., "Linear Convergence in Federated Learning: Tackling Client Heterogeneity and Sparse Gradients",
 NeurIPS 2021: FedLin without compression, with one step size for all.
 """

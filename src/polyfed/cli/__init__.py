@@ -16,6 +16,7 @@ from polyfed.cli.admit import admit
 from polyfed.cli.algorithms import algorithms
 from polyfed.cli.author import check, new_method
 from polyfed.cli.compare import compare
+from polyfed.cli.config import config
 from polyfed.cli.data import data
 from polyfed.cli.export import export
 from polyfed.cli.report import report
@@ -29,7 +30,7 @@ from polyfed.experiment import stop
 ABOUT = """
 Federated learning when one model does not fit all.
 
-Start with [bold]polyfed run[/bold]: four hospitals, three methods, ten seeds, no download, a quarter of a minute.
+Start with [bold]polyfed run[/bold]: four hospitals, three methods, ten seeds; no download, under a minute.
 """
 
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -41,7 +42,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, compare, tune, resume, verify, report, export, admit, algorithms, reproduce, new_method, check):
+COMMANDS = (
+    run, compare, tune, resume, verify, report, export, admit, algorithms, config, reproduce, new_method, check,
+)  # fmt: skip
+for command in COMMANDS:
     app.command()(command)
 app.add_typer(data, name="data")
 

@@ -1,4 +1,4 @@
-"""polyfed admit: clients that were not there in training, taken into a finished run."""
+"""polyfed admit: add clients to a finished run that did not take part in its training."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,9 +17,11 @@ def admit(
     start: Annotated[
         str, Option(help="offered: the best of the method's models (such as a cluster's); common: the initial model.")
     ] = "offered",
-    target: Annotated[str | None, Option(help="Target column of CSV files; else the last.", metavar="COLUMN")] = None,
+    target: Annotated[
+        str | None, Option(help="Target column of CSV files. Default: the last.", metavar="COLUMN")
+    ] = None,
     out: Annotated[
-        Path | None, Option(help="Folder for the results; else runs/<time>-admit-<run>.", rich_help_panel=o.WHERE)
+        Path | None, Option(help="Folder for the results. Default: runs/<time>-admit-<run>.", rich_help_panel=o.WHERE)
     ] = None,
 ) -> int:
     """Add new clients to a finished run by the method's own rule, and report each one's model after every exchange.
@@ -37,7 +39,7 @@ def admit(
         raise ConfigError(f"start: found {start!r}, expected offered or common")
     opened = Opened(run)
     if not data.exists():
-        raise DataError(f"--data {data}: there is no such file or folder")
+        raise DataError(f"--data {data}: no such file or folder")
     newcomers = opened.newcomers(data, target)
     with claimed(out, f"admit-{run.resolve().name}") as folder:
         found = opened.admit(newcomers, exchanges, start=start)

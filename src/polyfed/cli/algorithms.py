@@ -1,4 +1,4 @@
-"""polyfed algorithms: what there is, and one method in full: equations, settings, messages, certificates, citation."""
+"""polyfed algorithms: list the methods, or show one in full: equations, settings, messages, certificates, citation."""
 
 from typing import Annotated
 

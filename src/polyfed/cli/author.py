@@ -1,4 +1,4 @@
-"""polyfed new-method and polyfed check: the way in for the author of a method."""
+"""polyfed new-method and polyfed check: for the author of a method."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-METHOD = '''"""{cls}: say here what it does. Name the paper, and its equations by their numbers."""
+METHOD = '''"""{cls}: say here what it does. Cite the paper, and its equations by number."""
 
 from dataclasses import dataclass
 
@@ -66,7 +66,7 @@ def new_method(
     name: Annotated[str, Argument(help="Name of the method, such as fed-mine.", show_default=False)],
     folder: Annotated[Path, Option(help="Where the files go.", metavar="DIR")] = Path(),
 ) -> int:
-    """Start a method of your own: its file, its test and an experiment with it, which run at once.
+    """Write the files of a method of your own: method, test and experiment. All three run as they are.
 
     [dim]polyfed new-method fed-mine
     polyfed check fed_mine.py[/dim]
@@ -79,12 +79,12 @@ def new_method(
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise ConfigError(f"name: found {name!r}, expected lower-case letters and digits, words joined by hyphens")
     if name in REGISTRY:
-        raise ConfigError(f"name: found {name!r}, which is a method of polyfed already; expected another name")
+        raise ConfigError(f"name: found {name!r}, which is a built-in method, expected a new name")
     module, cls = name.replace("-", "_"), "".join(word.capitalize() for word in name.split("-"))
     files = {f"{module}.py": METHOD, f"test_{module}.py": TEST, f"{module}.toml": CONFIG}
     for file in files:
         if (folder / file).exists():
-            raise ConfigError(f"{folder / file}: is there already; nothing was written")
+            raise ConfigError(f"{folder / file}: already exists; nothing was written")
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in files.items():
         (folder / file).write_text(text.format(name=name, module=module, cls=cls))
@@ -97,7 +97,7 @@ def check(
     file: Annotated[Path, Argument(help="Python file with a method.", metavar="FILE.py", show_default=False)],
     row: Annotated[str | None, Option(help="Only rows whose name contains this.", metavar="WORD")] = None,
 ) -> int:
-    """Hold your own method to the conformance table that the built-in ones pass.
+    """Check your own method against the conformance table that every built-in method passes.
 
     [dim]polyfed check fed_mine.py[/dim]
     """
@@ -109,7 +109,7 @@ def check(
 
     names = algorithms_of(file.resolve())
     if not names:
-        raise ConfigError(f"{file}: holds no method; expected a class that derives from polyfed.Algorithm")
+        raise ConfigError(f"{file}: found no method, expected a class that derives from polyfed.Algorithm")
     for name in names:
         try:
             for found in check_method(REGISTRY[name](), row):

@@ -33,7 +33,7 @@ def compare(
     force: o.Force = False,
     quiet: o.Quiet = False,
 ) -> int:
-    """Compare methods: same partition, same test samples, same start for all, over several seeds (default: 5).
+    """Compare methods on the same partition, test samples and start, over several seeds (default: 5).
 
     [dim]polyfed compare local fedavg ditto:lam=0.1 ditto:lam=1 --data digits --clients 10 --rounds 50[/dim]
     """

@@ -1,4 +1,4 @@
-"""What the terminal shows: progress while training, and the results. Plain lines when it is no terminal."""
+"""What the terminal shows: progress while training, and the results. Plain lines where output is not a terminal."""
 
 import sys
 import time
@@ -27,7 +27,7 @@ stderr = Console(stderr=True, width=None if sys.stderr.isatty() else WIDE, highl
 
 
 class Show(Watch):
-    """Progress of one run or of many: bars on a terminal; otherwise lines, for a single run as it goes, for one of many
+    """Progress of one run or of many: bars on a terminal; otherwise lines, as it goes for a single run, for one of many
     when it is over.
     """
 

@@ -1,4 +1,4 @@
-"""polyfed data: list the data sets, fetch one, look at how it is dealt out."""
+"""polyfed data: list the data sets, fetch one, see how it is divided among clients."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +14,7 @@ Name = Annotated[str, Argument(help="A data set, or a folder of CSV or npz files
 
 @data.command("list")
 def list_() -> int:
-    """The data sets that polyfed knows by name.
+    """List the data sets that polyfed knows by name.
 
     [dim]polyfed data list[/dim]
     """
@@ -30,7 +30,7 @@ def fetch(
     name: Annotated[str, Argument(help="A data set.", show_default=False)],
     data_dir: o.DataDir = None,
 ) -> int:
-    """Download a data set from its public home and check it.
+    """Download a data set from its public source and check it.
 
     [dim]polyfed data fetch fashion-mnist --data-dir ~/data[/dim]
     """
@@ -52,7 +52,7 @@ def inspect(
     set: o.Set = None,
     out: Annotated[Path | None, Option(help="Picture of the partition.", metavar="FILE.svg|.png|.pdf")] = None,
 ) -> int:
-    """The clients that a partition makes: samples, classes, and what to know about the data.
+    """Show the clients of a partition: samples, classes, and caveats about the data.
 
     [dim]polyfed data inspect digits --partition dirichlet:0.3 --clients 8 --out digits.svg[/dim]
     """

@@ -10,19 +10,19 @@ def export(
     run: Annotated[Path, Argument(help="Folder of a run.", show_default=False)],
     client: Annotated[str, Option(help="The client's name, or its number from 0.", show_default=False)],
     out: Annotated[
-        Path | None, Option(help="The file; else <client>.safetensors here.", metavar="FILE.safetensors")
+        Path | None, Option(help="File to write. Default: <client>.safetensors here.", metavar="FILE.safetensors")
     ] = None,
     factorised: Annotated[
-        bool, Option("--factorised", help="Low-rank layers as two factors, and what is sparse beside them (FedSLR).")
+        bool, Option("--factorised", help="Write low-rank layers as two factors and a sparse part (FedSLR).")
     ] = False,
 ) -> int:
     """Export one client's model: FILE.safetensors (named tensors) and FILE.json (model, shapes, origin).
 
     [dim]polyfed export runs/a/runs/ditto-seed0 --client cleveland[/dim]
 
-    A factorised file becomes a module again with polyfed.models.factorised.load(FILE, model, sparse). It says what
-    each form takes here: dense; "merged", layers with a sparse part dense again; "beside", that part a sparse matrix.
-    The last is slower than dense for convolutions and small layers.
+    polyfed.models.factorised.load(FILE, model, sparse) turns a factorised file back into a module. The command prints
+    size and speed of each form: dense; "merged", where layers with a sparse part are dense again; "beside", where that
+    part is a sparse matrix, which is slower than dense for convolutions and small layers.
     """
     import json
 

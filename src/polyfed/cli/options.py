@@ -51,12 +51,16 @@ Device = Annotated[str | None, option(tables.Settings, "device", WHERE)]
 Dtype = Annotated[str | None, option(tables.Settings, "dtype", WHERE)]
 Set = Annotated[
     list[str] | None,
-    Option("--set", help="Any key of the experiment file, such as algorithm.lr=0.05.", metavar="KEY=VALUE"),
+    Option(
+        "--set",
+        help="Set any key of the experiment file, such as algorithm.lr=0.05 (see polyfed config).",
+        metavar="KEY=VALUE",
+    ),
 ]
-Out = Annotated[Path | None, Option(help="Folder for the results; else runs/<time>-<name>.", rich_help_panel=WHERE)]
+Out = Annotated[Path | None, Option(help="Folder for the results. Default: runs/<time>-<name>.", rich_help_panel=WHERE)]
 Force = Annotated[bool, Option("--force", help="Replace the results in --out.", rich_help_panel=WHERE)]
 Portable = Annotated[bool, Option("--portable", help=_help(tables.Settings, "portable"), rich_help_panel=WHERE)]
-Quiet = Annotated[bool, Option("--quiet", "-q", help="No progress.", rich_help_panel=WHERE)]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress.", rich_help_panel=WHERE)]
 
 KEYS = {
     "data": "data.name",

@@ -48,7 +48,7 @@ def _check() -> None:
 
 
 def asked_by(path: Path) -> bool:
-    """Whether an experiment file, or that of a run or comparison folder, says portable = true; damage is told later."""
+    """Whether a file, or that of a run or comparison folder, says portable = true; damage is reported later."""
     for place in (path, path / "comparison.toml", path / "config.toml"):
         try:
             return tomllib.loads(place.read_text()).get("portable") is True

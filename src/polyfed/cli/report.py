@@ -18,7 +18,7 @@ class Form(StrEnum):
 
 def report(
     runs: Annotated[list[Path], Argument(help="Run or comparison folders.", show_default=False)],
-    out: Annotated[Path | None, Option(help="The page's file; else report.html in the first folder.")] = None,
+    out: Annotated[Path | None, Option(help="File to write. Default: report.html in the first folder.")] = None,
     table: Annotated[Form, Option(help="How the tables are printed.")] = Form.text,
 ) -> int:
     """Write report.html from run folders and print the tables.

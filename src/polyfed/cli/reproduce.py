@@ -1,4 +1,4 @@
-"""polyfed reproduce: a paper's experiment, its figures beside ours."""
+"""polyfed reproduce: a paper's experiment, its figures next to ours."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 def reproduce(
     name: Annotated[str | None, Argument(help="A recipe, such as fpfc/table1; without it, all are listed.")] = None,
     scale: Annotated[str, Option(help="small: minutes on two cores; paper: the real thing.")] = "small",
-    seeds: Annotated[str | None, Option(help="How many seeds, or which: 5 or 0,3,7.")] = None,
+    seeds: Annotated[str | None, Option(help="Number of seeds, or a list of them: 5 or 0,3,7.")] = None,
     data_dir: o.DataDir = None,
     device: o.Device = None,
-    out: Annotated[Path | None, Option(help="Folder for the results; else runs/reproduce/<recipe>-<scale>.")] = None,
-    force: Annotated[bool, Option("--force", help="Start afresh, whatever the folder holds.")] = False,
-    rehearse: Annotated[
-        bool, Option("--rehearse", help="Two rounds of everything, to see that all is in place.")
-    ] = False,
+    out: Annotated[
+        Path | None, Option(help="Folder for the results. Default: runs/reproduce/<recipe>-<scale>.")
+    ] = None,
+    force: Annotated[bool, Option("--force", help="Start over, whatever the folder holds.")] = False,
+    rehearse: Annotated[bool, Option("--rehearse", help="Run two rounds of everything, to check the set-up.")] = False,
     yes: Annotated[bool, Option("--yes", "-y", help="Start a long run without asking.")] = False,
     quiet: o.Quiet = False,
 ) -> int:

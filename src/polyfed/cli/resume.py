@@ -11,11 +11,13 @@ from polyfed.cli.portable import asked_by, pin
 
 def resume(
     run: Annotated[Path, Argument(help="Folder of a run or of a comparison.", show_default=False)],
-    rounds: Annotated[str | None, Option(help="Train on to N rounds in all.", metavar="N")] = None,
+    rounds: Annotated[str | None, Option(help="Continue to N rounds in total.", metavar="N")] = None,
     quiet: o.Quiet = False,
 ) -> int:
-    """Continue to the very numbers that an uninterrupted run would have given: bit for bit on processors with the same
-    instructions, and for a run with --portable on every x86 processor with AVX2; a change is noted in log.txt.
+    """Continue an interrupted run or comparison, with the same numbers as if it had never stopped.
+
+    Bit for bit on processors with the same instructions, and with --portable on every x86 processor with AVX2; a change
+    of processor is noted in log.txt.
 
     Finished runs of a comparison are kept as they are.
 

@@ -41,7 +41,7 @@ def run(
 ) -> int:
     """Run an experiment and report it.
 
-    Without arguments: heart disease in four hospitals; own models, one common model and personalised ones, ten seeds.
+    Without arguments: heart disease in four hospitals; own, common and personalised models; ten seeds.
 
     [dim]polyfed run experiment.toml --set algorithm.lr=0.05 --seeds 5
     polyfed run --data fashion-mnist --data-dir DIR --partition dirichlet:0.5 --clients 20 --rounds 5[/dim]

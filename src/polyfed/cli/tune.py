@@ -36,13 +36,13 @@ def tune(
     regime: Regime = None,
     grid: Grid = None,
     cold_grid: Annotated[
-        str | None, Option(help="Other values where the start is cold.", rich_help_panel=TUNING)
+        str | None, Option(help="Values for the cold start, where they differ.", rich_help_panel=TUNING)
     ] = None,
     check_every: CheckEvery = None,
     tolerance: Tolerance = None,
     patience: Patience = None,
     whole: Annotated[
-        bool, Option("--whole", help="Go on with a warm path after validation has dropped.", rich_help_panel=TUNING)
+        bool, Option("--whole", help="Continue a warm path after validation has dropped.", rich_help_panel=TUNING)
     ] = False,
     extend: Extend = None,
     choose: Choose = None,
@@ -50,7 +50,9 @@ def tune(
     window: Annotated[
         bool,
         Option(
-            "--window", help="First print the range of lam that the data's own clusters allow.", rich_help_panel=TUNING
+            "--window",
+            help="First print the range of lam compatible with the cluster labels in the data.",
+            rich_help_panel=TUNING,
         ),
     ] = False,
     scale: Annotated[
@@ -76,12 +78,14 @@ def tune(
     out: o.Out = None,
     force: o.Force = False,
     resume: Annotated[
-        bool, Option("--resume", help="As without: the same command with the same --out continues.", hidden=True)
+        bool, Option("--resume", help="Optional: the same command with the same --out continues anyway.", hidden=True)
     ] = False,
     quiet: o.Quiet = False,
 ) -> int:
-    """Choose lam, or another setting, on validation data, and train the chosen model on. --rounds: maximum per value
-    [1000]. The same command with the same --out continues where an earlier one stopped.
+    """Choose lam, or another numeric setting, on validation data, then train the chosen model further.
+
+    --rounds is the maximum per value (default: 1000). The same command with the same --out continues an interrupted
+    search.
 
     [dim]polyfed tune --data fpfc-s1 --scale small --batch-size full --local-steps 10 --fraction 0.3[/dim]
     [dim]polyfed tune fedacs --setting quantile --grid 0.5,0.67,0.75 --data fpfc-s1 --scale small[/dim]

@@ -16,7 +16,7 @@ def verify(
 ) -> int:
     """Train a finished run again in a temporary folder and compare server, models and history bit for bit.
 
-    The folder stays as it is. Exit status 0: all is equal, 1: something differs. Bits are equal on processors with the
+    The folder is not changed. Exit status 0: all equal, 1: something differs. Bits are equal on processors with the
     same instructions, and for a run with --portable on every x86 processor with AVX2.
 
     [dim]polyfed verify runs/a --run ditto-seed0[/dim]

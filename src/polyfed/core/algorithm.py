@@ -1,113 +1,38 @@
-"""Algorithm: what a method is. Four functions on tensors; everything else (clients, devices, bytes, saving) is not its
-business. Shapes: n clients in the federation, s in this call, p parameters.
+"""Algorithm: what a method is. Four functions on tensors; clients, devices, bytes and saving are
+not its business. Shapes: n clients in the federation, s in this call, p parameters.
 """
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from polyfed.core.batches import Batches
 from polyfed.core.errors import ConfigError
+from polyfed.core.messages import KNOWN, Down, Round, Server, State, mean
 from polyfed.core.settings import COUNTED, FREE, Configured, Limits, Registry
-from polyfed.core.typed import weighted_sum
+from polyfed.core.uplinks import Uplinks
 
 if TYPE_CHECKING:
-    from polyfed.core.newcomer import Newcomer
     from polyfed.core.task import Task
-    from polyfed.core.uplinks import Uplinks
 
-State = dict[str, Tensor]
+__all__ = [
+    "KNOWN",
+    "REGISTRY",
+    "Algorithm",
+    "Down",
+    "Personal",
+    "Round",
+    "Server",
+    "State",
+    "check",
+    "make",
+    "mean",
+    "started",
+]
 
-
-class Round(NamedTuple):
-    """What both sides may know about one exchange.
-
-    Parameters
-    ----------
-    t : int
-        Round, from 0.
-    n : int
-        Clients in the federation.
-    phase : int
-        Exchange within the round, from 0.
-    ids : Tensor
-        [s] positions of the clients.
-    samples : Tensor
-        [s] their training samples, as floats.
-    sent : Tensor
-        [s] round in which their downlink left: earlier than `t` only when replies arrive late.
-    """
-
-    t: int
-    n: int
-    phase: int
-    ids: Tensor
-    samples: Tensor
-    sent: Tensor
-
-    def take(self, rows: Tensor) -> "Round":
-        """The same exchange for some of its clients.
-
-        Parameters
-        ----------
-        rows : Tensor
-            Positions in `ids` of the clients to keep.
-
-        Returns
-        -------
-        Round
-            With `ids`, `samples` and `sent` of those clients.
-        """
-        return self._replace(ids=self.ids[rows], samples=self.samples[rows], sent=self.sent[rows])
-
-
-class Down(NamedTuple):
-    """The messages of one downlink.
-
-    Parameters
-    ----------
-    shared : dict of Tensor
-        The same for every client.
-    each : dict of Tensor
-        [s, ...], one row per client.
-    """
-
-    shared: State = {}  # noqa: RUF012  (never written to)
-    each: State = {}  # noqa: RUF012
-
-
-class Server(NamedTuple):
-    """The server's tensors before the first round, by their axes; a method then sees them all under their names.
-
-    Newcomers follow from it: one more client is one more row of `each`, and one more row and column of `pairs`.
-
-    Parameters
-    ----------
-    shared : dict of Tensor
-        Of no client in particular.
-    each : dict of Tensor
-        [n, ...], one row per client.
-    pairs : dict of Tensor
-        [n, n, ...], one row and one column per client.
-    free : dict of Tensor
-        Tensors whose shape changes in training.
-    """
-
-    shared: State = {}  # noqa: RUF012  (never written to)
-    each: State = {}  # noqa: RUF012
-    pairs: State = {}  # noqa: RUF012
-    free: State = {}  # noqa: RUF012
-
-    def whole(self) -> State:
-        """All tensors."""
-        return {**self.shared, **self.each, **self.pairs, **self.free}
-
-
-# [n] in every server's state, kept by the loop: training samples of the clients met so far, 0 for one not met
-KNOWN = "known"
 REGISTRY: Registry[type["Algorithm"]] = Registry("algorithm.name")
 
 
@@ -147,7 +72,7 @@ class Algorithm(Configured):
         Returns
         -------
         Limits
-            They hold beside the bounds of the field itself.
+            They hold in addition to the field's own bounds.
         """
         if name in cls.step_sizes:
             return Limits(ge=0)
@@ -179,7 +104,7 @@ class Algorithm(Configured):
         return dataclasses.replace(self, **{key: factor * value for key, value in scaled.items()})
 
     def plan(self, task: "Task", n: int) -> str | None:
-        """What is worth knowing before a run starts, in one line: the solver chosen, its memory.
+        """One line about the run before it starts, such as the solver chosen and its memory.
 
         Parameters
         ----------
@@ -311,27 +236,6 @@ class Algorithm(Configured):
         """
         raise ConfigError(f"start: {self.name} cannot be warm-started from another method's models")
 
-    def admit(self, task: "Task", server: State, samples: Tensor) -> "Newcomer":
-        """The server's side of one client added after training; the n others stay frozen.
-
-        Parameters
-        ----------
-        task : Task
-            The model and loss.
-        server : dict of Tensor
-            The server's state at the end of training.
-        samples : Tensor
-            [n] training samples of the clients of the run.
-
-        Returns
-        -------
-        Newcomer
-            By default the method's own rule, with room for one more client.
-        """
-        from polyfed.core.newcomer import Newcomer
-
-        return Newcomer(self, task, server, samples)
-
     def downlink(self, server: State, round: Round) -> Down:
         """What the server sends.
 
@@ -374,7 +278,7 @@ class Algorithm(Configured):
         """
         raise NotImplementedError
 
-    def aggregate(self, server: State, up: "Uplinks", round: Round) -> State:
+    def aggregate(self, server: State, up: Uplinks, round: Round) -> State:
         """The server's next state, from what the clients sent.
 
         Parameters
@@ -507,26 +411,6 @@ def started(algorithm: Algorithm, task: "Task", n: int) -> Server:
     state = algorithm.init_server(task, task.w0.clone(), n)
     state = state if isinstance(state, Server) else Server(state)
     return state._replace(each={**state.each, KNOWN: task.w0.new_zeros(n)})
-
-
-def mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Mean over the clients, plain or weighted.
-
-    Parameters
-    ----------
-    values : Tensor
-        [s, ...] one row per client.
-    weights : Tensor or None
-        [s], such as sample counts; None: all clients count the same.
-
-    Returns
-    -------
-    Tensor
-        [...] in the precision of `values`.
-    """
-    if weights is None:
-        return values.mean(0)
-    return weighted_sum(weights / weights.sum(), values)
 
 
 def make(name: str, /, **settings: Any) -> Algorithm:

@@ -1,6 +1,6 @@
-"""Errors that a user can act on: one line that says what, where and what was expected.
+"""Errors that a user can act on: one line that says what, where, what was found and what was expected.
 
-The command line prints the line and exits non-zero; a traceback means a fault of ours, not of the input.
+The command line prints the line and exits non-zero; a traceback means a bug in polyfed, not in the input.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ class PolyfedError(Exception):
     key: str = ""  # the setting at fault, where there is one
 
     def __str__(self) -> str:
-        """The line; what a name or path of the user's holds of newlines and control characters is written out."""
+        """The line; newlines and control characters in a user's name or path are escaped."""
         return "".join(c if c.isprintable() else repr(c)[1:-1] for c in super().__str__())
 
 

@@ -5,7 +5,7 @@ import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 import torch
 from torch import Tensor
 
-from polyfed.core.algorithm import Down, State
+from polyfed.core.messages import Down, State
 
 
 def row_bytes(state: State) -> int:

@@ -3,15 +3,18 @@ name. Nothing else in the code decides by a score's name. The first of a run's m
 first.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:  # a report reads metrics without torch
+    from torch import Tensor
 
 Kind = Literal["classes", "two classes", "numbers", "survival"]
 BETTER = r"^(higher|lower|near:-?\d+(\.\d+)?)$"
@@ -56,6 +59,8 @@ class Seen:
     @cached_property
     def probabilities(self) -> np.ndarray:
         """[b, C] of every class: softmax or sigmoid of logits, or the outputs where they are probabilities."""
+        import torch
+
         if self.threshold == 0.5:
             p = self.output.double().clamp(0, 1)
             p = p if self._several else torch.stack([1 - p.reshape(-1), p.reshape(-1)], 1)
@@ -67,6 +72,8 @@ class Seen:
         """[b, C] what grows with the probability of a class, and is not rounded to 1: its log-odds, from logits."""
         if self.threshold == 0.5:
             return self.output.double().numpy() if self._several else self.probabilities
+        import torch
+
         z, top = self._logits, self._logits.argmax(1, keepdim=True)
         most = z.gather(1, top)
         rest = (z - most).exp().sum(1, keepdim=True) - (z - most).exp()  # the likeliest class's is lost to rounding
@@ -93,6 +100,8 @@ class Seen:
 
     @property
     def _logits(self) -> Tensor:
+        import torch
+
         z = self.output.double()
         return z if self._several else torch.stack([torch.zeros(len(z), dtype=z.dtype), z.reshape(-1)], 1)
 
@@ -125,6 +134,8 @@ class Metric:
         That are printed; None: four figures.
     lacks : str
         Why a client may have none, such as "one class".
+    span : float
+        How far apart two values can be.
     """
 
     name: str
@@ -137,6 +148,7 @@ class Metric:
     title: str = ""
     decimals: int | None = None
     lacks: str = "no value"
+    span: float = math.inf
 
     def __str__(self) -> str:
         return self.name
@@ -205,9 +217,8 @@ class Metric:
             values = self.compute(seen)
         except ValueError:
             return math.nan
-        if isinstance(values, Tensor | np.ndarray):
-            values = torch.as_tensor(values).double().mean()
-        return math.sqrt(values) if self.root else float(values)
+        mean = float(values.double().mean() if hasattr(values, "double") else np.mean(values))
+        return math.sqrt(mean) if self.root else mean
 
 
 def written(metric: Metric) -> dict[str, Any]:

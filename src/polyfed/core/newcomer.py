@@ -1,7 +1,7 @@
 """Newcomer: the server's side of one client added after training; all existing clients stay frozen.
 
 The default is the method's own rule on the server's state with room for one client more: the newcomer takes part in
-rounds to which the others bring what the server has of them, and only its own rows are kept. Newcomers do not see each
+rounds in which the server's copies stand in for the others, and only its own rows are kept. Newcomers do not see each
 other, so their order and number do not matter.
 """
 
@@ -41,7 +41,7 @@ class Newcomer:
             if name not in server or t.shape != server[name].shape:
                 raise ConfigError(
                     f"admit: cannot extend server tensor {name!r} of {algorithm.name} by one client; say its axes with "
-                    "Server(...) in init_server, or override admit"
+                    "Server(...) in init_server, or give it an `admit`"
                 )
         self.each, self.pairs = tuple(start.each), tuple(start.pairs)
         self.rows: State = {name: t[1:].clone() for name, t in start.each.items()}
@@ -130,6 +130,15 @@ def _grown(t: Tensor, two: Tensor) -> Tensor:
     new = t.new_empty(n + 1, n + 1, *t.shape[2:])
     new[:n, :n], new[n, :n], new[:n, n], new[n, n] = t, two[1, 0], two[0, 1], two[1, 1]
     return new
+
+
+def newcomer(algorithm: Algorithm, task: "Task", server: State, samples: Tensor) -> Newcomer:
+    """The server's side of one client added after training, by the method's own `admit` where it has one.
+
+    server: as the run left it     samples: [n] training samples of the clients of the run
+    """
+    own = getattr(algorithm, "admit", None)
+    return Newcomer(algorithm, task, server, samples) if own is None else own(task, server, samples)
 
 
 @dataclass(frozen=True)

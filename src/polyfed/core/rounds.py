@@ -1,5 +1,5 @@
 """The event loop: schedule -> downlink -> engine -> uplink -> aggregate. Synchronous and asynchronous training differ
-in the schedule only: a message that is sent in one turn may be answered in a later one.
+only in the schedule: a message that is sent in one turn may be answered in a later one.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,8 +50,8 @@ class Loop:
     """The state of one training run and the step that advances it.
 
     After construction `t` rounds are done, `server` is the server's state, `rows` the clients' private tensors.
-    forge: what attackers put in the place of their uplinks     rule: what the server takes in place of means
-    streamed: whether uplinks of which a method takes means and sums only are added up as they come
+    forge: what attackers send instead of their uplinks     rule: what the server uses instead of means
+    streamed: whether uplinks are added up as they arrive, where a method takes only their means and sums
     used: what the method has asked of its uplinks so far, see `Uplinks.used`
     """
 
@@ -227,7 +227,7 @@ class Loop:
         return expand(self.algorithm.deployment(self.server, self.round(np.arange(self.n))), self.n)
 
     def personal(self, ids: np.ndarray, down: State | None = None) -> Tensor:
-        """[s, p]: the models that `ids` would deploy now. down: what everybody would receive, if at hand."""
+        """[s, p]: the models that `ids` would deploy now. down: what every client would receive, if known."""
         at = torch.as_tensor(ids, device=self.task.device)
         down = self._to_everyone() if down is None else down
         return self.algorithm.personal(self.rows.gather(at), {name: rows_of(t, at) for name, t in down.items()})
@@ -246,7 +246,7 @@ class Loop:
         return tensors, {"t": self.t, "clock": self.clock, "flights": flights, "added": added}
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        """Take up where `state` was taken."""
+        """Continue from what `state` returned."""
         # copies: a tensor read from a file may lie unaligned in memory, and matrix products then differ in the last bit
         self.t, self.clock = meta["t"], meta["clock"]
         self._added = {(a, b): {name: set(kinds) for name, kinds in of.items()} for a, b, of in meta["added"]}

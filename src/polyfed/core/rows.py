@@ -158,7 +158,7 @@ class SlotFile:
 
     def _find_free(self) -> None:
         busy = np.bincount(np.concatenate(self.kept)) > 0
-        self.end = len(busy)  # from here on nothing was ever written, or nobody refers to it
+        self.end = len(busy)  # from here on nothing was ever written, or nothing refers to it
         self.free = np.flatnonzero(~busy)[::-1].tolist()
 
     def read(self, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -222,7 +222,7 @@ def check(folder: Path, saved: State) -> None:
 def _fetch(f: BufferedRandom, path: Path, row: np.ndarray, i: int, slot: int, total: int) -> None:
     f.seek(slot * len(row))
     if f.readinto(row.data) != len(row) or zlib.crc32(row.data) != total:
-        raise RunError(f"{path} is damaged: the row of client number {i} is not what was written")
+        raise RunError(f"{path} is damaged: the row of client number {i} does not match its checksum")
 
 
 def _bytes(block: Tensor) -> np.ndarray:
@@ -235,7 +235,7 @@ def _same_names(found: Iterable[str], expected: Iterable[str]) -> None:
     if set(found) != set(expected):
         raise RunError(
             f"the client rows of this checkpoint do not fit: found {', '.join(sorted(found)) or 'none'}, "
-            f"expected {', '.join(sorted(expected)) or 'none'}; start the run anew"
+            f"expected {', '.join(sorted(expected)) or 'none'}; start the run again from the beginning"
         )
 
 

@@ -1,5 +1,5 @@
-"""Who takes part and when. A schedule turns (round, seed) into the ids that are sent to and the ids whose replies are
-taken; in synchronous training both are the round's cohort.
+"""Who takes part and when. A schedule turns (round, seed) into the clients that are sent a message and those whose
+replies are taken; in synchronous training both are the round's cohort.
 """
 
 import csv
@@ -145,12 +145,12 @@ class Uniform(Schedule):
 
 @dataclass(frozen=True)
 class Bernoulli(Schedule):
-    """Every client on its own with a given probability; if none is drawn, the client with the smallest draw.
+    """Each client independently with a given probability; if none is drawn, the client with the smallest draw.
 
     Parameters
     ----------
     probability : float
-        Of a client taking part in a round.
+        Chance of a client to take part in a round.
     """
 
     probability: float = setting(gt=0, le=1)
@@ -202,14 +202,14 @@ class Availability(Schedule):
 
 @dataclass(frozen=True)
 class Delays(Configured):
-    """How long a client takes from receiving a message to its reply being there: compute plus network, in seconds.
+    """Seconds from sending a client a message to having its reply: compute plus network.
 
     Parameters
     ----------
     kind : {"uniform", "log-normal"}
         Of the draw: uniform between `low` and `high`, or log-normal with median `low` and shape `high`.
     low, high : float
-        Its parameters; seconds, but for the shape.
+        Its parameters, in seconds except for the shape.
     compute, network : array, tuple of float or float
         [n] fixed seconds per client, or one number for all, added to the draw.
     """
@@ -252,7 +252,7 @@ class Delays(Configured):
         Raises
         ------
         ConfigError
-            The text or the file does not say delays.
+            The text or the file does not describe delays.
         """
         if text.startswith("file:"):
             return None if names is None else cls.from_file(text.removeprefix("file:"), names)
@@ -364,7 +364,7 @@ Memo = dict[tuple[int, bytes], tuple[list[Turn], Iterator[Turn]]]  # (seed, keys
 
 @dataclass(frozen=True)
 class Asynchronous(Schedule):
-    """Every reply is taken when it arrives, on a virtual clock; nobody sleeps in simulation.
+    """Every reply is taken when it arrives, on a virtual clock, so a simulation never waits.
 
     A turn takes the next reply and sends a new message to a client drawn from those at rest, which at full concurrency
     is the one that has just replied. The turns follow from the seed alone, so there is no state to save: after a resume
@@ -375,7 +375,7 @@ class Asynchronous(Schedule):
     delays : Delays
         How long each client takes.
     concurrency : int or None
-        Clients at work at any time; None: all.
+        Clients at work at any time; none: all.
     """
 
     delays: Delays

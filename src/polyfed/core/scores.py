@@ -6,6 +6,8 @@ client has; balanced accuracy and F1 are means over these classes (macro); the B
 the likeliest class. Of two classes, the second is the positive one.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 import re
@@ -14,14 +16,16 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from torch import Tensor
 
-from polyfed.core.errors import ConfigError, closest
+from polyfed.core.errors import ConfigError, PolyfedError, closest
 from polyfed.core.metric import Metric, Seen, written
 from polyfed.core.settings import found, parse, shown
+
+if TYPE_CHECKING:  # a report reads metrics without torch
+    from torch import Tensor
 
 BINS = 10
 _quiet = threading.Lock()  # filters of warnings are the process's
@@ -170,16 +174,17 @@ def _concordance(seen: Seen) -> float:
 
 ONE = "one class"
 LOSS = Metric("loss", better="lower", per="sample")
-ACCURACY = Metric("accuracy", "%", "higher", _correct, "sample", "classes")
+ACCURACY = Metric("accuracy", "%", "higher", _correct, "sample", "classes", span=1.0)
 RMSE = Metric("rmse", "target", "lower", _squared, "sample", "numbers", root=True, title="RMSE")
 DEFAULT = (ACCURACY, RMSE, LOSS)  # the first that fits leads where none is asked for
 _ALL = (
     ACCURACY,
-    Metric("auc", "", "higher", _auc, kind="classes", title="AUC", decimals=3, lacks=ONE),
+    Metric("auc", "", "higher", _auc, kind="classes", title="AUC", decimals=3, lacks=ONE, span=1.0),
     Metric("average-precision", "", "higher", _average_precision, kind="classes", title="average precision",
-           decimals=3, lacks=ONE),
-    Metric("balanced-accuracy", "%", "higher", _balanced, kind="classes", title="balanced accuracy", lacks=ONE),
-    Metric("f1", "", "higher", _f1, kind="classes", title="F1", decimals=3, lacks="no positive sample"),
+           decimals=3, lacks=ONE, span=1.0),
+    Metric("balanced-accuracy", "%", "higher", _balanced, kind="classes", title="balanced accuracy", lacks=ONE,
+           span=1.0),
+    Metric("f1", "", "higher", _f1, kind="classes", title="F1", decimals=3, lacks="no positive sample", span=1.0),
     Metric("log-loss", "", "lower", _log_loss, kind="classes", title="log-loss", decimals=3),
     Metric("brier", "", "lower", _brier, kind="classes", title="Brier score", decimals=3),
     Metric("calibration-slope", "", "near:1", _slope, kind="two classes", title="calibration slope", decimals=2,
@@ -192,7 +197,7 @@ _ALL = (
     Metric("r2", "", "higher", _r2, kind="numbers", title="R²", decimals=3, lacks="targets that are all equal"),
     Metric("pinball", "target", "lower", _pinball, kind="numbers", title="pinball loss"),
     Metric("concordance", "", "higher", _concordance, kind="survival", title="concordance", decimals=3,
-           lacks="no two patients to compare"),
+           lacks="no two patients to compare", span=1.0),
     LOSS,
 )  # fmt: skip
 KNOWN = {m.name: m for m in _ALL}
@@ -343,8 +348,10 @@ def _try(metric: Metric, tried: Seen) -> None:
     """Raise ConfigError for a function, or a scorer, that fails on the samples that are tried."""
     try:
         value = metric.compute(tried) if metric.compute else math.nan
-        value = value.double().mean() if isinstance(value, Tensor) else np.asarray(value, dtype=float).mean()
+        value = value.double().mean() if hasattr(value, "double") else np.asarray(value, dtype=float).mean()
         float(value)
+    except PolyfedError:
+        raise
     except Exception as e:
         text = next(iter(str(e).strip().splitlines()), "")
         shapes = f"outputs {list(tried.output.shape)} and targets {list(tried.target.shape)}"

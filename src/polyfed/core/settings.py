@@ -60,7 +60,7 @@ class Words(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is known of a setting besides its type and default.
+    """What is known about a setting besides its type and default.
 
     source: whose choice the default is, such as "paper"     doc: one line
     decides: whether it decides the numbers of a run, or only how they are computed
@@ -218,7 +218,7 @@ class Misfit(ValueError):
 def fitted(value: Any, hint: Any, rules: Sequence[Any] = ()) -> Any:
     """`value` as the type `hint` takes it, or Misfit: integers become numbers, lists tuples, numpy's scalars Python's.
 
-    rules: what stands beside the type, such as Limits
+    rules: what annotates the type, such as Limits
     """
     if isinstance(value, SCALAR):
         value = value.item()
@@ -468,7 +468,7 @@ class Registry(dict[str, T]):
         self.key, self.refusal = key, refusal
 
     def add(self, name: str, thing: T) -> T:
-        """Register a class or a function. Its own file may define it anew; another one may not take its name."""
+        """Register a class or a function. Its own file may redefine it; another file may not take its name."""
         known = self.get(name)
         if known is not None and not _same_file(known, thing):
             one, other = (f"{x.__qualname__} of {x.__module__}" for x in (known, thing))  # pyright: ignore
@@ -487,7 +487,7 @@ class Registry(dict[str, T]):
         return self[name]
 
     def make(self, name: Any, settings: Mapping[str, Any], spell: Callable[[str], str] = str) -> Any:
-        """An instance of the class of this name. Raises an error for settings that it has not, or that do not fit.
+        """An instance of the class of this name. Raises an error for settings that it does not have or that do not fit.
 
         spell: how an error writes the names of settings
         """
@@ -546,7 +546,7 @@ def _readable(text: str, what: str, refusal: type[PolyfedError] = ConfigError) -
         depth += (c in "[{") - (c in "]}")
         deepest = max(deepest, depth)
     if "\0" in text or len(text) > LONGEST or deepest > DEEPEST:
-        limits = f"at most {LONGEST} characters, none of them NUL, and at most {DEEPEST} brackets within each other"
+        limits = f"at most {LONGEST} characters, none of them NUL, and at most {DEEPEST} nested brackets"
         raise refusal(f"{what}: {found(text, limits)}")
 
 
@@ -560,7 +560,7 @@ def plain(value: Toml, where: Callable[[str], str] = str, key: str = "", depth: 
     if isinstance(value, int) and abs(value) > MOST:
         raise ConfigError(f"{where(key)}: {found(value, 'an integer below 2^63')}")
     if depth > DEEPEST:
-        raise ConfigError(f"{where(key)}: {found(value, f'at most {DEEPEST} tables or lists within each other')}")
+        raise ConfigError(f"{where(key)}: {found(value, f'at most {DEEPEST} nested tables or lists')}")
     if isinstance(value, Mapping):
         for k, v in value.items():
             plain(k, where, key or shown(k), depth)

@@ -30,7 +30,7 @@ class Split:
     def __post_init__(self):
         object.__setattr__(self, "offsets", np.asarray(self.offsets, dtype=np.int64))
         if len(self.x) != len(self.y):
-            raise DataError(f"inputs and targets differ in length: {len(self.x)} against {len(self.y)}")
+            raise DataError(f"found {len(self.x)} inputs and {len(self.y)} targets, expected the same number")
         if self.offsets[0] != 0 or self.offsets[-1] != len(self.x) or (np.diff(self.offsets) < 0).any():
             raise DataError("offsets must rise from 0 to the number of samples")
 

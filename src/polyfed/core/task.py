@@ -124,7 +124,7 @@ class Task:
 
     @cached_property
     def fixed(self) -> dict[str, Tensor]:
-        """What the model computes with beside the vector, by name: frozen parameters and persistent buffers."""
+        """What the model uses besides the vector, by name: frozen parameters and persistent buffers."""
         kept = self.model.state_dict().keys()
         frozen = {name: q.detach() for name, q in self.model.named_parameters() if not q.requires_grad}
         return frozen | {name: b for name, b in self.model.named_buffers() if name in kept}
@@ -169,9 +169,7 @@ class Task:
         for t, before, what in zip((split.x, split.y), wide, ("inputs", "targets"), strict=True):
             if t.dtype != before and not _finite(t):
                 most = torch.finfo(t.dtype).max
-                raise DataError(
-                    f"the {what} hold numbers beyond {most:.2g}, the largest {str(t.dtype)[6:]}; scale them"
-                )
+                raise DataError(f"found {what} beyond {most:.2g}, the largest {str(t.dtype)[6:]}; scale them")
         return split
 
     def module(self, w: Tensor) -> nn.Module:
@@ -525,6 +523,24 @@ class Task:
                     rows = torch.full((len(yb),), i, device=w.device)
                     yield rows, self._per_sample(seen(rows, self._block_outputs(w[i], xb), yb))
 
+    def per_sample(self, w: Tensor, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """What every sample adds to the metrics that are means over samples.
+
+        Parameters
+        ----------
+        w : Tensor
+            [p] one model.
+        x, y : Tensor
+            [b, ...] samples and their targets.
+
+        Returns
+        -------
+        dict of Tensor
+            [b] each; without the loss where that is a callable, which gives a mean.
+        """
+        found = Seen(self.outputs(w, x), y, self._threshold)
+        return self._score(found) if callable(self.loss) else self._per_sample(found)
+
     def _per_sample(self, seen: Seen) -> dict[str, Tensor]:
         """[b] loss and score of every sample."""
         return {"loss": self.per_sample_loss(seen.output[None], seen.target[None])[0], **self._score(seen)}
@@ -666,12 +682,12 @@ class Task:
             raise ModelError(f"{who} does not accept inputs of shape {list(x.shape[1:])}: {reason(errors[0])}{hint}")
         if not _is_tensor(output):
             raise ModelError(
-                f"{who} gives a {type(output).__name__}, expected one tensor [samples, ...]; "
+                f"{who} returns a {type(output).__name__}, expected one tensor [samples, ...]; "
                 "wrap it in a module that returns the tensor to be trained"
             )
         if not output.is_floating_point() or output.dim() == 0 or len(output) != len(x):
             raise ModelError(
-                f"{who} gives {output.dtype} of shape {list(output.shape)} for {len(x)} samples, "
+                f"{who} returns {output.dtype} of shape {list(output.shape)} for {len(x)} samples, "
                 f"expected floats of shape [{len(x)}, ...]"
             )
         return output
@@ -684,7 +700,9 @@ class Task:
                     "make the federation with task='classification' if they are labels"
                 )
             if len(shape) != 1 or shape[0] < classes:
-                raise ModelError(f"{who} gives output of shape {shape} per sample; {classes} classes need [{classes}]")
+                raise ModelError(
+                    f"{who} returns output of shape {shape} per sample, expected [{classes}] for {classes} classes"
+                )
         elif self.loss == "mse":
             if not y.is_floating_point():
                 raise ModelError(
@@ -694,13 +712,14 @@ class Task:
             if len(y) * prod(shape) != y.numel():
                 labels = "; if they are labels, make the federation with task='classification'" if y.dim() == 1 else ""
                 raise ModelError(
-                    f"{who} gives output of shape {shape} per sample; targets are {list(y.shape[1:])}{labels}"
+                    f"{who} returns output of shape {shape} per sample, expected {list(y.shape[1:])} like "
+                    f"the targets{labels}"
                 )
         elif not y.is_floating_point() and prod(shape) == 1:
             self._threshold = self._indifferent(shape) if classes == 2 else None
 
     def _tried_loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """`_mean_loss` with the errors of a callable told as its own; settles whether it wants its outputs reshaped."""
+        """`_mean_loss` with errors of a callable reported as its own; settles whether it wants its outputs reshaped."""
         if not callable(self.loss):
             return self._mean_loss(output, target)
         errors: list[Exception] = []
@@ -713,7 +732,7 @@ class Task:
                 continue
             if not _is_tensor(loss) or not loss.is_floating_point():
                 kind = loss.dtype if _is_tensor(loss) else type(loss).__name__
-                raise ModelError(f"loss: gives a {kind}, expected a float tensor for (output, target)")
+                raise ModelError(f"loss: returned a {kind}, expected a float tensor for (output, target)")
             return loss.mean()
         shapes = f"outputs {list(output.shape)} and targets {list(target.shape)} ({target.dtype})"
         raise ModelError(f"loss: fails on {shapes}: {reason(errors[0])}")

@@ -2,7 +2,7 @@
 
 A method asks for means and sums where they are all it needs, and for rows where it needs every client's own. So robust
 rules act in one place, what a method needs is observed and not declared, and where means and sums are enough the
-replies are added up while clients finish: then nobody ever holds all of them.
+replies are added up while clients finish, so that they are never all in memory.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from polyfed.core.algorithm import Algorithm, Round, State, mean
 from polyfed.core.ledger import row_bytes
+from polyfed.core.messages import Round, State, mean
 from polyfed.core.typed import weighted_sum
 
 Forge = Callable[[State, State, Round], State]  # (uplinks, what was received, round) of some clients -> what they send
@@ -242,14 +242,16 @@ class Tally:
         return Uplinks(rows, self.round, self._sums, self.rule, shared)
 
 
-def added_up(algorithm: Algorithm, server: State, up: State, round: Round) -> dict[str, set[str]]:
+def added_up(
+    aggregate: Callable[[State, "Uplinks", Round], State], server: State, up: State, round: Round
+) -> dict[str, set[str]]:
     """The sums that are all a method needs of its uplinks, `Tally.added`, seen from some of a cohort's replies.
 
     server: is copied     up: [s, ...] of the clients `round.ids`
     """
     trial = Uplinks(up, round)
     try:
-        algorithm.aggregate({k: t.clone() for k, t in server.items()}, trial, round)
+        aggregate({k: t.clone() for k, t in server.items()}, trial, round)
     except Exception:  # a method may want its whole cohort; it then gets all rows
         return {}
     return {name: kinds for name, kinds in trial.kinds.items() if "rows" not in kinds and up[name].dim() > 1}

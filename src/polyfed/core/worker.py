@@ -83,7 +83,7 @@ class Worker:
         def work(at: Tensor) -> tuple[State, Part, float, np.ndarray]:
             private, up, spent, taken = self._chunk(algorithm, rows, down, round, at)
             if server is not None and at is places[0]:
-                tally.added |= added_up(algorithm, server, up, round.take(at))
+                tally.added |= added_up(algorithm.aggregate, server, up, round.take(at))
             return private, tally.reduce(up, private, at), spent, taken
 
         seconds, steps = np.empty(len(ids)), np.empty(len(ids), dtype=np.int64)
@@ -99,7 +99,7 @@ class Worker:
         return Reply(joined(private, places), seconds, steps)
 
     def _in_order(self, function: Callable[[Any], Any], items: Sequence[Any], first_alone: bool) -> Iterator[Any]:
-        """`function` of every item on the worker threads, in the order of items; only so many wait for their turn."""
+        """`function` of every item on the worker threads, in the order of items; only a few wait for their turn."""
         if self._pool is None or len(items) == 1:
             yield from map(function, items)
             return

@@ -1,4 +1,4 @@
-"""A data set before it is dealt out to clients; `partition` makes a Federation of it.
+"""A data set before it is divided among clients; `partition` makes a Federation of it.
 
 A `Dataset` is the samples as they are, with what a user must know about them; `partition` deals them out, cuts the
 test and validation sets and scales the inputs, in that order, so that no held-out sample touches a training one.
@@ -24,7 +24,7 @@ TESTS = ("own", "ratio", "ratio-floor", "given", "merged", "independent")
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Samples before they are dealt out to clients.
+    """Samples before they are divided among clients.
 
     x: [N, ...]      inputs, floats; or uint8 pixels, which `partition` turns into float32 in [0, 1]
     y: [N]           int64 class labels, or float targets
@@ -37,7 +37,7 @@ class Dataset:
                      deviation, with constants that are known beforehand
     standardise      None, or whose training rows the inputs are scaled with: "pooled", "client", "cluster"
     scaling          "z-score", "minmax" ([-1, 1]) or "unit" ([0, 1])
-    validation_fraction   what `partition` uses when it is not told
+    validation_fraction   what `partition` uses by default
     notes            caveats, licence and attribution: they go into every run
     meta             further facts for the federation's meta;  options: what the data set was loaded with
     """
@@ -76,7 +76,7 @@ class Dataset:
         test_samples: int = 100,
         min_samples: int = 2,
     ) -> Federation:
-        """Deal the samples out to clients.
+        """Divide the samples among clients.
 
         how       a partitioner or its string form; default the natural clients, where there are any
         clients   their number (not for natural clients)
@@ -92,7 +92,7 @@ class Dataset:
                   default: "given" for natural clients that have one, else "ratio" for classes with an official test
                   set, else "own"
         validation_fraction   share of each client's remaining training samples; default the data set's own, mostly 0
-        min_samples           every client of an artificial partition gets at least so many
+        min_samples           least number of samples per client in an artificial partition
 
         The federation's meta holds `indices` (per client, the positions in x it was given, test samples of "merged"
         counted on from the end of x) and `split_indices`. Raises DataError, one line, for what cannot be done.
@@ -172,7 +172,7 @@ class Dataset:
         if test is None:
             return "given" if natural else "ratio" if official and self.classes is not None else "own"
         if test not in TESTS:
-            raise DataError(f"test is {test!r}{closest(test, TESTS)}; known: {', '.join(TESTS)}")
+            raise DataError(f"test: unknown {test!r}{closest(test, TESTS)}; known: {', '.join(TESTS)}")
         if test != "own" and not official:
             raise DataError(f"test={test!r} needs an official test set; {self.name} has none, use test='own'")
         if test in ("ratio", "ratio-floor") and self.classes is None:

@@ -188,12 +188,14 @@ def _idx(
     for images, labels, i in ((arrays[0], arrays[1], 0), (arrays[2], arrays[3], 2)):
         if images.ndim != 3 or images.dtype != np.uint8:
             raise DataError(
-                f"{paths[i]}: images of shape {list(images.shape)}, {images.dtype}; [N, 28, 28] of uint8 expected"
+                f"{paths[i]}: found images of shape {list(images.shape)}, {images.dtype}, expected [N, 28, 28] of uint8"
             )
         if labels.ndim != 1 or len(labels) != len(images) or not len(labels):
-            raise DataError(f"{paths[i + 1]}: labels of shape {list(labels.shape)} for {len(images)} images")
+            raise DataError(
+                f"{paths[i + 1]}: found labels {list(labels.shape)} for {len(images)} images, expected one each"
+            )
         if labels.max() > 9:
-            raise DataError(f"{paths[i + 1]}: label {labels.max()} is out of range; 0 to 9 are allowed")
+            raise DataError(f"{paths[i + 1]}: found label {labels.max()}, expected 0 to 9")
     for path, expected in zip(paths, IDX_MD5[name], strict=True):
         if path.suffix == ".gz" and readers.md5(path) != expected:
             notes = (*notes, f"{path.name} is not the published file (its MD5 differs)")
@@ -256,10 +258,10 @@ def _image_npz(path: Path, key: str, side: int, classes: int) -> list[np.ndarray
         x, y = z[f"x_{split}"], z[f"{key}{split}"]
         if x.dtype != np.uint8 or x.shape[1:] != (side, side, 3) or y.shape != (len(x),) or y.dtype.kind not in "iu":
             raise DataError(
-                f"{path}: x_{split} is {x.dtype} {list(x.shape)}; uint8 [N, {side}, {side}, 3] and N labels expected"
+                f"{path}: found x_{split} {x.dtype} {list(x.shape)}, expected uint8 [N, {side}, {side}, 3] and N labels"
             )
         if len(y) and not 0 <= y.min() <= y.max() < classes:
-            raise DataError(f"{path}: labels go from {y.min()} to {y.max()}; 0 to {classes - 1} are allowed")
+            raise DataError(f"{path}: found labels from {y.min()} to {y.max()}, expected 0 to {classes - 1}")
         parts += [np.ascontiguousarray(np.moveaxis(x, -1, 1)), y.astype(np.int64)]
     return parts
 
@@ -485,7 +487,7 @@ def housing_bodyfat(
     housing, bodyfat = readers.read_csv(housing_path)[1], readers.read_csv(bodyfat_path)[1]
     for path, table, width in ((housing_path, housing, 14), (bodyfat_path, bodyfat, 15)):
         if table.shape[1] != width:
-            raise DataError(f"{path}: {table.shape[1]} columns, {width} are expected")
+            raise DataError(f"{path}: found {table.shape[1]} columns, expected {width}")
     rng = prepare.keyed(seed, 31)
     x = np.concatenate([np.column_stack([housing[:, :-1], rng.standard_normal(len(housing))]), bodyfat[:, :-1]])
     groups = np.concatenate(
@@ -494,7 +496,7 @@ def housing_bodyfat(
     notes = (
         "Boston Housing has an ethical problem: its variable B was built on the assumption that racial "
         "self-segregation raises house prices; scikit-learn removed the data for that, and strongly discourages its "
-        "use. It is here only to compare with the FPFC paper: say so beside every result",
+        "use. It is here only to compare with the FPFC paper: say so with every result",
         "Body fat: A. G. Fisher, StatLib; BodyFat is computed from Density, one of its inputs; some rows are known bad",
     )
     return Dataset(

@@ -43,7 +43,7 @@ class Federation:
     clusters : array or None
         [n] int64 ground-truth group of every client, where there is one.
     meta : dict
-        Data set, partition, seed, notes (caveats a user must see). Beside them, where they exist: `indices`, a list of
+        Data set, partition, seed, notes (caveats a user must see). Where they exist, also `indices`, a list of
         n arrays (the samples each client was given), `split_indices` (the same by train, validation and test), and
         arrays of a synthetic problem (`optimum`, ...). `describe()` is the JSON-able part.
     """
@@ -76,7 +76,7 @@ class Federation:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Caveats that belong beside every result on this data."""
+        """Caveats that belong with every result on this data."""
         return tuple(self.meta.get("notes", ()))
 
     def reorder(self, order: Sequence[int] | np.ndarray) -> "Federation":
@@ -287,7 +287,7 @@ class Federation:
         train = list(train)
         n = len(train)
         if n == 0:
-            raise DataError("a federation needs at least one client, got none")
+            raise DataError("federation: found no client, expected at least one")
         who = _names(names, n)
         test_fraction = prepare.check_fraction(test_fraction, "the test fraction")
         validation_fraction = prepare.check_fraction(validation_fraction, "the validation fraction")
@@ -300,7 +300,7 @@ class Federation:
         for split, given in (("test", test), ("validation", validation)):
             if given is not None:
                 if len(given) != n:
-                    raise DataError(f"{split} has {len(given)} entries for {n} clients; one per client is expected")
+                    raise DataError(f"{split}: found {len(given)} entries for {n} clients, expected one for each")
                 parts[split] = [
                     (checked[0][0][:0], checked[0][1][:0]) if p is None else _pair(p, name, split, integer_inputs)
                     for p, name in zip(given, who, strict=True)
@@ -322,6 +322,11 @@ class Federation:
                 k, h = prepare.held_out(int(train_split.counts[i]), test_fraction, rng)
                 kept.append(k)
                 held.append(h)
+            first = train_split.offsets
+            base["split_indices"] = {
+                "train": [k + o for k, o in zip(kept, first, strict=False)],
+                "test": [h + o for h, o in zip(held, first, strict=False)],
+            }
             train_split, test_split = _rows(train_split, kept), _rows(train_split, held)
         federation = cls(
             train=train_split,
@@ -372,7 +377,7 @@ class Federation:
 
         pairs = read(train, "train")
         if not pairs:
-            raise DataError("a federation needs at least one client, got none")
+            raise DataError("federation: found no client, expected at least one")
         return cls.from_arrays(pairs, read(test, "test"), read(validation, "validation"), **options)
 
     @classmethod
@@ -448,10 +453,10 @@ def _names(names: Sequence[str] | None, n: int) -> tuple[str, ...]:
         return tuple(f"client-{i}" for i in range(n))
     names = [str(name) for name in names]
     if len(names) != n:
-        raise DataError(f"{len(names)} names for {n} clients")
+        raise DataError(f"names: found {len(names)} for {n} clients, expected one for each")
     for i, name in enumerate(names):
         if not name.strip() or not name.isprintable():
-            raise DataError(f"client {i} has the name {name!r}; a printable, non-empty name is expected")
+            raise DataError(f"client {i}: found the name {name!r}, expected a printable, non-empty one")
     if len(set(names)) < n:
         twice = next(name for i, name in enumerate(names) if name in names[:i])
         raise DataError(f"two clients are called {twice!r}; names must be distinct")
@@ -463,7 +468,9 @@ def _clusters(clusters: Sequence[int] | np.ndarray | None, n: int) -> np.ndarray
         return None
     out = np.asarray(clusters)
     if out.shape != (n,) or not np.issubdtype(out.dtype, np.integer) or (out < 0).any():
-        raise DataError(f"clusters must be {n} integers of 0 or more, one per client; got shape {list(out.shape)}")
+        raise DataError(
+            f"clusters: found shape {list(out.shape)}, expected {n} integers of at least 0, one for each client"
+        )
     return out.astype(np.int64)
 
 
@@ -477,21 +484,21 @@ def _tensor(value: Any, where: str, what: str, integers: bool | None = True) -> 
         try:
             array = np.asarray(value)
         except ValueError:
-            raise DataError(f"{where}: {what} are ragged; every sample needs the same shape") from None
+            raise DataError(f"{where}: found ragged {what}, expected the same shape for every sample") from None
         if array.dtype.kind not in "fiub":
-            raise DataError(f"{where}: {what} are of dtype {array.dtype}; numbers are expected")
+            raise DataError(f"{where}: found {what} of dtype {array.dtype}, expected numbers")
         if array.dtype.kind == "f":
             array = array.astype(np.float64 if array.dtype.itemsize >= 8 else np.float32)
         elif array.dtype.kind == "b":
             array = array.astype(np.uint8)
         t = torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))))
     if t.is_complex():
-        raise DataError(f"{where}: {what} are complex; real numbers are expected")
+        raise DataError(f"{where}: found complex {what}, expected real numbers")
     if not t.is_floating_point():
         whole = t.long()
         if t.dtype == torch.uint64 and (whole < 0).any():
             largest = int(whole[whole < 0].flatten()[0]) + 2**64
-            raise DataError(f"{where}: {largest} in the {what} is too large; integers up to 2^63 - 1 are taken")
+            raise DataError(f"{where}: found {largest} in the {what}, expected integers below 2^63")
         small = t.dtype in (torch.uint8, torch.int8, torch.bool)
         return whole if integers or (integers is None and not small) else whole.float()
     return t if t.dtype == torch.float64 else t.float()
@@ -500,13 +507,13 @@ def _tensor(value: Any, where: str, what: str, integers: bool | None = True) -> 
 def _pair(pair: Any, name: str, split: str, integer_inputs: bool | None) -> tuple[Tensor, Tensor]:
     where = f"client {name!r}, {split}"
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise DataError(f"{where}: a pair (x, y) is expected, got {type(pair).__name__}")
+        raise DataError(f"{where}: found a {type(pair).__name__}, expected a pair (x, y)")
     x, y = _tensor(pair[0], where, "inputs", integer_inputs), _tensor(pair[1], where, "targets")
     if x.dim() < 1 or y.dim() < 1 or len(x) != len(y):
         length = [len(t) if t.dim() else "a single number" for t in (x, y)]
         raise DataError(f"{where}: x and y differ in length: {length[0]} against {length[1]}")
     if x.dim() == 1 and len(x):
-        raise DataError(f"{where}: inputs are of shape {list(x.shape)}; [samples, features, ...] is expected")
+        raise DataError(f"{where}: found inputs of shape {list(x.shape)}, expected [samples, features, ...]")
     for t, what in ((x, "inputs"), (y, "targets")):
         bad = int((~torch.isfinite(t)).sum()) if t.is_floating_point() else 0
         if bad:
@@ -526,11 +533,11 @@ def _targets(
     Returns (number of classes or None, the labels that became 0, 1, ... where they were others, notes).
     """
     if task not in ("auto", "classification", "regression"):
-        raise DataError(f"task is {task!r}; 'auto', 'classification' or 'regression' is expected")
+        raise DataError(f"task: found {task!r}, expected 'auto', 'classification' or 'regression'")
     if classes is not None and (isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 2):
-        raise DataError(f"classes is {classes!r}; an integer of 2 or more is expected (None for regression)")
+        raise DataError(f"classes: found {classes!r}, expected an integer of at least 2 (None for regression)")
     if classes is not None and task == "regression":
-        raise DataError(f"classes is {classes} and task is 'regression'; a regression has no classes")
+        raise DataError(f"classes: found {classes} with task='regression', expected None")
     integers = not parts["train"][0][1].is_floating_point()
     to_labels = classes is not None or task == "classification"
     for split, pairs in parts.items():
@@ -557,7 +564,7 @@ def _targets(
                 if y.dim() == 2 and y.shape[1] == 1:
                     y = y[:, 0]
                 if y.dim() != 1:
-                    raise DataError(f"{where}: labels are of shape {list(y.shape)}; one integer per sample is expected")
+                    raise DataError(f"{where}: found labels of shape {list(y.shape)}, expected one integer per sample")
             pairs[i] = (x, y)
     if parts["train"][0][1].is_floating_point():
         return None, None, _whole(torch.cat([y.flatten() for _, y in parts["train"]])) if task == "auto" else []
@@ -578,7 +585,7 @@ def _labels(
     """Number the labels 0 to C-1 and check them; what `_targets` returns."""
     seen = np.unique(np.concatenate([y.unique().numpy() for _, y in parts["train"]])).tolist()
     if len(seen) < 2:
-        raise DataError(f"all training samples of all clients have label {seen[0]}; at least two classes are needed")
+        raise DataError(f"found label {seen[0]} on every training sample, expected at least two classes")
     labels, notes = None, []
     if classes is None and seen in (list(range(1, len(seen) + 1)), [-1, 1]):
         labels = seen
@@ -592,7 +599,7 @@ def _labels(
             f"{seen[-1]}; expected labels 0 to C-1, or task='regression' (numbers) or task='classification' (labels)"
         )
     if highest > MOST:
-        raise DataError(f"labels up to {highest - 1} make {highest} classes; labels 0 to C-1 are expected")
+        raise DataError(f"found labels up to {highest - 1}, so {highest} classes, expected labels 0 to C-1")
     if not stated and highest > MANY:
         notes.append(f"integer targets are taken for labels of {highest} classes; task='regression' makes them numbers")
     for split, pairs in parts.items():
@@ -600,9 +607,7 @@ def _labels(
             wrong = y[~torch.isin(y, torch.tensor(labels))] if labels else y[(y < 0) | (y >= highest)]
             if len(wrong):
                 allowed = ", ".join(map(str, labels)) if labels else f"0 to {max(highest - 1, 0)}"
-                raise DataError(
-                    f"client {names[i]!r}, {split}: label {int(wrong[0])} is out of range; {allowed} are allowed"
-                )
+                raise DataError(f"client {names[i]!r}, {split}: found label {int(wrong[0])}, expected {allowed}")
             if labels:
                 pairs[i] = (x, torch.searchsorted(torch.tensor(labels), y))
     empty = [] if labels else sorted(set(range(highest)) - set(seen))

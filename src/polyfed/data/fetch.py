@@ -76,13 +76,13 @@ def fetch(
         if not path.exists():
             _download(base + file, path, expected if verify else None, timeout)
         elif verify and (found := readers.md5(path)) != expected:
-            raise DataError(f"{path}: MD5 is {found}, the published file has {expected}; delete it to fetch it again")
+            raise DataError(f"{path}: found MD5 {found}, expected {expected}; delete the file to fetch it again")
         out += _unpack(path, folder) if file.endswith(".tar.gz") else [path]
     return out
 
 
 def _download(url: str, path: Path, expected: str | None, timeout: float) -> None:
-    """To a temporary file beside `path`, checked, then renamed."""
+    """To a temporary file next to `path`, checked, then renamed."""
     digest = hashlib.md5(usedforsecurity=False)
     descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
@@ -98,9 +98,9 @@ def _download(url: str, path: Path, expected: str | None, timeout: float) -> Non
             reason = str(getattr(e, "reason", "") or e or type(e).__name__).splitlines()[0]
             raise DataError(f"cannot download {url} ({reason}); put the file at {path} by hand") from None
         if length not in (-1, received):
-            raise DataError(f"{url}: the download broke off after {received} of {length} bytes; try again")
+            raise DataError(f"{url}: the download stopped after {received} of {length} bytes; try again")
         if expected is not None and digest.hexdigest() != expected:
-            raise DataError(f"{url}: MD5 is {digest.hexdigest()}, {expected} was expected; nothing was kept")
+            raise DataError(f"{url}: found MD5 {digest.hexdigest()}, expected {expected}; nothing was kept")
         os.replace(part, path)
     finally:
         Path(part).unlink(missing_ok=True)

@@ -79,7 +79,9 @@ class Partitioner(Configured, ABC):
         result = self._deal(source, self._count(source, clients, min_samples), seed, rng, min_samples)
         for i, index in enumerate(result.indices):
             if len(index) < min_samples and not self.natural:
-                raise DataError(f"partition {self} gives client {i} {len(index)} samples; {min_samples} are needed")
+                raise DataError(
+                    f"partition {self}: found {len(index)} samples for client {i}, expected at least {min_samples}"
+                )
         return result
 
     @property
@@ -92,7 +94,7 @@ class Partitioner(Configured, ABC):
         if clients is None:
             raise DataError(f"partition {self.word!r} needs the number of clients")
         if isinstance(clients, bool) or not isinstance(clients, int | np.integer) or clients < 1:
-            raise DataError(f"clients is {clients!r}; an integer of 1 or more is expected")
+            raise DataError(f"clients: found {clients!r}, expected an integer of at least 1")
         least = max(min_samples, 1)
         if clients * least > source.size:
             raise DataError(f"{source.size} samples are not enough for {clients} clients with {least} each")
@@ -172,7 +174,7 @@ class Dirichlet(Partitioner):
 
     alpha > 0: small is skewed, large is IID. A client that comes out too small is topped up from the largest ones.
     capped: class by class, whoever has size / clients samples already gets no more, which evens out the sizes.
-    least: draw all over again, instead of topping up, until every client has so many samples.
+    least: draw again from scratch, instead of topping up, until every client has at least this many samples.
 
     The "practical" setting of PFLlib and FL-bench is "dirichlet:0.1,capped=true,least=1"; at first PFLlib asked for 40.
     """
@@ -216,7 +218,7 @@ class DirichletPrior(Partitioner):
     alpha > 0. Samples are dealt one at a time to clients in random order, the class drawn from the client's prior; a
     class that has run out is redrawn from the prior over the classes that are left, so this is a true partition.
     restart: the released code of FedSLR instead starts an exhausted class again from the top, so that some samples
-    are used twice and some by nobody: at alpha = 0.1 and 100 clients 8.4 % (10 classes) or 12 % (100) on average.
+    are used twice and some not at all: at alpha = 0.1 and 100 clients 8.4 % (10 classes) or 12 % (100) on average.
     samples: per client; default all of them, shared equally. Fewer leaves the rest unused.
     After Hsu, Qi and Brown (2019); used by FedDyn and FedSLR (arXiv 2302.11051, section 6).
     """
@@ -252,7 +254,7 @@ class DirichletPrior(Partitioner):
         notes = ()
         if self.restart:
             lost = N - len(np.unique(index))
-            notes = (f"not a partition: exhausted classes were restarted, {lost} of {N} samples are used by nobody",)
+            notes = (f"not a partition: exhausted classes were restarted, {lost} of {N} samples are never used",)
         return Assignment(_per_client(turns, n, index), notes=notes)
 
 
@@ -377,7 +379,9 @@ class Natural(Partitioner):
             raise DataError(f"{source.name} has no natural clients; give a partition, such as 'dirichlet:0.5'")
         n = int(source.groups.max()) + 1
         if clients is not None and clients != n:
-            raise DataError(f"{source.name} has {n} natural clients, {clients} were asked for; leave the number out")
+            raise DataError(
+                f"clients: found {clients}, but {source.name} has {n} natural clients; leave the number out"
+            )
         return n
 
     def _deal(self, source, n, seed, rng, min_samples):
@@ -408,7 +412,9 @@ class Composed(Partitioner):
     def _blocks(self, base: Assignment, count: int) -> np.ndarray:
         n = len(base.indices)
         if count > n:
-            raise DataError(f"partition {self.word!r}: {count} clusters need at least as many clients, got {n}")
+            raise DataError(
+                f"partition {self.word!r}: found {n} clients for {count} clusters, expected at least {count}"
+            )
         return np.arange(n) * count // n
 
     @staticmethod
@@ -469,7 +475,7 @@ class Rotation(Composed):
 
     def _deal(self, source, n, seed, rng, min_samples):
         if len(source.shape) < 2 or (any(d % 180 for d in self.degrees) and source.shape[-1] != source.shape[-2]):
-            raise DataError(f"partition 'rotation' needs square images; inputs are of shape {list(source.shape)}")
+            raise DataError(f"partition 'rotation': found inputs of shape {list(source.shape)}, expected square images")
         base = self.base.assign(source, n, seed, min_samples)
         blocks = self._blocks(base, len(self.degrees))
         turns = np.array([d // 90 % 4 for d in self.degrees])[blocks]
@@ -494,7 +500,7 @@ def parse(text: str) -> Partitioner:
         word = step.partition(":")[0].strip()
         composed = issubclass(PARTITIONERS.find(word), Composed)
         if result is not None and not composed:
-            raise DataError(f"partition: {word!r} cannot stand on {str(result)!r}, expected it to go first")
+            raise DataError(f"partition: {word!r} cannot follow {str(result)!r}, expected it first")
         result = PARTITIONERS.read(step, "partition", **({} if result is None else {"base": result}))
     if result is None:
         raise DataError(f"partition: found {shown(text)}, expected one of {', '.join(PARTITIONERS.names())}")

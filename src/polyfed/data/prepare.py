@@ -21,7 +21,7 @@ def keyed(seed: int, purpose: int, name: str = "") -> np.random.Generator:
     Raises DataError for a seed that is not an integer of 0 or more.
     """
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise DataError(f"a seed is an integer of 0 or more, got {seed!r}")
+        raise DataError(f"seed: found {seed!r}, expected an integer of at least 0")
     word = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
     return np.random.default_rng([int(seed), purpose, word])
 
@@ -29,7 +29,7 @@ def keyed(seed: int, purpose: int, name: str = "") -> np.random.Generator:
 def check_fraction(value: float, what: str) -> float:
     """`value` as a float in [0, 1), or DataError naming `what`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise DataError(f"{what} is {value!r}; a number from 0 to below 1 is expected")
+        raise DataError(f"{what}: found {value!r}, expected a number from 0 to below 1")
     return float(value)
 
 

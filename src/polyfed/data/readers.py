@@ -19,7 +19,7 @@ import numpy as np
 from polyfed.core.errors import DataError
 
 IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-UNPACKED, RATIO = 1 << 30, 200  # compressed data may unpack to so many bytes, or to so many times their size
+UNPACKED, RATIO = 1 << 30, 200  # largest size of unpacked data, in bytes or in multiples of the packed size
 LARGEST = 2**53  # labels up to this are exact in every number format that a file may use
 
 
@@ -30,7 +30,7 @@ def read_bytes(path: str | Path) -> bytes:
     """
     try:
         if Path(path).exists() and not Path(path).is_file():
-            raise DataError(f"{path}: cannot be read (a file is expected)")
+            raise DataError(f"{path}: cannot be read; expected a file")
         with open(path, "rb") as f:
             if f.read(2) != b"\x1f\x8b":
                 f.seek(0)
@@ -72,7 +72,7 @@ def read_idx(path: str | Path) -> np.ndarray:
     shape = tuple(int.from_bytes(b[k : k + 4], "big") for k in range(4, start, 4))
     expected = start + prod(shape) * dtype.itemsize
     if len(b) != expected or len(b) < start or 0 in shape:
-        raise DataError(f"{path}: its header promises shape {list(shape)}, {expected} bytes; it has {len(b)}")
+        raise DataError(f"{path}: found {len(b)} bytes, expected {expected} for the shape {list(shape)} in its header")
     return np.frombuffer(b, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
 
 
@@ -85,12 +85,14 @@ def read_cifar(path: str | Path, label_bytes: int = 1) -> tuple[np.ndarray, np.n
     b = read_bytes(path)
     record = label_bytes + 3072
     if not b or len(b) % record:
-        raise DataError(f"{path}: {len(b)} bytes are no whole number of records of {record} (CIFAR binary version)")
+        raise DataError(
+            f"{path}: found {len(b)} bytes, expected a multiple of {record}, one record (CIFAR binary version)"
+        )
     rows = np.frombuffer(b, np.uint8).reshape(-1, record)
     labels = rows[:, :label_bytes].copy()
     for column, allowed in enumerate([10] if label_bytes == 1 else [20, 100]):
         if labels[:, column].max() >= allowed:
-            raise DataError(f"{path}: label {labels[:, column].max()} is out of range; 0 to {allowed - 1} are allowed")
+            raise DataError(f"{path}: found label {labels[:, column].max()}, expected 0 to {allowed - 1}")
     return rows[:, label_bytes:].reshape(-1, 3, 32, 32).copy(), labels
 
 
@@ -133,7 +135,10 @@ def _read_npy(path: str | Path, archive: zipfile.ZipFile, member: zipfile.ZipInf
             raise DataError(f"{path}: array {name!r} holds objects, which are never unpickled")
         there, promised = member.file_size - f.tell(), prod(shape) * dtype.itemsize
         if there != promised or min(shape, default=0) < 0:
-            raise DataError(f"{path}: array {name!r} promises shape {list(shape)}, {promised} bytes; it has {there}")
+            raise DataError(
+                f"{path}: array {name!r}: found {there} bytes, expected {promised} for the "
+                f"shape {list(shape)} in its header"
+            )
     with archive.open(member) as f:
         return np.lib.format.read_array(f, allow_pickle=False)
 
@@ -155,7 +160,7 @@ def read_csv(path: str | Path) -> tuple[list[str], np.ndarray, list[bool]]:
         raise DataError(f"{path}: the file is empty")
     header = [name.strip() for name in rows[0][1]]
     if all(_number(cell) is not None for cell in header):
-        raise DataError(f"{path}: the first line holds numbers; a header line with column names is expected")
+        raise DataError(f"{path}: found numbers in the first line, expected a header line with column names")
     if "" in header:
         raise DataError(
             f"{path}: column {header.index('') + 1} has no name; if it counts the rows, leave it out (pandas: "
@@ -169,11 +174,11 @@ def read_csv(path: str | Path) -> tuple[list[str], np.ndarray, list[bool]]:
     values = np.empty((len(rows) - 1, len(header)))
     for i, (k, row) in enumerate(rows[1:]):
         if len(row) != len(header):
-            raise DataError(f"{path}, line {k}: {len(row)} cells, the header has {len(header)}")
+            raise DataError(f"{path}, line {k}: found {len(row)} cells, expected {len(header)} as in the header")
         numbers = [_number(cell) for cell in row]
         if None in numbers:
             bad = numbers.index(None)
-            raise DataError(f"{path}, line {k}, column {header[bad]!r}: {row[bad][:40]!r} is not a number")
+            raise DataError(f"{path}, line {k}, column {header[bad]!r}: found {row[bad][:40]!r}, expected a number")
         values[i] = numbers
     whole = [all(_is_integer(row[c]) for _, row in rows[1:]) for c in range(len(header))]
     return header, values, whole
@@ -209,7 +214,7 @@ def client_files(path: str | Path) -> list[Path]:
         raise DataError(f"{folder}: no such folder")
     files = sorted(f for f in folder.iterdir() if f.is_file() and f.suffix.lower() in (".csv", ".npz"))
     if not files:
-        raise DataError(f"{folder}: no CSV or npz files in it; one per client is expected")
+        raise DataError(f"{folder}: found no CSV or npz file, expected one per client")
     return files
 
 
@@ -218,7 +223,7 @@ def read_clients(
 ) -> list[ClientFile]:
     """One client per CSV or npz file (see `Federation.from_files`); targets int64 for classes, float for regression."""
     if task not in ("auto", "classification", "regression"):
-        raise DataError(f"task is {task!r}; 'auto', 'classification' or 'regression' is expected")
+        raise DataError(f"task: found {task!r}, expected 'auto', 'classification' or 'regression'")
     clients: list[ClientFile] = []
     columns: tuple[Path, list[str]] | None = None
     whole = True
@@ -226,7 +231,7 @@ def read_clients(
         if path.suffix.lower() == ".npz":
             z = read_npz(path, ["x", "y"])
             if ("x_test" in z) != ("y_test" in z):
-                raise DataError(f"{path}: x_test and y_test come together; only one of them is there")
+                raise DataError(f"{path}: found one of x_test and y_test, expected both or neither")
             test = (images(z["x_test"]), z["y_test"]) if "x_test" in z else None
             clients.append(ClientFile(path.stem, (images(z["x"]), z["y"]), test))
             whole &= z["y"].dtype.kind in "iub"
@@ -241,13 +246,13 @@ def read_clients(
                 raise DataError(f"{path}: no column {target!r}; it has {', '.join(header)}")
             t = header.index(target) if target is not None else len(header) - 1
             if len(header) < 2:
-                raise DataError(f"{path}: one column only; inputs and a target are expected")
+                raise DataError(f"{path}: found one column, expected inputs and a target")
             with np.errstate(over="ignore"):  # infinite then, which is refused with the client's name
                 x = np.delete(values, t, axis=1).astype(np.float32)
             clients.append(ClientFile(path.stem, (x, values[:, t])))
             whole &= integers[t]
         else:
-            raise DataError(f"{path}: a file ending in .csv or .npz is expected")
+            raise DataError(f"{path}: expected a file ending in .csv or .npz")
     have = [c.test is not None for c in clients]
     if any(have) and not all(have):
         raise DataError(f"{paths[have.index(False)]}: no x_test and y_test, though other clients have them")

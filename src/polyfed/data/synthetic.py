@@ -63,7 +63,7 @@ def fpfc(scenario: str = "s1", seed: int = 0, features: str = "uniform", scale: 
             raise DataError(f"FPFC data: {what} is {value!r}; known: {', '.join(allowed)}")
     prepare.keyed(seed, 0)
     if seed >= 2**32:
-        raise DataError(f"FPFC data: the seed is {seed}; below 2**32 is expected")
+        raise DataError(f"FPFC data: seed: found {seed}, expected less than 2**32")
     blocks = FPFC_SCENARIOS[scenario][scale]
     m, L, C, d = sum(blocks), len(blocks), 10, 60
     clusters = np.repeat(np.arange(L), blocks)
@@ -113,7 +113,7 @@ def least_squares(
     _check(clients=clients, dim=dim)
     for value, what in ((heterogeneity, "heterogeneity"), (noise, "noise"), (curvature, "curvature")):
         if not value >= 0:
-            raise DataError(f"least squares: {what} is {value!r}; a number of 0 or more is expected")
+            raise DataError(f"least squares: {what}: found {value!r}, expected a number of at least 0")
     prepare.check_fraction(test_fraction, "the test fraction")
     rng = prepare.keyed(seed, 21)
     w = rng.standard_normal(dim) + heterogeneity * rng.standard_normal((clients, dim))
@@ -159,7 +159,7 @@ def heterogeneous_quadratics(
     """
     _check(clients=clients, dim=dim)
     if not 0 < mu <= L:
-        raise DataError(f"quadratics: 0 < mu <= L is expected, got mu = {mu:g} and L = {L:g}")
+        raise DataError(f"quadratics: found mu = {mu:g} and L = {L:g}, expected 0 < mu <= L")
     rng = prepare.keyed(seed, 22)
     h = rng.uniform(mu, L, (clients, dim))
     if dim >= 2:
@@ -196,14 +196,14 @@ def _regression(name, seed, train, test, meta) -> Federation:
 def _sizes(samples: int | Sequence[int], clients: int) -> list[int]:
     sizes = [samples] * clients if isinstance(samples, int | np.integer) else [int(s) for s in samples]
     if len(sizes) != clients or min(sizes, default=0) < 1:
-        raise DataError(f"samples is {samples!r}; an integer of 1 or more, or {clients} of them, is expected")
+        raise DataError(f"samples: found {samples!r}, expected an integer of at least 1, or {clients} of them")
     return [int(s) for s in sizes]
 
 
 def _check(**values: int) -> None:
     for what, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise DataError(f"{what} is {value!r}; an integer of 1 or more is expected")
+            raise DataError(f"{what}: found {value!r}, expected an integer of at least 1")
 
 
 __all__ = [

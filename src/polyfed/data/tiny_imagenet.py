@@ -65,7 +65,9 @@ def _image(path: Path) -> np.ndarray:
     try:
         with Image.open(path, formats=["JPEG"]) as image:
             if image.size != (SIDE, SIDE):
-                raise DataError(f"{path}: an image of {image.size[0]} x {image.size[1]}, {SIDE} x {SIDE} is expected")
+                raise DataError(
+                    f"{path}: found an image of {image.size[0]} x {image.size[1]}, expected {SIDE} x {SIDE}"
+                )
             return np.moveaxis(np.asarray(image.convert("RGB")), -1, 0)
     except UnidentifiedImageError:
         raise DataError(f"{path}: not a JPEG file") from None

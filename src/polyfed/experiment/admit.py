@@ -1,5 +1,5 @@
-"""admit: clients that come after training. Each is taken in by its method's rule, the others stay as they are; what
-that is worth is told beside what the newcomer reaches alone.
+"""admit: clients that come after training. Each is added by its method's rule while the others stay as they are, and
+compared with what it reaches alone.
 """
 
 import copy
@@ -18,7 +18,7 @@ from polyfed.core.batches import padded
 from polyfed.core.errors import ConfigError, DataError, closest
 from polyfed.core.ledger import COLUMNS
 from polyfed.core.metric import Metric
-from polyfed.core.newcomer import Apart, Newcomer
+from polyfed.core.newcomer import Apart, Newcomer, newcomer
 from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
 from polyfed.core.rows import MemoryRows
@@ -51,7 +51,7 @@ class Admission:
         One row per exchange and newcomer: exchange (0: at entry), client, the metric, alone (the same of Local after as
         many rounds of the same local work), down_bytes and up_bytes so far.
     metric : Metric
-        The one that leads.
+        The leading metric.
     split : str
         What it is measured on: "test", or "train" where there are no test samples.
     personal : Tensor
@@ -215,18 +215,22 @@ def admit(
 
 
 def fits(old: Federation, new: Federation) -> None:
-    """Raise ConfigError or DataError, in one line, for newcomers that are no further clients of `old`."""
+    """Raise ConfigError or DataError, in one line, for newcomers that cannot join the clients of `old`."""
     if not isinstance(new, Federation):
         raise ConfigError(f"newcomers: found a {type(new).__name__}, expected a polyfed.Federation")
     for name in new.names:
         if name in old.names:
-            raise ConfigError(f"newcomers: {name!r} is the name of a client of the run; give another")
+            raise ConfigError(f"newcomers: found the name {name!r}, which a client of the run has; expected a new one")
     if new.input_shape != old.input_shape:
         found, wanted = list(new.input_shape), list(old.input_shape)
-        raise DataError(f"newcomers: inputs of {new.names[0]!r} have shape {found}, the run's have {wanted}")
+        raise DataError(
+            f"newcomers: found inputs of shape {found} for {new.names[0]!r}, expected {wanted} as in the run"
+        )
     if (new.classes is None) != (old.classes is None):
         kinds = ["numbers" if f.classes is None else "class labels" for f in (new, old)]
-        raise DataError(f"newcomers: the targets of {new.names[0]!r} are {kinds[0]}, the run's are {kinds[1]}")
+        raise DataError(
+            f"newcomers: found {kinds[0]} as the targets of {new.names[0]!r}, expected {kinds[1]} as in the run"
+        )
     if new.outputs > old.outputs:
         what = "classes" if old.classes is not None else "numbers per target"
         raise DataError(f"newcomers: {new.outputs} {what}, the run's model has {old.outputs}")
@@ -239,7 +243,7 @@ def newcomers(run: Run, data: str | Path, target: str | None = None) -> Federati
     """
     place, of, old = Path(data), run.settings["data"], run.outline
     if not place.exists():
-        raise DataError(f"{place}: there is no such file or folder")
+        raise DataError(f"{place}: no such file or folder")
     found = Federation.from_files(
         client_files(place) if place.is_dir() else [place],
         target or of.get("options", {}).get("target"),
@@ -259,7 +263,7 @@ class _Admitting:
         before = run.loop
         assert isinstance(before.engine, LocalEngine)
         task, self.before, self.algorithm = before.task, before, algorithm
-        first = algorithm.admit(task, server, before.samples)
+        first = newcomer(algorithm, task, server, before.samples)
         self.newcomers = [copy.copy(first) for _ in range(federation.n)]
         keys, work = client_keys(federation.names), before.engine.worker.work
         plan = make_plan(task, federation.n, work.per_step(train.counts))

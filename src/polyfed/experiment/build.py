@@ -1,4 +1,4 @@
-"""From a checked experiment to the things themselves: data set, federation, model, methods, arguments of `fit`."""
+"""From a checked experiment to the objects it names: data set, federation, model, methods, arguments of `fit`."""
 
 import dataclasses
 import os
@@ -34,7 +34,7 @@ class Parts:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The data set, before it is dealt out."""
+        """The data set, before it is divided among clients."""
         d = self._asked.data
         if d.name not in names() and "/" not in d.name and not os.path.exists(d.name):
             known = f"known: {', '.join(names())}, or a folder"
@@ -54,7 +54,7 @@ class Parts:
         return self._federations[seed]
 
     def _dealt(self) -> tuple[str, int | None]:
-        """(partition, clients), with what stands in for what was not said."""
+        """(partition, clients), with defaults for what was not given."""
         d, natural = self._asked.data, self.dataset.groups is not None
         how = d.partition or ("natural" if natural else "iid" if self.dataset.classes is None else "dirichlet:0.5")
         try:

@@ -47,7 +47,7 @@ def table_of(value: Any, key: str, where: Where) -> dict[str, Any]:
 def read_table(cls: type[T], values: Mapping[str, Any], where: Where, also: Iterable[str] = ()) -> T:
     """A table of a file, keys in kebab-case, or ConfigError for the first key that is wrong.
 
-    also: further keys that the file may have beside these
+    also: further keys that the file may have
     """
     types = {kebab(name): hint for name, hint in types_of(cls).items()}
     for key in values:

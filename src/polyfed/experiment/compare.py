@@ -2,7 +2,7 @@
 initial model for all methods, so that their differences are paired.
 
 A comparison folder holds comparison.toml, runs/<label>-seed<k>/ and report.html; it can be interrupted and resumed.
-Runs that are too small for two threads are trained side by side, which changes none of their numbers but the seconds.
+Runs that are too small for two threads are trained side by side, which changes only how long they take.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ class Result:
 
 
 class Watch:
-    """Told what a comparison does. Override what is wanted."""
+    """Hooks into a comparison. Override what you need."""
 
     def start(self, total: int) -> None:
         """A comparison of `total` runs starts."""
@@ -168,7 +168,7 @@ def compare(
     report: bool = True,
     **settings: Any,
 ) -> Comparison:
-    """Train every algorithm under every seed, all on the same data and from the same start.
+    """Train every algorithm with every seed, on the same data and from the same start.
 
     A run that diverges does not stop the others; it is in `failures`. After Ctrl-C the round in hand is finished and
     saved, and the status is "interrupted".
@@ -192,10 +192,10 @@ def compare(
     resume : bool
         Runs that are finished in `out` are read back, an unfinished one is continued.
     keep : bool
-        Hold on to every Run. False: only to its numbers, and then runs that take one thread each are trained side by
+        Keep every Run. False: keep only its numbers; then runs that take one thread each are trained side by
         side, in as many processes as there are cores (on Linux, in a folder, without callbacks).
     watch : Watch or None
-        Told what happens.
+        Called as the comparison proceeds.
     config : dict or None
         Contents of comparison.toml.
     describe : callable or None
@@ -220,7 +220,7 @@ def compare(
     if not which or any(isinstance(s, bool) or not isinstance(s, int) for s in which):
         raise ConfigError(f"seeds: found {seeds!r}, expected a number of at least 1, or a list of integers")
     if len(set(which)) < len(which):
-        raise ConfigError(f"seeds: found {which!r}, expected distinct ones")
+        raise ConfigError(f"seeds: found {which!r}, expected distinct seeds")
     watch = watch or Watch()
     folder = Path(out) if out is not None else None
     how = training_of(training, settings)

@@ -29,7 +29,7 @@ TABLES = ("data", "model", "algorithm", "algorithms")
 INFORMATION = ("plan", "versions")  # tables of a run's config.toml that decide nothing
 
 
-# What `polyfed run` does when it is told nothing: the hospitals, cut as in FLamby (two thirds to train), each method
+# What `polyfed run` does without arguments: the hospitals, cut as in FLamby (two thirds to train), each method
 # with the same number of full-batch steps, enough of them for every loss to have settled.
 MAIN_JOB: dict[str, Any] = {
     "rounds": 60,
@@ -115,7 +115,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         near = closest(path.name, [p.name for p in path.parent.glob("*.toml")])
-        raise ConfigError(f"{path}: there is no such file{near}") from None
+        raise ConfigError(f"{path}: no such file{near}") from None
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f"{path}: cannot be read ({getattr(e, 'strerror', None) or e})") from None
     except (ValueError, RecursionError) as e:  # TOMLDecodeError, an integer of thousands of digits, lists within lists
@@ -203,7 +203,7 @@ def resolve(
     over = table_of(command.get("algorithm", {}), "algorithm", where)
     settings = read_table(Settings, {k: v for k, v in layers.items() if k not in TABLES}, where, TABLES)
     if settings.local_epochs is not None and settings.local_steps is not None:
-        raise ConfigError(f"{where('local-epochs')}: local-steps is set too, and replaces it; leave out one of them")
+        raise ConfigError(f"{where('local-epochs')}: conflicts with local-steps; leave out one of them")
     data = read_table(Data, table_of(layers.get("data", {}), "data", where), where)
     if data.dir is not None:
         data = dataclasses.replace(data, dir=_absolute(data.dir))
@@ -271,7 +271,7 @@ def _methods(layers: Mapping[str, Any], where: Where) -> tuple[dict[str, Any], l
     if "name" in one or "file" in one:
         if {"algorithm", "algorithms"} <= where.given:
             raise ConfigError(
-                f"{where('algorithm.name')}: there are [[algorithms]] too; leave out one of them (without a name, "
+                f"{where('algorithm.name')}: conflicts with [[algorithms]]; leave out one of them (without a name, "
                 "[algorithm] holds settings for all)"
             )
         return {}, [one]
@@ -298,7 +298,7 @@ def _method(
             raise ConfigError(f"{file}: holds {', '.join(found) or 'no method'}; name one with algorithm.name")
         name = name or found[0]
     if name is None:
-        raise ConfigError(f"{where('algorithm')}: a name is missing; known: {', '.join(sorted(REGISTRY))}")
+        raise ConfigError(f"{where('algorithm')}: found no name, expected one of {', '.join(sorted(REGISTRY))}")
     cls = REGISTRY.find(name)
     keys = {kebab(f.name) for f in dataclasses.fields(cls)}
     values = {k: v for k, v in shared.items() if k in keys}

@@ -80,7 +80,8 @@ def _factors(run: Run, named: dict[str, Tensor]) -> dict[str, Tensor]:
     factors, w = run.algorithm.factors(run.server), run.common
     if factors is None or w is None:
         raise ConfigError(
-            f"factorised: {run.algorithm.name} makes no low-rank model; fedslr (structure LR+S or LR+LR) and gpgd do"
+            f"factorised: {run.algorithm.name} does not make low-rank models; fedslr (structure LR+S or LR+LR) and "
+            "gpgd do"
         )
     sheets = places(run.server).items()
     common = {key: as_weight(sheet.unfold(w), named[key].shape) for key, sheet in sheets if key in factors}

@@ -33,7 +33,7 @@ NAMES = (
     *HEADS, "federation.json", "partition.safetensors", "fixed.safetensors", "models.safetensors",
     "models/*.safetensors", "models/.*.draft", ".*.draft", "checkpoint/**/*", "rows/**/*", "metrics.jsonl",
     "common.jsonl", "clients.csv", "ledger.csv", "assignments.csv", "report.json", "summary.json", "log.txt",
-    "report.html", "tune.svg", "admission.svg",
+    "scores.safetensors", "report.html", "tune.svg", "admission.svg",
 )  # fmt: skip
 RECIPE = ("kept/*.json", "outcome.md", "table[0-9]*-*.csv")  # beside recipe.txt
 PART = re.compile(r"(?!\d{8}-\d{6}-).+-seed-?\d+")  # a run of a comparison, and not a folder that was named by its time
@@ -121,7 +121,7 @@ def config_of(folder: Path) -> Path:
     """The experiment file inside a run or comparison folder."""
     if not folder.is_dir():
         near = closest(folder.name, [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else [])
-        raise RunError(f"{folder}: there is no such folder{near}")
+        raise RunError(f"{folder}: no such folder{near}")
     for name in ("comparison.toml", "config.toml"):
         if (folder / name).is_file():
             return folder / name
@@ -144,7 +144,7 @@ def our_files(folder: Path) -> list[Path]:
 
 
 def _of_recipe(folder: Path) -> list[str]:
-    """Names that a recipe's results have beside those of any run; figures are those that its page shows."""
+    """Names of a recipe's results in addition to those of any run; figures are those that its page shows."""
     if not (folder / "recipe.txt").is_file():
         return []
     page = folder / "outcome.md"
@@ -258,7 +258,7 @@ _held: dict[str, int] = {}  # folder -> the thread of this process that holds it
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Make the folder ours and keep other processes from writing in it; again in the same thread is no other one.
+    """Make the folder ours and keep other processes from writing in it; the same thread may do so again.
 
     Raises RunError, saying who is at work there. An error leaves no folder behind that was empty before.
     """

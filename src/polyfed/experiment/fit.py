@@ -41,13 +41,13 @@ def fit(
     algorithm : Algorithm
         The method, such as ``polyfed.FedAvg(lr=0.1)``.
     training : Training, optional
-        How to train; ``settings`` beat it.
+        How to train; ``settings`` override it.
     start : Run, optional
-        A run on the same clients and model to start from. Of the same method (its settings may differ) its whole state
-        is taken over and ``rounds`` more are counted on from its last; of another one its clients' models, for methods
-        that can start from them, with one upload of each billed as round -1.
+        A run on the same clients and model to start from. If it is of the same method (settings may differ), its whole
+        state is kept and ``rounds`` more are added to its own. If it is of another method, its clients' models are the
+        start, for methods that allow it, and one upload of each is billed as round -1.
     out : path, optional
-        Run folder, not a used one; without it nothing is written.
+        Run folder, new or empty; without it nothing is written.
     resume : bool
         Continue from the checkpoint in ``out``, if there is one.
     callbacks : sequence of callables
@@ -68,7 +68,7 @@ def fit(
     ConfigError, ModelError, DataError
         Before training, when something does not fit.
     Diverged
-        When a value stops being finite.
+        When a value is no longer finite.
     RunError
         When a folder cannot be read or written.
 

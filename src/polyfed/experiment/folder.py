@@ -35,6 +35,7 @@ from polyfed.experiment import files
 from polyfed.experiment.run import Run
 from polyfed.experiment.training import Training
 from polyfed.report.files import tensors
+from polyfed.report.intervals import rmse_terms
 
 MODELS_LIMIT = 2 << 30  # bytes of per-client model files written without being asked
 BLOCK = 1 << 28  # bytes of models that a digest takes at a time
@@ -115,9 +116,11 @@ class RunFolder:
         return found if isinstance(found, dict) else {}
 
     def finish(self, run: Run) -> None:
-        """The results: checkpoint, clients.csv, ledger.csv, assignments.csv, report.json, summary.json, models."""
+        """The results: checkpoint, clients, scores, ledger, assignments, findings, models, and at last summary.json."""
         self.checkpoint(run, force=True)
         self.write("clients.csv", csv_text(run.clients))
+        if "test" in run.final:
+            self.write_bytes("scores.safetensors", scores(run))
         self.write("ledger.csv", run.ledger.to_csv(index=False))
         if run.clusters is not None:
             self.write("assignments.csv", csv_text(run.assignments.reset_index()))
@@ -203,6 +206,30 @@ def client_model(run: Path, i: int, name: str) -> tuple[dict[str, Tensor], bool]
     if own.is_file() or common.is_file():
         return tensors(own if own.is_file() else common), not own.is_file()
     return ({k: t.clone() for k, t in tensors(whole, i).items()}, False) if whole.is_file() else None
+
+
+def scores(run: Run) -> dict[str, Tensor]:
+    """What every test sample adds to its client's metrics, as scores.safetensors holds it: the mean over a client's
+    samples is its metric in clients.csv, to first order where that is no mean (RMSE).
+
+    counts: [n] test samples per client, whose samples follow one another     id: [N] the sample, the same number in
+    every run on the same data     a float32 array [N] per metric, NaN where the client's metric is
+    """
+    loop, task, test = run.loop, run.loop.task, run.federation.test.to(run.loop.task.device, run.loop.task.dtype)
+    known = run.federation.meta.get("split_indices")
+    ids = np.arange(len(test.x)) if known is None else np.concatenate(known["test"])
+    parts: dict[str, list[Tensor]] = {}
+    roots = [m.name for m in task.scores if m.root]
+    for block in np.array_split(np.arange(loop.n), -(-loop.n * task.p * task.w0.element_size() // BLOCK)):
+        for i, w in zip(block, loop.personal(block), strict=True):
+            x, y = test.client(int(i))
+            for name, values in task.per_sample(w, x, y).items() if len(x) else ():
+                if name in roots:
+                    values = torch.as_tensor(rmse_terms(values.double().cpu().numpy()))
+                lost = math.isnan(run.final["test"][name][i])  # an attacker's
+                parts.setdefault(name, []).append(torch.full_like(values, math.nan) if lost else values)
+    found = {name: torch.cat(values).float() for name, values in parts.items()}
+    return found | {"counts": torch.as_tensor(test.counts), "id": torch.as_tensor(ids)}
 
 
 def fingerprint(run: Run) -> dict[str, Any]:

@@ -265,7 +265,7 @@ class Opened(Run):
 
     def _unknown(self, key: str) -> ConfigError:
         return ConfigError(
-            f"{self._at}: its {key} was an object of Python, which no file holds; go on with "
+            f"{self._at}: its {key} was a Python object, which no file holds; continue with "
             "polyfed.fit(..., out=folder, resume=True)"
         )
 
@@ -318,7 +318,7 @@ class Opened(Run):
 
 
 def _hollow(counts: list[int], about: dict[str, Any]) -> Split:
-    """A split of so many samples whose values are not there: NaN, in no memory."""
+    """A split with the right number of samples and no values: NaN, in no memory."""
     total, classes = sum(counts), about["classes"]
     x = torch.full((1,), torch.nan).view([1] * (1 + len(about["inputs"]))).expand(total, *about["inputs"])
     y = (

@@ -28,7 +28,7 @@ _inside = False  # whether this process is such a task
 
 
 def room(device: str = "cpu") -> int:
-    """How many tasks may run at a time: one per core and as many as fit into memory beside this process.
+    """How many tasks may run at a time: one per core, as far as memory allows.
 
     One where processes cannot be forked safely: not on Linux, on an accelerator, off the main thread, in a task.
     """
@@ -42,12 +42,12 @@ def room(device: str = "cpu") -> int:
 def side_by_side(
     tasks: Sequence[Callable[[], Any]], most: int, begin: Callable[[int], None] | None = None
 ) -> Iterator[tuple[int, Any]]:
-    """Run the tasks, at most so many at a time, in their order; yields (which, what it returned) as they end.
+    """Run the tasks in order, a limited number at a time; yields (which, what it returned) as they end.
 
     begin: called with the number of a task before it starts
 
     Raises what a task raised, after the others were stopped. After Ctrl-C no further task is started, those that run
-    are told once, what they return is still yielded, and KeyboardInterrupt is raised at the end.
+    are signalled once, what they return is still yielded, and KeyboardInterrupt is raised at the end.
     """
     waiting, running = list(enumerate(tasks)), dict[Connection, tuple[int, BaseProcess]]()
     failed: BaseException | None = None
@@ -140,7 +140,7 @@ def _ended(channel: Connection, process: BaseProcess) -> tuple[Any, BaseExceptio
     process.join()
     if "error" in told:
         kind = getattr(errors, told["error"], None)
-        return None, kind(told["text"]) if kind else RuntimeError(f"in a process beside this one:\n{told['text']}")
+        return None, kind(told["text"]) if kind else RuntimeError(f"in a worker process:\n{told['text']}")
     return (None, KeyboardInterrupt()) if "interrupted" in told else (told["value"], None)
 
 

@@ -110,6 +110,8 @@ def check_robust(
     means = averaged(used)
     if not means:
         raise ConfigError(f"robust: {algorithm.name} does not average its uploads, so {rule.name} cannot be applied")
-    alone = sorted(name for name, words in used.items() if words == {"rows"})
-    rest = f"; {', '.join(alone)} {'is' if len(alone) == 1 else 'are'} used client by client, as sent" if alone else ""
+    alone = sorted(name for name, words in used.items() if "rows" in words)
+    also = "also " if set(alone) & set(means) else ""
+    verb = "is" if len(alone) == 1 else "are"
+    rest = f"; {', '.join(alone)} {verb} {also}used client by client, as sent" if alone else ""
     return f"{rule.name} replaces the mean of {', '.join(means)}{rest}"

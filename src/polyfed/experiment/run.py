@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Run:
     """A training run: what `fit` returns, or what `Run.open` reads from a folder.
 
-    status: "finished", "interrupted" or "diverged"; "unfinished" of a folder whose run was killed
+    status: "finished", "interrupted" or "diverged"; "unfinished" for the folder of a run that was killed
     settings: everything that determines the numbers, as written to config.toml
     """
 
@@ -121,7 +121,7 @@ class Run:
 
         factorised: layers whose common part is of low rank become pairs of thin layers with the same outputs; for
             FedSLR and GPGD, ConfigError for other methods
-        sparse: such a layer with a personal part is one dense layer, "merged", as fast as ever, or the pair and a
+        sparse: such a layer with a personal part is one dense layer, "merged", as fast as before, or the pair and a
             sparse matrix, "beside", smaller, but faster for large linear layers only; see polyfed.models.factorised
         """
         names = self.outline.names
@@ -135,7 +135,7 @@ class Run:
         if factors is None or common is None:
             name = self.loop.algorithm.name
             raise ConfigError(
-                f"factorised: {name} makes no low-rank model; fedslr (structure LR+S or LR+LR) and gpgd do"
+                f"factorised: {name} does not make low-rank models; fedslr (structure LR+S or LR+LR) and gpgd do"
             )
         named = task.layout.named
         return factorised_model(task.model, pack(named(w), named(common), factors), sparse)
@@ -221,7 +221,7 @@ class Run:
         """Copy one client's model from the run's folder to a safetensors file, with a JSON file that says what it is.
 
         client: name, or number from 0     out: the file; None: <client>.safetensors in the working folder
-        factorised: low-rank layers as two factors and what is sparse beside them (FedSLR, GPGD)
+        factorised: low-rank layers as two factors and a sparse part (FedSLR, GPGD)
 
         Returns both paths.
         """

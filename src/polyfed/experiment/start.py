@@ -15,7 +15,7 @@ def start_from(loop: Loop, start: Run) -> None:
     """Give a fresh loop the state of another run, or its clients' models, each billed as one upload of round -1."""
     before, task, everyone = start.loop, loop.task, torch.arange(loop.n, device=loop.task.device)
     if list(before.names) != list(loop.names) or before.task.layout.entries != task.layout.entries:
-        raise ConfigError("start: the run is of other clients or another model")
+        raise ConfigError("start: the run has other clients or another model, expected the same")
     if type(before.algorithm) is type(loop.algorithm):
         _take_over(loop, before)
         return
@@ -35,7 +35,7 @@ def _take_over(loop: Loop, before: Loop) -> None:
         for x in (before, loop)
     ]
     if shapes[0] != shapes[1]:
-        raise ConfigError(f"start: the state of the run is of another form than that of {loop.algorithm}")
+        raise ConfigError(f"start: the run's state has another form than that of {loop.algorithm}")
     device = loop.task.device
     loop.t, loop.clock = before.t, before.clock
     loop.server = {k: v.to(device, copy=True) for k, v in before.server.items()}

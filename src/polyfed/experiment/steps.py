@@ -27,9 +27,7 @@ class Listed(Each):
     def each(self, seed: int, round: int, keys: np.ndarray) -> np.ndarray:
         known = {key_of(name): steps for name, steps in self.steps.items()}
         if any(key not in known for key in keys.tolist()):
-            raise ConfigError(
-                "local_steps: a client that has joined since is not in the list, expected one number or rule"
-            )
+            raise ConfigError("local_steps: found a list without the new client, expected one number or rule")
         return np.array([known[key] for key in keys.tolist()], dtype=np.int64)
 
 
@@ -39,7 +37,7 @@ def local_steps_of(
     """The rule that `Work` takes.
 
     names: [n] of the federation's clients; a list has one number for each, in this order, a table one by each name
-    Raises ConfigError for what is no rule, a client left out, an unknown client and a number below 1.
+    Raises ConfigError for anything that is not a rule, a missing or unknown client, and a number below 1.
     """
     if given is None or callable(given):
         return given

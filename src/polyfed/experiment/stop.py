@@ -26,7 +26,7 @@ def status(since: int = 0) -> int:
 def interruptible(terminable: bool = False) -> Iterator[threading.Event]:
     """The first signal sets the event, so that the round in hand is finished; the second one interrupts at once.
 
-    terminable: answer SIGTERM too, for there is a folder to save the state in
+    terminable: answer SIGTERM too, since there is a folder to save the state in
     """
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():

@@ -53,11 +53,11 @@ class Trainer:
     task : Task
         Model and loss.
     federation : Federation
-        The clients, with what an attack on the labels has made of their data.
+        The clients; under an attack on labels, with their labels changed.
     algorithm : Algorithm
         The method.
     training : Training
-        With nothing left open.
+        With every setting resolved.
     work : Work
         What a client does in a round.
     schedule : Schedule
@@ -95,7 +95,7 @@ class Trainer:
         Parameters
         ----------
         out : str, Path or None
-            Run folder, not a used one; without it nothing is written.
+            Run folder, new or empty; without it nothing is written.
         resume : bool
             Continue from the checkpoint in `out`, if there is one.
         callbacks : sequence of callable
@@ -141,7 +141,7 @@ class Trainer:
         return loop
 
     def _settings(self, loop: Loop) -> dict[str, Any]:
-        """What config.toml says of the run."""
+        """The run's config.toml."""
         assert isinstance(loop.engine, LocalEngine)
         start, method, loss = self.start, dataclasses.asdict(self.algorithm), self.training.loss
         settings: dict[str, Any] = {
@@ -171,7 +171,7 @@ def prepare(
     start: Run | None = None,
     describe: Mapping[str, Any] | None = None,
 ) -> Trainer:
-    """Put the parts of a run together, and check that they fit.
+    """Put the parts of a run together and check that they fit.
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ def _check_kinds(model: Any, federation: Any, algorithm: Any) -> None:
 
 
 def _attackers(attack: Attack, seed: int, federation: Federation) -> np.ndarray:
-    """[n] bool: who attacks. Raises ConfigError where that is nobody or everybody."""
+    """[n] bool: who attacks. Raises ConfigError if that is no client or every client."""
     found = attack.attackers(seed, client_keys(federation.names))
     if found.all() or (attack.ratio > 0 and not found.any()):
         who = "all, and no client is left to measure" if found.all() else "none of them"

@@ -80,53 +80,63 @@ class Training(Table):
 
     rounds: int = setting(100, ge=0, le=COUNTED, decides=False, doc="Communication rounds.")
     fraction: float = setting(
-        1.0, gt=0, le=1, doc="Share of the clients in a round, drawn without replacement; schedule replaces it."
+        1.0,
+        gt=0,
+        le=1,
+        doc="Share of the clients that take part in a round, drawn without replacement; not with a schedule.",
     )
     local_epochs: int | None = setting(
-        None, ge=1, le=COUNTED, doc="Passes over a client's data per round (1); local-steps replaces it."
+        None, ge=1, le=COUNTED, doc="Passes over a client's data per round (1), unless local-steps is set."
     )
     local_steps: COUNT | STEPS | EACH | NAMED | FUNCTION | None = setting(
-        None, doc="Local steps per round instead: 5, ceil(k/20) in the round k, uniform(1, 10), or one per client."
+        None,
+        doc="Local steps per round instead of epochs: 5, ceil(k/20) in round k, uniform(1, 10), or one per client.",
     )
-    batch_size: BATCH | None = setting(32, doc="Samples per local step, or full: all of a client's (None in Python).")
+    batch_size: BATCH | None = setting(32, doc="Samples per local step; full (None in Python): all of a client's.")
     augment: str | FUNCTION | None = setting(
-        None, doc="What images of every training batch go through, such as flip+crop:4 or flip+crop:4,p=0.5."
+        None, doc="Augmentation of training images, such as flip+crop:4 or flip+crop:4,p=0.5."
     )
     loss: Literal["cross-entropy", "mse"] | FUNCTION | None = setting(
-        None, doc="The clients' loss; else cross-entropy for classes and mse for numbers."
+        None, doc="The clients' loss. Default: cross-entropy for classes, mse for numbers."
     )
     metrics: JUDGES | Sequence[Any] | FUNCTION | None = setting(
         None, doc="What models are judged by, such as auc,brier; the first leads. Else accuracy, or rmse for numbers."
     )
     weight_decay: float = setting(0.0, ge=0, le=COUNTED, doc="Adds weight-decay/2 ||w||^2 to every client's loss.")
-    lr_decay: float = setting(1.0, gt=0, le=1, doc="Local step sizes are multiplied by it every lr-decay-every rounds.")
-    lr_decay_every: int = setting(1, ge=1, le=COUNTED, doc="Rounds between two such steps.")
+    lr_decay: float = setting(1.0, gt=0, le=1, doc="Factor on local step sizes, applied every lr-decay-every rounds.")
+    lr_decay_every: int = setting(1, ge=1, le=COUNTED, doc="Rounds between two decays of the step size.")
     schedule: Annotated[Schedule, TABLE] | Mapping[str, Any] | None = setting(
-        None, doc="Who takes part and when, where not a fraction every round: uniform, bernoulli or asynchronous."
+        None, doc="Who takes part and when, instead of a fraction every round: uniform, bernoulli or asynchronous."
     )
     attack: Annotated[Attack, TABLE] | None = setting(
-        None, doc="What some clients do to the others, such as sign-flip; they are left out of every metric."
+        None, doc="An attack by some clients, such as sign-flip; attackers are left out of every metric."
     )
     robust: Annotated[Rule, TABLE] | None = setting(
-        None, doc="What the server takes in place of means, such as median."
+        None, doc="A robust rule in place of the server's means, such as median."
     )
-    seed: SEED = setting(0, doc="Decides every draw.")
+    seed: SEED = setting(0, doc="Seed of every random draw.")
     dtype: Annotated[torch.dtype, PRECISION] | None = setting(
-        None, doc="Precision of all arithmetic: float32 or float64; else the model's."
+        None, doc="Precision of all arithmetic: float32 or float64. Default: the model's."
     )
     evaluate_every: int = setting(
         1,
         ge=0,
         le=COUNTED,
         decides=False,
-        doc="Rounds between evaluations; the last is always evaluated, 0: only that.",
+        doc="Rounds between evaluations. The last round is always evaluated; 0: only the last.",
     )
     checkpoint_every: int | None = setting(
-        None, ge=1, le=COUNTED, decides=False, doc="Rounds between checkpoints; else every ten seconds, and at the end."
+        None,
+        ge=1,
+        le=COUNTED,
+        decides=False,
+        doc="Rounds between checkpoints. Default: every ten seconds, and at the end.",
     )
-    device: DEVICE = setting("auto", decides=False, doc="auto, cpu or cuda.")
-    chunk: int | None = setting(None, ge=1, le=COUNTED, decides=False, doc="Clients per call, where not planned.")
-    workers: int | None = setting(None, ge=1, le=1024, decides=False, doc="Threads, where not planned.")
+    device: DEVICE = setting("auto", decides=False, doc="Where to train: auto, cpu or cuda.")
+    chunk: int | None = setting(
+        None, ge=1, le=COUNTED, decides=False, doc="Clients computed together. Default: planned for this machine."
+    )
+    workers: int | None = setting(None, ge=1, le=1024, decides=False, doc="Threads. Default: planned for this machine.")
 
     @classmethod
     def scope(cls) -> dict[str, Any]:
@@ -230,35 +240,40 @@ class Settings(Training):
     """The keys at the top of an experiment file: those of a run, and which runs."""
 
     seeds: MANY | WHICH | None = setting(
-        None, decides=False, doc="How many seeds, counted up from seed, or which: 5 or 0,3,7."
+        None, decides=False, doc="Number of seeds, counted up from seed, or a list of them: 5 or 0,3,7."
     )
-    portable: bool = setting(False, decides=False, doc="The same bits on every x86 processor with AVX2; slower.")
+    portable: bool = setting(False, decides=False, doc="Give the same bits on every x86 processor with AVX2; slower.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         which = self.seeds if isinstance(self.seeds, list) else [self.seed]
-        self.require(0 < len(which) <= SEEDS, "seeds", f"1 to {SEEDS} of them")
-        self.require(len(set(which)) == len(which), "seeds", "distinct ones")
+        self.require(0 < len(which) <= SEEDS, "seeds", f"1 to {SEEDS} seeds")
+        self.require(len(set(which)) == len(which), "seeds", "distinct seeds")
 
 
 @dataclass(frozen=True)
 class Data(Table):
-    """[data]: a named data set or a folder, and how it is dealt out."""
+    """[data]: a named data set or a folder, and how it is divided among clients."""
 
     table: ClassVar[str] = "data"
 
-    name: str = setting("heart-disease", doc="Data set (see polyfed data list), or a folder of files.")
-    dir: str | None = setting(None, doc="Folder that holds downloaded data.")
-    partition: str | None = setting(None, doc="How samples are dealt out: iid, dirichlet:0.5, natural, ...")
+    name: str = setting("heart-disease", doc="Data set (see polyfed data list) or folder of files.")
+    dir: str | None = setting(None, doc="Folder with downloaded data.")
+    partition: str | None = setting(None, doc="How samples are divided among clients: iid, dirichlet:0.5, natural, ...")
     clients: int | None = setting(None, ge=1, le=COUNTED, doc="Number of clients.")
     test: Literal["own", "ratio", "ratio-floor", "given", "merged", "independent"] | None = setting(
-        None, doc="Where test samples come from."
+        None,
+        doc="Test samples: own, held out of each client's; ratio, official ones in its class ratio (ratio-floor: "
+        "rounded down); given, its own official ones; merged, held out of all samples, official ones included; "
+        "independent, the official ones divided by the same rule.",
     )
-    test_fraction: float = setting(0.2, ge=0, lt=1, doc="Share of a client's samples that are for testing.")
-    test_samples: int = setting(100, ge=1, le=COUNTED, doc="Test samples per client, where their number is fixed.")
-    validation_fraction: float | None = setting(None, ge=0, lt=1, doc="Share of its training samples for validation.")
-    seed: SEED | None = setting(None, doc="Of the partition, where not the run's.")
-    options: Mapping[str, Any] = setting(factory=dict, doc="The data set's own options.")
+    test_fraction: float = setting(0.2, ge=0, lt=1, doc="Share of a client's samples held out for testing.")
+    test_samples: int = setting(100, ge=1, le=COUNTED, doc="Test samples per client, for test = ratio or ratio-floor.")
+    validation_fraction: float | None = setting(
+        None, ge=0, lt=1, doc="Share of a client's training samples held out for validation."
+    )
+    seed: SEED | None = setting(None, doc="Seed of the partition. Default: the run's.")
+    options: Mapping[str, Any] = setting(factory=dict, doc="The data set's own options (see polyfed data list).")
 
 
 @dataclass(frozen=True)
@@ -267,9 +282,11 @@ class Model(Table):
 
     table: ClassVar[str] = "model"
 
-    name: str | None = setting(None, doc="linear, mlp, cnn, lenet or resnet18, or one of the file.")
+    name: str | None = setting(None, doc="linear, mlp, cnn, lenet or resnet18, or a class in file.")
     file: str | None = setting(None, doc="Python file that defines the model.")
-    options: Mapping[str, Any] = setting(factory=dict, doc="The model's own options, by their Python names.")
+    options: Mapping[str, Any] = setting(
+        factory=dict, doc="Any other key is an option of the model, such as hidden of mlp."
+    )
 
 
 @documented
@@ -283,9 +300,9 @@ class Search(Table):
         "else cold.",
     )
     grid: Any = setting(None, doc="Values, rising: 0,0.5,1.")
-    rounds: int = setting(1000, ge=1, le=COUNTED, doc="Maximum for one value.")
-    check_every: int = setting(10, ge=1, le=COUNTED, doc="Rounds between looks at the validation metric.")
-    tolerance: float = setting(1e-4, ge=0, doc="A change below it ends a run.")
+    rounds: int = setting(1000, ge=1, le=COUNTED, doc="Maximum per value.")
+    check_every: int = setting(10, ge=1, le=COUNTED, doc="Rounds between checks of the validation metric.")
+    tolerance: float = setting(1e-4, ge=0, doc="Changes of the validation metric below this count as small.")
     patience: int = setting(3, ge=1, le=COUNTED, doc="Stop after N small changes in a row.")
     stop_at_drop: bool = setting(True, doc="End a warm path once a value is worse by two standard errors.")
     extend: int = setting(6, ge=0, le=COUNTED, doc="Extend the warm grid by up to N values while its last one is best.")

@@ -1,6 +1,6 @@
 """tune: one numeric setting of a method by validation. The warm-up path of FPFC (arXiv 2211.04218, section "Warmup"),
-every lambda started from the solution of the last one, beside separate tuning, every value from the common start. Test
-data are never looked at before the value is chosen.
+which starts every lambda from the solution of the last one, or separate tuning, with every value from the common start.
+Test data are never looked at before the value is chosen.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ class Tuned:
     setting : str
         The name of what was tuned.
     metric : Metric
-        The one that leads.
+        The leading metric.
     rows : list of dict
         One per value and regime, in the order of training: regime; an entry named as the setting; validation: the
         metric, mean over clients; clusters: how many (None where the method has none); ari: agreement with the
@@ -116,7 +116,7 @@ class Tuned:
 
 
 class Watch:
-    """Told what `tune` does. Override what is wanted."""
+    """Hooks into `tune`. Override what you need."""
 
     def begin(self, regime: str, value: float, done: int, total: int) -> None:
         """A leg starts, after `done` of at most `total`; regime "final" is the chosen model's."""
@@ -173,12 +173,12 @@ def tune(
     seed : int
         As for `fit`.
     out : str, Path or None
-        Folder for the final run, with tune.csv and tune.svg beside its files.
+        Folder for the final run, with tune.csv and tune.svg among its files.
     resume : bool
         Go on with the interrupted search in `out`, if there is one: finished values are read back, the one in hand is
         continued; of a search that is over the table is read back, without `run`.
     watch : Watch or None
-        Told what happens.
+        Called as the search proceeds.
     describe : callable or None
         The method with its value -> further tables for config.toml.
     **settings
@@ -199,7 +199,7 @@ def tune(
     known = [s.name for s in settings_of(Search)]
     how = training_of(training, {k: v for k, v in settings.items() if k not in known})
     if "evaluate_every" in settings:
-        raise ConfigError("evaluate_every: is decided by tune, leave it out")
+        raise ConfigError("evaluate_every: set by tune; leave it out")
     search = dataclasses.replace(search or Search(), **{k: v for k, v in settings.items() if k in known})
     setting = search.setting or default_setting(algorithm)
     regime = search.regime or ("both" if "warm" in GRIDS.get((algorithm.name, setting), {}) else "cold")
@@ -284,7 +284,7 @@ class _Kept(NamedTuple):
         return self.mean >= other.mean and self.clusters <= other.clusters
 
     def like(self, best: "_Kept", errors: float = 1.0) -> bool:
-        """Whether this leg is worse than the best one by no more than so many standard errors."""
+        """Whether this leg is worse than the best one by at most this many standard errors."""
         d = best.scores - self.scores
         d = d[~np.isnan(d)]
         return len(d) > 0 and d.mean() <= errors * (d.std(ddof=1) / math.sqrt(len(d)) if len(d) > 1 else 0.0)
@@ -507,8 +507,8 @@ def _same_search(folder: Path, about: dict[str, Any]) -> None:
     for key in {**before, **now}:
         if before.get(key) != now.get(key):
             raise RunError(
-                f"cannot continue the search in {folder}: {key} is {now.get(key)!r} here and was {before.get(key)!r}; "
-                "take another folder"
+                f"cannot continue the search in {folder}: {key} is {now.get(key)!r} and was {before.get(key)!r}; "
+                "choose another folder"
             )
 
 
@@ -559,11 +559,11 @@ def _methods(algorithm: Algorithm, setting: str, grid: Any, regime: Regime) -> l
         raise ConfigError(f"algorithm: {algorithm.name} has no setting {setting} to tune{closest(setting, types)}")
     kinds = get_args(types[setting]) or (types[setting],)
     if not {int, float} & set(kinds):
-        raise ConfigError(f"setting: {setting} of {algorithm.name} is no number")
+        raise ConfigError(f"setting: {setting} of {algorithm.name} is not a number")
     values = grid.get(regime) if isinstance(grid, Mapping) else grid
     values = GRIDS.get((algorithm.name, setting), {}).get(regime) if values is None else tuple(values)
     if values is None:
-        raise ConfigError(f"grid: {setting} of {algorithm.name} has none for a {regime} start; give one")
+        raise ConfigError(f"grid: {setting} of {algorithm.name} has no default for a {regime} start; give one")
     if not values or any(isinstance(v, bool) or not isinstance(v, int | float) for v in values):
         raise ConfigError(f"grid: found {list(values)!r} for {regime}, expected one number or more")
     if list(values) != sorted(set(values)):

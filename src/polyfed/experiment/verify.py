@@ -43,11 +43,11 @@ def verify(folder: Path) -> Verdict:
     """
     config = unsealed(folder / "config.toml")
     if "start" in config:
-        raise ConfigError(f"{folder}: the run started from another one, which its folder does not hold")
+        raise ConfigError(f"{folder}: the run started from another run, which its folder does not hold")
     experiment = resolve(folder / "config.toml")
     found = reading.summary(folder)
     if found["status"] == "interrupted":
-        raise RunError(f"{folder}: the run is not over; finish it with: polyfed resume {folder}")
+        raise RunError(f"{folder}: the run is not finished; finish it with: polyfed resume {folder}")
     parts, plan, seed = Parts(experiment), config.get("plan", {}), experiment.seeds[0]
     given: dict[str, Any] = {k: plan[k] for k in ("chunk", "workers") if k in plan} | {"checkpoint_every": None}
     if found["status"] == "finished":

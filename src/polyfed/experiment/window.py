@@ -25,7 +25,7 @@ class WindowAdvice:
         advice.found                                  # [(round, clusters, Window)]
 
     It says whether the groups that are there now can stay at the lambda of the run: below `necessary` they will fall
-    apart, at or above `unbiased` the penalty pulls them towards each other. It minimises every group's loss anew
+    apart, at or above `unbiased` the penalty pulls them towards each other. It minimises every group's loss again
     (`window_for`), so choose `every` with care.
 
     Parameters

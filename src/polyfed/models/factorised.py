@@ -129,7 +129,9 @@ def factorised(model: nn.Module, tensors: Mapping[str, Tensor], sparse: str = "m
         try:
             value = _value(tensors, name, q.shape)
         except (KeyError, RuntimeError, IndexError):
-            raise ModelError(f"not the tensors of this model: {name} {list(q.shape)} is missing or other") from None
+            raise ModelError(
+                f"not the tensors of this model: {name} {list(q.shape)} is missing or has another shape"
+            ) from None
         with torch.no_grad():
             q.copy_(value)
     if set(tensors) - known:

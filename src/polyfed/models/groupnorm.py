@@ -20,7 +20,7 @@ def replace_batchnorm(model: nn.Module, groups: int = 2) -> nn.Module:
     Raises ConfigError for fewer than one group, ModelError for a lazy layer that has not seen its first input.
     """
     if type(groups) is not int or groups < 1:
-        raise ConfigError(f"groups: found {groups!r}, expected a whole number of 1 or more")
+        raise ConfigError(f"groups: found {groups!r}, expected an integer of at least 1")
     for m in model.modules():
         if isinstance(m, BatchNorm) and m.num_features < 1:
             raise ModelError(f"{type(m).__name__} does not know its channels yet: run the model once on a batch first")

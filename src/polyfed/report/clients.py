@@ -103,22 +103,20 @@ def _notes(
             notes.append(f"The gain shown is that of {first[0]} over {reference}.")
         many = max(len(v.gains) for v in verdicts.values())
         seeds = max((g.seeds for v in verdicts.values() for g in v.gains.values()), default=0)
-        if seeds < 2:
-            notes.append("One seed: differences are given, but no spread and so no verdict.")
-        else:
+        known = any(g.sign is not None for v in verdicts.values() for g in v.gains.values())
+        if known:
             joint = f", jointly over the {many} methods compared" if many > 1 else ""
+            what = "training sets of this size, splits" if seeds > 1 else "these trained models"
             notes.append(
-                f"Differences are paired over {seeds} seeds (same seed, same split); the interval is Student's t at "
-                f"95 %{joint}. It covers the chance in training and splitting, not how few test samples a client has."
+                f"Differences are paired over {words.count(seeds, 'seed')} (same seed, same split). The interval is of "
+                f"the gain on new samples of the client, over {what} and test samples, at 95 %{joint}; verdicts hold "
+                "jointly over all clients (Holm), so that an interval may leave zero out without one."
             )
-        if seeds >= 2 and len(verdicts) > NAMED:
+        elif seeds < 2:
+            notes.append("One seed: differences are given, but no spread and so no verdict.")
+        if known and not any((r.folder / "scores.safetensors").exists() for r in study.runs):
             notes.append(
-                f"With {len(verdicts)} clients at 95 %, {0.05 * len(verdicts):.0f} would be marked by chance alone."
-            )
-        if study.metric.unit == "%" and seeds >= 2:
-            name = words.Scale(study.metric).name
-            notes.append(
-                f"A client's spread is taken as at least half a test sample, since {name} moves in such steps."
+                "These runs wrote no scores per sample: the intervals are Nadeau and Bengio's, longer than need be."
             )
     if study.redrawn:
         notes.append(

@@ -122,7 +122,7 @@ def spread_figure(study: Study) -> Figure | None:
 def gain_figure(study: Study, method: str | None = None) -> Figure | None:
     """What every client gains over its own model (or the common one): a dot per client with its 95 % interval, sorted.
 
-    method: None for the method in the lead. Filled dots: the interval excludes zero. Up to 30 clients are named, up to
+    method: None for the method in the lead. Filled dots: clear jointly over clients. Up to 30 clients are named, up to
     400 have their intervals drawn.
     """
     first = lead(study)

@@ -164,20 +164,36 @@ def clients(folder: Path, names: Sequence[str] | None = None) -> pd.DataFrame:
     return found
 
 
+def scores(folder: Path) -> dict[str, np.ndarray] | None:
+    """What every test sample adds to its client's metrics, see `experiment.folder.scores`; None: not written."""
+    path = folder / "scores.safetensors"
+    if not path.exists():
+        return None
+    found = tensors(path, kind="np")
+    if missing := {"counts", "id"} - found.keys():
+        raise RunError(f"{path}: the tensor {min(missing)!r} is missing")
+    counts = found["counts"]
+    bad = {name: t.shape for name, t in found.items() if name != "counts" and t.shape != (counts.sum(),)}
+    if counts.ndim != 1 or counts.dtype.kind != "i" or (counts < 0).any() or bad:
+        raise RunError(f"{path}: its tensors do not belong together, expected one number per test sample")
+    return found
+
+
 def ledger(folder: Path) -> pd.DataFrame:
     """One row per round and participant."""
     columns = ("round", "client", "exchanges", "down_bytes", "up_bytes")
     return _csv(folder / "ledger.csv", columns, lambda c: c != "client")
 
 
-def tensors(path: Path, row: int | None = None) -> Table:
-    """The named tensors of a safetensors file; `row`: of all of them only this one."""
+def tensors(path: Path, row: int | None = None, kind: Literal["pt", "np"] = "pt") -> Table:
+    """The named tensors of a safetensors file; `row`: of all of them only this one. kind: of torch, or numpy's arrays,
+    which need no torch."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, "pt") as f:
+        with safe_open(path, kind) as f:
             return {k: f.get_tensor(k) if row is None else f.get_slice(k)[row : row + 1][0] for k in f.keys()}  # noqa: SIM118
-    except (OSError, ValueError, KeyError, IndexError, SafetensorError) as e:
+    except (OSError, ValueError, KeyError, IndexError, TypeError, SafetensorError) as e:
         raise RunError(f"{path}: not a readable safetensors file ({_line(e)})") from None
 
 

@@ -152,12 +152,12 @@ def _figures(study: Study) -> str:
     ]
     if first:
         how = (
-            "95 % interval, paired over seeds; filled: excludes zero."
+            "95 % interval, paired over seeds; filled: clear jointly over clients."
             if len(study.seeds) > 1
             else "One seed: no intervals."
         )
         if len(study.seeds) > 1 and len(study.names) > POINTS:
-            how = "Mean over seeds; filled: the 95 % interval, paired over seeds, excludes zero."
+            how = "Mean over seeds; filled: clear at 95 %, paired over seeds, jointly over clients."
         drawn.append(("gain", gain_figure(study), f"Gain of {first[0]} over {first[1]}", how))
     for key, draw, title in (("clusters", cluster_figure, "Clusters"), ("mixing", mixing_figure, "Mixing")):
         run = representative(study, key)

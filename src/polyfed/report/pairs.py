@@ -1,54 +1,86 @@
-"""Who gains: differences between methods, paired over seeds, with Student t intervals and an honest verdict.
+"""Who gains: differences between methods on the same splits, with intervals and an honest verdict.
 
 Pairing: runs of the same seed share the split, so a difference is taken within the seed first and averaged after.
+How an interval is made and what it covers is in `intervals`; docs/verdicts.md has its measured error rates.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
-from scipy.special import stdtrit
 
+from polyfed.report import files, intervals
+from polyfed.report.intervals import Spread
 from polyfed.report.read import Study
 
-LEVEL = 0.95
+LARGE = 0.2  # of the unit of `Evidence`: an interval that cannot tell such a gain from none says nothing
+SMALL = 0.02  # of the unit: the gain that the report says what it takes to see
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean difference and its confidence interval; low and high are NaN when one seed gives no spread.
+    """A mean gain and its confidence interval; low and high are NaN where there is no spread to take it from.
 
-    seeds: number of pairs it rests on
+    seeds: number of pairs it rests on     p: p value of no gain, for a joint verdict
+    clear: whether the gain differs from zero, jointly over all clients where they are judged together
+    enough: "" or what would be enough for a verdict, where the interval is too wide to say anything and is not shown
     """
 
     mean: float
     low: float
     high: float
     seeds: int
+    p: float = math.nan
+    clear: bool = False
+    enough: str = ""
 
     @property
     def sign(self) -> int | None:
-        """+1 or -1 when the interval lies on one side of zero, 0 when it contains zero, None when there is none."""
-        if not math.isfinite(self.low):
-            return None
-        return 1 if self.low > 0 else -1 if self.high < 0 else 0
+        """+1 or -1 for a clear gain or loss, 0 for an unclear one, None when there is no interval."""
+        return None if not math.isfinite(self.low) else int(np.sign(self.mean)) if self.clear else 0
 
 
-def interval(differences: Sequence[float] | np.ndarray, comparisons: int = 1, floor: float = 0.0) -> Interval:
-    """Student t interval of the mean of paired differences [seeds], 95 % over all `comparisons` together (Bonferroni).
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What a gain rests on.
 
-    floor: the least standard deviation to believe, in units of the metric. NaN differences are dropped.
+    share: of the samples, how many are tested; None: the same are in every split     samples: the client's, or all
+    unit: the metric's range if it is bounded, else the reference's mean value     range: of a bounded metric
     """
-    d = np.asarray(differences, dtype=float)
-    d = d[np.isfinite(d)]
-    k = len(d)
-    if k < 2:
-        return Interval(float(d.mean()) if k else math.nan, math.nan, math.nan, k)
-    std = max(float(d.std(ddof=1)), floor)
-    half = float(stdtrit(k - 1, 1 - (1 - LEVEL) / (2 * max(comparisons, 1)))) * std / math.sqrt(k)
-    return Interval(float(d.mean()), float(d.mean()) - half, float(d.mean()) + half, k)
+
+    spread: Spread
+    share: float | None = 0.0
+    samples: int = 0
+    unit: float = math.inf
+    range: float = math.inf
+
+    def interval(self, comparisons: int = 1) -> Interval:
+        """95 % over all `comparisons` together (Bonferroni), within what is possible for the metric."""
+        gain, splits = self.spread.gain, len(self.spread.means)
+        var, freedom = intervals.variance(self.spread, self.share)
+        if not math.isfinite(var):
+            return Interval(gain, math.nan, math.nan, splits)
+        half = intervals.half_width(var, freedom, comparisons)
+        judged = intervals.variance(replace(self.spread, whole=True), self.share)
+        p = intervals.p_value(gain, *judged, comparisons)
+        if abs(gain) <= half and half > LARGE * self.unit:
+            return Interval(gain, math.nan, math.nan, splits, p, enough=self._enough(comparisons))
+        low, high = max(gain - half, -self.range), min(gain + half, self.range)
+        return Interval(gain, low, high, splits, p, clear=abs(gain) > half)
+
+    def _enough(self, comparisons: int) -> str:
+        need = intervals.needed(self.spread, self.share, LARGE * self.unit, comparisons)
+        if need is None:
+            return "more seeds"
+        return f"{need.splits} seeds" if need.splits else f"about {round_up(self.samples * need.times)} samples"
+
+
+def round_up(number: float) -> int:
+    """To two figures, upwards."""
+    step = 10 ** max(0, math.floor(math.log10(max(number, 1))) - 1)
+    return math.ceil(number / step) * step
 
 
 def mean_of(values: Iterable[float]) -> float:
@@ -90,15 +122,21 @@ class Verdict:
 
 UNCLEAR = "no clear difference"
 ONE_SEED = "not decided (one seed)"
+FEW = "too few seeds or samples for a verdict"
 UNTESTED = "no test samples"
 ALONE = "nothing to compare with"
 
+Against = Callable[[str, str], Evidence]  # (method, what it is held against) -> what is known of its gain
 
-def verdict(values: Mapping[str, Mapping[int, float]], roles: Mapping[str, str], floor: float = 0.0) -> Verdict:
-    """Decide between methods from their values per seed.
 
-    values: {method: {seed: value, higher is better}}     roles: {method: "own", "common" or "personalised"}
-    floor: see `interval`
+def verdict(
+    means: Mapping[str, float], roles: Mapping[str, str], against: Against, judged: Mapping[str, Interval] | None = None
+) -> Verdict:
+    """Decide between methods.
+
+    means: {method: its mean, higher is better}     roles: {method: "own", "common" or "personalised"}
+    against: gives the evidence for one method's gain over another     judged: the gains over the reference, where they
+    were judged jointly with those of other clients
 
     The reference is the own model (the best of them, if several were tuned), or else the common one. A method is
     clearly better when its interval against the reference lies above zero; the intervals hold jointly over all
@@ -106,10 +144,31 @@ def verdict(values: Mapping[str, Mapping[int, float]], roles: Mapping[str, str],
     only when it is clearly better than the best common model that is itself clearly better than the reference:
     when in doubt, the simpler one.
     """
-    means = {label: m for label, v in values.items() if math.isfinite(m := mean_of(v.values()))}
+    means = {label: m for label, m in means.items() if math.isfinite(m)}
     if not means:
         return Verdict(None, UNTESTED, None, {}, None)
     best = max(means, key=lambda label: means[label])
+    reference, others = sides(means, roles)
+    if reference is None or not others:
+        return Verdict(None, ALONE, best, {}, reference)
+    gains = {x: against(x, reference).interval(len(others)) for x in others} if judged is None else dict(judged)
+    signs = [g.sign for g in gains.values()]
+    if all(s is None for s in signs):
+        enough = [g.enough for g in gains.values() if g.enough]
+        text = f"{FEW}; {enough[0]} would do" if enough else ONE_SEED
+        return Verdict(None, text, best, gains, reference)
+    clear = [x for x in others if gains[x].sign == 1]
+    choice = max(clear, key=lambda x: means[x]) if clear else reference if all(s == -1 for s in signs) else None
+    simpler = [x for x in clear if roles[x] == "common"]
+    if choice is not None and roles[choice] == "personalised" and simpler:
+        common = max(simpler, key=lambda x: means[x])
+        if against(choice, common).interval().sign != 1:
+            choice = common
+    return Verdict(choice, _words(choice, roles), best, gains, reference)
+
+
+def sides(means: Mapping[str, float], roles: Mapping[str, str]) -> tuple[str | None, list[str]]:
+    """(what methods are held against: the best own model, else the best common one; the methods that are)."""
     reference = next(
         (
             max(of, key=lambda x: means[x])
@@ -118,26 +177,7 @@ def verdict(values: Mapping[str, Mapping[int, float]], roles: Mapping[str, str],
         ),
         None,
     )
-    others = [x for x in means if x != reference and roles[x] != "own"]
-    if reference is None or not others:
-        return Verdict(None, ALONE, best, {}, reference)
-
-    def against(label: str, other: str, comparisons: int) -> Interval:
-        pairs = [v - values[other][s] for s, v in values[label].items() if s in values[other]]
-        return interval(pairs, comparisons, floor)
-
-    gains = {x: against(x, reference, len(others)) for x in others}
-    signs = [g.sign for g in gains.values()]
-    if all(s is None for s in signs):
-        return Verdict(None, ONE_SEED, best, gains, reference)
-    clear = [x for x in others if gains[x].sign == 1]
-    choice = max(clear, key=lambda x: means[x]) if clear else reference if all(s == -1 for s in signs) else None
-    simpler = [x for x in clear if roles[x] == "common"]
-    if choice is not None and roles[choice] == "personalised" and simpler:
-        common = max(simpler, key=lambda x: means[x])
-        if against(choice, common, 1).sign != 1:
-            choice = common
-    return Verdict(choice, _words(choice, roles), best, gains, reference)
+    return reference, [x for x in means if x != reference and roles[x] != "own"]
 
 
 def _words(choice: str | None, roles: Mapping[str, str]) -> str:
@@ -204,50 +244,138 @@ def roles(study: Study) -> dict[str, str]:
 
 
 @lru_cache(maxsize=1)
-def floors(study: Study) -> dict[str, float]:
-    """Per client, the least spread to believe: half a test sample for a share, which moves in steps of one sample."""
-    if study.metric.unit != "%":
-        return dict.fromkeys(study.names, 0.0)
-    counts: dict[str, int] = {}
+def shares(study: Study) -> dict[str, tuple[float, int]]:
+    """{client: (share of its samples that is tested, number of its samples)}, of the first run that has it."""
+    found: dict[str, tuple[float, int]] = {}
     for r in study.runs:
         for c in r.federation["clients"]:
-            counts.setdefault(str(c["name"]), int(c.get(study.split) or 0))
-    return {n: 0.5 / max(counts[n], 1) for n in study.names}
+            total = sum(int(c.get(s) or 0) for s in ("train", "validation", "test"))
+            found.setdefault(str(c["name"]), (min(int(c.get(study.split) or 0) / max(total, 1), 0.9), total))
+    return found
+
+
+@lru_cache(maxsize=64)
+def _sampled(study: Study, label: str) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """{seed: (where each client's test samples begin, their numbers, what each adds to the metric)}."""
+    found = {}
+    for r in study.counted(label) if study.split == "test" else ():
+        scores = files.scores(r.folder)
+        if scores is not None and study.metric.sign and study.metric.name in scores and len(scores["counts"]) == r.n:
+            at = np.r_[0, np.cumsum(scores["counts"])]
+            found[r.seed] = (at, scores["id"], scores[study.metric.name])
+    return found
+
+
+@lru_cache(maxsize=128)
+def evidence(study: Study, label: str, reference: str) -> tuple[dict[str, Evidence], Evidence]:
+    """(per client, for the unweighted mean over clients) what is known of the gain of one method over another."""
+    one, other = grids(study)[label], grids(study)[reference]
+    seeds = [s for s in one.seeds if s in other.seeds]
+    rows = [[g.seeds.index(s) for s in seeds] for g in (one, other)]
+    d = study.metric.merit(one.values[rows[0]]) - study.metric.merit(other.values[rows[1]])
+    level = np.nanmean(np.abs(other.values)) if np.isfinite(other.values).any() else math.inf
+    span = study.metric.span
+    unit = span if math.isfinite(span) else float(level)
+    added = [_added(study, label, reference, s) for s in seeds]
+    sites, share = {}, shares(study)
+    for i, name in enumerate(study.names):
+        means = d[np.isfinite(d[:, i]), i]
+        spread, fixed = Spread(means, floor=_floor(study, name)), False
+        parts = [a[name] for a in added if a is not None and name in a]
+        if len(parts) == len(seeds) and len(means):
+            values = _aligned(parts)
+            fixed = len(seeds) > 1 and bool(np.isfinite(values).all())
+            spread = replace(intervals.spread(values, 0.0 if math.isinf(span) else span), means=means)
+        sites[name] = Evidence(spread, None if fixed else share[name][0], share[name][1], unit, span)
+    known = [e for e in sites.values() if len(e.spread.means)]
+    means = [float(np.nanmean(row)) for row in d if np.isfinite(row).any()]
+    whole = intervals.mean_spread([e.spread for e in known], np.array(means)) if known else Spread(np.array(means))
+    drawn = [e.share for e in known if e.share is not None]
+    total = sum(e.samples for e in known)
+    return sites, Evidence(whole, float(np.mean(drawn)) if drawn else None, total, unit, span)
+
+
+def _added(study: Study, label: str, reference: str, seed: int) -> dict[str, tuple[np.ndarray, np.ndarray]] | None:
+    """{client: (its test samples, what each adds to the gain)} in one split; None where that was not written."""
+    found = [_sampled(study, k).get(seed) for k in (label, reference)]
+    if found[0] is None or found[1] is None:
+        return None
+    (at, ids, one), (_, same, other) = found[0], found[1]
+    if len(ids) != len(same) or (ids != same).any():
+        return None
+    names = [str(c["name"]) for c in next(r for r in study.counted(label) if r.seed == seed).federation["clients"]]
+    gain = study.metric.sign * (one - other)
+    return {
+        n: (ids[a:b], gain[a:b]) for n, a, b in zip(names, at, at[1:], strict=False) if np.isfinite(gain[a:b]).any()
+    }
+
+
+def _aligned(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """[splits, samples] from (sample numbers, values) of every split; NaN where a sample was not tested."""
+    known, place = np.unique(np.concatenate([ids for ids, _ in parts]), return_inverse=True)
+    values = np.full((len(parts), len(known)), math.nan)
+    row = np.repeat(np.arange(len(parts)), [len(ids) for ids, _ in parts])
+    values[row, place] = np.concatenate([v for _, v in parts])
+    return values
+
+
+def _floor(study: Study, name: str) -> float:
+    """Without scores per sample, the least spread over seeds to believe: half a test sample, the step of accuracy."""
+    if study.metric.unit != "%":
+        return 0.0
+    share, total = shares(study)[name]
+    return 0.5 / max(round(share * total), 1)
+
+
+def _together(found: dict[str, Interval]) -> dict[str, Interval]:
+    """The clients' gains with `clear` decided jointly over all of them (Holm)."""
+    clear = intervals.holm(np.array([g.p for g in found.values()]))
+    return {n: replace(g, clear=bool(c)) for (n, g), c in zip(found.items(), clear, strict=True)}
 
 
 @lru_cache(maxsize=1)
 def client_verdicts(study: Study) -> dict[str, Verdict]:
-    """The verdict for every client, by name."""
-    found, role, floor = merits(study), roles(study), floors(study)
-    verdicts = {}
-    for i, n in enumerate(study.names):
-        values = {k: dict(zip(g.seeds, g.values[:, i].tolist(), strict=True)) for k, g in found.items()}
-        verdicts[n] = verdict(values, role, floor[n])
+    """The verdict for every client, by name; which gains are clear is decided jointly over clients."""
+    found, role = merits(study), roles(study)
+    verdicts: dict[str, Verdict] = {}
+    for name in study.names:
+        means = {k: mean_of(g.of(name)) for k, g in found.items()}
+        reference, others = sides({k: m for k, m in means.items() if math.isfinite(m)}, role)
+        judged = {x: gains(study, x, reference)[name] for x in others} if reference else None
+        verdicts[name] = verdict(means, role, lambda one, other, n=name: evidence(study, one, other)[0][n], judged)
     tested = {str(c["name"]) for r in study.runs for c in r.federation["clients"] if c.get(study.split)}
     none = f"n/a: {study.metric.lacks}"
     return {n: replace(v, text=none) if v.text == UNTESTED and n in tested else v for n, v in verdicts.items()}
 
 
+@lru_cache(maxsize=1)
 def mean_verdict(study: Study) -> Verdict:
     """The verdict for the unweighted mean over clients."""
-    return verdict({k: g.per_seed() for k, g in merits(study).items()}, roles(study))
+    means = {k: g.mean() for k, g in merits(study).items()}
+    return verdict(means, roles(study), lambda one, other: evidence(study, one, other)[1])
 
 
 def mean_gain(study: Study, label: str, reference: str, comparisons: int = 1) -> Interval:
-    """Gain of one method over another in the mean over clients, paired over seeds, positive when better."""
-    found = merits(study)
-    one, other = found[label].per_seed(), found[reference].per_seed()
-    return interval([v - other[s] for s, v in one.items() if s in other], comparisons)
+    """Gain of one method over another in the mean over clients, positive when better."""
+    return evidence(study, label, reference)[1].interval(comparisons)
 
 
 @lru_cache(maxsize=32)
 def gains(study: Study, label: str, reference: str) -> dict[str, Interval]:
-    """Gain of one method over another for every client, paired over seeds, positive when better (95 % each)."""
-    found, floor = merits(study), floors(study)
+    """Gain of one method over another for every client, positive when better: 95 % for a client, jointly over the
+    methods compared. Which gains are clear is decided jointly over clients too."""
+    found = grids(study)
     if label not in found or reference not in found:
         return {}
-    one, other = found[label], found[reference]
-    common = [s for s in one.seeds if s in other.seeds]
-    rows = [[g.seeds.index(s) for s in common] for g in (one, other)]
-    d = one.values[rows[0]] - other.values[rows[1]]
-    return {n: interval(d[:, i], 1, floor[n]) for i, n in enumerate(study.names)}
+    role = roles(study)
+    compared = sum(k != reference and role[k] != "own" for k in found)
+    return _together({n: e.interval(max(compared, 1)) for n, e in evidence(study, label, reference)[0].items()})
+
+
+def effort(study: Study, label: str, reference: str) -> tuple[float, int | None, float] | None:
+    """What it takes to see a small gain in the mean over clients, four times in five: (the gain, seeds or None where no
+    number of them is enough, how many times as many samples with the present seeds); None: nothing is known of it."""
+    e = evidence(study, label, reference)[1]
+    compared = len(mean_verdict(study).gains)
+    found = intervals.needed(e.spread, e.share, SMALL * e.unit, max(compared, 1)) if e.unit < math.inf else None
+    return None if found is None else (SMALL * e.unit, found.splits, found.times)

@@ -11,7 +11,7 @@ from polyfed.report.read import Study
 
 
 def answer(study: Study) -> str:
-    """A few plain sentences that claim a difference only where its interval, paired over seeds, excludes zero."""
+    """A few plain sentences that claim a difference only where it is clear: its interval, and jointly over clients."""
     values = pairs.grids(study)
     if not values:
         return _nothing(study)
@@ -33,7 +33,9 @@ def _pays(study: Study, mean: Verdict, method: str, own: str) -> str:
         1: "Federating pays on average: ",
         -1: "Federating does not pay here: ",
         0: "No clear difference on average between federating and training alone: ",
-        None: "With one seed no spread can be given, so this is a hint and no finding: ",
+        None: "With one seed no spread can be given, so this is a hint and no finding: "
+        if not gain.enough
+        else f"{pairs.FEW.capitalize()} ({gain.enough} would do), so this is a hint and no finding: ",
     }[gain.sign]
     name = method if gain.sign == 1 or len(mean.gains) == 1 else f"{method}, the best shared method,"
     text = f"{head}{name} reaches {level}, {_difference(gain, scale)}, at {_bytes(study, method)} per client."
@@ -131,14 +133,20 @@ def _nothing(study: Study) -> str:
 
 
 def _caveats(study: Study) -> list[str]:
-    found = []
-    if len(study.seeds) == 1 and lead(study) is None:
+    found, first = [], lead(study)
+    if len(study.seeds) == 1 and first is None:
         found.append("One seed: no spread can be given.")
     lacking = _lacking(study)
     if lacking:
         found.append(
             f"Means leave out {words.listed(lacking)}: no {words.Scale(study.metric).name} ({study.metric.lacks})."
         )
+    elif len(study.seeds) == 1 and first is not None and pairs.mean_gain(study, *first).sign is not None:
+        found.append(
+            "One seed: the intervals are about these trained models on new samples, not about another training."
+        )
+    if first is not None:
+        found += _effort(study, *first)
     diverged = [label for label in study.labels if any(r.status == "diverged" for r in study.of(label))]
     if diverged:
         found.append(f"Runs of {words.listed(diverged)} diverged and are left out.")
@@ -164,6 +172,25 @@ def _lacking(study: Study) -> list[str]:
     return found
 
 
+def _effort(study: Study, method: str, reference: str) -> list[str]:
+    """What it would take to see a small gain here."""
+    found = pairs.effort(study, method, reference)
+    if found is None:
+        return []
+    gain, seeds, times = found
+    scale = words.Scale(study.metric)
+    text = f"{scale.signed(gain).lstrip('+')}{scale.difference_unit}"
+    text = f"A gain of {text.replace('.0 points', ' points')} in the mean"
+    if seeds is not None and seeds <= len(study.seeds):
+        return [f"{text} would be seen here four times in five."]
+    if seeds is not None:
+        return [f"{text} would take about {seeds} seeds to be seen four times in five."]
+    more = f"about {words.figures(times, 2)} times as many samples"
+    if len(study.seeds) == 1:
+        return [f"{text} would take {more} to be seen four times in five."]
+    return [f"{text} cannot be seen with these samples, however many the seeds: it would take {more}."]
+
+
 def _level(study: Study, label: str) -> str:
     return f"{_short(study, label)} {study.split} {words.Scale(study.metric).name}"
 
@@ -180,7 +207,7 @@ def _difference(gain: Interval, scale: words.Scale) -> str:
         text = f"{scale.signed(abs(gain.mean)).removeprefix('+')} {'better' if gain.mean >= 0 else 'worse'}"
     if gain.sign is None:
         return text
-    return f"{text} (95 % interval {scale.range(gain.low, gain.high)}, {gain.seeds} seeds)"
+    return f"{text} (95 % interval {scale.range(gain.low, gain.high)}, {words.count(gain.seeds, 'seed')})"
 
 
 def _bytes(study: Study, label: str) -> str:

@@ -80,8 +80,8 @@ def _compare_notes(study: Study, own: str | None) -> list[str]:
         notes[0] += f" One seed ({study.seeds[0]}): no spread over seeds can be given."
     if own is not None:
         notes.append(
-            f"Gain / lose: clients whose difference to their own model ({own}), paired over seeds, has a 95 % interval "
-            "above / below zero."
+            f"Gain / lose: clients that are clearly above / below their own model ({own}), paired over seeds, at 95 % "
+            "jointly over clients."
             if len(study.seeds) > 1
             else f"Gain / lose: clients above / below their own model ({own}) with one seed; chance is not excluded."
         )

@@ -1,7 +1,7 @@
 """Attackers: a fixed subset of the clients that forge what they send, or train on false labels.
 
-An attack is told the honest uploads of the attackers among a cohort and returns what they send instead. Every draw is
-keyed by (seed, round, exchange, client): forged numbers are drawn anew for every upload, and nothing but the seed and
+An attack receives the honest uploads of the attackers in a cohort and returns what they send instead. Every draw is
+keyed by (seed, round, exchange, client): forged numbers are drawn afresh for every upload, and nothing but the seed and
 the client's name decides them.
 """
 

@@ -14,7 +14,7 @@ from polyfed.threats.attacks import Attack
 class Forging:
     """What the event loop calls with the uplinks of some clients: those of attackers are forged, by keyed draws.
 
-    attack: None: nobody attacks     keys: [n] client keys     seed: of the attackers and of what they draw
+    attack: None: no attack     keys: [n] client keys     seed: of the attackers and of what they draw
 
     Clients keep honest private states; only what they send is forged, and bytes stay what they were.
     """

@@ -1,1 +1,1 @@
-"""What several methods share. The public files beside this folder hold one paper each and import no other."""
+"""What several methods share. Each public file next to this folder holds one paper and imports no other."""

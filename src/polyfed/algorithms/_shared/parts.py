@@ -40,7 +40,7 @@ def assemble(shared: Tensor, common: Tensor, own: Tensor) -> Tensor:
 
 
 def some(shared: Tensor, algorithm: Algorithm, layout: Layout) -> Tensor:
-    """`shared: [p]` as it is; ConfigError where it is no part at all."""
+    """`shared: [p]` unchanged; ConfigError if it is empty."""
     if shared.any():
         return shared
     names = ", ".join(e.name for e in layout.entries)
@@ -93,4 +93,4 @@ class Partial(Algorithm, abstract=True):
         return assemble(shared, down["w"][:, shared], client["own"])
 
     def common(self, server):
-        """None: the shared part alone is no model."""
+        """None: the shared part alone is not a model."""

@@ -14,7 +14,7 @@ def unit(W: Tensor) -> Tensor:
 def similarity(W: Tensor) -> Tensor:
     """[m, m] float64 cosine similarities of the rows of W: [m, p], exactly symmetric, 1 on the diagonal.
 
-    A zero row is similar to nobody but itself.
+    A zero row is similar only to itself.
     """
     X = unit(W)
     return mirrored(X @ X.T)

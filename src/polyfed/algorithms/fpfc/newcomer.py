@@ -1,6 +1,6 @@
 """A newcomer to clients that FPFC has clustered, which stay as they are: Yu et al. (arXiv 2211.04218), "Newcomers"."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,9 +9,6 @@ from polyfed.algorithms._shared.parts import assemble
 from polyfed.algorithms.fpfc.penalty import shrinkage
 from polyfed.core.algorithm import Down, Round, State
 from polyfed.core.newcomer import Newcomer
-
-if TYPE_CHECKING:
-    from polyfed.algorithms.fpfc.method import FPFC
 
 
 class Joining(Newcomer):
@@ -31,8 +28,8 @@ class Joining(Newcomer):
     the penalty is flat.
     """
 
-    def __init__(self, algorithm: "FPFC", task, server: State, samples: Tensor):
-        self.algorithm: FPFC = algorithm
+    def __init__(self, algorithm: Any, task, server: State, samples: Tensor):
+        self.algorithm = algorithm
         self.task, self.before, self.samples, self.n = task, server, samples, len(samples)
         self.axes, self.rows, self.trains = {}, {}, True
         self.labels, self.models = algorithm.clusters(server), algorithm.cluster_models(server)

@@ -9,15 +9,12 @@ memory(n, q, itemsize=...)                 bytes at the peak
 report(state)                              further findings
 """
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import Tensor
 
 from polyfed.algorithms.fpfc import devicedual, pairs
 from polyfed.core.algorithm import Server, State
-
-if TYPE_CHECKING:
-    from polyfed.algorithms.fpfc.method import FPFC
 
 MOST_PAIRED = 200  # clients up to which solver "auto" keeps a vector per pair
 AXES = {  # of both servers' states; all else is free, for pairs in a list are no [n, n]
@@ -27,7 +24,7 @@ AXES = {  # of both servers' states; all else is free, for pairs in a list are n
 }
 
 
-def of(method: "FPFC", n: int):
+def of(method: Any, n: int):
     """The module that is the server of n clients."""
     dual = method.solver == "device-dual" or (method.solver == "auto" and n > MOST_PAIRED)
     method.require(method.xi > 0 or not dual, "xi", "a number above 0 with solver device-dual")
@@ -39,21 +36,21 @@ def by_axes(state: State) -> Server:
     return Server(*({k: t for k, t in state.items() if AXES.get(k, "free") == axes} for axes in Server._fields))
 
 
-def plan(method: "FPFC", n: int, w: Tensor) -> str:
+def plan(method: Any, n: int, w: Tensor) -> str:
     """The solver, why, and the server's memory at its peak, for n clients whose models to fuse are like w: [..., q]."""
     server = of(method, n)
     size = server.memory(n, w.shape[-1], itemsize=w.element_size()) / 1e9
     return f"solver {server.NAME} ({_why(method, n)}), server memory up to {size:.2g} GB"
 
 
-def in_step(method: "FPFC", n: int) -> str | None:
+def in_step(method: Any, n: int) -> str | None:
     """What rules out an asynchronous run, or None."""
     if of(method, n) is pairs:
         return None
     return f'with solver device-dual ({_why(method, n)}; solver "pairs" can) needs replies in their round'
 
 
-def _why(method: "FPFC", n: int) -> str:
+def _why(method: Any, n: int) -> str:
     if method.solver != "auto":
         return "as asked for"
     return f"{n:,} clients, {'more than' if n > MOST_PAIRED else 'up to'} {MOST_PAIRED}"

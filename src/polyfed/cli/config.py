@@ -1,0 +1,156 @@
+"""polyfed config: every key of an experiment file, from the declarations themselves."""
+
+import json
+import textwrap
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+from typer import Argument, Option
+
+METHODS = """# The methods to compare. [algorithm] without a name holds settings for all of them.
+# `polyfed algorithms NAME` lists a method's settings; file = "own_method.py" names a method of your own.
+[[algorithms]]
+name = "local"
+
+[[algorithms]]
+name = "fedavg"
+
+[[algorithms]]
+name = "ditto"
+"""
+
+
+class Key(NamedTuple):
+    """A key of an experiment file. default: None where it is not set; only_for: names that have it, if not all do."""
+
+    name: str
+    default: Any
+    takes: str
+    meaning: str
+    only_for: tuple[str, ...] = ()
+
+    def says(self) -> str:
+        """Its meaning, and for which names of its table it has one."""
+        return self.meaning + (f" Only for {', '.join(self.only_for)}." if self.only_for else "")
+
+    def value(self) -> str:
+        """Its default as TOML; empty where there is none."""
+        return "" if self.default is None else json.dumps(self.default)
+
+
+def keys() -> list[Key]:
+    """Every key, those at the top of a file first; a table's keys begin with its name."""
+    from polyfed.core.schedule import SCHEDULES
+    from polyfed.core.settings import either, kebab, settings_of
+    from polyfed.experiment.training import Data, Model, Settings
+    from polyfed.threats import ATTACKS, RULES
+
+    named = {"schedule": SCHEDULES, "attack": ATTACKS, "robust": RULES}
+    found: list[Key] = []
+    for table in (Settings, Data, Model):
+        at = f"{table.table}." if table.table else ""
+        for s in settings_of(table):
+            if s.name in named:
+                found += [Key(f"{s.name}.name", None, either(sorted(named[s.name])), s.doc)]
+                found += _named(s.name, named[s.name])
+            elif table is Model and s.name == "options":
+                found.append(Key("model.OPTION", None, "see polyfed.models", s.doc))
+            else:
+                found.append(
+                    Key(f"{at}{kebab(s.name)}", s.default if s.default != {} else None, _of_a_file(s.takes), s.doc)
+                )
+    return found
+
+
+def _named(table: str, registry: dict[str, Any]) -> list[Key]:
+    """The settings of whatever a table can name; several that share one are one row."""
+    from polyfed.cli.describe import parameters, sections
+    from polyfed.core.settings import kebab, settings_of
+
+    rows: dict[Key, list[str]] = {}
+    for name, cls in registry.items():
+        documented = parameters(sections(cls)["Parameters"])
+        for s in settings_of(cls):
+            default = s.default if isinstance(s.default, int | float) else None
+            meaning = s.doc or documented.get(s.name, "")
+            if table != "schedule" or s.name not in ("fraction", "delays"):  # a key of its own; written as text
+                row = Key(f"{table}.{kebab(s.name)}", default, _of_a_file(s.takes), meaning)
+                rows.setdefault(row, []).append(name)
+    found = [row if len(of) == len(registry) else row._replace(only_for=tuple(of)) for row, of in rows.items()]
+    if table == "schedule":
+        takes = "uniform:LOW,HIGH, log-normal:MEDIAN,SHAPE or file:PATH.csv"
+        found.append(Key("schedule.delays", None, takes, "Seconds from message to reply, on a virtual clock."))
+    return sorted(found, key=lambda row: row.name)
+
+
+def _of_a_file(takes: str) -> str:
+    """What a key takes, without what only Python can give it."""
+    return takes.replace(", a function or none", " or none").replace(", a function", "")
+
+
+def toml() -> str:
+    """An experiment file that sets every default; what has none is a comment."""
+    parts: list[str] = ["# Every key of an experiment file with its default; a key in a comment is not set.\n"]
+    table = ""
+    for key in keys():
+        head, _, last = key.name.rpartition(".")
+        if head in ("data", "model") and head != table:
+            table = head
+            parts.append(f"[{head}]\n")
+        name = last if head == table else key.name
+        text = textwrap.fill(f"{key.says()} Takes {key.takes}.", 118, initial_indent="# ", subsequent_indent="# ")
+        live = key.default is not None and not (head and head != table)
+        parts.append(f"{text}\n{'' if live else '# '}{name} = {key.value() or '...'}\n")
+    return "\n".join([*parts, METHODS])
+
+
+def config(
+    key: Annotated[str | None, Argument(help="A key, or a table such as data.", show_default=False)] = None,
+    as_toml: Annotated[
+        bool, Option("--toml", help="Print an experiment file with every default, for polyfed run.")
+    ] = False,
+) -> int:
+    """List the keys of an experiment file: default, what each takes, and what it means.
+
+    [dim]polyfed config local-steps
+    polyfed config --toml > experiment.toml[/dim]
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    from polyfed.cli.console import stdout
+
+    if as_toml:
+        if key is not None:
+            from polyfed.core.errors import ConfigError
+
+            raise ConfigError(f"--toml: prints every key; leave out {key!r}")
+        print(toml(), end="")
+        return 0
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for header in ("key", "default", "takes", "meaning"):
+        table.add_column(header, no_wrap=header in ("key", "default"))
+    for row in keys() if key is None else _matching(key):
+        table.add_row(Text(row.name, "cyan"), Text(row.value()), Text(row.takes), Text(row.says()))
+    stdout.print(table)
+    if key is None:
+        stdout.print(Text("\nThe keys of [algorithm] are the method's settings: polyfed algorithms NAME", "dim"))
+    return 0
+
+
+def _matching(asked: str) -> list[Key]:
+    """The key of this name, in whichever table, or the keys of the table of this name."""
+    from polyfed.core.errors import ConfigError, closest
+    from polyfed.core.settings import kebab
+
+    wanted = kebab(asked)
+    fits: tuple[Callable[[str], bool], ...] = (
+        lambda name: name == wanted or name.startswith(f"{wanted}."),
+        lambda name: name.rpartition(".")[2] == wanted,
+    )
+    for fit in fits:
+        if found := [key for key in keys() if fit(key.name)]:
+            return found
+    known = dict.fromkeys(name for key in keys() for name in (key.name, key.name.rpartition(".")[2]))
+    where = "polyfed config lists the keys of a file, polyfed algorithms NAME the settings of a method"
+    raise ConfigError(f"key: unknown {asked!r}{closest(wanted, known)}; {where}")

@@ -1,0 +1,117 @@
+"""Messages: what server and clients say to each other about one exchange, and the axes of what the server keeps."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from polyfed.core.typed import weighted_sum
+
+State = dict[str, Tensor]
+
+
+class Round(NamedTuple):
+    """What both sides may know about one exchange.
+
+    Parameters
+    ----------
+    t : int
+        Round, from 0.
+    n : int
+        Clients in the federation.
+    phase : int
+        Exchange within the round, from 0.
+    ids : Tensor
+        [s] positions of the clients.
+    samples : Tensor
+        [s] their training samples, as floats.
+    sent : Tensor
+        [s] round in which their downlink left: earlier than `t` only when replies arrive late.
+    """
+
+    t: int
+    n: int
+    phase: int
+    ids: Tensor
+    samples: Tensor
+    sent: Tensor
+
+    def take(self, rows: Tensor) -> "Round":
+        """The same exchange for some of its clients.
+
+        Parameters
+        ----------
+        rows : Tensor
+            Positions in `ids` of the clients to keep.
+
+        Returns
+        -------
+        Round
+            With `ids`, `samples` and `sent` of those clients.
+        """
+        return self._replace(ids=self.ids[rows], samples=self.samples[rows], sent=self.sent[rows])
+
+
+class Down(NamedTuple):
+    """The messages of one downlink.
+
+    Parameters
+    ----------
+    shared : dict of Tensor
+        The same for every client.
+    each : dict of Tensor
+        [s, ...], one row per client.
+    """
+
+    shared: State = {}  # noqa: RUF012  (never written to)
+    each: State = {}  # noqa: RUF012
+
+
+class Server(NamedTuple):
+    """The server's tensors before the first round, by their axes; a method then sees them all under their names.
+
+    Newcomers follow from it: one more client is one more row of `each`, and one more row and column of `pairs`.
+
+    Parameters
+    ----------
+    shared : dict of Tensor
+        Of no client in particular.
+    each : dict of Tensor
+        [n, ...], one row per client.
+    pairs : dict of Tensor
+        [n, n, ...], one row and one column per client.
+    free : dict of Tensor
+        Tensors whose shape changes in training.
+    """
+
+    shared: State = {}  # noqa: RUF012  (never written to)
+    each: State = {}  # noqa: RUF012
+    pairs: State = {}  # noqa: RUF012
+    free: State = {}  # noqa: RUF012
+
+    def whole(self) -> State:
+        """All tensors."""
+        return {**self.shared, **self.each, **self.pairs, **self.free}
+
+
+# [n] in every server's state, kept by the loop: training samples of the clients met so far, 0 for one not met
+KNOWN = "known"
+
+
+def mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Mean over the clients, plain or weighted.
+
+    Parameters
+    ----------
+    values : Tensor
+        [s, ...] one row per client.
+    weights : Tensor or None
+        [s], such as sample counts; None: all clients count the same.
+
+    Returns
+    -------
+    Tensor
+        [...] in the precision of `values`.
+    """
+    if weights is None:
+        return values.mean(0)
+    return weighted_sum(weights / weights.sum(), values)

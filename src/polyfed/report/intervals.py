@@ -1,0 +1,231 @@
+"""How sure a gain is: variances, intervals and power from what every test sample adds to it. Pure functions of arrays.
+
+A gain is method A's score minus method B's, on the same splits. `values` [splits, samples] is what each sample adds:
+its mean over a split's test samples is that split's gain, NaN where a sample was not tested. A score that is no mean,
+such as AUC or RMSE, is written as one by its first-order expansion (`auc_terms`, `rmse_terms`).
+
+What is estimated is the gain of the two *procedures* on new samples of the site, expected over training sets of the
+size that was used. Two estimates of the variance of the mean gain over S splits go into it:
+
+    sampling    clustered by sample: sum_j (sum_s u_sj)^2 n/(n - 1), u_sj = (values_sj - gain) / (S m_s). Exact to first
+                order where the models are stable, with the freedom of as many samples as disagree; blind to what all
+                training sets have in common.
+    splitting   Nadeau and Bengio (Machine Learning 52, 2003): s^2 (1/S + f/(1 - f)), s^2 the sample variance of the S
+                gains and f the tested share. Sees the training, overstates it when the gain is near zero, and has only
+                S - 1 degrees of freedom.
+
+A site's interval takes their average; a mean over sites takes the larger, since sampling averages out over sites and
+what the sites' training sets share does not. The larger also judges many sites jointly, where the average's tails are
+too light. benchmarks/coverage.py chose this; docs/verdicts.md has the figures.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtri, stdtr, stdtrit
+
+LEVEL = 0.95
+POWER = 0.8
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """What is known of one gain.
+
+    means: [S] the gain in every split     sampling: its variance clustered by sample, freedom: degrees of freedom of
+    that; None: no samples are known     whole: a mean over sites, not one site's     floor: without samples, the least
+    standard deviation over splits to believe
+    """
+
+    means: np.ndarray
+    sampling: float | None = None
+    freedom: float = math.inf
+    whole: bool = False
+    floor: float = 0.0
+
+    @property
+    def gain(self) -> float:
+        """The mean over splits; NaN where there is none."""
+        return float(self.means.mean()) if len(self.means) else math.nan
+
+
+def spread(values: np.ndarray, span: float = 0.0) -> Spread:
+    """The spread of a site's gain from `values` [S, N]; splits without a tested sample are left out.
+
+    span: of a bounded score, how far apart two values can be. Half a sample gained and half a sample lost are then
+    added to the variance (Agresti and Min, Biometrics 61, 2005), so that a site where two methods never disagree is
+    not taken for certainty.
+    """
+    tested = np.isfinite(values)
+    values, tested = values[tested.any(1)], tested[tested.any(1)]
+    if not len(values):
+        return Spread(np.empty(0))
+    counts, times = tested.sum(1), tested.sum(0)
+    means = np.where(tested, values, 0.0).sum(1) / counts
+    gap = (np.where(tested, values - means.mean(), 0.0) / (len(values) * counts[:, None])).sum(0)[times > 0]
+    square, n = gap @ gap, len(gap)
+    heavy = (gap**4).sum() - square**2 / n  # n^2 times the variance of the variance: few disagreements, few freedoms
+    freedom = float(np.clip(2 * square**2 / heavy, 1, n - 1)) if heavy > 0 and n > 2 else max(n - 1.0, 1.0)
+    effective = times.sum() ** 2 / (times @ times)
+    sampling = square * n / (n - 1) if n > 1 else math.inf if not span else span**2
+    return Spread(means, float(sampling + (span / (effective + 2)) ** 2), freedom)
+
+
+def mean_spread(sites: Sequence[Spread], means: np.ndarray | None = None) -> Spread:
+    """The spread of the unweighted mean over sites that share no sample. means: [S], needed where not every site was
+    tested in every split."""
+    if means is None:
+        means = np.asarray(np.mean([s.means for s in sites], axis=0))
+    if any(s.sampling is None for s in sites):
+        return Spread(means, whole=True)
+    each = np.array([s.sampling for s in sites], dtype=float)
+    freedom = each.sum() ** 2 / (each**2 / [s.freedom for s in sites]).sum() if each.sum() > 0 else math.inf
+    return Spread(means, float(each.sum()) / len(sites) ** 2, float(freedom), whole=True)
+
+
+def variance(found: Spread, share: float | None) -> tuple[float, float]:
+    """(variance of the mean gain, its degrees of freedom by Satterthwaite); NaN where one split is all there is.
+
+    share: f, the tested share of a site's samples where splits are drawn anew. None: the same samples are tested in
+    every split; the gain is then that of the training set used, over the training's own chance.
+    """
+    splits, a = len(found.means), found.sampling
+    if splits < 2:
+        return (math.nan, math.nan) if a is None else (a, found.freedom)
+    between = max(float(found.means.var(ddof=1)), found.floor**2)
+    b = between * (1 / splits + (0.0 if share is None else share / (1 - share)))
+    if a is None:
+        return b, splits - 1.0
+    parts = (a, b) if share is None else (a, max(0.0, b - a)) if found.whole else (a / 2, b / 2)
+    total = sum(parts)
+    scale = parts[0] ** 2 / found.freedom + parts[1] ** 2 / (splits - 1)
+    return total, total**2 / scale if scale > 0 else math.inf
+
+
+def half_width(var: float, freedom: float, comparisons: int = 1) -> float:
+    """Half the length of the interval, 95 % over all `comparisons` together (Bonferroni)."""
+    return float(stdtrit(max(freedom, 1.0), 1 - (1 - LEVEL) / (2 * comparisons))) * math.sqrt(var)
+
+
+def p_value(gain: float, var: float, freedom: float, comparisons: int = 1) -> float:
+    """Two-sided p value of no gain, for all `comparisons` together (Bonferroni)."""
+    if not var > 0:
+        return 1.0 if gain == 0 else 0.0
+    return min(1.0, 2 * comparisons * float(stdtr(max(freedom, 1.0), -abs(gain) / math.sqrt(var))))
+
+
+def holm(p: np.ndarray) -> np.ndarray:
+    """[k] bool: which are significant at 5 % over all k together, by Holm (Scandinavian Journal of Statistics 6, 1979).
+
+    NaN: not tested, and not counted.
+    """
+    p = np.asarray(p, dtype=float)
+    order = np.argsort(p)  # NaN goes last
+    known = int(np.isfinite(p).sum())
+    passed = p[order[:known]] * np.arange(known, 0, -1) <= 1 - LEVEL
+    clear = np.zeros(len(p), dtype=bool)
+    clear[order[:known]] = np.logical_and.accumulate(passed)
+    return clear
+
+
+# power
+
+
+def seen(found: Spread, share: float | None, splits: int, comparisons: int = 1) -> float:
+    """The gain that `splits` splits of these samples would show as clear four times in five.
+
+    The sampling part shrinks with S as it does for stable models: in proportion to 1 + (1 - f)/(S f).
+    """
+    now, a = len(found.means), found.sampling
+    if now < 2 and (share is not None or a is None):
+        return math.nan
+    if a is not None and share is not None:
+        a *= (1 + (1 - share) / (splits * share)) / (1 + (1 - share) / (now * share))
+    std = float(found.means.std(ddof=1)) if now > 1 else 0.0
+    planned = np.array([1.0, -1.0] * (splits // 2) + [0.0] * (splits % 2))  # of the spread that was seen
+    size = planned.std(ddof=1) if splits > 1 else 1.0
+    var, freedom = variance(Spread(planned * std / size, a, found.freedom, found.whole), share)
+    if not math.isfinite(var):
+        return math.nan
+    return half_width(var, freedom, comparisons) + float(ndtri(POWER)) * math.sqrt(var)
+
+
+@dataclass(frozen=True)
+class Needed:
+    """What it takes to see a gain: so many splits of the same samples, or None where no number of splits is enough;
+    and, with the splits there are, how many times as many samples."""
+
+    splits: int | None
+    times: float
+
+
+def needed(found: Spread, share: float | None, gain: float, comparisons: int = 1, most: int = 100) -> Needed | None:
+    """What it takes to see `gain` as clear four times in five; None where nothing is known of the spread.
+
+    More samples are taken to shrink the variance in proportion; splits of a fixed test set are training seeds.
+    """
+    now = len(found.means)
+    here = seen(found, share, now, comparisons)
+    if not math.isfinite(here):
+        return None
+    splits = 2 + bisect_left(range(2, most + 1), -gain, key=lambda k: -seen(found, share, k, comparisons))
+    return Needed(splits if 1 < now and splits <= most else None, max(1.0, (here / gain) ** 2))
+
+
+# scores that are no means, as means
+
+
+def rmse_terms(squared: np.ndarray) -> np.ndarray:
+    """What every sample adds to the root of the mean of `squared` errors: r + (e_j - r^2) / (2 r), r the root."""
+    r = math.sqrt(squared.mean()) if len(squared) else 0.0
+    return r + (squared - r * r) / (2 * r) if r > 0 else np.zeros(len(squared))
+
+
+def auc_terms(score: np.ndarray, positive: np.ndarray) -> np.ndarray:
+    """What every sample adds to the area under the curve, from its placement among the other class (DeLong, DeLong and
+    Clarke-Pearson, Biometrics 44, 1988); all NaN with one class.
+
+    score: [n] higher for positive     positive: [n] bool
+    """
+    n, ones, zeros = len(score), np.sort(score[positive]), np.sort(score[~positive])
+    out = np.full(n, math.nan)
+    if len(ones) and len(zeros):
+        above, below = _below(zeros, score[positive]), 1 - _below(ones, score[~positive])
+        area = above.mean()
+        out[positive] = area + (above - area) * n / len(ones)
+        out[~positive] = area + (below - area) * n / len(zeros)
+    return out
+
+
+def _below(ordered: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """The share of `ordered` numbers below each value; equal ones count half."""
+    return (ordered.searchsorted(value) + ordered.searchsorted(value, "right")) / (2 * len(ordered))
+
+
+def delong(score: np.ndarray, other: np.ndarray, positive: np.ndarray) -> tuple[float, float]:
+    """(difference of the areas of two scores on the same samples, its variance by DeLong); NaN with fewer than two of a
+    class."""
+    ones = int(positive.sum())
+    zeros = len(positive) - ones
+    if min(ones, zeros) < 2:
+        return math.nan, math.nan
+    gap = auc_terms(score, positive) - auc_terms(other, positive)
+    n, mean = len(gap), float(gap.mean())
+    u = (gap - mean) / n  # deviations of placements, divided by the size of the sample's own class
+    return mean, float((u[positive] ** 2).sum() * ones / (ones - 1) + (u[~positive] ** 2).sum() * zeros / (zeros - 1))
+
+
+def bootstrap(values: np.ndarray, classes: np.ndarray, times: int = 2000, seed: int = 0) -> np.ndarray:
+    """[times] means of `values` [N] over samples drawn with replacement within each of `classes` [N].
+
+    A paired bootstrap when `values` are gains.
+    """
+    rng = np.random.default_rng(seed)
+    total = np.zeros(times)
+    for k in np.unique(classes):
+        group = values[classes == k]
+        total += rng.choice(group, (times, len(group))).sum(1)
+    return total / len(values)

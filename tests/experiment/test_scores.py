@@ -1,0 +1,72 @@
+"""scores.safetensors: what every test sample adds to its client's metrics, and which sample it is."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+import polyfed as pf
+
+CLIENTS = 3
+
+
+def data(seed, classes):
+    """Clients of the same 20, 25 and 30 samples whatever the seed, which decides who is tested."""
+    rng = np.random.default_rng(0)
+    pairs = []
+    for n in (20, 25, 30):
+        x = rng.normal(size=(n, 4)).astype(np.float32)
+        pairs.append((x, (x[:, 0] > 0).astype(int) if classes else (x[:, 0] + rng.normal(size=n)).astype(np.float32)))
+    return pf.Federation.from_arrays(pairs, test_fraction=0.4, seed=seed)
+
+
+def trained(folder, seed, classes, method=None, **settings):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2 if classes else 1)
+    fed = data(seed, classes)
+    settings.setdefault("loss", "cross-entropy" if classes else "mse")
+    return pf.fit(model, fed, method or pf.FedAvg(lr=0.1), rounds=2, seed=seed, out=folder, **settings)
+
+
+@pytest.mark.parametrize(("classes", "metrics"), [(True, ("accuracy", "loss")), (False, ("rmse", "loss"))])
+@pytest.mark.parametrize("method", [pf.FedAvg(lr=0.1), pf.Local(lr=0.1)])
+def test_means_over_a_clients_samples_are_its_metrics(tmp_path, classes, metrics, method):
+    run = trained(tmp_path / "run", 0, classes, method)
+    scores = load_file(tmp_path / "run/scores.safetensors")
+    at = np.r_[0, np.cumsum(scores["counts"])]
+    for metric in metrics:
+        means = [scores[metric][a:b].mean() for a, b in pairwise(at)]
+        assert means == pytest.approx(run.clients[f"test_{metric}"].tolist(), rel=1e-5)
+
+
+def test_a_sample_has_one_number_under_every_seed(tmp_path):
+    """The inputs of the tested samples are those of the whole data at these numbers."""
+    whole = np.concatenate([data(0, True).train.x.numpy(), data(0, True).test.x.numpy()])
+    inputs = {}
+    for seed in (0, 1):
+        trained(tmp_path / str(seed), seed, True)
+        ids = load_file(tmp_path / str(seed) / "scores.safetensors")["id"]
+        for number, x in zip(ids.tolist(), data(seed, True).test.x.tolist(), strict=True):
+            assert inputs.setdefault(number, x) == x
+    assert len(ids) < len(inputs) < len(whole)
+
+
+def test_a_loss_of_ones_own_leaves_the_score(tmp_path):
+    """A callable gives one number per batch; accuracy is still known per sample."""
+
+    def loss(output, target):
+        return torch.nn.functional.cross_entropy(output, target)
+
+    trained(tmp_path / "run", 0, True, loss=loss)
+    assert load_file(tmp_path / "run/scores.safetensors").keys() == {"accuracy", "counts", "id"}
+
+
+def test_an_attacker_has_no_scores(tmp_path):
+    run = trained(tmp_path / "run", 0, True, attack=pf.threats.SignFlip(ratio=0.4))
+    scores = load_file(tmp_path / "run/scores.safetensors")
+    at = np.r_[0, np.cumsum(scores["counts"])]
+    missing = [bool(np.isnan(scores["accuracy"][a:b]).all()) for a, b in pairwise(at)]
+    assert missing == run.clients["test_accuracy"].isna().tolist()
+    assert 0 < sum(missing) < CLIENTS

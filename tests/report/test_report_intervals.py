@@ -1,0 +1,188 @@
+"""The mathematics of the intervals: identities, other people's functions, and coverage in a short simulation."""
+
+import importlib.util
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_1samp
+from sklearn.metrics import roc_auc_score
+
+from polyfed.report import intervals
+from polyfed.report.intervals import Spread
+
+
+def two_scores(n=300, seed=0):
+    rng = np.random.default_rng(seed)
+    ill = rng.random(n) < 0.3
+    one = rng.normal(size=n) + ill
+    return ill, one, one + rng.normal(size=n)
+
+
+def test_what_samples_add_to_the_auc_has_the_auc_as_mean():
+    ill, one, _ = two_scores()
+    tied = one.round()
+    assert intervals.auc_terms(one, ill).mean() == pytest.approx(roc_auc_score(ill, one))
+    assert intervals.auc_terms(tied, ill).mean() == pytest.approx(roc_auc_score(ill, tied))
+    assert np.isnan(intervals.auc_terms(one, np.ones(len(one), dtype=bool))).all()
+
+
+def test_delong_agrees_with_the_bootstrap():
+    """Resampling patients within each class and computing both areas anew; 1500 draws know a deviation to 2 %."""
+    ill, one, other = two_scores()
+    gain, variance = intervals.delong(one, other, ill)
+    rng, sick, well = np.random.default_rng(1), np.flatnonzero(ill), np.flatnonzero(~ill)
+    drawn = []
+    for _ in range(1500):
+        at = np.r_[rng.choice(sick, len(sick)), rng.choice(well, len(well))]
+        drawn.append(intervals.auc_terms(one[at], ill[at]).mean() - intervals.auc_terms(other[at], ill[at]).mean())
+    assert gain == pytest.approx(roc_auc_score(ill, one) - roc_auc_score(ill, other))
+    assert math.sqrt(variance) == pytest.approx(np.std(drawn), rel=0.08)
+    terms = intervals.auc_terms(one, ill) - intervals.auc_terms(other, ill)
+    assert np.std(drawn) == pytest.approx(intervals.bootstrap(terms, ill, 4000).std(), rel=0.08)
+    assert intervals.spread(terms[None]).sampling == pytest.approx(variance, rel=0.02)
+
+
+def test_delong_by_hand():
+    """Two of each class; the one score orders all four, the other half of the pairs: areas 1 and 1/2. Placements of the
+    gain: 1/2 and 1/2 among the ill, 0 and 1 among the well; their variances over 2: 0 and 1/4."""
+    ill = np.array([True, True, False, False])
+    gain, variance = intervals.delong(np.array([3.0, 4.0, 1.0, 2.0]), np.array([2.5, 2.6, 1.0, 3.0]), ill)
+    assert (gain, variance) == pytest.approx((0.5, 0.25))
+
+
+def test_what_samples_add_to_the_rmse_has_the_rmse_as_mean_and_its_derivative():
+    squared = np.array([1.0, 4.0, 9.0, 2.0])
+    terms = intervals.rmse_terms(squared)
+    assert terms.mean() == pytest.approx(2.0)
+    weights = np.array([1.001, 1, 1, 1]) / 4.001
+    assert (math.sqrt(weights @ squared) - 2) / 0.001 * 4 == pytest.approx(terms[0] - 2.0, rel=1e-2)
+
+
+def test_one_split_is_the_paired_t_test():
+    gain = np.random.default_rng(0).normal(0.3, 1, 50)
+    found = intervals.spread(gain[None])
+    assert found.sampling == pytest.approx(gain.var(ddof=1) / 50)
+    assert intervals.p_value(found.gain, found.sampling or 0, 49) == pytest.approx(ttest_1samp(gain, 0).pvalue)
+
+
+def test_rare_disagreements_are_worth_few_degrees_of_freedom():
+    """1000 patients of whom two methods disagree on 6 say no more than 6 patients do."""
+    gain = np.zeros(1000)
+    gain[:6] = [1, -1, 1, 1, -1, 1]
+    assert intervals.spread(gain[None]).freedom == pytest.approx(12, abs=1)
+    assert intervals.spread(np.random.default_rng(0).normal(size=(1, 1000))).freedom > 300
+
+
+def test_agreement_everywhere_leaves_half_a_sample_either_way():
+    assert intervals.spread(np.zeros((1, 98)), span=1.0).sampling == pytest.approx(1e-4)
+    assert intervals.spread(np.zeros((1, 98))).sampling == 0
+
+
+def test_clusters_by_sample_are_unbiased_for_stable_models():
+    """What a patient adds is fixed and who is tested is drawn: the variance of the mean over S splits, over patients
+    and draws, is v/n (1 + (1 - f)/(S f))."""
+    rng, found, means, n, m, s = np.random.default_rng(0), [], [], 60, 20, 4
+    for _ in range(3000):
+        patient = rng.normal(size=n)
+        values = np.full((s, n), math.nan)
+        for row in values:
+            at = rng.permutation(n)[:m]
+            row[at] = patient[at]
+        spread = intervals.spread(values)
+        found.append(spread.sampling)
+        means.append(spread.gain)
+    exact = (1 + (1 - m / n) / (s * m / n)) / n
+    assert np.var(means) == pytest.approx(exact, rel=0.08)
+    assert np.mean(found) == pytest.approx(exact, rel=0.03)
+
+
+def test_mean_of_sites_adds_their_variances():
+    rng = np.random.default_rng(0)
+    sites = [intervals.spread(rng.normal(size=(1, n))) for n in (20, 50, 90)]
+    whole = intervals.mean_spread(sites)
+    assert whole.gain == pytest.approx(np.mean([s.gain for s in sites]))
+    assert whole.sampling == pytest.approx(sum(s.sampling or 0 for s in sites) / 9)
+    assert min(s.freedom for s in sites) < whole.freedom < sum(s.freedom for s in sites)
+
+
+def test_without_samples_it_is_nadeau_and_bengio():
+    d = np.array([1.0, 2.0, 4.0])
+    var, freedom = intervals.variance(Spread(d), share=0.25)
+    assert (var, freedom) == pytest.approx((d.var(ddof=1) * (1 / 3 + 1 / 3), 2))
+    assert intervals.variance(Spread(d), None)[0] == pytest.approx(d.var(ddof=1) / 3)
+
+
+def test_holm():
+    """0.01 <= 0.05/4, 0.015 <= 0.05/3, but 0.03 > 0.05/2: the last is not looked at."""
+    p = np.array([0.03, 0.01, math.nan, 0.015, 0.04])
+    assert intervals.holm(p).tolist() == [False, True, False, True, False]
+
+
+def test_effort():
+    """Stable models, 200 patients, a third tested: with more splits the variance falls to v/n and no further, and four
+    times as many patients see half the gain."""
+    rng = np.random.default_rng(0)
+    spread = Spread(rng.normal(0, 0.05, 5), 1 / 200 * 1.4, 150.0)
+    seen = [intervals.seen(spread, 1 / 3, k) for k in (5, 10, 20, 80)]
+    assert seen == sorted(seen, reverse=True)
+    found = intervals.needed(spread, 1 / 3, seen[0] / 2)
+    assert found is not None
+    assert found.times == pytest.approx(4)
+    easy = intervals.needed(spread, 1 / 3, seen[1] * 1.001)
+    assert easy is not None
+    assert 5 < (easy.splits or 0) <= 10
+    hopeless = intervals.needed(spread, 1 / 3, 1e-4)
+    assert hopeless is not None
+    assert hopeless.splits is None
+
+
+def test_effort_of_fixed_predictions_is_that_of_a_z_test():
+    """One split of many samples: (1.960 + 0.842) standard errors are seen four times in five."""
+    assert intervals.seen(Spread(np.array([0.0]), 1e-4, 1e6), None, 1) == pytest.approx(0.02802, rel=1e-3)
+
+
+def simulation():
+    path = Path(__file__).resolve().parents[2] / "benchmarks/coverage.py"
+    spec = importlib.util.spec_from_file_location("coverage_benchmark", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+REPEATS = 120
+
+
+@pytest.fixture(scope="module")
+def simulated():
+    module = simulation()
+    return module, module.part(("linear", "even", 4, REPEATS)) + module.part(("linear", "zero rmse", 4, REPEATS))
+
+
+@pytest.mark.parametrize("design", ["S=3", "S=5", "S=10", "5 folds, S=10"])
+def test_coverage_of_the_true_gain(simulated, design):
+    """An interval that holds it 93 % of the time falls below the bound by chance once in a thousand designs, taking the
+    four sites of a population for one draw. Student's t over the splits, as it was before, falls below it."""
+    module, rows = simulated
+    bound = 0.93 - 3.1 * math.sqrt(0.93 * 0.07 / REPEATS)
+    found = {r["rule"]: r for r in module.chosen(rows, design=design, scenario="even", target="procedure")}
+    assert np.mean(found["polyfed"]["covered"][:-1]) > bound
+    assert found["polyfed"]["covered"][-1] > bound
+    shorter = [p < b for p, b in zip(found["polyfed"]["half"][:-1], found["Nadeau-Bengio"]["half"][:-1], strict=True)]
+    assert all(shorter)
+    if design == "S=10":
+        assert np.mean(found["t"]["covered"][:-1]) < bound
+        assert found["t"]["covered"][-1] < bound
+
+
+def test_wrong_verdicts_where_no_site_gains(simulated):
+    """At most 5 % of the federations have any; t over ten splits calls a fifth of them wrongly."""
+    module, rows = simulated
+    by = {r["rule"]: r for r in module.chosen(rows, design="S=10", scenario="zero rmse")}
+    assert by["polyfed"]["any"] < 0.05 + 3.1 * math.sqrt(0.05 * 0.95 / REPEATS)
+    assert by["t"]["any"] > 0.2
