@@ -59,6 +59,7 @@ if _TYPE_CHECKING:
     from polyfed.core.algorithm import Round as Round
     from polyfed.core.algorithm import Server as Server
     from polyfed.core.algorithm import mean as mean
+    from polyfed.core.metric import Metric as Metric
     from polyfed.core.schedule import Asynchronous as Asynchronous
     from polyfed.core.schedule import Availability as Availability
     from polyfed.core.schedule import Bernoulli as Bernoulli

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from safetensors.torch import load_file
+from sklearn.metrics import roc_auc_score
 
 import polyfed as pf
 from polyfed.experiment import parallel
@@ -253,3 +254,45 @@ def test_compare_in_python_is_paired_and_complete(tmp_path):
     assert row["accuracy"] == pytest.approx(frame.mean())
     assert row["std"] == pytest.approx(frame.std())
     assert (tmp_path / "c/report.html").exists()
+
+
+def test_a_score_asked_for_leads_from_the_command_line_to_the_page(cli, tmp_path, small):
+    """AUC and the Brier score of every hospital's patients, by hand from the models that were written."""
+    said = cli("run", small, "--metrics", "auc,brier", "--seeds", 2, "--out", "a")
+    assert said.status == 0, said.err
+    assert "test AUC" in said.out
+    assert "Brier" in said.out
+    found = pf.Run.open(tmp_path / "a/runs/fedavg-seed0")
+    for i, hospital in enumerate(HOSPITALS):
+        x, y = found.federation.test.client(i)
+        z = found.model(hospital)(x).detach().double().softmax(1)[:, 1]
+        auc = roc_auc_score(y, z) if len(set(y.tolist())) == 2 else np.nan
+        assert found.clients["test_auc"].iloc[i] == pytest.approx(auc, abs=1e-6, nan_ok=True)
+        assert found.clients["test_brier"].iloc[i] == pytest.approx(((z - y) ** 2).mean(), abs=1e-6)
+    config = tomllib.loads((tmp_path / "a/runs/fedavg-seed0/config.toml").read_text())
+    assert config["metrics"] == ["auc", "brier"]
+    summary = json.loads((tmp_path / "a/runs/fedavg-seed0/summary.json").read_text())
+    assert summary["metric"] == "auc"
+    page = (tmp_path / "a/report.html").read_text()
+    assert "test AUC" in page
+    assert "Brier score" in page
+    assert (
+        cli("run", "a/runs/fedavg-seed0/config.toml", "--seeds", 1, "--out", "b").status == 0
+    )  # the folder's key is the option's
+    assert (tmp_path / "b/metrics.jsonl").read_text().count('"auc"') == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("aucc", "metrics: found 'aucc' (did you mean 'auc'?)"),
+        ("mae", "metrics: mae needs numbers; the targets are 2 classes"),
+        ("auc,auc", "each once"),
+    ],
+)
+def test_a_metric_that_cannot_be_is_refused_in_one_line_before_training(cli, tmp_path, small, given, told):
+    said = cli("run", small, "--metrics", given, "--out", "a")
+    assert said.status not in (0, None)
+    assert told in said.err
+    assert len(said.err.strip().splitlines()) == 1
+    assert not list(tmp_path.glob("a/**/metrics.jsonl"))

@@ -16,10 +16,11 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from polyfed.core.algorithm import REGISTRY
+from polyfed.core.scores import KNOWN
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-WALKS = ["index.md", *sorted(p.relative_to(DOCS).as_posix() for p in (DOCS / "tutorials").glob("*.md"))]
+WALKS = ["index.md", "scores.md", *sorted(p.relative_to(DOCS).as_posix() for p in (DOCS / "tutorials").glob("*.md"))]
 BLOCK = re.compile(r'(<!-- long -->\n)?```(python|sh|toml)(?: title="([^"]+)")?\n(.*?)```', re.S)
 
 
@@ -184,3 +185,11 @@ def test_the_site_builds_without_a_warning(tmp_path):
         assert not re.findall(r'<(?:script|img|iframe)[^>]* src="https?:', page.read_text()), (
             f"{page.name} loads from elsewhere"
         )
+
+
+def test_every_score_that_is_known_by_name_is_documented_with_its_direction():
+    rows = {row[0]: row for row in re.findall(r"^\| `([\w-]+)` \| ([\w ,]+) \| ([\w ]+) \|", site()["scores.md"], re.M)}
+    better = {name: m.better.replace(":", " ") for name, m in KNOWN.items()}
+    assert {name: row[2] for name, row in rows.items()} == better
+    kinds = {None: "any", "survival": "time, event"}
+    assert {name: row[1] for name, row in rows.items()} == {n: kinds.get(m.kind, m.kind) for n, m in KNOWN.items()}

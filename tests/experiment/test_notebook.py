@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import polyfed as pf
-from polyfed.core.metric import RMSE
+from polyfed.core.scores import RMSE
 from polyfed.experiment import parallel
 from polyfed.report.notebook import sentence
 

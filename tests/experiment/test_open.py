@@ -132,7 +132,7 @@ def test_settings_that_were_objects_are_named_and_reading_goes_on(tmp_path):
     assert torch.equal(found.personal, run.personal)
     with pytest.raises(ConfigError, match=r"its local-steps was a Python object, .* resume=True"):
         found.resume()
-    with pytest.raises(ConfigError, match="its local-steps was an object"):
+    with pytest.raises(ConfigError, match="its local-steps was a Python object"):
         found.admit(federation(["new"], 3), 2)
 
 

@@ -3,12 +3,13 @@
 import csv
 import io
 
+import numpy as np
 import pytest
 from report_folders import noisy, write_comparison, write_run
 from rich.table import Table as RichTable
 
 from polyfed import report
-from polyfed.report import words
+from polyfed.report import pairs, words
 from polyfed.report.table import Cell, Table
 
 GAIN = {
@@ -181,3 +182,23 @@ def test_six_hundred_clients_are_listed_beside_the_page(tmp_path):
     assert 'href="report-clients.csv"' in page
     assert "client-300" not in page
     assert len((tmp_path / "report-clients.csv").read_text().splitlines()) == 601
+
+
+def test_nearer_to_one_is_better(tmp_path):
+    """A calibration slope: neither the highest nor the lowest wins, and a mean of 0.4 and 1.58 is no 1."""
+    values = {
+        "local": [[0.5, 0.4], [0.52, 0.41], [0.5, 0.42]],
+        "fedavg": [[0.95, 1.04], [0.96, 1.03], [0.95, 1.05]],
+        "fedprox": [[0.4, 1.58], [0.41, 1.58], [0.4, 1.57]],
+    }
+    study = report.read(write_comparison(tmp_path, values, metric="calibration-slope"))
+    assert study.metric.better == "near:1"
+    assert {v.choice for v in pairs.client_verdicts(study).values()} == {"fedavg"}
+    assert pairs.mean_verdict(study).best == "fedavg"
+    found = pairs.mean_gain(study, "fedavg", "local")
+    assert found.mean == pytest.approx(np.mean([0.5 - 0.05, 0.6 - 0.04]), abs=0.02)
+    table = report.compare_table(study)
+    assert table.headers[1] == "calibration slope (1 is best)"
+    assert [r[0].text for r in table.rows if r[1].mark == "best"] == ["fedavg"]
+    worst = next(r for r in table.rows if r[0].text == "fedprox")[2].values["worst_mean"]
+    assert worst == pytest.approx(np.mean([0.4, 0.41, 0.4]))

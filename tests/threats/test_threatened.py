@@ -224,8 +224,8 @@ def test_what_is_only_averaged_may_be_swapped_between_clients(method):
 
 def test_what_each_method_needs_of_its_uplinks():
     expected = {
-        "means": "apfl ditto fedasync fedavg fedavg-ft fedbabu feddyn fedlin fedper fedprox fedrep fedslr fedtrack "
-        "gpgd lg-fedavg lpgd per-fedavg pfedme scaffold",
+        "means": "apfl ditto fedadagrad fedadam fedasync fedavg fedavg-ft fedavgm fedbabu feddyn fedlin fedper fedprox "
+        "fedrep fedslr fedtrack fedyogi gpgd lg-fedavg lpgd per-fedavg pfedme scaffold",
         "means, and rows of something else": "fedbuff fedcet hypcluster ifca pacfl",
         "rows": "cfl fedacs fedamp fedspa fpfc heurfedamp",
         "nothing": "local",

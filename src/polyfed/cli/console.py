@@ -11,9 +11,11 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from polyfed.core.metric import short
 from polyfed.experiment.compare import Result, Watch
 from polyfed.experiment.watching import Callback
 from polyfed.experiment.watching import Progress as Step
+from polyfed.report.read import finite
 from polyfed.report.table import Table
 
 WIDE = 140  # columns for tables that go to a file or a pipe
@@ -78,7 +80,7 @@ class Show(Watch):
         if step.records:
             record = step.records[-1]
             name = step.run.metric.name
-            note = f"{record['split']} {name} {record[name]:.4g}"
+            note = f"{record['split']} {name} {short(record[name])}"
             self._bars.update(self._one, note=note)
         self._bars.update(self._one, completed=step.round, total=step.rounds)
         tenth = max(1, step.rounds // TENTHS)
@@ -94,7 +96,7 @@ class Show(Watch):
         words = [f"[{self.done}/{self.total}]", f"{result.label} seed {result.seed}:"]
         if result.summary and result.status == "finished":
             split, final = next(iter(result.summary["final"].items()))
-            words.append(f"{split} {result.summary['metric']} {final['mean']:.4g}")
+            words.append(f"{split} {result.summary['metric']} {short(finite(final['mean']))}")
         else:
             words.append(result.status)
         words.append("(from before)" if resumed else f"({time.monotonic() - began:.1f} s)")

@@ -45,6 +45,7 @@ Steps = Annotated[str | None, option(tables.Settings, "local_steps", TRAIN, "N")
 Batch = Annotated[str | None, option(tables.Settings, "batch_size", TRAIN, "N")]
 Optimizer = Annotated[str | None, option(tables.Settings, "optimizer", TRAIN, "NAME")]
 Lr = Annotated[str | None, Option(help="Step size of every method.", metavar="X", rich_help_panel=TRAIN)]
+Metrics = Annotated[str | None, option(tables.Settings, "metrics", TRAIN, "NAMES")]
 Seed = Annotated[str | None, option(tables.Settings, "seed", TRAIN, "N")]
 Seeds = Annotated[str | None, option(tables.Settings, "seeds", TRAIN)]
 Device = Annotated[str | None, option(tables.Settings, "device", WHERE)]

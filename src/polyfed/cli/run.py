@@ -30,6 +30,7 @@ def run(
     batch_size: o.Batch = None,
     lr: o.Lr = None,
     optimizer: o.Optimizer = None,
+    metrics: o.Metrics = None,
     seed: o.Seed = None,
     seeds: o.Seeds = None,
     device: o.Device = None,

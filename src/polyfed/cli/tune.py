@@ -70,6 +70,7 @@ def tune(
     local_steps: o.Steps = None,
     batch_size: o.Batch = None,
     lr: o.Lr = None,
+    metrics: o.Metrics = None,
     seed: o.Seed = None,
     device: o.Device = None,
     dtype: o.Dtype = None,

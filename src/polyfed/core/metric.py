@@ -1,5 +1,6 @@
-"""Metrics: what a model is judged by. A `Metric` says how it is computed, how it is printed and which way is better;
-nothing else in the code knows one by its name. The first of a run's metrics leads: it decides and is shown first.
+"""Metric: how a model's score is computed, how it is printed and which way is better; `scores.py` has those known by
+name. Nothing else in the code decides by a score's name. The first of a run's metrics leads: it decides and is shown
+first.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 if TYPE_CHECKING:  # a report reads metrics without torch
     from torch import Tensor
 
-Kind = Literal["classes", "numbers"]
+Kind = Literal["classes", "two classes", "numbers", "survival"]
+BETTER = r"^(higher|lower|near:-?\d+(\.\d+)?)$"
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,8 @@ class Seen:
     """Outputs of a model and the targets of the same b samples, of one client or of several.
 
     output: [b, ...]     target: [b, ...], integers for classes
-    threshold: the output at which a model with one output prefers neither of two classes; None: not known
+    threshold: the output at which a model with one output prefers neither of two classes: 0 for logits, 1/2 for
+        probabilities, and 1/2 too where several outputs are probabilities; None: not known
     """
 
     output: Tensor
@@ -30,110 +35,208 @@ class Seen:
 
     @cached_property
     def kind(self) -> Kind | None:
-        """What is predicted: "classes", "numbers" (one output per number), or None where neither is known."""
-        single = self.output.numel() == self.target.numel()
-        if self.target.is_floating_point():
-            return "numbers" if single else None
+        """What is predicted: classes, numbers (one output per number) or a risk; None where it is neither."""
+        y, each = self.target, self.output.numel() == len(self.target)
+        single = self.output.numel() == y.numel()
+        if y.is_floating_point():
+            return "numbers" if single else "survival" if each and y.dim() == 2 and y.shape[1] == 2 else None
         if self.output.dim() == 2 and self.output.shape[1] > 1:
-            return "classes"
-        return "classes" if single and self.threshold is not None else None
+            return "two classes" if self.output.shape[1] == 2 else "classes"
+        return "two classes" if single and self.threshold is not None else None
+
+    @cached_property
+    def classes(self) -> np.ndarray:
+        """[b] the true classes."""
+        return self.target.reshape(-1).numpy()
+
+    @cached_property
+    def guess(self) -> np.ndarray:
+        """[b] the class that each sample is given."""
+        if self._several:
+            return self.output.argmax(1).numpy()
+        return (self.output.reshape(-1) > (self.threshold or 0.0)).long().numpy()
+
+    @cached_property
+    def probabilities(self) -> np.ndarray:
+        """[b, C] of every class: softmax or sigmoid of logits, or the outputs where they are probabilities."""
+        import torch
+
+        if self.threshold == 0.5:
+            p = self.output.double().clamp(0, 1)
+            p = p if self._several else torch.stack([1 - p.reshape(-1), p.reshape(-1)], 1)
+            return (p / p.sum(1, keepdim=True)).numpy()
+        return self._logits.softmax(1).numpy()
+
+    @cached_property
+    def ranking(self) -> np.ndarray:
+        """[b, C] what grows with the probability of a class, and is not rounded to 1: its log-odds, from logits."""
+        if self.threshold == 0.5:
+            return self.output.double().numpy() if self._several else self.probabilities
+        import torch
+
+        z, top = self._logits, self._logits.argmax(1, keepdim=True)
+        most = z.gather(1, top)
+        rest = (z - most).exp().sum(1, keepdim=True) - (z - most).exp()  # the likeliest class's is lost to rounding
+        without = z.scatter(1, top, -torch.inf)
+        return (z - (rest.log() + most).scatter(1, top, without.logsumexp(1, keepdim=True))).numpy()
+
+    @property
+    def log_odds(self) -> np.ndarray:
+        """[b] the log-odds of the second of two classes."""
+        if self.threshold == 0.5:
+            p = self.probabilities[:, 1].clip(1e-15, 1 - 1e-15)
+            return np.log(p / (1 - p))
+        return self.ranking[:, 1]
+
+    @cached_property
+    def numbers(self) -> tuple[np.ndarray, np.ndarray]:
+        """([b, k] predicted, [b, k] true)."""
+        b = len(self.target)
+        return self.output.double().reshape(b, -1).numpy(), self.target.double().reshape(b, -1).numpy()
+
+    @property
+    def _several(self) -> bool:
+        return self.output.dim() == 2 and self.output.shape[1] > 1
+
+    @property
+    def _logits(self) -> Tensor:
+        import torch
+
+        z = self.output.double()
+        return z if self._several else torch.stack([torch.zeros(len(z), dtype=z.dtype), z.reshape(-1)], 1)
 
 
 @dataclass(frozen=True)
 class Metric:
     """One number that says how good a client's model is on the client's samples.
 
-    name: in files and tables
-    unit: "%": a share, printed in per cent; "target": in the unit of the targets; "": a plain number
-    better: "higher", "lower", or "near:1", nearer to that number
-    compute: of a `Seen`; None for the loss, which the task knows
-    per: "sample": it gives [b] values, whose mean is taken chunk by chunk; "client": a number, from all samples of one
-    kind: what must be predicted, "classes" or "numbers"; None: anything
-    root: whether the square root of a mean over samples is taken
-    title: the name in a sentence     span: how far apart two values can be
+    Parameters
+    ----------
+    name : str
+        In files and tables.
+    unit : str
+        "%": a share, printed in per cent; "target": in the unit of the targets; "": a plain number.
+    better : str
+        "higher", "lower", or "near:1": nearer to that number.
+    compute : callable
+        Of a `Seen`; None for the loss, which the task knows. A ValueError, or NaN, means that the samples have no such
+        score.
+    per : str
+        "sample": `compute` gives [b] values, whose mean is taken chunk by chunk; "client": one number, from all
+        samples of a client.
+    kind : str
+        What must be predicted: "classes", "two classes", "numbers" or "survival"; None: anything.
+    root : bool
+        Whether the square root of a mean over samples is taken.
+    title : str
+        Its name in a sentence.
+    decimals : int
+        That are printed; None: four figures.
+    lacks : str
+        Why a client may have none, such as "one class".
+    span : float
+        How far apart two values can be.
     """
 
     name: str
     unit: str = ""
     better: str = "higher"
-    compute: Callable[[Seen], Any] | None = field(default=None, repr=False)
+    compute: Callable[[Seen], Any] | None = field(default=None, repr=False, compare=False)
     per: Literal["sample", "client"] = "client"
     kind: Kind | None = None
     root: bool = False
     title: str = ""
+    decimals: int | None = None
+    lacks: str = "no value"
     span: float = math.inf
 
     def __str__(self) -> str:
         return self.name
 
     @property
-    def sign(self) -> float:
-        """+1 when higher is better, else -1."""
-        return 1.0 if self.better == "higher" else -1.0
-
-    @property
     def pooled(self) -> bool:
         """Whether its mean over all samples, whoever has them, is the mean over clients weighted by their samples."""
         return self.per == "sample" and not self.root
 
+    @property
+    def sign(self) -> float:
+        """+1 when higher is better, -1 when lower is; 0 when neither is."""
+        return {"higher": 1.0, "lower": -1.0}.get(self.better, 0.0)
+
+    @property
+    def aim(self) -> float:
+        """The value to be near to, where that is what is better."""
+        return float(self.better.removeprefix("near:"))
+
     def merit(self, value: Any) -> Any:
-        """A value, or an array of them, as something of which more is better."""
-        if self.better.startswith("near:"):
-            return -abs(value - float(self.better[5:]))
-        return self.sign * value
+        """A value as something of which more is better.
+
+        Parameters
+        ----------
+        value : float or array
+            One value, or several.
+
+        Returns
+        -------
+        float or array
+            Of the same shape.
+        """
+        return self.sign * value if self.sign else -abs(value - self.aim)
 
     def fits(self, seen: Seen) -> bool:
-        return self.kind in (None, seen.kind)
+        """Whether it can be had of such outputs and targets.
+
+        Parameters
+        ----------
+        seen : Seen
+            Some of them.
+
+        Returns
+        -------
+        bool
+            Whether `kind` is theirs.
+        """
+        return self.kind in (None, seen.kind) or (self.kind, seen.kind) == ("classes", "two classes")
 
     def of(self, seen: Seen) -> float:
-        """Its value for one client's samples; NaN where there is none."""
+        """Its value for one client's samples.
+
+        Parameters
+        ----------
+        seen : Seen
+            All of the client's.
+
+        Returns
+        -------
+        float
+            NaN where there is none.
+        """
         if not len(seen.target) or self.compute is None or not bool(seen.output.isfinite().all()):
             return math.nan
-        values = self.compute(seen)
-        mean = float(values.double().mean()) if hasattr(values, "double") else float(values)
+        try:
+            values = self.compute(seen)
+        except ValueError:
+            return math.nan
+        mean = float(values.double().mean() if hasattr(values, "double") else np.mean(values))
         return math.sqrt(mean) if self.root else mean
 
 
-def _correct(seen: Seen) -> Tensor:
-    output, target = seen.output, seen.target
-    if output.dim() == 2 and output.shape[1] > 1:
-        return (output.argmax(1) == target).to(output.dtype)
-    assert seen.threshold is not None
-    return ((output.reshape(target.shape) > seen.threshold) == target).to(output.dtype)
-
-
-def _squared(seen: Seen) -> Tensor:
-    gap = seen.output.reshape(seen.target.shape) - seen.target
-    return gap.square().flatten(1).mean(1) if gap.dim() > 1 else gap.square()
-
-
-LOSS = Metric("loss", better="lower", per="sample")
-ACCURACY = Metric("accuracy", "%", "higher", _correct, "sample", "classes", span=1.0)
-RMSE = Metric("rmse", "target", "lower", _squared, "sample", "numbers", root=True, title="RMSE")
-DEFAULT = (ACCURACY, RMSE, LOSS)  # the first that fits leads where none is asked for
-KNOWN = {m.name: m for m in DEFAULT}
-BETTER = r"^(higher|lower|near:-?\d+(\.\d+)?)$"
-
-
 def written(metric: Metric) -> dict[str, Any]:
-    """The lead metric as summary.json holds it; `higher_is_better` is for those who read it without polyfed."""
-    return {
-        "metric": metric.name,
-        "unit": metric.unit,
-        "better": metric.better,
-        "higher_is_better": metric.better == "higher",
-    }
+    """A metric as summary.json holds it."""
+    return {"metric": metric.name, "unit": metric.unit, "better": metric.better}
 
 
-def read(summary: Mapping[str, Any]) -> Metric:
-    """The lead metric of a summary.json. What an older version left out is that of the known metric of the name."""
-    name = str(summary["metric"])
-    if name in KNOWN:
-        return KNOWN[name]
-    better = "higher" if summary["higher_is_better"] else "lower"
-    return Metric(name, summary.get("unit") or "", summary.get("better") or better)
+def short(value: float) -> str:
+    """A value for a line of progress."""
+    return f"{value:.4g}" if math.isfinite(value) else "n/a"
 
 
-def leading(columns: Any) -> Metric:
-    """The metric that leads where nothing says which: the first of the default ones that there is."""
-    return next((m for m in DEFAULT if m.name in columns), LOSS)
+def mean_of(values: np.ndarray) -> float:
+    """The mean over the clients that have a value; NaN where none has."""
+    return math.nan if np.isnan(values).all() else float(np.nanmean(values))
+
+
+def having(metric: Metric, values: Mapping[str, np.ndarray]) -> np.ndarray:
+    """[n]: the metric's value for every client, NaN where it is not finite."""
+    found = values[metric.name]
+    return np.where(np.isfinite(found), found, np.nan)

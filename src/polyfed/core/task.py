@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from polyfed.core.batches import Batch, alike, padded
 from polyfed.core.errors import ConfigError, DataError, ModelError, closest
 from polyfed.core.layout import Layout
-from polyfed.core.metric import DEFAULT, LOSS, Metric, Seen
+from polyfed.core.metric import Metric, Seen
 from polyfed.core.optimizers import Optimizer
+from polyfed.core.scores import DEFAULT, fitting
 from polyfed.core.split import Split
 from polyfed.core.stacked import LOSSES, Stacked, chain
 from polyfed.core.trial import EMBEDDINGS, Keyed, check_structure, reason, still, train_twice
@@ -32,6 +33,7 @@ from polyfed.core.typed import add_, copy_, named_modules
 
 Loss = str | Callable[[Tensor, Tensor], Tensor]
 BLOCK = 8192  # samples per forward pass when evaluating
+TRIED = 64  # samples that metrics are tried on
 
 
 class Task:
@@ -90,7 +92,8 @@ class Task:
         except (RuntimeError, TypeError, ValueError, AttributeError) as e:
             raise ModelError(f"{type(model).__name__} cannot be copied: {reason(e)}") from None
         self.loss, self.weight_decay, self.optimizer = loss, weight_decay, optimizer
-        self.scores = tuple(metrics or DEFAULT)  # of the default ones `check` keeps those that fit
+        self._asked = tuple(metrics or ())
+        self.scores, self._settled = self._asked or DEFAULT, False  # `check` keeps what fits
         self.layout = Layout(self.model)
         self.p = self.layout.p
         self.w0 = self.layout.flatten(self.model)
@@ -444,7 +447,7 @@ class Task:
         Returns
         -------
         dict of array
-            [s] each; NaN for a client without samples.
+            [s] each; NaN for a client without samples, or where a metric has no value.
         """
         totals: dict[str, Tensor] = {}
         kept: list[tuple[Tensor, Seen]] | None = [] if any(m.per == "client" for m in self.scores) else None
@@ -548,7 +551,8 @@ class Task:
 
     def _score(self, seen: Seen) -> dict[str, Tensor]:
         """{metric: [b]}: what each sample adds to the metrics that are means over samples, where they fit."""
-        return {m.name: m.compute(seen) for m in self.scores if m.per == "sample" and m.compute and m.fits(seen)}
+        mine = ((m.name, m.compute) for m in self.scores if m.per == "sample" and (self._settled or m.fits(seen)))
+        return {name: compute(seen) for name, compute in mine if compute}
 
     @staticmethod
     def _blocks(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -619,10 +623,17 @@ class Task:
         """
         x, y = (t.to(self.device) for t in _few(split))
         y = y.to(self.dtype) if y.is_floating_point() else y
-        shape = self._outputs_of(x, split, who)
+        output = self._outputs_of(x, split, who)
+        shape = list(output.shape[1:])
         self._check_targets(shape, y, classes or (0 if y.is_floating_point() else int(split.y.max()) + 1), who)
-        tried = Seen(torch.zeros(len(y), *shape, dtype=self.dtype), y, self._threshold)
-        self.scores = tuple(m for m in self.scores if m.fits(tried)) or (LOSS,)
+        if callable(self.loss) and len(shape) == 1 and shape[0] > 1 and not y.is_floating_point():
+            self._threshold = 0.5 if _probable(output) else 0.0
+        some = output, y
+        if self._asked:  # a function or scorer is tried on more than two samples
+            at = torch.linspace(0, len(split.x) - 1, min(len(split.x), TRIED)).long()
+            some = self._block_outputs(self.w0.clone(), split.x[at].to(self.device)), split.y[at]
+        self.scores = fitting(self._asked, Seen(*(t.cpu() for t in some), self._threshold), classes or 0)
+        self._settled = True
         if self.stacked is not None:
             return
         batch = self._cast(Batch(x[None], y[None]), self.w0)
@@ -656,8 +667,8 @@ class Task:
             except Exception:  # random numbers, or an operation that has no rule for many models at once
                 self.vectorised = False
 
-    def _outputs_of(self, x: Tensor, split: Split, who: str) -> list[int]:
-        """Shape of one sample's output in evaluation mode; settles whether the model takes integers."""
+    def _outputs_of(self, x: Tensor, split: Split, who: str) -> Tensor:
+        """The outputs in evaluation mode; settles whether the model takes integers."""
         errors: list[Exception] = []
         for integers in (False,) if x.is_floating_point() else (True,) if self._embeds else (False, True):
             self.integers = integers
@@ -683,7 +694,7 @@ class Task:
                 f"{who} returns {output.dtype} of shape {list(output.shape)} for {len(x)} samples, "
                 f"expected floats of shape [{len(x)}, ...]"
             )
-        return list(output.shape[1:])
+        return output
 
     def _check_targets(self, shape: list[int], y: Tensor, classes: int, who: str) -> None:
         if self.loss == "cross-entropy":
@@ -750,6 +761,11 @@ def _few(split: Split) -> tuple[Tensor, Tensor]:
     size = split.x[0].numel()
     at = torch.stack([split.x.argmin(), split.x.argmax()]).div(size, rounding_mode="floor")
     return split.x[at], split.y[at]
+
+
+def _probable(output: Tensor) -> bool:
+    """Whether outputs [b, C] are probabilities of C classes."""
+    return bool((output >= 0).all()) and bool(((output.sum(1) - 1).abs() < 1e-4).all())
 
 
 def _is_tensor(given: object) -> bool:

@@ -21,7 +21,8 @@ from torch import nn
 from polyfed.core import checkpoint
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.errors import ConfigError, Diverged, RunError
-from polyfed.core.metric import LOSS, Metric, read
+from polyfed.core.metric import Metric, mean_of
+from polyfed.core.scores import LOSS, read
 from polyfed.core.settings import is_whole
 from polyfed.data.federation import Federation
 from polyfed.experiment import parallel
@@ -33,6 +34,7 @@ from polyfed.experiment.run import Run
 from polyfed.experiment.training import Training, training_of
 from polyfed.experiment.watching import Callback
 from polyfed.report import files as reading
+from polyfed.report.read import finite
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=,-]*")
 
@@ -135,15 +137,16 @@ class Comparison:
         split = self.split
         for name in dict.fromkeys(r.label for r in self.results):
             runs = [r.summary for r in self.finished if r.label == name and r.summary is not None]
-            means = np.array([s["final"][split]["mean"] for s in runs], dtype=float)
+            ends = {k: [finite(s["final"].get(split, {}).get(k)) for s in runs] for k in ("mean", "worst")}
+            means = np.array([v for v in ends["mean"] if np.isfinite(v)])
             rows.append(
                 {
                     "label": name,
                     "runs": len(runs),
                     "diverged": sum(r.label == name for r in self.failures),
-                    self.metric.name: means.mean() if runs else np.nan,
-                    "std": means.std(ddof=1) if len(runs) > 1 else np.nan,
-                    "worst_client": np.mean([s["final"][split]["worst"] for s in runs]) if runs else np.nan,
+                    self.metric.name: means.mean() if len(means) else np.nan,
+                    "std": means.std(ddof=1) if len(means) > 1 else np.nan,
+                    "worst_client": mean_of(np.array(ends["worst"])) if runs else np.nan,
                     "down_bytes": np.mean([s["down_bytes"] for s in runs]) if runs else np.nan,
                     "up_bytes": np.mean([s["up_bytes"] for s in runs]) if runs else np.nan,
                     "seconds": np.mean([s["seconds"] for s in runs]) if runs else np.nan,

@@ -29,7 +29,8 @@ from polyfed.core.algorithm import Algorithm
 from polyfed.core.cells import marked
 from polyfed.core.errors import RunError
 from polyfed.core.ledger import COLUMNS
-from polyfed.core.metric import written
+from polyfed.core.metric import Metric, having, mean_of, written
+from polyfed.core.scores import lead
 from polyfed.core.settings import SCALAR, is_list, is_table
 from polyfed.experiment import files
 from polyfed.experiment.run import Run
@@ -242,27 +243,22 @@ def fingerprint(run: Run) -> dict[str, Any]:
 
 def summary(run: Run) -> dict[str, Any]:
     """The run in a few numbers, as summary.json holds them."""
-    metric = run.metric
-    final = {}
-    for name, metrics in run.final.items():
-        values = np.where(np.isfinite(metrics[metric.name]), metrics[metric.name], np.nan)
-        if np.isnan(values).all():
-            continue
-        merit = metric.merit(values)
-        final[name] = {
-            "mean": float(np.nanmean(values)),
-            "std": float(np.nanstd(values)),
-            "worst": float(values[np.nanargmin(merit)]),
-            "best": float(values[np.nanargmax(merit)]),
-        }
+    metric, asked = run.metric, run.metrics
+    scores = {
+        split: {m.name: _spread(m, having(m, found)) for m in asked if m.name in found}
+        for split, found in run.final.items()
+    }
+    final = {split: found[metric.name] for split, found in scores.items()}
     down, up = run.loop.ledger.totals()
     return {
         "status": run.status,
         "algorithm": run.loop.algorithm.name,
         "seed": run.loop.seed,
         "rounds": run.loop.t,
-        **written(metric),
+        **lead(metric),
         "final": final,
+        "metrics": [written(m) for m in asked],
+        "scores": scores,
         "down_bytes": down,
         "up_bytes": up,
         "seconds": run.seconds,
@@ -272,6 +268,20 @@ def summary(run: Run) -> dict[str, Any]:
         "steps": _steps(run),
         "deploys": _deployed(run),
         "digest": digests(run),
+    }
+
+
+def _spread(metric: Metric, values: np.ndarray) -> dict[str, float]:
+    """One metric over the clients that have it; NaN where none has."""
+    if np.isnan(values).all():
+        return dict.fromkeys(("mean", "std", "worst", "best"), math.nan) | {"clients": 0}
+    merit = metric.merit(values)
+    return {
+        "mean": float(np.nanmean(values)),
+        "std": float(np.nanstd(values)),
+        "worst": float(values[np.nanargmin(merit)]),
+        "best": float(values[np.nanargmax(merit)]),
+        "clients": int(np.isfinite(values).sum()),
     }
 
 
@@ -296,7 +306,7 @@ def _common(run: Run, metric: str) -> dict[str, float] | None:
     common, method = run.common, type(run.loop.algorithm)
     if common is None or method.personal is Algorithm.personal:
         return None
-    return {split: float(np.nanmean(run.evaluate(common, split)[metric])) for split in run.final}
+    return {split: mean_of(run.evaluate(common, split)[metric]) for split in run.final}
 
 
 @cache  # reading it takes as long as a small run's training, and the code of a process does not change

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from polyfed.core.metric import having, mean_of
 from polyfed.experiment.run import Run, splits
 
 
@@ -13,7 +14,7 @@ def record(run: Run, split: str) -> dict[str, Any]:
     pooled: the leading metric over all samples, whoever has them, where it is a mean over samples
     """
     metrics, metric = run.final[split], run.metric
-    values = np.where(np.isfinite(metrics[metric.name]), metrics[metric.name], np.nan)
+    values = having(metric, metrics)
     down, up = run.loop.ledger.totals()
     known = values[~np.isnan(values)] if not np.isnan(values).all() else np.array([np.nan])
     seen = np.where(np.isnan(values), 0, splits(run.federation)[split].counts)
@@ -22,7 +23,7 @@ def record(run: Run, split: str) -> dict[str, Any]:
     return {
         "round": run.loop.t,
         "split": split,
-        **{name: float(np.nanmean(v)) for name, v in metrics.items()},
+        **{name: mean_of(v) for name, v in metrics.items()},
         "std": float(known.std()),
         "worst": float(worst),
         **({"pooled": pooled} if metric.pooled else {}),

@@ -15,17 +15,18 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from polyfed.core import checkpoint
+from polyfed.core import checkpoint, scores
 from polyfed.core.algorithm import REGISTRY, Algorithm, State
 from polyfed.core.augment import augmentation
 from polyfed.core.batches import Work
 from polyfed.core.errors import ConfigError, PolyfedError, RunError
 from polyfed.core.ledger import COLUMNS, Ledger
-from polyfed.core.metric import Metric, leading, read
+from polyfed.core.metric import Metric
 from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop, part
 from polyfed.core.rows import is_mapped
 from polyfed.core.schedule import Uniform
+from polyfed.core.scores import LOSS, leading
 from polyfed.core.split import Split
 from polyfed.core.stacked import LOSSES
 from polyfed.core.task import Task
@@ -83,7 +84,7 @@ class Opened(Run):
         self._table = _clients(path, names) if found else None
         self.status, self.seconds = found.get("status", "unfinished"), found.get("seconds") or 0.0
         self._rounds: int | None = found.get("rounds")
-        self._lead = read(found) if found else None
+        self._metrics = tuple(map(scores.read, found.get("metrics") or [found])) if found else ()
         self.records = [{k: np.nan if v is None else v for k, v in r.items()} for r in reading.metrics(path)]
         self.final = {} if self._table is None else _final(self._table)
         self.ended = False
@@ -103,8 +104,15 @@ class Opened(Run):
         return last if self._rounds is None else self._rounds
 
     @property
-    def metric(self) -> Metric:
-        return self._lead or leading(self.records[-1] if self.records else ())
+    def metrics(self) -> tuple[Metric, ...]:
+        asked = tuple(scores.read({"metric": name}) for name in self.settings.get("metrics") or ())
+        return self._metrics or asked or (leading(self.records[-1] if self.records else ()),)
+
+    @property
+    def _judges(self) -> list[Metric]:
+        """The metrics, those that no file holds with an error in place of what computes them."""
+        lost = self._gone("metrics")
+        return [m if m.compute or m is LOSS else dataclasses.replace(m, compute=lost) for m in self.metrics]
 
     @property
     def clients(self) -> pd.DataFrame:
@@ -215,7 +223,7 @@ class Opened(Run):
             raise RunError(f"{self._at / 'config.toml'}: [plan] is not the plan of a run ({e})") from None
         device = pick_device("auto" if plan.device.startswith("cuda") else "cpu")
         assert t.loss is not None, "every run's config.toml has it"
-        task = t.task(self._module, t.loss, device)
+        task = t.task(self._module, t.loss, device, self._judges)
         self._check_layout(task)
         steps = local_steps_of(t.local_steps, fed.names)
         work = Work(t.epochs, steps, t.batch_size, augmentation(t.augment, fed.input_shape))
@@ -242,6 +250,7 @@ class Opened(Run):
             for key, found in (
                 ("loss", s.get("loss") not in LOSSES),
                 ("augment", s.get("augment") == "function"),
+                ("metrics", any(scores.known(name) is None for name in s.get("metrics") or ())),
                 ("local-steps", s.get("local-steps") == "function"),
                 ("schedule", isinstance(s.get("schedule"), str)),
             )
@@ -253,7 +262,7 @@ class Opened(Run):
         """How the run was trained; a function that no file holds raises an error when it is used."""
         aside = {*TABLES, *INFORMATION, "start", *self._objects}
         known = {k: v for k, v in self.settings.items() if k not in aside}
-        gone = {key.replace("-", "_"): self._gone(key) for key in self._objects if key != "schedule"}
+        gone = {key.replace("-", "_"): self._gone(key) for key in self._objects if key not in ("schedule", "metrics")}
         return dataclasses.replace(read_table(Settings, known, self._where, TABLES), **gone)
 
     def _gone(self, key: str) -> Callable[..., Any]:

@@ -250,7 +250,12 @@ class Run:
     @property
     def metric(self) -> Metric:
         """The metric that leads: accuracy for classes, RMSE for numbers, or the loss where neither is defined."""
-        return self.loop.task.scores[0]
+        return self.metrics[0]
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """What clients' models are judged by, the one that leads first; the loss is recorded beside them."""
+        return self.loop.task.scores
 
     @property
     def clients(self) -> pd.DataFrame:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # types that the command line can do without until something 
     import torch
     from torch import nn
 
+    from polyfed.core.metric import Metric
     from polyfed.core.optimizers import StepSizes
     from polyfed.core.schedule import Schedule
     from polyfed.core.task import Loss, Task
@@ -47,6 +48,7 @@ BATCH = Annotated[int, Limits(ge=1, le=COUNTED), Words("an integer of at least 1
 SEEDS = 10_000
 MANY = Annotated[int, Limits(ge=1, le=SEEDS)]
 WHICH = Annotated[list[SEED], Words("a list of seeds")]
+JUDGES = Annotated[str, Words("names such as auc,brier")]
 TABLE, PRECISION = Words("a table with a name"), Words("float32, float64")
 DEVICE = Annotated[str, Words("auto, cpu or cuda")]
 
@@ -111,6 +113,9 @@ class Training(Table):
     )
     loss: Literal["cross-entropy", "mse"] | FUNCTION | None = setting(
         None, doc="The clients' loss. Default: cross-entropy for classes, mse for numbers."
+    )
+    metrics: JUDGES | Sequence[Any] | FUNCTION | None = setting(
+        None, doc="What models are judged by, such as auc,brier; the first leads. Else accuracy, or rmse for numbers."
     )
     weight_decay: float = setting(
         0.0, ge=0, le=COUNTED, doc="Adds weight-decay/2 ||w||^2 to every client's loss; with adamw it is decoupled."
@@ -182,6 +187,7 @@ class Training(Table):
 
         from polyfed.core.augment import steps_of
         from polyfed.core.schedule import schedule_of
+        from polyfed.core.scores import metrics_of
         from polyfed.experiment.expression import Expression
         from polyfed.threats import ATTACKS, RULES
 
@@ -190,6 +196,8 @@ class Training(Table):
         if isinstance(self.dtype, str) and self.dtype in ("float32", "float64"):
             object.__setattr__(self, "dtype", getattr(torch, self.dtype))
         self._read("batch_size", str, lambda text: None if text == "full" else text)
+        if self.metrics is not None:
+            self._read("metrics", object, metrics_of)
         super().__post_init__()
         each = self.local_steps
         self.require(not isinstance(each, Sized) or len(each) > 0, "local_steps", "one number per client")
@@ -244,7 +252,13 @@ class Training(Table):
 
         return StepSizes(self.lr_decay, self.lr_decay_every, self.warmup, self.cosine)
 
-    def task(self, model: nn.Module, loss: Loss, device: torch.device | str | None = None) -> Task:
+    def task(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        device: torch.device | str | None = None,
+        metrics: Sequence[Metric] | None = None,
+    ) -> Task:
         """The model and its loss, as these settings have them trained.
 
         Parameters
@@ -255,6 +269,8 @@ class Training(Table):
             As `Task` takes it.
         device : torch.device, str or None
             Where to compute; None keeps the model's.
+        metrics : sequence of Metric or None
+            In the place of the settings' own.
 
         Returns
         -------
@@ -262,13 +278,17 @@ class Training(Table):
             With the local optimiser, and the weight decay in the loss unless the optimiser has it.
         """
         from polyfed.core.optimizers import Optimizer
+        from polyfed.core.scores import metrics_of
         from polyfed.core.task import Task
 
         given = {key: getattr(self, key) for key in ("momentum", "beta1", "beta2", "eps", "clip_norm")}
         given = {key: value for key, value in given.items() if value is not None}
         optimizer = Optimizer(self.optimizer, weight_decay=self.weight_decay, **given)
         inside = 0.0 if self.optimizer == "adamw" else self.weight_decay
-        return Task(model, loss, weight_decay=inside, optimizer=optimizer, device=device, dtype=self.dtype)
+        judges = metrics_of(self.metrics) if metrics is None else metrics
+        return Task(
+            model, loss, weight_decay=inside, optimizer=optimizer, device=device, dtype=self.dtype, metrics=judges
+        )
 
     def dump(self) -> dict[str, Any]:
         return {"batch-size": "full"} | super().dump()

@@ -27,8 +27,9 @@ from torch import nn
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.errors import ConfigError, Diverged, RunError, closest
-from polyfed.core.metric import LOSS, Metric
-from polyfed.core.metric import read as read_metric
+from polyfed.core.metric import Metric, having, mean_of
+from polyfed.core.scores import LOSS
+from polyfed.core.scores import read as read_metric
 from polyfed.core.settings import is_mapping, settings_of
 from polyfed.core.split import Split
 from polyfed.data.federation import Federation
@@ -224,6 +225,11 @@ def tune(
         how = dataclasses.replace(how, seed=seed, evaluate_every=search.check_every)
         legs = _Legs(model, blind, tuned, search, watch or Watch(), _known(tuned, resume, about), how)
         legs.all(paths)
+        if legs.kept and legs.chosen.mean == -math.inf:
+            lead = legs.chosen.run.metric
+            raise ConfigError(
+                f"metrics: no client has {lead} on its validation samples ({lead.lacks}); choose by another"
+            )
         if tuned.status == "finished":
             _train_on(tuned, legs, federation, describe, resume)
     return tuned
@@ -269,7 +275,8 @@ class _Kept(NamedTuple):
 
     @property
     def mean(self) -> float:
-        return float(np.nanmean(self.scores))
+        mean = mean_of(self.scores)
+        return -math.inf if math.isnan(mean) else mean  # no client has the metric
 
     @property
     def clusters(self) -> int:
@@ -282,7 +289,7 @@ class _Kept(NamedTuple):
         """Whether this leg is worse than the best one by at most this many standard errors."""
         d = best.scores - self.scores
         d = d[~np.isnan(d)]
-        return d.mean() <= errors * (d.std(ddof=1) / math.sqrt(len(d)) if len(d) > 1 else 0.0)
+        return len(d) > 0 and d.mean() <= errors * (d.std(ddof=1) / math.sqrt(len(d)) if len(d) > 1 else 0.0)
 
 
 class _Legs:
@@ -413,7 +420,7 @@ class _Legs:
         return run, "interrupted" if run.status == "interrupted" else "tolerance" if settled.done else "rounds"
 
     def _leg_of(self, row: dict[str, Any], run: Run) -> _Kept:
-        return _Kept(row, run.metric.merit(np.asarray(run.final["validation"][run.metric.name])), run)
+        return _Kept(row, run.metric.merit(having(run.metric, run.final["validation"])), run)
 
     def _add(self, regime: str, value: float, run: Run | None, ended: str, start: Run | None) -> dict[str, Any]:
         """A row of the table; keeps the run while it may be chosen."""
@@ -424,7 +431,7 @@ class _Legs:
             row |= {"rounds": 0, "bytes": 0, "seconds": 0.0}
         else:
             self.tuned.metric = run.metric
-            row["validation"] = float(np.nanmean(run.final["validation"][run.metric.name]))
+            row["validation"] = mean_of(run.final["validation"][run.metric.name])
             found = run.clusters
             if found is not None:
                 row["clusters"] = len(set(found.tolist()))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from polyfed.core.metric import short
 from polyfed.experiment.run import Run
 
 EVERY = 0.2  # seconds between lines
@@ -55,7 +56,7 @@ class Line:
     def __call__(self, step: Progress) -> None:
         if step.records:
             record, metric = step.records[-1], step.run.metric.name
-            self.note = f"{record['split']} {metric} {record[metric]:.4g}"
+            self.note = f"{record['split']} {metric} {short(record[metric])}"
         over = step.round == step.rounds
         if over or time.monotonic() - self.told > EVERY:
             self.told = time.monotonic()

@@ -18,6 +18,7 @@ from scipy import stats
 
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.errors import ConfigError, RunError
+from polyfed.core.metric import mean_of
 from polyfed.core.settings import kebab
 from polyfed.engines.local import pick_device
 from polyfed.experiment import parallel
@@ -262,10 +263,10 @@ def joined(parts: Iterable[Comparison]) -> Comparison:
 
 
 def metric_of(found: Comparison, label: str, column: str | None = None) -> np.ndarray:
-    """[seeds] the mean over clients of a column of clients.csv, test accuracy or RMSE by default; NaN if diverged."""
+    """[seeds] the mean over clients of a column of clients.csv, the metric that leads by default; NaN if diverged."""
     name = column or f"{found.split}_{found.metric}"
     columns = (_column(r, name) for r in found.results if r.label == label)
-    return np.array([np.nan if c is None else c.mean() for c in columns], dtype=float)
+    return np.array([np.nan if c is None else mean_of(c) for c in columns], dtype=float)
 
 
 def _column(result: Result, name: str) -> np.ndarray | None:

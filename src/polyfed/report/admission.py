@@ -1,5 +1,6 @@
 """What `admit` found, as a figure and a table."""
 
+import math
 from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
@@ -50,11 +51,14 @@ def admission_table(found: "Admission") -> Table:
         ]  # fmt: skip
         rows.append(tuple(Cell(text) for text in texts))
     merit, name = found.metric.merit, found.metric.name
-    better = sum(merit(own[last, n][name]) > merit(own[last, n]["alone"]) for n in found.names)
+    known = [n for n in found.names if math.isfinite(own[last, n][name] + own[last, n]["alone"])]
+    better = sum(merit(own[last, n][name]) > merit(own[last, n]["alone"]) for n in known)
     notes = [
         "alone: as many rounds of the same local training without anybody",
-        f"better off than alone after {words.count(last, 'exchange')}: {better} of {len(found.names)}",
+        f"better off than alone after {words.count(last, 'exchange')}: {better} of {len(known)}",
     ]
+    if lacking := [n for n in found.names if n not in known]:
+        notes.append(f"no {scale.name}: {words.listed(lacking)} ({found.metric.lacks})")
     if found.clusters is not None:
         places = [f"{n}: {'with none' if c < 0 else c}" for n, c in zip(found.names, found.clusters, strict=True)]
         notes.append(f"cluster of the run: {', '.join(places[:20])}{', ...' if len(places) > 20 else ''}")

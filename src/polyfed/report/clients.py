@@ -63,7 +63,8 @@ def _compared(study: Study, every: bool | None) -> Table:
         for label, grid in found.items():
             mean, std = mean_of(grid.of(n)), sample_std(grid.of(n))
             raw = {f"{label}_mean": mean, f"{label}_std": std}
-            cells.append(Cell(scale.spread(mean, std), raw, "best" if label == v.best else ""))
+            shown = scale.spread(mean, std) if math.isfinite(mean) or not samples[n] else "n/a"
+            cells.append(Cell(shown, raw, "best" if label == v.best else ""))
         cells.append(Cell(v.best or "–", {"best": v.best}))
         rows.append(tuple(cells))
     what = (
@@ -134,16 +135,21 @@ def _single(study: Study, every: bool | None) -> Table:
     names = [n for n in study.names if math.isfinite(value.get(n, math.nan))]
     ends = every is False or (every is None and len(names) > NAMED)
     if ends:
-        names.sort(key=lambda n: study.sign * value[n])
+        names.sort(key=lambda n: study.metric.merit(value[n]))
         names = names if len(names) <= 2 * ENDS else names[:ENDS] + names[-ENDS:]
+    lacking = [n for n in study.names if grid and samples[study.split][n] and not math.isfinite(value[n])]
+    names += lacking[:ENDS]
     rows = []
     for n in names:
         mean, std = value[n], sample_std(grid.of(n)) if grid else math.nan
         counts = [Cell(f"{s[n]:.0f}", {f"{split}_samples": s[n]}) for split, s in samples.items()]
         raw = {f"{label}_mean": mean, f"{label}_std": std}
-        rows.append((Cell(n, {"client": n}), *counts, Cell(scale.spread(mean, std), raw)))
+        shown = scale.spread(mean, std) if math.isfinite(mean) else "n/a"
+        rows.append((Cell(n, {"client": n}), *counts, Cell(shown, raw)))
     what = f"Clients: the {ENDS} worst and the {ENDS} best" if len(names) < len(study.names) and ends else "Clients"
     notes = [] if rows else ["The run wrote no results per client before it ended."]
+    if lacking:
+        notes.append(f"n/a: {study.metric.lacks} ({words.count(len(lacking), 'client')}).")
     if len(names) < len(study.names) and ends:
         notes.append(f"Shown are the {ENDS} clients that fare worst and the {ENDS} that fare best.")
     columns = ("client<", *(f"{s} samples" for s in samples), f"{label}: {scale.header}")
@@ -167,8 +173,10 @@ def gain_table(study: Study) -> Table | None:
         rows.append((Cell(label, {"method": label}), *_counts(found), *_quantiles(found, scale)))
     one = "" if len(study.seeds) > 1 else " One seed: the sign of the difference, without regard to chance."
     note = f"Gain: {scale.name} minus that of {reference}, paired over seeds, positive when better."
-    if study.sign < 0:
+    if study.metric.sign < 0:
         note = f"Gain: {scale.name} of {reference} minus that of the method, paired over seeds, positive when better."
+    if not study.metric.sign:
+        note = f"Gain: by how much {scale.name} is nearer to {study.metric.aim:g} than that of {reference}, over seeds."
     columns = ("method<", "gain", "lose", "neither", "least", "10 %", "median", "90 %", "most")
     return Table(f"Gain over {reference}, client by client", columns, tuple(rows), (note + one,))
 

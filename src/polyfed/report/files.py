@@ -32,6 +32,7 @@ class _Config(_File):
     data: Table = {}
     model: Table = {}
     versions: Table = {}
+    metrics: list[str] = []
     seed: NonNegativeInt = 0
 
 
@@ -54,6 +55,12 @@ class _Federation(_File):
     notes: list[str] = []
 
 
+class _Metric(_File):
+    metric: str
+    unit: str = ""
+    better: str = Field("higher", pattern=BETTER)
+
+
 class _Summary(_File):
     status: Literal["finished", "interrupted", "diverged"]
     algorithm: str
@@ -64,6 +71,8 @@ class _Summary(_File):
     unit: str = ""
     better: str = Field("higher", pattern=BETTER)
     final: dict[str, dict[str, Number]]
+    metrics: list[_Metric] = []
+    scores: dict[str, dict[str, dict[str, Number]]] = {}
     down_bytes: NonNegativeInt
     up_bytes: NonNegativeInt
     seconds: Number = None

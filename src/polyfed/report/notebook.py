@@ -19,9 +19,10 @@ def sentence(name: str, status: str, rounds: int, clients: Sequence[str], final:
     ended = f"{name}, {words.count(len(clients), 'client')}, {status} after {words.count(rounds, 'round')}"
     split = next((s for s in ("test", "validation", "train") if s in final), None)
     found = None if split is None else _extremes(final[split][metric.name], clients, metric)
+    scale = words.Scale(metric)
     if found is None:
-        return ended
-    scale, (mean, worst, _) = words.Scale(metric), found
+        return ended if split is None else f"{ended}: no {split} {scale.name} ({metric.lacks})"
+    mean, worst, _ = found
     value, who = f"{scale.number(mean)}{scale.unit}", f"{scale.number(worst[0])}{scale.unit} ({worst[1]})"
     return f"{ended}: {split} {scale.name} {value}, worst {who}"
 

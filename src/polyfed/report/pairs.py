@@ -232,6 +232,12 @@ def grids(study: Study) -> dict[str, Grid]:
     return found
 
 
+@lru_cache(maxsize=1)
+def merits(study: Study) -> dict[str, Grid]:
+    """`grids` with values of which more is better, whatever the metric."""
+    return {k: replace(g, values=study.metric.merit(g.values)) for k, g in grids(study).items()}
+
+
 def roles(study: Study) -> dict[str, str]:
     """{method: "own", "common" or "personalised"}."""
     return {label: study.role(label) for label in study.labels}
@@ -254,7 +260,7 @@ def _sampled(study: Study, label: str) -> dict[int, tuple[np.ndarray, np.ndarray
     found = {}
     for r in study.counted(label) if study.split == "test" else ():
         scores = files.scores(r.folder)
-        if scores is not None and study.metric.name in scores and len(scores["counts"]) == r.n:
+        if scores is not None and study.metric.sign and study.metric.name in scores and len(scores["counts"]) == r.n:
             at = np.r_[0, np.cumsum(scores["counts"])]
             found[r.seed] = (at, scores["id"], scores[study.metric.name])
     return found
@@ -266,7 +272,7 @@ def evidence(study: Study, label: str, reference: str) -> tuple[dict[str, Eviden
     one, other = grids(study)[label], grids(study)[reference]
     seeds = [s for s in one.seeds if s in other.seeds]
     rows = [[g.seeds.index(s) for s in seeds] for g in (one, other)]
-    d = study.sign * (one.values[rows[0]] - other.values[rows[1]])
+    d = study.metric.merit(one.values[rows[0]]) - study.metric.merit(other.values[rows[1]])
     level = np.nanmean(np.abs(other.values)) if np.isfinite(other.values).any() else math.inf
     span = study.metric.span
     unit = span if math.isfinite(span) else float(level)
@@ -298,7 +304,7 @@ def _added(study: Study, label: str, reference: str, seed: int) -> dict[str, tup
     if len(ids) != len(same) or (ids != same).any():
         return None
     names = [str(c["name"]) for c in next(r for r in study.counted(label) if r.seed == seed).federation["clients"]]
-    gain = study.sign * (one - other)
+    gain = study.metric.sign * (one - other)
     return {
         n: (ids[a:b], gain[a:b]) for n, a, b in zip(names, at, at[1:], strict=False) if np.isfinite(gain[a:b]).any()
     }
@@ -330,20 +336,22 @@ def _together(found: dict[str, Interval]) -> dict[str, Interval]:
 @lru_cache(maxsize=1)
 def client_verdicts(study: Study) -> dict[str, Verdict]:
     """The verdict for every client, by name; which gains are clear is decided jointly over clients."""
-    found, role = grids(study), roles(study)
-    verdicts = {}
+    found, role = merits(study), roles(study)
+    verdicts: dict[str, Verdict] = {}
     for name in study.names:
-        means = {k: study.sign * mean_of(g.of(name)) for k, g in found.items()}
+        means = {k: mean_of(g.of(name)) for k, g in found.items()}
         reference, others = sides({k: m for k, m in means.items() if math.isfinite(m)}, role)
         judged = {x: gains(study, x, reference)[name] for x in others} if reference else None
         verdicts[name] = verdict(means, role, lambda one, other, n=name: evidence(study, one, other)[0][n], judged)
-    return verdicts
+    tested = {str(c["name"]) for r in study.runs for c in r.federation["clients"] if c.get(study.split)}
+    none = f"n/a: {study.metric.lacks}"
+    return {n: replace(v, text=none) if v.text == UNTESTED and n in tested else v for n, v in verdicts.items()}
 
 
 @lru_cache(maxsize=1)
 def mean_verdict(study: Study) -> Verdict:
     """The verdict for the unweighted mean over clients."""
-    means = {k: study.sign * g.mean() for k, g in grids(study).items()}
+    means = {k: g.mean() for k, g in merits(study).items()}
     return verdict(means, roles(study), lambda one, other: evidence(study, one, other)[1])
 
 

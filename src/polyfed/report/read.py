@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from polyfed.core import metric
+from polyfed.core import scores
 from polyfed.core.errors import RunError
 from polyfed.core.metric import Metric
 from polyfed.report import files
@@ -77,11 +77,11 @@ class RunFiles:
         """ledger.csv: one row per round and participant; read when first asked for."""
         return files.ledger(self.folder)
 
-    def values(self, split: str | None = None) -> dict[str, float]:
-        """The main metric of every client, by name; NaN where a client has no sample in the split."""
+    def values(self, split: str | None = None, metric: str | None = None) -> dict[str, float]:
+        """A metric of every client, by name, the one that leads by default; NaN where a client does not have it."""
         if self.clients is None:
             return {}
-        column = f"{split or self.split}_{self.summary['metric']}"
+        column = f"{split or self.split}_{metric or self.summary['metric']}"
         if column not in self.clients:
             raise RunError(f"{self.folder / 'clients.csv'}: there is no column {column!r}")
         values = [finite(v) for v in self.clients[column].tolist()]
@@ -133,12 +133,12 @@ class Study:
     @property
     def metric(self) -> Metric:
         """The metric that leads."""
-        return metric.read(self.first.summary)
+        return scores.read(self.first.summary)
 
     @property
-    def sign(self) -> float:
-        """+1 when higher is better, -1 when lower is."""
-        return self.metric.sign
+    def metrics(self) -> list[Metric]:
+        """All metrics that the runs were judged by, the one that leads first."""
+        return [scores.read(m) for m in self.first.summary.get("metrics") or [self.first.summary]]
 
     @property
     def split(self) -> str:
@@ -225,7 +225,8 @@ def _run(folder: Path) -> RunFiles:
 
 def _so_far(config: dict[str, Any], metrics: pd.DataFrame) -> dict[str, Any]:
     """A summary of a run that was killed: its last evaluation."""
-    lead = metric.leading(metrics)
+    asked = [scores.read({"metric": str(m)}) for m in config.get("metrics") or ()]
+    lead = asked[0] if asked else scores.leading(metrics)
     last = metrics.groupby("split").last().to_dict("index") if len(metrics) else {}
     final = {
         str(split): {"mean": row.get(lead.name), "std": row.get("std"), "worst": row.get("worst"), "best": None}
@@ -237,7 +238,7 @@ def _so_far(config: dict[str, Any], metrics: pd.DataFrame) -> dict[str, Any]:
         "algorithm": config.get("algorithm", {}).get("name", "unknown"),
         "seed": config.get("seed", 0),
         "rounds": int(cost.get("round", 0)),
-        **metric.written(lead),
+        **scores.lead(lead),
         "final": final,
         "parameters": config.get("model", {}).get("parameters"),
         **{key: cost.get(key) or 0 for key in ("down_bytes", "up_bytes", "seconds")},

@@ -66,13 +66,13 @@ def _whom(study: Study, method: str, own: str) -> str:
 
 def _personalised(study: Study, mean: Verdict, own: str) -> list[str]:
     """Whether a model per client is worth it over one for all."""
-    values, role = pairs.grids(study), pairs.roles(study)
+    values, role = pairs.merits(study), pairs.roles(study)
     kinds: dict[str, list[str]] = {"common": [], "personalised": []}
     for label in mean.gains:
         kinds[role[label]].append(label)
     if not kinds["common"] or not kinds["personalised"]:
         return []
-    centre = {k: study.sign * values[k].mean() for k in mean.gains}
+    centre = {k: values[k].mean() for k in mean.gains}
     common, special = (max(kinds[k], key=lambda x: centre[x]) for k in ("common", "personalised"))
     gap, scale = pairs.mean_gain(study, special, common, len(kinds["personalised"])), words.Scale(study.metric)
     verb = {1: "is better than", -1: "is worse than", 0: "is not clearly different from", None: "against"}[gap.sign]
@@ -95,8 +95,7 @@ def _without_own(study: Study, mean: Verdict, method: str, reference: str) -> st
 def _ranked(study: Study, labels: list[str]) -> str:
     """Several personalised methods and nothing to hold them against: the best and the next."""
     scale = words.Scale(study.metric)
-    values = pairs.grids(study)
-    order = sorted(labels, key=lambda k: -study.sign * values[k].mean())
+    order = sorted(labels, key=lambda k: -pairs.merits(study)[k].mean())
     best, second = order[:2]
     gap = pairs.mean_gain(study, best, second, len(labels) - 1)
     clear = {1: "clearly ahead of", 0: "not clearly ahead of", None: "ahead of"}.get(gap.sign, "ahead of")
@@ -113,7 +112,7 @@ def _single(study: Study, label: str) -> str:
     runs, scale = study.counted(label), words.Scale(study.metric)
     rounds = round(float(np.mean([r.summary["rounds"] for r in runs])))
     mean = {n: v for n, v in pairs.grids(study)[label].per_client().items() if math.isfinite(v)}
-    worst = min(mean, key=lambda n: study.sign * mean[n]) if len(mean) > 1 else None
+    worst = min(mean, key=lambda n: study.metric.merit(mean[n])) if len(mean) > 1 else None
     low = f" (worst: {worst}, {scale.number(mean[worst])}{scale.unit})" if worst else ""
     text = (
         f"{label} reaches {_level(study, label)} on average over {words.count(len(mean), 'client')}{low} "
@@ -137,6 +136,11 @@ def _caveats(study: Study) -> list[str]:
     found, first = [], lead(study)
     if len(study.seeds) == 1 and first is None:
         found.append("One seed: no spread can be given.")
+    lacking = _lacking(study)
+    if lacking:
+        found.append(
+            f"Means leave out {words.listed(lacking)}: no {words.Scale(study.metric).name} ({study.metric.lacks})."
+        )
     elif len(study.seeds) == 1 and first is not None and pairs.mean_gain(study, *first).sign is not None:
         found.append(
             "One seed: the intervals are about these trained models on new samples, not about another training."
@@ -149,6 +153,22 @@ def _caveats(study: Study) -> list[str]:
     partial = [r for label in study.labels for r in study.counted(label) if r.status != "finished"]
     if partial:
         found.append(f"{words.count(len(partial), 'run')} did not finish; what is given is the state it was left in.")
+    return found
+
+
+def _lacking(study: Study) -> list[str]:
+    """The clients with samples that lack the metric that leads, with how often where not always."""
+    runs = [(r, r.values()) for label in study.labels for r in study.counted(label)]
+    found = []
+    for name in study.names:
+        mine = [
+            v.get(name, math.nan)
+            for r, v in runs
+            if any(c["name"] == name and c.get(study.split) for c in r.federation["clients"])
+        ]
+        bad = sum(map(math.isnan, mine))
+        if bad:
+            found.append(name if bad == len(mine) else f"{name} ({bad} of {len(mine)} runs)")
     return found
 
 
@@ -184,7 +204,7 @@ def _short(study: Study, label: str) -> str:
 def _difference(gain: Interval, scale: words.Scale) -> str:
     text = f"{scale.signed(gain.mean)}{scale.difference_unit}"
     if not scale.percent:
-        text = f"{words.figures(abs(gain.mean))} {'better' if gain.mean >= 0 else 'worse'}"
+        text = f"{scale.signed(abs(gain.mean)).removeprefix('+')} {'better' if gain.mean >= 0 else 'worse'}"
     if gain.sign is None:
         return text
     return f"{text} (95 % interval {scale.range(gain.low, gain.high)}, {words.count(gain.seeds, 'seed')})"

@@ -6,6 +6,7 @@ from typing import Any, Literal, overload
 import numpy as np
 from rich.table import Table as RichTable
 
+from polyfed.core.metric import Metric
 from polyfed.report import pairs, words
 from polyfed.report.pairs import Verdict, mean_of, sample_std
 from polyfed.report.read import RunFiles, Study, finite
@@ -24,27 +25,32 @@ def compare_table(study: Study, to: Text) -> str: ...
 @overload
 def compare_table(study: Study, to: Literal["rich"]) -> RichTable: ...
 def compare_table(study: Study, to: str | None = None) -> Table | RichTable | str:
-    """One row per method: metric (mean over clients, ± sample standard deviation over seeds), worst client, who gains,
-    bytes per client, time, rounds, clusters.
+    """One row per method: the metric that leads (mean over clients, ± sample standard deviation over seeds), how many
+    clients have it where not all do, worst client, further metrics, who gains, bytes, time, rounds, clusters.
 
     to: None for the neutral Table, or "rich", "html", "markdown", "latex", "csv".
     """
     scale = words.Scale(study.metric)
-    centre = {label: _mean(study, label) for label in study.labels}
-    known = {k: study.sign * v for k, v in centre.items() if math.isfinite(v)}
+    known = {k: m for k, g in pairs.merits(study).items() if math.isfinite(m := g.mean())}
     best = max(known, key=lambda k: known[k]) if len(known) > 1 else None
     reference = next((v.reference for v in pairs.client_verdicts(study).values() if v.reference), None)
     own = reference if reference and study.role(reference) == "own" else None
     clustered = any(r.findings.get("clusters") for r in study.runs)
     scored = any(r.findings.get("clusters") and r.federation.get("clusters") for r in study.runs)
-    columns = ["method<", scale.header, "worst client"]
+    partial, others = bool(_partial(study, study.metric)), [words.Scale(m) for m in study.metrics[1:]]
+    columns = ["method<", scale.header, *["clients"] * partial, "worst client", *(s.header for s in others)]
     columns += ["gain / lose"] * (own is not None) + ["bytes per client", "time", "rounds", "steps/round", "seeds"]
     columns += ["clusters"] * clustered + ["ARI"] * scored
     rows = []
     for label in study.labels:
         runs = study.counted(label)
         shown = runs or study.of(label)
-        cells = [_method(study, label), _metric(study, label, scale, label == best), _worst(runs, scale)]
+        cells = [_method(study, label), _metric(study, label, scale, label == best)]
+        if partial:
+            counts, most = _having(study, runs, study.metric)
+            cells.append(Cell(_over(study, runs, study.metric) or f"all {most}", {"clients": mean_of(counts)}))
+        cells.append(_worst(runs, scale))
+        cells += [_further(study, runs, s) for s in others]
         if own is not None:
             cells.append(_gainers(study, label, own))
         cells += [
@@ -65,6 +71,9 @@ def _compare_notes(study: Study, own: str | None) -> list[str]:
     notes = [
         f"{study.split.capitalize()} {words.Scale(study.metric).name} at the last round, unweighted mean over clients."
     ]
+    for metric in study.metrics:
+        if over := _partial(study, metric):
+            notes.append(f"{words.Scale(metric).name}: over {over} clients; the others have none ({metric.lacks}).")
     if len(study.seeds) > 1:
         notes[0] += " ±: sample standard deviation over seeds."
     else:
@@ -110,9 +119,34 @@ def _beside(study: Study) -> list[str]:
     return notes
 
 
-def _mean(study: Study, label: str) -> float:
-    values = [mean_of(r.values().values()) for r in study.counted(label)]
-    return float(np.mean(values)) if values else math.nan
+def _having(study: Study, runs: list[RunFiles], metric: Metric) -> tuple[list[int], int]:
+    """([runs] how many clients have a metric, how many have samples to have it)."""
+    counts, most = [], 0
+    for r in runs:
+        tested = {str(c["name"]) for c in r.federation["clients"] if c.get(study.split)}
+        counts.append(sum(math.isfinite(v) for n, v in r.values(metric=metric.name).items() if n in tested))
+        most = max(most, len(tested))
+    return counts, most
+
+
+def _over(study: Study, runs: list[RunFiles], metric: Metric) -> str:
+    """`3 of 4`, `3 to 4 of 4`; "" where every client with samples has the metric."""
+    counts, most = _having(study, runs, metric)
+    if not counts or min(counts) == most:
+        return ""
+    return f"{'' if min(counts) == max(counts) else f'{min(counts)} to '}{max(counts)} of {most}"
+
+
+def _partial(study: Study, metric: Metric) -> str:
+    return _over(study, [r for label in study.labels for r in study.counted(label)], metric)
+
+
+def _further(study: Study, runs: list[RunFiles], scale: words.Scale) -> Cell:
+    """A metric beside the one that leads."""
+    name = scale.metric.name
+    values = np.array([mean_of(r.values(metric=name).values()) for r in runs])
+    mean, std = mean_of(values), sample_std(values)
+    return Cell(scale.spread(mean, std), {f"{name}_mean": mean, f"{name}_std": std})
 
 
 def _method(study: Study, label: str) -> Cell:
@@ -129,7 +163,7 @@ def _metric(study: Study, label: str, scale: words.Scale, best: bool) -> Cell:
         if all(r.status == "diverged" for r in study.of(label)):
             return Cell("diverged", {f"{study.metric}_mean": None, f"{study.metric}_std": None}, "loss")
         values = [v for v in last if math.isfinite(v)]
-    mean, std = (float(np.mean(values)), sample_std(values)) if values else (math.nan, math.nan)
+    mean, std = mean_of(values), sample_std(values)
     raw = {f"{study.metric}_mean": mean, f"{study.metric}_std": std}
     return Cell(scale.spread(mean, std), raw, "best" if best else "")
 
@@ -137,7 +171,7 @@ def _metric(study: Study, label: str, scale: words.Scale, best: bool) -> Cell:
 def _worst(runs: list[RunFiles], scale: words.Scale) -> Cell:
     known = [[x for x in r.values().values() if math.isfinite(x)] for r in runs]
     values = [min(v, key=scale.metric.merit) for v in known if v]
-    mean, std = (float(np.mean(values)), sample_std(values)) if values else (math.nan, math.nan)
+    mean, std = mean_of(values), sample_std(values)
     return Cell(scale.spread(mean, std), {"worst_mean": mean, "worst_std": std})
 
 

@@ -46,7 +46,7 @@ def duration(seconds: float) -> str:
 
 
 class Scale:
-    """How one metric is written: a share in per cent with one decimal, anything else with four figures."""
+    """How one metric is written: a share in per cent with one decimal, else with its decimals or four figures."""
 
     def __init__(self, metric: Metric):
         self.metric = metric
@@ -54,25 +54,36 @@ class Scale:
         self.factor = 100.0 if self.percent else 1.0
         self.name = metric.title or metric.name
         self.header = f"{self.name}, %" if self.percent else self.name
+        if not metric.sign:
+            self.header += f" ({metric.aim:g} is best)"
         self.unit = " %" if self.percent else ""
         self.difference_unit = " points" if self.percent else ""
 
     def number(self, value: float) -> str:
         if not math.isfinite(value):
             return "–"
-        return f"{value * 100:.1f}" if self.percent else figures(value, 4)
+        return self._plain(value, 4)
+
+    def _plain(self, value: float, digits: int) -> str:
+        """A number; digits: figures where the metric says no decimals."""
+        if self.percent:
+            return f"{value * 100:.1f}"
+        if self.metric.decimals is None:
+            return figures(value, digits)
+        text = f"{value:.{self.metric.decimals}f}"
+        return text.removeprefix("-") if float(text) == 0 else text
 
     def spread(self, mean: float, std: float) -> str:
         """`81.3 ± 0.4`, or the mean alone when there is no spread to give."""
         if not math.isfinite(std):
             return self.number(mean)
-        return f"{self.number(mean)} ± {f'{std * 100:.1f}' if self.percent else figures(std, 2)}"
+        return f"{self.number(mean)} ± {self._plain(std, 2)}"
 
     def signed(self, value: float) -> str:
         """A difference with its sign: `+3.2`, `−0.4`."""
         if not math.isfinite(value):
             return "–"
-        text = f"{abs(value) * 100:.1f}" if self.percent else figures(abs(value), 3)
+        text = self._plain(abs(value), 3)
         return text if float(text) == 0 else ("+" if value > 0 else MINUS) + text
 
     def range(self, low: float, high: float) -> str:
