@@ -98,7 +98,7 @@ def test_a_function_of_python_leads_and_its_folder_says_that_no_file_holds_it(tm
     assert run.records[-1]["worst"] == pytest.approx(max(by), abs=1e-6)
     found = pf.Run.open(tmp_path, federation(), linear())
     assert (found.metric.name, found.metric.better) == ("risk-gap", "lower")
-    with pytest.raises(ConfigError, match="^[^ ]*: its metrics was a Python object, which no file holds"):
+    with pytest.raises(ConfigError, match=r"^[^ ]*: its metrics was a Python object, which no file holds"):
         found.evaluate(run.personal)
     assert "risk-gap" in report.answer(report.read(tmp_path))
 
