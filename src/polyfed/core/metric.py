@@ -214,10 +214,12 @@ class Metric:
         if not len(seen.target) or self.compute is None or not bool(seen.output.isfinite().all()):
             return math.nan
         try:
-            values = self.compute(seen)
+            values: Any = self.compute(seen)
         except ValueError:
             return math.nan
-        mean = float(values.double().mean() if hasattr(values, "double") else np.mean(values))
+        if hasattr(values, "double"):
+            values = values.double().numpy()
+        mean = float(np.asarray(values, dtype=float).mean())
         return math.sqrt(mean) if self.root else mean
 
 

@@ -211,8 +211,10 @@ def metrics_of(given: Metrics | None) -> tuple[Metric, ...]:
     """
     if given is None:
         return ()
-    listed = given.split(",") if isinstance(given, str) else given if isinstance(given, Sequence) else [given]
-    asked = tuple(_one(item) for item in cast("Sequence[Any]", listed))
+    if isinstance(given, str):
+        given = given.split(",")
+    listed = cast("Sequence[Any]", given if isinstance(given, Sequence) else [given])
+    asked = tuple(_one(item) for item in listed)
     names = [m.name for m in asked]
     if not asked or len(set(names)) < len(names):
         raise ConfigError(f"metrics: {found(names, 'one metric or more, each once')}")
@@ -347,7 +349,7 @@ def fitting(asked: Sequence[Metric], tried: Seen, labels: int) -> tuple[Metric, 
 def _try(metric: Metric, tried: Seen) -> None:
     """Raise ConfigError for a function, or a scorer, that fails on the samples that are tried."""
     try:
-        value = metric.compute(tried) if metric.compute else math.nan
+        value: Any = metric.compute(tried) if metric.compute else math.nan
         value = value.double().mean() if hasattr(value, "double") else np.asarray(value, dtype=float).mean()
         float(value)
     except PolyfedError:

@@ -632,7 +632,7 @@ class Task:
         if self._asked:  # a function or scorer is tried on more than two samples
             at = torch.linspace(0, len(split.x) - 1, min(len(split.x), TRIED)).long()
             some = self._block_outputs(self.w0.clone(), split.x[at].to(self.device)), split.y[at]
-        self.scores = fitting(self._asked, Seen(*(t.cpu() for t in some), self._threshold), classes or 0)
+        self.scores = fitting(self._asked, Seen(some[0].cpu(), some[1].cpu(), self._threshold), classes or 0)
         self._settled = True
         if self.stacked is not None:
             return

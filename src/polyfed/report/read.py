@@ -226,7 +226,7 @@ def _run(folder: Path) -> RunFiles:
 def _so_far(config: dict[str, Any], metrics: pd.DataFrame) -> dict[str, Any]:
     """A summary of a run that was killed: its last evaluation."""
     asked = [scores.read({"metric": str(m)}) for m in config.get("metrics") or ()]
-    lead = asked[0] if asked else scores.leading(metrics)
+    lead = asked[0] if asked else scores.leading(map(str, metrics))
     last = metrics.groupby("split").last().to_dict("index") if len(metrics) else {}
     final = {
         str(split): {"mean": row.get(lead.name), "std": row.get("std"), "worst": row.get("worst"), "best": None}
