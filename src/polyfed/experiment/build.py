@@ -101,7 +101,7 @@ class Parts:
     def training(self, seed: int | None = None) -> Settings:
         """How a run of this seed trains."""
         s = self.experiment.settings
-        return s if seed is None else dataclasses.replace(s, seed=seed, seeds=None)
+        return dataclasses.replace(s, seed=s.seed if seed is None else seed, seeds=None)
 
     def describe(self, method: Method) -> dict[str, Any]:
         """What config.toml says beyond what `fit` knows."""
