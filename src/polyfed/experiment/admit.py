@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from polyfed.algorithms.local import Local
 from polyfed.core.algorithm import KNOWN, Algorithm, State
 from polyfed.core.batches import padded
-from polyfed.core.errors import ConfigError, DataError, closest
+from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.ledger import COLUMNS
 from polyfed.core.metric import Metric
 from polyfed.core.newcomer import Apart, Newcomer, newcomer
@@ -29,7 +29,7 @@ from polyfed.core.task import Task
 from polyfed.data.federation import Federation
 from polyfed.data.readers import client_files
 from polyfed.engines.local import LocalEngine, make_plan
-from polyfed.experiment.run import Run
+from polyfed.experiment.run import Run, position
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -90,11 +90,7 @@ class Admission:
         ConfigError
             There is no such newcomer.
         """
-        m = len(self.names)
-        if client not in (self.names if isinstance(client, str) else range(-m, m)):
-            raise ConfigError(f"no newcomer {client!r}{closest(str(client), self.names)}; there are {m} of them")
-        i = self.names.index(client) if isinstance(client, str) else range(m)[client]
-        return self.task.module(self.personal[i])
+        return self.task.module(self.personal[position(client, self.names, "newcomer")])
 
     @property
     def history(self) -> pd.DataFrame:

@@ -1,6 +1,6 @@
 """Run: what `fit` returns. The trained state and everything that was measured on the way."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -189,10 +189,7 @@ class Run:
         ConfigError
             There is no such client, or the method makes no low-rank model.
         """
-        names = self.outline.names
-        if client not in (names if isinstance(client, str) else range(-self.loop.n, self.loop.n)):
-            raise ConfigError(f"no client {client!r}{closest(str(client), names)}; there are {self.loop.n} of them")
-        i = names.index(client) if isinstance(client, str) else range(self.loop.n)[client]
+        i = position(client, self.outline.names)
         task, w = self.loop.task, self.loop.personal(np.array([i]))[0]
         if not factorised:
             return task.module(w)
@@ -395,6 +392,14 @@ class Run:
         if self.folder is None:
             raise RunError("this run has no folder; write it to one with run.save(folder)")
         return self.folder
+
+
+def position(client: int | str, names: Sequence[str], what: str = "client") -> int:
+    """Where a client is, by position or name. Raises ConfigError, which calls it `what`, where there is none."""
+    n = len(names)
+    if client not in (names if isinstance(client, str) else range(-n, n)):
+        raise ConfigError(f"no {what} {client!r}{closest(str(client), names)}; there are {n} of them")
+    return names.index(client) if isinstance(client, str) else range(n)[client]
 
 
 def splits(federation: Federation) -> dict[str, Any]:
