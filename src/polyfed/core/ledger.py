@@ -44,8 +44,10 @@ class Ledger:
         steps: np.ndarray | int = 0,
     ) -> None:
         """Round t: each of `ids` received `down` bytes and sent `up` bytes in `exchanges` round trips."""
-        columns = np.broadcast_arrays(t, ids, exchanges, down, up, staleness, steps, seconds)
-        self._rows.append(np.column_stack(columns).astype(np.float64))
+        rows = np.empty((len(ids), len(COLUMNS)))
+        for k, column in enumerate((t, ids, exchanges, down, up, staleness, steps, seconds)):
+            rows[:, k] = column
+        self._rows.append(rows)
 
     def array(self) -> np.ndarray:
         """[rows, 8] float64, in the order of COLUMNS (bytes are exact below 2^53)."""

@@ -144,7 +144,8 @@ class Loop:
                 at = np.searchsorted(take, ids)
                 down[at] += size
                 up[at] += sent_up
-                exchanges[:, at] += np.stack([size > 0, np.full(len(at), sent_up > 0)])
+                exchanges[0, at] += size > 0
+                exchanges[1, at] += sent_up > 0
                 seconds[at] += reply.seconds
                 steps[at] += reply.steps
                 staleness[at] = self.t - sent
