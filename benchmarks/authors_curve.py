@@ -27,12 +27,12 @@ def main() -> None:
         nonlocal looking
         if now.round in PRINTED or now.round == rounds:
             begin = time.perf_counter()
-            found = {s: float(np.mean(now.run.loop.evaluate(split)["accuracy"])) for s, split in splits.items()}
+            found = {split: float(np.mean(now.run.loop.evaluate(split)["accuracy"])) for split in splits}
             printed = " (released {:.4f}, {:.4f})".format(*PRINTED[now.round]) if now.round in PRINTED else ""
             print(f"round {now.round}: test {found['test']:.4f}, train {found['train']:.4f}{printed}", flush=True)
             looking += time.perf_counter() - begin
 
-    splits = {"test": federation.test, "train": federation.train}
+    splits = ("test", "train")
     begin, cpu = time.perf_counter(), time.process_time()
     run = pf.fit(
         softmax(1), federation, pf.FPFC(lr=0.1, lam=0.6), rounds=rounds, fraction=0.3, local_steps=10, batch_size=None,

@@ -68,9 +68,10 @@ class Ours:
         keys, schedule = client_keys(federation.names), Uniform(w.fraction)
         plan = plan or make_plan(self.task, schedule.size(federation.n), w.work.per_step(federation.train.counts))
         self.plan, self.t = plan, t
-        engine = LocalEngine(self.task, federation.train, keys, w.work, SEED, plan)
         rows = make_rows(w.algorithm, self.task, federation.n, schedule.size(federation.n), None)
-        self.loop = Loop(self.task, federation.train, federation.names, w.algorithm, schedule, engine, rows, SEED)
+        engine = LocalEngine(self.task, {"train": federation.train}, rows, keys, w.work, SEED, plan)
+        counts = federation.train.counts
+        self.loop = Loop(self.task, counts, federation.names, w.algorithm, schedule, engine, SEED)
         self.ids = schedule.cohort(SEED, t, keys)
 
     def round(self) -> float:
@@ -88,7 +89,7 @@ class Ours:
         loop, round = self.loop, self.loop.round(self.ids)
         down = expand(loop.algorithm.downlink(loop.server, round), len(self.ids))
         start = time.perf_counter()
-        loop.engine.exchange(loop.algorithm, loop.rows, down, round, Tally(round, down))
+        loop.engine.exchange(loop.algorithm, down, round, Tally(round, down))
         return time.perf_counter() - start
 
 

@@ -26,7 +26,7 @@ from polyfed.core.task import Task
 from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Reply
 from polyfed.data.federation import Federation
-from polyfed.engines.local import LocalEngine, make_plan, make_rows
+from polyfed.engines.local import LocalEngine, here, make_plan, make_rows
 from polyfed.experiment.admit import admit
 from polyfed.experiment.fit import fit
 from polyfed.experiment.rehearsal import averaged
@@ -144,31 +144,27 @@ class _Exchange(NamedTuple):
     aliased: list[str]
 
 
-class _Wire:
-    """An engine that carries messages as another one does and keeps a record.
+class _Wire(LocalEngine):
+    """A loop's engine, in its place, that keeps a record of what it carries."""
 
-    blind: numbers that are not finite are let through
-    """
+    def __init__(self, loop: Loop):
+        vars(self).update(vars(here(loop.engine)))
+        self.loop, self.record = loop, list[_Exchange]()
+        loop.engine = self
 
-    def __init__(self, loop: Loop, blind: bool = False):
-        self.loop, self.engine, self.blind = loop, loop.engine, blind
-        self.record: list[_Exchange] = []
-        self.workers, self.map = loop.engine.workers, loop.engine.map
-        loop.engine = self  # pyright: ignore[reportAttributeAccessIssue]
-
-    def exchange(self, algorithm: Any, rows: Any, down: State, round: Round, tally: Tally, look: Any = None) -> Reply:
-        server = {k: v.clone() for k, v in self.loop.server.items()}
+    def exchange(
+        self, algorithm: Algorithm, received: State, round: Round, tally: Tally, server: State | None = None
+    ) -> Reply:
+        before = {k: v.clone() for k, v in self.loop.server.items()}
         tally.added = {}  # every row is kept
-        if self.blind:
-            reduce = tally.reduce
-            tally.reduce = lambda up, private, at: reduce(up, private, at)._replace(bad=None)
-        reply = self.engine.exchange(algorithm, rows, down, round, tally)
+        reply = super().exchange(algorithm, received, round, tally)
         up = dict(tally.uplinks())
-        homes = {t.untyped_storage().data_ptr() for t in (*rows.tensors.values(), *reply.private.values())}
-        messages = {f"down {k}": t for k, t in down.items()} | {f"up {k}": t for k, t in up.items()}
+        assert self._new is not None
+        homes = {t.untyped_storage().data_ptr() for t in (*self.rows.snapshot().values(), *self._new[1].values())}
+        messages = {f"down {k}": t for k, t in received.items()} | {f"up {k}": t for k, t in up.items()}
         aliased = [k for k, t in messages.items() if t.untyped_storage().data_ptr() in homes]
-        kept, sent = ({k: t.clone() for k, t in part.items()} for part in (down, up))
-        self.record.append(_Exchange(round, kept, sent, server, aliased))
+        kept, sent = ({k: t.clone() for k, t in part.items()} for part in (received, up))
+        self.record.append(_Exchange(round, kept, sent, before, aliased))
         return reply
 
 
@@ -176,9 +172,9 @@ def _loop(method: Algorithm, schedule: Schedule | None = None, dtype: torch.dtyp
     fed, task = _federation(), Task(_model(), dtype=dtype, device="cpu")
     split = fed.train.to(task.device, task.dtype)
     work = Work(steps=4, batch_size=BATCH)
-    engine = LocalEngine(task, split, client_keys(fed.names), work, 3, make_plan(task, fed.n, 8, chunk=4, workers=1))
-    rows = make_rows(method, task, fed.n, fed.n, None)
-    return Loop(task, split, fed.names, method, schedule or Uniform(), engine, rows, 3)
+    rows, plan = make_rows(method, task, fed.n, fed.n, None), make_plan(task, fed.n, 8, chunk=4, workers=1)
+    engine = LocalEngine(task, {"train": split}, rows, client_keys(fed.names), work, 3, plan)
+    return Loop(task, split.counts, fed.names, method, schedule or Uniform(), engine, 3)
 
 
 def _watched(method: Algorithm, schedule: Schedule | None = None) -> tuple[Loop, list[_Exchange]]:
@@ -197,6 +193,14 @@ class _Only(Schedule):
 
     def cohort(self, seed: int, t: int, keys: np.ndarray) -> np.ndarray:
         return np.array(self.ids)
+
+
+def _overwrite(loop: Loop, value: float, name: str | None = None) -> None:
+    """Put a number into every private row, or into those of one tensor."""
+    rows = here(loop.engine).rows
+    everyone = torch.arange(rows.n)
+    names = rows.names() if name is None else [name]
+    rows.scatter(everyone, {k: torch.full_like(rows.read(k, everyone), value) for k in names})
 
 
 def _same(a: State, b: State) -> list[str]:
@@ -252,8 +256,7 @@ def _no_message_lies_in_the_memory_of_a_private_row(method: Algorithm) -> None:
 def _the_downlink_is_a_function_of_the_server_state_alone(method: Algorithm) -> None:
     for schedule in (Uniform(), Uniform(0.5)):
         loop, record = _watched(method, schedule)
-        for tensor in loop.rows.tensors.values():  # pyright: ignore[reportAttributeAccessIssue]
-            tensor.fill_(float("nan"))
+        _overwrite(loop, float("nan"))
         twin = dataclasses.replace(method)
         for exchange in record:
             server = {k: v.clone() for k, v in exchange.server.items()}
@@ -272,8 +275,8 @@ def _a_personal_model_is_either_the_uplink_or_unknown_to_it(method: Algorithm) -
         loop = _loop(method)
         loop.step()
         if poisoned:
-            loop.rows.tensors["w"].fill_(float("nan"))  # pyright: ignore[reportAttributeAccessIssue]
-        wire = _Wire(loop, blind=True)
+            _overwrite(loop, 3.0, "w")
+        wire = _Wire(loop)
         loop.step()
         sent.append([e.up for e in wire.record])
     if len(sent[0]) == len(sent[1]) and not any(_same(a, b) for a, b in zip(*sent, strict=True)):
@@ -281,7 +284,8 @@ def _a_personal_model_is_either_the_uplink_or_unknown_to_it(method: Algorithm) -
     loop = _loop(method)
     wire = _Wire(loop)
     loop.step()
-    models = {c.numpy().tobytes() for c in loop.rows.read("w", torch.arange(len(SIZES))).T.contiguous()}
+    own = here(loop.engine).rows.read("w", torch.arange(len(SIZES)))
+    models = {c.numpy().tobytes() for c in own.T.contiguous()}
     for exchange in wire.record:
         for name, t in exchange.up.items():
             if t.dim() > 1 and t.shape[1] > 1:
@@ -303,7 +307,8 @@ def _every_byte_is_billed(method: Algorithm) -> None:
 
 def _numbers_stay_in_the_precision_of_the_run(method: Algorithm) -> None:
     run = _train(method, dtype=torch.float64)
-    kept = [*run.server.items(), *((k, run.loop.rows.read(k, torch.tensor([0]))) for k in run.loop.rows.names())]
+    rows = here(run.loop.engine).rows
+    kept = [*run.server.items(), *((k, rows.read(k, torch.tensor([0]))) for k in rows.names())]
     coarse = [k for k, t in kept if t.is_floating_point() and t.dtype != torch.float64]
     assert not coarse, f"{', '.join(coarse)} is {torch.float32} in a float64 run"
 

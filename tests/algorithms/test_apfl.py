@@ -16,7 +16,7 @@ def problem():
 
 
 def rows(run):
-    return run.loop.rows.gather(torch.arange(run.loop.n))
+    return run.loop.engine.rows.gather(torch.arange(run.loop.n))
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])

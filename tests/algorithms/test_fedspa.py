@@ -31,7 +31,7 @@ def fit(problem, algorithm, rounds, model=None, **kwargs):
 
 
 def masks(run):
-    return run.loop.rows.gather(torch.arange(run.loop.n))["mask"]
+    return run.loop.engine.rows.gather(torch.arange(run.loop.n))["mask"]
 
 
 @pytest.mark.parametrize("search", ["dst", "rsm"])

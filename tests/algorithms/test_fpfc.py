@@ -253,7 +253,7 @@ def test_from_local_models_zeta_is_the_clients_own_model():
     loop = run.loop
     zeta = loop.algorithm.downlink(run.server, loop.round(np.arange(5))).each["zeta"]
     assert (zeta - local.personal).abs().max() < 1e-14
-    assert torch.equal(loop.rows.read("w", torch.arange(5)), local.personal)
+    assert torch.equal(loop.engine.rows.read("w", torch.arange(5)), local.personal)
     assert loop.ledger.totals() == (0, 5 * 4 * 8)
     assert run.ledger["round"].tolist() == [-1] * 5
 
@@ -262,10 +262,10 @@ def test_a_warm_start_leaves_the_run_it_sets_out_from_as_it_was():
     problem = LeastSquares(seed=0, clients=5, dim=4)
     first = problem.fit(pf.FPFC(0.05, lam=0.5), rounds=10)
     before = {k: v.clone() for k, v in first.server.items()}
-    own = first.loop.rows.read("w", torch.arange(5))
+    own = first.loop.engine.rows.read("w", torch.arange(5))
     problem.fit(pf.FPFC(0.05, lam=0.9), rounds=10, start=first)
     assert all(torch.equal(before[k], v) for k, v in first.server.items())
-    assert torch.equal(own, first.loop.rows.read("w", torch.arange(5)))
+    assert torch.equal(own, first.loop.engine.rows.read("w", torch.arange(5)))
 
 
 @pytest.mark.parametrize("shared", ["", "bias"])
@@ -287,7 +287,7 @@ def test_two_legs_are_one(shared):
     one, two = fit(20), fit(11, start=fit(9))
     assert all(torch.equal(v, two.server[k]) for k, v in one.server.items())
     everyone = torch.arange(5)
-    assert torch.equal(one.loop.rows.read("w", everyone), two.loop.rows.read("w", everyone))
+    assert torch.equal(one.loop.engine.rows.read("w", everyone), two.loop.engine.rows.read("w", everyone))
     late = one.ledger[one.ledger["round"] >= 9].reset_index(drop=True).drop(columns="seconds")
     assert late.equals(two.ledger.drop(columns="seconds"))
     assert [r["round"] for r in two.records] == list(range(9, 21))
@@ -328,10 +328,10 @@ def test_shared_layers_are_the_weighted_mean_of_the_participants():
     tallies, engine = [], run.loop.engine
     exchange = engine.exchange
 
-    def watched(algorithm, rows, down, round, tally, *rest):
+    def watched(algorithm, received, round, tally, server=None):
         tally.added = {}  # rows are kept, not added up
         tallies.append(tally)
-        return exchange(algorithm, rows, down, round, tally, *rest)
+        return exchange(algorithm, received, round, tally, server)
 
     engine.exchange = watched
     ids = run.loop.step()
@@ -350,7 +350,7 @@ def test_only_the_other_layers_are_paired_and_fused():
     assert run.server["delta"].shape == (int((run.server["row"] >= 0).sum()), q)
     assert pair_vectors(run.server).shape == (6, q)
     assert run.server["w"].shape == (4, q)
-    assert run.loop.rows.read("w", torch.arange(4)).shape == (4, q)
+    assert run.loop.engine.rows.read("w", torch.arange(4)).shape == (4, q)
     assert run.loop.ledger.totals() == (6 * 4 * p * 8, 6 * 4 * p * 8)
 
 

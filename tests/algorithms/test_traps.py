@@ -43,7 +43,7 @@ def test_scaffolds_variates_use_the_decayed_step():
             used.append(np.mean(seen, axis=0))
         x, ci = x + np.mean(moves, axis=0), np.array(used)
         c = ci.mean(0)
-    found = run.loop.rows.gather(torch.arange(problem.clients))["c"]
+    found = run.loop.engine.rows.gather(torch.arange(problem.clients))["c"]
     assert np.allclose(found, ci, atol=1e-12)
 
 
@@ -63,7 +63,7 @@ def test_cohorts_of_random_size(method, own, mean):
     assert run.ledger.groupby("round").size().nunique() > 4
     assert problem.error(run.server["w"]) < 1e-10
     early = problem.fit(method, rounds=7, schedule=pf.Bernoulli(0.4))
-    assert torch.allclose(early.server[mean], early.loop.rows.gather(torch.arange(8))[own].mean(0), atol=1e-13)
+    assert torch.allclose(early.server[mean], early.loop.engine.rows.gather(torch.arange(8))[own].mean(0), atol=1e-13)
     assert early.server[mean].abs().max() > 0.01
 
 
@@ -189,20 +189,20 @@ def test_a_lost_upload_leaves_the_clients_variates(method, name):
         loop = progress.run.loop
         if loop.t != 2:
             return
-        server, rows = ({k: t.clone() for k, t in part.items()} for part in (loop.server, loop.rows.tensors))
+        server, rows = ({k: t.clone() for k, t in part.items()} for part in (loop.server, loop.engine.rows.tensors))
         assert rows[name].abs().max() > 0
         whole = loop.engine.exchange
 
-        def torn(algorithm, rows, down, round, tally, look=None):
+        def torn(algorithm, received, round, tally, server=None):
             reduce = tally.reduce
-            tally.reduce = lambda up, private, at: reduce({k: t * np.nan for k, t in up.items()}, private, at)
-            return whole(algorithm, rows, down, round, tally, look)
+            tally.reduce = lambda up, at: reduce({k: t * np.nan for k, t in up.items()}, at)
+            return whole(algorithm, received, round, tally, server)
 
         loop.engine.exchange = torn
         with pytest.raises(Diverged):
             loop.step()
         loop.engine.exchange = whole
-        for before, now in ((server, loop.server), (rows, loop.rows.tensors)):
+        for before, now in ((server, loop.server), (rows, loop.engine.rows.tensors)):
             assert all(torch.equal(before[k], now[k]) for k in before)
         tried.append(loop.t)
 
@@ -217,7 +217,7 @@ def test_a_reply_under_way_has_not_touched_the_clients_variate():
     problem, seen = LeastSquares(seed=1, clients=4, dim=3), [torch.zeros(4, 3, dtype=torch.float64)]
 
     def note(progress):
-        seen.append(progress.run.loop.rows.gather(torch.arange(4))["c"].clone())
+        seen.append(progress.run.loop.engine.rows.gather(torch.arange(4))["c"].clone())
 
     late = Asynchronous(Delays("uniform", 1.0, 5.0))
     ledger = problem.fit(pf.Scaffold(0.02), rounds=12, schedule=late, callbacks=[note]).ledger

@@ -38,7 +38,7 @@ def half(name: str, **settings):
 
 def rows_of(run) -> dict[str, torch.Tensor]:
     everyone = torch.arange(run.loop.n)
-    return {name: run.loop.rows.read(name, everyone) for name in run.loop.rows.names()}
+    return {name: run.loop.engine.rows.read(name, everyone) for name in run.loop.engine.rows.names()}
 
 
 def same(a, b) -> bool:

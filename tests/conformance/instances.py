@@ -129,12 +129,13 @@ def loop(
     dtype: torch.dtype = torch.float32,
     schedule: Schedule | None = None,
     work: Work | None = None,
+    chunk: int = 4,
 ) -> Loop:
     """The bare event loop on the small federation, for tests that watch or disturb single rounds."""
     fed = federation()
     task = Task(model(kind_of(method)), dtype=dtype, device="cpu")
     split = fed.train.to(task.device, task.dtype)
     work = work or Work(epochs=2, steps=steps(method), batch_size=BATCH)
-    engine = LocalEngine(task, split, client_keys(fed.names), work, 3, make_plan(task, fed.n, 8, chunk=4, workers=1))
-    rows = make_rows(method, task, fed.n, fed.n, None)
-    return Loop(task, split, fed.names, method, schedule or Uniform(), engine, rows, 3)
+    rows, plan = make_rows(method, task, fed.n, fed.n, None), make_plan(task, fed.n, 8, chunk=chunk, workers=1)
+    engine = LocalEngine(task, {"train": split}, rows, client_keys(fed.names), work, 3, plan)
+    return Loop(task, split.counts, fed.names, method, schedule or Uniform(), engine, 3)

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from instances import BATCH, CLASSES, METHODS, NAMES, ROUNDS, SIZES, SMALL, fede
 from traffic import stated
 
 import polyfed as pf
+from polyfed import core
 from polyfed.core import checkpoint
 from polyfed.core.algorithm import Algorithm, Personal, Round
 from polyfed.core.errors import Diverged
@@ -24,6 +26,7 @@ from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Asynchronous, Delays, Schedule, Uniform
 from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Reply
+from polyfed.engines.local import LocalEngine
 
 N = len(SIZES)
 HERE = Path(__file__).parent
@@ -98,7 +101,7 @@ def test_the_test_split_changes_no_bit_of_what_is_trained(method):
     """Neither the models nor the server's state nor what clients keep: test samples are for metrics alone."""
     a, b = (train(method, fed, rounds=2, fraction=0.5) for fed in (federation(), other_test_split()))
     assert torch.equal(a.personal, b.personal)
-    for mine, yours in ((a.server, b.server), (a.loop.rows.tensors, b.loop.rows.tensors)):
+    for mine, yours in ((a.server, b.server), (a.loop.engine.rows.tensors, b.loop.engine.rows.tensors)):
         assert mine.keys() == yours.keys()
         assert all(torch.equal(mine[k], yours[k]) for k in mine)
     assert not np.array_equal(a.final["test"]["loss"], b.final["test"]["loss"])
@@ -119,24 +122,24 @@ class Exchange:
     shared: list[str]  # messages that lie in the same memory as a private row
 
 
-class Wire:
-    """An engine that carries messages as another one does and keeps a record."""
+class Wire(LocalEngine):
+    """A loop's engine, in its place, that keeps a record of what it carries."""
 
     def __init__(self, loop: Loop):
-        self.loop, self.engine, self.record = loop, loop.engine, []
-        self.workers, self.map = loop.engine.workers, loop.engine.map
+        vars(self).update(vars(loop.engine))
+        self.loop, self.record = loop, []
         loop.engine = self
 
-    def exchange(self, algorithm, rows, down, round, tally, look=None) -> Reply:
-        server = {k: v.clone() for k, v in self.loop.server.items()}
+    def exchange(self, algorithm, received, round, tally, server=None) -> Reply:
+        before = {k: v.clone() for k, v in self.loop.server.items()}
         tally.added = {}  # every row is kept
-        reply = self.engine.exchange(algorithm, rows, down, round, tally)
-        up = dict(tally.uplinks())
-        homes = {t.untyped_storage().data_ptr() for t in (*rows.tensors.values(), *reply.private.values())}
-        messages = {f"down {k}": t for k, t in down.items()} | {f"up {k}": t for k, t in up.items()}
+        reply = super().exchange(algorithm, received, round, tally)
+        up, private = dict(tally.uplinks()), self._new[1]
+        homes = {t.untyped_storage().data_ptr() for t in (*self.rows.tensors.values(), *private.values())}
+        messages = {f"down {k}": t for k, t in received.items()} | {f"up {k}": t for k, t in up.items()}
         shared = [k for k, t in messages.items() if t.untyped_storage().data_ptr() in homes]
-        copies = [{k: t.clone() for k, t in part.items()} for part in (down, up, reply.private)]
-        self.record.append(Exchange(round, *copies, server, shared))
+        copies = [{k: t.clone() for k, t in part.items()} for part in (received, up, private)]
+        self.record.append(Exchange(round, *copies, before, shared))
         return reply
 
 
@@ -158,7 +161,7 @@ def test_no_message_lies_in_the_memory_of_a_private_row(method):
 @each_method
 def test_the_downlink_is_a_function_of_the_server_state_alone(method, schedule):
     the_loop, record = watched(method, schedule=schedule)
-    for tensor in the_loop.rows.tensors.values():
+    for tensor in the_loop.engine.rows.tensors.values():
         tensor.fill_(float("nan"))
     twin = dataclasses.replace(method)  # nothing remembered inside the method either
     for exchange in record:
@@ -171,6 +174,10 @@ def test_the_downlink_is_a_function_of_the_server_state_alone(method, schedule):
         assert all(torch.equal(server[k], exchange.server[k]) for k in server), "the downlink changed the server"
 
 
+def letting(tensors) -> None:
+    """Numbers that are not finite are let through."""
+
+
 def one_round(the_loop: Loop, ids: np.ndarray) -> list[dict[str, torch.Tensor]]:
     """The uplinks of one round, phase by phase, the clients' state as it is now."""
     uplinks = []
@@ -180,11 +187,10 @@ def one_round(the_loop: Loop, ids: np.ndarray) -> list[dict[str, torch.Tensor]]:
         m = len(ids)
         messages = {k: t.expand(m, *t.shape) for k, t in down.shared.items()} | dict(down.each)
         tally = Tally(round, messages)
-        reduce = tally.reduce  # numbers that are not finite are let through
-        tally.reduce = lambda up, private, at, reduce=reduce: reduce(up, private, at)._replace(bad=None)
-        reply = the_loop.engine.exchange(the_loop.algorithm, the_loop.rows, messages, round, tally)
+        with patch.object(core.worker, "diverged", letting), patch.object(core.uplinks, "diverged", letting):
+            the_loop.engine.exchange(the_loop.algorithm, messages, round, tally)
         the_loop.server = the_loop.algorithm.aggregate(the_loop.server, tally.uplinks(), round)
-        the_loop.rows.scatter(round.ids, reply.private)
+        the_loop.engine.commit()
         uplinks.append({k: t.clone() for k, t in tally.uplinks().items()})
     return uplinks
 
@@ -204,7 +210,7 @@ def test_a_personal_model_is_either_the_uplink_or_unknown_to_it(method):
     honest, poisoned = loop(method), loop(method)
     for the_loop in (honest, poisoned):
         the_loop.step()
-    poisoned.rows.tensors["w"].fill_(float("nan"))
+    poisoned.engine.rows.tensors["w"].fill_(float("nan"))
     sent, suspect = one_round(honest, ids), one_round(poisoned, ids)
     blind = all(torch.equal(a[k], b[k]) for a, b in zip(sent, suspect, strict=True) for k in a)
     if blind:
@@ -263,7 +269,7 @@ def test_float64_throughout(method, schedule):
         deployed = the_loop.personal(np.arange(N))
     found = {"a deployed model": deployed}
     found |= {f"server {k}": t for k, t in the_loop.server.items()}
-    found |= {f"client {k}": t for k, t in the_loop.rows.tensors.items()}
+    found |= {f"client {k}": t for k, t in the_loop.engine.rows.tensors.items()}
     for e in record:
         found |= {f"round {e.round.t}, down {k}": t for k, t in e.down.items()}
         found |= {f"round {e.round.t}, up {k}": t for k, t in e.up.items()}
@@ -348,7 +354,7 @@ def test_kill_minus_nine_then_resume_gives_the_same_bits(name, when, t, graves, 
     assert run.status == "finished"
     for kind, a, b in (
         ("server", run.server, expected.server),
-        ("client", run.loop.rows.tensors, expected.loop.rows.tensors),
+        ("client", run.loop.engine.rows.tensors, expected.loop.engine.rows.tensors),
     ):
         assert a.keys() == b.keys()
         for key in a:

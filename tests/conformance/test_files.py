@@ -72,7 +72,7 @@ def whole(name: str):
 @pytest.mark.parametrize(("name", "when", "t"), DEATHS, ids=[f"{m}-{when}-{t}" for m, when, t in DEATHS])
 def test_kill_minus_nine_then_resume_gives_the_same_bits(name, when, t, graves, files):
     run = train(METHODS[name], out=graves[name, when, t], checkpoint_every=1, resume=True)
-    assert isinstance(run.loop.rows, MappedRows)
+    assert isinstance(run.loop.engine.rows, MappedRows)
     assert same(run, whole(name))
     assert not list((graves[name, when, t] / "checkpoint").glob(".writing*"))
 
@@ -201,7 +201,7 @@ def test_a_run_goes_on_with_another_amount_of_memory(name, first, monkeypatch, t
     seen = []
 
     def watch(progress):
-        seen.append(type(progress.run.loop.rows))
+        seen.append(type(progress.run.loop.engine.rows))
         if progress.round == 2:
             raise Crash
 
@@ -212,7 +212,7 @@ def test_a_run_goes_on_with_another_amount_of_memory(name, first, monkeypatch, t
     assert set(seen) == {kinds[first]}
     short(monkeypatch, amounts[second])
     run = half(name, out=tmp_path, checkpoint_every=1, resume=True)
-    assert isinstance(run.loop.rows, MappedRows)  # rows that are in files stay there
+    assert isinstance(run.loop.engine.rows, MappedRows)  # rows that are in files stay there
     assert same(run, undisturbed(name))
 
 

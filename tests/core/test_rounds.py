@@ -21,7 +21,8 @@ from polyfed.core.rows import MemoryRows
 from polyfed.core.schedule import Asynchronous, Delays, Schedule, Turn, Uniform
 from polyfed.core.split import Split
 from polyfed.core.task import Task
-from polyfed.core.worker import Plan, Worker
+from polyfed.core.worker import Plan
+from polyfed.engines.local import LocalEngine
 
 C = np.array([1.0, 0.5, 1.5, 0.8])  # f_i(w) = (c_i w - c_i b_i)^2, so a gradient step shrinks w - b_i by 1 - 2 lr c_i^2
 B = np.array([2.0, -1.0, 0.5, 4.0])
@@ -30,16 +31,16 @@ NAMES = ("oslo", "bern", "lima", "kyiv")
 LR, STEPS = 0.1, 3
 
 
-class Engine:
-    """The worker without anything around it."""
+class Engine(LocalEngine):
+    """With a record of the rounds that it was asked for."""
 
-    def __init__(self, worker: Worker):
-        self.worker, self.workers, self.map = worker, worker.plan.workers, worker.map
+    def __init__(self, *parts):
+        super().__init__(*parts)
         self.rounds = []
 
-    def exchange(self, algorithm, rows, down, round, tally, server=None):
+    def exchange(self, algorithm, received, round, tally, server=None):
         self.rounds.append(round)
-        return self.worker.run(algorithm, rows, down, round, tally, server)
+        return super().exchange(algorithm, received, round, tally, server)
 
 
 def make(algorithm: Algorithm, schedule: Schedule, *decay) -> Loop:
@@ -51,9 +52,9 @@ def make(algorithm: Algorithm, schedule: Schedule, *decay) -> Loop:
     task.w0.fill_(1.0)
     keys = client_keys(NAMES)
     work = Work(steps=STEPS, batch_size=None)
-    engine = Engine(Worker(task, split, keys, work, 0, Plan(2, 1, "cpu", "closed form")))
-    rows = MemoryRows(4, algorithm.init_client(task, task.w0))
-    return Loop(task, split, NAMES, algorithm, schedule, engine, rows, 0, StepSizes(*decay))
+    rows, sizes = MemoryRows(4, algorithm.init_client(task, task.w0)), StepSizes(*decay)
+    engine = Engine(task, {"train": split}, rows, keys, work, 0, Plan(2, 1, "cpu", "closed form"), sizes)
+    return Loop(task, split.counts, NAMES, algorithm, schedule, engine, 0, sizes)
 
 
 def trained(i: int, w: float, lr: float = LR) -> float:
@@ -165,7 +166,7 @@ def test_resumed_with_messages_under_way(algorithm, delay, at, tmp_path):
     for _ in range(9 - at):
         second.step()
     assert torch.equal(second.server["w"], straight.server["w"])
-    assert all(torch.equal(second.rows.tensors[k], t) for k, t in straight.rows.tensors.items())
+    assert all(torch.equal(second.engine.rows.tensors[k], t) for k, t in straight.engine.rows.tensors.items())
     assert second.ledger.frame().drop(columns="seconds").equals(straight.ledger.frame().drop(columns="seconds"))
     assert [f.ids.tolist() for f in second.flights] == [f.ids.tolist() for f in straight.flights]
 
@@ -203,11 +204,11 @@ def test_an_empty_cohort_changes_nothing():
 @pytest.mark.parametrize("algorithm", [FedAvg(1e200), FedCET(1e200), Ditto(1e200)])
 def test_a_diverged_round_leaves_the_state_before_it(algorithm):
     loop = make(algorithm, Uniform())
-    server, rows = ({k: t.clone() for k, t in part.items()} for part in (loop.server, loop.rows.tensors))
+    server, rows = ({k: t.clone() for k, t in part.items()} for part in (loop.server, loop.engine.rows.tensors))
     with pytest.raises(Diverged, match=r"round 0: client '(oslo|bern|lima|kyiv)' diverged \(NaN or infinity\)"):
         loop.step()
     assert loop.t == 0
-    for before, now in ((server, loop.server), (rows, loop.rows.tensors)):
+    for before, now in ((server, loop.server), (rows, loop.engine.rows.tensors)):
         assert all(torch.equal(before[k], now[k]) for k in before)
 
 
@@ -215,7 +216,7 @@ def test_evaluation_costs_nothing_and_may_be_cut_into_blocks():
     loop = make(Ditto(LR), Uniform(0.5))
     loop.step()
     before = loop.ledger.totals()
-    whole, cut = loop.evaluate(loop.train), loop.evaluate(loop.train, block=8)
+    whole, cut = loop.evaluate("train"), loop.engine.evaluate(loop.algorithm, loop._deployment(), "train", block=8)
     assert all((whole[k] == cut[k]).all() for k in whole)
     assert loop.ledger.totals() == before
     personal = loop.personal(np.arange(4))[:, 0].numpy()

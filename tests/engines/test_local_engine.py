@@ -149,7 +149,7 @@ def test_fit_with_little_memory_gives_the_same_bits(monkeypatch, tmp_path):
     monkeypatch.setattr(local, "memory", lambda: needed + rows // 2)
     model = task.module(task.w0)
     run = pf.fit(model, federation(), Ditto(), **settings, out=tmp_path)
-    assert isinstance(run.loop.rows, MappedRows)
+    assert isinstance(run.loop.engine.rows, MappedRows)
     assert torch.equal(run.personal, expected.personal)
     assert torch.equal(run.server["w"], expected.server["w"])
 

@@ -51,10 +51,10 @@ def loop(method, attack=None, robust=None, *, model=line, fed=None, fraction=1.0
     fed = fed or federation()
     task = Task(model(), "mse", device="cpu")
     keys = client_keys(fed.names)
-    engine = LocalEngine(task, fed.train, keys, Work(steps=5, batch_size=None), seed, make_plan(task, N, 8, chunk, 1))
-    rows = make_rows(method, task, N, N, None)
+    rows, work = make_rows(method, task, N, N, None), Work(steps=5, batch_size=None)
+    engine = LocalEngine(task, {"train": fed.train}, rows, keys, work, seed, make_plan(task, N, 8, chunk, 1))
     threat = {} if plain else {"forge": threats.Forging(attack, keys, seed), "rule": robust}
-    return Loop(task, fed.train, fed.names, method, Uniform(fraction), engine, rows, seed, **threat)
+    return Loop(task, fed.train.counts, fed.names, method, Uniform(fraction), engine, seed, **threat)
 
 
 def run(*args, rounds=5, **settings):
@@ -75,23 +75,24 @@ def test_without_a_threat_nothing_changes(method):
     assert torch.equal(personal(nobody), personal(run(method, plain=True)))
 
 
-class Spy:
+class Spy(LocalEngine):
     """Keeps what the server gets from an engine's clients."""
 
     def __init__(self, engine):
-        self.engine, self.seen, self.private, self.workers = engine, [], [], engine.workers
+        vars(self).update(vars(engine))
+        self.seen, self.private = [], []
 
-    def exchange(self, algorithm, rows, down, round, tally, look=None):
+    def exchange(self, algorithm, received, round, tally, server=None):
         tally.added = {}  # every row is kept
-        reply = self.engine.exchange(algorithm, rows, down, round, tally)
+        reply = super().exchange(algorithm, received, round, tally)
         self.seen.append({k: v.clone() for k, v in tally.uplinks().items()})
-        self.private.append({k: v.clone() for k, v in reply.private.items()})
+        self.private.append({k: v.clone() for k, v in self._new[1].items()})
         return reply
 
 
 def test_evaluation_passes_through():
     a, b = run(pf.FedAvg(), threats.SignFlip(ratio=0.0)), run(pf.FedAvg(), plain=True)
-    assert np.array_equal(a.evaluate(a.train)["loss"], b.evaluate(b.train)["loss"])
+    assert np.array_equal(a.evaluate("train")["loss"], b.evaluate("train")["loss"])
     a.engine.close()
 
 
@@ -204,12 +205,12 @@ def test_what_is_only_averaged_may_be_swapped_between_clients(method):
         the_loop = loop(method, model=two_layers, fed=federation(size=12))  # of one size: weighted means are plain
         whole = the_loop.engine.exchange
 
-        def exchange(algorithm, rows, down, round, tally, look=None):
+        def exchange(algorithm, received, round, tally, server=None):
             reduce = tally.reduce
-            tally.reduce = lambda up, private, at: reduce(
-                {k: t.flip(0) if swapped and k in only else t for k, t in up.items()}, private, at
+            tally.reduce = lambda up, at: reduce(
+                {k: t.flip(0) if swapped and k in only else t for k, t in up.items()}, at
             )
-            return whole(algorithm, rows, down, round, tally, look)
+            return whole(algorithm, received, round, tally, server)
 
         the_loop.engine.exchange = exchange
         for _ in range(3):
@@ -312,7 +313,7 @@ def test_a_median_keeps_the_shared_part_usable(method, ratio):
         the_loop = run(method, attack, robust, model=two_layers, fed=fed, rounds=30)
         benign = ~the_loop.forge.attackers
         zero = np.array([float((fed.train.client(i)[1] ** 2).mean()) for i in range(N)])
-        return (the_loop.evaluate(the_loop.train)["loss"] / zero)[benign].mean()
+        return (the_loop.evaluate("train")["loss"] / zero)[benign].mean()
 
     assert loss(threats.Median()) < 0.5
     assert not loss(None) < 0.5

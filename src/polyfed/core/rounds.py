@@ -2,89 +2,111 @@
 only in the schedule: a message that is sent in one turn may be answered in a later one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.core.algorithm import KNOWN, Algorithm, Personal, Round, State, started
-from polyfed.core.errors import ConfigError, Diverged
+from polyfed.core.algorithm import KNOWN, Algorithm, Down, Personal, Round, State, started
+from polyfed.core.engine import Engine
+from polyfed.core.errors import ConfigError, Diverged, RunError
 from polyfed.core.ledger import Ledger, down_bytes
 from polyfed.core.optimizers import StepSizes
 from polyfed.core.randomness import client_keys
-from polyfed.core.rows import Rows
 from polyfed.core.schedule import Schedule
-from polyfed.core.split import Split
 from polyfed.core.task import Task
-from polyfed.core.uplinks import Forge, NotKept, Rule, Tally, rows_of
+from polyfed.core.uplinks import Forge, NotKept, Rule, Tally
 from polyfed.core.worker import Reply, expand
-
-
-class Engine(Protocol):
-    """Carries messages to clients, runs them and carries the replies back. Knows no method."""
-
-    workers: int  # how many calls `map` runs at a time
-
-    def exchange(
-        self, algorithm: Algorithm, rows: Rows, down: State, round: Round, tally: Tally, server: State | None = None
-    ) -> Reply: ...
-
-    def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass
 class Flight:
-    """Messages under way: sent in round `sent` to `ids`, `down: [m, ...]`, `bytes` each."""
+    """Messages under way: sent in round `sent` to `ids: [m]`, `bytes` each."""
 
     ids: np.ndarray
     sent: int
-    down: State
+    down: Down
     bytes: int
+
+    def part(self, at: np.ndarray) -> "Flight":
+        """Those at these positions."""
+        each = {name: t[torch.as_tensor(at)] for name, t in self.down.each.items()}
+        return replace(self, ids=self.ids[at], down=self.down._replace(each=each))
+
+
+class Shrunk(Exception):
+    """Somebody has not answered in a round of several exchanges, which has to be repeated with `left`."""
+
+    def __init__(self, left: np.ndarray):
+        super().__init__()
+        self.left = left
+
+
+class Book:
+    """What a round moves and costs, for each client [m] that it asks."""
+
+    def __init__(self, ids: np.ndarray):
+        self.ids = ids
+        self.down, self.up, self.seconds, self.staleness, self.steps = np.zeros((5, len(ids)))
+        self.exchanges = np.zeros((2, len(ids)))  # messages that were not empty, down and up
+
+    def sent(self, ids: np.ndarray, size: int) -> None:
+        at = np.searchsorted(self.ids, ids)
+        self.down[at] += size
+        self.exchanges[0, at] += size > 0
+
+    def taken(self, ids: np.ndarray, size: int, staleness: np.ndarray, reply: Reply) -> None:
+        at = np.searchsorted(self.ids, ids)
+        self.up[at] += size
+        self.exchanges[1, at] += size > 0
+        self.seconds[at] += reply.seconds
+        self.steps[at] += reply.steps
+        self.staleness[at] = staleness
 
 
 class Loop:
-    """The state of one training run and the step that advances it.
+    """The state of one training run and the step that advances it. It knows the clients by name and number of samples.
 
-    After construction `t` rounds are done, `server` is the server's state, `rows` the clients' private tensors.
-    forge: what attackers send instead of their uplinks     rule: what the server uses instead of means
+    After construction `t` rounds are done and `server` is the server's state.
+    counts: [n] training samples     forge: what attackers send instead of their uplinks
+    rule: what the server uses instead of means
     streamed: whether uplinks are added up as they arrive, where a method takes only their means and sums
     used: what the method has asked of its uplinks so far, see `Uplinks.used`
+    missing: by name, who was asked in the last round and did not answer, and why
     """
 
     def __init__(
         self,
         task: Task,
-        train: Split,
+        counts: np.ndarray,
         names: Sequence[str],
         algorithm: Algorithm,
         schedule: Schedule,
         engine: Engine,
-        rows: Rows,
         seed: int,
         step_sizes: StepSizes = StepSizes(),  # noqa: B008  (immutable)
         forge: Forge | None = None,
         rule: Rule | None = None,
         streamed: bool = True,
     ):
-        self.task, self.train, self.names, self.algorithm = task, train, names, algorithm
-        self.schedule, self.engine, self.rows, self.seed = schedule, engine, rows, seed
+        self.task, self.names, self.algorithm = task, names, algorithm
+        self.schedule, self.engine, self.seed = schedule, engine, seed
         self.step_sizes = step_sizes
         self.forge, self.rule, self.streamed = forge, rule, streamed and rule is None  # a rule needs all rows
         self.keys = client_keys(names)
         self.n = len(names)
         if schedule.late(self.n):
             self._refuse_late(algorithm)
-        self.samples = torch.as_tensor(train.counts, dtype=task.dtype, device=task.device)
+        self.samples = torch.as_tensor(counts, dtype=task.dtype, device=task.device)
         start = started(algorithm, task, self.n)
         self.server, self.free = start.whole(), tuple(start.free)
         self.ledger = Ledger()
         self.flights: list[Flight] = []
         self.used: dict[str, set[str]] = {}
+        self.missing: dict[str, str] = {}
         self._added: dict[tuple[int, int], dict[str, set[str]]] = {}  # `Tally.added` by (phases of the round, phase)
         self.t = 0
         self.clock = 0.0  # virtual seconds
@@ -109,6 +131,7 @@ class Loop:
         except Exception:
             if self.whole:
                 self.flights = flights
+                self.engine.abandon()
             raise
 
     def _step(self) -> np.ndarray:
@@ -117,51 +140,81 @@ class Loop:
         phases = algorithm.phases(self.t)
         if not np.array_equal(send, take):
             self._refuse_late(algorithm, self.t)
-        down, up, seconds, staleness, steps = np.zeros((5, len(take)))
-        exchanges = np.zeros((2, len(take)))  # messages that were not empty, down and up
-        everyone = torch.as_tensor(take, device=self.task.device)
-        before: tuple[State, State] = {}, {}
-        if phases > 1:
-            before = {k: v.clone() for k, v in self.server.items()}, self.rows.gather(everyone).whole()
-        earlier: tuple[np.ndarray, State] | None = None  # whom the round has asked so far, and what they received
-        for phase in range(phases):
-            asked = self._asked(algorithm, send, phase) if phases > 1 else send
-            self._send(asked, phase)
-            for ids, sent, messages, size in self._arrivals(asked if phases > 1 else take):
-                round, received = self.round(ids, phase, sent), messages
-                if earlier is not None and np.array_equal(earlier[0], ids):  # a model may be answered an exchange later
-                    received = earlier[1] | messages
-                earlier = ids, received
-                try:
-                    reply, sent_up = self._exchange(algorithm, messages, received, round, (phases, phase))
-                except Diverged:  # a round of several exchanges counts whole or not at all
-                    if phases > 1:
-                        self.server = before[0]
-                        self.rows.scatter(everyone, before[1])
-                    self.whole = True
-                    raise
-                self.rows.scatter(round.ids, reply.private)
-                at = np.searchsorted(take, ids)
-                down[at] += size
-                up[at] += sent_up
-                exchanges[0, at] += size > 0
-                exchanges[1, at] += sent_up > 0
-                seconds[at] += reply.seconds
-                steps[at] += reply.steps
-                staleness[at] = self.t - sent
-        self.ledger.record(self.t, take, exchanges.max(0), down, up, staleness, seconds, steps)
+        book, self.missing = Book(take), {}
+        if phases == 1:
+            take = self._phase(algorithm, send, take, (1, 0), {}, book)
+        else:
+            take = self._phases(algorithm, phases, take, book)
+        self.engine.commit()
+        self.ledger.record(
+            self.t, book.ids, book.exchanges.max(0), book.down, book.up, book.staleness, book.seconds, book.steps
+        )
         self.t += 1
         self.clock += passed
         self.whole = True
         return take
 
+    def _phases(self, algorithm: Algorithm, phases: int, take: np.ndarray, book: Book) -> np.ndarray:
+        """A round of several exchanges; it counts whole or not at all."""
+        before = {k: v.clone() for k, v in self.server.items()}
+        while True:
+            received: dict[int, tuple[np.ndarray, State]] = {}
+            try:
+                for phase in range(phases):
+                    asked = algorithm.audience(self.server, self.round(take, phase)).cpu().numpy()
+                    self._phase(algorithm, asked, asked, (phases, phase), received, book)
+                return take
+            except Exception as e:
+                self.server = {k: v.clone() for k, v in before.items()}
+                self.engine.abandon()
+                self.flights, self.whole = [], True
+                if not isinstance(e, Shrunk):
+                    raise
+                take = np.setdiff1d(take, np.setdiff1d(asked, e.left))
+
+    def _phase(
+        self,
+        algorithm: Algorithm,
+        send: np.ndarray,
+        take: np.ndarray,
+        kind: tuple[int, int],
+        earlier: dict[int, tuple[np.ndarray, State]],
+        book: Book,
+    ) -> np.ndarray:
+        """One exchange: messages to `send`, replies of `take` or of those of them that answer, who are returned.
+
+        kind: (phases of the round, phase)     earlier: whom the round asked last, and what they received in it so far
+        """
+        phases, phase = kind
+        self._send(send, phase)
+        if not len(take):
+            return take
+        ids, missing = self.engine.wait(take)
+        if missing:
+            self.missing |= {self.names[i]: why for i, why in missing.items()}
+            for f in self._landed(np.array(sorted(missing))):
+                book.sent(f.ids, f.bytes)
+            if not len(ids):
+                raise RunError(f"round {self.t}: no client has replied ({', '.join(sorted({*missing.values()}))})")
+            if phases > 1:
+                raise Shrunk(ids)
+        sent, messages = self._arrivals(ids, book)
+        received = messages
+        if 0 in earlier and np.array_equal(earlier[0][0], ids):  # a model may be answered an exchange later
+            received = earlier[0][1] | messages
+        earlier[0] = ids, received
+        round = self.round(ids, phase, sent)
+        reply, size = self._exchange(algorithm, messages, received, round, kind)
+        book.taken(ids, size, self.t - sent, reply)
+        return ids
+
     def _exchange(
-        self, algorithm: Algorithm, down: State, received: State, round: Round, kind: tuple[int, int]
+        self, algorithm: Algorithm, messages: State, received: State, round: Round, kind: tuple[int, int]
     ) -> tuple[Reply, int]:
         """One exchange and what the server makes of it: (reply, bytes that each client sent)."""
         added, look = self._added.get(kind, {}), self.server if self.streamed and kind not in self._added else None
         tally = Tally(round, received, dict(added), self.forge, self.rule)
-        reply = self.engine.exchange(algorithm, self.rows, down, round, tally, look)
+        reply = self.engine.exchange(self.algorithm, messages, round, tally, look)
         if reply.bad is not None:
             who = self.names[int(round.ids[reply.bad])]
             raise Diverged(f"round {self.t}: client {who!r} diverged (NaN or infinity); try a smaller lr")
@@ -172,77 +225,73 @@ class Loop:
             self.server = algorithm.aggregate(self.server, up, round) | {KNOWN: known}
         except NotKept:  # it asks for more than it did in its first round: the same replies again, with all rows kept
             self._added[kind] = {}
-            return self._exchange(algorithm, down, received, round, kind)
+            return self._exchange(algorithm, messages, received, round, kind)
         for name, words in up.used.items():
             self.used.setdefault(name, set()).update(words)
         return reply, tally.bytes
 
-    def _asked(self, algorithm: Algorithm, ids: np.ndarray, phase: int) -> np.ndarray:
-        return algorithm.audience(self.server, self.round(ids, phase)).cpu().numpy()
-
     def _send(self, ids: np.ndarray, phase: int) -> None:
-        if not len(ids):
-            return
-        down = self.algorithm.downlink(self.server, self.round(ids, phase))
-        self.flights.append(Flight(ids, self.t, expand(down, len(ids)), down_bytes(down)))
+        if len(ids):
+            round = self.round(ids, phase)
+            down = self.algorithm.downlink(self.server, round)
+            self.flights.append(Flight(ids, self.t, down, down_bytes(down)))
+            self.engine.send(down, round)
 
-    def _arrivals(self, take: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, State, np.ndarray]]:
-        """The messages that `take` answer now, as (ids, sent, down [m, ...], bytes [m]); no longer under way."""
-        if len(self.flights) == 1 and np.array_equal(self.flights[0].ids, take):
-            flight = self.flights.pop()
-            return [(take, np.full(len(take), flight.sent), flight.down, np.full(len(take), flight.bytes))]
-        parts: list[tuple[Flight, np.ndarray]] = []
+    def _landed(self, ids: np.ndarray) -> list[Flight]:
+        """The messages to `ids`, which are then no longer under way."""
+        landed: list[Flight] = []
+        left: list[Flight] = []
         for flight in self.flights:
-            at = np.flatnonzero(np.isin(flight.ids, take))
-            if len(at):
-                parts.append((flight, at))
-        if not parts:
-            return []
-        ids = np.concatenate([f.ids[at] for f, at in parts])
-        order = np.argsort(ids)
-        rows = {
-            name: torch.cat([f.down[name][torch.as_tensor(at)] for f, at in parts])[torch.as_tensor(order)]
-            for name in parts[0][0].down
-        }
-        sent = np.concatenate([np.full(len(at), f.sent) for f, at in parts])[order]
-        size = np.concatenate([np.full(len(at), f.bytes) for f, at in parts])[order]
-        for f, at in parts:
-            keep = np.setdiff1d(np.arange(len(f.ids)), at)
-            f.ids, f.down = f.ids[keep], {name: t[torch.as_tensor(keep)] for name, t in f.down.items()}
-        self.flights = [f for f in self.flights if len(f.ids)]
-        return [(ids[order], sent, rows, size)]
+            here = np.isin(flight.ids, ids)
+            if here.all():
+                landed.append(flight)
+            elif here.any():
+                landed.append(flight.part(np.flatnonzero(here)))
+                left.append(flight.part(np.flatnonzero(~here)))
+            else:
+                left.append(flight)
+        self.flights = left
+        return landed
 
-    def evaluate(self, split: Split, block: int = 1 << 28) -> dict[str, np.ndarray]:
-        """Each client's metrics [n] for the model it would deploy now; nothing is billed. `block`: bytes of models."""
-        down = self._to_everyone()
-        most = max(1, block // (self.task.p * self.task.w0.element_size()))
-        size = min(most, -(-self.n // self.engine.workers))
-        blocks = [np.arange(k, min(k + size, self.n)) for k in range(0, self.n, size)]
-        parts = self.engine.map(lambda ids: self.task.metrics(self.personal(ids, down), split, ids), blocks)
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    def _arrivals(self, ids: np.ndarray, book: Book) -> tuple[np.ndarray, State]:
+        """What `ids` answer now: the rounds [m] in which it was sent, and the messages [m, ...]."""
+        landed = self._landed(ids)
+        for f in landed:
+            book.sent(f.ids, f.bytes)
+        if len(landed) == 1:
+            return np.full(len(ids), landed[0].sent), expand(landed[0].down, len(ids))
+        order = np.argsort(np.concatenate([f.ids for f in landed]))
+        rows = [expand(f.down, len(f.ids)) for f in landed]
+        received = {name: torch.cat([r[name] for r in rows])[torch.as_tensor(order)] for name in rows[0]}
+        return np.concatenate([np.full(len(f.ids), f.sent) for f in landed])[order], received
 
-    def _to_everyone(self) -> State:
-        """What every client would receive now, [n, ...] each; nothing for methods that do not need it to deploy."""
+    def evaluate(self, split: str) -> dict[str, np.ndarray]:
+        """Each client's metrics [n] for the model it would deploy now; nothing is billed."""
+        return self.engine.evaluate(self.algorithm, self._deployment(), split)
+
+    def personal(self, ids: np.ndarray) -> Tensor:
+        """[s, p]: the models that `ids` would deploy now, where the engine may see them."""
+        return self.engine.personal(self.algorithm, self._deployment(), np.asarray(ids))
+
+    def _deployment(self) -> Down:
+        """What every client would receive now; nothing for methods that do not need it to deploy."""
         if isinstance(self.algorithm, Personal):
-            return {}
-        return expand(self.algorithm.deployment(self.server, self.round(np.arange(self.n))), self.n)
-
-    def personal(self, ids: np.ndarray, down: State | None = None) -> Tensor:
-        """[s, p]: the models that `ids` would deploy now. down: what every client would receive, if known."""
-        at = torch.as_tensor(ids, device=self.task.device)
-        down = self._to_everyone() if down is None else down
-        return self.algorithm.personal(self.rows.gather(at), {name: rows_of(t, at) for name, t in down.items()})
+            return Down()
+        return self.algorithm.deployment(self.server, self.round(np.arange(self.n)))
 
     # exact resume
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that decides what happens next, as named tensors and JSON-able values."""
         tensors = {f"server.{k}": v for k, v in self.server.items()}
-        tensors |= {f"client.{k}": v for k, v in self.rows.snapshot().items()}
+        tensors |= {f"client.{k}": v for k, v in self.engine.save().items()}
         tensors["ledger"] = self.ledger.tensor()
         for k, f in enumerate(self.flights):
-            tensors |= {f"flight{k}.{name}": t for name, t in f.down.items()}
-        flights = [{"ids": f.ids.tolist(), "sent": f.sent, "bytes": f.bytes} for f in self.flights]
+            tensors |= {f"flight{k}.{name}": t for name, t in (f.down.shared | f.down.each).items()}
+        flights = [
+            {"ids": f.ids.tolist(), "sent": f.sent, "bytes": f.bytes, "shared": sorted(f.down.shared)}
+            for f in self.flights
+        ]
         added = [[*kind, {name: sorted(kinds) for name, kinds in of.items()}] for kind, of in self._added.items()]
         return tensors, {"t": self.t, "clock": self.clock, "flights": flights, "added": added}
 
@@ -252,17 +301,15 @@ class Loop:
         self.t, self.clock = meta["t"], meta["clock"]
         self._added = {(a, b): {name: set(kinds) for name, kinds in of.items()} for a, b, of in meta["added"]}
         self.server = {k: v.to(self.task.device, copy=True) for k, v in part(tensors, "server.").items()}
-        self.rows.restore(part(tensors, "client."))
+        self.engine.restore(part(tensors, "client."))
         self.ledger.restore(tensors["ledger"])
-        self.flights = [
-            Flight(
-                np.array(f["ids"]),
-                f["sent"],
-                {n: t.to(self.task.device, copy=True) for n, t in part(tensors, f"flight{k}.").items()},
-                f["bytes"],
-            )
-            for k, f in enumerate(meta["flights"])
-        ]
+        self.flights = []
+        for k, f in enumerate(meta["flights"]):
+            messages = {n: t.to(self.task.device, copy=True) for n, t in part(tensors, f"flight{k}.").items()}
+            shared = {n: messages.pop(n) for n in f.get("shared", ())}
+            flight = Flight(np.array(f["ids"]), f["sent"], Down(shared, messages), f["bytes"])
+            self.flights.append(flight)
+            self.engine.send(flight.down, self.round(flight.ids, 0, np.full(len(flight.ids), flight.sent)))
 
 
 def part(tensors: State, prefix: str) -> State:

@@ -5,7 +5,7 @@ rules act in one place, what a method needs is observed and not declared, and wh
 replies are added up while clients finish, so that they are never all in memory.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -212,8 +212,8 @@ class Tally:
         self._parts: list[tuple[Tensor, State]] = []
         self._sums: dict[tuple[str, str], Tensor] = {}
 
-    def reduce(self, up: State, private: State, at: Tensor) -> Part:
-        """What is kept of a chunk's uplinks and private states [s, ...]; `at: [s]` positions in the cohort.
+    def reduce(self, up: State, at: Tensor) -> Part:
+        """What is kept of a chunk's uplinks [s, ...]; `at: [s]` positions in the cohort.
 
         May run in any thread, and in any order.
         """
@@ -226,7 +226,7 @@ class Tally:
             if "weighted" in self.added[name]:
                 sums[name, "weighted"] = weighted_sum(self._share[at], up[name])
         kept = {name: t for name, t in up.items() if name not in self.added}
-        return Part(kept, sums, row_bytes(up), diverged((*up.values(), *private.values())))
+        return Part(kept, sums, row_bytes(up), diverged(up.values()))
 
     def add(self, part: Part, at: Tensor) -> None:
         """Take a chunk in. The order of calls decides the last bits of sums."""
@@ -257,7 +257,7 @@ def added_up(
     return {name: kinds for name, kinds in trial.kinds.items() if "rows" not in kinds and up[name].dim() > 1}
 
 
-def diverged(tensors: tuple[Tensor, ...]) -> int | None:
+def diverged(tensors: Iterable[Tensor]) -> int | None:
     """The first row of [s, ...] tensors that holds a number that is not finite."""
     for values in tensors:
         if values.is_floating_point() and not torch.isfinite(values.sum()):

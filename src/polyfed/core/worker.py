@@ -17,10 +17,11 @@ from torch import Tensor
 
 from polyfed.core.algorithm import Algorithm, Down, Round, State
 from polyfed.core.batches import Batches, Work, alike
+from polyfed.core.optimizers import StepSizes
 from polyfed.core.rows import Rows
 from polyfed.core.split import Split
 from polyfed.core.task import Task
-from polyfed.core.uplinks import Part, Tally, added_up, joined, rows_of
+from polyfed.core.uplinks import Part, Tally, added_up, diverged, joined, rows_of
 
 AHEAD = 4  # chunks per thread that may be done before their turn
 
@@ -39,23 +40,34 @@ class Plan:
 
 
 class Reply(NamedTuple):
-    """What a cohort of m clients computed, besides its uplinks, in the order of ids: private states [m, ...], and the
-    seconds and local steps [m] that it took.
+    """What answering cost a cohort of m clients, in the order of ids: seconds and local steps [m].
 
-    bad: position of the first client that reached a number that is not finite
+    bad: position of the first client that reached a number that is not finite; the others' replies are then of no use
     """
 
-    private: State
     seconds: np.ndarray
     steps: np.ndarray
     bad: int | None = None
 
 
 class Worker:
-    """Runs clients of one federation on one device."""
+    """Runs clients of one federation on one device.
 
-    def __init__(self, task: Task, train: Split, keys: np.ndarray, work: Work, seed: int, plan: Plan):
+    step_sizes: what the local step sizes of a message sent in round t are multiplied by
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        train: Split,
+        keys: np.ndarray,
+        work: Work,
+        seed: int,
+        plan: Plan,
+        step_sizes: StepSizes = StepSizes(),  # noqa: B008  (immutable)
+    ):
         self.task, self.train, self.keys, self.work, self.seed, self.plan = task, train, keys, work, seed, plan
+        self.step_sizes = step_sizes
         self._pool = ThreadPoolExecutor(plan.workers) if plan.workers > 1 else None
 
     def close(self) -> None:
@@ -70,33 +82,37 @@ class Worker:
 
     def run(
         self, algorithm: Algorithm, rows: Rows, down: State, round: Round, tally: Tally, server: State | None = None
-    ) -> Reply:
-        """One exchange of the clients `round.ids`, whose uplinks go into `tally`. down: [m, ...] each (shared messages
-        already expanded).
+    ) -> tuple[Reply, State]:
+        """One exchange of the clients `round.ids`, whose uplinks go into `tally`: (the cost, private rows [m, ...]).
 
+        A client works as of the round in which its message was sent: it cannot know when its reply will be taken.
+
+        down: [m, ...] each (shared messages already expanded)
         server: if what the method needs of its uplinks is to be seen from the first chunk
         """
-        ids = round.ids.cpu().numpy()
-        chunks = self._chunks(ids, round.t)
-        places = [torch.as_tensor(positions, device=round.ids.device) for positions in chunks]
+        ids, sent = round.ids.cpu().numpy(), round.sent.cpu().numpy()
+        scaled = {t: algorithm.decayed(self.step_sizes.at(t)) for t in sorted(set(sent.tolist()))}
+        parts = [c for t in scaled for c in self._chunks(ids, np.flatnonzero(sent == t), t)]
+        places = [torch.as_tensor(positions, device=round.ids.device) for positions in parts]
 
-        def work(at: Tensor) -> tuple[State, Part, float, np.ndarray]:
-            private, up, spent, taken = self._chunk(algorithm, rows, down, round, at)
+        def work(at: Tensor) -> tuple[State, Part, int | None, float, np.ndarray]:
+            private, up, spent, taken = self._chunk(scaled, rows, down, round, at)
             if server is not None and at is places[0]:
                 tally.added |= added_up(algorithm.aggregate, server, up, round.take(at))
-            return private, tally.reduce(up, private, at), spent, taken
+            return private, tally.reduce(up, at), diverged(private.values()), spent, taken
 
         seconds, steps = np.empty(len(ids)), np.empty(len(ids), dtype=np.int64)
         private: list[State] = []
-        for positions, at, (mine, part, spent, taken) in zip(
-            chunks, places, self._in_order(work, places, first_alone=server is not None), strict=True
+        for positions, at, (mine, part, lost, spent, taken) in zip(
+            parts, places, self._in_order(work, places, first_alone=server is not None), strict=True
         ):
-            if part.bad is not None:
-                return Reply({}, seconds, steps, int(positions[part.bad]))
+            bad = [row for row in (part.bad, lost) if row is not None]
+            if bad:
+                return Reply(seconds, steps, int(positions[min(bad)])), {}
             tally.add(part, at)
             private.append(mine)
             seconds[positions], steps[positions] = spent / len(positions), taken
-        return Reply(joined(private, places), seconds, steps)
+        return Reply(seconds, steps), joined(private, places)
 
     def _in_order(self, function: Callable[[Any], Any], items: Sequence[Any], first_alone: bool) -> Iterator[Any]:
         """`function` of every item on the worker threads, in the order of items; only a few wait for their turn."""
@@ -119,28 +135,37 @@ class Worker:
                 left.cancel()
             wait(waiting)
 
-    def _chunks(self, ids: np.ndarray, t: int) -> list[np.ndarray]:
-        """Positions within the cohort, longest work first, cut into chunks of similar clients."""
-        counts = self.train.counts[ids]
-        taken = self.work.taken(counts, t, self.keys[ids], self.seed)
-        if self.work.batch_size is None:
-            chunks = alike(counts, self.plan.chunk, np.argsort(-counts, kind="stable"))
-            return [c[np.argsort(-taken[c], kind="stable")] for c in chunks]
-        order = np.lexsort((-counts, -taken))
-        return [order[k : k + self.plan.chunk] for k in range(0, len(order), self.plan.chunk)]
+    def _chunks(self, ids: np.ndarray, at: np.ndarray, t: int) -> list[np.ndarray]:
+        """The positions `at` in the cohort, longest work first, cut into chunks of similar clients."""
+        who = ids[at]
+        found = chunks(self.work, self.train.counts[who], self.keys[who], self.seed, t, self.plan.chunk)
+        return [at[c] for c in found]
 
     def _chunk(
-        self, algorithm: Algorithm, rows: Rows, down: State, round: Round, at: Tensor
+        self, scaled: dict[int, Algorithm], rows: Rows, down: State, round: Round, at: Tensor
     ) -> tuple[State, State, float, np.ndarray]:
+        """scaled: the method as of each round in which messages were sent"""
         start = time.perf_counter()
         with torch.no_grad():
-            ids = round.ids[at].cpu().numpy()
+            round = round.take(at)
+            round = round._replace(t=int(round.sent[0]))
+            ids = round.ids.cpu().numpy()
             # one stream of batches per exchange: a second local solve of a round draws its own
             purpose = "batches" if round.phase == 0 else f"batches {round.phase}"
             data = Batches(self.train, ids, self.keys[ids], self.work, self.seed, round.t, purpose)
             mine = {name: rows_of(t, at) for name, t in down.items()}
-            private, up = algorithm.local_update(self.task, rows.gather(round.ids[at]), mine, data, round.take(at))
+            private, up = scaled[round.t].local_update(self.task, rows.gather(round.ids), mine, data, round)
         return private, up, time.perf_counter() - start, data.taken
+
+
+def chunks(work: Work, counts: np.ndarray, keys: np.ndarray, seed: int, t: int, most: int) -> list[np.ndarray]:
+    """Clients with `counts` [m] samples, longest work first, cut into chunks of at most `most` similar ones."""
+    taken = work.taken(counts, t, keys, seed)
+    if work.batch_size is None:
+        found = alike(counts, most, np.argsort(-counts, kind="stable"))
+        return [c[np.argsort(-taken[c], kind="stable")] for c in found]
+    order = np.lexsort((-counts, -taken))
+    return [order[k : k + most] for k in range(0, len(order), most)]
 
 
 def expand(down: Down, m: int) -> State:

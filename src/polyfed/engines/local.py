@@ -5,22 +5,24 @@ once (see benchmarks/): it is written into the run folder and reused on resume.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from polyfed.core.algorithm import Algorithm, Round, Server, State
+from polyfed.core.algorithm import Algorithm, Down, Round, Server, State
 from polyfed.core.batches import Work
+from polyfed.core.engine import Answers, Engine
 from polyfed.core.errors import ConfigError, RunError
+from polyfed.core.optimizers import StepSizes
 from polyfed.core.rounds import part
 from polyfed.core.rows import MappedRows, MemoryRows, Rows, check, is_mapped
 from polyfed.core.split import Split
 from polyfed.core.task import Task
-from polyfed.core.uplinks import Tally
-from polyfed.core.worker import Plan, Reply, Worker
+from polyfed.core.uplinks import Tally, rows_of
+from polyfed.core.worker import Plan, Reply, Worker, expand
 
 CACHE = 1_500_000  # bytes of stacked weights that stay in a core's cache
 LEAST = 64  # uplinks that are there at a time where they are added up: those of a few chunks per thread
@@ -72,24 +74,87 @@ def make_plan(task: Task, cohort: int, batch: float, chunk: int | None = None, w
 
 
 class LocalEngine:
-    """Runs a cohort on this machine."""
+    """All clients on this machine: their samples by split, of which "train" is trained on, and their private rows."""
 
-    def __init__(self, task: Task, train: Split, keys: np.ndarray, work: Work, seed: int, plan: Plan):
-        self.worker = Worker(task, train, keys, work, seed, plan)
+    def __init__(
+        self,
+        task: Task,
+        data: Mapping[str, Split],
+        rows: Rows,
+        keys: np.ndarray,
+        work: Work,
+        seed: int,
+        plan: Plan,
+        step_sizes: StepSizes = StepSizes(),  # noqa: B008  (immutable)
+    ):
+        self.task, self.data, self.rows = task, data, rows
+        self.worker = Worker(task, data["train"], keys, work, seed, plan, step_sizes)
         self.workers = plan.workers
+        self._new: tuple[Round, State] | None = None  # rows that came of the last exchange
+        self._old: list[tuple[Tensor, State]] = []  # rows as they were before the exchanges of this round ahead of it
+
+    def send(self, down: Down, round: Round) -> None:
+        """Clients are run when their reply is taken, on the loop's own copy of the message."""
+
+    def wait(self, ids: np.ndarray) -> Answers:
+        """Everybody is here."""
+        return Answers(ids, {})
 
     def exchange(
-        self, algorithm: Algorithm, rows: Rows, down: State, round: Round, tally: Tally, server: State | None = None
+        self, algorithm: Algorithm, received: State, round: Round, tally: Tally, server: State | None = None
     ) -> Reply:
         """One exchange with the clients `round.ids`, see `Worker.run`."""
-        return self.worker.run(algorithm, rows, down, round, tally, server)
+        if self._new is not None and self._new[0].phase != round.phase:  # the next exchange sees what this one made
+            ids = self._new[0].ids
+            self._old.append((ids, self.rows.gather(ids).whole()))
+            self.rows.scatter(ids, self._new[1])
+        reply, private = self.worker.run(algorithm, self.rows, received, round, tally, server)
+        self._new = round, private
+        return reply
 
-    def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """`function` of every item, on the worker threads."""
-        return self.worker.map(function, items)
+    def commit(self) -> None:
+        if self._new is not None:
+            self.rows.scatter(self._new[0].ids, self._new[1])
+        self._new, self._old = None, []
+
+    def abandon(self) -> None:
+        for ids, rows in reversed(self._old):
+            self.rows.scatter(ids, rows)
+        self._new, self._old = None, []
+
+    def evaluate(self, algorithm: Algorithm, down: Down, split: str, block: int = 1 << 28) -> dict[str, np.ndarray]:
+        """Each client's metrics [n] for the model it would deploy. block: bytes of models at a time."""
+        n, data = self.rows.n, self.data[split]
+        most = max(1, block // (self.task.p * self.task.w0.element_size()))
+        size = min(most, -(-n // self.workers))
+        blocks = [np.arange(k, min(k + size, n)) for k in range(0, n, size)]
+        parts = self.worker.map(lambda ids: self.task.metrics(self.personal(algorithm, down, ids), data, ids), blocks)
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def personal(self, algorithm: Algorithm, down: Down, ids: np.ndarray) -> Tensor:
+        """[s, p]: the models that `ids` would deploy. down: what all clients receive for it."""
+        at = torch.as_tensor(ids, device=self.task.device)
+        received = {name: rows_of(t, at) for name, t in expand(down, self.rows.n).items()}
+        return algorithm.personal(self.rows.gather(at), received)
+
+    def save(self) -> State:
+        return self.rows.snapshot()
+
+    def saved(self) -> None:
+        self.rows.committed()
+
+    def restore(self, state: State) -> None:
+        self.rows.restore(state)
 
     def close(self) -> None:
         self.worker.close()
+
+
+def here(engine: Engine) -> LocalEngine:
+    """The engine of a run whose clients are all on this machine. Raises RunError where they are elsewhere."""
+    if not isinstance(engine, LocalEngine):
+        raise RunError("the clients of this run are elsewhere, and so are their samples and private rows")
+    return engine
 
 
 def memory() -> int:

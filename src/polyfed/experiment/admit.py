@@ -28,7 +28,7 @@ from polyfed.core.split import Split
 from polyfed.core.task import Task
 from polyfed.data.federation import Federation
 from polyfed.data.readers import client_files
-from polyfed.engines.local import LocalEngine, make_plan
+from polyfed.engines.local import LocalEngine, here, make_plan
 from polyfed.experiment.run import Run, position
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def admit(
     torch.set_num_threads(1)
     try:
         told = [
-            _Admitting(run, algorithm, server, newcomers, splits["train"], start).told(exchanges, splits[split])
+            _Admitting(run, algorithm, server, newcomers, splits, start).told(exchanges, split)
             for algorithm, server in ((loop.algorithm, loop.server), (alone, {KNOWN: loop.server[KNOWN]}))
         ]
     finally:
@@ -257,23 +257,25 @@ def newcomers(run: Run, data: str | Path, target: str | None = None) -> Federati
 class _Admitting:
     """All newcomers of one method, each with its own `Newcomer` at the server; the event loop trains them together."""
 
-    def __init__(self, run: Run, algorithm: Algorithm, server: State, federation: Federation, train: Split, start: str):
+    def __init__(
+        self, run: Run, algorithm: Algorithm, server: State, federation: Federation, data: dict[str, Split], start: str
+    ):
         before = run.loop
-        assert isinstance(before.engine, LocalEngine)
-        task, self.before, self.algorithm = before.task, before, algorithm
+        task, train, self.before, self.algorithm = before.task, data["train"], before, algorithm
         first = newcomer(algorithm, task, server, before.samples)
         self.newcomers = [copy.copy(first) for _ in range(federation.n)]
-        keys, work = client_keys(federation.names), before.engine.worker.work
+        keys, work = client_keys(federation.names), here(before.engine).worker.work
         plan = make_plan(task, federation.n, work.per_step(train.counts))
         counts = torch.as_tensor(train.counts, dtype=task.dtype, device=task.device)
         entered = [self._enter(new, i, train, float(counts[i]), start) for i, new in enumerate(self.newcomers)]
+        rows = MemoryRows(federation.n, entered[0][0])
+        engine = LocalEngine(task, data, rows, keys, work, before.seed, plan, before.step_sizes)
         self.loop = Loop(
-            task, train, federation.names, Apart(algorithm, self.newcomers), Uniform(),
-            LocalEngine(task, train, keys, work, before.seed, plan), MemoryRows(federation.n, entered[0][0]),
-            before.seed, before.step_sizes, streamed=False,
+            task, train.counts, federation.names, Apart(algorithm, self.newcomers), Uniform(), engine, before.seed,
+            before.step_sizes, streamed=False,
         )  # fmt: skip
         everyone, zero = np.arange(federation.n), np.zeros(federation.n)
-        self.loop.rows.scatter(
+        rows.scatter(
             torch.as_tensor(everyone, device=task.device),
             {k: torch.stack([private[k] for private, _ in entered]) for k in entered[0][0]},
         )
@@ -288,7 +290,7 @@ class _Admitting:
         loss = torch.cat([self.before.task.loss_of(w[None], data) for w in offered])
         return new.enter(int(loss.argmin()), samples), offered.numel() * offered.element_size()
 
-    def told(self, exchanges: int, split: Split) -> tuple[list[dict[str, Any]], Tensor, np.ndarray | None]:
+    def told(self, exchanges: int, split: str) -> tuple[list[dict[str, Any]], Tensor, np.ndarray | None]:
         """(one record per exchange and newcomer, the models at the end, clusters)."""
         records: list[dict[str, Any]] = []
         try:

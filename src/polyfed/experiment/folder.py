@@ -98,7 +98,7 @@ class RunFolder:
             meta |= {"records": run.records, "seconds": run.seconds, "fingerprint": fingerprint(run)}
             meta |= {"ended": run.ended, "versions": run.settings["versions"]}
             checkpoint.save(self.path / "checkpoint", t, tensors, meta)
-            run.loop.rows.committed()
+            run.loop.engine.saved()
             self._saved_at, self._saved_round = time.monotonic(), t
 
     def rescue(self, run: Run, error: Exception) -> None:

@@ -228,10 +228,10 @@ class Opened(Run):
         steps = local_steps_of(t.local_steps, fed.names)
         work = Work(t.epochs, steps, t.batch_size, augmentation(t.augment, fed.input_shape))
         seed, plan = t.seed, Plan(plan.chunk, 1, str(device), plan.path)
-        engine = LocalEngine(task, fed.train, client_keys(fed.names), work, seed, plan)
         place = self._at if is_mapped(part(tensors, "client.")) else None
         rows = make_rows(self.algorithm, task, fed.n, 1, place, tensors)
-        loop = Loop(task, fed.train, fed.names, self.algorithm, Uniform(), engine, rows, seed, t.step_sizes)
+        engine = LocalEngine(task, {"train": fed.train}, rows, client_keys(fed.names), work, seed, plan, t.step_sizes)
+        loop = Loop(task, fed.train.counts, fed.names, self.algorithm, Uniform(), engine, seed, t.step_sizes)
         loop.restore(tensors, meta)
         return loop
 

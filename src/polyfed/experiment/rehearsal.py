@@ -84,9 +84,9 @@ def rehearse(algorithm: Algorithm, task: Task, federation: Federation, work: Wor
     names = [federation.names[int(i)] for i in who]
     train = federation.train.select(who).to(task.device, task.dtype)
     plan = make_plan(task, len(who), 1, workers=1)
-    engine = LocalEngine(task, train, client_keys(names), work, 0, plan)
     rows = make_rows(algorithm, task, len(who), len(who), None)
-    loop = Loop(task, train, names, algorithm, Uniform(), engine, rows, 0)
+    engine = LocalEngine(task, {"train": train}, rows, client_keys(names), work, 0, plan)
+    loop = Loop(task, train.counts, names, algorithm, Uniform(), engine, 0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

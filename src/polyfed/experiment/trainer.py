@@ -27,7 +27,7 @@ from polyfed.core.split import Split
 from polyfed.core.task import Task
 from polyfed.core.worker import Plan
 from polyfed.data.federation import Federation
-from polyfed.engines.local import LocalEngine, check_rows, make_plan, make_rows, pick_device
+from polyfed.engines.local import LocalEngine, check_rows, here, make_plan, make_rows, pick_device
 from polyfed.experiment.folder import RunFolder, versions
 from polyfed.experiment.history import grouping, record
 from polyfed.experiment.rehearsal import adds_up, check_optimizer, check_robust
@@ -109,7 +109,7 @@ class Trainer:
         with store.locked() if store is not None else contextlib.nullcontext():
             saved = None if store is None else _saved(store, resume)
             data = {name: self.task.place(split) for name, split in splits(self.federation).items()}
-            loop = self._loop(data["train"], store, saved)
+            loop = self._loop(data, store, saved)
             first = loop.t
             run = Run(loop, self.federation, self._settings(loop), folder=store.path if store else None)
             if saved is not None and store is not None:
@@ -120,19 +120,19 @@ class Trainer:
                     store.log(line)
             return _Session(run, first, data, store, callbacks, self).train()
 
-    def _loop(self, train: Split, store: RunFolder | None, saved: Saved | None) -> Loop:
+    def _loop(self, data: dict[str, Split], store: RunFolder | None, saved: Saved | None) -> Loop:
         """The event loop before its first round, or with the state of `start`."""
         t, task, names = self.training, self.task, self.federation.names
         keys = client_keys(names)
         planned = saved is not None and t.chunk is None and t.workers is None
         plan = Plan(**saved[1]["fingerprint"]["plan"]) if planned and saved is not None else self.plan
-        engine = LocalEngine(task, train, keys, self.work, t.seed, plan)
         added = t.robust is None and adds_up(self.algorithm, self.cohort * task.p)
         place = store.path if store else None
         rows = make_rows(self.algorithm, task, len(names), self.cohort, place, saved and saved[0], added)
+        engine = LocalEngine(task, data, rows, keys, self.work, t.seed, plan, t.step_sizes)
         forge = None if t.attack is None else Forging(t.attack, keys, t.seed)
         loop = Loop(
-            task, train, names, self.algorithm, self.schedule, engine, rows, t.seed, t.step_sizes,
+            task, data["train"].counts, names, self.algorithm, self.schedule, engine, t.seed, t.step_sizes,
             forge, t.robust,
         )  # fmt: skip
         if self.start is not None:
@@ -141,7 +141,6 @@ class Trainer:
 
     def _settings(self, loop: Loop) -> dict[str, Any]:
         """The run's config.toml."""
-        assert isinstance(loop.engine, LocalEngine)
         start, method, loss = self.start, dataclasses.asdict(self.algorithm), self.training.loss
         settings: dict[str, Any] = {
             **self.training.dump(),
@@ -152,7 +151,7 @@ class Trainer:
             "algorithm": {"name": self.algorithm.name} | {kebab(k): v for k, v in method.items()},
             "model": {"name": type(self.task.model).__name__, "parameters": self.task.p},
             "data": {"clients": self.federation.n, "digest": digest(self.federation)},
-            "plan": dataclasses.asdict(loop.engine.worker.plan),
+            "plan": dataclasses.asdict(here(loop.engine).worker.plan),
             "versions": versions(),
         }
         for key, value in self.describe.items():
@@ -270,8 +269,8 @@ class _Session:
         self.run, self.loop, self.first, self.store, self.callbacks = run, run.loop, first, store, callbacks
         self.rounds, self.every = run.settings["rounds"], trainer.training.evaluate_every
         self.attackers = trainer.attackers
-        self.watched = {name: split for name, split in data.items() if name != "train"} or data
-        self.all_of_them = {**self.watched, **data}  # in this order, whatever was evaluated before
+        self.watched = [name for name in data if name != "train"] or [*data]
+        self.all_of_them = [*dict.fromkeys([*self.watched, *data])]  # in this order, whatever was evaluated before
 
     def train(self) -> Run:
         """Train until the last round, a callback or Ctrl-C ends it. What was reached is saved whatever happens."""
@@ -311,12 +310,12 @@ class _Session:
                 if store is not None and loop.t < self.rounds:
                     store.checkpoint(run)
 
-    def _evaluate(self, parts: dict[str, Split]) -> list[dict[str, Any]]:
+    def _evaluate(self, splits: list[str]) -> list[dict[str, Any]]:
         """The records of this round; attackers have no metrics."""
         run = self.run
         records: list[dict[str, Any]] = []
-        for name, split in parts.items():
-            run.final[name] = {k: np.where(self.attackers, np.nan, v) for k, v in self.loop.evaluate(split).items()}
+        for name in splits:
+            run.final[name] = {k: np.where(self.attackers, np.nan, v) for k, v in self.loop.evaluate(name).items()}
             records.append(record(run, name))
         if records:
             records[0] |= grouping(run)

@@ -1,0 +1,76 @@
+"""Engine: what the event loop asks of whoever runs the clients: this machine, other machines or real sites."""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from polyfed.core.algorithm import Algorithm, Down, Round, State
+from polyfed.core.uplinks import Tally
+from polyfed.core.worker import Reply
+
+
+class Answers(NamedTuple):
+    """Who has replied: positions of the clients, and of those who have not, the reason in words."""
+
+    ids: np.ndarray
+    missing: dict[int, str]
+
+
+class Engine(Protocol):
+    """Carries messages to clients, runs them and carries the replies back. Knows no method.
+
+    The clients' samples and private rows are behind it: the server side never sees them. A reply changes a private row
+    only once it has been used, which `commit` says; until then it can be dropped, and asked for again.
+    """
+
+    def send(self, down: Down, round: Round) -> None:
+        """Give the clients `round.ids` their messages. Does not wait."""
+        ...
+
+    def wait(self, ids: np.ndarray) -> Answers:
+        """Who of `ids` has replied. Waits for as long as the engine was told to."""
+        ...
+
+    def exchange(
+        self, algorithm: Algorithm, received: State, round: Round, tally: Tally, server: State | None = None
+    ) -> Reply:
+        """Put the replies of the clients `round.ids` into `tally`.
+
+        received: [m, ...] what they were sent     server: if what the method needs of its uplinks is to be seen from
+        the first replies
+        """
+        ...
+
+    def commit(self) -> None:
+        """The replies of the last exchanges were used: the private rows that came of them hold."""
+        ...
+
+    def abandon(self) -> None:
+        """The exchanges since the last `commit` count for nothing: private rows are as they were then."""
+        ...
+
+    def evaluate(self, algorithm: Algorithm, down: Down, split: str) -> dict[str, np.ndarray]:
+        """Each client's metrics [n] for the model it would deploy.
+
+        down: what all of them receive to deploy it; empty for methods that need no message
+        """
+        ...
+
+    def personal(self, algorithm: Algorithm, down: Down, ids: np.ndarray) -> Tensor:
+        """[s, p]: the models that `ids` would deploy, where the engine may see them."""
+        ...
+
+    def save(self) -> State:
+        """What a checkpoint must hold of the clients, by name."""
+        ...
+
+    def saved(self) -> None:
+        """The checkpoint with the last `save` is safe."""
+        ...
+
+    def restore(self, state: State) -> None:
+        """Continue from what `save` returned."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,92 @@
+"""The vault: a site's private state of one run, as it was after each exchange that may still count.
+
+A version is written when a reply is computed and counts from the moment when a later message builds on it: a reply
+that was lost, or dropped by the server, leaves a version that nothing refers to. So a site can be stopped between any
+two bytes, and a server can go back to its last checkpoint.
+"""
+
+import json
+import os
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
+
+from polyfed.core.checkpoint import flush, reason
+from polyfed.core.errors import RunError
+from polyfed.core.messages import State
+
+Version = tuple[int, int]  # (round, exchange within it)
+START: Version = (-1, -1)  # before the first exchange
+
+
+class Vault:
+    """Versions of one site's private tensors in one folder.
+
+    run: what identifies the run (its configuration and clients); a vault of another run is refused
+    """
+
+    def __init__(self, folder: Path, run: str, site: str):
+        self.folder, self.site = folder, site
+        card = folder / "vault.json"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not card.exists():
+                self._write(card, json.dumps({"run": run, "site": site}).encode())
+            said = json.loads(card.read_text())
+        except (OSError, ValueError) as e:
+            raise RunError(f"{folder}: not a vault ({reason(e)})") from None
+        for key, mine in (("site", site), ("run", run)):
+            if said.get(key) != mine:
+                raise RunError(
+                    f"{folder}: the vault of {key} {said.get(key)!r}, expected {mine!r}; give each run and site its own"
+                )
+
+    def versions(self) -> list[Version]:
+        """What is there, oldest first."""
+        names = sorted(path.stem for path in self.folder.glob("*.safetensors"))
+        return [(int(name[:8]), int(name[9:])) for name in names]
+
+    def load(self, version: Version, start: State) -> State:
+        """The private tensors of a version. start: those before the first exchange."""
+        if version == START:
+            return start
+        try:
+            return load_file(self._at(version))
+        except FileNotFoundError:
+            have = [v for v in self.versions() if v < version]
+            older = (
+                f"it ends with round {have[-1][0]}" if have else "it is empty" if not self.versions() else "it is newer"
+            )
+            raise RunError(
+                f"{self.folder}: no state of round {version[0]}, which the server builds on; {older}. Restore the "
+                "vault's latest copy, or start the run again"
+            ) from None
+        except (OSError, SafetensorError) as e:
+            raise RunError(f"{self._at(version)} is damaged ({reason(e)}); restore the vault's latest copy") from None
+
+    def save(self, version: Version, state: State, keep: Version) -> None:
+        """Write a version, and forget those before `keep`, the oldest that the server may still go back to."""
+        path = self._at(version)
+        draft = path.with_suffix(".draft")
+        try:
+            save_file({name: t.detach().cpu().contiguous().clone() for name, t in state.items()}, draft)
+            self._put(draft, path)
+        except (OSError, SafetensorError) as e:
+            raise RunError(f"{path}: cannot write the site's state ({reason(e)})") from None
+        for old in self.versions():
+            if old < keep:
+                self._at(old).unlink(missing_ok=True)
+
+    def _at(self, version: Version) -> Path:
+        return self.folder / f"{version[0]:08d}-{version[1]}.safetensors"
+
+    def _write(self, path: Path, data: bytes) -> None:
+        draft = path.with_suffix(".draft")
+        draft.write_bytes(data)
+        self._put(draft, path)
+
+    def _put(self, draft: Path, path: Path) -> None:
+        flush(draft)
+        os.replace(draft, path)
+        flush(self.folder)
