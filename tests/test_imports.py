@@ -13,7 +13,8 @@ ROOT = Path(polyfed.__file__).parent
 ALLOWED = {
     "core": set(),
     "algorithms": {"core"},
-    "engines": {"core"},
+    "engines": {"core", "sites"},
+    "sites": {"core"},
     "data": {"core"},
     "report": {"core"},
     "models": {"core"},

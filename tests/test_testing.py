@@ -24,7 +24,7 @@ def momentum():
 def test_the_methods_of_the_readme_pass_every_row(momentum):
     found = check_method(momentum())
     assert [row.name for row in found] == [r.__name__[1:].replace("_", " ") for r in ROWS]
-    assert {row.outcome for row in found} == {"passed", "its clients keep no model of their own"}
+    assert {row.outcome for row in found} == {"passed", "its clients keep no model of their own", "it states none"}
 
 
 @pytest.mark.parametrize(

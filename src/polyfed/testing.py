@@ -294,6 +294,15 @@ def _a_personal_model_is_either_the_uplink_or_unknown_to_it(method: Algorithm) -
     return None
 
 
+def _sums_over_clients_hold_with_any_cohort(method: Algorithm) -> str | None:
+    run = _train(method, dtype=torch.float64, fraction=0.5, rounds=5)
+    rows, everyone = here(run.loop.engine).rows, torch.arange(len(SIZES))
+    stated = method.conserved(run.server, {k: rows.read(k, everyone) for k in rows.names()})
+    for what, gap in stated.items():
+        assert float(gap.abs().max()) <= 1e-10, f"{what} does not hold after rounds of half of the clients"
+    return None if stated else "it states none"
+
+
 def _every_byte_is_billed(method: Algorithm) -> None:
     loop, record = _watched(method, Uniform(0.5))
     sums = np.zeros((ROUNDS, len(SIZES), 2), dtype=np.int64)
@@ -423,6 +432,7 @@ ROWS: tuple[Callable[[Algorithm], str | None], ...] = (
     _no_message_lies_in_the_memory_of_a_private_row,
     _the_downlink_is_a_function_of_the_server_state_alone,
     _a_personal_model_is_either_the_uplink_or_unknown_to_it,
+    _sums_over_clients_hold_with_any_cohort,
     _every_byte_is_billed,
     _numbers_stay_in_the_precision_of_the_run,
     _a_client_smaller_than_a_batch_trains,

@@ -192,6 +192,9 @@ class FedCET(Personal):
             return exchange_weight(tau, spread), one
         return exchange_weight(5 * one, spread), (7 / (tau + 2)).clamp(max=1)
 
+    def conserved(self, server, clients):
+        return {"sum d_i = 0": clients["d"].sum(0)}
+
     def aggregate(self, server, up, round):
         if round.phase % 2:
             return server

@@ -58,6 +58,9 @@ class FedDyn(Algorithm):
         w = local_sgd(task, x, data, self.lr, correct=lambda w, g: g - gi + self.alpha * (w - x))  # (1)
         return {"g": gi - self.alpha * (w - x)}, {"w": w}  # (2)
 
+    def conserved(self, server, clients):
+        return {"h = mean g_i": server["h"] - clients["g"].mean(0)}
+
     def aggregate(self, server, up, round):  # (3)
         w = up.mean("w")
         h = server["h"] - self.alpha * len(round.ids) / round.n * (w - server["w"])

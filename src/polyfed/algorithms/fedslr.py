@@ -156,6 +156,10 @@ class FedSLR(LowRank):
             new[sheet.span] = soft_threshold(new[sheet.span], self.lam * eta)
         return server | {"w": new, "g": g}
 
+    def conserved(self, server, clients):
+        g = clients["g"]
+        return {"g = mean g_i": server["g"] - g.mean(0)} if self.form == "mean-dual" else {"g_i": server["g"] - g}
+
     def personal(self, client, down):
         return down["w"] + client["p"] if self.deploy == "mixed" else down["w"]
 

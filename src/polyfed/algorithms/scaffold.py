@@ -70,6 +70,9 @@ class Scaffold(Algorithm):
             ci_new = ci - c + (x - y) / (data.steps[:, None].to(x.dtype) * self.lr)  # (4), option II
         return {"c": ci_new}, {"dw": y - x, "dc": ci_new - ci}
 
+    def conserved(self, server, clients):
+        return {"c = mean c_i": server["c"] - clients["c"].mean(0)}
+
     def aggregate(self, server, up, round):  # (5)
         return {
             "w": server["w"] + self.server_lr * up.mean("dw"),

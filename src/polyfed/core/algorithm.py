@@ -391,6 +391,23 @@ class Algorithm(Configured):
         """
         return None
 
+    def conserved(self, server: State, clients: State) -> State:
+        """The sums over all clients that the method rests on, as differences that are zero whatever has been lost.
+
+        Parameters
+        ----------
+        server : dict of Tensor
+            The server's state.
+        clients : dict of Tensor
+            [n, ...] the private tensors of all clients.
+
+        Returns
+        -------
+        dict of Tensor
+            Zero but for rounding, by what they say; empty if the method rests on none.
+        """
+        return {}
+
     def report(self, server: State) -> dict[str, Any]:
         """Findings worth a line in the report: clusters, mixing matrix, step sizes.
 

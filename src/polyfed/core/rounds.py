@@ -38,11 +38,11 @@ class Flight:
 
 
 class Shrunk(Exception):
-    """Somebody has not answered in a round of several exchanges, which has to be repeated with `left`."""
+    """Of a round of several exchanges, which has to be repeated without those `lost`, who have not answered."""
 
-    def __init__(self, left: np.ndarray):
+    def __init__(self, lost: np.ndarray):
         super().__init__()
-        self.left = left
+        self.lost = lost
 
 
 class Book:
@@ -156,7 +156,7 @@ class Loop:
 
     def _phases(self, algorithm: Algorithm, phases: int, take: np.ndarray, book: Book) -> np.ndarray:
         """A round of several exchanges; it counts whole or not at all."""
-        before = {k: v.clone() for k, v in self.server.items()}
+        before = _copy(self.server)
         while True:
             received: dict[int, tuple[np.ndarray, State]] = {}
             try:
@@ -165,12 +165,12 @@ class Loop:
                     self._phase(algorithm, asked, asked, (phases, phase), received, book)
                 return take
             except Exception as e:
-                self.server = {k: v.clone() for k, v in before.items()}
+                self.server = _copy(before)
                 self.engine.abandon()
                 self.flights, self.whole = [], True
                 if not isinstance(e, Shrunk):
                     raise
-                take = np.setdiff1d(take, np.setdiff1d(asked, e.left))
+                take = np.setdiff1d(take, e.lost)
 
     def _phase(
         self,
@@ -192,12 +192,13 @@ class Loop:
         ids, missing = self.engine.wait(take)
         if missing:
             self.missing |= {self.names[i]: why for i, why in missing.items()}
-            for f in self._landed(np.array(sorted(missing))):
+            lost = np.array(sorted(missing))
+            for f in self._landed(take if phases > 1 else lost):
                 book.sent(f.ids, f.bytes)
             if not len(ids):
                 raise RunError(f"round {self.t}: no client has replied ({', '.join(sorted({*missing.values()}))})")
             if phases > 1:
-                raise Shrunk(ids)
+                raise Shrunk(lost)
         sent, messages = self._arrivals(ids, book)
         received = messages
         if 0 in earlier and np.array_equal(earlier[0][0], ids):  # a model may be answered an exchange later
@@ -310,6 +311,10 @@ class Loop:
             flight = Flight(np.array(f["ids"]), f["sent"], Down(shared, messages), f["bytes"])
             self.flights.append(flight)
             self.engine.send(flight.down, self.round(flight.ids, 0, np.full(len(flight.ids), flight.sent)))
+
+
+def _copy(state: State) -> State:
+    return {name: t.clone() for name, t in state.items()}
 
 
 def part(tensors: State, prefix: str) -> State:

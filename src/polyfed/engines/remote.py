@@ -94,7 +94,8 @@ class RemoteEngine:
     def _messages(self, down: Down, round: Round) -> dict[int, Message]:
         head = {"do": "train", "phase": round.phase, "n": round.n}
         found: dict[int, Message] = {}
-        for row, (i, t) in enumerate(zip(round.ids.tolist(), round.sent.tolist(), strict=True)):
+        ids, sent = round.ids.cpu().numpy(), round.sent.cpu().numpy()
+        for row, (i, t) in enumerate(zip(map(int, ids), map(int, sent), strict=True)):
             mine = {"t": t, "scale": self.step_sizes.at(t)} | self._state(i)
             found[i] = Message(head | mine, down.shared | {name: each[row] for name, each in down.each.items()})
         return found
@@ -103,15 +104,15 @@ class RemoteEngine:
         return {"base": self._base[i].tolist(), "keep": self._safe[i].tolist()}
 
     def wait(self, ids: np.ndarray) -> Answers:
-        found = self.transport.pull([self.names[i] for i in ids])
-        told = {int(i): found[self.names[i]] for i in ids}
+        found = self.transport.pull([self.names[int(i)] for i in ids])
+        told = {int(i): found[self.names[int(i)]] for i in ids}
         self._replies = {i: m for i, m in told.items() if isinstance(m, Message)}
         return Answers(np.array(sorted(self._replies)), {i: why for i, why in told.items() if isinstance(why, str)})
 
     def exchange(
         self, algorithm: Algorithm, received: State, round: Round, tally: Tally, server: State | None = None
     ) -> Reply:
-        ids = round.ids.tolist()
+        ids = [int(i) for i in round.ids.cpu().numpy()]
         seconds, steps = np.zeros(len(ids)), np.zeros(len(ids), dtype=np.int64)
         diverged = [row for row, i in enumerate(ids) if self._replies[i].head.get("diverged")]
         if diverged:

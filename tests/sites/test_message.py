@@ -1,0 +1,96 @@
+"""Messages as bytes: what is packed comes back, and nothing else is taken in."""
+
+import json
+import struct
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+
+from polyfed.core.errors import RunError
+from polyfed.sites import Message, pack, unpack
+from polyfed.sites.message import fits
+
+MOST = 1 << 20
+
+
+def message() -> Message:
+    tensors = {"w": torch.arange(6, dtype=torch.float64).view(2, 3), "n": torch.tensor(3), "mask": torch.ones(5) > 0}
+    return Message({"do": "train", "t": 4}, tensors)
+
+
+def test_what_is_packed_comes_back_to_the_bit():
+    found = unpack(pack(message()), MOST, "oslo")
+    assert found.head == message().head
+    assert found.tensors.keys() == message().tensors.keys()
+    for name, t in message().tensors.items():
+        assert torch.equal(found.tensors[name], t)
+        assert found.tensors[name].dtype == t.dtype
+    assert found.bytes == 6 * 8 + 8 + 5
+
+
+def test_views_and_shared_memory_are_sent_as_what_they_show():
+    base = torch.arange(12.0).view(3, 4)
+    found = unpack(pack(Message({}, {"row": base[1], "column": base[:, 2], "all": base.expand(2, 3, 4)})), MOST, "oslo")
+    assert torch.equal(found.tensors["row"], base[1])
+    assert torch.equal(found.tensors["column"], base[:, 2])
+    assert torch.equal(found.tensors["all"], base.expand(2, 3, 4))
+
+
+def headed(says: dict, body: bytes = b"") -> bytes:
+    text = json.dumps(says).encode()
+    return struct.pack("<Q", len(text)) + text + body
+
+
+META = {"__metadata__": {"head": "{}"}}
+BAD = {
+    "nothing": b"",
+    "a few bytes": b"abc",
+    "a head longer than the message": struct.pack("<Q", 1 << 40) + b"{}",
+    "a pickle": b"\x80\x04\x95" + bytes(40),
+    "no head": headed({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, bytes(4)),
+    "a head that is no table": headed({"__metadata__": {"head": "[1]"}}),
+    "an unknown type": headed(META | {"w": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}}, bytes(4)),
+    "more than there is": headed(META | {"w": {"dtype": "F32", "shape": [10**9], "data_offsets": [0, 4 * 10**9]}}),
+    "bytes that belong to nothing": pack(message()) + b"more",
+    "a negative size": headed(META | {"w": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, bytes(4)),
+    "deep nesting": struct.pack("<Q", 100_000) + b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("data", BAD.values(), ids=BAD.keys())
+def test_anything_else_is_refused_in_one_line_that_says_who_sent_it(data):
+    with pytest.raises(RunError, match=r"^oslo: not a message \(.+\)$") as error:
+        unpack(data, MOST, "oslo")
+    assert "\n" not in str(error.value)
+
+
+def test_a_message_that_is_too_large_is_refused_before_its_numbers_are_read():
+    with pytest.raises(RunError, match="expected at most 60"):
+        unpack(pack(message()), 60, "oslo")
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_damaged_bytes_give_a_message_or_a_refusal(seed):
+    rng = np.random.default_rng(seed)
+    data = bytearray(pack(message()))
+    for _ in range(rng.integers(1, 4)):
+        data[rng.integers(len(data))] = rng.integers(256)
+    with suppress(RunError):
+        assert unpack(bytes(data[: rng.integers(len(data) - 2, len(data) + 1)]), MOST, "oslo").bytes <= MOST
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"v": torch.zeros(1)}, "has tensor 'v', expected mask, n, w"),
+        ({"w": None}, "lacks tensor 'w'"),
+        ({"w": torch.zeros(3, 2, dtype=torch.float64)}, r"'w' is float64 \[3, 2\], expected float64 \[2, 3\]"),
+        ({"w": torch.zeros(2, 3)}, "'w' is float32"),
+    ],
+)
+def test_a_reply_of_another_form_is_refused_by_name(change, said):
+    tensors = {k: t for k, t in (message().tensors | change).items() if t is not None}
+    with pytest.raises(RunError, match=said):
+        fits(Message({}, tensors), message().tensors, "oslo")

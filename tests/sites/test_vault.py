@@ -1,0 +1,94 @@
+"""The vault: which private state counts, whatever was written when the power failed."""
+
+import os
+
+import pytest
+import torch
+
+from polyfed.core.errors import RunError
+from polyfed.sites import Vault
+from polyfed.sites.vault import START
+
+ZERO = {"w": torch.zeros(3)}
+
+
+def state(value: float) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((3,), value), "mask": torch.ones(2) > 0}
+
+
+def test_versions_are_kept_back_to_the_one_that_may_still_be_asked_for(tmp_path):
+    vault = Vault(tmp_path / "v", "run", "oslo")
+    for t in range(4):
+        vault.save((t, 0), state(t), keep=START)
+    vault.save((4, 0), state(4), keep=(2, 0))
+    assert Vault(tmp_path / "v", "run", "oslo").versions() == [(2, 0), (3, 0), (4, 0)]
+    for t in (2, 3, 4):
+        found = vault.load((t, 0), ZERO)
+        assert torch.equal(found["w"], state(t)["w"])
+        assert found["mask"].dtype == torch.bool
+    assert vault.load(START, ZERO) is ZERO
+
+
+def test_exchanges_of_a_round_are_versions_of_their_own(tmp_path):
+    vault = Vault(tmp_path / "v", "run", "oslo")
+    vault.save((7, 0), state(1), START)
+    vault.save((7, 1), state(2), START)
+    vault.save((7, 0), state(3), START)  # the round was repeated
+    assert float(vault.load((7, 0), ZERO)["w"][0]) == 3
+    assert vault.versions() == [(7, 0), (7, 1)]
+
+
+@pytest.mark.parametrize(
+    ("run", "site", "said"), [("other", "oslo", "run 'run', expected 'other'"), ("run", "bern", "site 'oslo'")]
+)
+def test_a_vault_of_another_run_or_site_is_refused(tmp_path, run, site, said):
+    Vault(tmp_path / "v", "run", "oslo")
+    with pytest.raises(RunError, match=said):
+        Vault(tmp_path / "v", run, site)
+
+
+def test_a_version_that_is_not_there_is_refused_with_what_to_do(tmp_path):
+    vault = Vault(tmp_path / "v", "run", "oslo")
+    with pytest.raises(RunError, match=r"no state of round 3.*it is empty"):
+        vault.load((3, 0), ZERO)
+    vault.save((1, 0), state(1), START)
+    with pytest.raises(RunError, match=r"no state of round 3.*ends with round 1.*Restore"):
+        vault.load((3, 0), ZERO)
+    vault.save((5, 0), state(1), (5, 0))
+    with pytest.raises(RunError, match=r"no state of round 3.*it is newer"):
+        vault.load((3, 0), ZERO)
+
+
+def test_a_damaged_version_is_refused_and_not_taken_for_numbers(tmp_path):
+    vault = Vault(tmp_path / "v", "run", "oslo")
+    vault.save((1, 0), state(1), START)
+    path = next((tmp_path / "v").glob("*.safetensors"))
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(RunError, match="is damaged"):
+        vault.load((1, 0), ZERO)
+
+
+def test_stopped_before_the_rename_the_version_before_is_whole(tmp_path, monkeypatch):
+    vault = Vault(tmp_path / "v", "run", "oslo")
+    vault.save((1, 0), state(1), START)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", stop)
+    with pytest.raises(KeyboardInterrupt):
+        vault.save((2, 0), state(2), (1, 0))
+    again = Vault(tmp_path / "v", "run", "oslo")
+    assert again.versions() == [(1, 0)]
+    assert torch.equal(again.load((1, 0), ZERO)["w"], state(1)["w"])
+
+
+def test_no_room_on_the_disk_is_said(tmp_path, monkeypatch):
+    vault = Vault(tmp_path / "v", "run", "oslo")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(RunError, match="the disk is full"):
+        vault.save((2, 0), state(2), START)
