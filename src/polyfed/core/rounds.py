@@ -243,8 +243,7 @@ class Loop:
         landed: list[Flight] = []
         left: list[Flight] = []
         for flight in self.flights:
-            here = np.isin(flight.ids, ids)
-            if here.all():
+            if flight.ids is ids or (here := np.isin(flight.ids, ids)).all():
                 landed.append(flight)
             elif here.any():
                 landed.append(flight.part(np.flatnonzero(here)))

@@ -92,7 +92,8 @@ class Worker:
         """
         ids, sent = round.ids.cpu().numpy(), round.sent.cpu().numpy()
         scaled = {t: algorithm.decayed(self.step_sizes.at(t)) for t in sorted(set(sent.tolist()))}
-        parts = [c for t in scaled for c in self._chunks(ids, np.flatnonzero(sent == t), t)]
+        at = [np.flatnonzero(sent == t) for t in scaled] if len(scaled) > 1 else [np.arange(len(ids))]
+        parts = [c for t, some in zip(scaled, at, strict=True) for c in self._chunks(ids, some, t)]
         places = [torch.as_tensor(positions, device=round.ids.device) for positions in parts]
 
         def work(at: Tensor) -> tuple[State, Part, int | None, float, np.ndarray]:
