@@ -182,7 +182,7 @@ def test_a_recipe_says_what_it_is(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_recipe_runs_to_its_end(name, tmp_path, request):
-    """A rehearsal: two rounds of everything; tables, figures and page are written."""
+    """A rehearsal: one round of everything; tables, figures and page are written."""
     r = RECIPES[name]
     where = next((request.getfixturevalue("data_dir")(folder) for folder in r.data), None)
     bench = Bench(tmp_path, "small", 1, data_dir=where, rehearse=True)

@@ -123,7 +123,7 @@ class Bench:
     """Where a recipe runs: its size, seeds and folder, and the memory of what is already done.
 
     scale: "small" or "paper"     seeds: of data, start and cohorts     data_dir: folder of data sets
-    rehearse: cut every run to two rounds, to see that all is in place; the figures then mean nothing
+    rehearse: cut every run to one round, to see that all is in place; the figures then mean nothing
     """
 
     def __init__(
@@ -150,9 +150,9 @@ class Bench:
         return small if self.small else paper
 
     def rounds(self, small: int, paper: int) -> int:
-        """Rounds for this size, two in a rehearsal."""
+        """Rounds for this size, one in a rehearsal."""
         count = self.pick(small, paper)
-        return min(count, 2) if self.rehearse else count
+        return min(count, 1) if self.rehearse else count
 
     def compare(
         self,
