@@ -159,8 +159,7 @@ class _Wire(LocalEngine):
         tally.added = {}  # every row is kept
         reply = super().exchange(algorithm, received, round, tally)
         up = dict(tally.uplinks())
-        assert self._new is not None
-        homes = {t.untyped_storage().data_ptr() for t in (*self.rows.snapshot().values(), *self._new[1].values())}
+        homes = {t.untyped_storage().data_ptr() for t in (*self.rows.snapshot().values(), *self._new[-1][1].values())}
         messages = {f"down {k}": t for k, t in received.items()} | {f"up {k}": t for k, t in up.items()}
         aliased = [k for k, t in messages.items() if t.untyped_storage().data_ptr() in homes]
         kept, sent = ({k: t.clone() for k, t in part.items()} for part in (received, up))

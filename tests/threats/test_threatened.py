@@ -86,7 +86,7 @@ class Spy(LocalEngine):
         tally.added = {}  # every row is kept
         reply = super().exchange(algorithm, received, round, tally)
         self.seen.append({k: v.clone() for k, v in tally.uplinks().items()})
-        self.private.append({k: v.clone() for k, v in self._new[1].items()})
+        self.private.append({k: v.clone() for k, v in self._new[-1][1].items()})
         return reply
 
 

@@ -17,6 +17,10 @@ class Answers(NamedTuple):
     missing: dict[int, str]
 
 
+class Lost(Exception):
+    """Some clients' work of this round is gone, and their private rows are as of the last commit: repeat the round."""
+
+
 class Engine(Protocol):
     """Carries messages to clients, runs them and carries the replies back. Knows no method.
 

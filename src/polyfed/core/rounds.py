@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.algorithm import KNOWN, Algorithm, Down, Personal, Round, State, started
-from polyfed.core.engine import Engine
+from polyfed.core.engine import Engine, Lost
 from polyfed.core.errors import ConfigError, Diverged, RunError
 from polyfed.core.ledger import Ledger, down_bytes
 from polyfed.core.optimizers import StepSizes
@@ -126,13 +126,15 @@ class Loop:
     def step(self) -> np.ndarray:
         """One turn of the loop; returns the ids whose replies were taken."""
         flights = [replace(f) for f in self.flights]
-        try:
-            return self._step()
-        except Exception:
-            if self.whole:
-                self.flights = flights
-                self.engine.abandon()
-            raise
+        while True:
+            try:
+                return self._step()
+            except Exception as e:
+                if self.whole:
+                    self.flights = [replace(f) for f in flights]
+                    self.engine.abandon()
+                if not isinstance(e, Lost):
+                    raise
 
     def _step(self) -> np.ndarray:
         send, take, passed = self.schedule.turn(self.seed, self.t, self.keys)

@@ -195,6 +195,7 @@ class Tally:
     added: name -> the sums to make of it, "plain" and "weighted"; its rows are then not kept
     received: [m, ...] what the clients received, in this exchange and those before it in the round
     forge: what attackers put in the place of their uplinks
+    total: the samples of the whole cohort, where this is a part of one
     """
 
     def __init__(
@@ -204,11 +205,12 @@ class Tally:
         added: dict[str, set[str]] | None = None,
         forge: Forge | None = None,
         rule: Rule | None = None,
+        total: Tensor | None = None,
     ):
         self.round, self.received, self.forge, self.rule = round, received, forge, rule
         self.added: dict[str, set[str]] = added or {}
         self.bytes = 0
-        self._share = round.samples / round.samples.sum()
+        self._share = round.samples / (round.samples.sum() if total is None else total)
         self._parts: list[tuple[Tensor, State]] = []
         self._sums: dict[tuple[str, str], Tensor] = {}
 
@@ -235,9 +237,14 @@ class Tally:
         for key, value in part.sums.items():
             self._sums[key] = self._sums[key].add_(value) if key in self._sums else value
 
+    def part(self) -> Part:
+        """What has been taken in, as one part with rows in the order of the cohort."""
+        rows = joined([part for _, part in self._parts], [at for at, _ in self._parts])
+        return Part(rows, self._sums, self.bytes, None)
+
     def uplinks(self) -> Uplinks:
         """What has been taken in."""
-        rows = joined([part for _, part in self._parts], [at for at, _ in self._parts])
+        rows = self.part().rows
         shared = {name: t[0] for name, t in self.received.items() if len(t) and t.stride(0) == 0}
         return Uplinks(rows, self.round, self._sums, self.rule, shared)
 

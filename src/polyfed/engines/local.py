@@ -90,7 +90,7 @@ class LocalEngine:
         self.task, self.data, self.rows = task, data, rows
         self.worker = Worker(task, data["train"], keys, work, seed, plan, step_sizes)
         self.workers = plan.workers
-        self._new: tuple[Round, State] | None = None  # rows that came of the last exchange
+        self._new: list[tuple[Round, State]] = []  # rows that came of the last exchange
         self._old: list[tuple[Tensor, State]] = []  # rows as they were before the exchanges of this round ahead of it
 
     def send(self, down: Down, round: Round) -> None:
@@ -104,23 +104,27 @@ class LocalEngine:
         self, algorithm: Algorithm, received: State, round: Round, tally: Tally, server: State | None = None
     ) -> Reply:
         """One exchange with the clients `round.ids`, see `Worker.run`."""
-        if self._new is not None and self._new[0].phase != round.phase:  # the next exchange sees what this one made
-            ids = self._new[0].ids
-            self._old.append((ids, self.rows.gather(ids).whole()))
-            self.rows.scatter(ids, self._new[1])
+        if self._new and self._new[0][0].phase != round.phase:  # this exchange sees what the one before it made
+            for before, _ in self._new:
+                self._old.append((before.ids, self.rows.gather(before.ids).whole()))
+            self._settle()
         reply, private = self.worker.run(algorithm, self.rows, received, round, tally, server)
-        self._new = round, private
+        self._new.append((round, private))
         return reply
 
+    def _settle(self) -> None:
+        for round, private in self._new:
+            self.rows.scatter(round.ids, private)
+        self._new = []
+
     def commit(self) -> None:
-        if self._new is not None:
-            self.rows.scatter(self._new[0].ids, self._new[1])
-        self._new, self._old = None, []
+        self._settle()
+        self._old = []
 
     def abandon(self) -> None:
         for ids, rows in reversed(self._old):
             self.rows.scatter(ids, rows)
-        self._new, self._old = None, []
+        self._new, self._old = [], []
 
     def evaluate(self, algorithm: Algorithm, down: Down, split: str, block: int = 1 << 28) -> dict[str, np.ndarray]:
         """Each client's metrics [n] for the model it would deploy. block: bytes of models at a time."""

@@ -1,0 +1,396 @@
+"""The engine for many machines: Ray actors hold shards of the clients, each a local engine with its samples and rows.
+
+Clients are cut into `BLOCKS` blocks, whatever the number of actors. An actor runs its blocks one by one and adds up
+what the method takes only sums of, along a fixed tree over the blocks; so the last bits of a sum do not depend on how
+many actors there are, and an actor sends a few vectors a round and not one for each client.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import ray  # pyright: ignore[reportMissingTypeStubs]
+import torch
+from ray.exceptions import GetTimeoutError, RayActorError  # pyright: ignore[reportMissingTypeStubs]
+from torch import Tensor
+
+from polyfed.core.algorithm import Algorithm, Down, Round, State
+from polyfed.core.batches import Work
+from polyfed.core.engine import Answers, Lost
+from polyfed.core.errors import ConfigError, RunError
+from polyfed.core.optimizers import StepSizes
+from polyfed.core.randomness import client_keys
+from polyfed.core.rows import MappedRows, MemoryRows
+from polyfed.core.split import Split
+from polyfed.core.task import Task
+from polyfed.core.uplinks import Part, Tally, added_up, rows_of
+from polyfed.core.worker import Plan, Reply, expand
+from polyfed.engines.local import LocalEngine
+
+BLOCKS = 64  # a power of two
+PATIENCE = 120  # seconds that actors may take to start
+
+Sums = dict[tuple[str, str], Tensor]
+Node = tuple[int, int]  # blocks from, and how many: a power of two, from a multiple of it
+
+
+def block_of(i: np.ndarray, n: int) -> np.ndarray:
+    """The block of each of these clients, by position."""
+    return i * BLOCKS // n
+
+
+def total(nodes: Mapping[Node, Sums], first: int = 0, size: int = BLOCKS) -> Sums | None:
+    """The sum over the blocks of a node, along the tree; None where no block of it has clients."""
+    if (first, size) in nodes or size == 1:
+        return nodes.get((first, size))
+    a, b = (total(nodes, at, size // 2) for at in (first, first + size // 2))
+    return {k: a[k] + b[k] for k in a} if a is not None and b is not None else a if b is None else b
+
+
+def cover(first: int, end: int, at: int = 0, size: int = BLOCKS) -> list[Node]:
+    """The fewest nodes of the tree that are together the blocks from `first` to before `end`."""
+    if first <= at and at + size <= end:
+        return [(at, size)]
+    if at + size <= first or end <= at:
+        return []
+    return cover(first, end, at, size // 2) + cover(first, end, at + size // 2, size // 2)
+
+
+class Asked(NamedTuple):
+    """One exchange as an actor is asked for it. at: rows of the cohort     ids: positions in the shard"""
+
+    t: int
+    n: int
+    phase: int
+    at: np.ndarray
+    ids: np.ndarray
+    blocks: np.ndarray
+    sent: np.ndarray
+    total: float
+    added: dict[str, set[str]]
+    each: State
+
+
+class Shard:
+    """Some clients, with their samples and private rows, in a local engine of their own."""
+
+    def __init__(
+        self,
+        task: Callable[[], Task],
+        data: Mapping[str, Split],
+        names: Sequence[str],
+        algorithm: Algorithm,
+        work: Work,
+        seed: int,
+        plan: Plan,
+        step_sizes: StepSizes,
+        blocks: tuple[int, int],
+        folder: str | None,
+    ):
+        torch.set_num_threads(1)
+        self.task, self.algorithm, self.nodes = task(), algorithm, cover(*blocks)
+        start = algorithm.init_client(self.task, self.task.w0)
+        rows = MemoryRows(len(names), start) if folder is None else MappedRows(len(names), start, Path(folder))
+        splits = {name: self.task.place(split) for name, split in data.items()}
+        keys = client_keys(names)
+        self.engine = LocalEngine(self.task, splits, rows, keys, work, seed, plan, step_sizes)
+        self.samples = torch.as_tensor(splits["train"].counts, dtype=self.task.dtype, device=self.task.device)
+
+    def exchange(self, asked: Asked, shared: Mapping[str, np.ndarray]) -> "Done":
+        down = {name: torch.from_numpy(a.copy()).to(self.task.device) for name, a in shared.items()}
+        found: dict[Node, Sums] = {}
+        rows: list[State] = []
+        places: list[np.ndarray] = []
+        size, seconds, steps = 0, np.zeros(len(asked.at)), np.zeros(len(asked.at), dtype=np.int64)
+        for block in np.unique(asked.blocks):
+            here = np.flatnonzero(asked.blocks == block)
+            ids = torch.as_tensor(asked.ids[here], device=self.task.device)
+            sent = torch.as_tensor(asked.sent[here], device=self.task.device)
+            round = Round(asked.t, asked.n, asked.phase, ids, self.samples[ids], sent)
+            received = expand(Down(down, {k: t[torch.as_tensor(here)] for k, t in asked.each.items()}), len(here))
+            whole = self.samples.new_tensor(asked.total)
+            tally = Tally(round, received, asked.added, total=whole)
+            reply = self.engine.exchange(self.algorithm, received, round, tally)
+            if reply.bad is not None:
+                return Done(asked.at, {}, {}, 0, seconds, steps, int(asked.at[here[reply.bad]]))
+            part = tally.part()
+            found[int(block), 1], size = part.sums, part.bytes
+            rows.append(part.rows)
+            places.append(here)
+            seconds[here], steps[here] = reply.seconds, reply.steps
+        order = np.argsort(np.concatenate(places))
+        kept = {name: torch.cat([r[name] for r in rows])[torch.as_tensor(order)].cpu() for name in rows[0]}
+        sums = {node: s for node in self.nodes if (s := total(found, *node)) is not None}
+        return Done(asked.at, kept, sums, size, seconds, steps, None)
+
+    def commit(self) -> State:
+        """What the rows' files must be opened with, should this actor be lost."""
+        self.engine.commit()
+        if isinstance(self.engine.rows, MemoryRows):
+            return {}
+        index = {k: t.clone() for k, t in self.engine.save().items()}
+        self.engine.saved()
+        return index
+
+    def abandon(self) -> None:
+        self.engine.abandon()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def reopen(self, index: State) -> None:
+        self.engine.restore(index)
+
+    def rows(self) -> State:
+        everyone = torch.arange(self.engine.rows.n, device=self.task.device)
+        return {k: self.engine.rows.read(k, everyone).cpu() for k in self.engine.rows.names()}
+
+    def write(self, rows: State) -> State:
+        everyone = torch.arange(self.engine.rows.n, device=self.task.device)
+        self.engine.rows.scatter(everyone, {k: t.to(self.task.device) for k, t in rows.items()})
+        return self.commit()
+
+    def evaluate(self, shared: Mapping[str, np.ndarray], each: State, split: str) -> dict[str, np.ndarray]:
+        return self.engine.evaluate(self.algorithm, self._down(shared, each), split)
+
+    def personal(self, shared: Mapping[str, np.ndarray], each: State, ids: np.ndarray) -> Tensor:
+        return self.engine.personal(self.algorithm, self._down(shared, each), ids).cpu()
+
+    def _down(self, shared: Mapping[str, np.ndarray], each: State) -> Down:
+        device = self.task.device
+        here = {name: torch.from_numpy(a.copy()).to(device) for name, a in shared.items()}
+        return Down(here, {name: t.to(device) for name, t in each.items()})
+
+
+class Done(NamedTuple):
+    """What an actor answers: kept rows, in the order of `at`, sums, bytes of one client, costs; `bad`: who diverged."""
+
+    at: np.ndarray
+    rows: State
+    sums: dict[Node, Sums]
+    bytes: int
+    seconds: np.ndarray
+    steps: np.ndarray
+    bad: int | None
+
+
+class Host:
+    """An actor: a process that holds one shard at a time."""
+
+    def hold(self, *parts: Any) -> bool:
+        self.shard = Shard(*parts)
+        return True
+
+    def do(self, what: str, *given: Any) -> Any:
+        return getattr(self.shard, what)(*given)
+
+
+IDLE: list[Any] = []  # actors of this process that no engine uses: starting one takes longer than a small run
+
+
+class RayEngine:
+    """Runs clients in `workers` actors.
+
+    task: makes the task, where it is needed     folder: where actors keep private rows, which all machines see; without
+    it they are in the actors' memory, and with an actor they are lost
+    address: of a cluster; None: one on this machine
+    """
+
+    def __init__(
+        self,
+        task: Callable[[], Task],
+        data: Mapping[str, Split],
+        names: Sequence[str],
+        algorithm: Algorithm,
+        work: Work,
+        seed: int,
+        plan: Plan,
+        step_sizes: StepSizes = StepSizes(),  # noqa: B008  (immutable)
+        *,
+        workers: int = 2,
+        folder: Path | None = None,
+        address: str | None = None,
+    ):
+        self.n, self.workers, self.names = len(names), workers, names
+        if not 1 <= workers <= min(BLOCKS, self.n):
+            raise ConfigError(f"workers: found {workers}, expected 1 to {min(BLOCKS, self.n)} with {self.n} clients")
+        _connect(workers, address)
+        for user in (task, type(algorithm)):
+            _by_value(user)
+        self.blocks = block_of(np.arange(self.n), self.n)
+        edges = np.arange(workers + 1) * BLOCKS // workers
+        self.home = np.searchsorted(edges, self.blocks, side="right") - 1  # [n] the actor of each client
+        self.first = np.searchsorted(self.home, np.arange(workers))  # [workers] its first client
+        self._shards: list[tuple[Any, ...]] = []
+        for k in range(workers):
+            mine = np.flatnonzero(self.home == k)
+            held = ray.put({name: split.select(mine) for name, split in data.items()})
+            place = None if folder is None else str(folder / f"shard-{k}")
+            here, blocks = [names[int(i)] for i in mine], (int(edges[k]), int(edges[k + 1]))
+            self._shards.append((task, held, here, algorithm, work, seed, plan, step_sizes, blocks, place))
+        self._actors = [IDLE.pop() if IDLE else ray.remote(num_cpus=1)(Host).remote() for _ in range(workers)]
+        try:
+            ray.get(
+                [a.hold.remote(*parts) for a, parts in zip(self._actors, self._shards, strict=True)], timeout=PATIENCE
+            )
+        except GetTimeoutError:
+            raise RunError(f"workers: {workers} Ray actors have not started within {PATIENCE} seconds") from None
+        self._index: list[State] = [{} for _ in range(workers)]  # `Shard.commit` of each
+        self._stateless = not algorithm.init_client(task(), task().w0)
+
+    # the engine
+
+    def send(self, down: Down, round: Round) -> None:
+        """Clients are run when their reply is taken."""
+
+    def wait(self, ids: np.ndarray) -> Answers:
+        return Answers(ids, {})
+
+    def exchange(
+        self, algorithm: Algorithm, received: State, round: Round, tally: Tally, server: State | None = None
+    ) -> Reply:
+        ids, sent = round.ids.cpu().numpy(), round.sent.cpu().numpy()
+        common = {name: t[0] for name, t in received.items() if t.stride(0) == 0}
+        shared = ray.put(_arrays(common))
+        added = {} if tally.forge is not None else dict(tally.added)  # attackers are at this end
+        jobs: dict[int, Any] = {}
+        for k in np.unique(self.home[ids]):
+            at = np.flatnonzero(self.home[ids] == k)
+            each = {name: rows_of(t, torch.as_tensor(at)).cpu() for name, t in received.items() if name not in common}
+            asked = Asked(
+                round.t, round.n, round.phase, at, ids[at] - self.first[k], self.blocks[ids[at]], sent[at],
+                float(round.samples.sum()), added, each,
+            )  # fmt: skip
+            jobs[int(k)] = self._ask(k, "exchange", asked, shared)
+        answers = cast(list[Done], self._got(jobs))
+        seconds, steps = np.zeros(len(ids)), np.zeros(len(ids), dtype=np.int64)
+        for done in answers:
+            seconds[done.at], steps[done.at] = done.seconds, done.steps
+        bad = [done.bad for done in answers if done.bad is not None]
+        if bad:
+            return Reply(seconds, steps, min(bad))
+        device = round.samples.device
+        for done in answers:
+            at = torch.as_tensor(done.at, device=device)
+            rows = {name: t.to(device) for name, t in done.rows.items()}
+            if server is not None and done is answers[0] and not added:
+                seen = {name: t[:1] for name, t in rows.items()}
+                tally.added |= added_up(algorithm.aggregate, server, seen, round.take(at[:1]))
+            part = Tally(round, received, forge=tally.forge).reduce(rows, at)
+            if part.bad is not None:
+                return Reply(seconds, steps, int(done.at[part.bad]))
+            tally.add(Part(part.rows, {}, done.bytes, None), at)
+        sums = total({node: s for done in answers for node, s in done.sums.items()})
+        if sums:
+            none = torch.zeros(0, dtype=torch.int64, device=device)
+            tally.add(Part({}, {k: t.to(device) for k, t in sums.items()}, answers[0].bytes, None), none)
+        return Reply(seconds, steps)
+
+    def commit(self) -> None:
+        self._index = self._all("commit")
+
+    def abandon(self) -> None:
+        self._all("abandon")
+
+    def evaluate(self, algorithm: Algorithm, down: Down, split: str) -> dict[str, np.ndarray]:
+        shared = ray.put(_arrays(down.shared))
+        jobs = {k: self._ask(k, "evaluate", shared, self._rows_for(k, down), split) for k in range(self.workers)}
+        parts = self._got(jobs)
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def personal(self, algorithm: Algorithm, down: Down, ids: np.ndarray) -> Tensor:
+        shared, order = ray.put(_arrays(down.shared)), []
+        jobs: dict[int, Any] = {}
+        for k in np.unique(self.home[ids]):
+            at = np.flatnonzero(self.home[ids] == k)
+            order.append(at)
+            local = ids[at] - self.first[k]
+            jobs[int(k)] = self._ask(k, "personal", shared, self._rows_for(int(k), down), local)
+        back = np.argsort(np.concatenate(order))
+        return torch.cat(self._got(jobs))[torch.as_tensor(back)]
+
+    def save(self) -> State:
+        parts = self._all("rows")
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def saved(self) -> None:
+        """A checkpoint holds the rows themselves."""
+
+    def restore(self, state: State) -> None:
+        ends = [*self.first[1:].tolist(), self.n]
+        jobs = {
+            k: self._ask(k, "write", {name: t[int(self.first[k]) : ends[k]] for name, t in state.items()})
+            for k in range(self.workers)
+        }
+        self._index = self._got(jobs)
+
+    def close(self) -> None:
+        IDLE.extend(self._actors)
+        self._actors = []
+
+    # actors
+
+    def _rows_for(self, k: int, down: Down) -> State:
+        mine = torch.as_tensor(np.flatnonzero(self.home == k))
+        return {name: t.cpu()[mine] for name, t in down.each.items()}
+
+    def _ask(self, k: int, what: str, *given: Any) -> Any:
+        return self._actors[int(k)].do.remote(what, *given)
+
+    def _all(self, what: str) -> list[Any]:
+        return self._got({k: self._ask(k, what) for k in range(self.workers)})
+
+    def _got(self, jobs: dict[int, Any]) -> list[Any]:
+        """The answers, in the order of actors. An actor that is gone is made again, and `Lost` raised."""
+        found: list[Any] = []
+        gone: list[int] = []
+        for k, job in jobs.items():
+            try:
+                found.append(ray.get(job))
+            except RayActorError:
+                gone.append(k)
+        if not gone:
+            return found
+        for k in gone:
+            if not self._stateless and not self._index[k]:
+                raise RunError(
+                    f"worker {k} is gone, and with it its clients' private rows; resume the run, and give it a folder "
+                    "(out=...) so that a lost worker costs one round"
+                )
+            self._actors[k] = ray.remote(num_cpus=1)(Host).remote()
+            try:
+                ray.get(self._actors[k].hold.remote(*self._shards[k]), timeout=PATIENCE)
+                if self._index[k]:
+                    ray.get(self._ask(k, "reopen", self._index[k]), timeout=PATIENCE)
+            except (RayActorError, GetTimeoutError) as e:
+                raise RunError(f"worker {k} is gone and cannot be started again ({type(e).__name__})") from None
+        raise Lost(", ".join(f"worker {k}" for k in gone))
+
+
+def _by_value(user: Any) -> None:
+    """Code of the user's own files goes to the actors itself: they may not be able to import it."""
+    name = str(getattr(user, "__module__", ""))
+    if name.partition(".")[0] not in {"polyfed", "torch", "functools", ""} and name in sys.modules:
+        ray.cloudpickle.register_pickle_by_value(sys.modules[name])
+
+
+def _arrays(tensors: State) -> dict[str, np.ndarray]:
+    return {name: t.detach().cpu().numpy() for name, t in tensors.items()}
+
+
+def _connect(workers: int, address: str | None) -> None:
+    """Join a cluster, or start one here. Raises ConfigError where the actors would wait for processors for ever."""
+    if not ray.is_initialized():
+        try:
+            if address is None:
+                ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="error")
+            else:
+                ray.init(address=address, log_to_driver=False, logging_level="error")
+        except (ConnectionError, ValueError, RuntimeError) as e:
+            raise ConfigError(f"address: no Ray cluster at {address} ({str(e).splitlines()[0]})") from None
+    have = int(ray.available_resources().get("CPU", 0)) + len(IDLE)
+    if have < workers:
+        raise ConfigError(f"workers: found {workers}, expected at most {have}, the cluster's free processors")

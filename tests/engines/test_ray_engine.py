@@ -1,0 +1,161 @@
+"""Clients on Ray actors: the same numbers as on one machine, and the same bits for every number of actors."""
+
+import itertools
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import polyfed as pf
+from polyfed.core.batches import Work
+from polyfed.core.errors import ConfigError, RunError
+from polyfed.core.randomness import client_keys
+from polyfed.core.rounds import Loop
+from polyfed.core.schedule import Uniform
+from polyfed.core.task import Task
+from polyfed.core.worker import Plan
+from polyfed.engines.local import LocalEngine, make_rows
+
+ray = pytest.importorskip("ray", reason="needs the extra [ray]")
+engine_module = pytest.importorskip("polyfed.engines.ray")
+
+N, ROUNDS = 7, 3
+NAMES = [f"site{i}" for i in range(N)]
+PLAN = Plan(1, 1, "cpu", "closed form")
+
+
+def net() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        return nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+
+
+def task() -> Task:
+    return Task(net(), device="cpu")
+
+
+def federation() -> pf.Federation:
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(m, 6)).astype(np.float32), rng.integers(3, size=m)) for m in (9, 20, 14, 30, 5, 11, 8)]
+    return pf.Federation.from_arrays(clients, names=NAMES, classes=3, test_fraction=0.2)
+
+
+def loop(method, workers: int | None, fraction=1.0, folder=None) -> Loop:
+    fed, work = federation(), Work(epochs=2, batch_size=4)
+    data = {"train": fed.train, "test": fed.test}
+    if workers is None:
+        rows = make_rows(method, task(), N, N, None)
+        engine = LocalEngine(task(), data, rows, client_keys(NAMES), work, 3, PLAN)
+    else:
+        engine = engine_module.RayEngine(task, data, NAMES, method, work, 3, PLAN, workers=workers, folder=folder)
+        OPEN.append(engine)
+    return Loop(task(), fed.train.counts, NAMES, method, Uniform(fraction), engine, 3)
+
+
+OPEN = []
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    ray.init(num_cpus=6, include_dashboard=False, log_to_driver=False, logging_level="error")
+    yield
+    engine_module.IDLE.clear()
+    ray.shutdown()
+
+
+METHODS = [
+    pf.FedAvg(0.1), pf.Scaffold(0.1), pf.Ditto(0.1), pf.FedCET(0.05), pf.FPFC(0.1), pf.FedACS(0.1), pf.FedSLR(0.1),
+    pf.PACFL(0.1), pf.IFCA(0.1), pf.FedSpa(0.1), pf.FedLin(0.1), pf.LGFedAvg(0.1), pf.CFL(0.1), pf.FedDyn(0.1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+def test_actors_compute_what_one_machine_does(method):
+    """To rounding where sums are added up in another order, and to the bit whatever the number of actors."""
+    here, *there = (loop(method, workers, 0.6) for workers in (None, 1, 2, 3))
+    for one in (here, *there):
+        for _ in range(ROUNDS):
+            one.step()
+    everyone = np.arange(N)
+    for one in there:
+        assert one.ledger.totals() == here.ledger.totals()
+        for name, t in here.server.items():
+            assert torch.equal(one.server[name], there[0].server[name]), name
+            assert torch.allclose(one.server[name].double(), t.double(), rtol=1e-5, atol=1e-5), name
+        assert torch.equal(one.personal(everyone), there[0].personal(everyone))
+        assert torch.allclose(one.personal(everyone), here.personal(everyone), atol=1e-5)
+        assert np.allclose(one.evaluate("test")["loss"], here.evaluate("test")["loss"], atol=1e-5)
+        for name, t in one.engine.save().items():
+            assert torch.allclose(t.double(), here.engine.rows.tensors[name].double(), rtol=1e-5, atol=1e-5), name
+
+
+def test_only_sums_travel_where_sums_are_enough():
+    """From the second round on, an actor sends one vector for its clients and no rows."""
+    one = loop(pf.FedAvg(0.1), 2)
+    one.step()
+    answers = []
+    got = one.engine._got
+    one.engine._got = lambda jobs: answers.append(got(jobs)) or answers[-1]
+    one.step()
+    done = answers[0]
+    assert [d.rows for d in done] == [{}, {}]
+    sent = sum(t.numel() for d in done for sums in d.sums.values() for t in sums.values())
+    assert sent == 2 * one.task.p
+
+
+def kill(one: Loop, k: int) -> None:
+    os.kill(ray.get(one.engine._ask(k, "pid")), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("method", [pf.FedAvg(0.1), pf.Ditto(0.1), pf.FedCET(0.05)], ids=lambda m: m.name)
+def test_a_lost_actor_costs_a_round_and_not_the_run(method, tmp_path):
+    expected, found = loop(method, 2), loop(method, 2, folder=tmp_path)
+    for t in range(4):
+        expected.step()
+        if t == 2:
+            kill(found, 1)
+        found.step()
+    for name, value in expected.server.items():
+        assert torch.equal(found.server[name], value), name
+    assert torch.equal(found.personal(np.arange(N)), expected.personal(np.arange(N)))
+
+
+def test_rows_in_memory_are_lost_with_their_actor_and_it_is_said():
+    one = loop(pf.Ditto(0.1), 2)
+    one.step()
+    kill(one, 0)
+    with pytest.raises(RunError, match=r"worker 0 is gone.*resume the run"):
+        one.step()
+
+
+def test_more_actors_than_processors_are_refused_and_not_waited_for():
+    with pytest.raises(ConfigError, match="workers: found 7, expected at most"):
+        loop(pf.FedAvg(0.1), 7)
+    with pytest.raises(ConfigError, match="workers: found 8, expected 1 to 7"):
+        loop(pf.FedAvg(0.1), 8)
+
+
+def test_the_tree_of_sums_is_the_same_however_blocks_are_dealt_out():
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        present = rng.choice(engine_module.BLOCKS, rng.integers(1, 40), replace=False)
+        blocks = {(int(b), 1): {("w", "plain"): torch.tensor(rng.normal(size=3))} for b in present}
+        whole = engine_module.total(blocks)
+        for workers in (2, 3, 5, 64):
+            edges = np.arange(workers + 1) * engine_module.BLOCKS // workers
+            nodes = {}
+            for first, end in itertools.pairwise(edges):
+                covered = engine_module.cover(int(first), int(end))
+                assert sum(size for _, size in covered) == end - first
+                nodes |= {n: s for n in covered if (s := engine_module.total(blocks, *n)) is not None}
+            assert torch.equal(engine_module.total(nodes)["w", "plain"], whole["w", "plain"])
