@@ -7,7 +7,7 @@ from torch import Tensor
 
 from polyfed.core.algorithm import Algorithm, Down, Round, State
 from polyfed.core.uplinks import Tally
-from polyfed.core.worker import Reply
+from polyfed.core.worker import Plan, Reply
 
 
 class Answers(NamedTuple):
@@ -26,7 +26,11 @@ class Engine(Protocol):
 
     The clients' samples and private rows are behind it: the server side never sees them. A reply changes a private row
     only once it has been used, which `commit` says; until then it can be dropped, and asked for again.
+
+    plan: how clients are run, part of what makes a run come out again
     """
+
+    plan: Plan
 
     def send(self, down: Down, round: Round) -> None:
         """Give the clients `round.ids` their messages. Does not wait."""
@@ -65,6 +69,14 @@ class Engine(Protocol):
         """[s, p]: the models that `ids` would deploy, where the engine may see them."""
         ...
 
+    def private(self, ids: Tensor) -> State:
+        """The private rows [s, ...] of `ids`, where the engine may see them."""
+        ...
+
+    def place(self, ids: Tensor, rows: State) -> None:
+        """Put private rows [s, ...] in place, before the first round."""
+        ...
+
     def save(self) -> State:
         """What a checkpoint must hold of the clients, by name."""
         ...
@@ -77,4 +89,6 @@ class Engine(Protocol):
         """Continue from what `save` returned."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> "Engine":
+        """Let go of what runs clients. Returns what can still be asked for models, metrics and rows."""
+        ...

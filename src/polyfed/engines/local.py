@@ -87,7 +87,7 @@ class LocalEngine:
         plan: Plan,
         step_sizes: StepSizes = StepSizes(),  # noqa: B008  (immutable)
     ):
-        self.task, self.data, self.rows = task, data, rows
+        self.task, self.data, self.rows, self.plan = task, data, rows, plan
         self.worker = Worker(task, data["train"], keys, work, seed, plan, step_sizes)
         self.workers = plan.workers
         self._new: list[tuple[Round, State]] = []  # rows that came of the last exchange
@@ -141,6 +141,12 @@ class LocalEngine:
         received = {name: rows_of(t, at) for name, t in expand(down, self.rows.n).items()}
         return algorithm.personal(self.rows.gather(at), received)
 
+    def private(self, ids: Tensor) -> State:
+        return self.rows.gather(ids).whole()
+
+    def place(self, ids: Tensor, rows: State) -> None:
+        self.rows.scatter(ids, rows)
+
     def save(self) -> State:
         return self.rows.snapshot()
 
@@ -150,8 +156,9 @@ class LocalEngine:
     def restore(self, state: State) -> None:
         self.rows.restore(state)
 
-    def close(self) -> None:
+    def close(self) -> "LocalEngine":
         self.worker.close()
+        return self
 
 
 def here(engine: Engine) -> LocalEngine:

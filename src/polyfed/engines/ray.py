@@ -8,13 +8,13 @@ many actors there are, and an actor sends a few vectors a round and not one for 
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-import ray  # pyright: ignore[reportMissingTypeStubs]
 import torch
-from ray.exceptions import GetTimeoutError, RayActorError  # pyright: ignore[reportMissingTypeStubs]
 from torch import Tensor
 
 from polyfed.core.algorithm import Algorithm, Down, Round, State
@@ -30,6 +30,9 @@ from polyfed.core.uplinks import Part, Tally, added_up, rows_of
 from polyfed.core.worker import Plan, Reply, expand
 from polyfed.engines.local import LocalEngine
 
+ray: Any = import_module("ray")  # the extra [ray]; it comes without types
+Gone: type[Exception] = ray.exceptions.RayActorError
+Late: type[Exception] = ray.exceptions.GetTimeoutError
 BLOCKS = 64  # a power of two
 PATIENCE = 120  # seconds that actors may take to start
 
@@ -100,7 +103,7 @@ class Shard:
         self.samples = torch.as_tensor(splits["train"].counts, dtype=self.task.dtype, device=self.task.device)
 
     def exchange(self, asked: Asked, shared: Mapping[str, np.ndarray]) -> "Done":
-        down = {name: torch.from_numpy(a.copy()).to(self.task.device) for name, a in shared.items()}
+        down = {name: torch.tensor(a).to(self.task.device) for name, a in shared.items()}
         found: dict[Node, Sums] = {}
         rows: list[State] = []
         places: list[np.ndarray] = []
@@ -161,7 +164,7 @@ class Shard:
 
     def _down(self, shared: Mapping[str, np.ndarray], each: State) -> Down:
         device = self.task.device
-        here = {name: torch.from_numpy(a.copy()).to(device) for name, a in shared.items()}
+        here = {name: torch.tensor(a).to(device) for name, a in shared.items()}
         return Down(here, {name: t.to(device) for name, t in each.items()})
 
 
@@ -214,16 +217,18 @@ class RayEngine:
         folder: Path | None = None,
         address: str | None = None,
     ):
-        self.n, self.workers, self.names = len(names), workers, names
+        self.n, self.workers, self.names, self.plan = len(names), workers, names, plan
         if not 1 <= workers <= min(BLOCKS, self.n):
             raise ConfigError(f"workers: found {workers}, expected 1 to {min(BLOCKS, self.n)} with {self.n} clients")
         _connect(workers, address)
-        for user in (task, type(algorithm)):
+        given = getattr(task, "args", ())
+        for user in (task, type(algorithm), *given, *map(type, given)):
             _by_value(user)
         self.blocks = block_of(np.arange(self.n), self.n)
         edges = np.arange(workers + 1) * BLOCKS // workers
         self.home = np.searchsorted(edges, self.blocks, side="right") - 1  # [n] the actor of each client
         self.first = np.searchsorted(self.home, np.arange(workers))  # [workers] its first client
+        self._local = partial(_local, task, data, names, algorithm, work, seed, plan, step_sizes)
         self._shards: list[tuple[Any, ...]] = []
         for k in range(workers):
             mine = np.flatnonzero(self.home == k)
@@ -236,7 +241,7 @@ class RayEngine:
             ray.get(
                 [a.hold.remote(*parts) for a, parts in zip(self._actors, self._shards, strict=True)], timeout=PATIENCE
             )
-        except GetTimeoutError:
+        except Late:
             raise RunError(f"workers: {workers} Ray actors have not started within {PATIENCE} seconds") from None
         self._index: list[State] = [{} for _ in range(workers)]  # `Shard.commit` of each
         self._stateless = not algorithm.init_client(task(), task().w0)
@@ -274,7 +279,7 @@ class RayEngine:
             return Reply(seconds, steps, min(bad))
         device = round.samples.device
         for done in answers:
-            at = torch.as_tensor(done.at, device=device)
+            at = torch.tensor(done.at, device=device)
             rows = {name: t.to(device) for name, t in done.rows.items()}
             if server is not None and done is answers[0] and not added:
                 seen = {name: t[:1] for name, t in rows.items()}
@@ -302,7 +307,8 @@ class RayEngine:
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def personal(self, algorithm: Algorithm, down: Down, ids: np.ndarray) -> Tensor:
-        shared, order = ray.put(_arrays(down.shared)), []
+        shared = ray.put(_arrays(down.shared))
+        order: list[np.ndarray] = []
         jobs: dict[int, Any] = {}
         for k in np.unique(self.home[ids]):
             at = np.flatnonzero(self.home[ids] == k)
@@ -311,6 +317,12 @@ class RayEngine:
             jobs[int(k)] = self._ask(k, "personal", shared, self._rows_for(int(k), down), local)
         back = np.argsort(np.concatenate(order))
         return torch.cat(self._got(jobs))[torch.as_tensor(back)]
+
+    def private(self, ids: Tensor) -> State:
+        return {name: t[ids.cpu()] for name, t in self.save().items()}
+
+    def place(self, ids: Tensor, rows: State) -> None:
+        self.restore({name: t.index_copy(0, ids.cpu(), rows[name].cpu()) for name, t in self.save().items()})
 
     def save(self) -> State:
         parts = self._all("rows")
@@ -327,9 +339,20 @@ class RayEngine:
         }
         self._index = self._got(jobs)
 
-    def close(self) -> None:
+    def close(self) -> "LocalEngine | RayEngine":
+        """The actors are free for another run; the rows are fetched to this process, unless they are lost."""
+        try:
+            rows, here = self.save(), self._local()
+        except (Lost, RunError):
+            for actor in self._actors:
+                ray.kill(actor)
+            self._actors = []
+            return self
+        everyone = torch.arange(self.n, device=here.task.device)
+        here.rows.scatter(everyone, {k: t.to(here.task.device) for k, t in rows.items()})
         IDLE.extend(self._actors)
         self._actors = []
+        return here
 
     # actors
 
@@ -338,6 +361,8 @@ class RayEngine:
         return {name: t.cpu()[mine] for name, t in down.each.items()}
 
     def _ask(self, k: int, what: str, *given: Any) -> Any:
+        if not self._actors:
+            raise RunError("the workers of this run are gone; resume it")
         return self._actors[int(k)].do.remote(what, *given)
 
     def _all(self, what: str) -> list[Any]:
@@ -350,7 +375,7 @@ class RayEngine:
         for k, job in jobs.items():
             try:
                 found.append(ray.get(job))
-            except RayActorError:
+            except Gone:
                 gone.append(k)
         if not gone:
             return found
@@ -365,15 +390,33 @@ class RayEngine:
                 ray.get(self._actors[k].hold.remote(*self._shards[k]), timeout=PATIENCE)
                 if self._index[k]:
                     ray.get(self._ask(k, "reopen", self._index[k]), timeout=PATIENCE)
-            except (RayActorError, GetTimeoutError) as e:
+            except (Gone, Late) as e:
                 raise RunError(f"worker {k} is gone and cannot be started again ({type(e).__name__})") from None
         raise Lost(", ".join(f"worker {k}" for k in gone))
+
+
+def _local(
+    make: Callable[[], Task],
+    data: Mapping[str, Split],
+    names: Sequence[str],
+    algorithm: Algorithm,
+    work: Work,
+    seed: int,
+    plan: Plan,
+    step_sizes: StepSizes,
+) -> LocalEngine:
+    task = make()
+    rows = MemoryRows(len(names), algorithm.init_client(task, task.w0))
+    here = {name: task.place(split) for name, split in data.items()}
+    return LocalEngine(task, here, rows, client_keys(names), work, seed, plan, step_sizes)
 
 
 def _by_value(user: Any) -> None:
     """Code of the user's own files goes to the actors itself: they may not be able to import it."""
     name = str(getattr(user, "__module__", ""))
-    if name.partition(".")[0] not in {"polyfed", "torch", "functools", ""} and name in sys.modules:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    known = name.partition(".")[0] in {"polyfed", *sys.stdlib_module_names} or "site-packages" in str(file)
+    if file is not None and not known:
         ray.cloudpickle.register_pickle_by_value(sys.modules[name])
 
 

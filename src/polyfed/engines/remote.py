@@ -17,7 +17,7 @@ from polyfed.core.errors import RunError
 from polyfed.core.optimizers import StepSizes
 from polyfed.core.randomness import client_keys
 from polyfed.core.uplinks import Tally, added_up
-from polyfed.core.worker import Reply, chunks, expand
+from polyfed.core.worker import Plan, Reply, chunks, expand
 from polyfed.sites.message import Message, fits, pack, unpack
 from polyfed.sites.site import Site
 from polyfed.sites.vault import START
@@ -82,6 +82,7 @@ class RemoteEngine:
     ):
         self.names, self.counts, self.transport = names, counts, transport
         self.work, self.seed, self.step_sizes = work, seed, step_sizes
+        self.plan = Plan(1, len(names), "at the sites", "at the sites")
         self._keys = client_keys(names)
         self._base = np.full((len(names), 2), START)  # the private state [n] that the next message builds on
         self._held = self._base.copy()  # as of the last commit
@@ -169,6 +170,12 @@ class RemoteEngine:
     def personal(self, algorithm: Algorithm, down: Down, ids: np.ndarray) -> Tensor:
         raise RunError("the models of this run are at its sites; they are exported there")
 
+    def private(self, ids: Tensor) -> State:
+        raise RunError("the private state of this run is at its sites")
+
+    def place(self, ids: Tensor, rows: State) -> None:
+        raise RunError("the private state of this run is at its sites")
+
     def save(self) -> State:
         self._saving = self._held.copy()
         return {"base": torch.as_tensor(self._held.copy())}
@@ -180,5 +187,6 @@ class RemoteEngine:
         self._base = state["base"].numpy().copy()
         self._held, self._safe = self._base.copy(), self._base.copy()
 
-    def close(self) -> None:
+    def close(self) -> "RemoteEngine":
         self.transport.close()
+        return self

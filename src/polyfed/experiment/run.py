@@ -17,7 +17,6 @@ from polyfed.core.metric import Metric
 from polyfed.core.rounds import Loop
 from polyfed.core.typed import pieces, plain
 from polyfed.data.federation import Federation
-from polyfed.engines.local import here
 from polyfed.models.factorised import factorised as factorised_model
 from polyfed.models.factorised import pack
 
@@ -162,9 +161,8 @@ class Run:
         loop, counts = self.loop, np.full(self.loop.n, self.loop.task.p, dtype=np.int64)
         if type(loop.algorithm).parameters is Algorithm.parameters:
             return counts
-        rows = here(loop.engine).rows
         for ids in pieces(torch.arange(loop.n, device=loop.task.device), 16):
-            found = loop.algorithm.parameters(loop.server, rows.gather(ids))
+            found = loop.algorithm.parameters(loop.server, loop.engine.private(ids))
             counts[ids.cpu().numpy()] = loop.task.p if found is None else torch.as_tensor(found).cpu().numpy()
         return counts
 

@@ -9,7 +9,6 @@ from polyfed.core.algorithm import KNOWN
 from polyfed.core.errors import ConfigError
 from polyfed.core.rounds import Loop
 from polyfed.core.typed import pieces
-from polyfed.engines.local import here
 from polyfed.experiment.run import Run
 
 
@@ -24,7 +23,7 @@ def start_from(loop: Loop, start: Run) -> None:
     models = start.personal.to(task.device, task.dtype)
     server, rows = loop.algorithm.warm_start(task, models, loop.samples)
     loop.server = server | {KNOWN: loop.samples.clone()}
-    here(loop.engine).rows.scatter(everyone, rows)
+    loop.engine.place(everyone, rows)
     zero = np.zeros(loop.n)
     size = np.full(loop.n, models[0].numel() * models.element_size())
     loop.ledger.record(-1, np.arange(loop.n), zero, zero, size, zero, zero)
@@ -32,10 +31,10 @@ def start_from(loop: Loop, start: Run) -> None:
 
 def _take_over(loop: Loop, before: Loop) -> None:
     """The state of a run of the same method."""
-    theirs, mine = here(before.engine).rows, here(loop.engine).rows
     shapes = [
-        {k: None if k in loop.free else t.shape for k, t in x.server.items()} | dict.fromkeys(rows.names())
-        for x, rows in ((before, theirs), (loop, mine))
+        {k: None if k in loop.free else t.shape for k, t in x.server.items()}
+        | dict.fromkeys(x.algorithm.init_client(x.task, x.task.w0))
+        for x in (before, loop)
     ]
     if shapes[0] != shapes[1]:
         raise ConfigError(f"start: the run's state has another form than that of {loop.algorithm}")
@@ -44,5 +43,5 @@ def _take_over(loop: Loop, before: Loop) -> None:
     loop.server = {k: v.to(device, copy=True) for k, v in before.server.items()}
     loop.flights = [dataclasses.replace(f) for f in before.flights]
     for at in pieces(torch.arange(loop.n, device=device), 64):
-        rows = {k: theirs.read(k, at.to(before.task.device)).to(device) for k in theirs.names()}
-        mine.scatter(at, rows)
+        rows = {k: t.to(device) for k, t in before.engine.private(at.to(before.task.device)).items()}
+        loop.engine.place(at, rows)

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,16 +18,18 @@ from polyfed.core.algorithm import Algorithm
 from polyfed.core.algorithm import check as check_algorithm
 from polyfed.core.augment import augmentation
 from polyfed.core.batches import Work
+from polyfed.core.engine import Engine
 from polyfed.core.errors import ConfigError, Diverged, RunError
 from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
+from polyfed.core.rows import Rows
 from polyfed.core.schedule import Schedule, Uniform
 from polyfed.core.settings import kebab
 from polyfed.core.split import Split
 from polyfed.core.task import Task
 from polyfed.core.worker import Plan
 from polyfed.data.federation import Federation
-from polyfed.engines.local import LocalEngine, check_rows, here, make_plan, make_rows, pick_device
+from polyfed.engines.local import LocalEngine, check_rows, cores, make_plan, make_rows, pick_device
 from polyfed.experiment.folder import RunFolder, versions
 from polyfed.experiment.history import grouping, record
 from polyfed.experiment.rehearsal import adds_up, check_optimizer, check_robust
@@ -128,8 +130,8 @@ class Trainer:
         plan = Plan(**saved[1]["fingerprint"]["plan"]) if planned and saved is not None else self.plan
         added = t.robust is None and adds_up(self.algorithm, self.cohort * task.p)
         place = store.path if store else None
-        rows = make_rows(self.algorithm, task, len(names), self.cohort, place, saved and saved[0], added)
-        engine = LocalEngine(task, data, rows, keys, self.work, t.seed, plan, t.step_sizes)
+        rows = partial(make_rows, self.algorithm, task, len(names), self.cohort, place, saved and saved[0], added)
+        engine = self._engine(data, rows, plan, place)
         forge = None if t.attack is None else Forging(t.attack, keys, t.seed)
         loop = Loop(
             task, data["train"].counts, names, self.algorithm, self.schedule, engine, t.seed, t.step_sizes,
@@ -138,6 +140,20 @@ class Trainer:
         if self.start is not None:
             start_from(loop, self.start)
         return loop
+
+    def _engine(self, data: dict[str, Split], rows: Callable[[], Rows], plan: Plan, folder: Path | None) -> Engine:
+        t, task, names = self.training, self.task, self.federation.names
+        if t.engine == "local":
+            return LocalEngine(task, data, rows(), client_keys(names), self.work, t.seed, plan, t.step_sizes)
+        try:
+            from polyfed.engines.ray import RayEngine
+        except ImportError:
+            raise ConfigError("engine: ray is not installed; pip install 'polyfed[ray]'") from None
+        make = partial(t.task, task.model, t.loss or "mse", task.device)
+        return RayEngine(
+            make, dict(splits(self.federation)), names, self.algorithm, self.work, t.seed, plan, t.step_sizes,
+            workers=t.workers or min(cores(), len(names)), folder=folder and folder / "rows", address=t.address,
+        )  # fmt: skip
 
     def _settings(self, loop: Loop) -> dict[str, Any]:
         """The run's config.toml."""
@@ -151,7 +167,7 @@ class Trainer:
             "algorithm": {"name": self.algorithm.name} | {kebab(k): v for k, v in method.items()},
             "model": {"name": type(self.task.model).__name__, "parameters": self.task.p},
             "data": {"clients": self.federation.n, "digest": digest(self.federation)},
-            "plan": dataclasses.asdict(here(loop.engine).worker.plan),
+            "plan": dataclasses.asdict(loop.engine.plan),
             "versions": versions(),
         }
         for key, value in self.describe.items():
@@ -289,7 +305,7 @@ class _Session:
                 store.rescue(run, e)
             raise
         finally:
-            loop.engine.close()
+            loop.engine = loop.engine.close()
             torch.set_num_threads(threads)
         run.status = "finished" if loop.t >= self.rounds or run.ended else "interrupted"
         if store is not None:

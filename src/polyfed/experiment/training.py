@@ -170,7 +170,17 @@ class Training(Table):
     chunk: int | None = setting(
         None, ge=1, le=COUNTED, decides=False, doc="Clients computed together. Default: planned for this machine."
     )
-    workers: int | None = setting(None, ge=1, le=1024, decides=False, doc="Threads. Default: planned for this machine.")
+    workers: int | None = setting(
+        None,
+        ge=1,
+        le=1024,
+        decides=False,
+        doc="Threads, or actors with engine = ray. Default: planned for this machine.",
+    )
+    engine: Literal["local", "ray"] = setting(
+        "local", decides=False, doc="What runs clients: local, this process; ray, actors here or on a cluster."
+    )
+    address: str | None = setting(None, decides=False, doc="Of a Ray cluster. Default: actors on this machine.")
 
     @classmethod
     def scope(cls) -> dict[str, Any]:
