@@ -15,6 +15,7 @@ from polyfed.cli import portable
 from polyfed.cli.admit import admit
 from polyfed.cli.algorithms import algorithms
 from polyfed.cli.author import check, new_method
+from polyfed.cli.coalitions import coalitions
 from polyfed.cli.compare import compare
 from polyfed.cli.config import config
 from polyfed.cli.data import data
@@ -45,8 +46,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 COMMANDS = (
-    run, compare, tune, resume, verify, report, export, admit, leave, regress, algorithms, config, reproduce,
-    new_method, check,
+    run, compare, coalitions, tune, resume, verify, report, export, admit, leave, regress, algorithms, config,
+    reproduce, new_method, check,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

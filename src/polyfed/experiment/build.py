@@ -66,13 +66,12 @@ class Parts:
         return how, d.clients if d.clients is not None or how.startswith("natural") else CLIENTS
 
     def leaving(self, clients: Sequence[str]) -> "Parts":
-        """The same experiment without these clients; nothing of them is used, and of a folder their files stay shut."""
+        """The same experiment on the same data set without these clients, of whom nothing but its classes is used."""
         e = self._asked
         found = Parts(
             dataclasses.replace(e, data=dataclasses.replace(e.data, without=[*(e.data.without or ()), *clients]))
         )
-        if e.data.name in names():
-            found.dataset = self.dataset
+        found.dataset = self.dataset
         return found
 
     def check_without(self) -> None:
