@@ -514,7 +514,6 @@ def _clustered(labels: Sequence[int]) -> list[int]:
 def _agreement(f: Found) -> pd.DataFrame:
     """Adjusted Rand index of a method's clusters with the partition that holds best; rank correlation of its mixing
     weights with the Shapley values, over pairs."""
-    from scipy.stats import spearmanr
     from sklearn.metrics import adjusted_rand_score
 
     best, rows = game.labels(f.settled[0], f.n), []
@@ -531,7 +530,12 @@ def _agreement(f: Found) -> pd.DataFrame:
         mixing = [np.array(r["mixing"], float) for r in runs.values() if r.get("mixing")]
         if mixing:
             mixing = [m for m in mixing if m.shape == off.shape and np.ptp(m[off]) > 0]
-            ranks = [float(spearmanr(m[off], f.shapley[off]).statistic) for m in mixing]  # pyright: ignore[reportAttributeAccessIssue]
+            ranks = [_rank_correlation(m[off], f.shapley[off]) for m in mixing]
             row["rank_correlation"] = mean_of(np.array(ranks)) if ranks else math.nan
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
+    """Spearman's; equal values share their mean rank."""
+    return float(np.corrcoef(*(pd.Series(v).rank() for v in (x, y)))[0, 1])

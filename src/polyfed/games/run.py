@@ -259,9 +259,11 @@ def _begin(folder: Path, config: Mapping[str, Any], resume: bool) -> None:
             raise RunError(
                 f"{folder} already holds coalitions; resume=True continues them, otherwise give another folder"
             )
-        before = files.unsealed(path)
-        if before["coalitions"] != config["coalitions"] or before["seeds"] != config["seeds"]:
-            raise RunError(f"cannot resume {folder}: its clients, methods, seeds or samples are not those asked for")
+        before, now = files.unsealed(path)["coalitions"], config["coalitions"]
+        for key, what in (("clients", "clients"), ("samples", "samples"), ("labels", "method")):
+            then, asked = ((t[key][0] if key == "labels" else t.get(key)) for t in (before, now))
+            if then != asked:
+                raise RunError(f"cannot resume {folder}: its {what}: found {asked!r}, expected {then!r}")
     elif files.holds_results(folder):
         raise RunError(f"{folder}: holds other results; give another folder")
     try:

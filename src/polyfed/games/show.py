@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from polyfed.experiment import files
 from polyfed.report import words
 from polyfed.report.page import shell
-from polyfed.report.style import INK, canvas, styled, to_svg
+from polyfed.report.style import canvas, styled, to_svg
 from polyfed.report.table import Cell, Table
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ NAMED = 30  # clients up to which the axes name them
 WRITTEN = 12  # clients up to which the picture's cells hold numbers
 LISTED = 16  # clients up to which the matrix is a table too; beyond, only the largest values are listed
 HARM, NONE, HELP = "#d55e00", "#f4f4f2", "#0072b2"
+DARK = "#1d1f21"  # on the cells, whose colours are the same on a dark page
 
 
 def tables(found: "Coalitions") -> list[Table]:
@@ -193,7 +194,7 @@ def figure(found: "Coalitions") -> Figure:
     clear = {(r["client"], r["from"]): r["clear"] for r in found.help.to_dict("records")}
     colours = LinearSegmentedColormap.from_list("help", [HARM, NONE, HELP])
     with styled():
-        picture, (axes,) = canvas(width=5.6 if n > 6 else 4.9, height=4.6 if n > 6 else 3.7)
+        picture, (axes,) = canvas(width=6.0 if n > 6 else 5.3, height=4.6 if n > 6 else 3.7)
         shown = axes.imshow(scale.factor * m, cmap=colours, vmin=-most or -1, vmax=most or 1)
         label = f"Shapley value, {'points' if scale.percent else scale.name}"
         picture.colorbar(shown, ax=axes, label=label, pad=0.02, aspect=24).outline.set_visible(False)
@@ -202,12 +203,12 @@ def figure(found: "Coalitions") -> Figure:
                 if i != j and n <= WRITTEN and np.isfinite(m[i, j]):
                     strong = abs(scale.factor * m[i, j]) > 0.6 * most
                     weight = "bold" if clear[receiver, giver] else "normal"
-                    colour = "white" if strong else INK
+                    colour = "white" if strong else DARK
                     axes.text(
                         j, i, scale.signed(m[i, j]), ha="center", va="center", color=colour, weight=weight, size=8
                     )
                 elif i != j and clear[receiver, giver] and n > WRITTEN:
-                    axes.plot(j, i, ".", color=INK, markersize=2.5)
+                    axes.plot(j, i, ".", color=DARK, markersize=2.5)
         if n <= NAMED:
             short = [name if len(name) <= 12 else f"{name[:11]}…" for name in found.names]
             axes.set_xticks(np.arange(n), short, rotation=90 if n > 4 else 0)
