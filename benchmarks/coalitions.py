@@ -26,7 +26,7 @@ from polyfed.games.show import answer
 from polyfed.report.style import save
 
 MARKS = ("<!-- measured by benchmarks/coalitions.py -->\n", "<!-- end -->\n")
-LAMS = (0.1, 0.3, 0.6, 1.0)
+LAMS = (0.1, 0.3, 0.6, 0.7, 0.8, 1.0)
 
 
 def against(lr: float, groups: int) -> dict[str, pf.Algorithm]:
@@ -94,7 +94,7 @@ def swapped(out: Path) -> pf.Coalitions:
     """One seed: what is uncertain is the choice of coalitions and the test samples."""
     return pf.coalitions(
         linear(64, 10), swapped_clients(), pf.FedAvg(0.5), rounds=20, local_steps=5, batch_size=None, seeds=1,
-        samples=5, against=against(0.5, 4), out=out, resume=True,
+        against=against(0.5, 4), out=out, resume=True,
     )  # fmt: skip
 
 

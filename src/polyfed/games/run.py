@@ -178,11 +178,12 @@ class Game:
                 others = zip(self.labels[1:], self.methods[1:], strict=True)
                 jobs += [_Job(label, s, method, (), _at(folder, label, s)) for label, method in others]
             self._train(jobs, resume, watch)
-            found = Found.read(folder)
-            settle(
-                found,
-                lambda more: self._train([self._job(folder, c, s) for s in self.seeds for c in more], True, watch),
-            )
+
+            def more(coalitions: list[int]) -> None:
+                self._train([self._job(folder, c, s) for s in self.seeds for c in coalitions], True, watch)
+
+            if orders:
+                settle(Found.read(folder), more)
             result = Coalitions.open(folder)
             result.save()
         return result

@@ -111,7 +111,8 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Stability:
-    """Whether a partition of the players holds, and one deviation against each notion that it lacks.
+    """Whether a partition of the players holds, and against each notion that it lacks the deviation with the most to
+    gain (for a set of players: for the one who gains least).
 
     nash: nobody would rather be alone or in another coalition of the partition
     individual: nobody would rather move to where all those who are there would not lose by it
@@ -124,32 +125,37 @@ class Stability:
     against: Mapping[str, Deviation]
 
 
-Scores = Mapping[
-    int, np.ndarray
-]  # coalition -> [n] every member's gain over its own model; others' entries say nothing
+# coalition -> [n] every member's gain over its own model; others' entries say nothing
+Scores = Mapping[int, np.ndarray] | Mapping[int, list[float]]
 
 
 def stability(partition: Sequence[int], gains: Scores, n: int) -> Stability:
     """Judge a partition. gains: of the partition's coalitions, of each with one player more, and of single players;
     for `core` of all coalitions."""
     of = {i: c for c in partition for i in members(c)}
-    against: dict[str, Deviation] = {}
+    best: dict[str, tuple[float, Deviation]] = {}
+
+    def wished(notion: str, gain: float, movers: tuple[int, ...], joined: int) -> None:
+        if notion not in best or gain > best[notion][0]:
+            best[notion] = gain, Deviation(movers, joined)
+
     for i, here in of.items():
         for there in (0, *partition):
             joined = there | 1 << i
-            if there == here or joined == here or not gains[joined][i] > gains[here][i]:
+            if joined in (there, here) or not gains[joined][i] > gains[here][i]:
                 continue
-            against.setdefault("nash", Deviation((i,), joined))
+            gain = gains[joined][i] - gains[here][i]
+            wished("nash", gain, (i,), joined)
             if all(gains[joined][j] >= gains[there][j] for j in members(there)):
-                against.setdefault("individual", Deviation((i,), joined))
+                wished("individual", gain, (i,), joined)
     known = len(gains) >= everyone(n)
-    if known:
-        block = next((c for c in gains if all(gains[c][i] > gains[of[i]][i] for i in members(c))), None)
-        if block is not None:
-            against["core"] = Deviation(tuple(members(block)), block)
-    return Stability(
-        "nash" not in against, "individual" not in against, "core" not in against if known else None, against
-    )
+    for c in gains if known else ():
+        who = members(c)
+        if all(gains[c][i] > gains[of[i]][i] for i in who):
+            wished("core", min(gains[c][i] - gains[of[i]][i] for i in who), tuple(who), c)
+    against = {notion: deviation for notion, (_, deviation) in best.items()}
+    core = "core" not in against if known else None
+    return Stability("nash" not in against, "individual" not in against, core, against)
 
 
 def partitions(n: int) -> Iterator[tuple[int, ...]]:
@@ -166,12 +172,13 @@ def partitions(n: int) -> Iterator[tuple[int, ...]]:
     yield from grow(0, [])
 
 
-def most_stable(gains: Scores, n: int) -> tuple[tuple[int, ...], Stability]:
+def most_stable(gains: Mapping[int, np.ndarray], n: int) -> tuple[tuple[int, ...], Stability]:
     """The partition that holds best: core and individually stable, else core stable, else individually stable, else
     any; of equals the one with the largest mean gain, then the one with the fewest coalitions. All must be known."""
     best: tuple[tuple[int, float, int], tuple[int, ...], Stability] | None = None
+    listed = {c: found.tolist() for c, found in gains.items()}  # plain numbers are quicker to look up
     for p in partitions(n):
-        found = stability(p, gains, n)
+        found = stability(p, listed, n)
         mean = sum(float(gains[c][i]) for c in p for i in members(c)) / n
         rank = (2 * bool(found.core) + found.individual, mean, -len(p))
         if best is None or rank > best[0]:
@@ -182,17 +189,18 @@ def most_stable(gains: Scores, n: int) -> tuple[tuple[int, ...], Stability]:
 
 def grouped(help: np.ndarray) -> tuple[int, ...]:
     """A partition from who helps whom, help [n, n] (row: receives), for where not every coalition can be tried: the two
-    groups that give each other most are merged for as long as every member of both gains by it."""
+    groups that give each other most, by the smaller of the two mean values, are merged for as long as it is positive.
+    """
     groups = [[i] for i in range(len(help))]
     while True:
         pairs = [
-            (float(help[np.ix_(a, b)].sum() + help[np.ix_(b, a)].sum()), x, y)
-            for x, a in enumerate(groups) for y, b in enumerate(groups[:x])
-            if help[np.ix_(a, b)].sum(1).min() > 0 and help[np.ix_(b, a)].sum(1).min() > 0
-        ]  # fmt: skip
-        if not pairs:
+            (min(float(help[np.ix_(a, b)].mean()), float(help[np.ix_(b, a)].mean())), x, y)
+            for x, a in enumerate(groups)
+            for y, b in enumerate(groups[:x])
+        ]
+        most, x, y = max(pairs, default=(0.0, 0, 0))
+        if most <= 0:
             return tuple(sorted(coalition(g) for g in groups))
-        _, x, y = max(pairs)
         groups[y] += groups.pop(x)
 
 
