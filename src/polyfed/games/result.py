@@ -288,6 +288,8 @@ class Coalitions:
         One row per method that was held against the coalitions.
     folder : Path or None
         Where all this is.
+    split : str
+        What the scores are measured on.
     """
 
     names: tuple[str, ...]
