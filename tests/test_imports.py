@@ -20,6 +20,7 @@ ALLOWED = {
     "models": {"core"},
     "threats": {"core"},
     "clinical": {"core", "data", "experiment", "report"},
+    "games": {"core", "algorithms", "data", "experiment", "report"},
 }
 
 

@@ -86,6 +86,8 @@ if _TYPE_CHECKING:
     from polyfed.experiment.watching import Progress as Progress
     from polyfed.experiment.window import WindowAdvice as WindowAdvice
     from polyfed.experiment.window import window_for as window_for
+    from polyfed.games.result import Coalitions as Coalitions
+    from polyfed.games.run import coalitions as coalitions
 
 __version__ = "0.1.0"
 _HOMES = {  # name -> the module that has it, from the imports above

@@ -20,6 +20,8 @@ COMMANDS = [
     "report",
     "export",
     "admit",
+    "coalitions",
+    "leave",
     "regress",
     "algorithms",
     "data list",

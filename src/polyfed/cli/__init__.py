@@ -15,10 +15,12 @@ from polyfed.cli import portable
 from polyfed.cli.admit import admit
 from polyfed.cli.algorithms import algorithms
 from polyfed.cli.author import check, new_method
+from polyfed.cli.coalitions import coalitions
 from polyfed.cli.compare import compare
 from polyfed.cli.config import config
 from polyfed.cli.data import data
 from polyfed.cli.export import export
+from polyfed.cli.leave import leave
 from polyfed.cli.regress import regress
 from polyfed.cli.report import report
 from polyfed.cli.reproduce import reproduce
@@ -44,8 +46,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 COMMANDS = (
-    run, compare, tune, resume, verify, report, export, admit, regress, algorithms, config, reproduce, new_method,
-    check,
+    run, compare, coalitions, tune, resume, verify, report, export, admit, leave, regress, algorithms, config,
+    reproduce, new_method, check,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

@@ -1,5 +1,6 @@
 """From a checked experiment to results on disk and on the screen: what run, compare and resume have in common."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from polyfed.cli.console import Show, results, stderr
@@ -13,13 +14,23 @@ from polyfed.experiment.fit import fit
 
 
 def execute(
-    experiment: Experiment, out: Path | None, force: bool = False, quiet: bool = False, resume: bool = False
+    experiment: Experiment,
+    out: Path | None,
+    force: bool = False,
+    quiet: bool = False,
+    resume: bool = False,
+    left: Callable[[Path], None] | None = None,
 ) -> int:
-    """Run (or continue) an experiment in `out`, report it, and return the exit status."""
+    """Run (or continue) an experiment in `out`, report it, and return the exit status.
+
+    left: for an experiment that clients have left, what to say and write at its end
+    """
     if experiment.settings.portable:
         pin()
     parts = Parts(experiment)
     experiment = parts.experiment
+    if not resume and left is None:
+        parts.check_without()
     parts.model(experiment.seeds[0])  # what is wrong with a model is said before a folder is made
     since = stop.interruptions()
     with claimed(out, experiment.name, force, resume) as folder:
@@ -34,6 +45,8 @@ def execute(
         from polyfed.report import read, write_report
 
         results(read(folder), write_report(folder))
+        if left is not None:
+            left(folder)
         files.forget_old(folder)
     if status:
         stderr.print(f"polyfed: {status}", soft_wrap=True, markup=False)

@@ -31,6 +31,12 @@ def resume(
     from polyfed.experiment.config import resolve
     from polyfed.experiment.files import MARK, config_of, is_ours, locked, settle, unsealed
 
+    if (run / "coalitions.toml").is_file():
+        from polyfed.cli.coalitions import go_on
+
+        if rounds is not None:
+            raise ConfigError(f"--rounds: {run} holds coalitions, which keep their number of rounds")
+        return go_on(run, quiet)
     if is_search(run) and is_ours(run):
         raise ConfigError(f"{run}: holds a search; the same polyfed tune command with --out {run} continues it")
     if not (run / MARK).is_file():

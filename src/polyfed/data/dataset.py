@@ -75,6 +75,7 @@ class Dataset:
         *,
         test_samples: int = 100,
         min_samples: int = 2,
+        without: Sequence[str] = (),
     ) -> Federation:
         """Divide the samples among clients.
 
@@ -93,6 +94,8 @@ class Dataset:
                   set, else "own"
         validation_fraction   share of each client's remaining training samples; default the data set's own, mostly 0
         min_samples           least number of samples per client in an artificial partition
+        without               names of clients to leave out once the samples are dealt, before anything is computed from
+                              them; names that no client has say nothing
 
         The federation's meta holds `indices` (per client, the positions in x it was given, test samples of "merged"
         counted on from the end of x) and `split_indices`. Raises DataError, one line, for what cannot be done.
@@ -109,8 +112,11 @@ class Dataset:
 
         data = self._merged() if test == "merged" else self
         dealt = how.assign(data._source(), clients, seed, min_samples)
-        n = len(dealt.indices)
-        names = dealt.names or tuple(f"client-{i}" for i in range(n))
+        all_names = dealt.names or tuple(f"client-{i}" for i in range(len(dealt.indices)))
+        kept = [i for i, name in enumerate(all_names) if name not in without]
+        if not kept:
+            raise DataError(f"{self.name}: every client is left out, expected at least one to stay")
+        dealt, n, names = dealt.among(kept), len(kept), tuple(all_names[i] for i in kept)
         notes = [*self.notes, *dealt.notes]
 
         held: list[np.ndarray] = [np.zeros(0, dtype=np.int64)] * n
@@ -122,10 +128,10 @@ class Dataset:
             if short:
                 notes.append(short)
         elif test == "given":
-            held = [np.flatnonzero(self.test_groups == i) for i in range(n)]
+            held = [np.flatnonzero(self.test_groups == i) for i in kept]
         else:
             other = int(prepare.keyed(seed, prepare.OFFICIAL).integers(2**31))
-            held = how.assign(self._source(official=True), n, other, 1).indices
+            held = how.assign(self._source(official=True), len(all_names), other, 1).among(kept).indices
         validation = None
         if fraction:
             train, validation = data._hold_out(train, names, fraction, seed, prepare.VALIDATION)

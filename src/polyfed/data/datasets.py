@@ -57,10 +57,13 @@ def default_dir() -> Path:
     return Path(os.environ.get("POLYFED_DATA") or Path.home() / ".cache" / "polyfed")
 
 
-def load(name: str | Path, data_dir: str | Path | None = None, **options: Any) -> Dataset:
+def load(
+    name: str | Path, data_dir: str | Path | None = None, *, without: Sequence[str] = (), **options: Any
+) -> Dataset:
     """A data set by name, or the CSV and npz files of a folder (one client per file), or one such file.
 
     name: one of `names()`, or a path     data_dir: where downloaded files lie (default `default_dir()`)
+    without: clients whose files of a folder are not opened; those of a named data set `Dataset.partition` leaves out
     options: the data set's own, see `options(name)`; keys in kebab-case are accepted. For a path: target, task.
 
     Raises DataError, one line, for an unknown name or option, a missing folder and every malformed file.
@@ -69,7 +72,7 @@ def load(name: str | Path, data_dir: str | Path | None = None, **options: Any) -
     if text in LOADERS:
         loader = LOADERS[text]
     elif isinstance(name, Path) or os.sep in text or "/" in text or os.path.exists(text):
-        loader = _folder(Path(text))
+        loader = _folder(Path(text), without)
     else:
         loader = LOADERS.find(text)
     checked = _options(loader, options, text)
@@ -89,7 +92,7 @@ def _options(
     return settings.options(loader, snake, 1, "data.options.", name, refusal)
 
 
-def _folder(path: Path) -> Loader:
+def _folder(path: Path, without: Sequence[str] = ()) -> Loader:
     def files(
         data_dir: Path,
         target: str | None = None,
@@ -97,7 +100,7 @@ def _folder(path: Path) -> Loader:
         classes: Annotated[int, settings.Limits(ge=2, le=10**6)] | None = None,
     ) -> Dataset:
         """The CSV and npz files of a folder, one client each, or of one file."""
-        paths = [path] if path.is_file() else readers.client_files(path)
+        paths = [path] if path.is_file() else [p for p in readers.client_files(path) if p.stem not in without]
         clients = readers.read_clients(paths, target=target, task=task, classes=classes)
         tests = [c.test for c in clients if c.test is not None] or None
         # from_arrays finds what is wrong with the values and names the client
@@ -109,7 +112,7 @@ def _folder(path: Path) -> Loader:
             test_fraction=0.0,
             task=task,
         )
-        single = len(clients) == 1
+        single = len(clients) == 1 and not without
         return Dataset(
             name=path.stem if path.is_file() else path.name,
             x=checked.train.x.numpy(),

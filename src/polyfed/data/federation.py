@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.core.errors import DataError
+from polyfed.core.errors import DataError, closest
 from polyfed.core.split import Split
 from polyfed.data import prepare, readers
 
@@ -108,6 +108,34 @@ class Federation:
             clusters=None if self.clusters is None else self.clusters[order],
             meta=meta,
         )
+
+    def without(self, names: Sequence[str]) -> "Federation":
+        """The same federation without some of its clients; what was computed from their samples stays as it is.
+
+        Parameters
+        ----------
+        names : sequence of str
+            Who leaves.
+
+        Returns
+        -------
+        Federation
+            With the other clients, in their order.
+
+        Raises
+        ------
+        DataError
+            There is no such client, or none would stay.
+        """
+        for name in names:
+            if name not in self.names:
+                raise DataError(
+                    f"no client {name!r}{closest(name, self.names)}; there are {', '.join(self.names[:20])}"
+                )
+        stay = [i for i, name in enumerate(self.names) if name not in names]
+        if not stay:
+            raise DataError("every client leaves, expected at least one to stay")
+        return self.reorder(stay)
 
     def with_validation(self, fraction: float, seed: int = 0) -> "Federation":
         """The same federation with some of every client's training samples moved to validation.

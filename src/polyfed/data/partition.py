@@ -56,6 +56,12 @@ class Assignment:
     relabel: np.ndarray | None = None
     turns: np.ndarray | None = None
 
+    def among(self, clients: list[int]) -> "Assignment":
+        """What these clients get, by position."""
+        kept = {k: v if v is None else v[clients] for k in ("clusters", "relabel", "turns") for v in [getattr(self, k)]}
+        names = None if self.names is None else tuple(self.names[i] for i in clients)
+        return replace(self, indices=[self.indices[i] for i in clients], names=names, **kept)
+
 
 @dataclass(frozen=True)
 class Partitioner(Configured, ABC):

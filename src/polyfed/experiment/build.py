@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ class Parts:
             known = f"known: {', '.join(names())}, or a folder"
             raise ConfigError(f"data.name: unknown data set {d.name!r}{closest(d.name, names())}; {known}")
         check_options(d.name, d.options, ConfigError)
-        return load(d.name, d.dir, **d.options)
+        return load(d.name, d.dir, without=d.without or (), **d.options)
 
     def federation(self, seed: int) -> Federation:
         """The federation of one seed: the same for every method."""
@@ -48,7 +48,7 @@ class Parts:
             self._federations.clear()
             d, how, clients = self._asked.data, *self._dealt()
             settings: dict[str, Any] = {"test_fraction": d.test_fraction, "validation_fraction": d.validation_fraction}
-            settings["test_samples"] = d.test_samples
+            settings |= {"test_samples": d.test_samples, "without": d.without or ()}
             at = seed if d.seed is None else d.seed
             self._federations[seed] = self.dataset.partition(how, clients, at, d.test, **settings)
         return self._federations[seed]
@@ -61,7 +61,28 @@ class Parts:
             parse(how)
         except DataError as e:
             raise ConfigError(f"data.partition: {e}") from None
+        if how.startswith("natural") and d.without:
+            return how, None  # however many there were
         return how, d.clients if d.clients is not None or how.startswith("natural") else CLIENTS
+
+    def leaving(self, clients: Sequence[str]) -> "Parts":
+        """The same experiment on the same data set without these clients, of whom nothing but its classes is used."""
+        e = self._asked
+        found = Parts(
+            dataclasses.replace(e, data=dataclasses.replace(e.data, without=[*(e.data.without or ()), *clients]))
+        )
+        found.dataset = self.dataset
+        return found
+
+    def check_without(self) -> None:
+        """Raise ConfigError for a client to leave out that the data do not have."""
+        e = self._asked
+        if e.data.without:
+            whole = Parts(dataclasses.replace(e, data=dataclasses.replace(e.data, without=None)))
+            everyone = whole.federation(e.seeds[0]).names
+            for name in e.data.without:
+                if name not in everyone:
+                    raise ConfigError(f"data.without: no client {name!r}{closest(name, everyone)} in {e.data.name}")
 
     def model(self, seed: int) -> nn.Module:
         """The model that every method of this seed starts from."""

@@ -29,12 +29,21 @@ from polyfed.core.settings import is_table
 
 MARK = ".polyfed"
 OLD, MOVING = ".old", ".old-moving"  # results from before: all of them, or on their way in or out
-HEADS = ("config.toml", "comparison.toml", "tune.toml", "tune.csv", "recipe.txt", "admission.csv")  # what a folder is
+HEADS = (
+    "config.toml",
+    "comparison.toml",
+    "tune.toml",
+    "tune.csv",
+    "recipe.txt",
+    "admission.csv",
+    "coalitions.toml",
+)  # what a folder is
 NAMES = (
     *HEADS, "federation.json", "partition.safetensors", "fixed.safetensors", "models.safetensors",
     "models/*.safetensors", "models/.*.draft", ".*.draft", "checkpoint/**/*", "rows/**/*", "metrics.jsonl",
     "common.jsonl", "clients.csv", "ledger.csv", "assignments.csv", "report.json", "summary.json", "log.txt",
-    "scores.safetensors", "report.html", "tune.svg", "admission.svg",
+    "scores.safetensors", "report.html", "tune.svg", "admission.svg", "leave.csv",
+    "coalitions.json", "coalitions-*.csv", "coalitions.png", "coalitions.svg",
 )  # fmt: skip
 RECIPE = ("kept/*.json", "outcome.md", "table[0-9]*-*.csv")  # beside recipe.txt
 PART = re.compile(r"(?!\d{8}-\d{6}-).+-seed-?\d+")  # a run of a comparison, and not a folder that was named by its time

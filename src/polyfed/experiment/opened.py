@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -42,9 +42,13 @@ from polyfed.experiment.folder import client_model
 from polyfed.experiment.resume import digest
 from polyfed.experiment.run import Run
 from polyfed.experiment.steps import local_steps_of
+from polyfed.experiment.training import Training
 from polyfed.experiment.userfile import algorithms_of
 from polyfed.experiment.watching import Callback
 from polyfed.report import files as reading
+
+if TYPE_CHECKING:
+    from polyfed.experiment.leave import Departure
 
 SPLITS = ("train", "validation", "test")
 NEEDED = ("seed", "dtype", "model", "data", "plan")  # keys of config.toml
@@ -305,6 +309,59 @@ class Opened(Run):
         self.loop.task.check(self.federation.train, self.federation.classes)
         return super().evaluate(models, split)
 
+    def parts(self) -> tuple[nn.Module, Federation, Training, Algorithm]:
+        """What the run was made of.
+
+        Returns
+        -------
+        tuple
+            The model with the parameters that it began with, the data, how it was trained, the method.
+
+        Raises
+        ------
+        RunError
+            The data cannot be read, or have changed.
+        ConfigError
+            A setting was an object of Python, which no file holds.
+        """
+        if self._objects:
+            raise self._unknown(self._objects[0])
+        return self._module, self._data(forged=False), self._training, self.algorithm
+
+    def leave(
+        self, *clients: int | str, out: str | Path | None = None, callbacks: Sequence[Callback] = ()
+    ) -> "Departure":
+        """Train the run again without some of its clients, every other draw the same; the run stays as it is.
+
+        The result is, bit for bit, the run of a federation that never had them: whatever follows from all clients is
+        worked out anew. In a federation that was made in Python, what the program computed from all clients before
+        (scaling, a vocabulary) is its own to redo.
+
+        Parameters
+        ----------
+        *clients : int or str
+            Who leaves, by position or name.
+        out : str, Path or None
+            Folder of the new run; None: beside the run's, under a name that says who left.
+        callbacks : sequence of callable
+            As for `fit`.
+
+        Returns
+        -------
+        Departure
+            What it costs those who stay, in scores and bytes; its `folder` is the new run's.
+
+        Raises
+        ------
+        ConfigError
+            There is no such client, none would stay, or the run started from another one.
+        RunError
+            The run is not finished, or its data cannot be read or have changed.
+        """
+        from polyfed.experiment.leave import leave
+
+        return leave(self, clients, None if out is None else Path(out), callbacks)
+
     def resume(self, rounds: int | None = None, callbacks: Sequence[Callback] = ()) -> Run:
         """Train on from the last checkpoint, to the numbers of a run that was never interrupted, and write the folder.
 
@@ -327,15 +384,13 @@ class Opened(Run):
         ConfigError
             A setting was an object of Python, which no file holds.
         """
-        if self._objects:
-            raise self._unknown(self._objects[0])
-        training = self._training if rounds is None else dataclasses.replace(self._training, rounds=rounds)
-        model, federation = self._module, self._data(forged=False)
+        model, federation, training, algorithm = self.parts()
+        training = training if rounds is None else dataclasses.replace(training, rounds=rounds)
         described = {key: self.settings[key] for key in SAID if key in self.settings}
         with files.locked(self._at):
             files.settle(self._at)
             return fit(
-                model, federation, self.algorithm, training, out=self._at, resume=True, callbacks=callbacks,
+                model, federation, algorithm, training, out=self._at, resume=True, callbacks=callbacks,
                 describe=described,
             )  # fmt: skip
 

@@ -48,6 +48,7 @@ BATCH = Annotated[int, Limits(ge=1, le=COUNTED), Words("an integer of at least 1
 SEEDS = 10_000
 MANY = Annotated[int, Limits(ge=1, le=SEEDS)]
 WHICH = Annotated[list[SEED], Words("a list of seeds")]
+WHO = Annotated[list[str], Words("a list of clients' names")]
 JUDGES = Annotated[str, Words("names such as auc,brier")]
 TABLE, PRECISION = Words("a table with a name"), Words("float32, float64")
 DEVICE = Annotated[str, Words("auto, cpu or cuda")]
@@ -372,6 +373,7 @@ class Data(Table):
         None, ge=0, lt=1, doc="Share of a client's training samples held out for validation."
     )
     seed: SEED | None = setting(None, doc="Seed of the partition. Default: the run's.")
+    without: WHO | None = setting(None, doc="Clients to leave out, by name: a federation that never had them.")
     options: Mapping[str, Any] = setting(factory=dict, doc="The data set's own options (see polyfed data list).")
 
 

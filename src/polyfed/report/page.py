@@ -54,11 +54,6 @@ def write_report(paths: str | Path | Iterable[str | Path], out: str | Path | Non
 
 def render(study: Study, listed: str = "") -> str:
     """The page as text. listed: the file beside it that holds the table of all clients, where they are too many."""
-    css = files("polyfed.report").joinpath("page.css").read_text(encoding="utf-8")
-    script = files("polyfed.report").joinpath("page.js").read_text(encoding="utf-8")
-    code = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{code}'"
-    title = _title(study)
     sections = [
         ("Methods", compare_table(study).to("html")),
         ("Clients", _clients(study, listed)),
@@ -67,6 +62,15 @@ def render(study: Study, listed: str = "") -> str:
         ("The data", _data(study)),
         ("Settings", _settings(study)),
     ]
+    return shell(_title(study), _what(study), answer(study), _caveats(study), sections, _versions(study))
+
+
+def shell(title: str, what: str, lead: str, caveats: str, sections: Iterable[tuple[str, str]], footer: str) -> str:
+    """A page: title, what it is about, the answer, what to keep in mind (HTML), sections (name, HTML), a last line."""
+    css = files("polyfed.report").joinpath("page.css").read_text(encoding="utf-8")
+    script = files("polyfed.report").joinpath("page.js").read_text(encoding="utf-8")
+    code = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{code}'"
     body = "".join(f"<section><h2>{name}</h2>\n{content}</section>\n" for name, content in sections if content)
     return f"""<!doctype html>
 <html lang="en">
@@ -81,13 +85,13 @@ def render(study: Study, listed: str = "") -> str:
 <body>
 <header>
 <h1>{escape(title)}</h1>
-<p class="what">{escape(_what(study))}</p>
+<p class="what">{escape(what)}</p>
 </header>
 <main>
-<p class="answer">{escape(answer(study))}</p>
-{_caveats(study)}
+<p class="answer">{escape(lead)}</p>
+{caveats}
 {body}</main>
-<footer>{escape(_versions(study))}</footer>
+<footer>{escape(footer)}</footer>
 <script>{script}</script>
 </body>
 </html>

@@ -1,0 +1,543 @@
+"""What a folder of coalitions says, from its run folders alone: every number is a combination of scores in them."""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from polyfed.core.errors import RunError
+from polyfed.core.metric import Metric, mean_of
+from polyfed.core.randomness import key_of
+from polyfed.experiment import files
+from polyfed.experiment.folder import RunFolder, _finite, csv_text
+from polyfed.games import values as game
+from polyfed.games.values import Stability, Walk, Weights
+from polyfed.report import files as reading
+from polyfed.report import intervals
+from polyfed.report.combined import Tested, evidence, jointly, tested
+from polyfed.report.pairs import Evidence, Interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from polyfed.report import Table
+
+HEAD = "coalitions.toml"
+ALL = "all"  # label of the coalition of all
+PLAIN = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def names_of(c: int, names: Sequence[str]) -> str:
+    """The label of a coalition's runs: its members where that makes a folder's name, else a key of them."""
+    who = [names[i] for i in game.members(c)]
+    if len(who) == len(names):
+        return ALL
+    text = "+".join(who) if len(who) > 1 else f"own-{who[0]}"
+    plain = len(text) <= 100 and all(PLAIN.fullmatch(name) for name in who)
+    return text if plain else f"{len(who)}-clients-{key_of(chr(0).join(who)):016x}"
+
+
+def walks_of(n: int, samples: int | None, seed: int) -> list[Walk]:
+    """The walks in which every client joins every other `samples` times on average; none: every coalition is there."""
+    return [] if samples is None else game.walks(n, samples * n, seed)
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """The scores in all runs of a folder.
+
+    own: label of the coalitions' method     against: {label: {seed: what the method found}}
+    place: {coalition: its row below}     test, validation: [S, K, n] merits, NaN where there is none
+    added: {(seed's row, client): [K, m] what each test sample adds}     ids: {the same: [m] the samples}
+    samples: {client: (share tested, how many)}
+    """
+
+    folder: Path
+    names: tuple[str, ...]
+    seeds: tuple[int, ...]
+    label: str
+    count: int | None
+    metric: Metric
+    split: str
+    place: dict[int, int]
+    test: np.ndarray
+    raw: np.ndarray
+    validation: np.ndarray
+    added: dict[tuple[int, int], np.ndarray]
+    ids: dict[tuple[int, int], np.ndarray]
+    samples: list[tuple[float, int]]
+    against: dict[str, dict[int, dict[str, Any]]]
+    seconds: float
+    trainings: int
+
+    @property
+    def n(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def orders(self) -> list[Walk]:
+        return walks_of(self.n, self.count, self.seeds[0])
+
+    @classmethod
+    def read(cls, folder: Path) -> "Found":
+        """Raises RunError for a folder that is not one of coalitions, or not complete."""
+        head = folder / HEAD
+        if not head.is_file():
+            raise RunError(f"{folder}: holds no coalitions (no {HEAD})")
+        config = files.unsealed(head)
+        told, seeds = config["coalitions"], tuple(config["seeds"])
+        names, labels = tuple(told["clients"]), told["labels"]
+        n, at = len(names), {name: i for i, name in enumerate(names)}
+        runs: dict[tuple[str, int], Tested | None] = {}
+        against: dict[str, dict[int, dict[str, Any]]] = {k: {} for k in labels[1:]}
+        spent = 0.0
+        masks: set[int] = set()
+        for path in sorted((folder / "runs").glob("*-seed*")):
+            if not (path / "summary.json").exists():
+                continue
+            label, _, seed = path.name.rpartition("-seed")
+            over = reading.summary(path)
+            if over["status"] == "interrupted":
+                continue
+            spent += over["seconds"] or 0.0
+            if label in against:
+                against[label][int(seed)] = reading.report(path) if over["status"] == "finished" else {}
+                continue
+            who = [at[c["name"]] for c in reading.federation(path)["clients"]]
+            masks.add(game.coalition(who))
+            runs[label, int(seed)] = tested(path) if over["status"] == "finished" else None
+        known = sorted(masks, key=lambda c: (c.bit_count(), c))
+        first = next((t for t in runs.values() if t is not None), None)
+        wanted = [*(1 << i for i in range(n)), game.everyone(n)]
+        if told.get("samples") is None:
+            wanted = list(range(1, 1 << n))
+        if first is None or any((names_of(c, names), s) not in runs for c in wanted for s in seeds):
+            raise RunError(f"{folder}: is not finished; finish it with: polyfed resume {folder}")
+        split = next(s for s in ("test", "validation", "train") if s in first.values)
+        place = {c: k for k, c in enumerate(known)}
+        shape = (len(seeds), len(known), n)
+        raw, validation = np.full(shape, math.nan), np.full(shape, math.nan)
+        added, ids = {}, {}
+        samples = [
+            next(t.samples[name] for t in runs.values() if t is not None and name in t.samples) for name in names
+        ]
+        for s, seed in enumerate(seeds):
+            for i, name in enumerate(names):
+                alone = runs[names_of(1 << i, names), seed]
+                if alone is not None and name in alone.added:
+                    ids[s, i] = alone.added[name][0]
+                    added[s, i] = np.full((len(known), len(ids[s, i])), math.nan)
+            for c, k in place.items():
+                run = runs.get((names_of(c, names), seed))
+                for i in game.members(c) if run is not None else ():
+                    assert run is not None
+                    raw[s, k, i] = run.values[split].get(names[i], math.nan)
+                    validation[s, k, i] = run.values.get("validation", {}).get(names[i], math.nan)
+                    mine = run.added.get(names[i])
+                    if mine is not None and (s, i) in added and len(mine[1]) == len(ids[s, i]):
+                        added[s, i][k] = first.metric.sign * mine[1]
+        merit = first.metric.merit
+        return cls(
+            folder, names, seeds, labels[0], told.get("samples"), first.metric, split, place, merit(raw), raw,
+            merit(validation), added, ids, samples, against, spent, len(runs) + sum(map(len, against.values())),
+        )  # fmt: skip
+
+    # combinations of scores
+
+    def row(self, weights: Weights) -> np.ndarray:
+        """[K] weights by row."""
+        found = np.zeros(len(self.place))
+        for c, w in weights.items():
+            found[self.place[c]] += w
+        return found
+
+    def evidence(self, client: int, weights: np.ndarray) -> Evidence:
+        """What is known of a combination of one client's scores. weights: [K], or [S, K] where they differ by seed"""
+        w = np.broadcast_to(weights, (len(self.seeds), len(self.place)))
+        means, parts = [], []
+        for s in range(len(self.seeds)):
+            used = np.flatnonzero(w[s])
+            mean = float(w[s, used] @ self.test[s, used, client])
+            means.append(mean)
+            if math.isfinite(mean) and (s, client) in self.added and self.split == "test":
+                parts.append((self.ids[s, client], w[s, used] @ self.added[s, client][used]))
+        level = abs(mean_of(self.raw[:, self.place[1 << client], client]))
+        known = parts if parts and all(np.isfinite(v).all() for _, v in parts) else None
+        return evidence(self.metric, means, known, self.samples[client], level)
+
+    def gain(self, client: int, c: int) -> Weights:
+        """The client's gain over its own model in a coalition."""
+        return {c: 1.0, 1 << client: -1.0} if c != 1 << client else {}
+
+    @cached_property
+    def settled(self) -> tuple[tuple[int, ...], Stability]:
+        """The partition that holds best, see `settle`."""
+        return settle(self)
+
+    @cached_property
+    def gains(self) -> dict[int, np.ndarray]:
+        """Coalition -> [n] gains over the own models, mean over seeds. A coalition whose run diverged is the worst; a
+        client without any score is indifferent."""
+        own = np.stack([self.test[:, self.place[1 << i], i] for i in range(self.n)], 1)
+        lost = np.isnan(own).all(0)
+        found = {}
+        for c, k in self.place.items():
+            change = self.test[:, k] - own
+            mean = np.array([mean_of(column) for column in change.T])
+            found[c] = np.where(lost, 0.0, np.where(np.isnan(mean), -math.inf, mean))
+        return found
+
+    @cached_property
+    def shapley(self) -> np.ndarray:
+        """[n, n] Shapley values, row: receives; NaN on the diagonal and where no sample was drawn."""
+        found = np.full((self.n, self.n), math.nan)
+        for i in range(self.n):
+            for j in range(self.n):
+                if i != j and (w := self.weights(i, j)):
+                    used = [(x, self.place[c]) for c, x in w.items() if x]
+                    found[i, j] = mean_of(sum(x * self.test[:, k, i] for x, k in used))  # pyright: ignore[reportArgumentType]
+        return found
+
+    def weights(self, receiver: int, giver: int) -> Weights:
+        """The Shapley value of one client for another, exact or sampled."""
+        return game.sampled(self.orders, receiver, giver) if self.orders else game.shapley(self.n, receiver, giver)
+
+    def sampling(self, receiver: int, giver: int) -> tuple[float, int]:
+        """(standard error that the sampling of coalitions adds, steps that it rests on)."""
+        steps = game.joinings(self.orders, receiver, giver)
+        at = [(self.place[a], self.place[b]) for a, b in steps]
+        changes = np.array([mean_of(self.test[:, a, receiver] - self.test[:, b, receiver]) for a, b in at])
+        return game.standard_error(changes), len(steps)
+
+
+def settle(found: Found, train: Callable[[list[int]], None] | None = None) -> tuple[tuple[int, ...], Stability]:
+    """The partition that holds best, and how it holds.
+
+    Where not every coalition is known: the groups that the Shapley values suggest, from which clients move, one at a
+    time, to where they would rather be and nobody would lose by it, until nobody would move or everybody has once on
+    average; `train` makes the coalitions that this asks for.
+    """
+    n = found.n
+    if not found.orders:
+        return game.most_stable(found.gains, n)
+    partition = game.grouped(np.nan_to_num(found.shapley))
+    held = Stability(False, False, None, {})
+    for _ in range(n + 1):
+        if missing := [c for c in needed(partition) if c not in found.place]:
+            if train is None:
+                raise RunError(f"{found.folder}: is not finished; finish it with: polyfed resume {found.folder}")
+            train(missing)
+            found = Found.read(found.folder)
+        held = game.stability(partition, found.gains, n)
+        if held.individual:
+            break
+        move = held.against["individual"]
+        rest = [c & ~(1 << move.movers[0]) for c in partition if c != move.coalition & ~(1 << move.movers[0])]
+        partition = tuple(sorted(c for c in [*rest, move.coalition] if c))
+    return partition, held
+
+
+def needed(partition: Sequence[int]) -> list[int]:
+    """The coalitions, single clients aside, that decide whether anybody would rather move."""
+    everyone = sum(partition)
+    found = [c | 1 << i for c in partition for i in game.members(everyone)]
+    return list(dict.fromkeys(c for c in found if c.bit_count() > 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Coalitions:
+    """Who gains from whom.
+
+    Parameters
+    ----------
+    names : tuple of str
+        [n] the clients.
+    seeds : tuple of int
+        The splits and starts.
+    metric : Metric
+        The leading metric.
+    method : str
+        Label of the method that coalitions train with.
+    sampled : int or None
+        How often every client joins every other in the coalitions drawn, on average; None: every coalition was trained.
+    trainings : int
+        Runs in the folder.
+    seconds : float
+        Seconds of training in all of them.
+    values : DataFrame
+        One row per seed, coalition and member: seed, coalition, size, client, validation, test, gain (over the own
+        model, positive when better), run (its folder).
+    help : DataFrame
+        One row per pair: client (receives), from, shapley, low, high, clear (jointly over all pairs), error and drawn
+        (standard error of the sampling and the samples it rests on, of sampled coalitions), leave_one_out and its
+        limits: how much worse the client is off when only the other is left out.
+    clients : DataFrame
+        One row per client: its own score and that with all; the coalition chosen by validation most often, in how many
+        seeds, the score after choosing in every seed; gains with limits; and the best coalition in hindsight.
+    partitions : DataFrame
+        One row per partition: which, its coalitions, whether it is stable, in what share of the seeds, who would move.
+    agreement : DataFrame
+        One row per method that was held against the coalitions.
+    folder : Path or None
+        Where all this is.
+    split : str
+        What the scores are measured on.
+    """
+
+    names: tuple[str, ...]
+    seeds: tuple[int, ...]
+    metric: Metric
+    method: str
+    sampled: int | None
+    trainings: int
+    seconds: float
+    values: pd.DataFrame
+    help: pd.DataFrame
+    clients: pd.DataFrame
+    partitions: pd.DataFrame
+    agreement: pd.DataFrame
+    folder: Path | None = None
+    split: str = "test"
+
+    @staticmethod
+    def open(folder: str | Path) -> "Coalitions":
+        """The results of a folder, from its runs.
+
+        Parameters
+        ----------
+        folder : str or Path
+            A folder that `coalitions` wrote.
+
+        Returns
+        -------
+        Coalitions
+            The results.
+
+        Raises
+        ------
+        RunError
+            The folder is missing, damaged, or not finished.
+        """
+        f = Found.read(Path(folder))
+        return Coalitions(
+            f.names, f.seeds, f.metric, f.label, f.count, f.trainings, f.seconds, _values(f), _help(f), _clients(f),
+            _partitions(f), _agreement(f), f.folder, f.split,
+        )  # fmt: skip
+
+    @property
+    def matrix(self) -> pd.DataFrame:
+        """[n, n] Shapley values: what the client of a row gets from that of a column."""
+        found = self.help.pivot_table(index="client", columns="from", values="shapley", dropna=False, sort=False)
+        return found.reindex(index=list(self.names), columns=list(self.names))
+
+    def tables(self) -> "list[Table]":
+        """Who helps whom, the clients, the partitions and the methods held against them, as they are printed."""
+        from polyfed.games.show import tables
+
+        return tables(self)
+
+    def figure(self) -> "Figure":
+        """The matrix as a picture."""
+        from polyfed.games.show import figure
+
+        return figure(self)
+
+    def save(self) -> Path:
+        """Write the tables, the picture and the page into the folder.
+
+        Returns
+        -------
+        Path
+            The page, report.html.
+
+        Raises
+        ------
+        RunError
+            There is no folder, or it cannot be written.
+        """
+        from polyfed.games.show import page
+        from polyfed.report.style import save
+
+        if self.folder is None:
+            raise RunError("these coalitions have no folder; give one with out=...")
+        out = RunFolder(self.folder)
+        with out.locked():
+            for name in ("values", "help", "clients", "partitions", "agreement"):
+                out.write(f"coalitions-{name}.csv", csv_text(getattr(self, name)))
+            for form in ("png", "svg"):
+                save(self.figure(), self.folder / f"coalitions.{form}")
+            out.write("coalitions.json", json.dumps(_finite(self._json()), indent=1))
+            out.write("report.html", page(self))
+        return self.folder / "report.html"
+
+    def _json(self) -> dict[str, Any]:
+        keys = ("names", "seeds", "method", "sampled", "trainings", "seconds", "split")
+        tables = ("help", "clients", "partitions", "agreement")
+        return {
+            **{k: list(v) if isinstance(v := getattr(self, k), tuple) else v for k in keys},
+            "metric": self.metric.name,
+            **{k: json.loads(getattr(self, k).to_json(orient="records")) for k in tables},
+        }
+
+
+def _values(f: Found) -> pd.DataFrame:
+    rows = []
+    for s, seed in enumerate(f.seeds):
+        for c, k in f.place.items():
+            label = names_of(c, f.names)
+            for i in game.members(c):
+                own = f.test[s, f.place[1 << i], i]
+                rows.append({
+                    "seed": seed, "coalition": said(c, f.names), "size": c.bit_count(), "client": f.names[i],
+                    "validation": f.metric.sign * f.validation[s, k, i] if f.metric.sign else f.validation[s, k, i],
+                    "test": f.raw[s, k, i], "gain": f.test[s, k, i] - own, "run": f"runs/{label}-seed{seed}",
+                })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def said(c: int, names: Sequence[str]) -> str:
+    """A coalition in words."""
+    return " + ".join(names[i] for i in game.members(c))
+
+
+def _limits(prefix: str, found: Interval) -> dict[str, Any]:
+    return {f"{prefix}low": found.low, f"{prefix}high": found.high, f"{prefix}clear": found.clear}
+
+
+def _widened(e: Evidence, error: float) -> Interval:
+    """The interval with the chance of sampled coalitions added."""
+    if not error > 0:
+        return e.interval()
+    (var, freedom), gain = intervals.variance(e.spread, e.share), e.spread.gain
+    judged, free = intervals.variance(replace(e.spread, whole=True), e.share)
+    half = intervals.half_width(var + error**2, freedom)
+    p = intervals.p_value(gain, judged + error**2, free)
+    return Interval(gain, gain - half, gain + half, len(e.spread.means), p, abs(gain) > half)
+
+
+def _help(f: Found) -> pd.DataFrame:
+    rows, values, without = [], [], []
+    whole = game.everyone(f.n)
+    for i in range(f.n):
+        for j in range(f.n):
+            if i == j:
+                continue
+            error, drawn = f.sampling(i, j) if f.orders else (0.0, 0)
+            weights, rest = f.weights(i, j), whole & ~(1 << j)
+            e = f.evidence(i, f.row(weights)) if weights else None
+            values.append(_widened(e, error) if e is not None else Interval(math.nan, math.nan, math.nan, 0))
+            without.append(f.evidence(i, f.row({whole: 1.0, rest: -1.0})).interval())
+            rows.append({"client": f.names[i], "from": f.names[j], "error": error, "drawn": drawn})
+    found = zip(rows, jointly(values), jointly(without), strict=True)
+    return pd.DataFrame(
+        {"client": r["client"], "from": r["from"], "shapley": v.mean} | _limits("", v)
+        | ({"error": r["error"], "drawn": r["drawn"]} if f.orders else {})
+        | {"leave_one_out": w.mean} | _limits("leave_one_out_", w)
+        for r, v, w in found
+    )  # fmt: skip
+
+
+def _clients(f: Found) -> pd.DataFrame:
+    rows, alls, afters = [], [], []
+    whole, order = game.everyone(f.n), sorted(f.place, key=lambda c: (c.bit_count(), c))
+    for i, name in enumerate(f.names):
+        mine, own = [c for c in order if c >> i & 1], f.place[1 << i]
+        at = [f.place[c] for c in mine]
+        weights, chosen = np.zeros((len(f.seeds), len(f.place))), []
+        for s in range(len(f.seeds)):
+            seen = f.validation[s, at, i]
+            best = mine[int(np.nanargmax(seen))] if np.isfinite(seen).any() else 1 << i  # of equals the smallest
+            chosen.append(best)
+            weights[s, f.place[best]] += 1
+            weights[s, own] -= 1
+        usual, times = Counter(chosen).most_common(1)[0]
+        hindsight = max(mine, key=lambda c: f.gains[c][i])
+        alls.append(f.evidence(i, f.row(f.gain(i, whole))).interval())
+        afters.append(f.evidence(i, weights).interval())
+        rows.append({
+            "client": name, "own": mean_of(f.raw[:, own, i]), "all": mean_of(f.raw[:, f.place[whole], i]),
+            "chosen": said(usual, f.names), "chosen_in": times,
+            "after_choice": mean_of(np.array([f.raw[s, f.place[c], i] for s, c in enumerate(chosen)])),
+            "hindsight": said(hindsight, f.names), "hindsight_gain": float(f.gains[hindsight][i]),
+        })  # fmt: skip
+    for row, a, b in zip(rows, jointly(alls), jointly(afters), strict=True):
+        row |= {"all_gain": a.mean} | _limits("all_", a) | {"chosen_gain": b.mean} | _limits("chosen_", b)
+    return pd.DataFrame(rows)
+
+
+def _partitions(f: Found) -> pd.DataFrame:
+    """The partition that holds best, all together, each alone, and what other methods found most often."""
+    n = f.n
+    shown: dict[str, tuple[int, ...]] = {"found": f.settled[0], "together": (game.everyone(n),)}
+    shown["alone"] = tuple(1 << i for i in range(n))
+    for label, runs in f.against.items():
+        if clusters := [tuple(_clustered(r["clusters"])) for r in runs.values() if r.get("clusters")]:
+            shown[label] = Counter(clusters).most_common(1)[0][0]
+    rows = []
+    for name, p in shown.items():
+        row: dict[str, Any] = {"partition": name, "coalitions": " | ".join(said(c, f.names) for c in p)}
+        if all(c in f.place for c in [*p, *needed(p)]):
+            held = game.stability(p, f.gains, n)
+            row |= {"gain": sum(float(f.gains[c][i]) for c in p for i in game.members(c)) / n}
+            row |= {"nash": held.nash, "individual": held.individual, "core": held.core}
+            each = [game.stability(p, _of_seed(f, s), n) for s in range(len(f.seeds))]
+            row["individual_share"] = float(np.mean([e.individual for e in each]))
+            move = held.against.get("core") or held.against.get("individual") or held.against.get("nash")
+            if move is not None:
+                of = {i: c for c in p for i in game.members(c)}
+                gains = [f.evidence(i, f.row({move.coalition: 1.0, of[i]: -1.0})).interval() for i in move.movers]
+                row |= {"movers": " + ".join(f.names[i] for i in move.movers), "to": said(move.coalition, f.names)}
+                row |= {"mover_gain": min(g.mean for g in gains), "mover_clear": all(g.sign == 1 for g in gains)}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _of_seed(f: Found, s: int) -> dict[int, np.ndarray]:
+    """`Found.gains` of one seed alone."""
+    one = replace(
+        f, seeds=f.seeds[s : s + 1], test=f.test[s : s + 1], raw=f.raw[s : s + 1], validation=f.validation[s : s + 1]
+    )
+    return one.gains
+
+
+def _clustered(labels: Sequence[int]) -> list[int]:
+    """The partition that cluster labels say."""
+    return sorted(game.coalition(np.flatnonzero(np.array(labels) == k).tolist()) for k in set(labels))
+
+
+def _agreement(f: Found) -> pd.DataFrame:
+    """Adjusted Rand index of a method's clusters with the partition that holds best; rank correlation of its mixing
+    weights with the Shapley values, over pairs."""
+    from sklearn.metrics import adjusted_rand_score
+
+    best, rows = game.labels(f.settled[0], f.n), []
+    off = ~np.eye(f.n, dtype=bool) & np.isfinite(f.shapley)
+    for label, runs in f.against.items():
+        row: dict[str, Any] = {"method": label, "seeds": len(runs)}
+        found = [r["clusters"] for r in runs.values() if r.get("clusters")]
+        if found:
+            score = [float(adjusted_rand_score(best, c)) for c in found]
+            row |= {
+                "clusters": mean_of(np.array([len(set(c)) for c in found], float)),
+                "rand_index": mean_of(np.array(score)),
+            }
+        mixing = [np.array(r["mixing"], float) for r in runs.values() if r.get("mixing")]
+        if mixing:
+            mixing = [m for m in mixing if m.shape == off.shape and np.ptp(m[off]) > 0]
+            ranks = [_rank_correlation(m[off], f.shapley[off]) for m in mixing]
+            row["rank_correlation"] = mean_of(np.array(ranks)) if ranks else math.nan
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
+    """Spearman's; equal values share their mean rank."""
+    return float(np.corrcoef(*(pd.Series(v).rank() for v in (x, y)))[0, 1])

@@ -1,0 +1,275 @@
+"""coalitions: the clients' federation trained again for its coalitions, and what every one gains from the others.
+
+A coalition's run is that of a federation that never had anybody else: draws are keyed by the clients' names, so that a
+client has the same samples, splits and batches in every coalition, and what follows from all clients is worked out from
+the members (of a folder of files only the columns and classes are those of all). With n clients and every coalition
+that is 2^n - 1 runs a seed; a coalition of one trains alone.
+
+A folder holds coalitions.toml, runs/<coalition>-seed<k>/ and the results; it can be interrupted and resumed.
+"""
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from torch import nn
+
+from polyfed.algorithms.fedavg import FedAvg
+from polyfed.algorithms.local import Local
+from polyfed.core import checkpoint
+from polyfed.core.algorithm import Algorithm
+from polyfed.core.errors import ConfigError, Diverged, RunError
+from polyfed.core.settings import is_whole
+from polyfed.data.federation import Federation
+from polyfed.experiment import files, parallel
+from polyfed.experiment.compare import Result, Watch, config_of, read_result
+from polyfed.experiment.fit import fit
+from polyfed.experiment.folder import RunFolder, summary
+from polyfed.experiment.training import Training, training_of
+from polyfed.games import values as game
+from polyfed.games.result import HEAD, Coalitions, Found, names_of, settle, walks_of
+
+MOST = 8  # clients up to which every coalition is trained
+SAMPLES = 10  # beyond: how often every client joins every other, on average
+VALIDATION = 0.2  # of the training samples, where the data have no validation split
+Made = tuple[nn.Module, Federation, Mapping[str, Any] | None]  # with further tables for config.toml
+Maker = Callable[[int, Sequence[str]], Made]  # of (seed, who is left out)
+
+
+def coalitions(
+    model: nn.Module | Callable[[int], nn.Module],
+    federation: Federation | Callable[[int], Federation],
+    algorithm: Algorithm | None = None,
+    training: Training | None = None,
+    *,
+    seeds: int | Sequence[int] = 5,
+    samples: int | None = None,
+    against: Mapping[str, Algorithm] | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    watch: Watch | None = None,
+    **settings: Any,
+) -> Coalitions:
+    """Train the coalitions of a federation's clients and say who gains from whom.
+
+    Up to 8 clients every coalition is trained; beyond, coalitions are sampled. Runs that take one thread each are
+    trained side by side. After Ctrl-C the round in hand is finished and saved, and KeyboardInterrupt is raised.
+
+    Parameters
+    ----------
+    model : nn.Module or callable
+        As for `compare`.
+    federation : Federation or callable
+        As for `compare`. Where it has no validation split, a fifth of every client's training samples become one.
+    algorithm : Algorithm or None
+        What a coalition trains with; None: FedAvg. Own models are trained alone with the same step size.
+    training : Training or None
+        As for `fit`; its seed is not used.
+    seeds : int or sequence of int
+        How many (0, 1, ...), or which.
+    samples : int or None
+        How often every client joins every other in the coalitions sampled, on average; None: every coalition up to 8
+        clients, else 10.
+    against : dict or None
+        Methods whose clusters (FPFC, IFCA) or mixing weights (FedACS) are held against the coalitions.
+    out : str, Path or None
+        Folder of the results; without it nothing is kept but what is returned.
+    resume : bool
+        Go on in `out`: what is finished there is read back.
+    watch : Watch or None
+        Called as the runs proceed.
+    **settings
+        Passed to `fit`, such as rounds=100, batch_size=None.
+
+    Returns
+    -------
+    Coalitions
+        Scores, gains, Shapley values, stable partitions, and the agreement with other methods.
+
+    Raises
+    ------
+    ConfigError
+        A setting is wrong; nothing has been trained yet.
+    RunError
+        A folder cannot be read or written, or holds other results.
+    """
+    which = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not which or not all(map(is_whole, which)) or len(set(which)) < len(which):
+        raise ConfigError(f"seeds: found {seeds!r}, expected a number of at least 1, or a list of distinct integers")
+    how, method = training_of(training, {"evaluate_every": 0, **settings}), algorithm or FedAvg()
+    methods = {method.name: method, **(against or {})}
+
+    def make(seed: int, without: Sequence[str]) -> Made:
+        data = federation if isinstance(federation, Federation) else federation(seed)
+        data = data if data.validation is not None else data.with_validation(VALIDATION, seed)
+        net = model if isinstance(model, nn.Module) else model(seed)
+        return (
+            net,
+            data.without(without) if without else data,
+            {"data": {"without": list(without)}} if without else None,
+        )
+
+    config = config_of({k.replace(" ", "-"): v for k, v in methods.items()}, which, how.dump())
+    names = make(which[0], ())[1].names
+    game_of = Game(make, names, list(methods.values()), list(methods), how, which, samples)
+    with tempfile.TemporaryDirectory() if out is None else contextlib.nullcontext(out) as place:
+        found = game_of.play(Path(place), resume, watch or Watch(), config)
+        return found if out is not None else dataclasses.replace(found, folder=None)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One run: without whom, under which label."""
+
+    label: str
+    seed: int
+    algorithm: Algorithm
+    without: tuple[str, ...]
+    place: Path
+
+
+@dataclass(frozen=True)
+class Game:
+    """Everything that the runs of a folder have in common.
+
+    methods, labels: the coalitions' own first, then those it is held against
+    """
+
+    make: Maker
+    names: Sequence[str]
+    methods: Sequence[Algorithm]
+    labels: Sequence[str]
+    training: Training
+    seeds: Sequence[int]
+    samples: int | None
+    describe: Callable[[str], Mapping[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        n = len(self.names)
+        if n < 2:
+            raise ConfigError(f"coalitions: found {n} client, expected at least two")
+        if self.samples is not None and (not is_whole(self.samples) or self.samples < 1):
+            raise ConfigError(f"samples: found {self.samples!r}, expected an integer of at least 1")
+        if self.training.attack is not None:
+            raise ConfigError("attack: attackers have no score, so coalitions with them cannot be judged; leave it out")
+        if n > MOST and self.samples is None:
+            object.__setattr__(self, "samples", SAMPLES)
+
+    def play(self, folder: Path, resume: bool, watch: Watch, config: Mapping[str, Any]) -> Coalitions:
+        """Train what is missing in a folder and write the results."""
+        told = {"clients": list(self.names), "labels": list(self.labels)}
+        told |= {} if self.samples is None else {"samples": self.samples}
+        with files.locked(folder):
+            _begin(folder, {**config, "coalitions": told}, resume)
+            n, orders = len(self.names), walks_of(len(self.names), self.samples, self.seeds[0])
+            all_of_them, alone = game.everyone(n), [1 << i for i in range(n)]
+            chosen = game.visited(orders) if orders else range(1, 1 << n)
+            left_out = [all_of_them & ~(1 << i) for i in range(n)]
+            wanted = list(dict.fromkeys([all_of_them, *alone, *chosen, *left_out]))
+            jobs: list[_Job] = []
+            for s in self.seeds:
+                jobs += [self._job(folder, c, s) for c in wanted]
+                others = zip(self.labels[1:], self.methods[1:], strict=True)
+                jobs += [_Job(label, s, method, (), _at(folder, label, s)) for label, method in others]
+            self._train(jobs, resume, watch)
+
+            def more(coalitions: list[int]) -> None:
+                self._train([self._job(folder, c, s) for s in self.seeds for c in coalitions], True, watch)
+
+            if orders:
+                settle(Found.read(folder), more)
+            result = Coalitions.open(folder)
+            result.save()
+        return result
+
+    def _job(self, folder: Path, c: int, seed: int) -> _Job:
+        label = names_of(c, self.names)
+        without = tuple(name for i, name in enumerate(self.names) if not c >> i & 1)
+        return _Job(label, seed, self.methods[0] if c & (c - 1) else self._own, without, _at(folder, label, seed))
+
+    @property
+    def _own(self) -> Algorithm:
+        """What a client does alone."""
+        lr = getattr(self.methods[0], "lr", None)
+        return Local(float(lr)) if isinstance(lr, int | float) else Local()
+
+    def _train(self, jobs: Sequence[_Job], resume: bool, watch: Watch) -> None:
+        """Every job read back or trained: one after another, until one shows that the others may run side by side."""
+        watch.start(len(jobs))
+        todo: list[_Job] = []
+        for job in jobs:
+            before = read_result(job.place, job.label, job.seed, self.training.rounds) if resume else None
+            watch.end(before, True) if before is not None else todo.append(job)
+        room = 1
+        while todo and room == 1:
+            job = todo.pop(0)
+            watch.begin(job.label, job.seed)
+            result = self._here(job, resume, watch)
+            watch.end(result, False)
+            if result.run is not None and result.run.loop.engine.workers == 1:
+                room = parallel.room(result.run.loop.task.device.type)
+        tasks = [partial(self._apart, job, resume) for job in todo]
+        for which, (status, message) in parallel.side_by_side(
+            tasks, room, lambda which: watch.begin(todo[which].label, todo[which].seed)
+        ):
+            job = todo[which]
+            done = read_result(job.place, job.label, job.seed) if status == "finished" else None
+            watch.end(done or Result(job.label, job.seed, status, message=message, folder=job.place), False)
+
+    def _fit(self, job: _Job, resume: bool, watch: Watch | None = None) -> Any:
+        model, federation, tables = self.make(job.seed, job.without)
+        about = dict(tables or {}) | (dict(self.describe(job.label)) if self.describe else {})
+        run = fit(
+            model, federation, job.algorithm, dataclasses.replace(self.training, seed=job.seed), out=job.place,
+            resume=resume, callbacks=watch.callbacks() if watch else (), describe=about or None,
+        )  # fmt: skip
+        if run.status == "interrupted":
+            raise KeyboardInterrupt
+        return run
+
+    def _here(self, job: _Job, resume: bool, watch: Watch) -> Result:
+        try:
+            run = self._fit(job, resume, watch)
+        except Diverged as e:
+            return Result(job.label, job.seed, "diverged", message=str(e), folder=job.place)
+        return Result(job.label, job.seed, run.status, summary(run), run.clients, folder=job.place, run=run)
+
+    def _apart(self, job: _Job, resume: bool) -> tuple[str, str]:
+        """Train one job in a process of its own; a run that diverged has said so in its folder."""
+        try:
+            return self._fit(job, resume).status, ""
+        except Diverged as e:
+            return "diverged", str(e)
+
+
+def _at(folder: Path, label: str, seed: int) -> Path:
+    return folder / "runs" / f"{label}-seed{seed}"
+
+
+def _begin(folder: Path, config: Mapping[str, Any], resume: bool) -> None:
+    """Write coalitions.toml. Raises RunError for a folder that holds something else, or is not to be resumed."""
+    path = folder / HEAD
+    if path.exists():
+        if not resume:
+            raise RunError(
+                f"{folder} already holds coalitions; resume=True continues them, otherwise give another folder"
+            )
+        before, now = files.unsealed(path)["coalitions"], config["coalitions"]
+        for key, what in (("clients", "clients"), ("samples", "samples"), ("labels", "method")):
+            then, asked = ((t[key][0] if key == "labels" else t.get(key)) for t in (before, now))
+            if then != asked:
+                raise RunError(f"cannot resume {folder}: its {what}: found {asked!r}, expected {then!r}")
+    elif files.holds_results(folder):
+        raise RunError(f"{folder}: holds other results; give another folder")
+    try:
+        (folder / "runs").mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise RunError(f"cannot make the folder {folder}: {checkpoint.reason(e)}") from None
+    RunFolder(folder).write(HEAD, files.sealed(tomli_w.dumps(dict(config))))
+    files.flush(folder)

@@ -1,0 +1,248 @@
+"""Coalitions on the screen, as a picture and as a page."""
+
+import math
+from collections.abc import Mapping
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+from polyfed.experiment import files
+from polyfed.report import words
+from polyfed.report.page import shell
+from polyfed.report.style import canvas, styled, to_svg
+from polyfed.report.table import Cell, Table
+
+if TYPE_CHECKING:
+    from polyfed.games.result import Coalitions
+
+NAMED = 30  # clients up to which the axes name them
+WRITTEN = 12  # clients up to which the picture's cells hold numbers
+LISTED = 16  # clients up to which the matrix is a table too; beyond, only the largest values are listed
+HARM, NONE, HELP = "#d55e00", "#f4f4f2", "#0072b2"
+DARK = "#1d1f21"  # on the cells, whose colours are the same on a dark page
+
+
+def tables(found: "Coalitions") -> list[Table]:
+    """The matrix (or, of many clients, its largest entries), the clients, the partitions, the agreement."""
+    parts = [_matrix(found), _clients(found), _partitions(found)]
+    return [*parts, _agreement(found)] if len(found.agreement) else parts
+
+
+def answer(found: "Coalitions") -> str:
+    """A few sentences: who gains from being together, who harms, what holds."""
+    scale, who = words.Scale(found.metric), found.clients
+    up, down = (who[who.all_clear & (s * who.all_gain > 0)]["client"].tolist() for s in (1, -1))
+    gain, lose = ("gain", "lose") if len(up) > 1 else ("gains", "loses" if len(down) == 1 else "lose")
+    first = f"With all {len(who)} together under {found.method}, {words.listed(up) if up else 'nobody'} clearly {gain} "
+    first += f"over the own model and {words.listed(down)} clearly {lose}." if down else "over the own model."
+    clear = found.help[found.help.clear]
+    pairs = len(found.help)
+    second = f"Of {pairs} values of one client for another, {int((clear.shapley > 0).sum())} are clearly positive and "
+    second += f"{int((clear.shapley < 0).sum())} clearly negative."
+    best = found.partitions.iloc[0]
+    third = f"The partition that holds best is {best['coalitions']} ({_stable(best)})."
+    after = who[who.chosen_clear & (who.chosen_gain > 0)]["client"].tolist()
+    mean = float(who.chosen_gain.mean())
+    fourth = (
+        f"Choosing a coalition by validation data changes the score by {scale.signed(mean)}{scale.difference_unit} on "
+        f"average over the own model, clearly upwards for {words.listed(after) if after else 'nobody'}."
+    )
+    return " ".join([first, second, third, fourth])
+
+
+def _stable(row: Mapping[Any, Any]) -> str:
+    """How a partition holds, in words."""
+    if not isinstance(row.get("nash"), bool | np.bool_):
+        return "not judged: some coalitions were not trained"
+    names = {"core": "core stable", "individual": "individually stable", "nash": "Nash stable"}
+    holds = [text for key, text in names.items() if row.get(key) is not None and row[key] == True]  # noqa: E712
+    return ", ".join(holds) if holds else "not stable"
+
+
+def _limits(scale: words.Scale, low: float, high: float) -> str:
+    return f" ({scale.range(low, high)})" if math.isfinite(low) else ""
+
+
+def _mark(value: float, clear: Any) -> str:
+    return ("gain" if value > 0 else "loss") if clear and math.isfinite(value) else ""
+
+
+def _gain(scale: words.Scale, row: Mapping[Any, Any], key: str, prefix: str) -> Cell:
+    value = row[key]
+    text = scale.signed(value) + _limits(scale, row[f"{prefix}low"], row[f"{prefix}high"])
+    values = {key: value, f"{key}_low": row[f"{prefix}low"], f"{key}_high": row[f"{prefix}high"]}
+    return Cell(text, values, _mark(value, row[f"{prefix}clear"]))
+
+
+def _about(found: "Coalitions") -> str:
+    seeds = words.count(len(found.seeds), "seed")
+    how = "every coalition" if found.sampled is None else f"{found.sampled} sampled joinings per pair on average"
+    return f"{found.method}, {how}, {seeds}, {words.count(found.trainings, 'training')}."
+
+
+def _matrix(found: "Coalitions") -> Table:
+    scale, n = words.Scale(found.metric), len(found.names)
+    unit = "points" if scale.percent else scale.name
+    notes = (
+        f"Row: who receives; column: from whom. Shapley value in {unit} of {found.split} {scale.name}, with 95 % "
+        "intervals; colour: clear jointly over all pairs (Holm). A row adds up to the client's gain with all together.",
+        _about(found),
+    )
+    if n > LISTED:
+        rows = (
+            found.help.reindex(found.help.shapley.abs().sort_values(ascending=False).index).head(20).to_dict("records")
+        )
+        cells = [
+            (Cell(r["client"]), Cell(r["from"]), _gain(scale, r, "shapley", ""), Cell(str(r.get("drawn", ""))))
+            for r in rows
+        ]
+        about = ("The 20 largest values; coalitions-help.csv has all.", *notes[1:])
+        return Table("Who helps whom", ("client<", "from<", f"Shapley value, {unit}", "samples"), tuple(cells), about)
+    at = {(r["client"], r["from"]): r for r in found.help.to_dict("records")}
+    rows = [
+        (Cell(i), *(Cell("") if i == j else _gain(scale, at[i, j], "shapley", "") for j in found.names))
+        for i in found.names
+    ]
+    rows = [tuple(Cell(c.text, {}, c.mark) if k else c for k, c in enumerate(row)) for row in rows]
+    return Table("Who helps whom", ("client<", *found.names), tuple(rows), notes)
+
+
+def _clients(found: "Coalitions") -> Table:
+    scale = words.Scale(found.metric)
+    rows = tuple(
+        (
+            Cell(r["client"]), Cell(scale.number(r["own"]), {"own": r["own"]}),
+            Cell(scale.number(r["all"]), {"all": r["all"]}), _gain(scale, r, "all_gain", "all_"),
+            Cell(f"{r['chosen']} ({r['chosen_in']}/{len(found.seeds)})"),
+            Cell(scale.number(r["after_choice"]), {"after_choice": r["after_choice"]}),
+            _gain(scale, r, "chosen_gain", "chosen_"), Cell(f"{r['hindsight']} ({scale.signed(r['hindsight_gain'])})"),
+        )
+        for r in found.clients.to_dict("records")
+    )  # fmt: skip
+    columns = (
+        "client<", "own", "all", "gain with all", "chosen by validation<", "after choice", "gain after choice",
+        "best in hindsight<",
+    )  # fmt: skip
+    notes = (
+        f"{found.split.capitalize()} {scale.header}. Chosen: the coalition with the best validation score in each "
+        "seed, the smallest of equals; shown is the most frequent, the score is after every seed's choice. Best in "
+        "hindsight: by the test score itself, so its gain is too good to be true.",
+    )
+    return Table("What each client should do", columns, rows, notes)
+
+
+def _partitions(found: "Coalitions") -> Table:
+    scale, rows = words.Scale(found.metric), []
+    for r in found.partitions.to_dict("records"):
+        move = ""
+        if isinstance(r.get("movers"), str):
+            sure = "clear" if r["mover_clear"] else "not clear"
+            where = "alone" if r["movers"] == r["to"] and "+" not in r["to"] else f"in {r['to']}"
+            move = f"{r['movers']}: {where} (at least {scale.signed(r['mover_gain'])}, {sure})"
+        share = r.get("individual_share", math.nan)
+        share = "–" if not isinstance(share, float) or math.isnan(share) else f"{100 * share:.0f} %"
+        gain = r.get("gain", math.nan)
+        rows.append(
+            (
+                Cell(r["partition"]),
+                Cell(r["coalitions"]),
+                Cell(scale.signed(gain)),
+                Cell(_stable(r)),
+                Cell(share),
+                Cell(move),
+            )
+        )
+    columns = ("partition<", "coalitions<", "mean gain", "stable<", "in seeds", "who would rather<")
+    notes = (
+        "By mean gains over seeds. Nash stable: nobody would rather be alone or in another of its coalitions; "
+        "individually stable: nobody would where those who are there do not lose by it; core stable: no set of clients "
+        "would all rather be a coalition of their own. In seeds: how often it is individually stable in one seed. "
+        "The first row is the "
+        + (
+            "most stable of all partitions."
+            if found.sampled is None
+            else "one that moves from the Shapley values lead to."
+        ),
+    )
+    return Table("Which coalitions hold", columns, tuple(rows), notes)
+
+
+def _agreement(found: "Coalitions") -> Table:
+    rows = []
+    for r in found.agreement.to_dict("records"):
+        texts = [
+            "–" if not isinstance(r.get(k), float) or math.isnan(r[k]) else f"{r[k]:.2f}"
+            for k in ("clusters", "rand_index", "rank_correlation")
+        ]
+        rows.append((Cell(r["method"]), *map(Cell, texts)))
+    notes = (
+        "Mean over seeds. Rand index: adjusted, of the method's clusters with the first partition above (1: the same, "
+        "0: as by chance). Rank correlation: Spearman's, of the method's mixing weights with the Shapley values.",
+    )
+    return Table(
+        "Do other methods agree?", ("method<", "clusters", "Rand index", "rank correlation"), tuple(rows), notes
+    )
+
+
+def figure(found: "Coalitions") -> Figure:
+    """The matrix of Shapley values: blue helps, orange harms; bold where it is clear."""
+    scale, m, n = words.Scale(found.metric), found.matrix.to_numpy(float), len(found.names)
+    most = float(np.nanmax(np.abs(m))) * scale.factor if np.isfinite(m).any() else 1.0
+    clear = {(r["client"], r["from"]): r["clear"] for r in found.help.to_dict("records")}
+    colours = LinearSegmentedColormap.from_list("help", [HARM, NONE, HELP])
+    with styled():
+        picture, (axes,) = canvas(width=6.0 if n > 6 else 5.3, height=4.6 if n > 6 else 3.7)
+        shown = axes.imshow(scale.factor * m, cmap=colours, vmin=-most or -1, vmax=most or 1)
+        label = f"Shapley value, {'points' if scale.percent else scale.name}"
+        picture.colorbar(shown, ax=axes, label=label, pad=0.02, aspect=24).outline.set_visible(False)
+        for i, receiver in enumerate(found.names):
+            for j, giver in enumerate(found.names):
+                if i != j and n <= WRITTEN and np.isfinite(m[i, j]):
+                    strong = abs(scale.factor * m[i, j]) > 0.6 * most
+                    weight = "bold" if clear[receiver, giver] else "normal"
+                    colour = "white" if strong else DARK
+                    axes.text(
+                        j, i, scale.signed(m[i, j]), ha="center", va="center", color=colour, weight=weight, size=8
+                    )
+                elif i != j and clear[receiver, giver] and n > WRITTEN:
+                    axes.plot(j, i, ".", color=DARK, markersize=2.5)
+        if n <= NAMED:
+            short = [name if len(name) <= 12 else f"{name[:11]}…" for name in found.names]
+            axes.set_xticks(np.arange(n), short, rotation=90 if n > 4 else 0)
+            axes.set_yticks(np.arange(n), short)
+        axes.set_xlabel("what this client gives")
+        axes.set_ylabel("to this one")
+        axes.grid(visible=False)
+    return picture
+
+
+def page(found: "Coalitions") -> str:
+    """report.html of a folder of coalitions."""
+    assert found.folder is not None
+    svg = to_svg(figure(found), "figure-help", "Who helps whom", "Shapley values, row: receives, column: gives")
+    marks = "bold" if len(found.names) <= WRITTEN else "a dot"
+    caption = f"Blue helps, orange harms; {marks}: clear jointly over all pairs."
+    picture = f"<figure>{svg}<figcaption><b>Who helps whom.</b> {escape(caption)}</figcaption></figure>"
+    matrix, *others = (t.to("html") for t in tables(found))
+    names = ("What each client should do", "Which coalitions hold", "Do other methods agree?")
+    config = (found.folder / "coalitions.toml").read_text(encoding="utf-8")
+    sections = [("Who helps whom", f'{matrix}<div class="figures">{picture}</div>'), *zip(names, others, strict=False)]
+    sections.append(("Every number", _files(found)))
+    sections.append(("Settings", f"<details><summary>coalitions.toml</summary><pre>{escape(config)}</pre></details>"))
+    n = len(found.names)
+    what = f"{words.count(n, 'client')} · {_about(found)} {words.duration(found.seconds)} of training"
+    return shell("Who gains from whom?", what, answer(found), "", sections, files.HEADER.lstrip("# ").split(";")[0])
+
+
+def _files(found: "Coalitions") -> str:
+    told = {
+        "coalitions-values.csv": "every score: seed, coalition, client, and the folder of its run",
+        "coalitions-help.csv": "Shapley values and leave-one-out of every pair, with intervals",
+        "coalitions.json": "all tables in one file",
+        "coalitions.svg, coalitions.png": "the picture",
+    }
+    rows = tuple((Cell(k), Cell(v)) for k, v in told.items())
+    return Table("Files", ("file<", "holds<"), rows).to("html")

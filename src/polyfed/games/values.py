@@ -1,0 +1,209 @@
+"""The numbers of a federation seen as a game. Pure functions; a coalition is an integer whose bit i says that player i
+is in it.
+
+Every receiving player i has a game of its own among the others: u_i(T) = the score of i's model when T and i federate,
+minus that of its own model. The Shapley value of j for i is the mean, over all orders in which the others may join, of
+what j's joining changes:
+
+    phi_ij = sum_T |T|! (n - 2 - |T|)! / (n - 1)! (u_i(T + j) - u_i(T)),   T without i and j,   sum_j phi_ij = u_i(all)
+
+Shapley (Annals of Mathematics Studies 28, 1953). Everything is linear in the scores, so that intervals follow from what
+every test sample adds. Stability as in Donahue and Kleinberg, "Model-sharing games" (AAAI 2021), after Bogomolnaia and
+Jackson (Games and Economic Behavior 38, 2002).
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from polyfed.core.randomness import generator
+
+Weights = dict[int, float]  # coalition -> the weight of the receiver's score in it
+Walk = tuple[int, ...]  # players in the order in which they join
+
+
+def members(coalition: int) -> list[int]:
+    """The players of a coalition, ascending."""
+    return [i for i in range(coalition.bit_length()) if coalition >> i & 1]
+
+
+def coalition(players: Iterable[int]) -> int:
+    """The coalition of some players."""
+    return sum(1 << i for i in set(players))
+
+
+def everyone(n: int) -> int:
+    """The coalition of all n players."""
+    return (1 << n) - 1
+
+
+def shapley(n: int, receiver: int, giver: int) -> Weights:
+    """The Shapley value of `giver` for `receiver` as weights of the receiver's scores in all coalitions."""
+    others, found = [k for k in range(n) if k not in (receiver, giver)], Weights()
+    for pattern in range(1 << len(others)):
+        t = pattern.bit_count()
+        base = coalition([receiver, *(others[k] for k in members(pattern))])
+        weight = math.factorial(t) * math.factorial(n - 2 - t) / math.factorial(n - 1)
+        found[base | 1 << giver], found[base] = weight, -weight
+    return found
+
+
+# sampling
+
+
+def walks(n: int, count: int, seed: int) -> list[Walk]:
+    """Random orders in which players join, cut so that every pair sees coalitions of all sizes equally often.
+
+    The player who joins as number p + 1 is seen by the p who are there. An order goes on beyond p newcomers with
+    probability p / (p + 1), so it reaches the p-th with probability 1/p: a given j joins a given i in step p with
+    probability 1/p * 1/n * p/(n - 1), the same for every p. So what j's joining changes for i, whenever i is there, is
+    an unbiased sample of the Shapley value. The lengths are drawn systematically: v = (k + U)/count, floor(1/v) steps.
+    """
+    rng = generator(seed, "coalitions")
+    start, found = rng.random(), list[Walk]()
+    for k in range(count):
+        steps = min(n - 1, math.floor(count / (k + start))) if k + start > 0 else n - 1
+        found.append(tuple(int(i) for i in rng.permutation(n)[: steps + 1]))
+    return found
+
+
+def visited(orders: Iterable[Walk]) -> list[int]:
+    """The coalitions of two and more on the way of the walks, each once."""
+    steps = (coalition(w[: p + 1]) for w in orders for p in range(1, len(w)))
+    return list(dict.fromkeys(steps))
+
+
+def joinings(orders: Iterable[Walk], receiver: int, giver: int) -> list[tuple[int, int]]:
+    """(coalition with the giver, coalition before) of every step in which the giver joins the receiver."""
+    found = []
+    for w in orders:
+        if receiver in w and giver in w and w.index(receiver) < (p := w.index(giver)):
+            found.append((coalition(w[: p + 1]), coalition(w[:p])))
+    return found
+
+
+def sampled(orders: Sequence[Walk], receiver: int, giver: int) -> Weights:
+    """The mean change over the steps in which the giver joins the receiver; empty where there was none."""
+    steps, found = joinings(orders, receiver, giver), Weights()
+    for after, before in steps:
+        found[after] = found.get(after, 0.0) + 1 / len(steps)
+        found[before] = found.get(before, 0.0) - 1 / len(steps)
+    return found
+
+
+def standard_error(changes: np.ndarray) -> float:
+    """Of a mean of sampled changes; NaN for fewer than two."""
+    return float(changes.std(ddof=1) / math.sqrt(len(changes))) if len(changes) > 1 else math.nan
+
+
+# stability
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """A coalition that some players would rather be in: `movers`, and those they would join."""
+
+    movers: tuple[int, ...]
+    coalition: int
+
+
+@dataclass(frozen=True)
+class Stability:
+    """Whether a partition of the players holds, and against each notion that it lacks the deviation with the most to
+    gain (for a set of players: for the one who gains least).
+
+    nash: nobody would rather be alone or in another coalition of the partition
+    individual: nobody would rather move to where all those who are there would not lose by it
+    core: no set of players would all rather be a coalition of their own; None where not all coalitions are known
+    """
+
+    nash: bool
+    individual: bool
+    core: bool | None
+    against: Mapping[str, Deviation]
+
+
+# coalition -> [n] every member's gain over its own model; others' entries say nothing
+Scores = Mapping[int, np.ndarray] | Mapping[int, list[float]]
+
+
+def stability(partition: Sequence[int], gains: Scores, n: int) -> Stability:
+    """Judge a partition. gains: of the partition's coalitions, of each with one player more, and of single players;
+    for `core` of all coalitions."""
+    of = {i: c for c in partition for i in members(c)}
+    best: dict[str, tuple[float, Deviation]] = {}
+
+    def wished(notion: str, gain: float, movers: tuple[int, ...], joined: int) -> None:
+        if notion not in best or gain > best[notion][0]:
+            best[notion] = gain, Deviation(movers, joined)
+
+    for i, here in of.items():
+        for there in (0, *partition):
+            joined = there | 1 << i
+            if joined in (there, here) or not gains[joined][i] > gains[here][i]:
+                continue
+            gain = gains[joined][i] - gains[here][i]
+            wished("nash", gain, (i,), joined)
+            if all(gains[joined][j] >= gains[there][j] for j in members(there)):
+                wished("individual", gain, (i,), joined)
+    known = len(gains) >= everyone(n)
+    for c in gains if known else ():
+        who = members(c)
+        if all(gains[c][i] > gains[of[i]][i] for i in who):
+            wished("core", min(gains[c][i] - gains[of[i]][i] for i in who), tuple(who), c)
+    against = {notion: deviation for notion, (_, deviation) in best.items()}
+    core = "core" not in against if known else None
+    return Stability("nash" not in against, "individual" not in against, core, against)
+
+
+def partitions(n: int) -> Iterator[tuple[int, ...]]:
+    """Every partition of n players, as ascending coalitions."""
+
+    def grow(i: int, blocks: list[int]) -> Iterator[tuple[int, ...]]:
+        if i == n:
+            yield tuple(blocks)
+            return
+        for k in range(len(blocks)):
+            yield from grow(i + 1, [*blocks[:k], blocks[k] | 1 << i, *blocks[k + 1 :]])
+        yield from grow(i + 1, [*blocks, 1 << i])
+
+    yield from grow(0, [])
+
+
+def most_stable(gains: Mapping[int, np.ndarray], n: int) -> tuple[tuple[int, ...], Stability]:
+    """The partition that holds best: core and individually stable, else core stable, else individually stable, else
+    any; of equals the one with the largest mean gain, then the one with the fewest coalitions. All must be known."""
+    best: tuple[tuple[int, float, int], tuple[int, ...], Stability] | None = None
+    listed = {c: found.tolist() for c, found in gains.items()}  # plain numbers are quicker to look up
+    for p in partitions(n):
+        found = stability(p, listed, n)
+        mean = sum(float(gains[c][i]) for c in p for i in members(c)) / n
+        rank = (2 * bool(found.core) + found.individual, mean, -len(p))
+        if best is None or rank > best[0]:
+            best = rank, p, found
+    assert best is not None
+    return best[1], best[2]
+
+
+def grouped(help: np.ndarray) -> tuple[int, ...]:
+    """A partition from who helps whom, help [n, n] (row: receives), for where not every coalition can be tried: the two
+    groups that give each other most, by the smaller of the two mean values, are merged for as long as it is positive.
+    """
+    groups = [[i] for i in range(len(help))]
+    while True:
+        pairs = [
+            (min(float(help[np.ix_(a, b)].mean()), float(help[np.ix_(b, a)].mean())), x, y)
+            for x, a in enumerate(groups)
+            for y, b in enumerate(groups[:x])
+        ]
+        most, x, y = max(pairs, default=(0.0, 0, 0))
+        if most <= 0:
+            return tuple(sorted(coalition(g) for g in groups))
+        groups[y] += groups.pop(x)
+
+
+def labels(partition: Sequence[int], n: int) -> list[int]:
+    """[n] the number of each player's coalition."""
+    return [next(k for k, c in enumerate(partition) if c >> i & 1) for i in range(n)]

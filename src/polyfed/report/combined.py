@@ -1,0 +1,87 @@
+"""What is known of a combination of one client's scores in several runs of the same splits: what a leaving costs, a
+gain in a coalition, a Shapley value. As `pairs` for two methods, but the runs need not have the same clients.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from polyfed.core import scores
+from polyfed.core.metric import Metric
+from polyfed.report import files, intervals
+from polyfed.report.intervals import Spread
+from polyfed.report.pairs import Evidence, Interval, _aligned
+from polyfed.report.read import finite
+
+Added = tuple[np.ndarray, np.ndarray]  # ([m] which test samples, [m] what each adds)
+
+
+@dataclass(frozen=True, eq=False)
+class Tested:
+    """The results of one run folder, by client.
+
+    values: {split: {client: the metric that leads}}     added: {client: its test samples, what each adds to the metric}
+    samples: {client: (share of its samples that is tested, how many it has)}     moved: {client: bytes down and up}
+    """
+
+    metric: Metric
+    values: Mapping[str, Mapping[str, float]]
+    added: Mapping[str, Added]
+    samples: Mapping[str, tuple[float, int]]
+    moved: Mapping[str, int]
+
+
+def tested(folder: Path) -> Tested:
+    """Read a finished run folder. Raises RunError for one that is not."""
+    summary, clients = files.summary(folder), files.federation(folder)["clients"]
+    names, metric = [c["name"] for c in clients], scores.read(summary)
+    table = files.clients(folder, names)
+    columns = {s: table.get(f"{s}_{metric.name}") for s in ("train", "validation", "test")}
+    values = {s: dict(zip(names, map(finite, c.tolist()), strict=True)) for s, c in columns.items() if c is not None}
+    held = files.scores(folder) if metric.sign else None
+    added = {}
+    if held is not None and metric.name in held and len(held["counts"]) == len(names):
+        at = np.r_[0, np.cumsum(held["counts"])]
+        each = zip(names, at, at[1:], strict=False)
+        added = {n: (held["id"][a:b], held[metric.name][a:b].astype(float)) for n, a, b in each if b > a}
+    total = {c["name"]: sum(int(c.get(s) or 0) for s in ("train", "validation", "test")) for c in clients}
+    samples = {
+        c["name"]: (min(int(c.get("test") or 0) / max(total[c["name"]], 1), 0.9), total[c["name"]]) for c in clients
+    }
+    moved = dict(zip(names, (table["down_bytes"] + table["up_bytes"]).tolist(), strict=True))
+    return Tested(metric, values, added, samples, moved)
+
+
+def evidence(
+    metric: Metric, means: Sequence[float], parts: Sequence[Added] | None, samples: tuple[float, int], level: float
+) -> Evidence:
+    """What is known of a combination of scores of one client, positive when better.
+
+    means: [S] its value in every split, NaN where there is none     parts: what each test sample adds in those splits
+    that have a value, or None where that is not known     level: typical size of the metric, where it has no bounds
+    """
+    known, span = np.array([m for m in means if math.isfinite(m)]), metric.span
+    least = 0.5 / max(round(samples[0] * samples[1]), 1) if metric.unit == "%" else 0.0  # half a test sample
+    spread, fixed = Spread(known, floor=least), False
+    if parts is not None and len(parts) == len(known) > 0:
+        values = _aligned(parts)
+        fixed = len(known) > 1 and bool(np.isfinite(values).all())
+        spread = replace(intervals.spread(values, span if math.isfinite(span) else 0.0), means=known)
+    return Evidence(spread, None if fixed else samples[0], samples[1], span if math.isfinite(span) else level, span)
+
+
+def together(found: Sequence[Evidence]) -> Evidence:
+    """What is known of the mean over clients, all of whom have a value in the same splits."""
+    whole = intervals.mean_spread([e.spread for e in found])
+    drawn = [e.share for e in found if e.share is not None]
+    share = float(np.mean(drawn)) if drawn else None
+    return Evidence(whole, share, sum(e.samples for e in found), found[0].unit, found[0].range)
+
+
+def jointly(found: Sequence[Interval]) -> list[Interval]:
+    """Intervals with `clear` decided for all of them together (Holm)."""
+    clear = intervals.holm(np.array([g.p for g in found]))
+    return [replace(g, clear=bool(c)) for g, c in zip(found, clear, strict=True)]

@@ -1,0 +1,44 @@
+"""polyfed coalitions: what is said and written, how it goes on, and what is refused."""
+
+import shutil
+
+import pandas as pd
+
+SMALL = ("--rounds", 2, "--seeds", 1, "--against", "none", "--quiet")
+
+
+def test_the_hospitals_end_in_tables_and_a_folder_that_can_be_resumed(cli, tmp_path):
+    said = cli("coalitions", "--set", 'data.without=["va"]', *SMALL, "--out", "c")
+    assert said.status == 0, said.err
+    for word in ("Who helps whom", "What each client should do", "Which coalitions hold", "c/report.html"):
+        assert word in said.out
+    runs = sorted(p.name for p in (tmp_path / "c/runs").iterdir())
+    names = ["cleveland", "hungarian", "switzerland"]
+    pairs = ["cleveland+hungarian", "cleveland+switzerland", "hungarian+switzerland"]
+    assert runs == sorted(f"{label}-seed0" for label in [*(f"own-{n}" for n in names), *pairs, "all"])
+    for run in runs:  # each is standardised by its own members, which config.toml says
+        table = pd.read_csv(tmp_path / f"c/runs/{run}/clients.csv")
+        assert "validation_accuracy" in table
+    before = (tmp_path / "c/coalitions-help.csv").read_text()
+    shutil.rmtree(tmp_path / "c/runs/all-seed0")
+    assert cli("verify", "c/runs/cleveland+hungarian-seed0").status == 0
+    assert cli("resume", "c", "--quiet").status == 0
+    assert (tmp_path / "c/coalitions-help.csv").read_text() == before
+    said = cli("coalitions", *SMALL, "--out", "c")
+    assert "holds results already" in said.err
+    said = cli("resume", "c", "--rounds", 5)
+    assert said.err == "polyfed: --rounds: c holds coalitions, which keep their number of rounds\n"
+
+
+def test_wrong_words_are_refused_in_one_line_and_leave_no_folder(cli, tmp_path):
+    for words, line in (
+        (("fedavgg",), "did you mean 'fedavg'"),
+        (("--against", "fpfcc"), "did you mean 'fpfc'"),
+        (("--samples", 0), "samples: found 0, expected an integer of at least 1"),
+        (("--set", 'data.without=["Va"]'), "did you mean 'va'"),
+    ):
+        said = cli("coalitions", *words, "--out", "x")
+        assert said.status == 2
+        assert line in said.err
+        assert len(said.err.splitlines()) == 1
+        assert not (tmp_path / "x").exists()

@@ -1,0 +1,180 @@
+"""pf.coalitions: a planted truth is found, a coalition is the federation that never had anybody else, and a folder that
+was interrupted goes on."""
+
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from matplotlib.image import imread
+from scipy.stats import spearmanr
+from sklearn.metrics import adjusted_rand_score
+
+import polyfed as pf
+from polyfed.core.errors import ConfigError, RunError
+from polyfed.games import values as game
+
+NAMES = ("a1", "a2", "b1", "b2", "liar")
+GROUPS = {"a1": "a", "a2": "a", "b1": "b", "b2": "b", "liar": "liar"}
+
+
+def planted(train=14, test=150):
+    """Two sites with the rule x_0 > 0, two with x_1 > 0, and one whose labels contradict both."""
+    rng = np.random.default_rng(1)
+    rules = [*np.eye(6)[[0, 0, 1, 1]].tolist(), [-1, -1, 0, 0, 0, 0]]
+
+    def draw(rule, n):
+        x = rng.normal(size=(n, 6)).astype(np.float32)
+        return x, (x @ np.array(rule) > 0).astype(int)
+
+    pairs = [(draw(r, train), draw(r, test)) for r in rules]
+    return pf.Federation.from_arrays([a for a, _ in pairs], [b for _, b in pairs], names=NAMES, classes=2)
+
+
+def linear():
+    torch.manual_seed(0)
+    return torch.nn.Linear(6, 2)
+
+
+SETTINGS = {"rounds": 8, "local_steps": 4, "batch_size": None, "seeds": 1}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """The coalitions of the planted federation."""
+    others = {"fpfc": pf.FPFC(0.3, lam=0.5), "ifca": pf.IFCA(0.3, k=3), "fedacs": pf.FedACS(0.3, quantile=0.25)}
+    folder = tmp_path_factory.mktemp("planted")
+    return pf.coalitions(linear(), planted(), pf.FedAvg(0.3), out=folder, against=others, **SETTINGS)
+
+
+def test_the_planted_truth_is_found(found):
+    """Who shares a rule helps, who does not harms, the liar harms everybody, and the groups hold."""
+    m = found.matrix
+    for i in NAMES:
+        for j in set(NAMES) - {i}:
+            assert (m.loc[i, j] > 0) == (GROUPS[i] == GROUPS[j]), (i, j)
+    assert (found.help[found.help["from"] == "liar"].shapley < 0).all()
+    best = found.partitions.iloc[0]
+    assert best["coalitions"] == "a1 + a2 | b1 + b2 | liar"
+    assert best["individual"]
+    assert best["core"]
+    together = found.partitions.set_index("partition").loc["together"]
+    assert not together["individual"]
+    assert not together["nash"]
+
+
+def test_the_values_of_a_client_add_up_to_its_gain_with_all(found):
+    gain = found.clients.set_index("client")["all_gain"]
+    assert np.allclose(found.matrix.sum(axis=1), gain, atol=1e-12)
+    whole = found.values[found.values["size"] == 5].set_index("client")
+    assert np.allclose(gain, whole["gain"])
+
+
+def test_every_number_can_be_traced_to_a_run(found):
+    for row in found.values.to_dict("records"):
+        table = pd.read_csv(found.folder / row["run"] / "clients.csv").set_index("client")
+        assert row["test"] == pytest.approx(table.loc[row["client"], "test_accuracy"])
+        assert list(table.index) == [n for n in NAMES if n in row["coalition"].split(" + ")]
+        config = (found.folder / row["run"] / "config.toml").read_text()
+        assert f'name = "{"local" if row["size"] == 1 else "fedavg"}"' in config
+    assert len(found.values) == sum(c.bit_count() for c in range(1, 32))
+    assert found.trainings == 31 + 3
+
+
+def test_leaving_one_out_and_what_is_chosen_are_read_off_the_scores(found):
+    by = found.values.set_index(["coalition", "client"])
+    everyone = " + ".join(NAMES)
+    for row in found.help.to_dict("records"):
+        rest = " + ".join(n for n in NAMES if n != row["from"])
+        change = by.loc[(everyone, row["client"]), "test"] - by.loc[(rest, row["client"]), "test"]
+        assert row["leave_one_out"] == pytest.approx(change)
+        assert row["low"] <= row["shapley"] <= row["high"]
+    for row in found.clients.to_dict("records"):
+        mine = found.values[found.values.client == row["client"]]
+        assert by.loc[(row["chosen"], row["client"]), "validation"] == mine.validation.max()
+        assert row["after_choice"] == pytest.approx(by.loc[(row["chosen"], row["client"]), "test"])
+        assert row["hindsight_gain"] == pytest.approx(mine.gain.max())
+
+
+def test_a_coalition_is_the_federation_that_never_had_the_others(found, tmp_path):
+    """Bit for bit, and on the same samples."""
+    two = planted().with_validation(0.2, 0).reorder([0, 2])
+    how = {k: v for k, v in SETTINGS.items() if k != "seeds"}
+    pf.fit(linear(), two, pf.FedAvg(0.3), evaluate_every=0, out=tmp_path, **how)
+    digest = [
+        json.loads((f / "summary.json").read_text())["digest"] for f in (tmp_path, found.folder / "runs/a1+b1-seed0")
+    ]
+    assert digest[0] == digest[1]
+
+
+def test_methods_are_held_against_the_coalitions(found):
+    table = found.agreement.set_index("method")
+    assert list(table.index) == ["fpfc", "ifca", "fedacs"]
+    for label in ("fpfc", "ifca"):
+        report = json.loads((found.folder / f"runs/{label}-seed0/report.json").read_text())
+        assert table.loc[label, "rand_index"] == pytest.approx(adjusted_rand_score([0, 0, 1, 1, 2], report["clusters"]))
+    mixing = json.loads((found.folder / "runs/fedacs-seed0/report.json").read_text())["mixing"]
+    pairs = [(mixing[i][j], found.matrix.iloc[i, j]) for i in range(5) for j in range(5) if i != j]
+    ranks = spearmanr(*zip(*pairs, strict=True)).statistic
+    assert table.loc["fedacs", "rank_correlation"] == pytest.approx(ranks)
+
+
+def test_the_folder_holds_tables_pictures_and_a_page(found):
+    page = (found.folder / "report.html").read_text()
+    for word in ("Who helps whom", "What each client should do", "Which coalitions hold", "<svg", "a1 + a2 | b1 + b2"):
+        assert word in page
+    assert imread(found.folder / "coalitions.png").shape[2] == 4
+    assert "<svg" in (found.folder / "coalitions.svg").read_text()
+    saved = json.loads((found.folder / "coalitions.json").read_text())
+    assert len(saved["help"]) == 20
+    table = pd.read_csv(found.folder / "coalitions-help.csv")
+    assert np.allclose(table.shapley, found.help.shapley)
+
+
+def test_what_is_missing_in_a_folder_is_trained_and_nothing_else(found, tmp_path):
+    shutil.copytree(found.folder, tmp_path / "copy")
+    for name in ("a1+b1", "a2+liar"):
+        shutil.rmtree(tmp_path / f"copy/runs/{name}-seed0")
+    with pytest.raises(RunError, match="polyfed resume"):
+        pf.Coalitions.open(tmp_path / "copy")
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "copy/runs").rglob("*.csv")}
+    others = {"fpfc": pf.FPFC(0.3, lam=0.5), "ifca": pf.IFCA(0.3, k=3), "fedacs": pf.FedACS(0.3, quantile=0.25)}
+    given = {"out": tmp_path / "copy", "against": others, **SETTINGS}
+    again = pf.coalitions(linear(), planted(), pf.FedAvg(0.3), resume=True, **given)
+    pd.testing.assert_frame_equal(again.help, found.help)
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+    with pytest.raises(RunError, match="already holds coalitions"):
+        pf.coalitions(linear(), planted(), pf.FedAvg(0.3), **given)
+    with pytest.raises(RunError, match="its samples: found 2, expected None"):
+        pf.coalitions(linear(), planted(), pf.FedAvg(0.3), resume=True, samples=2, **given)
+
+
+def test_sampled_coalitions_say_how_sure_they_are(found):
+    """The same federation by sampling: near the exact values by their own standard errors, which are stated."""
+    some = pf.coalitions(linear(), planted(), pf.FedAvg(0.3), samples=4, **SETTINGS)
+    assert some.folder is None
+    assert some.sampled == 4
+    orders = game.walks(5, 20, 0)
+    for row, exact in zip(some.help.to_dict("records"), found.help.shapley, strict=True):
+        i, j = NAMES.index(row["client"]), NAMES.index(row["from"])
+        assert row["drawn"] == len(game.joinings(orders, i, j))
+        if row["drawn"] > 2:
+            assert abs(row["shapley"] - exact) < 4 * row["error"] + 0.05
+            assert row["low"] < row["shapley"] < row["high"]
+    best = some.partitions.iloc[0]
+    assert best["individual"]
+    assert pd.isna(best["core"]) or isinstance(best["core"], bool)
+
+
+def test_wrong_settings_are_refused_before_anything_is_trained(tmp_path):
+    for given, word in (
+        ({"seeds": 0}, "seeds"), ({"samples": 0}, "samples"), ({"rond": 3}, "rond"),
+        ({"attack": {"name": "sign-flip", "ratio": 0.4}}, "attack"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=word):
+            pf.coalitions(linear(), planted(), **{**SETTINGS, "out": tmp_path / "x", **given})
+    with pytest.raises(ConfigError, match="at least two"):
+        pf.coalitions(linear(), planted().reorder([0]), **SETTINGS)
+    assert not (tmp_path / "x").exists()

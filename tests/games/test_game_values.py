@@ -1,0 +1,146 @@
+"""The game's numbers against brute force: orders of joining, definitions of stability, exact means of the sampling."""
+
+from itertools import combinations, permutations, product
+
+import numpy as np
+import pytest
+
+from polyfed.games import values as game
+
+
+def random_gains(n, seed=0):
+    """A gain of every member in every coalition; none alone."""
+    rng = np.random.default_rng(seed)
+    found = {c: rng.normal(size=n) for c in range(1, 1 << n)}
+    return found | {1 << i: np.zeros(n) for i in range(n)}
+
+
+def value(weights, gains, receiver):
+    return sum(w * gains[c][receiver] for c, w in weights.items())
+
+
+def by_orders(n, gains, receiver, giver):
+    """The Shapley value as it is defined: the mean change over all orders of the others."""
+    others, found = [k for k in range(n) if k != receiver], []
+    for order in permutations(others):
+        before = game.coalition([receiver, *order[: order.index(giver)]])
+        found.append(gains[before | 1 << giver][receiver] - gains[before][receiver])
+    return np.mean(found)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_the_shapley_value_is_the_mean_over_all_orders_and_is_shared_out_in_full(n):
+    gains = random_gains(n)
+    for i in range(n):
+        phi = {j: value(game.shapley(n, i, j), gains, i) for j in range(n) if j != i}
+        assert phi == pytest.approx({j: by_orders(n, gains, i, j) for j in phi}, abs=1e-12)
+        assert sum(phi.values()) == pytest.approx(gains[game.everyone(n)][i], abs=1e-12)  # efficiency
+
+
+def test_a_dummy_gives_nothing_and_twins_give_the_same():
+    """Player 3 never changes anything; players 1 and 2 can be exchanged."""
+    n, gains = 4, {}
+    for c in range(1, 16):
+        who = [k for k in game.members(c) if k != 3]
+        gains[c] = np.full(n, len([k for k in who if k in (1, 2)]) ** 2 + 0.5 * (0 in who))
+    own = {i: gains[1 << i][i] for i in range(n)}
+    gains = {c: v - np.array([own[i] for i in range(n)]) for c, v in gains.items()}
+    for i in (0, 1, 2):
+        assert value(game.shapley(n, i, 3), gains, i) == pytest.approx(0, abs=1e-12)
+    for i in (0, 3):
+        one, other = (value(game.shapley(n, i, j), gains, i) for j in (1, 2))
+        assert one == pytest.approx(other, abs=1e-12)
+
+
+def test_leaving_one_out_is_not_the_shapley_value_but_both_are_in_additive_games():
+    n, rng = 5, np.random.default_rng(1)
+    worth = rng.normal(size=(n, n))
+    gains = {c: np.array([sum(worth[i, j] for j in game.members(c) if j != i) for i in range(n)]) for c in range(1, 32)}
+    for i, j in permutations(range(n), 2):
+        assert value(game.shapley(n, i, j), gains, i) == pytest.approx(worth[i, j])
+        assert gains[31][i] - gains[31 & ~(1 << j)][i] == pytest.approx(worth[i, j])
+
+
+def test_a_step_of_a_walk_is_an_unbiased_sample_of_the_shapley_value():
+    """The law of one walk, worked out in full: every order, every length by its probability. Given that j joins i in
+    it, the mean change is the Shapley value, and every pair is met equally often."""
+    n, gains = 4, random_gains(4, seed=3)
+    length = {1: 1 / 2, 2: 1 / 2 - 1 / 3, 3: 1 / 3}  # P(exactly p newcomers), from P(at least p) = 1/p, at most n - 1
+    for i, j in permutations(range(n), 2):
+        total = met = 0.0
+        for (p, chance), order in product(length.items(), permutations(range(n))):
+            for after, before in game.joinings([order[: p + 1]], i, j):
+                total += chance / 24 * (gains[after][i] - gains[before][i])
+                met += chance / 24
+        assert met == pytest.approx(1 / n)
+        assert total / met == pytest.approx(value(game.shapley(n, i, j), gains, i))
+
+
+def test_the_walks_have_the_lengths_that_this_takes_and_follow_from_the_seed():
+    n, count = 20, 200
+    orders = game.walks(n, count, seed=5)
+    for p in range(1, n):
+        assert abs(sum(len(w) > p for w in orders) - count / p) <= 1
+    assert orders == game.walks(n, count, 5) != game.walks(n, count, 6)
+    assert all(len(set(w)) == len(w) for w in orders)
+    first = np.bincount([w[0] for w in game.walks(4, 4000, 0)])
+    assert abs(first / 1000 - 1).max() < 0.15
+
+
+def test_the_estimate_comes_near_and_its_standard_error_says_how_near():
+    n, gains = 6, random_gains(6, seed=4)
+    within = []
+    for seed in range(40):
+        orders = game.walks(n, 120, seed)
+        for i, j in ((0, 1), (4, 2)):
+            changes = np.array([gains[a][i] - gains[b][i] for a, b in game.joinings(orders, i, j)])
+            estimate = value(game.sampled(orders, i, j), gains, i)
+            assert estimate == pytest.approx(changes.mean())
+            off = estimate - value(game.shapley(n, i, j), gains, i)
+            within.append(abs(off) < 2.1 * game.standard_error(changes))
+    assert 0.87 < np.mean(within) <= 1
+
+
+def test_bell_numbers():
+    assert [sum(1 for _ in game.partitions(n)) for n in range(1, 8)] == [1, 2, 5, 15, 52, 203, 877]
+    assert all(sum(p) == 31 for p in game.partitions(5))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_stability_is_what_its_definition_says(seed):
+    """Against plain loops over players and sets, for every partition of four."""
+    n, gains = 4, random_gains(4, seed)
+    for p in game.partitions(n):
+        home = {i: c for c in p for i in game.members(c)}
+        moves = [(i, t) for i in range(n) for t in (*p, 0) if t != home[i]]
+        wish = [(i, t) for i, t in moves if gains[t | 1 << i][i] > gains[home[i]][i]]
+        let = [(i, t) for i, t in wish if all(gains[t | 1 << i][j] >= gains[t][j] for j in game.members(t))]
+        blocks = [
+            s for k in range(1, n + 1) for s in combinations(range(n), k)
+            if all(gains[game.coalition(s)][i] > gains[home[i]][i] for i in s)
+        ]  # fmt: skip
+        found = game.stability(p, gains, n)
+        assert (found.nash, found.individual, found.core) == (not wish, not let, not blocks)
+
+
+def test_the_planted_partition_is_found_and_is_stable_in_every_sense():
+    """Two groups whose members help each other, and a player who harms all but is helped by them."""
+    worth = np.full((7, 7), -1.0)
+    worth[:3, :3] = worth[3:6, 3:6] = 1.0
+    worth[6, :6] = 0.1
+    gains = {
+        c: np.array([sum(worth[i, j] for j in game.members(c) if j != i) for i in range(7)]) for c in range(1, 128)
+    }
+    partition, found = game.most_stable(gains, 7)
+    assert sorted(partition) == [0b111, 0b111000, 0b1000000] == sorted(game.grouped(worth))
+    assert found.core
+    assert found.individual
+    assert not found.nash  # the seventh would join anybody, but none would have it
+    assert found.against["nash"].movers == (6,)
+    assert game.labels(sorted(partition), 7) == [0, 0, 0, 1, 1, 1, 2]
+
+
+def test_where_coalitions_are_not_known_the_core_is_not_judged():
+    gains = random_gains(4)
+    part = {c: gains[c] for c in gains if c != 0b0101}
+    assert game.stability((0b0011, 0b1100), part, 4).core is None
