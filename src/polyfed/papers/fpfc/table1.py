@@ -17,6 +17,7 @@ from polyfed.papers.fpfc import (
     GRID,
     HBF,
     HBF_CAVEAT,
+    HBF_TESTED,
     HBF_WORK,
     SYNTHETIC,
     WORK,
@@ -162,7 +163,7 @@ def told(found: Comparison, name: str, title: str, metric: str, factor: float, c
 
 def order(found: Comparison, printed: Mapping[str, float], factor: float) -> list[Claim]:
     """FPFC above or below each other method, as printed; errors are better when they are lower."""
-    claims, sign = [], 1 if factor == 100 else -1
+    claims, sign, share = [], *((1, 0.0) if factor == 100 else (-1, HBF_TESTED))
     mine, present = metric_of(found, "FPFC"), {r.label for r in found.results}
     for method, value in printed.items():
         if method == "FPFC" or value == printed["FPFC"]:
@@ -175,7 +176,7 @@ def order(found: Comparison, printed: Mapping[str, float], factor: float) -> lis
             above = sign * printed["FPFC"] > sign * value
             text = f"FPFC is better than {shown}" if above else f"{shown} is better than FPFC"
             high, low = (mine, other) if above else (other, mine)
-            claims.append(ordered(text, sign * high, sign * low, factor, " points" if factor == 100 else ""))
+            claims.append(ordered(text, sign * high, sign * low, factor, " points" if factor == 100 else "", share))
     return claims
 
 
