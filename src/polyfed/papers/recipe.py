@@ -251,7 +251,7 @@ def _same_experiment(place: Path, config: Mapping[str, Any]) -> None:
 def _jsonable(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def joined(parts: Iterable[Comparison]) -> Comparison:

@@ -82,7 +82,7 @@ class Case:
     def federation(self, scale: str, pooled: bool = False) -> Federation:
         """scale: "centre", "pooled" or "none": by whose training patients inputs are standardised, as FLamby does it.
 
-        pooled: one client that trains on everybody's patients
+        pooled: a single client that trains on all centres' patients
         """
         every = np.concatenate([x for x, _ in self.train])
 
@@ -148,7 +148,7 @@ def given(model: nn.Module, w: Sequence[float]) -> nn.Module:
 
 
 def as_it_is(bench: Bench, key: str, label: str, model: Model, data: Federation, common: Mapping[str, Any]):
-    """A model that nobody trains, as a run that can be compared with others."""
+    """A model that is not trained any further, as a run that can be compared with others."""
     return bench.compare(key, model, data, {label: FedAvg(0.0)}, rounds=0, **common)
 
 
@@ -236,11 +236,11 @@ def level_table(
     for label in dict.fromkeys((*printed, *grids)):
         grid = grids.get(label)
         cells = [Cell(label)]
-        told = printed.get(label, (None,) * len(case.names))
-        mean = None if any(not isinstance(v, float) for v in told) else f"{np.mean(told):.3f}"  # pyright: ignore
+        known_values = printed.get(label, (None,) * len(case.names))
+        mean = None if any(not isinstance(v, float) for v in known_values) else f"{np.mean(known_values):.3f}"  # pyright: ignore
         for k, name in enumerate((*case.names, "")):
             if printed:
-                shown = told[k] if name else mean
+                shown = known_values[k] if name else mean
                 cells.append(paper(f"{shown:.3f}" if isinstance(shown, float) else shown))
             values = (
                 np.empty(0) if grid is None else grid.of(name) if name else np.array(list(grid.per_seed().values()))

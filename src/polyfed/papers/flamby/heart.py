@@ -39,7 +39,7 @@ def settings(scale: Size) -> tuple[Setting, ...]:
         Setting("protocol, federated", "15 rounds of 100 SGD steps", "code"),
         Setting("protocol, lr", "0.001; FedProx mu 0.01, SCAFFOLD server 1; FedAdagrad 0.003162 and server 0.316228, "
                 "FedYogi 0.003162 and 0.01, FedAdam 0.01 and 0.01; beta 0.9, 0.999, tau 1e-8", "code"),
-        Setting("exact", "logistic regression of everybody's patients by Newton's method, summed over centres", "ours"),
+        Setting("exact", "logistic regression on all centres' patients by Newton's method", "ours"),
     ), scale)  # fmt: skip
 
 
@@ -116,6 +116,6 @@ def run(bench: Bench) -> Outcome:
         "training and say nothing about other patients. Intervals here are over test patients and seeds.",
         "cyclic training is not in polyfed; the row has FLamby's figures alone.",
         "16 test patients in Switzerland, 15 of them ill: accuracy there tells how well a site's prevalence is met.",
-        "Each interval holds for itself at 95 %; among so many, about one in twenty leaves zero out by chance.",
+        "Each interval holds for itself at 95 %; about one in twenty leaves zero out by chance.",
     ]
     return Outcome(tables, claims=claims, notes=notes)

@@ -131,7 +131,7 @@ def nine(bench: Bench, name: str, table: str) -> Outcome:
         step = {**settings, "local_steps": 1, "rounds": bench.rounds(3000, 20000)}
         found.append(bench.compare(f"{name}-one-step", softmax, data, method, **step))
     everything, clients = joined(found), data(bench.seeds[0]).n
-    outcome = told(everything, name, table, "accuracy, %", 100, clients)
+    outcome = outcome_of(everything, name, table, "accuracy, %", 100, clients)
     if name in ("s1", "s3", "s4"):
         outcome.claims.append(planted(everything, "FPFC", k, "FPFC finds the planted clusters"))
     note = f"lambda of FPFC by validation data, cold, from {list(GRID)}; per seed: {listed(lam)}"
@@ -139,7 +139,7 @@ def nine(bench: Bench, name: str, table: str) -> Outcome:
     return outcome
 
 
-def told(found: Comparison, name: str, title: str, metric: str, factor: float, clients: int) -> Outcome:
+def outcome_of(found: Comparison, name: str, title: str, metric: str, factor: float, clients: int) -> Outcome:
     """The table and the claims that follow from the order of the printed figures."""
     present = {r.label for r in found.results}
     printed: dict[str, float] = dict(zip(METHODS, PRINTED[name], strict=True))
@@ -259,7 +259,7 @@ def table1_hbf(bench: Bench) -> Outcome:
     found = bench.compare(
         "hbf", linear, hbf(bench), methods, rounds=bench.rounds(100, 100), evaluate_every=0, **HBF_WORK
     )
-    outcome = told(found, "hbf", "Table 1, H&BF", "RMSE", 1, 8)
+    outcome = outcome_of(found, "hbf", "Table 1, H&BF", "RMSE", 1, 8)
     outcome.claims.append(planted(found, "FPFC", 2, "FPFC finds the planted clusters"))
     outcome.notes += [HBF_CAVEAT, NOTES[0]]
     return outcome

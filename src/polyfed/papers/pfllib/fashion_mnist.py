@@ -70,7 +70,7 @@ def _column(bench: Bench, partition: str) -> Outcome:
     if bench.small:
         notes.append(
             "Small size: 6000 samples instead of 70 000, a perceptron instead of the CNN, 30 rounds instead of 2000 "
-            "and a learning rate of 0.05. These numbers can not be compared with the leaderboard's."
+            "and a learning rate of 0.05. These numbers cannot be compared with the leaderboard's."
         )
     return Outcome([table], {partition: figure}, claims, notes)
 
