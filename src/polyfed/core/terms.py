@@ -8,6 +8,8 @@ without it, and its own chance is left out.
 """
 
 import math
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 
@@ -45,13 +47,14 @@ def auc(score: np.ndarray, positive: np.ndarray) -> np.ndarray:
     """Of the area under the curve, from each sample's placement among the other class, such that the variance is that
     of DeLong, DeLong and Clarke-Pearson (Biometrics 44, 1988). score: [..., n] higher for positive; positive: [..., n]
     """
-    from scipy.stats import rankdata  # slow to import
-
+    rankdata: Any = import_module("scipy.stats").rankdata  # slow to import
     positive = np.broadcast_to(positive, score.shape)
     n, ones = score.shape[-1], positive.sum(-1, keepdims=True)
     size = np.where(positive, ones, n - ones)  # of the sample's own class
-    rank = rankdata(score, axis=-1)  # equal ones share theirs
-    among = rankdata(rank + 2 * n * positive, axis=-1) - np.where(positive, n - ones, 0)  # within its own class
+    rank: np.ndarray = rankdata(score, axis=-1)  # equal ones share theirs
+    among: np.ndarray = rankdata(rank + 2 * n * positive, axis=-1) - np.where(
+        positive, n - ones, 0
+    )  # within its own class
     with np.errstate(divide="ignore", invalid="ignore"):
         place = np.where(positive, rank - among, ones - rank + among) / (n - size)
         area = (place * positive).sum(-1, keepdims=True) / ones
@@ -111,7 +114,7 @@ def concordance(risk: np.ndarray, time: np.ndarray, event: np.ndarray) -> np.nda
     total = pairs.sum() / 2
     if not total:
         return np.full(n, math.nan)
-    value = right.sum() / 2 / total
-    with np.errstate(invalid="ignore"):
+    value = float(right.sum() / 2 / total)
+    with np.errstate(divide="ignore", invalid="ignore"):
         without = (total * value - right) / (total - pairs)
     return _jackknifed(value, np.where(pairs < total, without, value))

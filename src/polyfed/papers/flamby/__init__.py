@@ -90,7 +90,7 @@ class Case:
             by = every if scale == "pooled" else by
             return x if scale == "none" else (x - by.mean(0)) / (by.std(0, ddof=1) + 1e-9)
 
-        parts = [
+        parts: list[Any] = [
             [(scaled(x, own), y) for (x, y), (own, _) in zip(split, self.train, strict=True)]
             for split in (self.train, self.test)
         ]
