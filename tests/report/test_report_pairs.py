@@ -202,6 +202,37 @@ def test_one_split_with_scores_has_an_interval(tmp_path):
     assert "these trained models" in report.answer(study)
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_seeds_of_one_test_set_say_nothing_of_its_samples(tmp_path, known):
+    """Three seeds that differ by one of the same 20 samples, the same one, are as uncertain as one seed is. Where it is
+    not known what each sample adds, there is no interval: not one from the spread over seeds, which is none."""
+    one, other = np.repeat([1.0, 0.0], [12, 8]), np.repeat([1.0, 0.0], [11, 9])
+    write_comparison(tmp_path, {"local": [[0.55]] * 3, "fedavg": [[0.6]] * 3}, samples=[40], test=[20])
+    for k, right in (("local", other), ("fedavg", one)):
+        for s in range(3):
+            table = {"counts": np.array([20]), "id": np.arange(20), "accuracy" if known else "auc": right}
+            save_file(table, tmp_path / f"runs/{k}-seed{s}/scores.safetensors")
+    study = report.read(tmp_path)
+    for e in (pairs.evidence(study, "fedavg", "local")[0]["client-0"], pairs.evidence(study, "fedavg", "local")[1]):
+        found = e.interval()
+        assert found.blind is not known
+        assert not found.clear
+    if not known:
+        assert pairs.mean_verdict(study).text == pairs.BLIND
+
+
+def test_two_common_models_are_compared_in_the_mean_only(tmp_path):
+    """At one site, splits do not show the luck of the training sets that both have in common."""
+    rng = np.random.default_rng(2)
+    correct = {"fedavg": rng.random((9, PATIENTS)) < 0.5, "scaffold": rng.random((9, PATIENTS)) < 0.9}
+    study = write_scores(tmp_path, correct, 0, 9)
+    assert pairs.mean_verdict(study).choice == "scaffold"
+    verdicts = pairs.client_verdicts(study)
+    assert {v.text for v in verdicts.values()} == {pairs.BLIND}
+    assert all(math.isnan(g.low) for v in verdicts.values() for g in v.gains.values())
+    report.answer(study)
+
+
 def test_what_would_be_enough_is_said_instead_of_an_absurd_interval(tmp_path):
     """RMSE 30, 3, 20 against 31, 2, 45: Student's t gives about -65 to +48."""
     values = {"local": [[30.0], [3.0], [20.0]], "fedavg": [[31.0], [2.0], [45.0]]}

@@ -1,5 +1,6 @@
 """FedAdagrad, FedAdam, FedYogi: the mean of the clients' moves as a gradient for an adaptive optimiser at the server.
-Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
+Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2. The defaults are those of Flower, which refers
+to that paper; the paper's own values were not checked, and none is called the paper's here.
 """
 
 from dataclasses import dataclass
@@ -25,10 +26,10 @@ class Adaptive(Algorithm, abstract=True):
 
     lr: float = setting(0.1, source="ours")
     server_lr: float = setting(0.1, ge=0, source="ours")
-    beta1: float = setting(0.9, ge=0, lt=1, source="paper")
-    tau: float = setting(1e-3, gt=0, source="paper")
-    v0: float | None = setting(None, ge=0, source="paper")
-    weighted: bool = setting(False, source="paper")
+    beta1: float = setting(0.9, ge=0, lt=1, source="ours")
+    tau: float = setting(1e-3, gt=0, source="ours")
+    v0: float | None = setting(None, ge=0, source="ours")
+    weighted: bool = setting(False, source="ours")
 
     def second_moment(self, v: Tensor, d2: Tensor) -> Tensor:
         """v_t from v_{t-1} and D^2."""
@@ -65,16 +66,16 @@ class FedAdagrad(Adaptive):
     tau : float
         Degree of adaptivity: the smaller, the more alike are the steps of all numbers.
     v0 : float or None
-        Start of v. None: tau^2, the least that the paper allows.
+        Start of v. None: tau^2.
     weighted : bool
-        Weigh clients by their number of samples; False: plain mean, as in the paper.
+        Weigh clients by their number of samples; False: plain mean.
 
     Notes
     -----
     FLamby's version: tau 1e-8, v0 0, beta1 0.9, weighted.
     """
 
-    beta1: float = setting(0.0, ge=0, lt=1, source="paper")
+    beta1: float = setting(0.0, ge=0, lt=1, source="ours")
 
     certificates = (
         "tests/algorithms/test_fedopt.py::test_rounds_in_numpy: Algorithm 2 on quadratics",
@@ -106,9 +107,9 @@ class FedAdam(Adaptive):
     tau : float
         Degree of adaptivity: the smaller, the more alike are the steps of all numbers.
     v0 : float or None
-        Start of v. None: tau^2, the least that the paper allows.
+        Start of v. None: tau^2.
     weighted : bool
-        Weigh clients by their number of samples; False: plain mean, as in the paper.
+        Weigh clients by their number of samples; False: plain mean.
     beta2 : float
         Memory of D^2.
 
@@ -117,7 +118,7 @@ class FedAdam(Adaptive):
     FLamby's version: tau 1e-8, v0 0, beta2 0.999, weighted.
     """
 
-    beta2: float = setting(0.99, ge=0, lt=1, source="paper")
+    beta2: float = setting(0.99, ge=0, lt=1, source="ours")
 
     certificates = (
         "tests/algorithms/test_fedopt.py::test_rounds_in_numpy: Algorithm 2 on quadratics",
@@ -149,9 +150,9 @@ class FedYogi(Adaptive):
     tau : float
         Degree of adaptivity: the smaller, the more alike are the steps of all numbers.
     v0 : float or None
-        Start of v. None: tau^2, the least that the paper allows.
+        Start of v. None: tau^2.
     weighted : bool
-        Weigh clients by their number of samples; False: plain mean, as in the paper.
+        Weigh clients by their number of samples; False: plain mean.
     beta2 : float
         Memory of D^2.
 
@@ -160,7 +161,7 @@ class FedYogi(Adaptive):
     FLamby's version: tau 1e-8, v0 0, beta2 0.999, weighted.
     """
 
-    beta2: float = setting(0.99, ge=0, lt=1, source="paper")
+    beta2: float = setting(0.99, ge=0, lt=1, source="ours")
 
     certificates = (
         "tests/algorithms/test_fedopt.py::test_rounds_in_numpy: Algorithm 2 on quadratics",

@@ -128,6 +128,9 @@ class Metric:
         What must be predicted: "classes", "two classes", "numbers" or "survival"; None: anything.
     root : bool
         Whether the square root of a mean over samples is taken.
+    terms : callable
+        Of a `Seen`, for scores that are no means over samples: [b] what each sample adds, see `terms`. None: not known,
+        and intervals then rest on the spread over splits alone.
     title : str
         Its name in a sentence.
     decimals : int
@@ -145,6 +148,7 @@ class Metric:
     per: Literal["sample", "client"] = "client"
     kind: Kind | None = None
     root: bool = False
+    terms: Callable[[Seen], np.ndarray] | None = field(default=None, repr=False, compare=False)
     title: str = ""
     decimals: int | None = None
     lacks: str = "no value"

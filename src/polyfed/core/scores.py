@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from polyfed.core import terms
 from polyfed.core.errors import ConfigError, PolyfedError, closest
 from polyfed.core.metric import Metric, Seen, written
 from polyfed.core.settings import found, parse, shown
@@ -65,6 +66,16 @@ def _against_the_rest(score: Callable[[np.ndarray, np.ndarray], float], seen: Se
         return math.nan
     which = [1] if rank.shape[1] == 2 else present
     return float(np.mean([score(y == c, rank[:, c]) for c in which]))
+
+
+def _terms_against_the_rest(added: Callable[[np.ndarray, np.ndarray], np.ndarray], seen: Seen) -> np.ndarray:
+    """What every sample adds to `_against_the_rest`."""
+    y, rank = seen.classes, seen.ranking
+    present = np.unique(y)
+    if len(present) < 2:
+        return np.full(len(y), math.nan)
+    which = [1] if rank.shape[1] == 2 else present
+    return np.mean([added(rank[:, c], y == c) for c in which], axis=0)
 
 
 def _auc(seen: Seen) -> float:
@@ -138,6 +149,28 @@ def _intercept(seen: Seen) -> float:
     return float(_module("scipy.optimize").brentq(gap, logit - z.max() - 1, logit - z.min() + 1, xtol=1e-12))
 
 
+def _balanced_terms(seen: Seen) -> np.ndarray:
+    return terms.balanced_accuracy(seen.guess == seen.classes, seen.classes)
+
+
+def _f1_terms(seen: Seen) -> np.ndarray:
+    present = np.unique(seen.classes)
+    if seen.kind == "two classes":
+        present = present[present == 1]
+    return terms.f1(seen.guess, seen.classes, present) if len(present) else np.full(len(seen.classes), math.nan)
+
+
+def _log_loss_terms(seen: Seen) -> np.ndarray:
+    p = seen.probabilities[np.arange(len(seen.classes)), seen.classes]
+    return -np.log(p.clip(np.finfo(p.dtype).eps, 1))
+
+
+def _brier_terms(seen: Seen) -> np.ndarray:
+    p = seen.probabilities
+    gap = p - np.eye(p.shape[1])[seen.classes]
+    return gap[:, 1] ** 2 if p.shape[1] == 2 else (gap**2).sum(1)
+
+
 # numbers
 
 
@@ -154,6 +187,21 @@ def _r2(seen: Seen) -> float:
 def _pinball(seen: Seen, quantile: float = 0.5) -> float:
     predicted, true = seen.numbers
     return float(_module().mean_pinball_loss(true, predicted, alpha=quantile))
+
+
+def _pinball_terms(seen: Seen, quantile: float = 0.5) -> np.ndarray:
+    predicted, true = seen.numbers
+    gap = true - predicted
+    return np.maximum(quantile * gap, (quantile - 1) * gap).mean(1)
+
+
+def _rmse_terms(seen: Seen) -> np.ndarray:
+    return terms.rmse(_squared(seen).double().numpy())
+
+
+def _concordance_terms(seen: Seen) -> np.ndarray:
+    time, event = seen.target.double().T.numpy()
+    return terms.concordance(seen.output.double().reshape(-1).numpy(), time, event)
 
 
 def _concordance(seen: Seen) -> float:
@@ -175,29 +223,33 @@ def _concordance(seen: Seen) -> float:
 ONE = "one class"
 LOSS = Metric("loss", better="lower", per="sample")
 ACCURACY = Metric("accuracy", "%", "higher", _correct, "sample", "classes", span=1.0)
-RMSE = Metric("rmse", "target", "lower", _squared, "sample", "numbers", root=True, title="RMSE")
+RMSE = Metric("rmse", "target", "lower", _squared, "sample", "numbers", root=True, terms=_rmse_terms, title="RMSE")
 DEFAULT = (ACCURACY, RMSE, LOSS)  # the first that fits leads where none is asked for
 _ALL = (
     ACCURACY,
-    Metric("auc", "", "higher", _auc, kind="classes", title="AUC", decimals=3, lacks=ONE, span=1.0),
-    Metric("average-precision", "", "higher", _average_precision, kind="classes", title="average precision",
+    Metric("auc", "", "higher", _auc, kind="classes", terms=partial(_terms_against_the_rest, terms.auc), title="AUC",
            decimals=3, lacks=ONE, span=1.0),
-    Metric("balanced-accuracy", "%", "higher", _balanced, kind="classes", title="balanced accuracy", lacks=ONE,
-           span=1.0),
-    Metric("f1", "", "higher", _f1, kind="classes", title="F1", decimals=3, lacks="no positive sample", span=1.0),
-    Metric("log-loss", "", "lower", _log_loss, kind="classes", title="log-loss", decimals=3),
-    Metric("brier", "", "lower", _brier, kind="classes", title="Brier score", decimals=3),
+    Metric("average-precision", "", "higher", _average_precision, kind="classes",
+           terms=partial(_terms_against_the_rest, terms.average_precision), title="average precision", decimals=3,
+           lacks=ONE, span=1.0),
+    Metric("balanced-accuracy", "%", "higher", _balanced, kind="classes", terms=_balanced_terms,
+           title="balanced accuracy", lacks=ONE, span=1.0),
+    Metric("f1", "", "higher", _f1, kind="classes", terms=_f1_terms, title="F1", decimals=3,
+           lacks="no positive sample", span=1.0),
+    Metric("log-loss", "", "lower", _log_loss, kind="classes", terms=_log_loss_terms, title="log-loss", decimals=3),
+    Metric("brier", "", "lower", _brier, kind="classes", terms=_brier_terms, title="Brier score", decimals=3),
     Metric("calibration-slope", "", "near:1", _slope, kind="two classes", title="calibration slope", decimals=2,
            lacks="one class, or classes that the model separates"),
     Metric("calibration-intercept", "", "near:0", _intercept, kind="two classes", title="calibration intercept",
            decimals=2, lacks=ONE),
     Metric("ece", "", "lower", _ece, kind="classes", title="calibration error", decimals=3),
     RMSE,
-    Metric("mae", "target", "lower", _mae, kind="numbers", title="MAE"),
-    Metric("r2", "", "higher", _r2, kind="numbers", title="R²", decimals=3, lacks="targets that are all equal"),
-    Metric("pinball", "target", "lower", _pinball, kind="numbers", title="pinball loss"),
-    Metric("concordance", "", "higher", _concordance, kind="survival", title="concordance", decimals=3,
-           lacks="no two patients to compare", span=1.0),
+    Metric("mae", "target", "lower", _mae, kind="numbers", terms=lambda seen: 2 * _pinball_terms(seen), title="MAE"),
+    Metric("r2", "", "higher", _r2, kind="numbers", terms=lambda seen: terms.r2(*seen.numbers), title="R²", decimals=3,
+           lacks="targets that are all equal"),
+    Metric("pinball", "target", "lower", _pinball, kind="numbers", terms=_pinball_terms, title="pinball loss"),
+    Metric("concordance", "", "higher", _concordance, kind="survival", terms=_concordance_terms, title="concordance",
+           decimals=3, lacks="no two patients to compare", span=1.0),
     LOSS,
 )  # fmt: skip
 KNOWN = {m.name: m for m in _ALL}
@@ -283,9 +335,10 @@ def _set(name: str, value: str, text: str) -> Metric:
         raise ConfigError(f"metrics: found {shown(text)}, expected a number of bins from 1 to 1000, such as ece:15")
     if name == "pinball":
         title, compute = f"pinball loss at {number:g}", partial(_pinball, quantile=float(number))
+        added = partial(_pinball_terms, quantile=float(number))
     else:
-        title, compute = f"{base.title} ({number} bins)", partial(_ece, bins=int(number))
-    return dataclasses.replace(base, name=text, title=title, compute=compute)
+        title, compute, added = f"{base.title} ({number} bins)", partial(_ece, bins=int(number)), None
+    return dataclasses.replace(base, name=text, title=title, compute=compute, terms=added)
 
 
 def _scored(name: str, seen: Seen) -> float:

@@ -528,7 +528,7 @@ class Task:
                     yield rows, self._per_sample(seen(rows, self._block_outputs(w[i], xb), yb))
 
     def per_sample(self, w: Tensor, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """What every sample adds to the metrics that are means over samples.
+        """What every sample adds to the metrics: their mean is the metric; see `terms` for those that are no means.
 
         Parameters
         ----------
@@ -543,7 +543,9 @@ class Task:
             [b] each; without the loss where that is a callable, which gives a mean.
         """
         found = Seen(self.outputs(w, x), y, self._threshold)
-        return self._score(found) if callable(self.loss) else self._per_sample(found)
+        values = self._score(found) if callable(self.loss) else self._per_sample(found)
+        exact = Seen(found.output.cpu().double(), y.cpu(), self._threshold)
+        return values | {m.name: torch.as_tensor(m.terms(exact)) for m in self.scores if m.terms and m.fits(exact)}
 
     def _per_sample(self, seen: Seen) -> dict[str, Tensor]:
         """[b] loss and score of every sample."""

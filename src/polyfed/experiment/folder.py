@@ -36,7 +36,6 @@ from polyfed.experiment import files
 from polyfed.experiment.run import Run
 from polyfed.experiment.training import Training
 from polyfed.report.files import tensors
-from polyfed.report.intervals import rmse_terms
 
 MODELS_LIMIT = 2 << 30  # bytes of per-client model files written without being asked
 BLOCK = 1 << 28  # bytes of models that a digest takes at a time
@@ -212,7 +211,7 @@ def client_model(run: Path, i: int, name: str) -> tuple[dict[str, Tensor], bool]
 
 def scores(run: Run) -> dict[str, Tensor]:
     """What every test sample adds to its client's metrics, as scores.safetensors holds it: the mean over a client's
-    samples is its metric in clients.csv, to first order where that is no mean (RMSE).
+    samples is its metric in clients.csv; scores that are no means, such as AUC, are written as one, see `core.terms`.
 
     counts: [n] test samples per client, whose samples follow one another     id: [N] the sample, the same number in
     every run on the same data     a float32 array [N] per metric, NaN where the client's metric is
@@ -221,15 +220,13 @@ def scores(run: Run) -> dict[str, Tensor]:
     known = run.federation.meta.get("split_indices")
     ids = np.arange(len(test.x)) if known is None else np.concatenate(known["test"])
     parts: dict[str, list[Tensor]] = {}
-    roots = [m.name for m in task.scores if m.root]
     for block in np.array_split(np.arange(loop.n), -(-loop.n * task.p * task.w0.element_size() // BLOCK)):
         for i, w in zip(block, loop.personal(block), strict=True):
             x, y = test.client(int(i))
             for name, values in task.per_sample(w, x, y).items() if len(x) else ():
-                if name in roots:
-                    values = torch.as_tensor(rmse_terms(values.double().cpu().numpy()))
                 lost = math.isnan(run.final["test"][name][i])  # an attacker's
-                parts.setdefault(name, []).append(torch.full_like(values, math.nan) if lost else values)
+                values = torch.full_like(values, math.nan) if lost else values
+                parts.setdefault(name, []).append(values.cpu())
     found = {name: torch.cat(values).float() for name, values in parts.items()}
     return found | {"counts": torch.as_tensor(test.counts), "id": torch.as_tensor(ids)}
 

@@ -10,7 +10,7 @@ import pkgutil
 from polyfed.core.errors import ConfigError, closest
 from polyfed.papers.recipe import RECIPES, Bench, Claim, Outcome, Recipe, recipe
 
-PAPERS = ("fpfc", "fedslr", "fedacs", "fedcet", "pfllib")
+PAPERS = ("fpfc", "fedslr", "fedacs", "fedcet", "pfllib", "flamby")
 
 __all__ = ["PAPERS", "RECIPES", "Bench", "Claim", "Outcome", "Recipe", "find", "load", "recipe"]
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 import numpy as np
 import pandas as pd
 import tomli_w
-from scipy import stats
 
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.errors import ConfigError, RunError
@@ -25,6 +24,7 @@ from polyfed.experiment import parallel
 from polyfed.experiment.compare import Comparison, Result, Watch, compare, config_of
 from polyfed.experiment.files import unsealed
 from polyfed.experiment.stop import interruptions
+from polyfed.report import intervals
 from polyfed.report.style import save, write_atomically
 from polyfed.report.table import Cell, Table
 
@@ -251,7 +251,7 @@ def _same_experiment(place: Path, config: Mapping[str, Any]) -> None:
 def _jsonable(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def joined(parts: Iterable[Comparison]) -> Comparison:
@@ -341,9 +341,14 @@ def beside(
     return Table(title, tuple(heads), tuple(body), tuple(notes))
 
 
-def ordered(text: str, higher: np.ndarray, lower: np.ndarray, factor: float = 1.0, unit: str = "") -> Claim:
+def ordered(
+    text: str, higher: np.ndarray, lower: np.ndarray, factor: float = 1.0, unit: str = "", share: float = 0.0
+) -> Claim:
     """The claim that `higher` exceeds `lower`, from values of the same seeds: holds, or not, when the 95 % interval of
-    the mean paired difference (Student's t) leaves zero out; one seed never decides.
+    the mean paired difference leaves zero out; one seed never decides.
+
+    share: where seeds divide one set of samples anew, how much of it is tested (Nadeau and Bengio's variance, see
+    `report.intervals`). 0: every seed draws samples of its own, and the interval is Student's t
     """
     gap = factor * (np.asarray(higher, dtype=float) - np.asarray(lower, dtype=float))
     gap = gap[np.isfinite(gap)]
@@ -351,7 +356,7 @@ def ordered(text: str, higher: np.ndarray, lower: np.ndarray, factor: float = 1.
         return Claim(
             text, None, f"difference {gap.mean():+.3g}{unit} from one seed" if len(gap) else "no finished runs"
         )
-    half = float(stats.t.ppf(0.975, len(gap) - 1) * gap.std(ddof=1) / np.sqrt(len(gap)))
+    half = intervals.half_width(*intervals.variance(intervals.Spread(gap), share))
     low, high = gap.mean() - half, gap.mean() + half
     holds = True if low > 0 else False if high < 0 else None
     return Claim(text, holds, f"difference {gap.mean():+.3g}{unit}, 95 % interval {low:+.3g} to {high:+.3g}")

@@ -2,7 +2,7 @@
 
 A gain is method A's score minus method B's, on the same splits. `values` [splits, samples] is what each sample adds:
 its mean over a split's test samples is that split's gain, NaN where a sample was not tested. A score that is no mean,
-such as AUC or RMSE, is written as one by its first-order expansion (`auc_terms`, `rmse_terms`).
+such as AUC or RMSE, is written as one (`core.terms`).
 
 What is estimated is the gain of the two *procedures* on new samples of the site, expected over training sets of the
 size that was used. Two estimates of the variance of the mean gain over S splits go into it:
@@ -68,7 +68,8 @@ def spread(values: np.ndarray, span: float = 0.0) -> Spread:
     gap = (np.where(tested, values - means.mean(), 0.0) / (len(values) * counts[:, None])).sum(0)[times > 0]
     square, n = gap @ gap, len(gap)
     heavy = (gap**4).sum() - square**2 / n  # n^2 times the variance of the variance: few disagreements, few freedoms
-    freedom = float(np.clip(2 * square**2 / heavy, 1, n - 1)) if heavy > 0 and n > 2 else max(n - 1.0, 1.0)
+    most = max((n - 1) / 3, 1.0)  # few samples do not show how heavy their tails are: at best as if of kurtosis 7
+    freedom = float(np.clip(2 * square**2 / heavy, 1, most)) if heavy > 0 else most
     effective = times.sum() ** 2 / (times @ times)
     sampling = square * n / (n - 1) if n > 1 else math.inf if not span else span**2
     return Spread(means, float(sampling + (span / (effective + 2)) ** 2), freedom)
@@ -173,59 +174,3 @@ def needed(found: Spread, share: float | None, gain: float, comparisons: int = 1
         return None
     splits = 2 + bisect_left(range(2, most + 1), -gain, key=lambda k: -seen(found, share, k, comparisons))
     return Needed(splits if 1 < now and splits <= most else None, max(1.0, (here / gain) ** 2))
-
-
-# scores that are no means, as means
-
-
-def rmse_terms(squared: np.ndarray) -> np.ndarray:
-    """What every sample adds to the root of the mean of `squared` errors: r + (e_j - r^2) / (2 r), r the root."""
-    r = math.sqrt(squared.mean()) if len(squared) else 0.0
-    return r + (squared - r * r) / (2 * r) if r > 0 else np.zeros(len(squared))
-
-
-def auc_terms(score: np.ndarray, positive: np.ndarray) -> np.ndarray:
-    """What every sample adds to the area under the curve, from its placement among the other class (DeLong, DeLong and
-    Clarke-Pearson, Biometrics 44, 1988); all NaN with one class.
-
-    score: [n] higher for positive     positive: [n] bool
-    """
-    n, ones, zeros = len(score), np.sort(score[positive]), np.sort(score[~positive])
-    out = np.full(n, math.nan)
-    if len(ones) and len(zeros):
-        above, below = _below(zeros, score[positive]), 1 - _below(ones, score[~positive])
-        area = above.mean()
-        out[positive] = area + (above - area) * n / len(ones)
-        out[~positive] = area + (below - area) * n / len(zeros)
-    return out
-
-
-def _below(ordered: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """The share of `ordered` numbers below each value; equal ones count half."""
-    return (ordered.searchsorted(value) + ordered.searchsorted(value, "right")) / (2 * len(ordered))
-
-
-def delong(score: np.ndarray, other: np.ndarray, positive: np.ndarray) -> tuple[float, float]:
-    """(difference of the areas of two scores on the same samples, its variance by DeLong); NaN with fewer than two of a
-    class."""
-    ones = int(positive.sum())
-    zeros = len(positive) - ones
-    if min(ones, zeros) < 2:
-        return math.nan, math.nan
-    gap = auc_terms(score, positive) - auc_terms(other, positive)
-    n, mean = len(gap), float(gap.mean())
-    u = (gap - mean) / n  # deviations of placements, divided by the size of the sample's own class
-    return mean, float((u[positive] ** 2).sum() * ones / (ones - 1) + (u[~positive] ** 2).sum() * zeros / (zeros - 1))
-
-
-def bootstrap(values: np.ndarray, classes: np.ndarray, times: int = 2000, seed: int = 0) -> np.ndarray:
-    """[times] means of `values` [N] over samples drawn with replacement within each of `classes` [N].
-
-    A paired bootstrap when `values` are gains.
-    """
-    rng = np.random.default_rng(seed)
-    total = np.zeros(times)
-    for k in np.unique(classes):
-        group = values[classes == k]
-        total += rng.choice(group, (times, len(group))).sum(1)
-    return total / len(values)

@@ -26,6 +26,7 @@ class Interval:
     seeds: number of pairs it rests on     p: p value of no gain, for a joint verdict
     clear: whether the gain differs from zero, jointly over all clients where they are judged together
     enough: "" or what would be enough for a verdict, where the interval is too wide to say anything and is not shown
+    blind: whether there is none because seeds do not show the chance in it, see `Evidence`
     """
 
     mean: float
@@ -35,6 +36,7 @@ class Interval:
     p: float = math.nan
     clear: bool = False
     enough: str = ""
+    blind: bool = False
 
     @property
     def sign(self) -> int | None:
@@ -46,8 +48,12 @@ class Interval:
 class Evidence:
     """What a gain rests on.
 
-    share: of the samples, how many are tested; None: the same are in every split     samples: the client's, or all
+    share: of the samples, how many are tested; None: the same are in every split, and there is no interval without
+    scores per sample     samples: the client's, or all
     unit: the metric's range if it is bounded, else the reference's mean value     range: of a bounded metric
+    common: whether it is one site's, between two models that are everybody's. Their difference there is mostly luck of
+    the patients that all training sets share, which no splits of these patients show (docs/verdicts.md): it has an
+    interval as one of these trained models only, from one split or a fixed test set
     """
 
     spread: Spread
@@ -55,10 +61,14 @@ class Evidence:
     samples: int = 0
     unit: float = math.inf
     range: float = math.inf
+    common: bool = False
 
     def interval(self, comparisons: int = 1) -> Interval:
         """95 % over all `comparisons` together (Bonferroni), within what is possible for the metric."""
         gain, splits = self.spread.gain, len(self.spread.means)
+        unseen = self.share is None and self.spread.sampling is None  # seeds of one test set say nothing of samples
+        if unseen or (self.common and splits > 1 and self.share is not None):
+            return Interval(gain, math.nan, math.nan, splits, blind=True)
         var, freedom = intervals.variance(self.spread, self.share)
         if not math.isfinite(var):
             return Interval(gain, math.nan, math.nan, splits)
@@ -122,6 +132,7 @@ class Verdict:
 
 UNCLEAR = "no clear difference"
 ONE_SEED = "not decided (one seed)"
+BLIND = "not decided (seeds do not show the chance in it)"
 FEW = "too few seeds or samples for a verdict"
 UNTESTED = "no test samples"
 ALONE = "nothing to compare with"
@@ -155,7 +166,8 @@ def verdict(
     signs = [g.sign for g in gains.values()]
     if all(s is None for s in signs):
         enough = [g.enough for g in gains.values() if g.enough]
-        text = f"{FEW}; {enough[0]} would do" if enough else ONE_SEED
+        blind = any(g.blind for g in gains.values())
+        text = f"{FEW}; {enough[0]} would do" if enough else BLIND if blind else ONE_SEED
         return Verdict(None, text, best, gains, reference)
     clear = [x for x in others if gains[x].sign == 1]
     choice = max(clear, key=lambda x: means[x]) if clear else reference if all(s == -1 for s in signs) else None
@@ -256,13 +268,14 @@ def shares(study: Study) -> dict[str, tuple[float, int]]:
 
 @lru_cache(maxsize=64)
 def _sampled(study: Study, label: str) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """{seed: (where each client's test samples begin, their numbers, what each adds to the metric)}."""
+    """{seed: (where each client's test samples begin, their numbers, what each adds to the metric or NaN)}."""
     found = {}
     for r in study.counted(label) if study.split == "test" else ():
         scores = files.scores(r.folder)
-        if scores is not None and study.metric.sign and study.metric.name in scores and len(scores["counts"]) == r.n:
-            at = np.r_[0, np.cumsum(scores["counts"])]
-            found[r.seed] = (at, scores["id"], scores[study.metric.name])
+        if scores is not None and len(scores["counts"]) == r.n:
+            at, ids = np.r_[0, np.cumsum(scores["counts"])], scores["id"]
+            known = study.metric.sign and study.metric.name in scores
+            found[r.seed] = (at, ids, scores[study.metric.name] if known else np.full(len(ids), math.nan))
     return found
 
 
@@ -277,16 +290,18 @@ def evidence(study: Study, label: str, reference: str) -> tuple[dict[str, Eviden
     span = study.metric.span
     unit = span if math.isfinite(span) else float(level)
     added = [_added(study, label, reference, s) for s in seeds]
-    sites, share = {}, shares(study)
+    sites, share, common = {}, shares(study), study.role(label) == study.role(reference) == "common"
     for i, name in enumerate(study.names):
         means = d[np.isfinite(d[:, i]), i]
         spread, fixed = Spread(means, floor=_floor(study, name)), False
         parts = [a[name] for a in added if a is not None and name in a]
         if len(parts) == len(seeds) and len(means):
+            alike = all(np.array_equal(parts[0][0], ids) for ids, _ in parts[1:])
+            fixed = len(seeds) > 1 and alike and not study.redrawn
             values = _aligned(parts)
-            fixed = len(seeds) > 1 and bool(np.isfinite(values).all())
-            spread = replace(intervals.spread(values, 0.0 if math.isinf(span) else span), means=means)
-        sites[name] = Evidence(spread, None if fixed else share[name][0], share[name][1], unit, span)
+            if np.isfinite(values).any(1).sum() == len(means):
+                spread = replace(intervals.spread(values, 0.0 if math.isinf(span) else span), means=means)
+        sites[name] = Evidence(spread, None if fixed else share[name][0], share[name][1], unit, span, common)
     known = [e for e in sites.values() if len(e.spread.means)]
     means = [float(np.nanmean(row)) for row in d if np.isfinite(row).any()]
     whole = intervals.mean_spread([e.spread for e in known], np.array(means)) if known else Spread(np.array(means))
@@ -305,9 +320,7 @@ def _added(study: Study, label: str, reference: str, seed: int) -> dict[str, tup
         return None
     names = [str(c["name"]) for c in next(r for r in study.counted(label) if r.seed == seed).federation["clients"]]
     gain = study.metric.sign * (one - other)
-    return {
-        n: (ids[a:b], gain[a:b]) for n, a, b in zip(names, at, at[1:], strict=False) if np.isfinite(gain[a:b]).any()
-    }
+    return {n: (ids[a:b], gain[a:b]) for n, a, b in zip(names, at, at[1:], strict=False) if b > a}
 
 
 def _aligned(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:

@@ -115,7 +115,7 @@ def figure1(bench: Bench) -> Outcome:
 
 
 NOTES = [
-    "All clients have the Hessian L I here, so nobody drifts: with sum_i d_i = 0 the mean of the models takes exact "
+    "All clients have the Hessian L I here, so no client drifts: with sum_i d_i = 0 the mean of the models takes exact "
     "gradient steps, and so does FedAvg's. The order in Figure 1 is the order of the proven step sizes; the last two "
     "rows show FedTrack and FedAvg at FedCET's step. fedcet/equal-bytes has unlike Hessians.",
     "The paper prints no numbers for Figure 1.",

@@ -143,7 +143,7 @@ def resnet(data: str, seed: int = 0) -> nn.Module:
 
 
 def work(bench: Bench, data: str = "CIFAR-100") -> dict[str, Any]:
-    """What `fit` is told about the work of a round."""
+    """The work of a round, as settings of `fit`."""
     padding = 8 if data == "Tiny ImageNet" else 4
     return {
         "rounds": bench.rounds(40, 1000), "fraction": bench.pick(0.25, 0.1), "local_epochs": 2, "batch_size": 20,

@@ -121,6 +121,9 @@ def linear(seed: int) -> nn.Module:
     return model
 
 
+HBF_TESTED = 0.2  # of the same houses and men, drawn anew for every seed
+
+
 def hbf(bench: Bench, scale: str = "minmax"):
     """seed -> Federation of Housing and Body fat; the seed draws split and the 14th input."""
 

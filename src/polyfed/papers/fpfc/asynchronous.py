@@ -104,13 +104,13 @@ def last(found: Comparison, label: str) -> np.ndarray:
 def sooner(name: str, times: dict[str, np.ndarray], other: str, level: np.ndarray, factor: float) -> Claim:
     """asyncFPFC is where synchronous FPFC ends, before `other` is."""
     mine, its = times["asyncFPFC"], times[other]
-    told = [
+    evidence = [
         f"{factor * v:.3g}: " + ("never" if np.isnan(a) else f"{a:.0f} s")
         + ", against " + ("never" if np.isnan(b) else f"{b:.0f} s")
         for v, a, b in zip(level, mine, its, strict=True)
     ]  # fmt: skip
     ahead = np.isfinite(mine) & ~(mine >= its)
-    return Claim(f"{name}: asyncFPFC is where FPFC ends sooner than {other}", bool(ahead.all()), "; ".join(told))
+    return Claim(f"{name}: asyncFPFC is where FPFC ends sooner than {other}", bool(ahead.all()), "; ".join(evidence))
 
 
 @recipe("fpfc/asynchronous", "asyncFPFC: accuracy against time, synchronous and asynchronous", minutes=(3, 30),

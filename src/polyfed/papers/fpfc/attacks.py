@@ -132,7 +132,7 @@ def attacks(bench: Bench) -> Outcome:
         rules = RULES if attack in ATTACKS else {}
         for label, rule in list(rules.items())[: 1 if bench.rehearse else None]:
             found[attack][label] = curve(bench, label, FedAvg(0.1), attack, few, part, rule)
-    tables, claims = told(found)
+    tables, claims = summarised(found)
     notes = [
         "a vector of one value is invisible to a single softmax layer: it shifts all logits alike and cancels. Under "
         "it FedAvg loses only the attackers' share of the mean; for deeper models it is an attack",
@@ -181,7 +181,7 @@ def attacks_images(bench: Bench) -> Outcome:
         }
         for attack in list(ATTACKS)[: 1 if bench.rehearse else None]
     }
-    tables, claims = told(found)
+    tables, claims = summarised(found)
     notes = [
         "no penalty protects the mean of the shared layers: not from false convolutions, and not from those that an "
         "attacker trains beside the false last layer that zeta sends back to it",
@@ -191,7 +191,7 @@ def attacks_images(bench: Bench) -> Outcome:
     return Outcome(tables, {"attacks-images": panels(found)}, claims, notes)
 
 
-def told(found: Mapping[str, Mapping[str, Curve]]) -> tuple[list[Table], list[Claim]]:
+def summarised(found: Mapping[str, Mapping[str, Curve]]) -> tuple[list[Table], list[Claim]]:
     """A table for every attack, and the claims."""
     tables, claims = [], []
     for attack, methods in found.items():

@@ -98,7 +98,7 @@ def figure_e4(bench: Bench) -> Outcome:
         Claim("accuracy is best where the clusters are found", inside, evidence),
     ]
     lost = ", ".join(f"{100 * w:.1f}" for w in worse)
-    notes = [f"the right clusters are no sign of a good model: of the lambda with ARI 1 the worst loses so many points "
+    notes = [f"finding the right clusters does not make a good model: points that the worst lambda with ARI 1 loses "
              f"against the best, per seed: {lost}"]  # fmt: skip
     return Outcome([table("lambda", found)], {"lambda": panels({"lambda": found})}, claims, notes)
 

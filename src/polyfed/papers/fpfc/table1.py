@@ -17,6 +17,7 @@ from polyfed.papers.fpfc import (
     GRID,
     HBF,
     HBF_CAVEAT,
+    HBF_TESTED,
     HBF_WORK,
     SYNTHETIC,
     WORK,
@@ -130,7 +131,7 @@ def nine(bench: Bench, name: str, table: str) -> Outcome:
         step = {**settings, "local_steps": 1, "rounds": bench.rounds(3000, 20000)}
         found.append(bench.compare(f"{name}-one-step", softmax, data, method, **step))
     everything, clients = joined(found), data(bench.seeds[0]).n
-    outcome = told(everything, name, table, "accuracy, %", 100, clients)
+    outcome = outcome_of(everything, name, table, "accuracy, %", 100, clients)
     if name in ("s1", "s3", "s4"):
         outcome.claims.append(planted(everything, "FPFC", k, "FPFC finds the planted clusters"))
     note = f"lambda of FPFC by validation data, cold, from {list(GRID)}; per seed: {listed(lam)}"
@@ -138,7 +139,7 @@ def nine(bench: Bench, name: str, table: str) -> Outcome:
     return outcome
 
 
-def told(found: Comparison, name: str, title: str, metric: str, factor: float, clients: int) -> Outcome:
+def outcome_of(found: Comparison, name: str, title: str, metric: str, factor: float, clients: int) -> Outcome:
     """The table and the claims that follow from the order of the printed figures."""
     present = {r.label for r in found.results}
     printed: dict[str, float] = dict(zip(METHODS, PRINTED[name], strict=True))
@@ -162,7 +163,7 @@ def told(found: Comparison, name: str, title: str, metric: str, factor: float, c
 
 def order(found: Comparison, printed: Mapping[str, float], factor: float) -> list[Claim]:
     """FPFC above or below each other method, as printed; errors are better when they are lower."""
-    claims, sign = [], 1 if factor == 100 else -1
+    claims, sign, share = [], *((1, 0.0) if factor == 100 else (-1, HBF_TESTED))
     mine, present = metric_of(found, "FPFC"), {r.label for r in found.results}
     for method, value in printed.items():
         if method == "FPFC" or value == printed["FPFC"]:
@@ -175,7 +176,7 @@ def order(found: Comparison, printed: Mapping[str, float], factor: float) -> lis
             above = sign * printed["FPFC"] > sign * value
             text = f"FPFC is better than {shown}" if above else f"{shown} is better than FPFC"
             high, low = (mine, other) if above else (other, mine)
-            claims.append(ordered(text, sign * high, sign * low, factor, " points" if factor == 100 else ""))
+            claims.append(ordered(text, sign * high, sign * low, factor, " points" if factor == 100 else "", share))
     return claims
 
 
@@ -258,7 +259,7 @@ def table1_hbf(bench: Bench) -> Outcome:
     found = bench.compare(
         "hbf", linear, hbf(bench), methods, rounds=bench.rounds(100, 100), evaluate_every=0, **HBF_WORK
     )
-    outcome = told(found, "hbf", "Table 1, H&BF", "RMSE", 1, 8)
+    outcome = outcome_of(found, "hbf", "Table 1, H&BF", "RMSE", 1, 8)
     outcome.claims.append(planted(found, "FPFC", 2, "FPFC finds the planted clusters"))
     outcome.notes += [HBF_CAVEAT, NOTES[0]]
     return outcome

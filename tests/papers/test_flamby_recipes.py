@@ -1,0 +1,58 @@
+"""FLamby's federations: its splits, its loss, and what the user is told whose folder lacks the data."""
+
+import numpy as np
+import pytest
+import torch
+
+from polyfed.core.errors import DataError
+from polyfed.papers.flamby import POOLED
+from polyfed.papers.flamby.heart import heart
+from polyfed.papers.flamby.tcga import patients, tcga, within_batch
+
+
+def test_the_hospitals_are_split_as_published():
+    """199/104, 172/89, 30/16 and 85/45 patients with 13 inputs; own scaling has own mean 0 and deviation 1."""
+    case = heart()
+    assert [(len(a), len(b)) for (a, _), (b, _) in zip(case.train, case.test, strict=True)] == [
+        (199, 104), (172, 89), (30, 16), (85, 45),
+    ]  # fmt: skip
+    data = case.federation("centre")
+    assert data.input_shape == (13,)
+    for k in range(4):
+        x = data.train.client(k)[0].double().numpy()
+        assert np.allclose(x.mean(0), 0, atol=1e-6)
+        varied = x.std(0) > 0
+        assert np.allclose(x.std(0, ddof=1)[varied], 1, atol=1e-5)
+    pooled = case.federation("pooled", pooled=True)
+    assert pooled.names == (POOLED,)
+    assert (pooled.train.counts.tolist(), pooled.test.counts.tolist()) == ([486], [254])
+
+
+def test_the_regions_are_split_as_published(data_dir):
+    train, test, columns = patients(data_dir("tcga_brca"))
+    sizes = [(248, 63), (156, 40), (164, 42), (129, 33), (129, 33), (40, 11)]
+    assert [(len(a), len(b)) for (a, _), (b, _) in zip(train, test, strict=True)] == sizes
+    assert len(columns) == 39
+
+
+def test_a_missing_folder_is_said_in_one_line(tmp_path):
+    with pytest.raises(
+        DataError, match=r"tcga_brca/brca\.csv: not there; put brca\.csv and train_test_split\.csv"
+    ) as e:
+        tcga(tmp_path)
+    assert "\n" not in str(e.value)
+
+
+def test_the_loss_of_a_batch():
+    """Risks 0, log 2, log 3; the first two die, in this order: 1/(1 + 2 + 3) and 2/(2 + 3), over three patients."""
+    risk = torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64).log()
+    target = torch.tensor([[5.0, 1.0], [7.0, 1.0], [9.0, 0.0]], dtype=torch.float64)
+    assert within_batch(risk, target).item() == pytest.approx(-np.log(1 / 6 * 2 / 5) / 3)
+
+
+def test_a_batch_without_a_death_moves_nothing():
+    risk = torch.zeros(4, 1, requires_grad=True)
+    target = torch.tensor([[1.0, 0.0]] * 4)
+    within_batch(risk, target).backward()
+    assert risk.grad is not None
+    assert risk.grad.abs().sum() == 0
