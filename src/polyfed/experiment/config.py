@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-import polyfed.algorithms  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers the methods)
+import polyfed.algorithms  # pyright: ignore[reportUnusedImport]  (registers the methods)
+import polyfed.yardsticks  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.core.algorithm import check as check_algorithm
 from polyfed.core.errors import ConfigError, closest

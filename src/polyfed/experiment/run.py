@@ -1,6 +1,7 @@
 """Run: what `fit` returns. The trained state and everything that was measured on the way."""
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +16,7 @@ from polyfed.core.errors import ConfigError, RunError, closest
 from polyfed.core.ledger import Ledger
 from polyfed.core.metric import Metric
 from polyfed.core.rounds import Loop
+from polyfed.core.split import Split
 from polyfed.core.typed import pieces, plain
 from polyfed.data.federation import Federation
 from polyfed.models.factorised import factorised as factorised_model
@@ -122,6 +124,42 @@ class Run:
     def common(self) -> Tensor | None:
         """[p]: the model that all clients have in common (FedSLR's GKR, Ditto's global one); None: there is none."""
         return self.algorithm.common(self.server)
+
+    def scored(self, name: str, split: Split) -> dict[str, np.ndarray]:
+        """The metrics [n] of what every client would deploy now. split: the samples of the split `name`, placed."""
+        return self.loop.evaluate(split)
+
+    def answers(self, block: int = 1 << 28) -> Iterator[tuple[int, Tensor]]:
+        """(client, outputs for its test samples of the model that it would deploy now), of those that have samples.
+
+        block: bytes of models at a time
+        """
+        loop, task = self.loop, self.loop.task
+        test = self.federation.test.to(task.device, task.dtype)
+        for ids in np.array_split(np.arange(loop.n), -(-loop.n * task.p * task.w0.element_size() // block)):
+            for i, w in zip(ids, loop.personal(ids), strict=True):
+                if len(x := test.client(int(i))[0]):
+                    yield int(i), task.outputs(w, x)
+
+    @property
+    def deploys(self) -> str:
+        """What clients deploy: "common", the one model that the server sends all, "own", trained alone, or "personal".
+
+        A yardstick has no model that could be deployed beside those of methods, and is one: "yardstick" or "oracle".
+        """
+        loop, everyone = self.loop, self.loop.round(np.arange(self.loop.n))
+        if type(loop.algorithm).personal is Algorithm.personal:
+            return "common" if "w" in loop.algorithm.deployment(loop.server, everyone).shared else "personal"
+        sends = sum(loop.ledger.totals()) or any(loop.algorithm.downlink(loop.server, everyone))
+        return "personal" if sends else "own"
+
+    def digest_of_models(self, block: int = 1 << 28) -> str:
+        """sha256 of the clients' models. block: bytes of models at a time"""
+        found, loop = hashlib.sha256(), self.loop
+        size = max(1, block // (loop.task.p * loop.task.w0.element_size()))
+        for k in range(0, loop.n, size):
+            found.update(raw(loop.personal(np.arange(k, min(k + size, loop.n)))))
+        return found.hexdigest()
 
     def evaluate(self, models: Tensor | None, split: str = "test") -> dict[str, np.ndarray]:
         """The metrics of any models on each client's samples.
@@ -400,6 +438,11 @@ def position(client: int | str, names: Sequence[str], what: str = "client") -> i
     if client not in (names if isinstance(client, str) else range(-n, n)):
         raise ConfigError(f"no {what} {client!r}{closest(str(client), names)}; there are {n} of them")
     return names.index(client) if isinstance(client, str) else range(n)[client]
+
+
+def raw(t: Tensor) -> bytes:
+    """The bytes of a tensor."""
+    return t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def splits(federation: Federation) -> dict[str, Any]:
