@@ -19,6 +19,7 @@ from polyfed.core.errors import RunError
 from polyfed.core.metric import Metric
 from polyfed.report import files
 
+ALONE = ("own", "yardstick")  # the roles of what a site has without the others
 SEEDED = re.compile(r"(?P<label>.+)-seed(?P<seed>-?\d+)")
 
 
