@@ -19,6 +19,7 @@ ALLOWED = {
     "models": {"core"},
     "threats": {"core"},
     "clinical": {"core", "data", "experiment", "report"},
+    "yardsticks": {"core"},
 }
 
 

@@ -31,8 +31,9 @@ class Recalibrated(Personal):
     ----------
     lr : float
         Step size of local SGD.
-    temperature : bool
-        For classes, fit a z_j + c with a >= 0 and the penalty (a - 1)^2/2 beside the sum of losses.
+    slope : bool
+        Fit a z_j + c, one a >= 0 for all outputs, with the penalty (a - 1)^2/2 beside the sum of losses. Of classes,
+        1/a is the temperature.
     weighted : bool
         Weigh clients by their number of samples; False: plain mean.
 
@@ -46,7 +47,7 @@ class Recalibrated(Personal):
     """
 
     lr: float = setting(0.1, source="ours")
-    temperature: bool = setting(False, source="ours")
+    slope: bool = setting(False, source="ours")
     weighted: bool = setting(True, source="ours")
 
     certificates = (
@@ -68,7 +69,6 @@ class Recalibrated(Personal):
 }"""
 
     def init_server(self, task, w0, n):
-        self.require(not self.temperature or task.loss == "cross-entropy", "temperature", "false without classes")
         _last_layer(task)
         return {"w": w0}
 
@@ -93,8 +93,12 @@ class Recalibrated(Personal):
     def _fitted(self, z: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray]:
         """(a, c) of a z + c.  z: [b, k] outputs     y: [b, ...] numbers, or [b] classes"""
         if y.dtype.kind == "f":
-            return 1.0, (y.reshape(z.shape) - z).mean(0)
-        a, c = _newton(z, y, self.temperature)
+            y = y.reshape(z.shape)
+            centred, weight = z - z.mean(0), 2 / z.shape[1]
+            above, below = weight * (centred * y).sum() + 1, weight * (centred * centred).sum() + 1
+            a = max(0.0, above / below) if self.slope else 1.0
+            return a, (y - a * z).mean(0)
+        a, c = _newton(z, y, self.slope)
         return (a, c) if a >= 0 else (0.0, _newton(0 * z, y, False)[1])
 
 

@@ -126,13 +126,34 @@ class Run:
         return self.algorithm.common(self.server)
 
     def scored(self, name: str, split: Split) -> dict[str, np.ndarray]:
-        """The metrics [n] of what every client would deploy now. split: the samples of the split `name`, placed."""
+        """The metrics of what every client would deploy now.
+
+        Parameters
+        ----------
+        name : str
+            "train", "validation" or "test".
+        split : Split
+            Its samples, placed.
+
+        Returns
+        -------
+        dict
+            Metric -> [n].
+        """
         return self.loop.evaluate(split)
 
     def answers(self, block: int = 1 << 28) -> Iterator[tuple[int, Tensor]]:
-        """(client, outputs for its test samples of the model that it would deploy now), of those that have samples.
+        """What the model that each client would deploy now puts out for its test samples.
 
-        block: bytes of models at a time
+        Parameters
+        ----------
+        block : int
+            Bytes of models at a time.
+
+        Returns
+        -------
+        iterator
+            Of (a client's position, outputs [b, ...]); clients without test samples are left out.
         """
         loop, task = self.loop, self.loop.task
         test = self.federation.test.to(task.device, task.dtype)
@@ -143,10 +164,8 @@ class Run:
 
     @property
     def deploys(self) -> str:
-        """What clients deploy: "common", the one model that the server sends all, "own", trained alone, or "personal".
-
-        A yardstick has no model that could be deployed beside those of methods, and is one: "yardstick" or "oracle".
-        """
+        """What clients deploy: "common", the one model that the server sends all, "own", trained alone, or "personal";
+        of a yardstick "yardstick" or "oracle"."""
         loop, everyone = self.loop, self.loop.round(np.arange(self.loop.n))
         if type(loop.algorithm).personal is Algorithm.personal:
             return "common" if "w" in loop.algorithm.deployment(loop.server, everyone).shared else "personal"
@@ -154,7 +173,18 @@ class Run:
         return "personal" if sends else "own"
 
     def digest_of_models(self, block: int = 1 << 28) -> str:
-        """sha256 of the clients' models. block: bytes of models at a time"""
+        """Digest of the clients' models.
+
+        Parameters
+        ----------
+        block : int
+            Bytes of models at a time.
+
+        Returns
+        -------
+        str
+            sha256.
+        """
         found, loop = hashlib.sha256(), self.loop
         size = max(1, block // (loop.task.p * loop.task.w0.element_size()))
         for k in range(0, loop.n, size):
