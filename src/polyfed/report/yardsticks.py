@@ -10,9 +10,9 @@ from polyfed.report.read import ALONE, Study
 def oracles(study: Study) -> list[str]:
     """What goes under every table with an oracle in it."""
     found = [label for label in study.labels if study.role(label) == "oracle"]
-    return [f"{words.listed(found)}: trained on everybody's data in one place; not available in practice."] * bool(
-        found
-    )
+    if not found:
+        return []
+    return [f"{words.listed(found)}: trained on everybody's data in one place; not available in practice."]
 
 
 def compared(study: Study) -> list[str]:
