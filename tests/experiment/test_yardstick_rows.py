@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ import torch
 from safetensors.numpy import load_file
 
 import polyfed as pf
+from polyfed.core.rounds import Loop
 from polyfed.experiment import measured
 from polyfed.report import answer, client_table, compare_table, pairs, read
 from polyfed.report.tables import cost_table
@@ -77,6 +79,28 @@ def test_a_resumed_comparison_gives_the_same_rows(folder, tmp_path, monkeypatch)
         again = tmp_path / "a/runs" / run.name
         assert (run / "clients.csv").read_bytes() == (again / "clients.csv").read_bytes()
         assert (run / "scores.safetensors").read_bytes() == (again / "scores.safetensors").read_bytes()
+        told = [
+            [json.loads(line) | {"seconds": 0} for line in (f / "metrics.jsonl").read_text().splitlines()]
+            for f in (run, again)
+        ]
+        assert told[0] == told[1]
+
+
+def test_an_interrupted_pooled_training_goes_on(tmp_path, monkeypatch):
+    """Its training is a run in a folder of its own, which continues where it stopped, to the same outputs."""
+    how = {"rounds": 6, "local_steps": 2, "batch_size": 8, "seed": 1}
+    model = torch.nn.Linear(3, 2)
+    torch.nn.init.zeros_(model.weight)
+    whole = pf.fit(model, federation(0), pf.PooledOracle(), out=tmp_path / "whole", **how)
+    step = Loop.step
+    monkeypatch.setattr(Loop, "step", lambda loop: (step(loop), loop.t == 3 and signal.raise_signal(signal.SIGINT)))
+    stopped = pf.fit(model, federation(0), pf.PooledOracle(), out=tmp_path / "a", **how)
+    assert (stopped.status, stopped.rounds) == ("interrupted", 3)
+    monkeypatch.setattr(Loop, "step", step)
+    run = pf.fit(model, federation(0), pf.PooledOracle(), out=tmp_path / "a", resume=True, **how)
+    assert (run.status, run.rounds) == ("finished", 6)
+    assert all(torch.equal(a, b) for a, b in zip(run.outputs["test"], whole.outputs["test"], strict=True))
+    assert run.records[0] | {"seconds": 0} == whole.records[0] | {"seconds": 0}
 
 
 def test_an_oracle_is_marked_in_every_table_and_never_chosen(folder):

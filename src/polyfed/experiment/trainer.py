@@ -309,7 +309,8 @@ class _Session:
         if isinstance(run, Measured):
             run.measure(self.trainer)
             self.rounds = loop.t if run.deploys == "yardstick" else self.rounds
-            self._tell(self._evaluate(self.watched))
+            if loop.t >= self.rounds and all(r["round"] != loop.t for r in run.records):  # and not resumed after it
+                self._tell(self._evaluate(self.watched))
             return
         with interruptible(terminable=store is not None) as interrupted:
             if loop.t == self.first and not run.records and self.every > 0:
