@@ -35,6 +35,7 @@ GROUPS = {  # title of a reference page: the modules whose names it shows
     "Models": ("polyfed.models",),
     "Attacks and robust rules": ("polyfed.threats",),
     "Reports": ("polyfed.report",),
+    "Yardsticks": ("polyfed.yardsticks",),
     "Other": ("polyfed",),
 }
 

@@ -50,6 +50,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "FedAsync": [{}],
     "FedAvg": [{}, {"weighted": False}],
     "FedAvgFT": [{}],
+    "Recalibrated": [{}, {"slope": True}],
     "FedBABU": [{}, {"tune": "head"}],
     "FedBuff": [{}],
     "FedCET": [{}, {"lr": 0.05}, {"lr": "paper", "smoothness": 2.0, "convexity": 1.0}],

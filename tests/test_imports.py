@@ -21,6 +21,7 @@ ALLOWED = {
     "threats": {"core"},
     "clinical": {"core", "data", "experiment", "report"},
     "games": {"core", "algorithms", "data", "experiment", "report"},
+    "yardsticks": {"core"},
 }
 
 

@@ -51,6 +51,7 @@ if _TYPE_CHECKING:
     from polyfed.algorithms import Local as Local
     from polyfed.algorithms import PerFedAvg as PerFedAvg
     from polyfed.algorithms import PFedMe as PFedMe
+    from polyfed.algorithms import Recalibrated as Recalibrated
     from polyfed.algorithms import Scaffold as Scaffold
     from polyfed.core import errors as errors
     from polyfed.core.algorithm import Algorithm as Algorithm
@@ -88,6 +89,10 @@ if _TYPE_CHECKING:
     from polyfed.experiment.window import window_for as window_for
     from polyfed.games.result import Coalitions as Coalitions
     from polyfed.games.run import coalitions as coalitions
+    from polyfed.yardsticks import Commonest as Commonest
+    from polyfed.yardsticks import OwnLinear as OwnLinear
+    from polyfed.yardsticks import OwnTrees as OwnTrees
+    from polyfed.yardsticks import PooledOracle as PooledOracle
 
 __version__ = "0.1.0"
 _HOMES = {  # name -> the module that has it, from the imports above

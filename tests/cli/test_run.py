@@ -27,14 +27,15 @@ def models(folder: Path) -> dict[str, bytes]:
 
 def test_the_main_job_answers_the_consortium_offline(cli, tmp_path, monkeypatch):
     monkeypatch.setattr(socket, "socket", lambda *a, **k: pytest.fail("a network connection was opened"))
-    said = cli("run", "--seeds", 3)
+    said = cli("run", "--seeds", 3, "--rounds", 20)
     assert said.status == 0, said.err
     (folder,) = (tmp_path / "runs").iterdir()
     assert (folder / "report.html").stat().st_size > 10_000
-    for word in (*HOSPITALS, "local", "fedavg", "ditto", "Heart Disease", "report:"):
+    rows = ("local", "fedavg", "recalibrated", "ditto", "own-trees", "commonest", "pooled-oracle")
+    for word in (*HOSPITALS, *rows, "AUC", "not available in practice", "Heart Disease", "report:"):
         assert word in said.out
     runs = sorted((folder / "runs").iterdir())
-    assert len(runs) == 9
+    assert len(runs) == 3 * len(rows)
     configs = [tomllib.loads((r / "config.toml").read_text()) for r in runs]
     for seed in range(3):  # paired: one split per seed, for all methods
         assert len({c["data"]["digest"] for c in configs if c["seed"] == seed}) == 1

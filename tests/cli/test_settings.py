@@ -209,7 +209,7 @@ WRONG = [
     (["run", "--algorithm", "ditto:lam"], 2, ["ditto:lam", "key=value"]),
     (["run", "--algorithm", "ditto:lam=-1"], 2, ["algorithm.lam of Ditto", "-1", "at least 0"]),
     (["run", "--algorithm", "ditto:lam=big"], 2, ["algorithm.lam", "'big'", "a number"]),
-    (["run", "--set", "algorithm.momentum=1"], 2, ["algorithm.momentum", "local, fedavg, ditto"]),
+    (["run", "--set", "algorithm.momentum=1"], 2, ["algorithm.momentum", "local, fedavg, recalibrated, ditto"]),
     (["run", "experiment.toml", "--set", "algorithm.file=broken.py"], 2, ["broken.py, line 2", "ZeroDivisionError"]),
     (["run", "--set", "model.file=broken.py"], 2, ["broken.py, line 2"]),
     (["run", "--set", "model.file=none.py", "--set", "model.name=Net"], 2, ["none.py"]),

@@ -22,6 +22,7 @@ from polyfed.engines.local import LocalEngine, make_plan, make_rows
 
 VARIANTS = {
     "fedavg": [{"weighted": False}],
+    "recalibrated": [{"slope": True}],
     "fedavgm": [{"weighted": False, "server_lr": 0.5}],
     "fedadam": [{"weighted": True, "v0": 0.0, "tau": 1e-2}],
     "fedslr": [

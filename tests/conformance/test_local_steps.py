@@ -106,5 +106,6 @@ def test_a_method_uses_the_optimiser_or_says_why_not(name, setting):
             str(error.value) == f"{key}: found {value!r}, expected plain sgd with {method.name}: {method.needs_sgd()}"
         )
         return
-    a, b = (train(method, rounds=1, **more).personal for more in ({}, setting))
+    rounds = 2 if method.name == "recalibrated" else 1  # which deploys the model that it received
+    a, b = (train(method, rounds=rounds, **more).personal for more in ({}, setting))
     assert not torch.equal(a, b)

@@ -28,7 +28,7 @@ class Stated(NamedTuple):
 
 TWO_LAYERS = ("FedPer", "FedRep", "FedBABU", "LGFedAvg")  # they share a part of the layers
 ONE_EACH_WAY = (
-    *("FedAvg", "FedAvgFT", "FedProx", "FedDyn", "Ditto", "FedACS", "FedAMP", "HeurFedAMP"),
+    *("FedAvg", "FedAvgFT", "Recalibrated", "FedProx", "FedDyn", "Ditto", "FedACS", "FedAMP", "HeurFedAMP"),
     *("FedAvgM", "FedAdagrad", "FedAdam", "FedYogi"),
     *("FedAsync", "APFL", "PFedMe", "PerFedAvg", "LPGD", "CFL", "FPFC"),
 )

@@ -172,7 +172,9 @@ VARIANTS = [
     pf.IFCA(0.05, k=3, init_scale=1.0, shared_layers="0"),
     pf.IFCA(0.05, k=3, init_scale=1.0, shared_layers="0", averaging="gradient"),
 ]
-OURS = [cls() for cls in REGISTRY.values() if cls.__module__.startswith("polyfed.")]  # other tests make methods too
+OURS = [
+    cls() for cls in REGISTRY.values() if cls.__module__.startswith("polyfed.algorithms.")
+]  # other tests make methods too
 
 
 @pytest.mark.parametrize("method", OURS + VARIANTS, ids=str)

@@ -34,4 +34,5 @@ from polyfed.algorithms.lpgd import LPGD as LPGD
 from polyfed.algorithms.pacfl import PACFL as PACFL
 from polyfed.algorithms.perfedavg import PerFedAvg as PerFedAvg
 from polyfed.algorithms.pfedme import PFedMe as PFedMe
+from polyfed.algorithms.recalibrated import Recalibrated as Recalibrated
 from polyfed.algorithms.scaffold import Scaffold as Scaffold

@@ -36,7 +36,10 @@ def compare(
 ) -> int:
     """Compare methods on the same partition, test samples and start, over several seeds (default: 5).
 
-    [dim]polyfed compare local fedavg ditto:lam=0.1 ditto:lam=1 --data digits --clients 10 --rounds 50[/dim]
+    Yardsticks, which send nothing, are named like methods: own-trees, own-linear, commonest, pooled-oracle.
+
+    [dim]polyfed compare local fedavg ditto:lam=0.1 ditto:lam=1 --data digits --clients 10 --rounds 50
+    polyfed compare local fedavg recalibrated own-trees pooled-oracle[/dim]
     """
     given = o.collect(locals())
     from polyfed.cli.execute import execute

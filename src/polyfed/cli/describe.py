@@ -14,20 +14,29 @@ from rich.text import Text
 from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.core.settings import kebab, settings_of
 from polyfed.experiment.rehearsal import counted
+from polyfed.yardsticks import Yardstick
 
 
 def overview() -> RenderableType:
-    """All methods: name, one line, what is sent."""
+    """All methods: name, one line, what is sent; and the yardsticks, which send nothing."""
     import polyfed.algorithms  # noqa: F401  (registers them)
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("name", no_wrap=True)
-    table.add_column("what it does")
-    table.add_column("sent per round, in vectors of p numbers")
-    for name in sorted(REGISTRY):
-        cls = REGISTRY[name]
-        table.add_row(Text(name, "cyan"), Text(sections(cls)["summary"]), Text(counted(cls()).words()))
-    return Group(table, Text("\nMore on one of them: polyfed algorithms NAME", "dim"))
+    methods, yards = _columns("name", "what it does", "sent per round, in vectors of p numbers"), _columns("name", "")
+    for name, cls in sorted(REGISTRY.items()):
+        row = Text(name, "cyan"), Text(sections(cls)["summary"])
+        if issubclass(cls, Yardstick):
+            yards.add_row(*row)
+        else:
+            methods.add_row(*row, Text(counted(cls()).words()))
+    head = Text("\nYardsticks: rows of a comparison like any method, which send nothing\n", "bold")
+    return Group(methods, head, yards, Text("\nMore on one of them: polyfed algorithms NAME", "dim"))
+
+
+def _columns(*headers: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=bool(headers[-1]))
+    for header in headers:
+        table.add_column(header, no_wrap=header == "name")
+    return table
 
 
 def portrait(name: str) -> RenderableType:
@@ -40,10 +49,16 @@ def portrait(name: str) -> RenderableType:
     if found["body"]:
         parts += [Text(), Text(found["body"])]
     parts += [Text("\nSettings", "bold"), _settings(cls, found["Parameters"])]
-    sent = counted(cls())
-    parts += [Text("\nSent per client and round", "bold"), Text(f"{sent.words()}, in vectors of p = {sent.p} numbers")]
-    parts += [Text(sent.needs())]
-    parts += [Text("\nLocal steps", "bold"), Text(steps(cls))]
+    if issubclass(cls, Yardstick):
+        parts += [
+            Text("\nSent", "bold"),
+            Text(f"Nothing: it is {'an oracle' if cls.role == 'oracle' else 'a yardstick'}."),
+        ]
+    else:
+        sent = counted(cls())
+        words = f"{sent.words()}, in vectors of p = {sent.p} numbers"
+        parts += [Text("\nSent per client and round", "bold"), Text(words), Text(sent.needs())]
+        parts += [Text("\nLocal steps", "bold"), Text(steps(cls))]
     if cls.certificates:
         parts += [Text("\nCertificates", "bold"), *(Text(f"- {line}") for line in cls.certificates)]
     if found["Notes"]:

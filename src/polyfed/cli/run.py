@@ -42,7 +42,8 @@ def run(
 ) -> int:
     """Run an experiment and report it.
 
-    Without arguments: heart disease in four hospitals; own, common and personalised models; ten seeds.
+    Without arguments: heart disease in four hospitals; own, common and personalised models beside what costs
+    nothing (the commonest class, own trees) and what nobody can have (everybody's data); ten seeds.
 
     [dim]polyfed run experiment.toml --set algorithm.lr=0.05 --seeds 5
     polyfed run --data fashion-mnist --data-dir DIR --partition dirichlet:0.5 --clients 20 --rounds 5[/dim]

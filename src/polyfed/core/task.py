@@ -542,10 +542,45 @@ class Task:
         dict of Tensor
             [b] each; without the loss where that is a callable, which gives a mean.
         """
-        found = Seen(self.outputs(w, x), y, self._threshold)
+        return self.terms(self.outputs(w, x), y)
+
+    def terms(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """`per_sample` of outputs, whatever gave them.
+
+        Parameters
+        ----------
+        output, target : Tensor
+            [b, ...] outputs, and the targets of the same samples.
+
+        Returns
+        -------
+        dict of Tensor
+            As `per_sample`.
+        """
+        found = Seen(output, target, self._threshold)
         values = self._score(found) if callable(self.loss) else self._per_sample(found)
-        exact = Seen(found.output.cpu().double(), y.cpu(), self._threshold)
+        exact = Seen(output.cpu().double(), target.cpu(), self._threshold)
         return values | {m.name: torch.as_tensor(m.terms(exact)) for m in self.scores if m.terms and m.fits(exact)}
+
+    @torch.no_grad()
+    def judged(self, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> dict[str, np.ndarray]:
+        """`metrics` of outputs, whatever gave them, in double precision.
+
+        Parameters
+        ----------
+        outputs, targets : sequence of Tensor
+            Of every client, [b, ...] each, on the CPU.
+
+        Returns
+        -------
+        dict of array
+            As `metrics`.
+        """
+        seen = [Seen(o.double(), y.double() if y.is_floating_point() else y, self._threshold)
+                for o, y in zip(outputs, targets, strict=True)]  # fmt: skip
+        losses = [float(self._mean_loss(s.output, s.target)) if len(s.target) else np.nan for s in seen]
+        found = {m.name: np.array([m.of(s) for s in seen]) for m in self.scores if m.compute}
+        return {"loss": np.array(losses), **found}
 
     def _per_sample(self, seen: Seen) -> dict[str, Tensor]:
         """[b] loss and score of every sample."""

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-import polyfed.algorithms  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers the methods)
+import polyfed.algorithms  # pyright: ignore[reportUnusedImport]  (registers the methods)
+import polyfed.yardsticks  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.core.algorithm import check as check_algorithm
 from polyfed.core.errors import ConfigError, closest
@@ -30,19 +31,24 @@ INFORMATION = ("plan", "versions")  # tables of a run's config.toml that decide 
 
 
 # What `polyfed run` does without arguments: the hospitals, cut as in FLamby (two thirds to train), each method
-# with the same number of full-batch steps, enough of them for every loss to have settled.
+# with the same number of full-batch steps, enough of them for every loss to have settled; and what costs nothing.
 MAIN_JOB: dict[str, Any] = {
     "rounds": 60,
     "local-steps": 5,
     "batch-size": "full",
     "seeds": 10,
     "evaluate-every": 5,
+    "metrics": "accuracy,auc",
     "data": {"name": "heart-disease", "test-fraction": 0.34},
     "model": {"name": "linear"},
     "algorithms": [
         {"name": "local", "lr": 0.1},
         {"name": "fedavg", "lr": 0.1},
+        {"name": "recalibrated", "lr": 0.1},
         {"name": "ditto", "lr": 0.1, "lam": 0.1, "personal-epochs": 5},
+        {"name": "commonest"},
+        {"name": "own-trees"},
+        {"name": "pooled-oracle", "lr": 0.1},
     ],
 }
 

@@ -31,6 +31,10 @@ def export(run: Run, client: int | str, out: Path | None, factorised: bool = Fal
     if name not in names:
         raise ConfigError(f"client: found {client!r}{closest(asked, names)}, expected a name or 0 to {len(names) - 1}")
     found = client_model(folder, names.index(name), name)
+    if found is None and (folder / "summary.json").exists():
+        about = reading.summary(folder)
+        if about.get("deploys") in ("yardstick", "oracle"):
+            raise ConfigError(f"{folder}: {about['algorithm']} is a yardstick: it has results, and no model to export")
     if found is None:
         raise RunError(f"{folder}: has no models yet; finish it with: polyfed resume {folder}")
     target = out or Path(f"{safe(name)}.safetensors")

@@ -33,12 +33,12 @@ from polyfed.core.metric import Metric, having, mean_of, written
 from polyfed.core.scores import lead
 from polyfed.core.settings import SCALAR, is_list, is_table
 from polyfed.experiment import files
-from polyfed.experiment.run import Run
+from polyfed.experiment.run import Run, raw
 from polyfed.experiment.training import Training
 from polyfed.report.files import tensors
+from polyfed.yardsticks import Yardstick
 
 MODELS_LIMIT = 2 << 30  # bytes of per-client model files written without being asked
-BLOCK = 1 << 28  # bytes of models that a digest takes at a time
 MANY = 256  # clients from which all models are in one file, a tensor per parameter
 EVERY = 10.0  # seconds between checkpoints, when no number of rounds is given
 
@@ -134,6 +134,8 @@ class RunFolder:
 
     def _models(self, run: Run) -> None:
         task, n = run.loop.task, run.loop.n
+        if isinstance(run.loop.algorithm, Yardstick):
+            return
         if n * task.p * task.w0.element_size() > MODELS_LIMIT:
             self.log(
                 "models are not written out, they would take more than 2 GiB; take single ones from the checkpoint"
@@ -216,17 +218,15 @@ def scores(run: Run) -> dict[str, Tensor]:
     counts: [n] test samples per client, whose samples follow one another     id: [N] the sample, the same number in
     every run on the same data     a float32 array [N] per metric, NaN where the client's metric is
     """
-    loop, task, test = run.loop, run.loop.task, run.federation.test.to(run.loop.task.device, run.loop.task.dtype)
+    task, test = run.loop.task, run.federation.test.to(run.loop.task.device, run.loop.task.dtype)
     known = run.federation.meta.get("split_indices")
     ids = np.arange(len(test.x)) if known is None else np.concatenate(known["test"])
     parts: dict[str, list[Tensor]] = {}
-    for block in np.array_split(np.arange(loop.n), -(-loop.n * task.p * task.w0.element_size() // BLOCK)):
-        for i, w in zip(block, loop.personal(block), strict=True):
-            x, y = test.client(int(i))
-            for name, values in task.per_sample(w, x, y).items() if len(x) else ():
-                lost = math.isnan(run.final["test"][name][i])  # an attacker's
-                values = torch.full_like(values, math.nan) if lost else values
-                parts.setdefault(name, []).append(values.cpu())
+    for i, outputs in run.answers():
+        for name, values in task.terms(outputs, test.client(i)[1]).items():
+            lost = math.isnan(run.final["test"][name][i])  # an attacker's
+            values = torch.full_like(values, math.nan) if lost else values
+            parts.setdefault(name, []).append(values.cpu())
     found = {name: torch.cat(values).float() for name, values in parts.items()}
     return found | {"counts": torch.as_tensor(test.counts), "id": torch.as_tensor(ids)}
 
@@ -263,7 +263,7 @@ def summary(run: Run) -> dict[str, Any]:
         "described_by": float(run.parameters.mean()),
         "common": _common(run, metric.name),
         "steps": _steps(run),
-        "deploys": _deployed(run),
+        "deploys": run.deploys,
         "digest": digests(run),
     }
 
@@ -287,15 +287,6 @@ def _steps(run: Run) -> float:
     rows = run.loop.ledger.array()
     steps = rows[rows[:, 0] >= 0, COLUMNS.index("steps")]
     return float(steps.mean()) if len(steps) else math.nan
-
-
-def _deployed(run: Run) -> str:
-    """What clients deploy: "common", the one model that the server sends all, "own", trained alone, or "personal"."""
-    loop, everyone = run.loop, run.loop.round(np.arange(run.loop.n))
-    if type(loop.algorithm).personal is Algorithm.personal:
-        return "common" if "w" in loop.algorithm.deployment(loop.server, everyone).shared else "personal"
-    sends = sum(loop.ledger.totals()) or any(loop.algorithm.downlink(loop.server, everyone))
-    return "personal" if sends else "own"
 
 
 def _common(run: Run, metric: str) -> dict[str, float] | None:
@@ -327,20 +318,12 @@ def versions() -> dict[str, str]:
 
 def digests(run: Run) -> dict[str, str]:
     """sha256 of the server's state, of the clients' models and of the history without seconds."""
-    models, loop = hashlib.sha256(), run.loop
-    size = max(1, BLOCK // (loop.task.p * loop.task.w0.element_size()))
-    for k in range(0, loop.n, size):
-        models.update(_raw(loop.personal(np.arange(k, min(k + size, loop.n)))))
     server = hashlib.sha256()
     for name, t in sorted(run.server.items()):
-        server.update(f"{name} {t.dtype} {list(t.shape)} ".encode() + _raw(t))
+        server.update(f"{name} {t.dtype} {list(t.shape)} ".encode() + raw(t))
     history = [{k: v for k, v in record.items() if k != "seconds"} for record in run.records]
     told = hashlib.sha256(json.dumps(_finite(history)).encode())
-    return {"server": server.hexdigest(), "models": models.hexdigest(), "history": told.hexdigest()}
-
-
-def _raw(t: Tensor) -> bytes:
-    return t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return {"server": server.hexdigest(), "models": run.digest_of_models(), "history": told.hexdigest()}
 
 
 def safe(name: str) -> str:

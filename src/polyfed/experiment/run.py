@@ -1,6 +1,7 @@
 """Run: what `fit` returns. The trained state and everything that was measured on the way."""
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -122,6 +123,70 @@ class Run:
     def common(self) -> Tensor | None:
         """[p]: the model that all clients have in common (FedSLR's GKR, Ditto's global one); None: there is none."""
         return self.algorithm.common(self.server)
+
+    def scored(self, name: str) -> dict[str, np.ndarray]:
+        """The metrics of what every client would deploy now.
+
+        Parameters
+        ----------
+        name : str
+            "train", "validation" or "test".
+
+        Returns
+        -------
+        dict
+            Metric -> [n].
+        """
+        return self.loop.evaluate(name)
+
+    def answers(self, block: int = 1 << 28) -> Iterator[tuple[int, Tensor]]:
+        """What the model that each client would deploy now puts out for its test samples.
+
+        Parameters
+        ----------
+        block : int
+            Bytes of models at a time.
+
+        Returns
+        -------
+        iterator
+            Of (a client's position, outputs [b, ...]); clients without test samples are left out.
+        """
+        loop, task = self.loop, self.loop.task
+        test = self.federation.test.to(task.device, task.dtype)
+        for ids in np.array_split(np.arange(loop.n), -(-loop.n * task.p * task.w0.element_size() // block)):
+            for i, w in zip(ids, loop.personal(ids), strict=True):
+                if len(x := test.client(int(i))[0]):
+                    yield int(i), task.outputs(w, x)
+
+    @property
+    def deploys(self) -> str:
+        """What clients deploy: "common", the one model that the server sends all, "own", trained alone, or "personal";
+        of a yardstick "yardstick" or "oracle"."""
+        loop, everyone = self.loop, self.loop.round(np.arange(self.loop.n))
+        if type(loop.algorithm).personal is Algorithm.personal:
+            return "common" if "w" in loop.algorithm.deployment(loop.server, everyone).shared else "personal"
+        sends = sum(loop.ledger.totals()) or any(loop.algorithm.downlink(loop.server, everyone))
+        return "personal" if sends else "own"
+
+    def digest_of_models(self, block: int = 1 << 28) -> str:
+        """Digest of the clients' models.
+
+        Parameters
+        ----------
+        block : int
+            Bytes of models at a time.
+
+        Returns
+        -------
+        str
+            sha256.
+        """
+        found, loop = hashlib.sha256(), self.loop
+        size = max(1, block // (loop.task.p * loop.task.w0.element_size()))
+        for k in range(0, loop.n, size):
+            found.update(raw(loop.personal(np.arange(k, min(k + size, loop.n)))))
+        return found.hexdigest()
 
     def evaluate(self, models: Tensor | None, split: str = "test") -> dict[str, np.ndarray]:
         """The metrics of any models on each client's samples.
@@ -400,6 +465,11 @@ def position(client: int | str, names: Sequence[str], what: str = "client") -> i
     if client not in (names if isinstance(client, str) else range(-n, n)):
         raise ConfigError(f"no {what} {client!r}{closest(str(client), names)}; there are {n} of them")
     return names.index(client) if isinstance(client, str) else range(n)[client]
+
+
+def raw(t: Tensor) -> bytes:
+    """The bytes of a tensor."""
+    return t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def splits(federation: Federation) -> dict[str, Any]:

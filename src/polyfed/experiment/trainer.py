@@ -32,6 +32,7 @@ from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, check_rows, cores, make_plan, make_rows, pick_device
 from polyfed.experiment.folder import RunFolder, versions
 from polyfed.experiment.history import grouping, record
+from polyfed.experiment.measured import Measured
 from polyfed.experiment.rehearsal import adds_up, check_optimizer, check_robust
 from polyfed.experiment.resume import continue_from, digest
 from polyfed.experiment.run import Run, splits
@@ -41,6 +42,7 @@ from polyfed.experiment.stop import interruptible
 from polyfed.experiment.training import Training
 from polyfed.experiment.watching import Callback, Progress
 from polyfed.threats import Attack, Forging
+from polyfed.yardsticks import Yardstick
 
 Saved = tuple[dict[str, Any], dict[str, Any], list[str]]  # a checkpoint: tensors, what is said of them, warnings
 
@@ -113,7 +115,8 @@ class Trainer:
             data = {name: self.task.place(split) for name, split in splits(self.federation).items()}
             loop = self._loop(data, store, saved)
             first = loop.t
-            run = Run(loop, self.federation, self._settings(loop), folder=store.path if store else None)
+            kind = Measured if isinstance(self.algorithm, Yardstick) else Run
+            run = kind(loop, self.federation, self._settings(loop), folder=store.path if store else None)
             if saved is not None and store is not None:
                 continue_from(run, store, *saved)
             if store is not None:
@@ -228,8 +231,12 @@ def prepare(
     task.check(federation.train, federation.classes, type(model).__name__)
     schedule, steps = t.schedule_for(federation.names), local_steps_of(t.local_steps, federation.names)
     work = Work(t.epochs, steps, t.batch_size, augmentation(t.augment, federation.input_shape))
-    check_optimizer(algorithm, task, federation, work)
-    note = t.robust and check_robust(algorithm, t.robust, model, loss, federation, work, schedule)
+    note = None
+    if isinstance(algorithm, Yardstick):
+        algorithm.check(task)
+    else:
+        check_optimizer(algorithm, task, federation, work)
+        note = t.robust and check_robust(algorithm, t.robust, model, loss, federation, work, schedule)
     cohort = schedule.size(federation.n) if isinstance(schedule, Uniform) else federation.n
     plan = make_plan(task, cohort, work.per_step(federation.train.counts), t.chunk, t.workers)
     t = dataclasses.replace(t, loss=loss, dtype=task.dtype, local_epochs=None if steps else t.epochs)
@@ -284,7 +291,7 @@ class _Session:
     ):
         self.run, self.loop, self.first, self.store, self.callbacks = run, run.loop, first, store, callbacks
         self.rounds, self.every = run.settings["rounds"], trainer.training.evaluate_every
-        self.attackers = trainer.attackers
+        self.trainer, self.attackers = trainer, trainer.attackers
         self.watched = [name for name in data if name != "train"] or [*data]
         self.all_of_them = [*dict.fromkeys([*self.watched, *data])]  # in this order, whatever was evaluated before
 
@@ -314,6 +321,12 @@ class _Session:
 
     def _rounds(self) -> None:
         run, loop, store = self.run, self.loop, self.store
+        if isinstance(run, Measured):
+            run.measure(self.trainer)
+            self.rounds = loop.t if run.deploys == "yardstick" else self.rounds
+            if loop.t >= self.rounds and all(r["round"] != loop.t for r in run.records):  # and not resumed after it
+                self._tell(self._evaluate(self.watched))
+            return
         with interruptible(terminable=store is not None) as interrupted:
             if loop.t == self.first and not run.records and self.every > 0:
                 run.ended = self._tell(self._evaluate(self.watched))
@@ -331,7 +344,7 @@ class _Session:
         run = self.run
         records: list[dict[str, Any]] = []
         for name in splits:
-            run.final[name] = {k: np.where(self.attackers, np.nan, v) for k, v in self.loop.evaluate(name).items()}
+            run.final[name] = {k: np.where(self.attackers, np.nan, v) for k, v in run.scored(name).items()}
             records.append(record(run, name))
         if records:
             records[0] |= grouping(run)

@@ -11,6 +11,7 @@ from polyfed.report.pairs import Interval, Verdict, mean_of, sample_std
 from polyfed.report.read import Study
 from polyfed.report.table import Cell, Table
 from polyfed.report.tables import ENDS, NAMED, Text, choices
+from polyfed.report.yardsticks import oracles
 
 MARKS = {1: "gain", -1: "loss", 0: "", None: "quiet"}
 
@@ -50,7 +51,11 @@ def _compared(study: Study, every: bool | None) -> Table:
         order = sorted((n for n in names if math.isfinite(gain.get(n, math.nan))), key=lambda n: gain[n])
         names = order if len(order) <= 2 * ENDS else order[:ENDS] + order[-ENDS:]
     reference = first[1] if first else None
-    against = {"own": "own model", "common": "common model"}.get(study.role(reference), "") if reference else ""
+    against = (
+        {"own": "own model", "yardstick": "own model", "common": "common model"}.get(study.role(reference), "")
+        if reference
+        else ""
+    )
     columns = ["client<", *["verdict<", f"gain over {against}", "95 % interval"] * bool(reference)]
     columns += [f"{study.split} samples", *found, "best<"]
     rows = []
@@ -94,7 +99,7 @@ def _gain(v: Verdict, scale: words.Scale, fixed: str | None) -> list[Cell]:
 def _notes(
     study: Study, verdicts: dict[str, Verdict], reference: str | None, first: tuple[str, str] | None, ends: bool
 ) -> list[str]:
-    notes = []
+    notes = oracles(study)
     if reference and first:
         tally = ", ".join(f"{t}: {k}" for t, k in choices(study, verdicts).items())
         notes.append(f"Verdicts over all {words.count(len(verdicts), 'client')}: {tally}.")
@@ -178,7 +183,8 @@ def gain_table(study: Study) -> Table | None:
     if not study.metric.sign:
         note = f"Gain: by how much {scale.name} is nearer to {study.metric.aim:g} than that of {reference}, over seeds."
     columns = ("method<", "gain", "lose", "neither", "least", "10 %", "median", "90 %", "most")
-    return Table(f"Gain over {reference}, client by client", columns, tuple(rows), (note + one,))
+    notes = (note + one, *oracles(study))
+    return Table(f"Gain over {reference}, client by client", columns, tuple(rows), notes)
 
 
 def _counts(found: list[Interval]) -> list[Cell]:

@@ -206,9 +206,8 @@ def _short(name: str, limit: int = 22) -> str:
 def _legend(figure: Figure, axes: Axes, entries: int) -> None:
     if entries > 1:
         handles, labels = axes.get_legend_handles_labels()
-        figure.legend(
-            handles, labels, loc="outside upper left", ncols=min(entries, 4), handlelength=2.4, columnspacing=1.2
-        )
+        columns = max(1, min(entries, 4, 54 // (4 + max(map(len, labels)))))
+        figure.legend(handles, labels, loc="outside upper left", ncols=columns, handlelength=2.4, columnspacing=1.2)
 
 
 def representative(study: Study, key: str) -> RunFiles | None:

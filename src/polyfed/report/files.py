@@ -79,7 +79,7 @@ class _Summary(_File):
     parameters: NonNegativeInt | None = None
     described_by: Number = None
     common: dict[str, Number] | None = None
-    deploys: Literal["common", "own", "personal"] | None = None
+    deploys: Literal["common", "own", "personal", "yardstick", "oracle"] | None = None
     steps: Number = None
     digest: dict[str, str] | None = None
 

@@ -20,7 +20,7 @@ from polyfed.report import pairs, words
 from polyfed.report.clients import client_table, gain_table, lead
 from polyfed.report.figures import FEW, POINTS, client_figure, gain_figure, metric_figure, representative, spread_figure
 from polyfed.report.pictures import cluster_figure, mixing_figure, partition_figure
-from polyfed.report.read import RunFiles, Study, read
+from polyfed.report.read import ALONE, RunFiles, Study, read
 from polyfed.report.style import to_svg, write_atomically
 from polyfed.report.summary import answer
 from polyfed.report.table import Cell, Table
@@ -102,7 +102,7 @@ def _title(study: Study) -> str:
     data = str(study.first.federation.get("dataset") or study.first.config.get("data", {}).get("name") or "own data")
     if len(study.labels) == 1:
         return f"{study.labels[0]} on {data}"
-    own = any(study.role(label) == "own" for label in study.labels)
+    own = any(study.role(label) in ALONE for label in study.labels)
     return f"Does federating pay on {data}?" if own else f"{len(study.labels)} methods on {data}"
 
 

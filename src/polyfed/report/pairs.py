@@ -137,6 +137,8 @@ FEW = "too few seeds or samples for a verdict"
 UNTESTED = "no test samples"
 ALONE = "nothing to compare with"
 
+SHARED = ("common", "personalised")  # the roles of methods that clients take part in together
+
 Against = Callable[[str, str], Evidence]  # (method, what it is held against) -> what is known of its gain
 
 
@@ -145,17 +147,18 @@ def verdict(
 ) -> Verdict:
     """Decide between methods.
 
-    means: {method: its mean, higher is better}     roles: {method: "own", "common" or "personalised"}
+    means: {method: its mean, higher is better}     roles: {method: as `RunFiles.role` has it}
     against: gives the evidence for one method's gain over another     judged: the gains over the reference, where they
     were judged jointly with those of other clients
 
-    The reference is the own model (the best of them, if several were tuned), or else the common one. A method is
+    The reference is the own model (the best of them, if several were tuned), or else what sites have without a torch
+    model (yardsticks), or else the common one; an oracle is never named. A method is
     clearly better when its interval against the reference lies above zero; the intervals hold jointly over all
     methods compared, so that the best of many is not believed too easily. Among those, a personalised model is named
     only when it is clearly better than the best common model that is itself clearly better than the reference:
     when in doubt, the simpler one.
     """
-    means = {label: m for label, m in means.items() if math.isfinite(m)}
+    means = {label: m for label, m in means.items() if math.isfinite(m) and roles[label] != "oracle"}
     if not means:
         return Verdict(None, UNTESTED, None, {}, None)
     best = max(means, key=lambda label: means[label])
@@ -180,16 +183,16 @@ def verdict(
 
 
 def sides(means: Mapping[str, float], roles: Mapping[str, str]) -> tuple[str | None, list[str]]:
-    """(what methods are held against: the best own model, else the best common one; the methods that are)."""
+    """(what methods are held against, the best own model, else yardstick, else common one; the methods that are)."""
     reference = next(
         (
             max(of, key=lambda x: means[x])
-            for role in ("own", "common")
+            for role in ("own", "yardstick", "common")
             if (of := [x for x in means if roles[x] == role])
         ),
         None,
     )
-    return reference, [x for x in means if x != reference and roles[x] != "own"]
+    return reference, [x for x in means if x != reference and roles[x] in SHARED]
 
 
 def _words(choice: str | None, roles: Mapping[str, str]) -> str:
@@ -251,7 +254,7 @@ def merits(study: Study) -> dict[str, Grid]:
 
 
 def roles(study: Study) -> dict[str, str]:
-    """{method: "own", "common" or "personalised"}."""
+    """{method: as `RunFiles.role` has it}."""
     return {label: study.role(label) for label in study.labels}
 
 
@@ -381,7 +384,7 @@ def gains(study: Study, label: str, reference: str) -> dict[str, Interval]:
     if label not in found or reference not in found:
         return {}
     role = roles(study)
-    compared = sum(k != reference and role[k] != "own" for k in found)
+    compared = sum(k != reference and role[k] in SHARED for k in found)
     return _together({n: e.interval(max(compared, 1)) for n, e in evidence(study, label, reference)[0].items()})
 
 

@@ -19,6 +19,7 @@ from polyfed.core.errors import RunError
 from polyfed.core.metric import Metric
 from polyfed.report import files
 
+ALONE = ("own", "yardstick")  # the roles of what a site has without the others
 SEEDED = re.compile(r"(?P<label>.+)-seed(?P<seed>-?\d+)")
 
 
@@ -63,11 +64,14 @@ class RunFiles:
 
     @property
     def role(self) -> str:
-        """Whose model a client deploys: "own" (trained alone), "common" (one for all) or "personalised".
+        """Whose model a client deploys: "own" (trained alone), "common" (one for all) or "personalised"; "yardstick"
+        for what a site has without a torch model, "oracle" for what is not available in practice.
 
         A method that moved no byte has trained every client alone, whatever it is called.
         """
         s = self.summary
+        if s.get("deploys") in ("yardstick", "oracle"):
+            return str(s["deploys"])
         if s.get("deploys") == "own" or (s["rounds"] and not s["down_bytes"] + s["up_bytes"]):
             return "own"
         return "common" if s.get("deploys") == "common" else "personalised"
@@ -108,8 +112,8 @@ class Study:
 
     @cached_property
     def labels(self) -> list[str]:
-        """The methods: own models first, then the common ones, then the personalised ones."""
-        order = ("own", "common", "personalised")
+        """The methods: own models first, then the common ones, the personalised ones, and what they are measured by."""
+        order = ("own", "common", "personalised", "yardstick", "oracle")
         return sorted(dict.fromkeys(r.label for r in self.runs), key=lambda label: order.index(self.role(label)))
 
     def of(self, label: str) -> list[RunFiles]:

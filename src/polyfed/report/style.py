@@ -65,14 +65,15 @@ class Look(NamedTuple):
 
 
 def looks(labels: Sequence[str], roles: dict[str, str]) -> dict[str, Look]:
-    """A colour, marker and line for every method; own models are always grey and dashed."""
-    shared = [label for label in labels if roles[label] != "own"]
+    """A colour, marker and line for every method; own models and yardsticks are always grey and dashed."""
+    quiet = ("own", "yardstick", "oracle")
+    shared = [label for label in labels if roles[label] not in quiet]
     found = {}
     for i, label in enumerate(shared):
         line = DASHES[i // len(SERIES) % len(DASHES)]
         found[label] = Look(SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)], line)
-    own = (label for label in labels if roles[label] == "own")
-    for label, marker in zip(own, cycle(("x", "+", "1")), strict=False):
+    own = (label for label in labels if roles[label] in quiet)
+    for label, marker in zip(own, cycle(("x", "+", "1", "2", "3", "4")), strict=False):
         found[label] = Look(QUIET, marker, (0, (3, 2)))
     return found
 

@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 
-from polyfed.report import pairs, words
+from polyfed.report import pairs, words, yardsticks
 from polyfed.report.clients import lead
 from polyfed.report.pairs import Interval, Verdict
-from polyfed.report.read import Study
+from polyfed.report.read import ALONE, Study
 
 
 def answer(study: Study) -> str:
@@ -19,11 +19,11 @@ def answer(study: Study) -> str:
     first = lead(study)
     if len(values) == 1 or first is None:
         text = _single(study, next(iter(values))) if len(values) == 1 else _ranked(study, list(values))
-    elif study.role(first[1]) == "own":
+    elif study.role(first[1]) in ALONE:
         text = _pays(study, mean, *first)
     else:
         text = _without_own(study, mean, *first)
-    return " ".join([text, *_caveats(study)])
+    return " ".join([text, *yardsticks.compared(study), *_caveats(study)])
 
 
 def _pays(study: Study, mean: Verdict, method: str, own: str) -> str:
@@ -99,7 +99,7 @@ def _ranked(study: Study, labels: list[str]) -> str:
     best, second = order[:2]
     gap = pairs.mean_gain(study, best, second, len(labels) - 1)
     clear = {1: "clearly ahead of", 0: "not clearly ahead of", None: "ahead of"}.get(gap.sign, "ahead of")
-    if all(study.role(k) == "own" for k in labels):
+    if all(study.role(k) in ALONE for k in labels):
         return f"Only the clients' own models were trained; {best} reaches {_level(study, best)}, {clear} {second}."
     return (
         "Whether federating pays cannot be said: no run trains the clients alone (compare with 'local'). "
@@ -118,7 +118,7 @@ def _single(study: Study, label: str) -> str:
         f"{label} reaches {_level(study, label)} on average over {words.count(len(mean), 'client')}{low} "
         f"after {words.count(rounds, 'round')} and {_bytes(study, label)} per client."
     )
-    other = "a federated method" if study.role(label) == "own" else "'local'"
+    other = "a federated method" if study.role(label) in ALONE else "'local'"
     return f"{text} To learn whether federating pays, compare it with {other}."
 
 

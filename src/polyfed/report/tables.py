@@ -9,8 +9,9 @@ from rich.table import Table as RichTable
 from polyfed.core.metric import Metric
 from polyfed.report import pairs, words
 from polyfed.report.pairs import Verdict, mean_of, sample_std
-from polyfed.report.read import RunFiles, Study, finite
+from polyfed.report.read import ALONE, RunFiles, Study, finite
 from polyfed.report.table import Cell, Table
+from polyfed.report.yardsticks import oracles
 
 NAMED = 15  # above this many clients, the client table shows only both ends
 ENDS = 5
@@ -31,10 +32,11 @@ def compare_table(study: Study, to: str | None = None) -> Table | RichTable | st
     to: None for the neutral Table, or "rich", "html", "markdown", "latex", "csv".
     """
     scale = words.Scale(study.metric)
-    known = {k: m for k, g in pairs.merits(study).items() if math.isfinite(m := g.mean())}
+    available = {k: g for k, g in pairs.merits(study).items() if study.role(k) != "oracle"}
+    known = {k: m for k, g in available.items() if math.isfinite(m := g.mean())}
     best = max(known, key=lambda k: known[k]) if len(known) > 1 else None
     reference = next((v.reference for v in pairs.client_verdicts(study).values() if v.reference), None)
-    own = reference if reference and study.role(reference) == "own" else None
+    own = reference if reference and study.role(reference) in ALONE else None
     clustered = any(r.findings.get("clusters") for r in study.runs)
     scored = any(r.findings.get("clusters") and r.federation.get("clusters") for r in study.runs)
     partial, others = bool(_partial(study, study.metric)), [words.Scale(m) for m in study.metrics[1:]]
@@ -87,8 +89,8 @@ def _compare_notes(study: Study, own: str | None) -> list[str]:
         )
     if any("steps" in r.summary for r in study.runs):
         notes.append("Steps/round: batches a client trains on in a round it takes part in, all its models together.")
-    notes += _beside(study)
-    done = {r.summary["rounds"] for r in study.runs}
+    notes += oracles(study) + _beside(study)
+    done = {r.summary["rounds"] for r in study.runs if r.role != "yardstick"}
     if len(done) > 1:
         notes.append("The methods did not all train for the same number of rounds.")
     for status in ("interrupted", "unfinished", "diverged"):
@@ -259,7 +261,7 @@ def cost_table(study: Study) -> Table:
     note = (
         "Bytes of all messages over the whole run; decimal units (1 GB = 1e9 bytes). Time on the machine that ran it."
     )
-    return Table("Costs", columns, tuple(rows), (note,))
+    return Table("Costs", columns, tuple(rows), (note, *oracles(study)))
 
 
 def _trips(runs: list[RunFiles]) -> tuple[float, float]:

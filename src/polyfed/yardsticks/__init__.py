@@ -1,0 +1,9 @@
+"""Rows that a comparison is measured by: what a site reaches for nothing, without a message, and what everybody's data
+in one place would give. They are named, configured and listed like methods, and judged by the same metrics.
+"""
+
+from polyfed.yardsticks.own import Commonest as Commonest
+from polyfed.yardsticks.own import OwnLinear as OwnLinear
+from polyfed.yardsticks.own import OwnTrees as OwnTrees
+from polyfed.yardsticks.pooled import PooledOracle as PooledOracle
+from polyfed.yardsticks.yardstick import Yardstick as Yardstick

@@ -1,0 +1,230 @@
+"""What a site can do alone with scikit-learn: the commonest class or mean, a linear model, boosted trees."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyfed.core.errors import ConfigError
+from polyfed.core.settings import setting
+from polyfed.core.task import Task
+from polyfed.yardsticks.yardstick import Yardstick
+
+Predict = Callable[[np.ndarray], np.ndarray]
+PENALTIES = tuple(10.0**k for k in range(-2, 4))  # tried by cross-validation
+CHEAP = 2_000_000  # numbers in a site's inputs, times classes, up to which penalties are tried
+FOLDS = 5
+CITATION = """@article{pedregosa2011scikit,
+  title   = {Scikit-learn: Machine Learning in {Python}},
+  author  = {Pedregosa, Fabian and others},
+  journal = {Journal of Machine Learning Research},
+  volume  = {12},
+  pages   = {2825--2830},
+  year    = {2011}
+}"""
+
+
+class Own(Yardstick, abstract=True):
+    """Base: a model that every site fits to its own training samples, and that never leaves it.
+
+    A class that a site has no sample of counts as half a sample, so that no probability is zero.
+    """
+
+    citation = CITATION
+
+    def check(self, task: Task) -> None:
+        if callable(task.loss):
+            name = getattr(task.loss, "__name__", "a function")
+            raise ConfigError(f"{self.name}: knows the losses cross-entropy and mse, found {name}; leave the row out")
+        if task.integers:
+            raise ConfigError(f"{self.name}: takes features, and the inputs are tokens; leave the row out")
+
+    def fitted(self, x: Tensor, y: Tensor, classes: int | None) -> Callable[[Tensor], Tensor]:
+        """Fit one site's model.
+
+        Parameters
+        ----------
+        x, y : Tensor
+            [n, ...] training samples and their targets; inputs are flattened.
+        classes : int or None
+            Number of classes; None for numbers.
+
+        Returns
+        -------
+        callable
+            Inputs [b, ...] -> what a model puts out: logits [b, classes], or numbers [b, ...] like the targets.
+            NaN where there is no training sample.
+        """
+        if not len(x):
+            shape = (classes,) if classes is not None else tuple(y.shape[1:])
+            return lambda new: torch.full((len(new), *shape), torch.nan, dtype=torch.float64)
+        rows, targets = _flat(x), y.cpu().numpy()
+        if classes is None:
+            predict = self.numbers(rows, targets.reshape(len(y), -1).astype(np.float64))
+            return lambda new: torch.as_tensor(predict(_flat(new))).reshape(len(new), *y.shape[1:])
+        there, counts = np.unique(targets, return_counts=True)
+        predict = self.probabilities(rows, targets) if len(there) > 1 else lambda new: np.ones((len(new), 1))
+        missing = classes - len(there)
+
+        def logits(new: Tensor) -> Tensor:
+            p = np.full((len(new), classes), 0.5)
+            p[:, there] = counts.sum() * np.maximum(predict(_flat(new)), 1e-12)
+            return torch.as_tensor(np.log(p / (counts.sum() + 0.5 * missing)))
+
+        return logits
+
+    def probabilities(self, x: np.ndarray, y: np.ndarray) -> Predict:
+        """Fit classes.
+
+        Parameters
+        ----------
+        x : array
+            [n, d] inputs.
+        y : array
+            [n] labels, of two classes at least.
+
+        Returns
+        -------
+        callable
+            [b, d] -> [b, k], the probability of each class that is in `y`, in rising order.
+        """
+        raise NotImplementedError
+
+    def numbers(self, x: np.ndarray, y: np.ndarray) -> Predict:
+        """Fit numbers.
+
+        Parameters
+        ----------
+        x : array
+            [n, d] inputs.
+        y : array
+            [n, k] targets.
+
+        Returns
+        -------
+        callable
+            [b, d] -> [b, k].
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Commonest(Own):
+    """The site's commonest class, with the shares of all classes as probabilities; its mean, for numbers.
+
+    Notes
+    -----
+    What can be said of a patient of the site without looking at the patient. Its ranking is chance: AUC 1/2.
+    """
+
+    certificates = (
+        "tests/yardsticks/test_own.py::test_the_commonest_class_is_right_as_often_as_it_occurs: closed form",
+        "tests/yardsticks/test_own.py::test_the_mean_leaves_the_standard_deviation: closed form",
+    )
+
+    def probabilities(self, x: np.ndarray, y: np.ndarray) -> Predict:
+        share = np.unique(y, return_counts=True)[1] / len(y)
+        return lambda new: np.tile(share, (len(new), 1))
+
+    def numbers(self, x: np.ndarray, y: np.ndarray) -> Predict:
+        return lambda new: np.tile(y.mean(0), (len(new), 1))
+
+
+@dataclass(frozen=True)
+class OwnLinear(Own):
+    """Logistic regression, or ridge regression for numbers, on the site's own standardised inputs.
+
+        min_w  sum_j loss(w . x_j + b, y_j) + penalty/2 ||w||^2        (ridge: penalty ||w||^2)
+
+    Parameters
+    ----------
+    penalty : float
+        Strength of the penalty. None: the best of 0.01, 0.1, ..., 1000 by cross-validation within the site's training
+        samples (five folds, or as many as the rarest class has samples; leave-one-out for ridge). With one sample of a
+        class, and from two million numbers on, none is tried and it is 1.
+    """
+
+    penalty: float | None = setting(None, gt=0, source="ours")
+
+    name = "own-linear"
+    certificates = (
+        "tests/yardsticks/test_own.py::test_the_linear_model_is_scikit_learns: identity",
+        "tests/yardsticks/test_own.py::test_the_penalty_is_the_best_of_a_cross_validation: brute force",
+    )
+
+    def probabilities(self, x: np.ndarray, y: np.ndarray) -> Predict:
+        z = _sklearn("preprocessing").StandardScaler().fit(x)
+        chosen = self.penalty or _cross_validated(z.transform(x), y)
+        model = _logistic(chosen).fit(z.transform(x), y)
+        return lambda new: model.predict_proba(z.transform(new))
+
+    def numbers(self, x: np.ndarray, y: np.ndarray) -> Predict:
+        z, linear = _sklearn("preprocessing").StandardScaler().fit(x), _sklearn("linear_model")
+        trying = self.penalty is None and len(x) > 2 and x.size <= CHEAP
+        model = linear.RidgeCV(PENALTIES) if trying else linear.Ridge(self.penalty or 1.0)
+        model.fit(z.transform(x), y)
+        return lambda new: model.predict(z.transform(new)).reshape(len(new), -1)
+
+
+@dataclass(frozen=True)
+class OwnTrees(Own):
+    """Gradient-boosted trees on the site's own samples: scikit-learn's histogram version with its defaults.
+
+    Parameters
+    ----------
+    min_samples_leaf : int
+        Samples that a leaf must have. None: scikit-learn's 20, at small sites a tenth of the samples, never below 2.
+
+    Notes
+    -----
+    A leaf of 20 leaves a site with fewer than 40 samples without a single split.
+    """
+
+    min_samples_leaf: int | None = setting(None, ge=1, source="ours")
+
+    name = "own-trees"
+    certificates = ("tests/yardsticks/test_own.py::test_the_trees_are_scikit_learns: identity",)
+
+    def probabilities(self, x: np.ndarray, y: np.ndarray) -> Predict:
+        return self._boosted("Classifier", x, y).predict_proba
+
+    def numbers(self, x: np.ndarray, y: np.ndarray) -> Predict:
+        columns = [self._boosted("Regressor", x, column) for column in y.T]
+        return lambda new: np.stack([model.predict(new) for model in columns], 1)
+
+    def _boosted(self, kind: str, x: np.ndarray, y: np.ndarray) -> Any:
+        leaf = self.min_samples_leaf or max(2, min(20, len(x) // 10))
+        trees = getattr(_sklearn("ensemble"), f"HistGradientBoosting{kind}")
+        return trees(min_samples_leaf=leaf, random_state=0).fit(x, y)
+
+
+def _logistic(penalty: float) -> Any:
+    return _sklearn("linear_model").LogisticRegression(C=1 / penalty, max_iter=1000)
+
+
+def _cross_validated(x: np.ndarray, y: np.ndarray) -> float:
+    """The penalty with the least log-loss on samples left out; the stronger one of two that are equal."""
+    folds, there = min(FOLDS, int(np.unique(y, return_counts=True)[1].min())), np.unique(y)
+    if folds < 2 or x.size * len(there) > CHEAP:
+        return 1.0
+    cuts = list(_sklearn("model_selection").StratifiedKFold(folds).split(x, y))
+    at = np.searchsorted(there, y)
+
+    def loss(penalty: float) -> float:
+        said = [_logistic(penalty).fit(x[kept], y[kept]).predict_log_proba(x[out]) for kept, out in cuts]
+        return -sum(float(p[np.arange(len(p)), at[out]].sum()) for p, (_, out) in zip(said, cuts, strict=True))
+
+    return min(reversed(PENALTIES), key=loss)
+
+
+def _flat(x: Tensor) -> np.ndarray:
+    return x.detach().cpu().double().reshape(len(x), -1).numpy()
+
+
+def _sklearn(name: str) -> Any:
+    """A module of scikit-learn, which says no types; loaded when a yardstick is fitted."""
+    return import_module(f"sklearn.{name}")

@@ -1,0 +1,39 @@
+"""The pooled model: what the same model and work would give if everybody gave their data. An oracle."""
+
+from dataclasses import dataclass
+
+from polyfed.core.settings import setting
+from polyfed.yardsticks.yardstick import Yardstick
+
+
+@dataclass(frozen=True)
+class PooledOracle(Yardstick):
+    """One model trained on all clients' samples together, as one client would train it. Not available in practice.
+
+        w <- w - lr * grad f(w),    f the mean loss over everybody's samples
+
+    Parameters
+    ----------
+    lr : float
+        Step size of SGD.
+
+    Notes
+    -----
+    It trains for the run's rounds, with the run's epochs or local steps, its batch size and its optimiser; every client
+    takes part in every round, and attacks, robust rules and schedules do not apply. No bytes are counted, since no
+    protocol would move what it takes: the data themselves.
+    """
+
+    lr: float = setting(0.1, source="ours")
+
+    name = "pooled-oracle"
+    role = "oracle"
+    step_sizes = ("lr",)
+    certificates = (
+        "tests/yardsticks/test_pooled_oracle.py::test_it_is_gradient_descent_on_everybodys_samples: closed form",
+        "tests/yardsticks/test_pooled_oracle.py::test_it_draws_the_batches_of_one_client_with_all_samples: identity",
+    )
+    citation = """@misc{pooled,
+  title = {One model trained on the data of all clients in one place},
+  note  = {oracle, not available in practice}
+}"""
