@@ -19,6 +19,7 @@ from polyfed.cli.compare import compare
 from polyfed.cli.config import config
 from polyfed.cli.data import data
 from polyfed.cli.export import export
+from polyfed.cli.predict import predict
 from polyfed.cli.regress import regress
 from polyfed.cli.report import report
 from polyfed.cli.reproduce import reproduce
@@ -44,8 +45,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 COMMANDS = (
-    run, compare, tune, resume, verify, report, export, admit, regress, algorithms, config, reproduce, new_method,
-    check,
+    run, compare, tune, resume, verify, report, export, predict, admit, regress, algorithms, config, reproduce,
+    new_method, check,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

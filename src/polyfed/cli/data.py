@@ -45,6 +45,9 @@ def fetch(
 @data.command()
 def inspect(
     name: Name,
+    target: o.Target = None,
+    standardise: o.Standardise = None,
+    drop: o.Drop = None,
     partition: o.Partition = None,
     clients: o.Clients = None,
     data_dir: o.DataDir = None,

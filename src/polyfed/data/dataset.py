@@ -16,6 +16,7 @@ from polyfed.core.split import Split
 from polyfed.data import prepare
 from polyfed.data.federation import Federation
 from polyfed.data.partition import Assignment, Natural, Partitioner, Source, as_partitioner
+from polyfed.data.preparation import Preparation
 
 SCALINGS = ("z-score", "minmax", "unit")
 SCOPES = ("pooled", "client", "cluster")
@@ -38,6 +39,7 @@ class Dataset:
     standardise      None, or whose training rows the inputs are scaled with: "pooled", "client", "cluster"
     scaling          "z-score", "minmax" ([-1, 1]) or "unit" ([0, 1])
     validation_fraction   what `partition` uses by default
+    preparation      None, or how the cells of tables become inputs; x is then what its `codes` gives
     notes            caveats, licence and attribution: they go into every run
     meta             further facts for the federation's meta;  options: what the data set was loaded with
     """
@@ -60,6 +62,7 @@ class Dataset:
     notes: tuple[str, ...] = ()
     meta: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    preparation: Preparation | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -137,6 +140,10 @@ class Dataset:
             "test": data._gather(held, dealt, official),
         }
         data._scale(parts, dealt, n)
+        prepared: dict[str, Any] = {}
+        if self.preparation is not None:
+            found, parts = self.preparation.fitted(parts, names)
+            prepared = {"preparation": found.dump(), "inputs": found.names}
         indices = {"train": train, "test": held} | ({} if validation is None else {"validation": validation})
         rule = {
             "own": f"own:{test_fraction:g}",
@@ -153,6 +160,7 @@ class Dataset:
             clusters=None if dealt.clusters is None else np.asarray(dealt.clusters, dtype=np.int64),
             meta={
                 **self.meta,
+                **prepared,
                 "dataset": self.name,
                 "options": dict(self.options),
                 "partition": str(how),

@@ -225,7 +225,7 @@ def scores(run: Run) -> dict[str, Tensor]:
     for block in np.array_split(np.arange(loop.n), -(-loop.n * task.p * task.w0.element_size() // BLOCK)):
         for i, w in zip(block, loop.personal(block), strict=True):
             x, y = test.client(int(i))
-            for name, values in task.per_sample(w, x, y).items() if len(x) else ():
+            for name, values in task.per_sample(w, x, y, test.units([int(i)])).items() if len(x) else ():
                 if name in roots:
                     values = torch.as_tensor(rmse_terms(values.double().cpu().numpy()))
                 lost = math.isnan(run.final["test"][name][i])  # an attacker's

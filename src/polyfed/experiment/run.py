@@ -323,6 +323,33 @@ class Run:
 
         return export(self, client, None if out is None else Path(out), factorised)
 
+    def predict(self, client: int | str, rows: pd.DataFrame) -> pd.DataFrame:
+        """Answers of one client's model for new rows, as they are in a file: texts, gaps and all.
+
+        Parameters
+        ----------
+        client : int or str
+            Its position or name.
+        rows : DataFrame
+            [N] rows with the columns that the run was trained on, in any order; others are not used.
+
+        Returns
+        -------
+        DataFrame
+            [N]: row (from 1), prediction (a class, or a number in the unit of the target), and for classes one column
+            of probabilities each, such as probability_ill.
+
+        Raises
+        ------
+        DataError
+            A column is missing, or a cell is not what it was in training, as for training data.
+        ConfigError
+            There is no such client, or the run was not trained on CSV files.
+        """
+        from polyfed.experiment.predict import predictor
+
+        return predictor(self, client).predict(rows)
+
     def newcomers(self, data: str | Path, target: str | None = None) -> Federation:
         """Clients to `admit`, from a CSV or npz file each: one file, or a folder of them. Inputs are not rescaled.
 
