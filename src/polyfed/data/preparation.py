@@ -244,9 +244,8 @@ class Preparation:
         numbers = [k for k, i in enumerate(self.inputs) if i.values is None]
         categories = [k for k in range(len(width)) if width[k]]
         gaps = [k for k, i in enumerate(self.inputs) if i.gap]
-        hot = OneHotEncoder(
-            categories=[np.arange(float(width[k])) for k in categories], handle_unknown="ignore", sparse_output=False
-        )
+        values: Any = [np.arange(float(width[k])) for k in categories]
+        hot = OneHotEncoder(categories=values, handle_unknown="ignore", sparse_output=False)
         steps = [
             ("numbers", FunctionTransformer(partial(_scaled, at=at)), numbers),
             ("gaps", FunctionTransformer(np.isnan), gaps),
@@ -394,26 +393,19 @@ class Preparation:
             width = sum(i.values is None for i in inputs)
             sites = {str(name): _numbers(s, width) for name, s in found["sites"].items()}
             labels = None if found["labels"] is None else tuple(map(str, found["labels"]))
-            words = [str(found[k]) for k in ("missing", "unseen", "standardise")]
-            return cls(
-                inputs,
-                str(found["target"]),
-                labels,
-                *words,
-                tuple(map(str, found["gaps"])),
-                bool(found["survival"]),
-                sites,
-            )
+            missing, unseen, standardise = (str(found[k]) for k in ("missing", "unseen", "standardise"))
+            gaps, survival = tuple(map(str, found["gaps"])), bool(found["survival"])
+            return cls(inputs, str(found["target"]), labels, missing, unseen, standardise, gaps, survival, sites)
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise DataError(f"{where}: its preparation is damaged ({type(e).__name__}: {e})") from None
 
 
 def _numbers(found: Mapping[str, Any], width: int) -> Statistics:
-    columns = [[float(v) for v in found[k]] for k in ("fill", "shift", "scale")]
-    if any(len(c) != width for c in columns):
+    fill, shift, scale = ([float(v) for v in found[k]] for k in ("fill", "shift", "scale"))
+    if not len(fill) == len(shift) == len(scale) == width:
         raise ValueError(f"expected {width} numbers per statistic")
     target = found["target"]
-    return Statistics(*columns, None if target is None else [float(target[0]), float(target[1])])
+    return Statistics(fill, shift, scale, None if target is None else [float(target[0]), float(target[1])])
 
 
 def _scaled(x: np.ndarray, at: Statistics) -> np.ndarray:

@@ -156,7 +156,7 @@ def _column(name: str, sheets: Sequence[Sheet], columns: Columns) -> Column:
         kind = "date"
     elif len(texts) == 1:
         kind = "category" if gaps else "constant"
-    elif len(texts) == there:
+    elif len(texts) == there or (len(texts) > FEW and all(_distinct(s.columns[name], columns.gaps) for s in having)):
         kind = "identifier"
     else:
         kind = "category" if len(texts) <= FEW else "text"
@@ -167,6 +167,12 @@ def _column(name: str, sheets: Sequence[Sheet], columns: Columns) -> Column:
     lacking = tuple(s for s in sheets if name not in s.columns)
     whole = all(re.fullmatch(r"[+-]?\d+", t) for t in texts)
     return Column(name, kind, values, (low, high) if numeric else None, gaps, cells, whole, odd, lacking)
+
+
+def _distinct(cells: Sequence[str], gaps: Collection[str]) -> bool:
+    """Whether no text occurs twice; sites may number their rows alike."""
+    there = [cell for cell in cells if not is_gap(cell, gaps)]
+    return len(set(there)) == len(there)
 
 
 def _order(text: str) -> tuple[float, str]:

@@ -42,6 +42,8 @@ class Table:
     columns: with the target named     found: what each column holds
     """
 
+    advice = 'missing = "median" fills gaps'  # to those whose data have some
+
     def __init__(self, sheets: Sequence[Sheet], found: Mapping[str, Column], columns: Columns):
         self.sheets, self.found, self.columns = sheets, found, columns
         self.where = str(Path(sheets[0].where).parent) if len(sheets) > 1 else sheets[0].where
@@ -101,11 +103,12 @@ class Table:
             then = "add it there (empty cells are gaps), or drop it"
             yield f"{files}: no column {c.name!r}, which {Path(has.where).name} has; {then}"
         if c.kind not in USABLE:
-            odd = f", such as {c.odd[1]!r} in {c.odd[0]}" if c.odd is not None else ""
-            yield f"column {c.name!r} holds {HINTS[c.kind]}{odd}"
+            odd = f" ({c.odd[1]!r} in {c.odd[0].partition(', column')[0]})" if c.odd is not None else ""
+            what, semicolon, then = HINTS[c.kind].partition(";")
+            yield f"column {c.name!r} holds {what}{odd}{semicolon and ','}{then}"
         elif c.gaps and self.columns.missing == "refuse":
             where, cell = self._first_gap(c)
-            yield f'{where}: found {cell!r}, a gap ({c.gaps} of {c.cells} cells); missing = "median" fills gaps'
+            yield f"{where}: found {cell!r}, a gap ({c.gaps} of {c.cells} cells); {self.advice}"
 
     def _first_gap(self, c: Column) -> tuple[str, str]:
         return next(
@@ -158,7 +161,7 @@ class Table:
         blank, c = self.preparation(), self.columns
         # values that differ from site to site are all known here; those of test rows alone are forgotten in `fitted`
         codes = [blank.codes(sheet) for sheet in self.sheets]
-        ys, labels = self._targets()
+        ys, labels = self.targets()
         task = (
             "regression" if c.task in ("regression", "survival") else "auto" if c.task == "auto" else "classification"
         )
@@ -186,7 +189,7 @@ class Table:
             preparation=prepared,
         )
 
-    def _targets(self) -> tuple[list[np.ndarray], list[str] | None]:
+    def targets(self) -> tuple[list[np.ndarray], list[str] | None]:
         """The targets of every site, and the classes where they are texts."""
         c, columns = self.found[self.outcome[-1]], self.columns
         if columns.task == "survival":

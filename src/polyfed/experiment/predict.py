@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor, nn
 
 from polyfed.core.checkpoint import reason
@@ -131,7 +131,7 @@ class Predictor:
         """
         if not sheet.lines:
             raise DataError(f"{sheet.where}: found a header and no rows")
-        x = torch.from_numpy(self.preparation.transform(self.preparation.codes(sheet), self.client))
+        x = torch.as_tensor(self.preparation.transform(self.preparation.codes(sheet), self.client))
         with torch.no_grad():
             output: Tensor = self.model(x.to(self._like.device, self._like.dtype)).cpu().double()
         found = pd.DataFrame({"row": np.arange(1, len(x) + 1)})
@@ -157,7 +157,8 @@ class Predictor:
         list of str
             A line each.
         """
-        codes, said = self.preparation.codes(sheet), []
+        codes = self.preparation.codes(sheet)
+        said: list[str] = []
         for k, column in enumerate(self.preparation.inputs):
             if gaps := int(np.isnan(codes[:, k]).sum()):
                 how = (

@@ -214,10 +214,9 @@ class Training(Table):
         for key, whose in (("momentum", "momentum"), ("beta1", "adam"), ("beta2", "adam"), ("eps", "adam")):
             fits = getattr(self, key) is None or self.optimizer.startswith(whose)
             self.require(fits, key, f"none with optimizer = {self.optimizer!r}, or optimizer = {whose!r}")
-        of_classes = self.class_weights
-        if is_mapping(of_classes) or is_list(of_classes):
-            numbers = list(of_classes.values() if is_mapping(of_classes) else of_classes)
-            self.require(bool(numbers) and min(numbers) > 0, "class_weights", "positive numbers")
+        given = self.class_weights
+        numbers = list(given.values()) if is_mapping(given) else [] if isinstance(given, str) else list(given or ())
+        self.require(all(w > 0 for w in numbers), "class_weights", "positive numbers")
         self.require(not self.cosine or self.warmup < self.cosine, "cosine", f"more than warmup = {self.warmup}")
         self.require(not self.cosine or self.rounds <= self.cosine, "rounds", f"at most cosine = {self.cosine}")
         # the small languages are read once, so that what is wrong with them is said here

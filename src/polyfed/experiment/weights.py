@@ -24,7 +24,8 @@ def weights_of(
         raise ConfigError("class-weights: the targets are numbers, expected classes")
     if loss != "cross-entropy":
         raise ConfigError("class-weights: for the loss cross-entropy alone; a loss of your own weighs classes itself")
-    labels = (about.get("preparation") or {}).get("labels") or [str(k) for k in range(classes)]
+    prepared: dict[str, Any] = about.get("preparation") or {}
+    labels: list[str] = prepared.get("labels") or [str(k) for k in range(classes)]
     if is_mapping(asked):
         for key in asked:
             if key not in labels:
