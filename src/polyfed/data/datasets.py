@@ -40,32 +40,93 @@ def dataset(name: str) -> Callable[[Loader], Loader]:
 
 
 def names() -> tuple[str, ...]:
-    """The names that `load` knows."""
+    """The names that `load` knows.
+
+    Returns
+    -------
+    tuple of str
+        Sorted by their registration.
+    """
     return tuple(LOADERS.names())
 
 
 def about(name: str) -> str:
-    """What a named data set is: the docstring of its loader. Raises DataError for an unknown name."""
+    """What a named data set is: the docstring of its loader.
+
+    Parameters
+    ----------
+    name : str
+        The data set.
+
+    Returns
+    -------
+    str
+        One line, and more where there is more to say.
+
+    Raises
+    ------
+    DataError
+        The name is unknown.
+    """
     return inspect.getdoc(LOADERS.find(name)) or name
 
 
 def options(name: str) -> dict[str, Any]:
-    """The options of a named data set and their defaults."""
+    """The options of a named data set and their defaults.
+
+    Parameters
+    ----------
+    name : str
+        The data set.
+
+    Returns
+    -------
+    dict
+        Option -> default.
+
+    Raises
+    ------
+    DataError
+        The name is unknown.
+    """
     return {p.name: p.default for p in list(inspect.signature(LOADERS.find(name)).parameters.values())[1:]}
 
 
 def default_dir() -> Path:
-    """Where data files are looked for: $POLYFED_DATA, else .cache/polyfed in the home folder."""
+    """Where data files are looked for: $POLYFED_DATA, else .cache/polyfed in the home folder.
+
+    Returns
+    -------
+    Path
+        The folder, which need not exist.
+    """
     return Path(os.environ.get("POLYFED_DATA") or Path.home() / ".cache" / "polyfed")
 
 
 def load(name: str | Path, data_dir: str | Path | None = None, **options: Any) -> Dataset:
-    """A data set by name, or the CSV and npz files of a folder (one client per file), or one such file.
+    """A data set by name, or the CSV or npz files of a folder (one client per file), or one such file.
 
-    name: one of `names()`, or a path     data_dir: where downloaded files lie (default `default_dir()`)
-    options: the data set's own, see `options(name)`; keys in kebab-case are accepted. For a path: target, task.
+    Parameters
+    ----------
+    name : str or Path
+        One of `names()`, or a path.
+    data_dir : str, Path or None
+        Where downloaded files lie; None: `default_dir()`.
+    **options
+        The data set's own, see `options(name)`; keys in kebab-case are accepted. For a path they are those of the table
+        [columns], such as target, task, drop, labels, categories, missing, standardise (see `polyfed config columns`).
 
-    Raises DataError, one line, for an unknown name or option, a missing folder and every malformed file.
+    Returns
+    -------
+    Dataset
+        To be divided by its `partition`; of CSV files, prepared there from training rows alone.
+
+    Raises
+    ------
+    DataError
+        An unknown name or option, a missing folder, a malformed file, columns that cannot be used.
+    ConfigError
+        A setting of the columns is wrong.
     """
     text = str(name)
     if text not in LOADERS and (isinstance(name, Path) or os.sep in text or "/" in text or os.path.exists(text)):

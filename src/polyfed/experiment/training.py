@@ -214,8 +214,8 @@ class Training(Table):
         for key, whose in (("momentum", "momentum"), ("beta1", "adam"), ("beta2", "adam"), ("eps", "adam")):
             fits = getattr(self, key) is None or self.optimizer.startswith(whose)
             self.require(fits, key, f"none with optimizer = {self.optimizer!r}, or optimizer = {whose!r}")
-        given = self.class_weights
-        numbers = list(given.values()) if is_mapping(given) else [] if isinstance(given, str) else list(given or ())
+        given: Any = self.class_weights
+        numbers: list[float] = list(given.values()) if is_mapping(given) else list(given) if is_list(given) else []
         self.require(all(w > 0 for w in numbers), "class_weights", "positive numbers")
         self.require(not self.cosine or self.warmup < self.cosine, "cosine", f"more than warmup = {self.warmup}")
         self.require(not self.cosine or self.rounds <= self.cosine, "rounds", f"at most cosine = {self.cosine}")
