@@ -12,7 +12,8 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import polyfed as pf
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.data.preparation import Preparation, median, moments
+from polyfed.data.moments import median, moments
+from polyfed.data.preparation import Preparation
 from polyfed.data.sheets import sheet_of
 
 WARDS = ["icu", "medicine", "surgery"]
@@ -179,6 +180,18 @@ def test_a_regression_trains_as_on_targets_standardised_by_hand_and_is_judged_in
                 found, wanted = clients[f"{split}_{key}"].to_numpy(), scale * others[f"{split}_{key}"].to_numpy()
                 assert found == pytest.approx(wanted, rel=1e-4)
         assert seen["rmse"] == pytest.approx(clients["test_rmse"].to_numpy(), rel=1e-6)
+
+
+def test_predictions_of_raw_held_out_rows_have_the_error_that_the_run_reports(tmp_path, tables):
+    fed = pf.data.load(saved(tmp_path, tables), standardise="client").partition(seed=0)
+    run = pf.fit(pf.models.build("linear", (6,), 1), fed, pf.Ditto(lr=0.05), rounds=3)
+    for i, raw in enumerate(rows_of(fed, tables, "test")):
+        found = run.predict(i, raw[["ward", "crp", "age"]])["prediction"].to_numpy()
+        rmse = np.sqrt(np.mean((found - raw["y"].to_numpy()) ** 2))
+        assert rmse == pytest.approx(run.clients["test_rmse"][i], rel=1e-4)
+    path, _ = pf.Run.open(run.save(tmp_path / "run"), fed).export("north", tmp_path / "north.safetensors")
+    with pytest.raises(ConfigError, match=r"given in Python, .* use Run\.predict"):
+        pf.Predictor.open(path)
 
 
 def test_a_loss_of_ones_own_sees_scaled_targets_too(tmp_path, tables):

@@ -4,7 +4,7 @@ Everything is learnt from training rows alone: of each client by itself, or of a
 says (counts, sums, squares). What is learnt are plain numbers, kept as JSON in run folders and beside exported models.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from polyfed.core.columns import DEFAULTS
 from polyfed.core.errors import DataError, closest
 from polyfed.core.split import Split
+from polyfed.data.moments import median, moments
 from polyfed.data.sheets import Sheet, is_gap
 
 UNSEEN = -1  # the code of a value that no training part has
@@ -277,25 +278,23 @@ class Preparation:
         """
         train = parts["train"]
         assert train is not None
-        x = train.x.numpy()
-        rows = [x[a:b] for a, b in zip(train.offsets[:-1], train.offsets[1:], strict=True)]
-        targets = None
-        if self.labels is None and self.standardise != "none" and train.y.dim() == 1:
-            targets = [train.client(i)[1].double().numpy()[:, None] for i in range(train.n)]
+        x, n = train.x.numpy(), train.n
+        scaled = self.labels is None and self.standardise != "none" and train.y.dim() == 1  # so is the target
         inputs, found = (self.inputs, None) if self.sites else self._seen(x)
-        numbers = [k for k, i in enumerate(self.inputs) if i.values is None]
-        scopes = {ALL: range(train.n)} if self.standardise == "pooled" else {n: [i] for i, n in enumerate(names)}
-        sites = {
-            name: _statistics(
-                [rows[i][:, numbers] for i in who], targets and [targets[i] for i in who], self.standardise
-            )
-            for name, who in scopes.items()
-            if ALL not in self.sites
-        } or self.sites
+        sites = self.sites
+        if ALL not in sites:
+            numbers = [k for k, i in enumerate(self.inputs) if i.values is None]
+            rows = [x[a:b][:, numbers] for a, b in zip(train.offsets[:-1], train.offsets[1:], strict=True)]
+            ys = [train.client(i)[1].double().numpy()[:, None] for i in range(n)] if scaled else [None] * n
+            scopes = {ALL: range(n)} if self.standardise == "pooled" else {name: [i] for i, name in enumerate(names)}
+            sites = {
+                name: _statistics(
+                    [rows[i] for i in who], [y for i in who if (y := ys[i]) is not None], self.standardise
+                )
+                for name, who in scopes.items()
+            }
         prepared = replace(self, inputs=inputs, sites=sites)
-        unit = None
-        if targets is not None:
-            unit = torch.tensor([prepared.at(name).target for name in names], dtype=torch.float64)
+        unit = torch.tensor([prepared.at(name).target for name in names], dtype=torch.float64) if scaled else None
         done: dict[str, Any] = dict.fromkeys(parts)
         for key, split in parts.items():
             if split is not None:
@@ -412,55 +411,11 @@ def _scaled(x: np.ndarray, at: Statistics) -> np.ndarray:
     return (np.where(np.isnan(x), at.fill, x) - at.shift) / at.scale
 
 
-def _statistics(rows: list[np.ndarray], targets: list[np.ndarray] | None, standardise: str) -> Statistics:
-    """Medians, means and deviations of the rows [n_i, columns] of some clients, which only say sums."""
+def _statistics(rows: list[np.ndarray], targets: list[np.ndarray], standardise: str) -> Statistics:
+    """Medians, means and deviations of the rows [n_i, columns] of some clients, and of targets where there are any."""
     fill = median(rows)
     shift, scale = np.zeros(len(fill)), np.ones(len(fill))
     if standardise != "none":
         shift, scale = moments([np.where(np.isnan(x), fill, x) for x in rows])
-    target = None
-    if targets is not None:
-        target = [float(v[0]) for v in moments(targets)]
+    target = [float(v[0]) for v in moments(targets)] if targets else None
     return Statistics(fill.tolist(), shift.tolist(), scale.tolist(), target)
-
-
-def moments(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """(mean, deviation) of every column of the rows [n_i, d] of some clients: their sums, then squares about the mean.
-
-    The deviation of a constant column is 1.
-    """
-    n = sum(len(x) for x in rows)
-    mean = sum((x.sum(0) for x in rows), start=np.zeros(rows[0].shape[1])) / n
-    variance = sum((np.square(x - mean).sum(0) for x in rows), start=np.zeros(len(mean))) / n
-    deviation = np.sqrt(variance)
-    return mean, np.where(deviation <= 1e-12 * np.abs(mean), 1.0, deviation)
-
-
-def median(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """The median of every column of the rows [n_i, d] of some clients, NaN left out, by adding up counts alone.
-
-    A bisection over the ordered floats: how many values are at most t? 0 for a column without a value.
-    """
-    keys = [_ordered(x) for x in rows]
-    missing = [np.isnan(x) for x in rows]
-
-    def count(f: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
-        return sum((f(k, gap) for k, gap in zip(keys, missing, strict=True)), start=np.zeros(rows[0].shape[1], int))
-
-    n = count(lambda _, gap: (~gap).sum(0))
-    middle: list[np.ndarray] = []
-    for rank in ((n - 1) // 2, n // 2):
-        low = np.full(len(n), np.iinfo(np.int64).min)
-        high = np.full(len(n), np.iinfo(np.int64).max)
-        while (low < high).any():
-            at = (low & high) + ((low ^ high) >> 1)  # their mean, rounded down, where a sum would overflow
-            enough = count(lambda k, gap, at=at: ((k <= at) & ~gap).sum(0)) > rank
-            low, high = np.where(enough, low, np.minimum(at, high - 1) + 1), np.where(enough, at, high)
-        middle.append(_ordered(low.view(np.float64)).view(np.float64))
-    return np.where(n > 0, middle[0] + (middle[1] - middle[0]) / 2, 0.0)
-
-
-def _ordered(x: np.ndarray) -> np.ndarray:
-    """The bits of floats as integers in the order of the floats; the same again turns them back."""
-    bits = np.ascontiguousarray(x, dtype=np.float64).view(np.int64)
-    return bits ^ ((bits >> 63) & np.iinfo(np.int64).max)

@@ -175,7 +175,7 @@ def read_cells(path: str | Path, delimiters: str = ",") -> tuple[list[str], list
         reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
         rows = [(reader.line_num, row) for row in reader if row]
     except UnicodeDecodeError:
-        raise DataError(f"{path}: not a text file in UTF-8") from None
+        raise DataError(f"{path}: not a text file in UTF-8; save it as one (in Excel: CSV UTF-8)") from None
     except csv.Error as e:
         raise DataError(f"{path}: not a readable CSV file ({_line(e)})") from None
     if not rows:

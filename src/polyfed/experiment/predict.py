@@ -77,6 +77,8 @@ class Predictor:
             raise RunError(f"{about}: not what polyfed export writes")
         if not is_table(facts.get("preparation")):
             raise ConfigError(f"{about}: was not trained on CSV files, so raw rows cannot be prepared for it")
+        if not is_table(facts.get("data")) or "name" not in facts["data"]:
+            raise ConfigError(f"{about}: its model was given in Python, which no file holds; use Run.predict")
         _known(facts.get("loss"), str(about))
         if "factorised" in facts:
             raise ConfigError(f"{about}: holds factors; export the model without --factorised")
