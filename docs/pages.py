@@ -114,6 +114,10 @@ TABLES = {  # of an experiment file: what goes before the keys of each
     "attack": ("Attack", "Keys of `[attack]`. `pf.threats` has the classes."),
     "robust": ("Robust rule", "Keys of `[robust]`: what the server does in place of a mean."),
     "data": ("Data", "Keys of `[data]`."),
+    "columns": (
+        "Columns",
+        "Keys of `[columns]`, for folders of CSV files; `pf.data.load(folder, target=...)` takes them too.",
+    ),
     "model": ("Model", "Keys of `[model]`."),
 }
 HEAD = """# Settings

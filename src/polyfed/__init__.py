@@ -78,6 +78,7 @@ if _TYPE_CHECKING:
     from polyfed.experiment.compare import Comparison as Comparison
     from polyfed.experiment.compare import compare as compare
     from polyfed.experiment.fit import fit as fit
+    from polyfed.experiment.predict import Predictor as Predictor
     from polyfed.experiment.run import Run as Run
     from polyfed.experiment.trainer import Trainer as Trainer
     from polyfed.experiment.trainer import prepare as prepare

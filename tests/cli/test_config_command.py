@@ -7,10 +7,12 @@ import pytest
 from polyfed.cli.config import keys
 from polyfed.core.settings import kebab
 from polyfed.experiment.config import COMPARED, resolve
-from polyfed.experiment.training import Data, Model, Settings
+from polyfed.experiment.training import Columns, Data, Model, Settings
 
 OWN = [
-    f"{f'{t.table}.' if t.table else ''}{kebab(f.name)}" for t in (Settings, Data, Model) for f in dataclasses.fields(t)
+    f"{f'{t.table}.' if t.table else ''}{kebab(f.name)}"
+    for t in (Settings, Data, Columns, Model)
+    for f in dataclasses.fields(t)
 ]
 
 

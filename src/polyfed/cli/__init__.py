@@ -21,6 +21,7 @@ from polyfed.cli.config import config
 from polyfed.cli.data import data
 from polyfed.cli.export import export
 from polyfed.cli.leave import leave
+from polyfed.cli.predict import predict
 from polyfed.cli.regress import regress
 from polyfed.cli.report import report
 from polyfed.cli.reproduce import reproduce
@@ -46,8 +47,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 COMMANDS = (
-    run, compare, coalitions, tune, resume, verify, report, export, admit, leave, regress, algorithms, config,
-    reproduce, new_method, check,
+    run, compare, coalitions, tune, resume, verify, report, export, predict, admit, leave, regress, algorithms,
+    config, reproduce, new_method, check,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

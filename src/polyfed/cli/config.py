@@ -42,12 +42,12 @@ def keys() -> list[Key]:
     """Every key, those at the top of a file first; a table's keys begin with its name."""
     from polyfed.core.schedule import SCHEDULES
     from polyfed.core.settings import either, kebab, settings_of
-    from polyfed.experiment.training import Data, Model, Settings
+    from polyfed.experiment.training import Columns, Data, Model, Settings
     from polyfed.threats import ATTACKS, RULES
 
     named = {"schedule": SCHEDULES, "attack": ATTACKS, "robust": RULES}
     found: list[Key] = []
-    for table in (Settings, Data, Model):
+    for table in (Settings, Data, Columns, Model):
         at = f"{table.table}." if table.table else ""
         for s in settings_of(table):
             if s.name in named:
@@ -94,7 +94,7 @@ def toml() -> str:
     table = ""
     for key in keys():
         head, _, last = key.name.rpartition(".")
-        if head in ("data", "model") and head != table:
+        if head in ("data", "columns", "model") and head != table:
             table = head
             parts.append(f"[{head}]\n")
         name = last if head == table else key.name

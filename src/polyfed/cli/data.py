@@ -45,6 +45,9 @@ def fetch(
 @data.command()
 def inspect(
     name: Name,
+    target: o.Target = None,
+    standardise: o.Standardise = None,
+    drop: o.Drop = None,
     partition: o.Partition = None,
     clients: o.Clients = None,
     data_dir: o.DataDir = None,
@@ -52,7 +55,7 @@ def inspect(
     set: o.Set = None,
     out: Annotated[Path | None, Option(help="Picture of the partition.", metavar="FILE.svg|.png|.pdf")] = None,
 ) -> int:
-    """Show the clients of a partition: samples, classes, and caveats about the data.
+    """Show the clients of a partition: samples, classes, and caveats about the data; of CSV files every column first.
 
     [dim]polyfed data inspect digits --partition dirichlet:0.3 --clients 8 --out digits.svg[/dim]
     """

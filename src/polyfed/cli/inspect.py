@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
 from polyfed.cli.console import stdout
@@ -13,16 +13,19 @@ from polyfed.core.errors import ConfigError
 from polyfed.data import about, names
 from polyfed.data.federation import Federation
 from polyfed.data.fetch import HOMES
+from polyfed.data.readers import client_files
+from polyfed.data.sheets import read, survey
+from polyfed.data.tables import Table
 from polyfed.experiment.build import Parts
 from polyfed.experiment.config import Experiment
 
-ROWS, COLUMNS = 40, 12  # clients and classes shown in the terminal
+ROWS, COLUMNS, MANY = 40, 12, 200  # clients, classes and columns shown in the terminal
 SHADES = " ░▒▓█"
 
 
 def catalogue() -> RenderableType:
     """Name, one line, and whether it can be fetched."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("name", no_wrap=True)
     table.add_column("what it is")
     table.add_column("fetch", no_wrap=True)
@@ -36,6 +39,9 @@ def show(experiment: Experiment, out: Path | None) -> None:
     if out is not None and out.suffix.lower() not in (".svg", ".png", ".pdf"):
         raise ConfigError(f"--out: found {str(out)!r}, expected a name ending in .svg, .png or .pdf")
     parts = Parts(experiment)
+    if (found := tables_of(experiment)) is not None:
+        stdout.print(columns_of(found))
+        stdout.print()
     fed = parts.federation(experiment.seeds[0])
     stdout.print(_headline(fed), soft_wrap=True)
     stdout.print(table_of(fed))
@@ -47,6 +53,35 @@ def show(experiment: Experiment, out: Path | None) -> None:
         stdout.print(f"picture: {draw(fed, out)}", soft_wrap=True)
 
 
+def tables_of(experiment: Experiment) -> Table | None:
+    """The CSV files of an experiment on a folder of them, read but not judged."""
+    place = Path(experiment.data.name)
+    if experiment.data.name in names() or not place.exists():
+        return None
+    paths = [place] if place.is_file() else client_files(place)
+    if not all(p.suffix.lower() == ".csv" for p in paths):
+        return None
+    sheets = [read(path) for path in paths]
+    return Table(sheets, survey(sheets, experiment.columns), experiment.columns)
+
+
+def columns_of(table: Table) -> Grid:
+    """One row per column: what it holds over all files, and what becomes of it."""
+    shown = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    shown.add_column("column", no_wrap=True)
+    shown.add_column("type", no_wrap=True)
+    shown.add_column("values")
+    shown.add_column("gaps", justify="right", no_wrap=True)
+    shown.add_column("becomes")
+    for c in list(table.found.values())[:MANY]:
+        gaps, becomes = f"{c.gaps / c.cells:.0%}" if c.gaps else "", table.becomes(c)
+        style = "red" if becomes.startswith("refused") else "dim" if becomes.startswith("left out") else ""
+        shown.add_row(Text(c.name, "cyan"), c.kind, Text(c.shown), gaps, Text(becomes, style))
+    if len(table.found) > MANY:
+        shown.add_row(f"... and {len(table.found) - MANY} more", "", "", "", "")
+    return shown
+
+
 def _headline(fed: Federation) -> str:
     m = fed.meta
     kind = "regression" if fed.classes is None else f"{fed.classes} classes"
@@ -55,18 +90,19 @@ def _headline(fed: Federation) -> str:
     return ", ".join((*parts, f"test {m['test']}", f"inputs {shape}", kind))
 
 
-def table_of(fed: Federation) -> Table:
+def table_of(fed: Federation) -> Grid:
     """One row per client: samples per split, cluster, and its classes as counts (few) or shades (many)."""
     frame = fed.summary()
     names = [str(c) for c in frame.columns]
     classes = [c for c in names if c.startswith("class_")]
     few = len(classes) <= COLUMNS
+    labels = (fed.meta.get("preparation") or {}).get("labels") or [c.removeprefix("class_") for c in classes]
     plain = [c for c in names if c not in classes and (c != "validation" or fed.validation is not None)]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for c in plain:
         table.add_column(c, justify="left" if c == "client" else "right")
-    for c in classes if few else []:
-        table.add_column(c.removeprefix("class_"), justify="right", min_width=3)
+    for label in labels if few else []:
+        table.add_column(label, justify="right", min_width=3)
     if classes and not few:
         table.add_column("training samples per class, darkest: most", no_wrap=True)
     for row in frame.head(ROWS).to_dict("records"):

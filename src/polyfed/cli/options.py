@@ -35,6 +35,9 @@ def read(table: type[T], given: Mapping[str, Any]) -> T:
 
 Data = Annotated[str | None, option(tables.Data, "name", DATA)]
 DataDir = Annotated[str | None, option(tables.Data, "dir", DATA, "DIR")]
+Target = Annotated[str | None, option(tables.Columns, "target", DATA, "COLUMN")]
+Standardise = Annotated[str | None, option(tables.Columns, "standardise", DATA, "SCOPE")]
+Drop = Annotated[str | None, option(tables.Columns, "drop", DATA, "A,B,...")]
 Partition = Annotated[str | None, option(tables.Data, "partition", DATA)]
 Clients = Annotated[str | None, option(tables.Data, "clients", DATA, "N")]
 Model = Annotated[str | None, option(tables.Model, "name", DATA)]
@@ -66,6 +69,9 @@ Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress.", rich_h
 KEYS = {
     "data": "data.name",
     "data_dir": "data.dir",
+    "target": "columns.target",
+    "standardise": "columns.standardise",
+    "drop": "columns.drop",
     "partition": "data.partition",
     "clients": "data.clients",
     "model": "model.name",
@@ -81,12 +87,20 @@ def collect(given: Mapping[str, Any]) -> dict[str, Any]:
     from polyfed.experiment.config import assign
 
     table: dict[str, Any] = {}
-    known = {"": types_of(tables.Settings), "data": types_of(tables.Data), "model": types_of(tables.Model)}
+    known = {
+        "": types_of(tables.Settings),
+        "data": types_of(tables.Data),
+        "columns": types_of(tables.Columns),
+        "model": types_of(tables.Model),
+    }
     for name, value in given.items():
         parent, _, last = KEYS.get(name, kebab(name) if name in known[""] else "").rpartition(".")
         if not last or value is None or value is False:
             continue
         if isinstance(value, str):
+            if name == "drop":
+                table.setdefault(parent, {})[last] = [column.strip() for column in value.split(",")]
+                continue
             text = f"[{value}]" if name == "seeds" and "," in value else value
             hint = known.get(parent, {}).get(last.replace("-", "_"))
             value = value_of(text) if hint is None else typed_as(text, hint)

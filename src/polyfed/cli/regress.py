@@ -78,27 +78,52 @@ def tables(
     folder: Path, model: str, given: dict[str, str | None], columns: list[str] | None
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
     """The sites' names and (x, target, ...) of a folder with a CSV file per site, columns taken by their names."""
+    import numpy as np
     import pandas as pd
 
+    from polyfed.core.columns import Columns
     from polyfed.core.errors import ConfigError, DataError, closest
     from polyfed.data import readers
+    from polyfed.data.sheets import read, survey
+    from polyfed.data.tables import Table
 
-    names, sites = [], []
-    for path in readers.client_files(folder):
-        if path.suffix.lower() != ".csv":
-            raise DataError(f"{path}: expected a CSV file, as the others are")
-        header, values, _ = readers.read_csv(path)
-        wanted = (
-            [given["time"], given["event"]] if model == "cox" else [given["target"] or header[-1], given["exposure"]]
-        )
-        if model == "cox" and None in wanted:
-            raise ConfigError(f"--{'event' if wanted[0] else 'time'}: missing; cox needs --time and --event")
-        of_target = [name for name in wanted if name is not None]
-        columns = columns or [c for c in header if c not in of_target]
-        for name in (*columns, *of_target):
-            if name not in header:
-                raise DataError(f"{path}: no column {name!r}{closest(name, header)}; it has {', '.join(header)}")
-        table = pd.DataFrame(values, columns=header)
-        names.append(path.stem)
-        sites.append((table[columns], *(table[name] for name in of_target)))
-    return names, sites
+    paths = readers.client_files(folder)
+    if other := [path for path in paths if path.suffix.lower() != ".csv"]:
+        raise DataError(f"{other[0]}: expected a CSV file, as the others are")
+    sheets = [read(path) for path in paths]
+    cox, first = model == "cox", list(sheets[0].columns)
+    wanted = [given["time"], given["event"]] if cox else [given["target"] or first[-1]]
+    if cox and None in wanted:
+        raise ConfigError(f"--{'event' if wanted[0] else 'time'}: missing; cox needs --time and --event")
+    outcome = [name for name in (*wanted, given["exposure"]) if name is not None]
+    for sheet in sheets:
+        for name in (*(columns or ()), *outcome):
+            if name not in sheet.columns:
+                known = f"{closest(name, sheet.columns)}; it has {', '.join(sheet.columns)}"
+                raise DataError(f"{sheet.where}: no column {name!r}{known}")
+    used = columns or [c for c in first if c not in outcome]
+    every = dict.fromkeys(c for sheet in sheets for c in sheet.columns)
+    drop = [c for c in every if (columns and c not in (*columns, *wanted)) or c == given["exposure"]]
+    if cox:
+        settings = Columns(task="survival", time=wanted[0], event=wanted[1], drop=drop, missing="refuse")
+    else:
+        task = "auto" if model == "logistic" else "regression"
+        settings = Columns(task=task, target=wanted[0], drop=drop, missing="refuse")
+    table = Table(sheets, survey(sheets, settings), settings)
+    table.advice = "leave such rows out"
+    if problems := table.problems():
+        raise DataError(f"{folder}: {'; '.join(problems)}")
+    targets = table.targets()[0]
+    sites = []
+    for sheet, target in zip(sheets, targets, strict=True):
+        x: dict[str, Any] = {}
+        for c in sorted(table.inputs, key=lambda c: used.index(c.name) if c.name in used else len(used)):
+            if c.kind != "category":
+                x[c.name] = np.array(sheet.numbers(c.name), dtype=float)
+            for value in c.values[1:] if c.kind == "category" else ():  # against the first value
+                x[f"{c.name}={value}"] = np.array([cell == value for cell in sheet.columns[c.name]], dtype=float)
+        parts = [target[:, 0], target[:, 1]] if cox else [target.astype(float)]
+        if given["exposure"]:
+            parts.append(np.array(sheet.numbers(given["exposure"]), dtype=float))
+        sites.append((pd.DataFrame(x), *parts))
+    return [sheet.name for sheet in sheets], sites

@@ -17,7 +17,7 @@ from polyfed.core.augment import Augmentation, Draws
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator, key_of, mix
 from polyfed.core.settings import COUNTED, Limits, Misfit, fitted, found
-from polyfed.core.split import Split
+from polyfed.core.split import Split, trained
 
 BLOCK = 1 << 18  # samples whose order is drawn at a time: steps are made as they are needed
 STEPS = Annotated[int, Limits(ge=1, le=COUNTED)]
@@ -211,7 +211,7 @@ class Batches:
             at = torch.as_tensor(index, device=self._split.x.device)
             ragged, waiting = (~full.all(1)).tolist(), (at_work.sum(1) < rows).tolist()
             for k, m in enumerate(rows.tolist()):
-                x, y = _take(self._split, at[k, :m])
+                x, y = _take(self._split, at[k, :m], self._clients[:m])
                 yield Batch(
                     self._augmented(x, first + k, index[k, :m]),
                     y,
@@ -282,11 +282,11 @@ def padded(split: Split, clients: np.ndarray) -> Batch:
     counts, offsets = split.counts[clients], split.offsets[clients]
     if len(clients) == 1:
         x, y = split.client(int(clients[0]))
-        return Batch(x[None], y[None])
+        return Batch(x[None], trained(y, split.units(clients))[None])
     column = np.arange(int(counts.max()))
     real = column < counts[:, None]
     index = np.where(real, offsets[:, None] + column, np.minimum(offsets, len(split.x) - 1)[:, None])
-    x, y = _take(split, torch.as_tensor(index, device=split.x.device))
+    x, y = _take(split, torch.as_tensor(index, device=split.x.device), clients)
     return Batch(x, y) if real.all() else Batch(x, y, _weights(split, real), counts.tolist())
 
 
@@ -301,11 +301,12 @@ def alike(counts: np.ndarray, most: int, order: np.ndarray) -> list[np.ndarray]:
     return [np.array(c) for c in chunks]
 
 
-def _take(split: Split, index: Tensor) -> tuple[Tensor, Tensor]:
-    """index: [..., b] rows of the split -> x [..., b, ...], y [..., b, ...]."""
+def _take(split: Split, index: Tensor, clients: np.ndarray) -> tuple[Tensor, Tensor]:
+    """index: [m, b] rows of the split, of `clients: [m]` -> x [m, b, ...], y [m, b, ...] as it is trained on."""
     flat = index.reshape(-1)
     x, y = split.x.index_select(0, flat), split.y.index_select(0, flat)
-    return x.view(index.shape + x.shape[1:]), y.view(index.shape + y.shape[1:])
+    unit = split.units(clients[:, None])
+    return x.view(index.shape + x.shape[1:]), trained(y.view(index.shape + y.shape[1:]), unit)
 
 
 def _weights(split: Split, real: np.ndarray) -> Tensor:

@@ -4,7 +4,7 @@ Everything that trains or evaluates reads its samples from here; `data.Federatio
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,11 +21,13 @@ class Split:
     x: [N, ...]     inputs of all clients, client 0 first
     y: [N] int64 class labels, or [N, ...] float targets
     offsets: [n+1]  client i owns rows offsets[i] to offsets[i+1]
+    unit: [n, 2]    shift and scale of each client's targets, which train models as (y - shift) / scale; or None
     """
 
     x: Tensor
     y: Tensor
     offsets: np.ndarray
+    unit: Tensor | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "offsets", np.asarray(self.offsets, dtype=np.int64))
@@ -57,7 +59,12 @@ class Split:
 
     def select(self, clients: Sequence[int] | np.ndarray) -> "Split":
         """The samples of the named clients only, in the order given."""
-        return Split.of([self.client(int(i)) for i in clients])
+        some = Split.of([self.client(int(i)) for i in clients])
+        return replace(some, unit=self.units(clients))
+
+    def units(self, clients: int | Sequence[int] | np.ndarray) -> Tensor | None:
+        """Shift and scale of the targets of some clients, [..., 2]; None where targets are trained on as they are."""
+        return None if self.unit is None else self.unit[torch.as_tensor(clients, device=self.unit.device)]
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "Split":
         """The same samples on `device`; floating inputs and targets become `dtype`."""
@@ -65,4 +72,17 @@ class Split:
         def move(t: Tensor) -> Tensor:
             return t.to(device, dtype) if t.is_floating_point() else t.to(device)
 
-        return Split(move(self.x), move(self.y), self.offsets)
+        return Split(move(self.x), move(self.y), self.offsets, None if self.unit is None else self.unit.to(device))
+
+
+def trained(y: Tensor, unit: Tensor | None) -> Tensor:
+    """Targets as a model is trained on them. unit: [..., 2] shift and scale, of as many dimensions as y, or None."""
+    return y if unit is None else ((y.double() - unit[..., 0]) / unit[..., 1]).to(y.dtype)
+
+
+def restored(output: Tensor, unit: Tensor | None) -> Tensor:
+    """A model's outputs [..., b, 1] or [..., b] in the unit of the targets. unit: [..., b or 1, 2], or None."""
+    if unit is None:
+        return output
+    flat = output.squeeze(-1) if output.dim() == unit.dim() else output
+    return (flat.double() * unit[..., 1] + unit[..., 0]).to(output.dtype).view(output.shape)

@@ -58,8 +58,8 @@ def chain(module: nn.Module) -> list[nn.Module] | None:
 class Stacked:
     """Forward and backward passes of a `chain` for s weight vectors at once."""
 
-    def __init__(self, layers: list[nn.Module], layout: Layout, loss: str):
-        self.layers, self.layout, self.loss = layers, layout, loss
+    def __init__(self, layers: list[nn.Module], layout: Layout, loss: str, class_weights: Tensor | None = None):
+        self.layers, self.layout, self.loss, self.class_weights = layers, layout, loss, class_weights
         self._sizes = [len([*layer.parameters()]) for layer in layers]  # 0, or 1 for a linear layer without bias, or 2
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
@@ -99,6 +99,8 @@ class Stacked:
         """Outputs [s, out, b] -> the gradient of every client's weighted mean loss with respect to them."""
         (s, b), x = batch.x.shape[:2], batch.x
         weight = batch.weight[:, None] if batch.weight is not None else x.new_full((1, 1, 1), 1 / b)
+        if self.class_weights is not None:
+            weight = weight * self.class_weights.to(x.dtype)[batch.y[:, None]]
         if self.loss == "cross-entropy":
             target, back = batch.y[:, None], -weight.expand(s, 1, b)
             return lambda z: torch.softmax(z, 1).mul_(weight).scatter_add_(1, target, back)
@@ -109,6 +111,8 @@ class Stacked:
         """Every client's weighted mean loss [s] at outputs z: [s, out, b]."""
         s, out, b = z.shape
         weight = batch.weight[:, None] if batch.weight is not None else 1 / b
+        if self.class_weights is not None:
+            weight = weight * self.class_weights.to(z.dtype)[batch.y[:, None]]
         if self.loss == "cross-entropy":
             return -(z.log_softmax(1).gather(1, batch.y[:, None]) * weight).sum((1, 2))
         return ((z - batch.y.reshape(s, b, out).transpose(1, 2)).square() * weight).sum((1, 2)) / out

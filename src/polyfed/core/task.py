@@ -26,7 +26,7 @@ from polyfed.core.layout import Layout
 from polyfed.core.metric import Metric, Seen
 from polyfed.core.optimizers import Optimizer
 from polyfed.core.scores import DEFAULT, fitting
-from polyfed.core.split import Split
+from polyfed.core.split import Split, restored, trained
 from polyfed.core.stacked import LOSSES, Stacked, chain
 from polyfed.core.trial import EMBEDDINGS, Keyed, check_structure, reason, still, train_twice
 from polyfed.core.typed import add_, copy_, named_modules
@@ -59,6 +59,9 @@ class Task:
         Precision; None keeps the model's.
     metrics : sequence of Metric or None
         What clients' models are judged by, the first leads; None: accuracy for classes, RMSE for numbers.
+    class_weights : sequence of float or None
+        One number per class, which multiplies the loss of its samples; the mean over a batch divides by the number of
+        its samples. For "cross-entropy" only.
 
     Raises
     ------
@@ -79,7 +82,10 @@ class Task:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         metrics: Sequence[Metric] | None = None,
+        class_weights: Sequence[float] | None = None,
     ):
+        if class_weights is not None and loss != "cross-entropy":
+            raise ConfigError("class-weights: found weights with another loss than cross-entropy; weigh in the loss")
         if isinstance(loss, str) and loss not in LOSSES:
             raise ConfigError(
                 f"unknown loss {loss!r}{closest(loss, LOSSES)}; known: {', '.join(LOSSES)}, or a callable"
@@ -104,7 +110,9 @@ class Task:
             raise ModelError(f"parameter {broken[0]!r} of {type(model).__name__} holds NaN or infinity before training")
         layers = chain(self.model)
         known = isinstance(loss, str)
-        self.stacked = Stacked(layers, self.layout, loss) if known and layers else None
+        weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float64)
+        self._class_weights = None if weights is None else weights.to(self.w0.device)
+        self.stacked = Stacked(layers, self.layout, loss, self._class_weights) if known and layers else None
         self.vectorised = known and self.stacked is None and self.w0.device.type != "cpu"
         # until `check` has tried: any model may draw, [b, 1] is reshaped, and one output is a logit
         self.random, self._reshape, self._threshold = True, True, 0.0
@@ -378,6 +386,8 @@ class Task:
         if callable(self.loss):
             return self.loss(self._aligned(output, target), target).mean()
         if self.loss == "cross-entropy":
+            if self._class_weights is not None:
+                return self.per_sample_loss(output[None], target[None]).mean()
             return F.cross_entropy(output, target)
         return F.mse_loss(output.reshape(target.shape), target)
 
@@ -404,7 +414,8 @@ class Task:
             [s, b].
         """
         if self.loss == "cross-entropy":
-            return F.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
+            loss = F.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
+            return loss if self._class_weights is None else loss * self._class_weights.to(loss.dtype)[target]
         gap = output.flatten(2) - target.reshape(output.flatten(2).shape)
         return gap.square().mean(2)
 
@@ -483,8 +494,8 @@ class Task:
         """
         counts = split.counts[clients]
 
-        def seen(rows: Tensor, output: Tensor, target: Tensor) -> Seen:
-            found = Seen(output, target, self._threshold)
+        def seen(rows: Tensor, output: Tensor, target: Tensor, unit: Tensor | None) -> Seen:
+            found = Seen(restored(output, unit), target, self._threshold)
             if kept is not None:
                 kept.append((rows, found))
             return found
@@ -492,9 +503,9 @@ class Task:
         if callable(self.loss):
             for i, c in enumerate(clients):
                 x, y = split.client(int(c))
-                output = self.outputs(w[i], x)
-                loss = self._mean_loss(output, y) * len(x) if len(x) else output.sum() * 0
-                found = seen(torch.full((len(y),), i, device=w.device), output, y)
+                output, unit = self.outputs(w[i], x), split.units([int(c)])
+                loss = self._mean_loss(output, trained(y, unit)) * len(x) if len(x) else output.sum() * 0
+                found = seen(torch.full((len(y),), i, device=w.device), output, y, unit)
                 sums = {"loss": loss} | {k: v.sum() for k, v in self._score(found).items()}
                 yield torch.tensor([i], device=w.device), {k: v[None] for k, v in sums.items()}
         elif len(w) > 1 and w.stride(0) == 0:
@@ -508,26 +519,30 @@ class Task:
             for k in range(0, max(len(index), 1), BLOCK):
                 at = torch.as_tensor(index[k : k + BLOCK], device=w.device)
                 output = self._block_outputs(w[0], split.x.index_select(0, at))
-                rows = torch.as_tensor(owner[k : k + BLOCK], device=w.device)
-                yield rows, self._per_sample(seen(rows, output, split.y.index_select(0, at)))
+                who = owner[k : k + BLOCK]
+                rows, unit = torch.as_tensor(who, device=w.device), split.units(clients[who])
+                yield rows, self._per_sample(seen(rows, output, split.y.index_select(0, at), unit), unit)
         elif self.stacked is not None:
             for chunk in alike(counts, max(1, BLOCK // max(1, int(counts.max(initial=1)))), np.argsort(-counts)):
-                batch = self._cast(padded(split, clients[chunk]), w)
-                rows = torch.as_tensor(chunk, device=w.device)
+                batch = self._cast(padded(replace(split, unit=None), clients[chunk]), w)
+                rows, unit = torch.as_tensor(chunk, device=w.device), split.units(clients[chunk])
                 output = self.stacked.outputs(w[rows], batch.x)
-                values = self._per_sample(Seen(output.flatten(0, 1), batch.y.flatten(0, 1), self._threshold))
+                each = None if unit is None else unit[:, None].expand(*batch.y.shape[:2], 2).flatten(0, 1)
+                found = Seen(restored(output.flatten(0, 1), each), batch.y.flatten(0, 1), self._threshold)
+                values = self._per_sample(found, each)
                 real = 1.0 if batch.weight is None else batch.weight > 0
                 if kept is not None:
                     some = torch.ones_like(output[..., 0]) > 0 if batch.weight is None else batch.weight > 0
-                    seen(rows[:, None].expand(some.shape)[some], output[some], batch.y[some])
+                    at = rows[:, None].expand(some.shape)[some]
+                    seen(at, output[some], batch.y[some], None if each is None else each[some.flatten()])
                 yield rows, {k: (v.view(batch.y.shape[:2]) * real).sum(1) for k, v in values.items()}
         else:
             for i, c in enumerate(clients):
                 for xb, yb in self._blocks(*split.client(int(c))):
-                    rows = torch.full((len(yb),), i, device=w.device)
-                    yield rows, self._per_sample(seen(rows, self._block_outputs(w[i], xb), yb))
+                    rows, unit = torch.full((len(yb),), i, device=w.device), split.units([int(c)])
+                    yield rows, self._per_sample(seen(rows, self._block_outputs(w[i], xb), yb, unit), unit)
 
-    def per_sample(self, w: Tensor, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    def per_sample(self, w: Tensor, x: Tensor, y: Tensor, unit: Tensor | None = None) -> dict[str, Tensor]:
         """What every sample adds to the metrics: their mean is the metric; see `terms` for those that are no means.
 
         Parameters
@@ -536,21 +551,25 @@ class Task:
             [p] one model.
         x, y : Tensor
             [b, ...] samples and their targets.
+        unit : Tensor or None
+            [1, 2] shift and scale of the targets, as a `Split` has them.
 
         Returns
         -------
         dict of Tensor
             [b] each; without the loss where that is a callable, which gives a mean.
         """
-        return self.terms(self.outputs(w, x), y)
+        return self.terms(restored(self.outputs(w, x), unit), y, unit)
 
-    def terms(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
+    def terms(self, output: Tensor, target: Tensor, unit: Tensor | None = None) -> dict[str, Tensor]:
         """`per_sample` of outputs, whatever gave them.
 
         Parameters
         ----------
         output, target : Tensor
-            [b, ...] outputs, and the targets of the same samples.
+            [b, ...] outputs, in the targets' own units, and the targets of the same samples.
+        unit : Tensor or None
+            [1, 2] shift and scale of the targets, as a `Split` has them.
 
         Returns
         -------
@@ -558,33 +577,43 @@ class Task:
             As `per_sample`.
         """
         found = Seen(output, target, self._threshold)
-        values = self._score(found) if callable(self.loss) else self._per_sample(found)
+        values = self._score(found) if callable(self.loss) else self._per_sample(found, unit)
         exact = Seen(output.cpu().double(), target.cpu(), self._threshold)
         return values | {m.name: torch.as_tensor(m.terms(exact)) for m in self.scores if m.terms and m.fits(exact)}
 
     @torch.no_grad()
-    def judged(self, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> dict[str, np.ndarray]:
+    def judged(
+        self, outputs: Sequence[Tensor], targets: Sequence[Tensor], units: Sequence[Tensor | None]
+    ) -> dict[str, np.ndarray]:
         """`metrics` of outputs, whatever gave them, in double precision.
 
         Parameters
         ----------
         outputs, targets : sequence of Tensor
-            Of every client, [b, ...] each, on the CPU.
+            Of every client, [b, ...] each, on the CPU, in the targets' own units.
+        units : sequence of Tensor or None
+            [1, 2] each: shift and scale of the targets, as a `Split` has them.
 
         Returns
         -------
         dict of array
             As `metrics`.
         """
-        seen = [Seen(o.double(), y.double() if y.is_floating_point() else y, self._threshold)
-                for o, y in zip(outputs, targets, strict=True)]  # fmt: skip
-        losses = [float(self._mean_loss(s.output, s.target)) if len(s.target) else np.nan for s in seen]
+        pairs = zip(outputs, targets, strict=True)
+        exact = [(o.double(), y.double() if y.is_floating_point() else y) for o, y in pairs]
+        seen = [Seen(o, y, self._threshold) for o, y in exact]
+        losses = [
+            float(self._mean_loss(trained(o, unit), trained(y, unit))) if len(y) else np.nan
+            for (o, y), unit in zip(exact, units, strict=True)
+        ]
         found = {m.name: np.array([m.of(s) for s in seen]) for m in self.scores if m.compute}
         return {"loss": np.array(losses), **found}
 
-    def _per_sample(self, seen: Seen) -> dict[str, Tensor]:
-        """[b] loss and score of every sample."""
-        return {"loss": self.per_sample_loss(seen.output[None], seen.target[None])[0], **self._score(seen)}
+    def _per_sample(self, seen: Seen, unit: Tensor | None) -> dict[str, Tensor]:
+        """[b] loss and score of every sample; the loss is that of the targets as they are trained on."""
+        loss = self.per_sample_loss(seen.output[None], seen.target[None])[0]
+        loss = loss if unit is None else (loss.double() / unit[..., 1].square()).to(loss.dtype)
+        return {"loss": loss, **self._score(seen)}
 
     def _score(self, seen: Seen) -> dict[str, Tensor]:
         """{metric: [b]}: what each sample adds to the metrics that are means over samples, where they fit."""

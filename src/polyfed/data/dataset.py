@@ -16,6 +16,7 @@ from polyfed.core.split import Split
 from polyfed.data import prepare
 from polyfed.data.federation import Federation
 from polyfed.data.partition import Assignment, Natural, Partitioner, Source, as_partitioner
+from polyfed.data.preparation import Preparation
 
 SCALINGS = ("z-score", "minmax", "unit")
 SCOPES = ("pooled", "client", "cluster")
@@ -26,20 +27,45 @@ TESTS = ("own", "ratio", "ratio-floor", "given", "merged", "independent")
 class Dataset:
     """Samples before they are divided among clients.
 
-    x: [N, ...]      inputs, floats; or uint8 pixels, which `partition` turns into float32 in [0, 1]
-    y: [N]           int64 class labels, or float targets
-    x_test, y_test   the official test set, or None
-    classes          number of classes; None for regression
-    groups           [N] natural client of every sample (0, 1, ...), or None; group_names, group_clusters: per client
-    test_groups      [N_test] the same for the official test set, where it belongs to clients
-    times            [N] or None: held-out samples are then a client's latest, and equal times stay together
-    normalise        None, or (means, deviations), per channel or one for all: pixels in [0, 1] become (x - mean) /
-                     deviation, with constants that are known beforehand
-    standardise      None, or whose training rows the inputs are scaled with: "pooled", "client", "cluster"
-    scaling          "z-score", "minmax" ([-1, 1]) or "unit" ([0, 1])
-    validation_fraction   what `partition` uses by default
-    notes            caveats, licence and attribution: they go into every run
-    meta             further facts for the federation's meta;  options: what the data set was loaded with
+    Parameters
+    ----------
+    name : str
+        Of the data set.
+    x : array
+        [N, ...] inputs, floats; or uint8 pixels, which `partition` turns into float32 in [0, 1].
+    y : array
+        [N] int64 class labels, or float targets.
+    x_test, y_test : array or None
+        The official test set.
+    classes : int or None
+        Number of classes; None for a regression.
+    groups : array or None
+        [N] natural client of every sample (0, 1, ...).
+    group_names : tuple of str or None
+        One per natural client.
+    group_clusters : array or None
+        One per natural client.
+    test_groups : array or None
+        [N_test] natural clients of the official test set, where it belongs to them.
+    times : array or None
+        [N]: held-out samples are then a client's latest, and equal times stay together.
+    normalise : tuple or None
+        (means, deviations), per channel or one for all: pixels in [0, 1] become (x - mean) / deviation, with constants
+        that are known beforehand.
+    standardise : str or None
+        Whose training rows the inputs are scaled with: "pooled", "client" or "cluster".
+    scaling : str
+        "z-score", "minmax" ([-1, 1]) or "unit" ([0, 1]).
+    validation_fraction : float
+        What `partition` uses by default.
+    notes : tuple of str
+        Caveats, licence and attribution: they go into every run.
+    meta : dict
+        Further facts for the federation's meta.
+    options : dict
+        What the data set was loaded with.
+    preparation : Preparation or None
+        How the cells of tables become inputs; x is then what its `codes` gives.
     """
 
     name: str
@@ -60,6 +86,7 @@ class Dataset:
     notes: tuple[str, ...] = ()
     meta: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    preparation: Preparation | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -79,26 +106,46 @@ class Dataset:
     ) -> Federation:
         """Divide the samples among clients.
 
-        how       a partitioner or its string form; default the natural clients, where there are any
-        clients   their number (not for natural clients)
-        seed      of the partition and of what is held out
-        test      "own": `test_fraction` of each client's own samples; an official test set is left unused
-                  "ratio": `test_samples` official test samples in the client's own class ratio, by largest remainder,
-                  without replacement within a client (clients may share them); where a class runs out, fewer and a note
-                  "ratio-floor": the same with every class's number rounded down, as FedSLR's released code does: fewer
-                  than `test_samples` (59 of 100 on average for CIFAR-100 dealt out IID to 100 clients)
-                  "given": the official test samples of the same natural client
-                  "merged": official training and test samples together are dealt out, then as "own" (PFLlib's protocol)
-                  "independent": the official test set dealt out by the same rule with other draws (FPFC's protocol)
-                  default: "given" for natural clients that have one, else "ratio" for classes with an official test
-                  set, else "own"
-        validation_fraction   share of each client's remaining training samples; default the data set's own, mostly 0
-        min_samples           least number of samples per client in an artificial partition
-        without               names of clients to leave out once the samples are dealt, before anything is computed from
-                              them; names that no client has say nothing
+        Parameters
+        ----------
+        how : Partitioner, str or None
+            A partitioner or its string form; None: the natural clients, where there are any.
+        clients : int or None
+            Their number (not for natural clients).
+        seed : int
+            Of the partition and of what is held out.
+        test : str or None
+            "own": `test_fraction` of each client's own samples; an official test set is left unused. "ratio":
+            `test_samples` official test samples in the client's own class ratio, by largest remainder, without
+            replacement within a client (clients may share them); where a class runs out, fewer and a note.
+            "ratio-floor": the same with every class's number rounded down, as FedSLR's released code does: fewer than
+            `test_samples` (59 of 100 on average for CIFAR-100 dealt out IID to 100 clients). "given": the official test
+            samples of the same natural client. "merged": official training and test samples together are dealt out,
+            then as "own" (PFLlib's protocol). "independent": the official test set dealt out by the same rule with
+            other draws (FPFC's protocol). None: "given" for natural clients that have one, else "ratio" for classes
+            with an official test set, else "own".
+        test_fraction : float
+            For "own" and "merged".
+        validation_fraction : float or None
+            Share of each client's remaining training samples; None: the data set's own, mostly 0.
+        test_samples : int
+            For "ratio" and "ratio-floor".
+        min_samples : int
+            Least number of samples per client in an artificial partition.
+        without : sequence of str
+            Names of clients to leave out once the samples are dealt, before anything is computed from them; names that
+            no client has say nothing.
 
-        The federation's meta holds `indices` (per client, the positions in x it was given, test samples of "merged"
-        counted on from the end of x) and `split_indices`. Raises DataError, one line, for what cannot be done.
+        Returns
+        -------
+        Federation
+            Its meta holds `indices` (per client, the positions in x it was given, test samples of "merged" counted on
+            from the end of x), `split_indices`, and of tables the `preparation` and the names of the `inputs`.
+
+        Raises
+        ------
+        DataError
+            In one line, what cannot be done.
         """
         if how is None:
             if self.groups is None:
@@ -143,6 +190,10 @@ class Dataset:
             "test": data._gather(held, dealt, official),
         }
         data._scale(parts, dealt, n)
+        prepared: dict[str, Any] = {}
+        if self.preparation is not None:
+            found, parts = self.preparation.fitted(parts, names)
+            prepared = {"preparation": found.dump(), "inputs": found.names}
         indices = {"train": train, "test": held} | ({} if validation is None else {"validation": validation})
         rule = {
             "own": f"own:{test_fraction:g}",
@@ -159,6 +210,7 @@ class Dataset:
             clusters=None if dealt.clusters is None else np.asarray(dealt.clusters, dtype=np.int64),
             meta={
                 **self.meta,
+                **prepared,
                 "dataset": self.name,
                 "options": dict(self.options),
                 "partition": str(how),

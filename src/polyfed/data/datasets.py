@@ -13,10 +13,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from polyfed.core import settings
-from polyfed.core.errors import DataError, PolyfedError
+from polyfed.core.columns import CLASSES, DEFAULTS, Columns
+from polyfed.core.errors import ConfigError, DataError, PolyfedError, closest
 from polyfed.data import prepare, readers, synthetic
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
+from polyfed.data.tables import load_tables
 from polyfed.data.tiny_imagenet import read_folder
 
 # the registry
@@ -38,43 +40,103 @@ def dataset(name: str) -> Callable[[Loader], Loader]:
 
 
 def names() -> tuple[str, ...]:
-    """The names that `load` knows."""
+    """The names that `load` knows.
+
+    Returns
+    -------
+    tuple of str
+        Sorted by their registration.
+    """
     return tuple(LOADERS.names())
 
 
 def about(name: str) -> str:
-    """What a named data set is: the docstring of its loader. Raises DataError for an unknown name."""
+    """What a named data set is: the docstring of its loader.
+
+    Parameters
+    ----------
+    name : str
+        The data set.
+
+    Returns
+    -------
+    str
+        One line, and more where there is more to say.
+
+    Raises
+    ------
+    DataError
+        The name is unknown.
+    """
     return inspect.getdoc(LOADERS.find(name)) or name
 
 
 def options(name: str) -> dict[str, Any]:
-    """The options of a named data set and their defaults."""
+    """The options of a named data set and their defaults.
+
+    Parameters
+    ----------
+    name : str
+        The data set.
+
+    Returns
+    -------
+    dict
+        Option -> default.
+
+    Raises
+    ------
+    DataError
+        The name is unknown.
+    """
     return {p.name: p.default for p in list(inspect.signature(LOADERS.find(name)).parameters.values())[1:]}
 
 
 def default_dir() -> Path:
-    """Where data files are looked for: $POLYFED_DATA, else .cache/polyfed in the home folder."""
+    """Where data files are looked for: $POLYFED_DATA, else .cache/polyfed in the home folder.
+
+    Returns
+    -------
+    Path
+        The folder, which need not exist.
+    """
     return Path(os.environ.get("POLYFED_DATA") or Path.home() / ".cache" / "polyfed")
 
 
 def load(
     name: str | Path, data_dir: str | Path | None = None, *, without: Sequence[str] = (), **options: Any
 ) -> Dataset:
-    """A data set by name, or the CSV and npz files of a folder (one client per file), or one such file.
+    """A data set by name, or the CSV or npz files of a folder (one client per file), or one such file.
 
-    name: one of `names()`, or a path     data_dir: where downloaded files lie (default `default_dir()`)
-    without: clients whose files of a folder are not opened; those of a named data set `Dataset.partition` leaves out
-    options: the data set's own, see `options(name)`; keys in kebab-case are accepted. For a path: target, task.
+    Parameters
+    ----------
+    name : str or Path
+        One of `names()`, or a path.
+    data_dir : str, Path or None
+        Where downloaded files lie; None: `default_dir()`.
+    without : sequence of str
+        Clients whose files of a folder are not opened; those of a named data set `Dataset.partition` leaves out.
+    **options
+        The data set's own, see `options(name)`; keys in kebab-case are accepted. For a path they are those of the table
+        [columns], such as target, task, drop, labels, categories, missing, standardise (see `polyfed config columns`).
 
-    Raises DataError, one line, for an unknown name or option, a missing folder and every malformed file.
+    Returns
+    -------
+    Dataset
+        To be divided by its `partition`; of CSV files, prepared there from training rows alone.
+
+    Raises
+    ------
+    DataError
+        An unknown name or option, a missing folder, a malformed file, columns that cannot be used.
+    ConfigError
+        A setting of the columns is wrong.
     """
     text = str(name)
-    if text in LOADERS:
-        loader = LOADERS[text]
-    elif isinstance(name, Path) or os.sep in text or "/" in text or os.path.exists(text):
-        loader = _folder(Path(text), without)
-    else:
-        loader = LOADERS.find(text)
+    if text not in LOADERS and (isinstance(name, Path) or os.sep in text or "/" in text or os.path.exists(text)):
+        columns = _columns(text, _snake(options), DataError)
+        return replace(_folder(Path(text), columns, without), options=columns.given)
+    loader = LOADERS.find(text)
     checked = _options(loader, options, text)
     loaded = loader(Path(data_dir) if data_dir is not None else default_dir(), **checked)
     return replace(loaded, options=checked)
@@ -82,52 +144,68 @@ def load(
 
 def check_options(name: str, options: Mapping[str, Any], refusal: type[PolyfedError] = DataError) -> None:
     """Raise `refusal` for the first option that a named data set, or a folder, does not take."""
-    _options(LOADERS[name] if name in LOADERS else _folder(Path(name)), options, name, refusal)
+    if name in LOADERS:
+        _options(LOADERS[name], options, name, refusal)
+    else:
+        _columns(name, _snake(options), refusal)
 
 
 def _options(
     loader: Loader, given: Mapping[str, Any], name: str, refusal: type[PolyfedError] = DataError
 ) -> dict[str, Any]:
-    snake = {key.replace("-", "_"): value for key, value in given.items()}
-    return settings.options(loader, snake, 1, "data.options.", name, refusal)
+    return settings.options(loader, _snake(given), 1, "data.options.", name, refusal)
 
 
-def _folder(path: Path, without: Sequence[str] = ()) -> Loader:
-    def files(
-        data_dir: Path,
-        target: str | None = None,
-        task: Literal["auto", "classification", "regression"] = "auto",
-        classes: Annotated[int, settings.Limits(ge=2, le=10**6)] | None = None,
-    ) -> Dataset:
-        """The CSV and npz files of a folder, one client each, or of one file."""
-        paths = [path] if path.is_file() else [p for p in readers.client_files(path) if p.stem not in without]
-        clients = readers.read_clients(paths, target=target, task=task, classes=classes)
-        tests = [c.test for c in clients if c.test is not None] or None
-        # from_arrays finds what is wrong with the values and names the client
-        checked = Federation.from_arrays(
-            [c.train for c in clients],
-            tests,
-            names=[c.name for c in clients],
-            classes=classes,
-            test_fraction=0.0,
-            task=task,
-        )
-        single = len(clients) == 1 and not without
-        return Dataset(
-            name=path.stem if path.is_file() else path.name,
-            x=checked.train.x.numpy(),
-            y=checked.train.y.numpy(),
-            x_test=None if tests is None else checked.test.x.numpy(),
-            y_test=None if tests is None else checked.test.y.numpy(),
-            classes=checked.classes,
-            notes=checked.notes,
-            meta={k: checked.meta[k] for k in ("labels",) if k in checked.meta},
-            groups=None if single else np.repeat(np.arange(checked.n), checked.train.counts),
-            group_names=None if single else checked.names,
-            test_groups=None if tests is None or single else np.repeat(np.arange(checked.n), checked.test.counts),
-        )
+def _snake(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.replace("-", "_"): value for key, value in given.items()}
 
-    return files
+
+def _columns(path: str | Path, given: Mapping[str, Any], refusal: type[PolyfedError]) -> Columns:
+    """The settings of `Columns` among a folder's options. Raises `refusal` for an unknown one, ConfigError else."""
+    known = list(DEFAULTS)
+    for key in given:
+        if key not in known:
+            raise refusal(
+                f"data.options.{key}: a folder has no such option{closest(key, known)}; known: {', '.join(known)}"
+            )
+    return Columns(**given)
+
+
+def _folder(path: Path, columns: Columns, without: Sequence[str] = ()) -> Dataset:
+    """The CSV or npz files of a folder, one client each, or of one file."""
+    there = [path] if path.is_file() else readers.client_files(path)
+    paths, single = [p for p in there if p.stem not in without], len(there) == 1
+    if all(p.suffix.lower() == ".csv" for p in paths):
+        return load_tables(paths, columns, single)
+    of_arrays = ("target", "task", "classes", "standardise")
+    if wrong := [key for key in columns.given if key not in of_arrays]:
+        raise ConfigError(f"columns.{wrong[0].replace('_', '-')}: {path} holds arrays; this is for CSV files alone")
+    task = "classification" if columns.task in CLASSES else columns.task
+    clients = readers.read_clients(paths, target=columns.target, task=task, classes=columns.classes)
+    tests = [c.test for c in clients if c.test is not None] or None
+    # from_arrays finds what is wrong with the values and names the client
+    checked = Federation.from_arrays(
+        [c.train for c in clients],
+        tests,
+        names=[c.name for c in clients],
+        classes=columns.classes,
+        test_fraction=0.0,
+        task=task,
+    )
+    return Dataset(
+        name=path.stem if path.is_file() else path.name,
+        x=checked.train.x.numpy(),
+        y=checked.train.y.numpy(),
+        x_test=None if tests is None else checked.test.x.numpy(),
+        y_test=None if tests is None else checked.test.y.numpy(),
+        classes=checked.classes,
+        notes=checked.notes,
+        standardise=None if columns.standardise == "none" else columns.standardise,
+        meta={k: checked.meta[k] for k in ("labels",) if k in checked.meta},
+        groups=None if single else np.repeat(np.arange(checked.n), checked.train.counts),
+        group_names=None if single else checked.names,
+        test_groups=None if tests is None or single else np.repeat(np.arange(checked.n), checked.test.counts),
+    )
 
 
 def _find(data_dir: Path, folders: Sequence[str], file: str, name: str) -> Path:

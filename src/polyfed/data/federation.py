@@ -238,7 +238,7 @@ class Federation:
             ],
             "clusters": None if self.clusters is None else [int(c) for c in self.clusters],
             "notes": list(self.notes),
-        }
+        } | {key: self.meta[key] for key in ("preparation",) if key in self.meta}
 
     def _labels(self) -> np.ndarray | None:
         """[n, classes] training samples per class, or None for regression."""
@@ -668,7 +668,7 @@ def _rows(split: Split, rows: list[np.ndarray]) -> Split:
     starts = split.offsets[:-1]
     index = torch.from_numpy(np.concatenate([a + r for a, r in zip(starts, rows, strict=True)]).astype(np.int64))
     offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])])
-    return Split(split.x.index_select(0, index), split.y.index_select(0, index), offsets)
+    return Split(split.x.index_select(0, index), split.y.index_select(0, index), offsets, split.unit)
 
 
 def _materialise(dataset: Any, name: str, split: str) -> Any:

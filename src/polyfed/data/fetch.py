@@ -55,11 +55,28 @@ def fetch(
 ) -> list[Path]:
     """Download a public data set into data_dir/<its folder>; files that are there already are kept.
 
-    name: mnist, fashion-mnist, cifar10 or cifar100     url: another place with the same files
-    verify: the MD5 of every file, new or already there, must be the published one
-    timeout: seconds without an answer
+    Parameters
+    ----------
+    name : str
+        mnist, fashion-mnist, cifar10 or cifar100.
+    data_dir : str, Path or None
+        Where to; None: `default_dir()`.
+    verify : bool
+        Whether the MD5 of every file, new or already there, must be the published one.
+    url : str or None
+        Another place with the same files.
+    timeout : float
+        Seconds without an answer.
 
-    Returns the files. Raises DataError: unknown name, no network, a checksum that differs.
+    Returns
+    -------
+    list of Path
+        The files.
+
+    Raises
+    ------
+    DataError
+        Unknown name, no network, or a checksum that differs.
     """
     if name not in HOMES:
         raise DataError(f"{name!r} cannot be fetched{closest(name, HOMES)}; known: {', '.join(HOMES)}")

@@ -24,9 +24,24 @@ from polyfed.data import prepare
 class Source:
     """What a partitioner may see of a data set.
 
-    size: samples     labels: [size] int64 in 0..classes-1; empty, with classes = 0, for regression
-    groups: [size] natural client of every sample, or None   group_names, group_clusters: per natural client
-    shape: of one input
+    Parameters
+    ----------
+    size : int
+        Number of samples.
+    labels : array
+        [size] int64 in 0..classes-1; empty, with classes = 0, for a regression.
+    classes : int
+        Number of classes.
+    groups : array or None
+        [size] natural client of every sample.
+    group_names : tuple of str or None
+        One per natural client.
+    group_clusters : array or None
+        One per natural client.
+    shape : tuple of int
+        Of one input.
+    name : str
+        Of the data set, for errors.
     """
 
     size: int
@@ -43,10 +58,20 @@ class Source:
 class Assignment:
     """Who gets what.
 
-    indices: n arrays of sample positions (ascending)      clusters: [n] int64 ground truth, or None
-    names: of natural clients, or None                     notes: caveats for the run
-    relabel: [n, classes] int64, label y of client i becomes relabel[i, y]; or None
-    turns: [n] int64, client i's images are turned by turns[i] times 90 degrees, counter-clockwise; or None
+    Parameters
+    ----------
+    indices : list of array
+        One per client: positions of its samples, ascending.
+    clusters : array or None
+        [n] int64 ground truth.
+    names : tuple of str or None
+        [n] of natural clients.
+    notes : tuple of str
+        Caveats for the run.
+    relabel : array or None
+        [n, classes] int64; label y of client i becomes relabel[i, y].
+    turns : array or None
+        [n] int64; client i's images are turned by turns[i] times 90 degrees, counter-clockwise.
     """
 
     indices: list[np.ndarray]
@@ -73,11 +98,28 @@ class Partitioner(Configured, ABC):
     needs_labels: ClassVar[bool] = False
 
     def assign(self, source: Source, clients: int | None, seed: int = 0, min_samples: int = 2) -> Assignment:
-        """Deal `source` out to `clients` clients, each of which gets at least `min_samples`.
+        """Deal the samples out. The result depends on the arguments only.
 
-        clients: None only for natural clients, which have their own number and sizes.
-        The result depends on the arguments only. Raises DataError, in one line, where that cannot be done: more
-        clients than samples / min_samples, class labels needed and not there, parameters that do not fit.
+        Parameters
+        ----------
+        source : Source
+            What is to be divided.
+        clients : int or None
+            Their number; None only for natural clients, which have their own number and sizes.
+        seed : int
+            Of the draws.
+        min_samples : int
+            That every client gets at least.
+
+        Returns
+        -------
+        Assignment
+            Who gets what.
+
+        Raises
+        ------
+        DataError
+            More clients than samples / min_samples, class labels needed and not there, or parameters that do not fit.
         """
         rng = prepare.keyed(seed, prepare.ASSIGN)
         if self.needs_labels and not source.classes:
@@ -178,11 +220,17 @@ class IID(Partitioner):
 class Dirichlet(Partitioner):
     """Per class, shares over the clients drawn from Dirichlet(alpha, ..., alpha); sizes come out unequal.
 
-    alpha > 0: small is skewed, large is IID. A client that comes out too small is topped up from the largest ones.
-    capped: class by class, whoever has size / clients samples already gets no more, which evens out the sizes.
-    least: draw again from scratch, instead of topping up, until every client has at least this many samples.
+    A client that comes out too small is topped up from the largest ones. The "practical" setting of PFLlib and FL-bench
+    is "dirichlet:0.1,capped=true,least=1"; at first PFLlib asked for 40.
 
-    The "practical" setting of PFLlib and FL-bench is "dirichlet:0.1,capped=true,least=1"; at first PFLlib asked for 40.
+    Parameters
+    ----------
+    alpha : float
+        Above 0: small is skewed, large is IID.
+    capped : bool
+        Class by class, whoever has size / clients samples already gets no more, which evens out the sizes.
+    least : int or None
+        Draw again from scratch, instead of topping up, until every client has at least this many samples.
     """
 
     alpha: float = setting(0.5, gt=0)
@@ -221,12 +269,19 @@ class Dirichlet(Partitioner):
 class DirichletPrior(Partitioner):
     """Every client draws its own class prior from Dirichlet(alpha); all sizes are equal (they differ by at most one).
 
-    alpha > 0. Samples are dealt one at a time to clients in random order, the class drawn from the client's prior; a
-    class that has run out is redrawn from the prior over the classes that are left, so this is a true partition.
-    restart: the released code of FedSLR instead starts an exhausted class again from the top, so that some samples
-    are used twice and some not at all: at alpha = 0.1 and 100 clients 8.4 % (10 classes) or 12 % (100) on average.
-    samples: per client; default all of them, shared equally. Fewer leaves the rest unused.
-    After Hsu, Qi and Brown (2019); used by FedDyn and FedSLR (arXiv 2302.11051, section 6).
+    Samples are dealt one at a time to clients in random order, the class drawn from the client's prior; a class that
+    has run out is redrawn from the prior over the classes that are left, so this is a true partition. After Hsu, Qi and
+    Brown (2019); used by FedDyn and FedSLR (arXiv 2302.11051, section 6).
+
+    Parameters
+    ----------
+    alpha : float
+        Above 0: small is skewed, large is IID.
+    samples : int or None
+        Per client; None: all of them, shared equally. Fewer leaves the rest unused.
+    restart : bool
+        As the released code of FedSLR: an exhausted class starts again from the top, so that some samples are used
+        twice and some not at all; at alpha = 0.1 and 100 clients 8.4 % (10 classes) or 12 % (100) on average.
     """
 
     alpha: float = setting(0.5, gt=0)
@@ -276,17 +331,21 @@ def _ladder(prior: np.ndarray, available: np.ndarray, left: np.ndarray) -> np.nd
 
 @dataclass(frozen=True)
 class Pathological(Partitioner):
-    """Every client holds exactly `classes_per_client` classes.
+    """Every client holds exactly `classes_per_client` classes. After McMahan et al. (2017).
 
     The classes are dealt round and round in runs of that length, neighbouring clients sharing a run; each class is
     divided among its holders. When the runs do not overlap (the length divides the number of classes), they are the
-    ground-truth clusters. After McMahan et al. (2017).
+    ground-truth clusters. PFLlib's "pathological" setting is "pathological:2,sizes=rest,order=label".
 
-    sizes: "equal"; "random": in the ratio of draws from 0.1 to 1; or "rest": each holder but the last gets 0.1 to 1
-        times the equal share, the last one all that is left
-    order: of the classes, "random" or "label"
-
-    PFLlib's "pathological" setting is "pathological:2,sizes=rest,order=label".
+    Parameters
+    ----------
+    classes_per_client : int
+        At least 1.
+    sizes : str
+        "equal"; "random": in the ratio of draws from 0.1 to 1; or "rest": each holder but the last gets 0.1 to 1 times
+        the equal share, the last one all that is left.
+    order : str
+        Of the classes: "random" or "label".
     """
 
     classes_per_client: int = setting(2, ge=1)
@@ -335,6 +394,11 @@ class Shards(Partitioner):
     """Samples sorted by label, cut into clients * per_client shards, dealt out at random: McMahan et al. (2017).
 
     A client sees about `per_client` classes, not exactly (a shard may span two). Shards differ by at most one sample.
+
+    Parameters
+    ----------
+    per_client : int
+        Shards of each client, at least 1.
     """
 
     per_client: int = setting(2, ge=1)
@@ -353,7 +417,15 @@ class Shards(Partitioner):
 
 @dataclass(frozen=True)
 class QuantitySkew(Partitioner):
-    """IID contents, unequal sizes: shares from Dirichlet(alpha), or log-normal with deviation `sigma` if given."""
+    """IID contents, unequal sizes.
+
+    Parameters
+    ----------
+    alpha : float
+        Shares are drawn from Dirichlet(alpha, ..., alpha).
+    sigma : float or None
+        If given, shares are log-normal with this deviation of the logarithm instead.
+    """
 
     alpha: float = setting(0.5, gt=0)
     sigma: float | None = setting(None, gt=0)
@@ -438,7 +510,16 @@ class LabelSwap(Composed):
     """Clients in cluster p exchange two labels, in training and test samples alike.
 
     By default cluster p exchanges p and C-2-p: with ten classes 0/8, 1/7, 2/6, 3/5, the four clusters of FPFC's MNIST
-    experiment (arXiv 2211.04218). pairs: other exchanges, one per cluster: ((0, 1), (2, 3)).
+    experiment (arXiv 2211.04218).
+
+    Parameters
+    ----------
+    base : Partitioner
+        Deals the samples out; its string form will do.
+    clusters : int
+        Their number, in contiguous blocks of clients.
+    pairs : tuple of (int, int) or None
+        Other exchanges, one per cluster: ((0, 1), (2, 3)).
     """
 
     clusters: int = setting(4, ge=1)
@@ -468,7 +549,14 @@ class LabelSwap(Composed):
 class Rotation(Composed):
     """Clients in cluster c see their images turned by degrees[c], counter-clockwise, in training and test alike.
 
-    degrees: multiples of 90; quarter turns need square images. The rotated MNIST of IFCA (Ghosh et al., 2020).
+    The rotated MNIST of IFCA (Ghosh et al., 2020).
+
+    Parameters
+    ----------
+    base : Partitioner
+        Deals the samples out; its string form will do.
+    degrees : tuple of int
+        One per cluster, multiples of 90; quarter turns need square images.
     """
 
     degrees: tuple[int, ...] = (0, 90, 180, 270)
@@ -499,7 +587,21 @@ def parse(text: str) -> Partitioner:
 
     "iid", "dirichlet:0.5", "dirichlet-prior:0.1,restart=true", "pathological:2", "shards:2", "quantity:sigma=1.0",
     "natural", "dirichlet:1.0+label-swap:4", "iid+rotation:0/90/180/270", "iid+label-swap:pairs=0-1/2-3".
-    Raises DataError, naming the closest known word, for anything else.
+
+    Parameters
+    ----------
+    text : str
+        The string form; `str(partitioner)` writes it.
+
+    Returns
+    -------
+    Partitioner
+        What it names.
+
+    Raises
+    ------
+    DataError
+        It names none, with the closest known word.
     """
     result: Partitioner | None = None
     for step in _steps(str(text)):

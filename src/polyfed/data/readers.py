@@ -149,17 +149,39 @@ def read_csv(path: str | Path) -> tuple[list[str], np.ndarray, list[bool]]:
     The third is true for columns whose cells are all written as integers. Raises DataError for a missing header, a
     line with another number of cells, and a cell that is not a finite number, with file, line and column.
     """
+    header, rows, _ = read_cells(path)
+    if not rows:
+        return header, np.zeros((0, len(header))), [False] * len(header)
+    values = np.empty((len(rows), len(header)))
+    for i, (k, row) in enumerate(rows):
+        numbers = [number(cell) for cell in row]
+        if None in numbers:
+            bad = numbers.index(None)
+            raise DataError(f"{path}, line {k}, column {header[bad]!r}: found {row[bad][:40]!r}, expected a number")
+        values[i] = numbers
+    whole = [all(_is_integer(row[c]) for _, row in rows) for c in range(len(header))]
+    return header, values, whole
+
+
+def read_cells(path: str | Path, delimiters: str = ",") -> tuple[list[str], list[tuple[int, list[str]]], str]:
+    """A table with one header line, as text: (column names, [(line number, cells)], what parts the cells).
+
+    delimiters: of these the one that the first line has most of. Raises DataError for a missing header, a column
+    without a name, two of one name, and a line with another number of cells.
+    """
     try:
-        reader = csv.reader(io.StringIO(read_bytes(path).decode("utf-8-sig"), newline=""), strict=True)
+        text = read_bytes(path).decode("utf-8-sig")
+        delimiter = max(delimiters, key=text.partition("\n")[0].count)
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
         rows = [(reader.line_num, row) for row in reader if row]
     except UnicodeDecodeError:
-        raise DataError(f"{path}: not a text file in UTF-8") from None
+        raise DataError(f"{path}: not a text file in UTF-8; save it as one (in Excel: CSV UTF-8)") from None
     except csv.Error as e:
         raise DataError(f"{path}: not a readable CSV file ({_line(e)})") from None
     if not rows:
         raise DataError(f"{path}: the file is empty")
     header = [name.strip() for name in rows[0][1]]
-    if all(_number(cell) is not None for cell in header):
+    if all(number(cell) is not None for cell in header):
         raise DataError(f"{path}: found numbers in the first line, expected a header line with column names")
     if "" in header:
         raise DataError(
@@ -169,19 +191,10 @@ def read_csv(path: str | Path) -> tuple[list[str], np.ndarray, list[bool]]:
     if len(set(header)) < len(header):
         twice = next(name for i, name in enumerate(header) if name in header[:i])
         raise DataError(f"{path}: two columns are called {twice!r}")
-    if len(rows) == 1:
-        return header, np.zeros((0, len(header))), [False] * len(header)
-    values = np.empty((len(rows) - 1, len(header)))
-    for i, (k, row) in enumerate(rows[1:]):
+    for k, row in rows[1:]:
         if len(row) != len(header):
             raise DataError(f"{path}, line {k}: found {len(row)} cells, expected {len(header)} as in the header")
-        numbers = [_number(cell) for cell in row]
-        if None in numbers:
-            bad = numbers.index(None)
-            raise DataError(f"{path}, line {k}, column {header[bad]!r}: found {row[bad][:40]!r}, expected a number")
-        values[i] = numbers
-    whole = [all(_is_integer(row[c]) for _, row in rows[1:]) for c in range(len(header))]
-    return header, values, whole
+    return header, rows[1:], delimiter
 
 
 def images(x: np.ndarray) -> np.ndarray:
@@ -282,7 +295,7 @@ def _differ(a: list[str], b: list[str]) -> str:
     return f"column {k + 1} is {a[k]!r} against {b[k]!r}"
 
 
-def _number(cell: str) -> float | None:
+def number(cell: str) -> float | None:
     """The number that a cell holds; Python's own 1_000 is none."""
     try:
         return float(cell) if "_" not in cell else None

@@ -48,11 +48,26 @@ def fpfc(scenario: str = "s1", seed: int = 0, features: str = "uniform", scale: 
     cluster W [10, 60], then b [10], normal around that mean; per client the features, then noise N(0, 0.5^2) on the
     logits; y is the largest logit. W, b and the noise are rounded to float32, as there.
 
-    scenario: "s1" 4 clusters of 25 clients; "s2" 10, 40, 10, 40; "s3" two of 50; "s4" one of 50; "s5" 50 of one
-    features: "uniform" in [0, 1), which the released code and the paper's tables use; "normal", the paper's text
-    scale: "small" has fewer clients (20, 20, 16, 12, 12) of at most 1500 samples
+    Parameters
+    ----------
+    scenario : str
+        "s1" 4 clusters of 25 clients; "s2" 10, 40, 10, 40; "s3" two of 50; "s4" one of 50; "s5" 50 of one.
+    seed : int
+        Below 2^32.
+    features : str
+        "uniform" in [0, 1), which the released code and the paper's tables use; "normal", the paper's text.
+    scale : str
+        "full"; "small" has fewer clients (20, 20, 16, 12, 12) of at most 1500 samples.
 
-    Raises DataError for another scenario, features or scale.
+    Returns
+    -------
+    FPFCData
+        Samples, clusters and the true models.
+
+    Raises
+    ------
+    DataError
+        Another scenario, features or scale.
     """
     for value, allowed, what in (
         (scenario, tuple(FPFC_SCENARIOS), "scenario"),
@@ -103,11 +118,35 @@ def least_squares(
     w_i = w_0 + heterogeneity * N(0, I), w_0 ~ N(0, I); x_ij ~ N(0, I), its columns times exp(curvature * N(0, I)) per
     client; y_ij = x_ij . w_i + noise * N(0, 1).
 
-    samples: training samples per client, one number or one per client
-    test_fraction: extra test samples per client, as a share of its training samples
+    Parameters
+    ----------
+    clients : int
+        Their number n.
+    samples : int or sequence of int
+        Training samples per client, one number or one per client.
+    dim : int
+        Width of an input.
+    heterogeneity : float
+        Of the true models, at least 0.
+    seed : int
+        Of the draws.
+    noise : float
+        Deviation of the targets, at least 0.
+    curvature : float
+        How far the clients' inputs are stretched, at least 0.
+    test_fraction : float
+        Extra test samples per client, as a share of its training samples.
 
-    meta: optimum [dim], the minimiser of (1/n) sum_i f_i; local_optima [n, dim], of each f_i (least norm);
-    weights [n, dim], the w_i. Raises DataError for sizes below 1 or a negative spread.
+    Returns
+    -------
+    Federation
+        meta: optimum [dim], the minimiser of (1/n) sum_i f_i; local_optima [n, dim], of each f_i (least norm); weights
+        [n, dim], the w_i.
+
+    Raises
+    ------
+    DataError
+        Sizes below 1, or a negative spread.
     """
     sizes = _sizes(samples, clients)
     _check(clients=clients, dim=dim)
@@ -132,10 +171,24 @@ def least_squares(
 def diagonal_quadratics(curvatures: np.ndarray, centres: np.ndarray) -> Federation:
     """f_i(w) = 1/2 sum_k h_ik (w_k - c_ik)^2 as linear regression: one sample per coordinate, float64.
 
-    curvatures h: [n, d] of 0 or more, the eigenvalues of client i's Hessian    centres c: [n, d], its minimiser
     Sample k of client i has input sqrt(d h_ik / 2) e_k and target sqrt(d h_ik / 2) c_ik: f_i is the mean squared error.
 
-    meta: optimum [d] = sum_i h_i c_i / sum_i h_i; curvatures; centres. Raises DataError for shapes that differ.
+    Parameters
+    ----------
+    curvatures : array
+        [n, d] h, of 0 or more: the eigenvalues of client i's Hessian.
+    centres : array
+        [n, d] c: its minimiser.
+
+    Returns
+    -------
+    Federation
+        meta: optimum [d], curvatures, centres.
+
+    Raises
+    ------
+    DataError
+        The shapes differ, or a curvature is negative.
     """
     return _quadratics("quadratics", None, curvatures, centres)
 
@@ -155,7 +208,30 @@ def heterogeneous_quadratics(
     """Diagonal quadratics whose curvatures differ between clients: h_ik uniform in [mu, L], c_ik in [-spread, spread].
 
     Every client has coordinates of curvature exactly mu and exactly L (dim >= 2), so f_i is L-smooth and mu-strongly
-    convex and no better. meta as `diagonal_quadratics`. Raises DataError unless 0 < mu <= L.
+    convex and no better.
+
+    Parameters
+    ----------
+    clients : int
+        Their number.
+    dim : int
+        Number of coordinates.
+    mu, L : float
+        Least and largest curvature, 0 < mu <= L.
+    spread : float
+        Of the minimisers.
+    seed : int
+        Of the draws.
+
+    Returns
+    -------
+    Federation
+        meta as of `diagonal_quadratics`.
+
+    Raises
+    ------
+    DataError
+        Unless 0 < mu <= L.
     """
     _check(clients=clients, dim=dim)
     if not 0 < mu <= L:
@@ -174,7 +250,29 @@ def fedcet_quadratics(clients: int = 10, measurements: int = 10, dim: int = 60, 
 
     b_ij uniform in [-10, 10]^dim; M_i = I, r_i = 1. The gradient is 4 x - 2 mean_j b_ij, so mu = L = 4 and the optimum
     is mean_i mean_j b_ij / 2. The federation holds 2 ||x - mean_j b_ij / 2||^2, of the same gradient, as
-    `diagonal_quadratics`. meta: also measurements [n, n_i, dim] (the b_ij) and constant [n], what f_i has beyond that.
+    `diagonal_quadratics`.
+
+    Parameters
+    ----------
+    clients : int
+        Their number n.
+    measurements : int
+        Of each client, n_i.
+    dim : int
+        Width of a measurement.
+    seed : int
+        Of the draws.
+
+    Returns
+    -------
+    Federation
+        meta as of `diagonal_quadratics`, and measurements [n, n_i, dim], the b_ij; constant [n], what f_i has beyond
+        that.
+
+    Raises
+    ------
+    DataError
+        A size below 1.
     """
     _check(clients=clients, measurements=measurements, dim=dim)
     b = prepare.keyed(seed, 23).uniform(-10, 10, (clients, measurements, dim))

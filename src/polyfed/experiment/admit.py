@@ -3,6 +3,7 @@ compared with what it reaches alone.
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,8 +27,11 @@ from polyfed.core.schedule import Uniform
 from polyfed.core.settings import is_whole
 from polyfed.core.split import Split
 from polyfed.core.task import Task
+from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
+from polyfed.data.preparation import Preparation
 from polyfed.data.readers import client_files
+from polyfed.data.sheets import read
 from polyfed.engines.local import LocalEngine, here, make_plan
 from polyfed.experiment.run import Run, position
 
@@ -242,6 +246,8 @@ def newcomers(run: Run, data: str | Path, target: str | None = None) -> Federati
     place, of, old = Path(data), run.settings["data"], run.outline
     if not place.exists():
         raise DataError(f"{place}: no such file or folder")
+    if "preparation" in old.meta:
+        return _prepared(run, client_files(place) if place.is_dir() else [place], target)
     found = Federation.from_files(
         client_files(place) if place.is_dir() else [place],
         target or of.get("options", {}).get("target"),
@@ -250,6 +256,25 @@ def newcomers(run: Run, data: str | Path, target: str | None = None) -> Federati
         test_fraction=of.get("test-fraction", 0.2),
         seed=run.settings["seed"],
     )
+    fits(old, found)
+    return found
+
+
+def _prepared(run: Run, paths: Sequence[Path], target: str | None) -> Federation:
+    """New clients from CSV files, their columns prepared as the run's were; what is each client's own is learnt."""
+    of, old = run.settings["data"], run.outline
+    known = Preparation.read(old.meta["preparation"], str(run.place()))
+    sheets = [read(path) for path in paths]
+    data = Dataset(
+        "newcomers",
+        np.concatenate([known.codes(sheet) for sheet in sheets]),
+        np.concatenate([known.targets(sheet, target) for sheet in sheets]),
+        classes=old.classes,
+        groups=np.repeat(np.arange(len(sheets)), [len(sheet.lines) for sheet in sheets]),
+        group_names=tuple(sheet.name for sheet in sheets),
+        preparation=known,
+    )
+    found = data.partition(seed=run.settings["seed"], test_fraction=of.get("test-fraction", 0.2))
     fits(old, found)
     return found
 

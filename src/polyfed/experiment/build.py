@@ -12,7 +12,7 @@ from torch import nn
 from polyfed.core.augment import augmentation
 from polyfed.core.errors import ConfigError, DataError, closest
 from polyfed.data.dataset import Dataset
-from polyfed.data.datasets import check_options, load, names
+from polyfed.data.datasets import check_options, load, names, options
 from polyfed.data.federation import Federation
 from polyfed.data.partition import parse
 from polyfed.experiment.config import Experiment, Method, Model, Settings, delays_at, model_table
@@ -40,7 +40,18 @@ class Parts:
             known = f"known: {', '.join(names())}, or a folder"
             raise ConfigError(f"data.name: unknown data set {d.name!r}{closest(d.name, names())}; {known}")
         check_options(d.name, d.options, ConfigError)
-        return load(d.name, d.dir, without=d.without or (), **d.options)
+        columns = self._asked.columns.given
+        if columns and d.name in names():
+            key = next(iter(columns)).replace("_", "-")
+            own = f"; set data.options.{key}" if key in options(d.name) else ""
+            raise ConfigError(f"columns.{key}: for folders of CSV files; {d.name} knows its columns{own}")
+        found = load(d.name, d.dir, without=d.without or (), **{**d.options, **columns})
+        if found.preparation is not None and found.preparation.survival:
+            raise ConfigError(
+                "columns.task: found survival, expected classes or regression; a Cox model is fitted by "
+                f"polyfed regress {d.name} --model cox --time {columns['time']} --event {columns['event']}"
+            )
+        return found
 
     def federation(self, seed: int) -> Federation:
         """The federation of one seed: the same for every method."""
@@ -128,6 +139,7 @@ class Parts:
         """What config.toml says beyond what `fit` knows."""
         e = self.experiment
         tables = {"data": e.data.dump(), "model": model_table(e.model), "algorithm": method.table()}
+        tables |= {"columns": found} if (found := e.columns.dump()) else {}
         return tables | {"portable": e.settings.portable or None}
 
 

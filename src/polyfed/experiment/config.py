@@ -22,11 +22,11 @@ from polyfed.core.algorithm import check as check_algorithm
 from polyfed.core.errors import ConfigError, closest
 from polyfed.core.settings import found, is_list, is_table, kebab, parse, plain, shown, value_of
 from polyfed.experiment.check import Where, read_table, table_of
-from polyfed.experiment.training import Data, Model, Settings
+from polyfed.experiment.training import Columns, Data, Model, Settings
 from polyfed.experiment.userfile import algorithms_of
 
 COMPARED = ("local", "fedavg", "ditto")  # what is compared when no method is named
-TABLES = ("data", "model", "algorithm", "algorithms")
+TABLES = ("data", "columns", "model", "algorithm", "algorithms")
 INFORMATION = ("plan", "versions")  # tables of a run's config.toml that decide nothing
 
 
@@ -82,6 +82,7 @@ class Experiment:
     model: Model
     methods: tuple[Method, ...]
     name: str
+    columns: Columns = dataclasses.field(default_factory=Columns)
 
     @property
     def seeds(self) -> list[int]:
@@ -96,6 +97,7 @@ class Experiment:
     def toml(self) -> dict[str, Any]:
         """The whole experiment as an experiment file."""
         tables = {"data": self.data.dump(), "model": model_table(self.model)}
+        tables |= {"columns": found} if (found := self.columns.dump()) else {}
         return self.settings.dump() | {"seeds": self.seeds} | tables | {"algorithms": [m.table() for m in self.methods]}
 
 
@@ -214,6 +216,7 @@ def resolve(
     data = read_table(Data, table_of(layers.get("data", {}), "data", where), where)
     if data.dir is not None:
         data = dataclasses.replace(data, dir=_absolute(data.dir))
+    columns = read_table(Columns, table_of(layers.get("columns", {}), "columns", where), where)
     model = model_of(table_of(layers.get("model", {}), "model", where), where)
     chosen = _chosen(layers, [method_of(text) for text in methods], over, where)
     for m in chosen:
@@ -222,7 +225,7 @@ def resolve(
         except ConfigError as e:
             raise where.said(e, "algorithm") from None
     name = file.stem if file is not None and file.stem not in ("config", "comparison") else Path(data.name).stem
-    return Experiment(settings, data, model, tuple(label(chosen)), name)
+    return Experiment(settings, data, model, tuple(label(chosen)), name, columns)
 
 
 def _own(table: Mapping[str, Any]) -> dict[str, Any]:

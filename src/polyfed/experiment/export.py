@@ -11,6 +11,7 @@ from torch import Tensor
 from polyfed.algorithms._shared.lowrank import places
 from polyfed.core.checkpoint import reason
 from polyfed.core.errors import ConfigError, PolyfedError, RunError, closest
+from polyfed.data.preparation import Preparation
 from polyfed.experiment.folder import client_model, safe
 from polyfed.experiment.run import Run
 from polyfed.models.factorised import as_weight, measure, pack
@@ -48,6 +49,9 @@ def export(run: Run, client: int | str, out: Path | None, factorised: bool = Fal
         "shared_by_all_clients": shared,
         "model": config.get("model", {}),
         "classes": federation.get("classes"),
+        "inputs": federation.get("inputs"),
+        "outputs": federation.get("outputs"),
+        "loss": config.get("loss"),
         "tensors": _shapes(named | fixed),
         "dtype": config.get("dtype"),
         "algorithm": config.get("algorithm", {}),
@@ -56,6 +60,9 @@ def export(run: Run, client: int | str, out: Path | None, factorised: bool = Fal
         "run": folder.resolve().name,
         "polyfed": config.get("versions", {}).get("polyfed"),
     }
+    if federation.get("preparation") is not None:
+        where = str(folder / "federation.json")
+        facts["preparation"] = Preparation.read(federation["preparation"], where).only(name).dump()
     tensors = _factors(run, named) if factorised else None
     if tensors is not None:
         layers = {

@@ -223,7 +223,7 @@ def scores(run: Run) -> dict[str, Tensor]:
     ids = np.arange(len(test.x)) if known is None else np.concatenate(known["test"])
     parts: dict[str, list[Tensor]] = {}
     for i, outputs in run.answers():
-        for name, values in task.terms(outputs, test.client(i)[1]).items():
+        for name, values in task.terms(outputs, test.client(i)[1], test.units([i])).items():
             lost = math.isnan(run.final["test"][name][i])  # an attacker's
             values = torch.full_like(values, math.nan) if lost else values
             parts.setdefault(name, []).append(values.cpu())

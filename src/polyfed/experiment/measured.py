@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingType
 from torch import Tensor
 
 from polyfed.algorithms.local import Local
-from polyfed.core.split import Split
+from polyfed.core.split import Split, restored
 from polyfed.data.federation import Federation
 from polyfed.experiment.run import Run, raw, splits
 from polyfed.yardsticks import PooledOracle, Yardstick
@@ -60,8 +60,9 @@ class Measured(Run):
             out=self.folder and self.folder / "training", resume=True, callbacks=[lambda _: None],
         )  # fmt: skip
         self.loop.t, self.seconds, w = run.rounds, run.seconds, run.personal[0]
+        unit = run.federation.train.units([0])
         return {
-            name: [task.outputs(w, x.to(task.device)).cpu() for x, _ in map(split.client, range(fed.n))]
+            name: [restored(task.outputs(w, x.to(task.device)).cpu(), unit) for x, _ in map(split.client, range(fed.n))]
             for name, split in splits(fed).items()
         }
 
@@ -70,7 +71,8 @@ class Measured(Run):
             return {m: np.full(self.federation.n, np.nan) for m in ("loss", *(str(m) for m in self.metrics))}
         split = splits(self.federation)[name]
         targets = [split.client(i)[1].cpu() for i in range(self.federation.n)]
-        return self.loop.task.judged(self.outputs[name], targets)
+        units = [split.units([i]) for i in range(self.federation.n)]
+        return self.loop.task.judged(self.outputs[name], targets, units)
 
     def answers(self, block: int = 0) -> Iterator[tuple[int, Tensor]]:
         task = self.loop.task
@@ -95,7 +97,9 @@ def together(federation: Federation) -> Federation:
     """One client that has everybody's samples."""
 
     def pooled(split: Split) -> Split:
-        return Split(split.x, split.y, np.array([0, len(split.x)]))
+        unit = split.unit  # of clients with units of their own, targets are trained on as they are
+        one = None if unit is None or not (unit == unit[:1]).all() else unit[:1]
+        return Split(split.x, split.y, np.array([0, len(split.x)]), one)
 
     validation = federation.validation
     return Federation(

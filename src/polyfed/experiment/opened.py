@@ -45,6 +45,7 @@ from polyfed.experiment.steps import local_steps_of
 from polyfed.experiment.training import Training
 from polyfed.experiment.userfile import algorithms_of
 from polyfed.experiment.watching import Callback
+from polyfed.experiment.weights import weights_of
 from polyfed.report import files as reading
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "validation", "test")
 NEEDED = ("seed", "dtype", "model", "data", "plan")  # keys of config.toml
-SAID = ("data", "model", "algorithm", "start", "portable")
+SAID = ("data", "columns", "model", "algorithm", "start", "portable")
 
 
 class Opened(Run):
@@ -155,6 +156,7 @@ class Opened(Run):
             parts["validation"] if parts["validation"].counts.any() else None,
             about["classes"],
             None if about.get("clusters") is None else np.array(about["clusters"]),
+            {key: about[key] for key in ("preparation",) if key in about},
         )
 
     # from the checkpoint
@@ -227,7 +229,8 @@ class Opened(Run):
             raise RunError(f"{self._at / 'config.toml'}: [plan] is not the plan of a run ({e})") from None
         device = pick_device("auto" if plan.device.startswith("cuda") else "cpu")
         assert t.loss is not None, "every run's config.toml has it"
-        task = t.task(self._module, t.loss, device, self._judges)
+        weights = weights_of(t.class_weights, t.loss, self._about)
+        task = t.task(self._module, t.loss, device, self._judges, weights)
         self._check_layout(task)
         steps = local_steps_of(t.local_steps, fed.names)
         work = Work(t.epochs, steps, t.batch_size, augmentation(t.augment, fed.input_shape))

@@ -16,6 +16,7 @@ from polyfed.core.errors import ConfigError, RunError, closest
 from polyfed.core.ledger import Ledger
 from polyfed.core.metric import Metric
 from polyfed.core.rounds import Loop
+from polyfed.core.split import restored
 from polyfed.core.typed import pieces, plain
 from polyfed.data.federation import Federation
 from polyfed.models.factorised import factorised as factorised_model
@@ -150,14 +151,15 @@ class Run:
         Returns
         -------
         iterator
-            Of (a client's position, outputs [b, ...]); clients without test samples are left out.
+            Of (a client's position, outputs [b, ...] in the targets' own units); clients without test samples are left
+            out.
         """
         loop, task = self.loop, self.loop.task
         test = self.federation.test.to(task.device, task.dtype)
         for ids in np.array_split(np.arange(loop.n), -(-loop.n * task.p * task.w0.element_size() // block)):
             for i, w in zip(ids, loop.personal(ids), strict=True):
                 if len(x := test.client(int(i))[0]):
-                    yield int(i), task.outputs(w, x)
+                    yield int(i), restored(task.outputs(w, x), test.units([int(i)]))
 
     @property
     def deploys(self) -> str:
@@ -387,6 +389,33 @@ class Run:
         from polyfed.experiment.export import export
 
         return export(self, client, None if out is None else Path(out), factorised)
+
+    def predict(self, client: int | str, rows: pd.DataFrame) -> pd.DataFrame:
+        """Answers of one client's model for new rows, as they are in a file: texts, gaps and all.
+
+        Parameters
+        ----------
+        client : int or str
+            Its position or name.
+        rows : DataFrame
+            [N] rows with the columns that the run was trained on, in any order; others are not used.
+
+        Returns
+        -------
+        DataFrame
+            [N]: row (from 1), prediction (a class, or a number in the unit of the target), and for classes one column
+            of probabilities each, such as probability_ill.
+
+        Raises
+        ------
+        DataError
+            A column is missing, or a cell is not what it was in training, as for training data.
+        ConfigError
+            There is no such client, or the run was not trained on CSV files.
+        """
+        from polyfed.experiment.predict import predictor
+
+        return predictor(self, client).predict(rows)
 
     def newcomers(self, data: str | Path, target: str | None = None) -> Federation:
         """Clients to `admit`, from a CSV or npz file each: one file, or a folder of them. Inputs are not rescaled.

@@ -41,6 +41,7 @@ from polyfed.experiment.steps import local_steps_of, recorded
 from polyfed.experiment.stop import interruptible
 from polyfed.experiment.training import Training
 from polyfed.experiment.watching import Callback, Progress
+from polyfed.experiment.weights import noted, weights_of
 from polyfed.threats import Attack, Forging
 from polyfed.yardsticks import Yardstick
 
@@ -224,7 +225,9 @@ def prepare(
     if t.attack is not None:
         attackers = _attackers(t.attack, t.seed, federation)
         federation = t.attack.poison(federation, t.seed)
-    task = t.task(model, loss, pick_device(t.device))
+    weights = weights_of(t.class_weights, loss, federation.describe()) if t.class_weights is not None else None
+    federation = federation if t.class_weights is None else noted(federation, t.class_weights)
+    task = t.task(model, loss, pick_device(t.device), class_weights=weights)
     check_algorithm(algorithm, task.dtype)
     if len(federation.train.x) == 0:
         raise ConfigError("federation: no client has a training sample")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
+from polyfed.core import columns
 from polyfed.core.errors import ConfigError, PolyfedError, closest
 from polyfed.core.settings import (
     COUNTED,
@@ -43,6 +44,8 @@ COUNT = Annotated[int, Limits(ge=1, le=COUNTED)]
 STEPS = Annotated[str, Words('an expression in the round k such as "ceil(k/20)" or "uniform(1, 10)"')]
 EACH = Annotated[Sequence[int], Words("a list with one number per client")]
 NAMED = Annotated[Mapping[str, int], Words("a table with one number per client")]
+WEIGHTS = Annotated[Sequence[float], Words("a list with one number per class")]
+BY_LABEL = Annotated[Mapping[str, float], Words("a table with one number per class")]
 FUNCTION = Annotated[Callable[..., Any], Words("a function")]
 BATCH = Annotated[int, Limits(ge=1, le=COUNTED), Words("an integer of at least 1, full")]
 SEEDS = 10_000
@@ -114,6 +117,11 @@ class Training(Table):
     )
     loss: Literal["cross-entropy", "mse"] | FUNCTION | None = setting(
         None, doc="The clients' loss. Default: cross-entropy for classes, mse for numbers."
+    )
+    class_weights: Literal["balanced"] | WEIGHTS | BY_LABEL | None = setting(
+        None,
+        doc="Factors on the loss of each class's samples: balanced, inversely to its share of all training rows; "
+        "one per class; or a table by label.",
     )
     metrics: JUDGES | Sequence[Any] | FUNCTION | None = setting(
         None, doc="What models are judged by, such as auc,brier; the first leads. Else accuracy, or rmse for numbers."
@@ -217,6 +225,9 @@ class Training(Table):
         for key, whose in (("momentum", "momentum"), ("beta1", "adam"), ("beta2", "adam"), ("eps", "adam")):
             fits = getattr(self, key) is None or self.optimizer.startswith(whose)
             self.require(fits, key, f"none with optimizer = {self.optimizer!r}, or optimizer = {whose!r}")
+        given: Any = self.class_weights
+        numbers: list[float] = list(given.values()) if is_mapping(given) else list(given) if is_list(given) else []
+        self.require(all(w > 0 for w in numbers), "class_weights", "positive numbers")
         self.require(not self.cosine or self.warmup < self.cosine, "cosine", f"more than warmup = {self.warmup}")
         self.require(not self.cosine or self.rounds <= self.cosine, "rounds", f"at most cosine = {self.cosine}")
         # the small languages are read once, so that what is wrong with them is said here
@@ -269,6 +280,7 @@ class Training(Table):
         loss: Loss,
         device: torch.device | str | None = None,
         metrics: Sequence[Metric] | None = None,
+        class_weights: Sequence[float] | None = None,
     ) -> Task:
         """The model and its loss, as these settings have them trained.
 
@@ -282,6 +294,8 @@ class Training(Table):
             Where to compute; None keeps the model's.
         metrics : sequence of Metric or None
             In the place of the settings' own.
+        class_weights : sequence of float or None
+            What the settings' own come to, one number per class.
 
         Returns
         -------
@@ -298,8 +312,9 @@ class Training(Table):
         inside = 0.0 if self.optimizer == "adamw" else self.weight_decay
         judges = metrics_of(self.metrics) if metrics is None else metrics
         return Task(
-            model, loss, weight_decay=inside, optimizer=optimizer, device=device, dtype=self.dtype, metrics=judges
-        )
+            model, loss, weight_decay=inside, optimizer=optimizer, device=device, dtype=self.dtype, metrics=judges,
+            class_weights=class_weights,
+        )  # fmt: skip
 
     def dump(self) -> dict[str, Any]:
         return {"batch-size": "full"} | super().dump()
@@ -375,6 +390,14 @@ class Data(Table):
     seed: SEED | None = setting(None, doc="Seed of the partition. Default: the run's.")
     without: WHO | None = setting(None, doc="Clients to leave out, by name: a federation that never had them.")
     options: Mapping[str, Any] = setting(factory=dict, doc="The data set's own options (see polyfed data list).")
+
+
+@dataclass(frozen=True)
+class Columns(columns.Columns, Table):
+    """[columns]: what the columns of CSV files are, and how they become inputs."""
+
+    def dump(self) -> dict[str, Any]:
+        return {kebab(key): plain(value) for key, value in self.given.items()}
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ class _Federation(_File):
     inputs: list[NonNegativeInt] | None = None
     outputs: NonNegativeInt | None = None
     clusters: list[int] | None = None
+    preparation: Table | None = None
     notes: list[str] = []
 
 

@@ -17,7 +17,6 @@ from polyfed.core.algorithm import State
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.randomness import client_keys, generator, priorities
 from polyfed.core.settings import Configured, Registry, setting
-from polyfed.core.split import Split
 
 if TYPE_CHECKING:
     from polyfed.data.federation import Federation
@@ -273,4 +272,4 @@ def flip_labels(federation: "Federation", attackers: np.ndarray, share: float = 
         rng = generator(seed, "flip labels", 0, int(client_keys([federation.names[i]])[0]))
         at = torch.as_tensor(a + rng.permutation(count)[: round(share * count)])
         y[at] = federation.classes - 1 - y[at]
-    return replace(federation, train=Split(train.x, y, train.offsets))
+    return replace(federation, train=replace(train, y=y))

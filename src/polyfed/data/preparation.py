@@ -1,0 +1,421 @@
+"""From a row as it is in a file to the inputs of a model, and from its outputs to an answer.
+
+Everything is learnt from training rows alone: of each client by itself, or of all clients by adding up what each one
+says (counts, sums, squares). What is learnt are plain numbers, kept as JSON in run folders and beside exported models.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from polyfed.core.columns import DEFAULTS
+from polyfed.core.errors import DataError, closest
+from polyfed.core.split import Split
+from polyfed.data.moments import median, moments
+from polyfed.data.sheets import Sheet, is_gap
+
+UNSEEN = -1  # the code of a value that no training part has
+ALL = ""  # whose statistics, where they are every client's
+
+
+@dataclass(frozen=True)
+class Input:
+    """A column that goes in. values: of a category; None: a number     gap: whether an input says that it is missing"""
+
+    name: str
+    values: tuple[str, ...] | None = None
+    gap: bool = False
+    declared: bool = False  # its values are the user's and not those that were found
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What numbers are filled, shifted and scaled with, one entry per column. target: shift and scale, or None."""
+
+    fill: list[float]
+    shift: list[float]
+    scale: list[float]
+    target: list[float] | None = None
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How rows become inputs, and outputs answers.
+
+    Parameters
+    ----------
+    inputs : tuple of Input
+        The columns that go in.
+    target : str
+        The column that is predicted.
+    labels : tuple of str or None
+        The classes in their order; None for a regression.
+    missing, unseen, standardise : str
+        As in `Columns`.
+    gaps : tuple of str
+        Further texts that stand for a missing value.
+    survival : bool
+        Whether the target is a time and an event.
+    sites : dict
+        Client -> Statistics; "" where all clients share them.
+    """
+
+    inputs: tuple[Input, ...]
+    target: str
+    labels: tuple[str, ...] | None = None
+    missing: str = DEFAULTS["missing"]
+    unseen: str = DEFAULTS["unseen"]
+    standardise: str = "pooled"
+    gaps: tuple[str, ...] = ()
+    survival: bool = False
+    sites: Mapping[str, Statistics] = field(default_factory=dict[str, Statistics])
+
+    @property
+    def names(self) -> list[str]:
+        """The model's inputs in their order: numbers, gaps, values of categories."""
+        categories = [f"{i.name}={v}" for i in self.inputs for v in i.values or ()]
+        numbers = [i.name for i in self.inputs if i.values is None]
+        return [*numbers, *(f"{i.name} missing" for i in self.inputs if i.gap), *categories]
+
+    def at(self, client: str) -> Statistics:
+        """The statistics that a client's rows are prepared with.
+
+        Parameters
+        ----------
+        client : str
+            Its name.
+
+        Returns
+        -------
+        Statistics
+            Its own, or those of all clients.
+
+        Raises
+        ------
+        DataError
+            Every client has its own, and this is none of them.
+        """
+        if ALL in self.sites:
+            return self.sites[ALL]
+        if client not in self.sites:
+            known = ", ".join(self.sites)
+            raise DataError(
+                f"client {client!r}: has no statistics of its own{closest(client, self.sites)}; has {known}"
+            )
+        return self.sites[client]
+
+    def only(self, client: str) -> "Preparation":
+        """The preparation of one client.
+
+        Parameters
+        ----------
+        client : str
+            Its name.
+
+        Returns
+        -------
+        Preparation
+            With the statistics of this client, or of all, alone.
+        """
+        return replace(self, sites={ALL if ALL in self.sites else client: self.at(client)})
+
+    # rows to inputs
+
+    def codes(self, sheet: Sheet) -> np.ndarray:
+        """The cells of a table as numbers.
+
+        Parameters
+        ----------
+        sheet : Sheet
+            The table; its columns may be in any order, and further ones are not used.
+
+        Returns
+        -------
+        array [N, columns]
+            float64: numbers, and the positions of values of categories; NaN for a gap, -1 for an unseen value.
+
+        Raises
+        ------
+        DataError
+            A column is missing, or a cell, named by file, line and column, is no number, a gap or unseen where these
+            are refused.
+        """
+        return np.stack([self._coded(sheet, i) for i in self.inputs], 1) if self.inputs else np.zeros((0, 0))
+
+    def _coded(self, sheet: Sheet, column: Input) -> np.ndarray:
+        name = column.name
+        if name not in sheet.columns:
+            near = closest(name, sheet.columns)
+            raise DataError(f"{sheet.where}: no column {name!r}{near}; it has {', '.join(sheet.columns)}")
+        cells, out = sheet.columns[name], np.full(len(sheet.lines), np.nan)
+        numbers = sheet.numbers(name) if column.values is None else ()
+        place = {value: k for k, value in enumerate(column.values or ())}
+        for k, cell in enumerate(cells):
+            if is_gap(cell, self.gaps):
+                if self.missing == "refuse":
+                    raise DataError(f'{sheet.at(k, name)}: found {cell!r}, a gap; missing = "median" fills gaps')
+            elif column.values is None:
+                if numbers[k] is None:
+                    raise DataError(f"{sheet.at(k, name)}: found {cell[:40]!r}, expected a number")
+                out[k] = numbers[k]
+            else:
+                out[k] = place.get(cell, UNSEEN)
+                if out[k] == UNSEEN and self.unseen == "refuse":
+                    known = ", ".join(column.values)
+                    near = closest(cell, column.values)
+                    raise DataError(f"{sheet.at(k, name)}: found {cell[:40]!r}{near}, expected one of {known}")
+        return out
+
+    def targets(self, sheet: Sheet, name: str | None = None) -> np.ndarray:
+        """The targets of a table.
+
+        Parameters
+        ----------
+        sheet : Sheet
+            The table.
+        name : str or None
+            The column that holds them; None: the one of the training.
+
+        Returns
+        -------
+        array [N]
+            int64 positions among the classes, or float64 numbers.
+
+        Raises
+        ------
+        DataError
+            The column is missing, or a cell, named by file, line and column, is neither a class nor a number.
+        """
+        name = name or self.target
+        if name not in sheet.columns:
+            raise DataError(f"{sheet.where}: no column {name!r}; it has {', '.join(sheet.columns)}")
+        numbers = sheet.numbers(name)
+        if self.labels is None:
+            found: list[Any] = numbers
+        else:
+            place = {label: k for k, label in enumerate(self.labels)}
+            cells = zip(sheet.columns[name], numbers, strict=True)
+            found = [place.get(cell, place.get(f"{v:g}" if v is not None else cell)) for cell, v in cells]
+        if None in found:
+            row = found.index(None)
+            expected = "a number" if self.labels is None else f"one of {', '.join(self.labels)}"
+            raise DataError(f"{sheet.at(row, name)}: found {sheet.columns[name][row][:40]!r}, expected {expected}")
+        return np.array(found, dtype=np.float64 if self.labels is None else np.int64)
+
+    def transform(self, codes: np.ndarray, client: str) -> np.ndarray:
+        """A client's rows as inputs, by a ColumnTransformer of scikit-learn.
+
+        Parameters
+        ----------
+        codes : array [N, columns]
+            As `codes` gives them.
+        client : str
+            Whose statistics are used.
+
+        Returns
+        -------
+        array [N, inputs]
+            float32, in the order of `names`.
+
+        Raises
+        ------
+        DataError
+            A number is beyond float32.
+        """
+        with np.errstate(over="ignore"):
+            out = np.asarray(self._transformer(self.at(client)).transform(codes), dtype=np.float32)
+        if not np.isfinite(out).all():
+            column = self.names[int(np.argwhere(~np.isfinite(out))[0, 1])]
+            raise DataError(
+                f"client {client!r}, column {column!r}: found numbers beyond 3.4e+38, the largest of float32"
+            )
+        return out
+
+    def _transformer(self, at: Statistics) -> Any:
+        """Declared and not learnt, so that it can be made again from numbers: it is fitted to a row without meaning."""
+        from sklearn.compose import ColumnTransformer
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
+
+        width = [len(i.values or ()) for i in self.inputs]
+        numbers = [k for k, i in enumerate(self.inputs) if i.values is None]
+        categories = [k for k in range(len(width)) if width[k]]
+        gaps = [k for k, i in enumerate(self.inputs) if i.gap]
+        values: Any = [np.arange(float(width[k])) for k in categories]
+        hot = OneHotEncoder(categories=values, handle_unknown="ignore", sparse_output=False)
+        steps = [
+            ("numbers", FunctionTransformer(partial(_scaled, at=at)), numbers),
+            ("gaps", FunctionTransformer(np.isnan), gaps),
+            ("categories", make_pipeline(FunctionTransformer(partial(np.nan_to_num, nan=UNSEEN)), hot), categories),
+        ]
+        return ColumnTransformer([s for s in steps if s[2]]).fit(np.zeros((1, len(self.inputs))))
+
+    # learning it
+
+    def fitted(self, parts: Mapping[str, Split | None], names: Sequence[str]) -> "tuple[Preparation, dict[str, Any]]":
+        """Learn from the training part, and prepare every part; what has been learnt before stays, for newcomers.
+
+        Parameters
+        ----------
+        parts : dict of Split
+            "train" and others, their inputs as `codes` gives them.
+        names : sequence of str
+            [n] the clients.
+
+        Returns
+        -------
+        tuple of Preparation and dict
+            What was learnt, and the parts with the inputs of the model.
+
+        Raises
+        ------
+        DataError
+            A part has a value that the training part has not, where that is refused.
+        """
+        train = parts["train"]
+        assert train is not None
+        x, n = train.x.numpy(), train.n
+        scaled = self.labels is None and self.standardise != "none" and train.y.dim() == 1  # so is the target
+        inputs, found = (self.inputs, None) if self.sites else self._seen(x)
+        sites = self.sites
+        if ALL not in sites:
+            numbers = [k for k, i in enumerate(self.inputs) if i.values is None]
+            rows = [x[a:b][:, numbers] for a, b in zip(train.offsets[:-1], train.offsets[1:], strict=True)]
+            ys = [train.client(i)[1].double().numpy()[:, None] for i in range(n)] if scaled else [None] * n
+            scopes = {ALL: range(n)} if self.standardise == "pooled" else {name: [i] for i, name in enumerate(names)}
+            sites = {
+                name: _statistics(
+                    [rows[i] for i in who], [y for i in who if (y := ys[i]) is not None], self.standardise
+                )
+                for name, who in scopes.items()
+            }
+        prepared = replace(self, inputs=inputs, sites=sites)
+        unit = torch.tensor([prepared.at(name).target for name in names], dtype=torch.float64) if scaled else None
+        done: dict[str, Any] = dict.fromkeys(parts)
+        for key, split in parts.items():
+            if split is not None:
+                done[key] = replace(split, x=prepared._applied(self, split, names, found), unit=unit)
+        return prepared, done
+
+    def _seen(self, x: np.ndarray) -> tuple[tuple[Input, ...], list[np.ndarray]]:
+        """The inputs with the values and gaps that training rows x: [N, columns] have; and new codes from old ones."""
+        inputs: list[Input] = []
+        recoded: list[np.ndarray] = []
+        for k, column in enumerate(self.inputs):
+            gap, values = bool(np.isnan(x[:, k]).any()), column.values or ()
+            kept = np.arange(len(values))
+            if not column.declared:
+                kept = np.unique(x[:, k][x[:, k] >= 0]).astype(int) if column.values is not None else kept
+            found = None if column.values is None else tuple(values[j] for j in kept)
+            inputs.append(replace(column, values=found, gap=gap))
+            new = np.full(len(values) + 1, UNSEEN, dtype=float)  # the last one is that of UNSEEN itself
+            new[kept] = np.arange(len(kept))
+            recoded.append(new)
+        return tuple(inputs), recoded
+
+    def _applied(
+        self, before: "Preparation", split: Split, names: Sequence[str], recoded: list[np.ndarray] | None
+    ) -> torch.Tensor:
+        """The inputs of a part whose codes are those of `before`."""
+        codes = split.x.numpy().copy()
+        for k, column in enumerate(self.inputs):
+            if column.values is not None and recoded is not None:
+                there = ~np.isnan(codes[:, k])
+                old = codes[there, k].astype(int)
+                codes[there, k] = recoded[k][old]
+                lost = np.flatnonzero(codes[:, k] == UNSEEN)
+                if len(lost) and self.unseen == "refuse":
+                    who = names[int(np.searchsorted(split.offsets, lost[0], side="right")) - 1]
+                    value = (before.inputs[k].values or ())[int(split.x[lost[0], k])]
+                    raise DataError(
+                        f"client {who!r}, column {column.name!r}: found {value!r}, which no training part has; declare "
+                        f'its values with categories, or set unseen = "zeros"'
+                    )
+        if ALL in self.sites:
+            return torch.from_numpy(self.transform(codes, ALL) if len(codes) else self._nothing())
+        cuts = zip(names, split.offsets[:-1], split.offsets[1:], strict=True)
+        some = [self.transform(codes[a:b], name) for name, a, b in cuts if b > a]
+        return torch.from_numpy(np.concatenate(some) if some else self._nothing())
+
+    def _nothing(self) -> np.ndarray:
+        return np.zeros((0, len(self.names)), dtype=np.float32)
+
+    # as JSON
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON holds it.
+
+        Returns
+        -------
+        dict
+            Strings, numbers, lists and None only.
+        """
+        found = {
+            k: getattr(self, k) for k in ("target", "labels", "missing", "unseen", "standardise", "gaps", "survival")
+        }
+        inputs = [
+            {"name": i.name, "values": None if i.values is None else list(i.values), "gap": i.gap} for i in self.inputs
+        ]
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
+        return plain | {"inputs": inputs, "sites": {name: vars(s) for name, s in self.sites.items()}}
+
+    @classmethod
+    def read(cls, found: Any, where: str) -> "Preparation":
+        """What `dump` gave.
+
+        Parameters
+        ----------
+        found : dict
+            From JSON.
+        where : str
+            The file, for errors.
+
+        Returns
+        -------
+        Preparation
+            The same.
+
+        Raises
+        ------
+        DataError
+            It is none.
+        """
+        try:
+            inputs = tuple(
+                Input(str(i["name"]), None if i["values"] is None else tuple(map(str, i["values"])), bool(i["gap"]))
+                for i in found["inputs"]
+            )
+            width = sum(i.values is None for i in inputs)
+            sites = {str(name): _numbers(s, width) for name, s in found["sites"].items()}
+            labels = None if found["labels"] is None else tuple(map(str, found["labels"]))
+            missing, unseen, standardise = (str(found[k]) for k in ("missing", "unseen", "standardise"))
+            gaps, survival = tuple(map(str, found["gaps"])), bool(found["survival"])
+            return cls(inputs, str(found["target"]), labels, missing, unseen, standardise, gaps, survival, sites)
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            raise DataError(f"{where}: its preparation is damaged ({type(e).__name__}: {e})") from None
+
+
+def _numbers(found: Mapping[str, Any], width: int) -> Statistics:
+    fill, shift, scale = ([float(v) for v in found[k]] for k in ("fill", "shift", "scale"))
+    if not len(fill) == len(shift) == len(scale) == width:
+        raise ValueError(f"expected {width} numbers per statistic")
+    target = found["target"]
+    return Statistics(fill, shift, scale, None if target is None else [float(target[0]), float(target[1])])
+
+
+def _scaled(x: np.ndarray, at: Statistics) -> np.ndarray:
+    return (np.where(np.isnan(x), at.fill, x) - at.shift) / at.scale
+
+
+def _statistics(rows: list[np.ndarray], targets: list[np.ndarray], standardise: str) -> Statistics:
+    """Medians, means and deviations of the rows [n_i, columns] of some clients, and of targets where there are any."""
+    fill = median(rows)
+    shift, scale = np.zeros(len(fill)), np.ones(len(fill))
+    if standardise != "none":
+        shift, scale = moments([np.where(np.isnan(x), fill, x) for x in rows])
+    target = [float(v[0]) for v in moments(targets)] if targets else None
+    return Statistics(fill.tolist(), shift.tolist(), scale.tolist(), target)

@@ -1,0 +1,266 @@
+"""A folder with one CSV file per site as a data set: which column is what, and what stands in the way, all at once."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from polyfed.core.columns import CLASSES, Columns
+from polyfed.core.errors import ConfigError, DataError, closest
+from polyfed.core.settings import is_mapping
+from polyfed.data.dataset import Dataset
+from polyfed.data.federation import Federation
+from polyfed.data.preparation import Input, Preparation
+from polyfed.data.sheets import USABLE, Column, Sheet, is_gap, read, survey
+
+POOLED = (
+    "{what} standardised with the pooled mean and variance of all clients' training rows: every client reveals its "
+    "sums to the others"
+)
+OWN = "{what} standardised by each client with the mean and variance of its own training rows"
+HINTS = {
+    "date": "dates; give days since an event, or years, as numbers",
+    "identifier": "texts that are all distinct, so they identify rows",
+    "text": "too many texts; name it in categories if it is one",
+    "mixed": "numbers and texts",
+}
+
+
+def load_tables(paths: Sequence[Path], columns: Columns, single: bool) -> Dataset:
+    """The files as a data set that `partition` prepares. single: one file, of no client in particular. Raises DataError, with all columns that cannot be used."""
+    sheets = [read(path) for path in paths]
+    found = survey(sheets, columns)
+    table = Table(sheets, found, columns)
+    if problems := table.problems():
+        raise DataError(f"{table.where}: {'; '.join(problems)}")
+    return table.dataset(single)
+
+
+class Table:
+    """The files of all sites, and what is to become of their columns.
+
+    columns: with the target named     found: what each column holds
+    """
+
+    advice = 'missing = "median" fills gaps'  # to those whose data have some
+
+    def __init__(self, sheets: Sequence[Sheet], found: Mapping[str, Column], columns: Columns):
+        self.sheets, self.found, self.columns = sheets, found, columns
+        self.where = str(Path(sheets[0].where).parent) if len(sheets) > 1 else sheets[0].where
+        left = [name for name in sheets[0].columns if name not in columns.drop]
+        self.outcome = columns.outcome or tuple(left[-1:])
+        for key in ("drop", "numbers", "categories", "target", "time", "event"):
+            value = getattr(columns, key)
+            for name in [value] if isinstance(value, str) else value or ():
+                if name not in found:
+                    known = f"{closest(name, found)}; the files have {', '.join(found)}"
+                    raise DataError(f"{self.where}: no column {name!r}, which columns.{key} names{known}")
+                if key != "drop" and name in columns.drop:
+                    raise ConfigError(f"columns.drop: found {name!r}, which columns.{key} names too")
+
+    @property
+    def inputs(self) -> list[Column]:
+        """The columns that go in, if nothing stands in the way."""
+        left = [c for c in self.found.values() if c.name not in self.columns.drop and c.name not in self.outcome]
+        return [c for c in left if c.kind not in ("constant", "empty")]
+
+    def becomes(self, column: Column) -> str:
+        """What becomes of a column, in a few words."""
+        if column.name in self.columns.drop:
+            return "left out, as asked"
+        if column.name in self.outcome:
+            return (
+                "target"
+                if self.columns.task != "survival"
+                else ("time" if self.columns.time == column.name else "event")
+            )
+        if column.lacking:
+            return f"refused: not in {', '.join(s.where for s in column.lacking[:3])}"
+        if column.kind in ("constant", "empty"):
+            return "left out: one value" if column.kind == "constant" else "left out: no value"
+        if column.kind not in USABLE:
+            return f"refused: {HINTS[column.kind]}"
+        gap = ", and one that says missing" if column.gaps else ""
+        if column.kind == "category":
+            return f"{len(column.values)} inputs, one per value{gap}"
+        return f"input{gap}"
+
+    def problems(self) -> list[str]:
+        """What stands in the way, a part of a line each."""
+        said = [line for name in self.outcome for line in self._of_target(self.found[name])]
+        said += [line for c in self.inputs for line in self._of_input(c)]
+        if drop := [c.name for c in self.inputs if c.kind not in USABLE]:
+            listed = ", ".join(f'"{name}"' for name in drop)
+            said.append(f"leave columns out with drop = [{listed}] in [columns], or --drop {','.join(drop)}")
+        if not self.inputs:
+            said.append("found no column to learn from, expected one or more beside the target")
+        return said
+
+    def _of_input(self, c: Column) -> Iterator[str]:
+        if c.lacking:
+            has = next(s for s in self.sheets if c.name in s.columns)
+            files = ", ".join(Path(s.where).name for s in c.lacking)
+            then = "add it there (empty cells are gaps), or drop it"
+            yield f"{files}: no column {c.name!r}, which {Path(has.where).name} has; {then}"
+        if c.kind not in USABLE:
+            odd = f" ({c.odd[1]!r} in {c.odd[0].partition(', column')[0]})" if c.odd is not None else ""
+            what, semicolon, then = HINTS[c.kind].partition(";")
+            yield f"column {c.name!r} holds {what}{odd}{semicolon and ','}{then}"
+        elif c.gaps and self.columns.missing == "refuse":
+            where, cell = self._first_gap(c)
+            yield f"{where}: found {cell!r}, a gap ({c.gaps} of {c.cells} cells); {self.advice}"
+
+    def _first_gap(self, c: Column) -> tuple[str, str]:
+        return next(
+            (sheet.at(row, c.name), cell)
+            for sheet in self.sheets
+            for row, cell in enumerate(sheet.columns.get(c.name, ()))
+            if is_gap(cell, self.columns.gaps)
+        )
+
+    def _of_target(self, c: Column) -> Iterator[str]:
+        """What is wrong with the column of the target, or of times or events."""
+        task, labels = self.columns.task, self.columns.labels
+        if c.lacking:
+            for sheet in c.lacking:
+                known = f"{closest(c.name, sheet.columns)}; it has {', '.join(sheet.columns)}"
+                yield f"{sheet.where}: no column {c.name!r}, the target{known}"
+        elif c.gaps:
+            where, cell = self._first_gap(c)
+            yield f"{where}: found {cell!r}, expected a target ({c.gaps} of {c.cells} rows have none; leave them out)"
+        elif labels is not None and c.name != self.columns.time:
+            for sheet in self.sheets:
+                for row, cell in enumerate(sheet.columns[c.name]):
+                    if cell not in labels:
+                        known = f"{closest(cell, labels)}, expected one of {', '.join(labels)}"
+                        yield f"{sheet.at(row, c.name)}: found {cell[:40]!r}{known}"
+                        return
+        elif task in ("regression", "survival") and c.odd is not None:
+            yield f"{c.odd[0]}: found {c.odd[1]!r}, expected a number"
+        elif task == "binary" and len(c.values) != 2:
+            yield f"target {c.name!r}: found {len(c.values)} different values ({c.shown}), expected two"
+        elif c.kind not in USABLE and c.kind != "constant" and task not in CLASSES:
+            hint = HINTS[c.kind].partition(";")[0]
+            yield f"target {c.name!r} holds {hint} ({c.shown}); name another column with --target, or state the task"
+
+    # as a data set
+
+    def preparation(self) -> Preparation:
+        """How rows become inputs, before anything is learnt."""
+        declared = self.columns.categories if is_mapping(self.columns.categories) else ()
+        inputs = tuple(
+            Input(c.name, c.values if c.kind == "category" else None, declared=c.name in declared) for c in self.inputs
+        )
+        standardise, c = self.columns.standardise or "pooled", self.columns
+        return Preparation(
+            inputs, ", ".join(self.outcome), None, c.missing, c.unseen, standardise, tuple(c.gaps), c.task == "survival"
+        )
+
+    def dataset(self, single: bool) -> Dataset:
+        """The data set. single: not one client for each file. Raises DataError for what is wrong with targets."""
+        blank, c = self.preparation(), self.columns
+        # values that differ from site to site are all known here; those of test rows alone are forgotten in `fitted`
+        codes = [blank.codes(sheet) for sheet in self.sheets]
+        ys, labels = self.targets()
+        task = (
+            "regression" if c.task in ("regression", "survival") else "auto" if c.task == "auto" else "classification"
+        )
+        names = [sheet.name for sheet in self.sheets]
+        if len(set(names)) < len(names):
+            raise DataError(f"{self.where}: two files are called {next(n for n in names if names.count(n) > 1)!r}")
+        checked = Federation.from_arrays(
+            [(np.nan_to_num(x, nan=0.0), y) for x, y in zip(codes, ys, strict=True)],
+            names=names, classes=len(labels) if labels else c.classes, test_fraction=0.0, task=task,
+        )  # fmt: skip
+        known = checked.meta.get("labels")
+        if labels is None and checked.classes is not None:
+            labels = [str(v) for v in known or range(checked.classes)]
+        prepared = blank if labels is None else Preparation(**{**vars(blank), "labels": tuple(labels)})
+        return Dataset(
+            name=Path(self.where).stem if single else Path(self.where).name,
+            x=np.concatenate(codes),
+            y=checked.train.y.numpy(),
+            classes=checked.classes,
+            notes=(*self.notes(prepared, checked.classes), *checked.notes),
+            meta={"columns": [i.name for i in prepared.inputs]} | ({"labels": known} if known else {}),
+            groups=None if single else np.repeat(np.arange(checked.n), checked.train.counts),
+            group_names=None if single else checked.names,
+            preparation=prepared,
+        )
+
+    def targets(self) -> tuple[list[np.ndarray], list[str] | None]:
+        """The targets of every site, and the classes where they are texts."""
+        c, columns = self.found[self.outcome[-1]], self.columns
+        if columns.task == "survival":
+            return [self._survival(sheet) for sheet in self.sheets], None
+        labels = columns.labels
+        numeric = c.range is not None and c.kind in ("number", "binary", "constant")
+        if labels is None and columns.task != "regression" and not numeric:
+            labels = list(c.values)
+        if labels is not None:
+            place = {label: k for k, label in enumerate(labels)}
+            return [np.array([place[cell] for cell in s.columns[c.name]], dtype=np.int64) for s in self.sheets], labels
+        values = [np.array(s.numbers(c.name), dtype=np.float64) for s in self.sheets]
+        whole = c.whole and columns.task != "regression" and all((abs(v) <= 2**53).all() for v in values)
+        return [v.astype(np.int64) if whole else v for v in values], None
+
+    def _survival(self, sheet: Sheet) -> np.ndarray:
+        assert self.columns.time is not None
+        assert self.columns.event is not None
+        time = np.array(sheet.numbers(self.columns.time), dtype=np.float64)
+        cells = sheet.columns[self.columns.event]
+        if self.columns.labels is not None:
+            event = np.array([self.columns.labels.index(cell) for cell in cells], dtype=np.float64)
+        else:
+            event = np.array(sheet.numbers(self.columns.event), dtype=np.float64)
+        for values, name, wrong, expected in (
+            (time, self.columns.time, time < 0, "a time of 0 or more"),
+            (event, self.columns.event, ~np.isin(event, (0, 1)), "1 (it happened) or 0 (censored)"),
+        ):
+            if wrong.any():
+                row = int(np.flatnonzero(wrong)[0])
+                raise DataError(f"{sheet.at(row, name)}: found {values[row]:g}, expected {expected}")
+        return np.stack([time, event], 1)
+
+    def notes(self, prepared: Preparation, classes: int | None) -> tuple[str, ...]:
+        """What was decided, for the report."""
+        c, said = self.columns, []
+        last = "" if c.outcome else " (the last column)"
+        what = "survival" if c.task == "survival" else "a regression" if classes is None else f"{classes} classes"
+        named = f": {', '.join(prepared.labels)}" if prepared.labels and len(prepared.labels) <= 10 else ""
+        said.append(f"target {prepared.target}{last}, {what}{named}")
+        gaps = {i.name: i.gaps for i in self.inputs if i.gaps}
+        if gaps:
+            cells = sum(i.cells for i in self.inputs)
+            whose = (
+                "all clients' training rows" if prepared.standardise == "pooled" else "the client's own training rows"
+            )
+            said.append(
+                f"{sum(gaps.values())} of {cells} cells are missing ({_few(gaps)}): numbers are filled with the median "
+                f"of {whose}, and an input says which were missing"
+            )
+        outs = [i.name for i in self.found.values() if i.kind in ("constant", "empty") and i.name not in self.outcome]
+        for names, why in (([n for n in outs if n not in c.drop], "with one value at most"), (c.drop, "as asked")):
+            if names:
+                said.append(f"left out {why}: {_few(names)}")
+        if any(i.values is not None for i in prepared.inputs):
+            then = "is refused" if c.unseen == "refuse" else "counts as none of the known ones"
+            said.append(f"a category that no training row has {then}")
+        if prepared.standardise != "none":
+            target = " and the target are" if classes is None and c.task != "survival" else " are"
+            said.append({"pooled": POOLED, "client": OWN}[prepared.standardise].format(what=f"inputs{target}"))
+        else:
+            said.append("inputs are not standardised")
+        for i in (*self.inputs, *(self.found[name] for name in self.outcome)):
+            folded = [v.casefold() for v in i.values] if i.kind == "category" else []
+            if len(set(folded)) < len(folded):
+                twice = [v for v in i.values if folded.count(v.casefold()) > 1]
+                said.append(f"values of {i.name} that differ in case alone are taken for different: {_few(twice)}")
+            if i.kind == "number" and i.whole and len(i.values) == i.cells - i.gaps > 30 and i.name not in self.outcome:
+                said.append(f"{i.name} holds a different whole number in every row: drop it if it numbers the rows")
+        return tuple(said)
+
+
+def _few(names: Sequence[str] | Mapping[str, int]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:6]) + (f" and {len(listed) - 6} more" if len(listed) > 6 else "")

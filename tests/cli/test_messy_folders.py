@@ -1,0 +1,198 @@
+"""Folders of CSV files as hospitals have them: from folder to report and prediction without Python, and what wrong
+folders are told.
+"""
+
+import json
+import shutil
+import tomllib
+
+import numpy as np
+import pandas as pd
+import pytest
+from messy import FOLDERS, clinic, costs, write
+
+import polyfed as pf
+from polyfed.cli import call
+
+SHORT = ("--rounds", 3, "--batch-size", "full", "--local-steps", 5, "--seeds", 1, "--quiet")
+
+
+def ran(cli, folder, *words):
+    said = cli("run", "--data", folder, "--algorithm", "fedavg", *SHORT, *words)
+    assert said.status == 0, said.err
+    return said
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_from_folder_to_report_and_prediction(cli, tmp_path, name):
+    words = FOLDERS[name](tmp_path / name)
+    assert cli("data", "inspect", name, *words).status == 0
+    said = ran(cli, name, *words, "--out", "run")
+    assert "standardised" in said.out
+    assert (tmp_path / "run" / "report.html").is_file()
+    clients = pd.read_csv(tmp_path / "run" / "clients.csv")
+    site = clients["client"][0]
+    assert cli("export", "run", "--client", site).status == 0
+    predicted = cli("predict", f"{site}.safetensors", f"{name}/{site}.csv", "--out", "p.csv")
+    assert predicted.status == 0, predicted.err
+    rows, raw = pd.read_csv(tmp_path / "p.csv"), pd.read_csv(tmp_path / name / f"{site}.csv")
+    assert len(rows) == len(raw)
+    held = json.loads((tmp_path / "run" / "federation.json").read_text())
+    # the rows that were held out get the score that the run reports for them
+    fed = pf.Run.open(tmp_path / "run").federation
+    target = held["preparation"]["target"]
+    at = np.asarray(fed.meta["split_indices"]["test"][0])
+    if held["classes"] is None:
+        gap = rows["prediction"].to_numpy() - raw[target].to_numpy()
+        assert np.sqrt((gap[at] ** 2).mean()) == pytest.approx(clients["test_rmse"][0], rel=1e-4)
+        assert gap.std() < raw[target].std()  # in the target's unit, and better than its mean
+    else:
+        right = rows["prediction"].astype(str) == raw[target].astype(str)
+        assert right[at].mean() == pytest.approx(clients["test_accuracy"][0], abs=1e-6)
+        probabilities = rows.filter(like="probability_").to_numpy()
+        assert probabilities.sum(1) == pytest.approx(1.0)
+        assert [f"probability_{v}" for v in held["preparation"]["labels"]] == [*rows.columns[2:]]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run on the first folder, which stays as it is."""
+    place = tmp_path_factory.mktemp("finished")
+    words = ["--data", place / "clinic", *clinic(place / "clinic"), "--out", place / "run", "--algorithm", "fedavg"]
+    assert call([str(w) for w in (*("run", *words), *SHORT, "--set", "class-weights={ill=2,well=1}")]) == 0
+    return place
+
+
+def test_an_exported_model_predicts_what_the_run_does(cli, finished, tmp_path):
+    raw = pd.read_csv(finished / "clinic" / "south.csv").drop(columns="outcome")
+    run = pf.Run.open(finished / "run")
+    path, _ = run.export("south", tmp_path / "south.safetensors")
+    found = pf.Predictor.open(path).predict(raw[raw.columns[::-1]])
+    pd.testing.assert_frame_equal(found, run.predict("south", raw))
+    said = cli("predict", finished / "run", finished / "clinic" / "south.csv", "--client", 1)
+    assert said.out.splitlines()[0] == ",".join(found.columns)
+    assert "are missing, filled with the training median" in said.err
+
+
+def test_the_settings_are_part_of_the_run(cli, finished, tmp_path):
+    shutil.copytree(finished / "run", tmp_path / "run")
+    config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert config["columns"] == {"target": "outcome"}
+    assert config["class-weights"] == {"ill": 2, "well": 1}
+    before = (tmp_path / "run" / "federation.json").read_bytes()
+    assert b"the loss weighs classes by" in before
+    assert cli("verify", "run").status == 0
+    assert cli("resume", "run", "--rounds", 4, "--quiet").status == 0
+    assert (tmp_path / "run" / "federation.json").read_bytes() == before
+
+
+def test_a_newcomer_brings_raw_rows(finished, tmp_path):
+    (tmp_path / "east.csv").write_bytes((finished / "clinic" / "west.csv").read_bytes())
+    run = pf.Run.open(finished / "run")
+    new, old = run.newcomers(tmp_path / "east.csv"), run.federation
+    both = [np.sort(np.concatenate([f.train.client(i)[0], f.test.client(i)[0]]), 0) for f, i in ((new, 0), (old, 2))]
+    assert both[0] == pytest.approx(both[1])
+    assert run.admit(new, exchanges=1).table["client"].tolist() == ["east", "east"]
+
+
+def test_what_data_inspect_says_of_columns(cli, tmp_path):
+    FOLDERS["admissions"](tmp_path / "a")
+    said = cli("data", "inspect", "a")
+    lines = [line.split() for line in said.out.splitlines() if line and not line[0].isspace()]
+    kinds = {line[0]: line[1] for line in lines if len(line) > 1}
+    assert kinds | {
+        "age": "number", "ward": "category", "sex": "category", "patient": "identifier", "admitted": "date",
+        "remark": "text", "study": "constant", "died": "binary",
+    } == kinds  # fmt: skip
+    assert said.status == 1
+    assert len(said.err.splitlines()) == 1
+    assert "drop = [" in said.err
+    assert "--drop patient,admitted,remark" in said.err
+
+
+ROWS = [{"age": str(30 + i), "ward": WARD, "y": str(i % 2)} for i, WARD in enumerate(["a", "b"] * 6)]
+
+
+def changed(**columns):
+    return [row | {k: v[i] if isinstance(v, list) else v for k, v in columns.items()} for i, row in enumerate(ROWS)]
+
+
+def without(name):
+    return [{k: v for k, v in row.items() if k != name} for row in ROWS]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "said"),
+    [
+        (without("age"), (), "two.csv: no column 'age', which one.csv has; add it there (empty cells are gaps), or"),
+        (changed(more=list("abc" * 4)), (), "one.csv: no column 'more', which two.csv has"),
+        (changed(age=["<5"] + ["7"] * 11), (), "'age' holds numbers and texts ('<5' in d/two.csv, line 2)"),
+        (changed(age="old"), (), "'age' holds numbers and texts ('old' in d/two.csv, line 2)"),
+        (changed(y=[""] + ["1"] * 11), (), "d/two.csv, line 2, column 'y': found '', expected a target (1 of 24 rows"),
+        (without("y"), (), "d/two.csv: no column 'y', the target; it has age, ward"),
+        (ROWS, ("--target", "wart"), "no column 'wart', which columns.target names (did you mean 'ward'?)"),
+        (ROWS, ("--drop", "war"), "no column 'war', which columns.drop names (did you mean 'ward'?)"),
+        (ROWS, ("--drop", "age,ward"), "found no column to learn from"),
+        (ROWS, ("--drop", "y", "--target", "y"), "columns.drop: found 'y', which columns.target names too"),
+        (ROWS, ("--set", "columns.missing=mean"), "columns.missing: found 'mean' (did you mean 'median'?), expected"),
+        (ROWS, ("--set", "columns.targets=y"), "columns.targets: unknown key (did you mean 'target'?)"),
+        (ROWS, ("--standardise", "pool"), "columns.standardise: found 'pool' (did you mean 'pooled'?), expected"),
+        (ROWS, ("--set", "columns.task=survival"), "columns.time: found None, expected a column, for task = survival"),
+        (ROWS, ("--set", 'columns.labels=["0","2"]'), "d/one.csv, line 3, column 'y': found '1', expected one of 0, 2"),
+        (ROWS, ("--set", 'columns.numbers=["ward"]'), "'ward' holds numbers and texts ('a' in d/one.csv, line 2)"),
+        (changed(y=[str(i % 3) for i in range(12)]), ("--set", "columns.task=binary"), "'y': found 3 different values"),
+        (changed(ward=["", *"ab" * 5, "a"]), ("--set", "columns.missing=refuse"),
+         "d/two.csv, line 2, column 'ward': found '', a gap (1 of 24 cells); missing = \"median\" fills gaps"),
+        (changed(y=[f"2021-01-{i + 1:02d}" for i in range(12)]), (), "target 'y' holds"),
+        (ROWS, ("--set", 'columns.categories={ward=["a"]}', "--set", "columns.unseen=refuse"),
+         "d/one.csv, line 3, column 'ward': found 'b', expected one of a"),
+    ],
+)  # fmt: skip
+def test_what_a_wrong_folder_is_told(cli, tmp_path, rows, words, said):
+    write(tmp_path / "d" / "one.csv", ROWS)
+    write(tmp_path / "d" / "two.csv", rows)
+    found = cli("data", "inspect", "d", *words)
+    assert found.status in (1, 2)
+    assert said in found.err
+    assert len(found.err.splitlines()) == 1
+
+
+def test_new_rows_are_read_as_training_rows_are(cli, tmp_path):
+    write(tmp_path / "d" / "one.csv", ROWS)
+    write(tmp_path / "d" / "two.csv", ROWS)
+    ran(cli, "d", "--out", "run")
+    for text, said in (
+        ("age,ward\n50,a\n", None),
+        ("ward,extra,age\na,9,50\n", None),
+        ("age\n50\n", "new.csv: no column 'ward'; it has age"),
+        ("age,ward\n50,a\nold,a\n", "new.csv, line 3, column 'age': found 'old', expected a number"),
+        ("age,ward\n", "new.csv: found a header and no rows"),
+    ):
+        (tmp_path / "new.csv").write_text(text)
+        found = cli("predict", "run", "new.csv", "--client", "one")
+        assert found.err.strip() == (f"polyfed: {said}" if said else "")
+        assert found.status == (1 if said else 0)
+
+
+def test_predict_refuses_what_it_cannot_prepare(cli, tmp_path, small):
+    assert cli("run", small, "--algorithm", "fedavg", "--out", "run", "--quiet").status == 0
+    (tmp_path / "new.csv").write_text("a\n1\n")
+    assert "not trained on CSV files" in cli("predict", "run", "new.csv", "--client", "va").err
+    assert cli("export", "run", "--client", "va").status == 0
+    assert "not trained on CSV files" in cli("predict", "va.safetensors", "new.csv").err
+    assert "no exported model" in cli("predict", "vb.safetensors", "new.csv").err
+    assert "--client: missing" in cli("predict", "run", "new.csv").err
+    assert "know" in cli("run", small, "--target", "num").err
+
+
+def test_a_semicolon_file_with_both_points_and_commas_is_refused(cli, tmp_path):
+    """1.234 beside 1,5 is a thousand and more: read as 1.234 it would be wrong without a word."""
+    costs(tmp_path / "d")
+    lines = (tmp_path / "d" / "a.csv").read_text().replace(".", ",").splitlines()
+    text = [lines[0].replace(",", ";")]
+    text += ["50;1,5;3,5;icu;m;1.234,5", "60;1.500;3,5;icu;f;900,5"]
+    (tmp_path / "d" / "a.csv").write_text("\n".join(text))
+    said = cli("data", "inspect", "d", "--set", "columns.task=regression")
+    assert said.status == 1
+    assert "'1.234,5'" in said.err
+    assert "'1.500'" in said.err
