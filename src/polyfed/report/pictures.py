@@ -7,7 +7,7 @@ from matplotlib.ticker import MaxNLocator
 
 from polyfed.report.figures import NAMED, _short
 from polyfed.report.read import RunFiles, Study, label_counts
-from polyfed.report.style import BLUE, INK, ORANGE, canvas, categories, styled
+from polyfed.report.style import BLUE, INK, VERMILLION, canvas, categories, styled
 
 BUBBLES = 700  # non-empty (client, class) pairs up to which bubbles are drawn; beyond, a heat map
 BARS = 400  # clients up to which each has a bar of its own; beyond, the bars touch
@@ -27,7 +27,7 @@ def partition_figure(study: Study, seed: int | None = None) -> Figure | None:
             tall = min(0.17 * counts.shape[1] + 0.7, 3.2)
             figure, (top, last) = canvas(height=1.2 + tall + 0.4, rows=2, sharex=True, height_ratios=[1.2, tall])
             _classes(figure, last, counts)
-        parts = [(train, 0 * train, BLUE, "train"), (test, train, ORANGE, "test")]
+        parts = [(train, 0 * train, BLUE, "train"), (test, train, VERMILLION, "test")]
         for height, bottom, color, label in parts[: 1 + test.any()]:
             if run.n <= BARS:
                 top.bar(x, height, width=0.85, bottom=bottom, color=color, label=label, linewidth=0)
