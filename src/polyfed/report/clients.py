@@ -1,4 +1,4 @@
-"""The tables a consortium asks for: for every client, own model, common one, personalised ones; who gains."""
+"""The tables about clients: each under every method, and how many gain with which."""
 
 import math
 
@@ -34,7 +34,7 @@ def client_table(study: Study, every: bool | None = None) -> Table:
 
 
 def lead(study: Study) -> tuple[str, str] | None:
-    """(the method in the lead, what it is held against): the best mean over clients against own or common models."""
+    """(the method in the lead, what it is compared with): the best mean over clients, and own or else common models."""
     mean = pairs.mean_verdict(study)
     shown = mean.choice if mean.choice in mean.gains else mean.shown
     return (shown, mean.reference) if shown and mean.reference else None
@@ -125,7 +125,7 @@ def _notes(
             notes.append("One seed: differences are given, but no spread and so no verdict.")
         if known and not any((r.folder / "scores.safetensors").exists() for r in study.runs):
             notes.append(
-                "These runs wrote no scores per sample: the intervals are Nadeau and Bengio's, longer than need be."
+                "These runs wrote no scores per sample, so the intervals are Nadeau and Bengio's, which are longer."
             )
     if study.redrawn:
         notes.append(
@@ -136,7 +136,7 @@ def _notes(
 
 
 def _single(study: Study, every: bool | None) -> Table:
-    """Without anything to compare with: the clients by metric."""
+    """With nothing to compare: the clients by their metric."""
     scale, found = words.Scale(study.metric), pairs.grids(study)
     label, grid = next(iter(found.items()), (study.labels[0], None))
     value = grid.per_client() if grid else {}
@@ -156,7 +156,7 @@ def _single(study: Study, every: bool | None) -> Table:
         shown = scale.spread(mean, std) if math.isfinite(mean) else "n/a"
         rows.append((Cell(n, {"client": n}), *counts, Cell(shown, raw)))
     what = f"Clients: the {ENDS} best and the {ENDS} worst" if len(names) < len(study.names) and ends else "Clients"
-    notes = [] if rows else ["The run wrote no results per client before it ended."]
+    notes = [] if rows else ["The run ended before it wrote results per client."]
     if lacking:
         notes.append(f"n/a: {study.metric.lacks} ({words.count(len(lacking), 'client')}).")
     if len(names) < len(study.names) and ends:

@@ -17,6 +17,7 @@ from polyfed.report.tables import ranked
 
 NAMED = 30  # most clients that are named on an axis
 FEW = 8  # most clients drawn without a box: quartiles of so few mean little
+BANDS = 4  # most curves that are drawn with a band
 POINTS = 400  # most dots that are drawn one by one; more become one picture inside the SVG
 
 Against = Literal["rounds", "bytes", "seconds", "virtual-time"]
@@ -31,7 +32,8 @@ AXES: dict[str, tuple[str, str]] = {
 def metric_figure(study: Study, against: Against = "rounds") -> Figure | None:
     """The learning curves: the metric (mean over clients) over rounds, bytes or time.
 
-    One line per method: the mean over seeds, with a band of ± one sample standard deviation; the six best in colour.
+    One line per method: the mean over seeds, for up to 4 methods in a band of ± one sample standard deviation; the six
+    best in colour.
     Over bytes, a method that sends nothing is a level line. The axis starts where the curves differ, so the first
     rounds may lie outside.
 
@@ -64,7 +66,7 @@ def metric_figure(study: Study, against: Against = "rounds") -> Figure | None:
             axes.plot(
                 x, y, color=colour, linestyle=line, label=legend_name(label), markevery=max(1, len(x) // 8), **quiet
             )
-            if np.isfinite(s).any() and colour != QUIET:
+            if np.isfinite(s).any() and len(curves) <= BANDS:
                 low, high = (np.clip(y + k * s, 0, most) if math.isfinite(most) else y + k * s for k in (-1, 1))
                 axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.set_xlabel(AXES[against][1])

@@ -30,7 +30,7 @@ for (const table of document.querySelectorAll("table")) {
 const copy = async (text) => {
   try {
     await navigator.clipboard.writeText(text);
-  } catch {  // a page from http:// has no clipboard
+  } catch {  // a page from a server without TLS has no clipboard
     const area = document.createElement("textarea");
     area.value = text;
     document.body.append(area);

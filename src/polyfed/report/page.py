@@ -19,7 +19,16 @@ from matplotlib.figure import Figure
 from polyfed.core.errors import RunError
 from polyfed.report import pairs, words
 from polyfed.report.clients import client_table, gain_table, lead
-from polyfed.report.figures import FEW, POINTS, client_figure, gain_figure, metric_figure, representative, spread_figure
+from polyfed.report.figures import (
+    BANDS,
+    FEW,
+    POINTS,
+    client_figure,
+    gain_figure,
+    metric_figure,
+    representative,
+    spread_figure,
+)
 from polyfed.report.pictures import cluster_figure, mixing_figure, partition_figure
 from polyfed.report.read import RunFiles, Study, read
 from polyfed.report.style import save, to_svg, write_atomically
@@ -228,7 +237,9 @@ def _clients(study: Study, listed: str) -> str:
 
 def _figures(study: Study) -> list[Drawing]:
     metric, first = _upper(words.Scale(study.metric).name), lead(study)
-    seeds = "mean over seeds, band: ± one standard deviation" if len(study.seeds) > 1 else "one seed"
+    seeds = "mean over seeds" if len(study.seeds) > 1 else "one seed"
+    if len(study.seeds) > 1 and len(study.labels) <= BANDS:
+        seeds += ", band: ± one standard deviation"
     level = " A method that sends nothing is a level line." if any(r.role == "own" for r in study.runs) else ""
     start = " The axis starts where the curves differ; the first rounds may lie outside."
     box = "; box: the quartiles" if len(study.names) > FEW else ""

@@ -118,9 +118,24 @@ def _themed(match: re.Match[str]) -> str:
 
 
 def save(figure: Figure, path: str | Path) -> Path:
-    """Write a figure for a paper: .pdf, .svg or .png (300 dpi), on white; replaced atomically.
+    """Write a figure for a paper, on white.
 
-    Raises ValueError for any other ending.
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+        Of this module, or your own.
+    path : path
+        Ending in .pdf, .svg or .png (300 dots per inch); what is there is replaced in one step.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    ValueError
+        Any other ending.
     """
     path = Path(path)
     form = path.suffix.lower().lstrip(".")

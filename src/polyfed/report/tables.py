@@ -1,4 +1,4 @@
-"""The tables of a report: the methods side by side, what each client gains, and what it all cost."""
+"""The tables about methods: what they reach, how many clients gain, and what it costs."""
 
 import math
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from polyfed.report.pairs import Interval, Verdict, mean_of, sample_std
 from polyfed.report.read import RunFiles, Study, finite
 from polyfed.report.table import Cell, Table
 
-NAMED = 15  # above this many clients, the client table shows only both ends
+NAMED = 15  # with more clients, the client table shows only both ends
 ENDS = 5
 
 
@@ -119,19 +119,19 @@ def _compare_notes(study: Study, own: str | None) -> list[str]:
     notes += _beside(study)
     done = {r.summary["rounds"] for r in study.runs}
     if len(done) > 1:
-        notes.append("The methods did not all train for the same number of rounds.")
+        notes.append("The methods trained for different numbers of rounds.")
     for status in ("interrupted", "unfinished", "diverged"):
         names = [r.folder.name for r in study.runs if r.status == status]
         if names:
             left = " It counts as it stands." if len(study.runs) == 1 and status != "diverged" else ""
             notes.append(f"{status.capitalize()}: {words.listed(names)}.{left}")
     if len(study.runs) > 1 and any(r.status != "finished" for r in study.runs):
-        notes.append("Runs that did not finish are left out of the means where the method has finished ones.")
+        notes.append("Unfinished runs are left out of the means of methods that have finished ones.")
     return notes
 
 
 def _beside(study: Study) -> list[str]:
-    """The common models that clients do not deploy, and how many numbers describe models of a structure."""
+    """How good common models are that no client deploys, and how many numbers describe a structured model."""
     notes, scale = [], words.Scale(study.metric)
     for label in study.labels:
         found = [r.summary for r in study.counted(label)]
@@ -149,7 +149,7 @@ def _beside(study: Study) -> list[str]:
 
 
 def _having(study: Study, runs: list[RunFiles], metric: Metric) -> tuple[list[int], int]:
-    """([runs] how many clients have a metric, how many have samples to have it)."""
+    """([runs] how many clients have a metric, how many have samples)."""
     counts, most = [], 0
     for r in runs:
         tested = {str(c["name"]) for c in r.federation["clients"] if c.get(study.split)}
@@ -159,7 +159,7 @@ def _having(study: Study, runs: list[RunFiles], metric: Metric) -> tuple[list[in
 
 
 def _over(study: Study, runs: list[RunFiles], metric: Metric) -> str:
-    """`3 of 4`, `3 to 4 of 4`; "" where every client with samples has the metric."""
+    """`3 of 4` or `3 to 4 of 4`; "" if every client with samples has the metric."""
     counts, most = _having(study, runs, metric)
     if not counts or min(counts) == most:
         return ""
@@ -171,7 +171,7 @@ def _partial(study: Study, metric: Metric) -> str:
 
 
 def _further(study: Study, runs: list[RunFiles], scale: words.Scale) -> Cell:
-    """A metric beside the one that leads."""
+    """A metric other than the one that leads."""
     name = scale.metric.name
     values = np.array([mean_of(r.values(metric=name).values()) for r in runs])
     mean, std = mean_of(values), sample_std(values)
@@ -187,7 +187,7 @@ def _method(study: Study, label: str) -> Cell:
 
 def _metric(study: Study, label: str, scale: words.Scale, best: bool) -> Cell:
     values = [mean_of(r.values().values()) for r in study.counted(label)]
-    if not values:  # killed before it could write its clients: the last evaluation
+    if not values:  # killed before it wrote its clients: take the last evaluation
         last = [finite(r.summary["final"].get(study.split, {}).get("mean")) for r in study.of(label)]
         if all(r.status == "diverged" for r in study.of(label)):
             return Cell("diverged", {f"{study.metric}_mean": None, f"{study.metric}_std": None}, "loss")
@@ -249,7 +249,7 @@ def _clusters(runs: list[RunFiles]) -> list[Cell]:
 
 
 def rand_index(run: RunFiles) -> float | None:
-    """Adjusted Rand index of the clusters found against the true ones; None when either is unknown."""
+    """Adjusted Rand index of the clusters found against the true ones; None if either is unknown."""
     true, found = run.federation.get("clusters"), run.findings.get("clusters")
     if not true or not found or len(true) != len(found):
         return None

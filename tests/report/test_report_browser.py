@@ -1,0 +1,108 @@
+"""The pages in a real browser: nothing in the console, sorting and downloads work, nothing is wider than a phone."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from report_folders import noisy, write_comparison
+
+import polyfed as pf
+from polyfed import report
+from polyfed.clinical.page import write_page
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+BROWSER = next((b for name in BROWSERS if (b := shutil.which(name))), None)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"no browser is installed ({', '.join(BROWSERS)})")
+
+# Opens every page in a frame as wide as a phone, presses its buttons, and writes down what came of it.
+PROBE = """<!doctype html><body><script>
+const look = async (frame) => {
+  const page = frame.contentDocument, inside = frame.contentWindow, root = page.documentElement;
+  for (const folded of page.querySelectorAll("details")) folded.open = true;
+  const found = { wide: root.scrollWidth, tables: {}, copied: [], files: [] };
+  for (const part of page.querySelectorAll(".table")) {
+    const head = part.querySelector("thead th:nth-child(2) button"), names = () =>
+      [...part.querySelectorAll("tbody th")].map((cell) => cell.textContent);
+    const was = names();
+    head?.click();
+    const up = names();
+    head?.click();
+    let saved = null;
+    inside.URL.createObjectURL = (blob) => { saved = blob; return "#"; };
+    inside.HTMLAnchorElement.prototype.click = function () { found.files.push(this.download); };
+    inside.navigator.clipboard.writeText = async (text) => { found.copied.push(text); };
+    const [save, copy] = part.querySelectorAll(".tools button");
+    save.click();
+    copy.click();
+    found.tables[part.dataset.name] = { was, up, down: names(), csv: await saved.text() };
+  }
+  return found;
+};
+const all = {};
+const next = async (pages) => {
+  if (!pages.length) {
+    document.body.textContent = JSON.stringify(all);
+    return;
+  }
+  const frame = document.createElement("iframe");
+  frame.width = 390; frame.height = 800; frame.src = pages[0];
+  frame.onload = async () => {
+    all[pages[0]] = await look(frame).catch((e) => String(e));
+    next(pages.slice(1));
+  };
+  document.body.append(frame);
+};
+next(PAGES);
+</script></body>"""
+
+
+def opened(pages: list[Path]) -> tuple[dict, list[str]]:
+    """({page's name: what the probe found}, the lines of the browser's console)."""
+    folder = pages[0].parent
+    probe = folder / "probe.html"
+    probe.write_text(PROBE.replace("PAGES", json.dumps([p.relative_to(folder).as_posix() for p in pages])))
+    said = subprocess.run(
+        [
+            str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files",
+            f"--user-data-dir={folder / 'profile'}", "--enable-logging=stderr", "--virtual-time-budget=20000",
+            "--dump-dom", probe.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=240, check=True,
+    )  # fmt: skip
+    body = re.search(r"<body>(\{.*\})</body>", said.stdout, re.S)
+    assert body, said.stdout[-2000:] + said.stderr[-2000:]
+    return json.loads(html.unescape(body[1])), [x for x in said.stderr.splitlines() if ":CONSOLE" in x]
+
+
+def test_pages_work_in_a_browser(tmp_path):
+    many = {f"method-with-a-long-name-{k}": noisy(np.linspace(0.5, 0.9, 25), 2, 0.02, k) for k in range(10)}
+    few = {"local": noisy([0.7, 0.8, 0.9], 3, 0.01, 0), "fedavg": noisy([0.8] * 3, 3, 0.01, 1)}
+    names = [f"hospital-of-a-long-name-{k}" for k in range(25)]
+    write_comparison(tmp_path / "many", {"local": noisy([0.6] * 25, 2, 0.01, 99), **many}, names=names)
+    write_comparison(tmp_path / "few", few, notes=["x" * 200])
+    pages = [report.write_report(tmp_path / k, tmp_path / f"{k}.html", figures=k == "few") for k in ("few", "many")]
+    rng = np.random.default_rng(0)
+    sites = [(x := rng.normal(size=(80, 3)), (rng.random(80) < 1 / (1 + np.exp(-x[:, 0]))).astype(int)) for _ in "abc"]
+    pages.append(write_page(pf.clinical.fit(sites, "logistic"), tmp_path / "regression.html"))
+
+    found, console = opened(pages)
+    assert console == []
+    assert {k: v["wide"] <= 390 for k, v in found.items()} == dict.fromkeys(
+        ("few.html", "many.html", "regression.html"), True
+    )
+
+    study = report.read(tmp_path / "few")
+    tables = found["few.html"]["tables"]
+    assert tables["methods"]["csv"] == report.compare_table(study).to("csv")
+    assert tables["clients"]["csv"] == report.client_table(study).to("csv")
+    assert report.cost_table(study).to("latex") in found["few.html"]["copied"]
+    assert "methods.csv" in found["few.html"]["files"]
+    rows = found["many.html"]["tables"]["methods"]
+    means = {r[0].text: r[1].key for r in report.compare_table(report.read(tmp_path / "many")).rows}
+    assert rows["up"] == sorted(means, key=lambda k: means[k])
+    assert rows["down"] == rows["up"][::-1] == rows["was"]
