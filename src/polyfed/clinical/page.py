@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from polyfed.clinical.summary import ClinicalFit
 from polyfed.core.errors import RunError
@@ -40,11 +41,13 @@ def write_page(fit: ClinicalFit, path: str | Path) -> Path:
     title = f"{fit.model[:1].upper()}{fit.model[1:]} regression over {words.count(len(fit.sites), 'site')}"
     patients, rounds = f"{fit.sites['patients'].sum():,} patients", words.count(fit.rounds, "exchange")
     drawn = forest_figure(fit)
-    caption = f"{fit.level:.0%} intervals; the meta-analysis combines the sites' own fits by their inverse variances."
+    caption = (
+        f"{100 * fit.level:g} % intervals; the meta-analysis combines the sites' own fits by their inverse variances."
+    )
     name = f"{fit.ratio[:1].upper()}{fit.ratio[1:]}s" if fit.ratio else "Coefficients"
     sections = [
         (name, table(fit.table(), "coefficients")),
-        ("Figure", figure(Drawing("forest", drawn, name, caption)) if drawn is not None else ""),
+        ("", figure(Drawing("forest", drawn, name, caption)) if drawn is not None else ""),
         ("Sites", table(_sites(fit), "sites")),
     ]
     top = f'<div class="answer"><p class="headline">{escape(headline(fit))}</p></div>'
@@ -67,7 +70,9 @@ def headline(fit: ClinicalFit) -> str:
         value, low, high = (words.figures(row[k]) for k in keys)
         each.append(f"{coefficient} {value} ({low} to {high})")
     several = "s differ" if len(rows) != 1 else " differs"
-    text = f"{len(clear) or 'None'} of {len(rows)} {what}{several} from {null} at {fit.level:.0%}, one by one"
+    text = (
+        f"{len(clear) or 'None'} of {len(rows)} {what}{several} from {null} at {100 * fit.level:g} %, each on its own"
+    )
     text += f": {words.listed(each, 5)}." if each else "."
     differ = fit.heterogeneity["p"] < 0.05
     if differ.any():
@@ -98,6 +103,9 @@ def forest_figure(fit: ClinicalFit) -> Figure | None:
         axes.axvline(1 if fit.ratio else 0, color=INK, linewidth=0.9)
         if fit.ratio:
             axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_yticks(range(len(names)), [legend_name(n) for n in names])
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.grid(axis="y", visible=False)

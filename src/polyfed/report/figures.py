@@ -281,8 +281,11 @@ def _legend(figure: Figure, axes: Axes, look: dict[str, Look]) -> None:
         entries[f"{len(grey)} others"] = entries[grey[0]]
         entries = {k: v for k, v in entries.items() if k not in grey}
     if len(entries) > 1:
-        look_of = {"ncols": min(len(entries), 4), "handlelength": 2.4, "columnspacing": 1.2}
-        figure.legend(entries.values(), entries.keys(), loc="outside upper left", **look_of)
+        names = [_short(k, 26) for k in entries]
+        columns = min(len(names), 4, max(1, 56 // (5 + max(map(len, names)))))
+        figure.legend(
+            entries.values(), names, loc="outside upper left", ncols=columns, handlelength=2.4, columnspacing=1.2
+        )
 
 
 def representative(study: Study, key: str) -> RunFiles | None:

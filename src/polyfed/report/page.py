@@ -122,7 +122,9 @@ def page(title: str, what: str, top: str, sections: Iterable[tuple[str, str]], f
     css, script = _part("page.css"), _part("page.js")
     code = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{code}'"
-    body = "".join(f"<section><h2>{name}</h2>\n{content}</section>\n" for name, content in sections if content)
+    body = "".join(
+        f"<section>{f'<h2>{name}</h2>' if name else ''}\n{content}</section>\n" for name, content in sections if content
+    )
     return f"""<!doctype html>
 <html lang="en">
 <head>
