@@ -10,6 +10,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 from report_folders import noisy, write_comparison
 
+from polyfed.experiment.files import our_files
+from polyfed.report import write_report
+
 
 @pytest.fixture
 def runs(tmp_path):
@@ -41,7 +44,13 @@ def test_the_page_has_its_figures_beside_it_unless_told_not_to(cli, runs):
     assert not (runs / "a/report-figures").exists()
     said = cli("report", "a")
     assert said.status == 0, said.err
-    assert (runs / "a/report-figures/rounds.pdf").exists()
+    drawn = runs / "a/report-figures/rounds.pdf"
+    assert drawn.exists()
+    written = {p for p in (runs / "a").rglob("*") if p.is_file()}
+    assert set(our_files(runs / "a")) == written  # so that --force leaves none of them behind
+    drawn.write_text("old")
+    write_report(runs / "a")  # as resuming does
+    assert drawn.read_bytes().startswith(b"%PDF")
     assert (runs / "a/results.csv").exists()
     assert "undecided" in said.out or "gains" in said.out
 

@@ -67,7 +67,8 @@ def write_report(
         The file, or a folder to put it in; None: into the first folder given. What is written beside a page of another
         name begins with that name.
     figures : bool
-        Whether to write every figure as SVG, PDF and PNG too, into the folder report-figures.
+        Whether to write every figure as SVG, PDF and PNG too, into the folder report-figures. Where that folder exists
+        they are always written, so that they belong to the page.
 
     Returns
     -------
@@ -86,6 +87,7 @@ def write_report(
     listed = target.with_name(f"{target.stem}-clients.csv") if len(study.names) > LISTED else None
     drawn = {"figures": _figures(study), "data": _data_figure(study)}
     folder = target.with_name(f"{target.stem}-figures")
+    figures = figures or folder.is_dir()
     try:
         if figures:
             for d in [*drawn["figures"], *drawn["data"]]:

@@ -114,7 +114,7 @@ def _each(study: Study, method: str, reference: str) -> list[tuple[float, Line]]
         if g.sign is not None:
             text += f" ({scale.range(g.low, g.high)})"
         else:
-            text += f" ({pairs.FEW}; {g.enough} would do)" if g.enough else f", {v.text}"
+            text += f" (a verdict would take {g.enough})" if g.enough else f", {v.text}"
         if common and common != shown and (h := harm[name]).high < 0:
             text += f"; {common} {'costs it' if h.sign else 'may cost it'} {_loss(h, scale)}"
         found.append((g.mean, Line(name, verdict, text)))
@@ -150,9 +150,8 @@ def _whom(study: Study, method: str, own: str) -> str:
     found, up, down = _sides(study, method, own)
     counts = tally(found.values())
     if counts is None:
-        enough = next((g.enough for g in found.values() if g.enough), "")
-        tail = f"too few seeds or samples; for {next(iter(found))} {enough} would do" if enough else "one seed"
-        return f"Which clients gain and lose cannot be said ({tail})."
+        some = next((f"for {n} {g.enough} would do" for n, g in found.items() if g.enough), "")
+        return f"Which clients gain and lose cannot be said ({f'{pairs.FEW}; {some}' if some else 'one seed'})."
     if not up and not down:
         return f"With {method}, no client clearly gains or loses."
     gaining = f"{len(up) or 'none'} of {words.count(len(found), 'client')} clearly {'gain' if len(up) > 1 else 'gains'}"
