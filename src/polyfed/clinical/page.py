@@ -91,7 +91,7 @@ def forest_figure(fit: ClinicalFit) -> Figure | None:
     if not 0 < len(names) <= DRAWN or not _finite(found[0]).any():
         return None
     with styled():
-        drawn, (axes,) = canvas(width=6.2, height=1.3 + 0.32 * len(names))
+        drawn, (axes,) = canvas(height=1.3 + 0.3 * len(names))
         for k, (of, colour, label, face) in enumerate(
             zip(found, (BLUE, QUIET), ("federated", "meta-analysis"), (BLUE, "none"), strict=True)
         ):
@@ -120,11 +120,11 @@ def _finite(of: Any) -> np.ndarray:
 
 
 def _sites(fit: ClinicalFit) -> Table:
-    rows = []
+    rows, price = [], fit.bytes.to_dict("index")
     for name, row in fit.sites.to_dict("index").items():
         counts = [Cell(f"{row[k]:,}", {k: row[k]}) for k in ("patients", "events") if k in row]
         own = Cell("yes" if row["meta"] else f"no: {row['why']}", {"own_fit": bool(row["meta"])})
-        moved = [Cell(words.size(v), {f"{way}_bytes": v}) for way, v in fit.bytes.loc[name].to_dict().items()]
+        moved = [Cell(words.size(v), {f"{way}_bytes": v}) for way, v in price[name].items()]
         rows.append((Cell(str(name), {"site": name}), *counts, own, *moved))
     head = [k for k in ("patients", "events") if k in fit.sites]
     return Table("Sites", ("site<", *head, "fit of its own<", "down", "up"), tuple(rows))

@@ -59,13 +59,14 @@ def metric_figure(study: Study, against: Against = "rounds") -> Figure | None:
         for label, curve in curves.items():
             x, y, s = curve["x"], curve["mean"], curve["std"]
             colour, marker, line = look[label]
-            quiet = {"linewidth": 0.9, "zorder": 1.5} if colour == QUIET else {"marker": marker}
+            grey = colour == QUIET
             if np.ptp(x) == 0:
                 axes.axhline(y[-1], color=colour, linestyle=line, label=legend_name(label))
                 continue
             axes.plot(
-                x, y, color=colour, linestyle=line, label=legend_name(label), markevery=max(1, len(x) // 8), **quiet
-            )
+                x, y, color=colour, linestyle=line, label=legend_name(label), markevery=max(1, len(x) // 8),
+                marker="" if grey else marker, linewidth=0.9 if grey else 1.6, zorder=1.5 if grey else 2,
+            )  # fmt: skip
             if np.isfinite(s).any() and len(curves) <= BANDS:
                 low, high = (np.clip(y + k * s, 0, most) if math.isfinite(most) else y + k * s for k in (-1, 1))
                 axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -82,7 +83,10 @@ def metric_figure(study: Study, against: Against = "rounds") -> Figure | None:
 
 
 def _frame(curves: list[dict[str, np.ndarray]]) -> tuple[float, float] | None:
-    """The heights that the curves take after a quarter of their points; None where the start hardly adds to them."""
+    """The heights that the curves take after a quarter of their points; None where the start hardly adds to them, and
+    for one curve or very short ones."""
+    if len(curves) < 2 or max(len(c["x"]) for c in curves) < 4:
+        return None
     spans = [np.concatenate([c["mean"] + k * np.nan_to_num(c["std"]) for k in (-1, 1)]).reshape(2, -1) for c in curves]
     whole = [v for span in spans for v in (span.min(), span.max())]
     late = [
@@ -260,8 +264,11 @@ def client_figure(study: Study) -> Figure | None:
         axes.hlines(place, low, high, color=QUIET, linewidth=1, alpha=0.5, zorder=1)
         for label, v in values.items():
             colour, marker, _ = look[label]
-            quiet = {"markersize": 3.5, "zorder": 1.5} if colour == QUIET else {"markersize": 5.5}
-            axes.plot(v, place, linestyle="none", color=colour, marker=marker, label=legend_name(label), **quiet)
+            grey = colour == QUIET
+            axes.plot(
+                v, place, linestyle="none", color=colour, marker=marker, label=legend_name(label),
+                markersize=3.5 if grey else 5.5, zorder=1.5 if grey else 2,
+            )  # fmt: skip
         axes.set_yticks(place, [_short(n) for n in names])
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.set_xlabel(f"{study.split} {scale.header}")
