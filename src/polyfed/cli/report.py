@@ -34,7 +34,7 @@ def report(
     runs: Annotated[list[Path], Argument(help="Run or comparison folders.", show_default=False)],
     out: Annotated[Path | None, Option(help="File to write. Default: report.html in the first folder.")] = None,
     figures: Annotated[bool, Option(help="Write the figures as SVG, PDF and PNG beside the page.")] = True,
-    table: Annotated[Form | None, Option(help="Print one table in this form instead of writing the page.")] = None,
+    table: Annotated[Form | None, Option(help="Print one table in this form; without --out, write no page.")] = None,
     of: Annotated[Which, Option(help="The table that --table prints.")] = Which.methods,
     paper: Annotated[bool, Option("--paper", help="Print one table over several data sets, in LaTeX.")] = False,
 ) -> int:
@@ -47,18 +47,19 @@ def report(
     from polyfed.cli.console import results, show_table, stdout
     from polyfed.report import read, write_report
 
-    if paper or table is not None:
-        form = table or Form.latex
-        made = _paper(runs) if paper else _table(read(runs), of, form)
-        if isinstance(made, str):
-            stdout.file.write(made)
-        elif form is Form.text:
-            show_table(made)
-        else:
-            stdout.file.write(str(made.to(form.value)))
-        return 0
-    page = write_report(runs, out, figures=figures)
-    results(read(runs), page)
+    form = Form.latex if paper and table is None else table
+    if form is None or (out is not None and not paper):
+        page = write_report(runs, out, figures=figures)
+        if form is None:
+            results(read(runs), page)
+            return 0
+    made = _paper(runs) if paper else _table(read(runs), of, form)
+    if isinstance(made, str):
+        stdout.file.write(made)
+    elif form is Form.text:
+        show_table(made)
+    else:
+        stdout.file.write(str(made.to(form.value)))
     return 0
 
 
