@@ -71,10 +71,10 @@ def opened(pages: list[Path]) -> tuple[dict, list[str]]:
 
 
 def test_pages_work_in_a_browser(tmp_path):
-    many = {f"method-with-a-long-name-{k}": noisy(np.linspace(0.5, 0.9, 25), 2, 0.02, k) for k in range(8)}
+    many = {f"method-with-a-long-name-{k}": noisy(np.linspace(0.5, 0.9, 21), 2, 0.02, k) for k in range(6)}
     few = {"local": noisy([0.7, 0.8, 0.9], 3, 0.01, 0), "fedavg": noisy([0.8] * 3, 3, 0.01, 1)}
-    names = [f"hospital-of-a-long-name-{k}" for k in range(25)]
-    write_comparison(tmp_path / "many", {"local": noisy([0.6] * 25, 2, 0.01, 99), **many}, names=names)
+    names = [f"hospital-of-a-long-name-{k}" for k in range(21)]
+    write_comparison(tmp_path / "many", {"local": noisy([0.6] * 21, 2, 0.01, 99), **many}, names=names)
     write_comparison(tmp_path / "few", few, notes=["x" * 200])
     pages = [report.write_report(tmp_path / k, tmp_path / f"{k}.html") for k in ("few", "many")]
     rng = np.random.default_rng(0)

@@ -205,14 +205,22 @@ def test_curves_start_where_they_tell_something(tmp_path):
     assert 100 * max(ends) < high <= 100
 
 
-def test_figures_and_results_are_written_beside_the_page(tmp_path):
-    write_comparison(tmp_path, METHODS)
+def test_figures_are_written_beside_the_page(tmp_path):
+    write_run(tmp_path, [0.8])
     text = report.write_report(tmp_path, figures=True).read_text()
     for form, begins in (("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")):
         files = sorted(p.name for p in (tmp_path / "report-figures").glob(f"*.{form}"))
-        assert {f"gain.{form}", f"rounds.{form}", f"partition.{form}"} <= set(files)
+        assert files == [f"{name}.{form}" for name in ("bytes", "partition", "rounds")]
         assert all((tmp_path / "report-figures" / f).read_bytes().startswith(begins) for f in files)
         assert all(f'href="report-figures/{f}"' in text for f in files)
+    (tmp_path / "report-figures/rounds.pdf").write_text("old")
+    report.write_report(tmp_path)  # as resuming does
+    assert (tmp_path / "report-figures/rounds.pdf").read_bytes().startswith(b"%PDF")
+    assert not (tmp_path / "results.csv").exists()  # a run has clients.csv
+
+
+def test_a_comparison_has_its_results_in_one_file(tmp_path):
+    report.write_report(write_comparison(tmp_path, METHODS))
     found = pd.read_csv(tmp_path / "results.csv")
     assert len(found) == 3 * 3 * 3
     ditto = found[(found["method"] == "ditto") & (found["seed"] == 1)]["test_accuracy"].tolist()

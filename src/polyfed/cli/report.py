@@ -33,14 +33,16 @@ class Which(StrEnum):
 def report(
     runs: Annotated[list[Path], Argument(help="Run or comparison folders.", show_default=False)],
     out: Annotated[Path | None, Option(help="File to write. Default: report.html in the first folder.")] = None,
-    figures: Annotated[bool, Option(help="Write the figures as SVG, PDF and PNG beside the page.")] = True,
+    figures: Annotated[
+        bool, Option("--figures", help="Write the figures as SVG, PDF and PNG beside the page.")
+    ] = False,
     table: Annotated[Form | None, Option(help="Print one table in this form; without --out, write no page.")] = None,
     of: Annotated[Which, Option(help="The table that --table prints.")] = Which.methods,
     paper: Annotated[bool, Option("--paper", help="Print one table over several data sets, in LaTeX.")] = False,
 ) -> int:
-    """Write report.html from run folders, with the figures as files; or print one table.
+    """Write report.html from run folders, or print one table.
 
-    [dim]polyfed report runs/a runs/b --out both.html
+    [dim]polyfed report runs/a runs/b --out both.html --figures
     polyfed report runs/a --table csv --of clients > clients.csv
     polyfed report runs/fashion runs/cifar --paper > table.tex[/dim]
     """

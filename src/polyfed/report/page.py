@@ -38,7 +38,7 @@ from polyfed.report.tables import NAMED, compare_table, cost_table, rand_index, 
 
 LISTED = 500  # most clients for which the page holds a row each
 FORMS = ("svg", "pdf", "png")
-FILES = '<p class="notes"><code>polyfed report FOLDER</code> writes the figures as SVG, PDF and PNG files.</p>'
+FILES = '<p class="notes"><code>polyfed report FOLDER --figures</code> writes them as SVG, PDF and PNG.</p>'
 NBSP = "\N{NO-BREAK SPACE}"
 
 
