@@ -60,3 +60,20 @@ def test_refused_in_one_line(cli, folder, words, said):
     assert found.status in (1, 2)
     assert said in found.err
     assert found.err.count("\n") == 1
+
+
+def test_the_page_holds_ratios_headline_and_sites(cli, tmp_path):
+    said = cli("regress", "heart-disease", "--out", tmp_path / "page.html")
+    assert said.status == 0, said.err
+    text = (tmp_path / "page.html").read_text()
+    found = pf.clinical.fit(pf.data.load("heart-disease", standardise=None).partition(test_fraction=0.0), "logistic")
+    clear = found.coefficients.drop(index="intercept")
+    clear = clear[(clear["lower"] > 0) | (clear["upper"] < 0)]
+    assert f"{len(clear)} of 10 odds ratios differ from 1 at 95 %" in text
+    assert all(f'<th scope="row" class="left" data-v="{site}">{site}</th>' in text for site in found.sites.index)
+    assert "column chol is constant there" in text
+    assert f'<template class="csv">{found.table().to("csv")}</template>' in text
+    assert "<svg" in text
+    (tmp_path / "file").touch()
+    said = cli("regress", "heart-disease", "--out", tmp_path / "file/page.html")
+    assert (said.status, said.err.count("\n")) == (1, 1)

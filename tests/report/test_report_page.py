@@ -2,13 +2,17 @@
 
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from report_folders import noisy, write_comparison, write_run
 
 from polyfed import report
 from polyfed.core.errors import RunError
+from polyfed.report import pairs, style
+from polyfed.report.style import to_svg
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 
@@ -71,7 +75,7 @@ def test_comparison(tmp_path):
 
 
 def test_one_run_with_clusters_and_mixing(tmp_path):
-    found = {"clusters": [0, 0, 1], "mixing": np.full((3, 3), 1 / 3).tolist()}
+    found = {"clusters": [0, 0, 1], "mixing": [[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0, 1]]}
     text = page(write_run(tmp_path / "run", [0.7, 0.8, 0.9], algorithm="fpfc", report=found, clusters=[0, 0, 1]))
     assert "Adjusted Rand index against the truth: 1.00" in text
     assert "Mixing, fpfc" in text
@@ -130,7 +134,7 @@ def test_figures_are_the_same_every_time_and_saved_for_papers(tmp_path):
     one, two = (report.metric_figure(study, "bytes") for _ in range(2))
     assert one is not None
     assert two is not None
-    assert report.to_svg(one, "f", "title") == report.to_svg(two, "f", "title")
+    assert to_svg(one, "f", "title") == to_svg(two, "f", "title")
     for form in ("svg", "pdf", "png"):
         first = report.save(one, tmp_path / f"a.{form}").read_bytes()
         assert first == report.save(two, tmp_path / f"b.{form}").read_bytes()
@@ -142,7 +146,88 @@ def test_inline_figures_say_what_they_show_and_follow_the_theme(tmp_path):
     study = report.read(write_comparison(tmp_path, METHODS))
     figure = report.gain_figure(study)
     assert figure is not None
-    svg = report.to_svg(figure, "gain", "Gain <of> ditto", "Dots")
+    svg = to_svg(figure, "gain", "Gain <of> ditto", "Dots")
     assert '<title id="gain-title">Gain &lt;of&gt; ditto</title><desc id="gain-desc">Dots</desc>' in svg
     assert "var(--ink)" in svg
     assert "xmlns" not in svg
+
+
+def luminance(colour):
+    """WCAG 2.1: relative luminance of #rgb or #rrggbb."""
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * c for c in colour[1:])
+    parts = np.array([int(digits[k : k + 2], 16) for k in (0, 2, 4)]) / 255
+    return float(np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722])
+
+
+def contrast(one, other):
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def grounds():
+    """The variables of the page on light, on dark ground, and in print."""
+    css = (Path(report.__file__).parent / "page.css").read_text()
+    found = [dict(re.findall(r"(--\w+): (#\w+);", block)) for block in re.findall(r":root \{(.*?)\}", css, re.S)]
+    assert len(found) == 3
+    return found
+
+
+def test_colours_can_be_told_from_the_ground():
+    """3:1 for lines and dots (WCAG 1.4.11), 4.5:1 for text (1.4.3), on light, dark and printed pages."""
+    for ground in grounds():
+        for name in {style.VARIABLES[c] for c in style.SERIES} | {"--quiet", "--ink"}:
+            assert contrast(ground[name], ground["--paper"]) >= 3, name
+        for name in ("--ink", "--quiet", "--accent", "--gain", "--loss"):
+            assert min(contrast(ground[name], ground[k]) for k in ("--paper", "--panel")) >= 4.5, name
+    assert all(contrast(c, "#ffffff") >= 3 for c in (*style.SERIES, style.QUIET, style.INK))  # files are on white
+    assert {c: grounds()[0][style.VARIABLES[c]] for c in style.SERIES} == dict(
+        zip(style.SERIES, style.SERIES, strict=True)
+    )
+
+
+def test_six_methods_are_in_colour_and_the_rest_grey():
+    labels = [f"m{k}" for k in range(11)]
+    look = style.looks(["alone", *labels], {"alone": "own", **dict.fromkeys(labels, "common")})
+    assert [look[k].color for k in labels[:6]] == list(style.SERIES)
+    assert {look[k].color for k in labels[6:]} == {style.QUIET}
+    assert look["alone"].color not in (style.QUIET, *style.SERIES)
+    assert len({look[k] for k in labels}) == 11  # marker and dashes still differ
+
+
+def test_curves_start_where_they_tell_something(tmp_path):
+    """The made curves rise from 0.25 to about 0.8 and differ by a few points at the end."""
+    study = report.read(write_comparison(tmp_path, METHODS))
+    figure = report.metric_figure(study)
+    assert figure is not None
+    low, high = figure.axes[0].get_ylim()
+    ends = [g.mean() for g in pairs.grids(study).values()]
+    assert 25 < low < 100 * min(ends)
+    assert 100 * max(ends) < high <= 100
+
+
+def test_figures_are_written_beside_the_page(tmp_path):
+    write_run(tmp_path, [0.8])
+    text = report.write_report(tmp_path, figures=True).read_text()
+    for form, begins in (("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")):
+        files = sorted(p.name for p in (tmp_path / "report-figures").glob(f"*.{form}"))
+        assert files == [f"{name}.{form}" for name in ("bytes", "partition", "rounds")]
+        assert all((tmp_path / "report-figures" / f).read_bytes().startswith(begins) for f in files)
+        assert all(f'href="report-figures/{f}"' in text for f in files)
+    (tmp_path / "report-figures/rounds.pdf").write_text("old")
+    report.write_report(tmp_path)  # as resuming does
+    assert (tmp_path / "report-figures/rounds.pdf").read_bytes().startswith(b"%PDF")
+    assert not (tmp_path / "results.csv").exists()  # a run has clients.csv
+
+
+def test_a_comparison_has_its_results_in_one_file(tmp_path):
+    report.write_report(write_comparison(tmp_path, METHODS))
+    found = pd.read_csv(tmp_path / "results.csv")
+    assert len(found) == 3 * 3 * 3
+    ditto = found[(found["method"] == "ditto") & (found["seed"] == 1)]["test_accuracy"].tolist()
+    assert ditto == METHODS["ditto"][1]
+
+
+def test_equal_weights_are_not_drawn(tmp_path):
+    for name, mixing, drawn in (("a", np.full((3, 3), 1 / 3), False), ("b", np.eye(3), True)):
+        write_run(tmp_path / name, [0.7, 0.8, 0.9], algorithm="fedamp", report={"mixing": mixing.tolist()})
+        assert ("Mixing, fedamp" in page(tmp_path / name)) == drawn

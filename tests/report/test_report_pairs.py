@@ -185,6 +185,13 @@ def test_intervals_end_at_what_is_possible(tmp_path):
     assert 0.5 < found.low < 1
 
 
+def test_calibration_errors_end_at_one(tmp_path):
+    values = {"local": [[0.99], [0.7], [0.95]], "fedavg": [[0.01], [0.02], [0.01]]}
+    study = report.read(write_comparison(tmp_path, values, metric="ece"))
+    found = pairs.gains(study, "fedavg", "local")["client-0"]
+    assert 0.85 < found.mean < found.high <= 1
+
+
 def test_methods_that_agree_everywhere_are_not_known_to_be_equal(tmp_path):
     right = np.random.default_rng(0).random((1, PATIENTS)) < 0.7
     found = pairs.gains(write_scores(tmp_path, {"local": right, "fedavg": right}, 0, 1), "fedavg", "local")["client-0"]

@@ -9,7 +9,8 @@ from report_folders import noisy, write_comparison, write_run
 from rich.table import Table as RichTable
 
 from polyfed import report
-from polyfed.report import pairs, words
+from polyfed.core.errors import RunError
+from polyfed.report import pairs, summary, words
 from polyfed.report.table import Cell, Table
 
 GAIN = {
@@ -44,7 +45,7 @@ def test_durations(seconds, text):
 
 
 def test_compare_table_holds_mean_and_sample_std_over_seeds(study):
-    found = {r["method"]: r for r in rows(report.compare_table(study, to="csv"))}
+    found = {r["method"]: r for r in rows(report.compare_table(study).to("csv"))}
     assert float(found["local"]["accuracy_mean"]) == pytest.approx((0.8 + 0.8 + 2.39 / 3) / 3)
     assert float(found["local"]["accuracy_std"]) == pytest.approx((0.01 / 3) / 3**0.5)
     assert float(found["fedavg"]["worst_mean"]) == pytest.approx((0.70 + 0.71 + 0.70) / 3)
@@ -54,7 +55,7 @@ def test_compare_table_holds_mean_and_sample_std_over_seeds(study):
 
 
 def test_client_table_gives_each_client_its_verdict(study):
-    found = {r["client"]: r for r in rows(report.client_table(study, to="csv"))}
+    found = {r["client"]: r for r in rows(report.client_table(study).to("csv"))}
     assert found["A"]["verdict"] == "personalised (ditto)"
     assert found["B"]["verdict"] == "no clear difference"
     assert found["C"]["verdict"] == "no clear difference"
@@ -96,17 +97,17 @@ def test_diverged_runs_are_told_and_left_out(tmp_path):
     write_run(tmp_path / "runs" / "fedavg-seed2", [0.1] * 3, seed=2, status="diverged")
     study = report.read(tmp_path)
     assert "fedavg diverged" in report.answer(study)
-    assert "diverged 1 of 3" in report.compare_table(study, to="markdown")
-    found = {r["method"]: r for r in rows(report.compare_table(study, to="csv"))}
+    assert "diverged 1 of 3" in report.compare_table(study).to("markdown")
+    found = {r["method"]: r for r in rows(report.compare_table(study).to("csv"))}
     assert found["fedavg"]["seeds"] == "2"
 
 
 def test_clusters_are_scored_only_where_the_truth_is_known(tmp_path):
     values, found = {"fpfc": noisy([0.8] * 4, 2, 0.01, 0)}, {"fpfc": {"clusters": [1, 1, 0, 0]}}
     known = report.read(write_comparison(tmp_path / "a", values, clusters=[0, 0, 1, 1], report=found))
-    assert rows(report.compare_table(known, to="csv"))[0]["ari"] == "1.0"
+    assert rows(report.compare_table(known).to("csv"))[0]["ari"] == "1.0"
     unknown = report.read(write_comparison(tmp_path / "b", values, report=found))
-    (row,) = rows(report.compare_table(unknown, to="csv"))
+    (row,) = rows(report.compare_table(unknown).to("csv"))
     assert row["clusters"] == "2.0"
     assert "ari" not in row
 
@@ -114,14 +115,14 @@ def test_clusters_are_scored_only_where_the_truth_is_known(tmp_path):
 def test_a_hundred_clients_are_summarised(tmp_path):
     values = {"local": noisy([0.6] * 100, 10, 0.01, 0), "fedavg": noisy([0.7] * 99 + [0.3], 10, 0.01, 1)}
     study = report.read(write_comparison(tmp_path, values, samples=[4000] * 100, test=[1000] * 100))
-    ends = rows(report.client_table(study, to="csv"))
+    ends = rows(report.client_table(study).to("csv"))
     assert len(ends) == 10
-    assert ends[0]["client"] == "client-99"
-    assert len(rows(report.client_table(study, to="csv", every=True))) == 100
+    assert ends[-1]["client"] == "client-99"  # the largest gain comes first
+    assert len(rows(report.client_table(study, every=True).to("csv"))) == 100
     summary = report.gain_table(study)
     assert summary is not None
     (row,) = rows(summary.to("csv"))
-    assert int(row["gain"]) + int(row["lose"]) + int(row["neither"]) == 100
+    assert int(row["gain"]) + int(row["lose"]) + int(row["undecided"]) == 100
     assert (row["lose"], int(row["gain"]) > 80) == ("1", True)
     assert float(row["least"]) == pytest.approx(-0.3, abs=0.05)
 
@@ -130,17 +131,17 @@ def test_partitions_redrawn_per_seed_are_told(tmp_path):
     values = {k: v[:2] for k, v in GAIN.items()}
     study = report.read(write_comparison(tmp_path, values, samples=lambda seed: [100 + seed, 110, 120]))
     assert study.redrawn
-    assert "drawn anew" in report.client_table(study, to="markdown")
+    assert "drawn anew" in report.client_table(study).to("markdown")
 
 
 @pytest.mark.parametrize("form", ["html", "markdown", "latex", "csv"])
 def test_every_rendering_holds_every_row(study, form):
-    text = report.compare_table(study, to=form)
+    text = report.compare_table(study).to(form)
     assert all(label in text for label in GAIN)
 
 
 def test_terminal_tables_are_rich_tables(study):
-    assert isinstance(report.client_table(study, to="rich"), RichTable)
+    assert isinstance(report.client_table(study).to("rich"), RichTable)
 
 
 def test_hostile_text_is_escaped_in_every_rendering():
@@ -162,7 +163,7 @@ def test_no_cell_of_a_csv_is_a_formula(tmp_path):
     study = report.read(
         write_comparison(tmp_path, {"local": [[0.5, 0.6, 0.7, 0.8]], "fedavg": [[0.6] * 4]}, names=names)
     )
-    found = rows(report.client_table(study, "csv", every=True))
+    found = rows(report.client_table(study, every=True).to("csv"))
     assert [r["client"] for r in found] == [f"'{n}" for n in names]
     assert [float(r["gain"]) for r in found] == pytest.approx([0.1, 0, -0.1, -0.2])
 
@@ -171,8 +172,8 @@ def test_steps_per_round_are_shown(tmp_path):
     study = report.read(
         write_comparison(tmp_path, {"local": [[0.5]], "fedrep": [[0.6]]}, steps={"local": 3, "fedrep": 33})
     )
-    found = rows(report.compare_table(study, "csv"))
-    assert [float(r["steps_per_round"]) for r in found] == [3, 33]
+    found = rows(report.compare_table(study).to("csv"))
+    assert {r["method"]: float(r["steps_per_round"]) for r in found} == {"local": 3, "fedrep": 33}
     assert "steps/round" in report.compare_table(study).headers
 
 
@@ -202,3 +203,103 @@ def test_nearer_to_one_is_better(tmp_path):
     assert [r[0].text for r in table.rows if r[1].mark == "best"] == ["fedavg"]
     worst = next(r for r in table.rows if r[0].text == "fedprox")[2].values["worst_mean"]
     assert worst == pytest.approx(np.mean([0.4, 0.41, 0.4]))
+
+
+def harmed(folder, sites=4):
+    """ditto changes nothing; the common model gains 5 points everywhere but at the last client, where it loses 30."""
+    own = np.full(sites, 0.7)
+    common = own + np.where(np.arange(sites) < sites - 1, 0.05, -0.3)
+    values = {
+        "local": noisy(own, 10, 0.002, 0),
+        "fedavg": noisy(common, 10, 0.002, 1),
+        "ditto": noisy(own, 10, 0.002, 2),
+    }
+    return report.read(write_comparison(folder, values, samples=[4000] * sites, test=[1000] * sites))
+
+
+def test_the_headline_says_whom_the_common_model_harms(tmp_path):
+    study = harmed(tmp_path)
+    assert report.gain_table(study).rows[-1][0].text == "fedavg"
+    head = summary.headline(study)
+    assert "One common model (fedavg) clearly harms 1 of 4 clients (client-3, \N{MINUS SIGN}30" in head
+    assert "helps 3" in head
+    assert len(head.split()) < 70
+
+
+def test_every_client_has_a_line_with_verdict_method_and_gain(tmp_path):
+    against, each = summary.lines(harmed(tmp_path))
+    assert "own model (local)" in against
+    assert [line.name for line in each][-1] == "client-3"
+    assert {line.name: line.verdict for line in each} == dict.fromkeys(
+        ["client-0", "client-1", "client-2"], "gains"
+    ) | {"client-3": "undecided"}
+    assert each[0].text.startswith("+5.")
+    assert "points with fedavg (+" in each[0].text
+    assert "fedavg costs it 30" in each[-1].text
+
+
+def test_many_clients_are_those_that_gain_and_lose_and_a_count(tmp_path):
+    study = harmed(tmp_path, 60)
+    _, each = summary.lines(study)
+    assert len(each) <= 2 * summary.EACH + 1
+    assert [line.name for line in each if line.verdict == "gains"] == [line.name for line in each[:-1]]
+    assert each[-1].name == f"{60 - len(each) + 1} more clients"
+
+
+def test_signs_of_means_are_not_counted_as_verdicts(tmp_path):
+    """One seed and no scores per sample: no interval, so nobody gains or loses."""
+    study = report.read(write_comparison(tmp_path, {k: v[:1] for k, v in GAIN.items()}))
+    found = {r["method"]: r for r in rows(report.compare_table(study).to("csv"))}
+    assert {(r["gain"], r["lose"]) for r in found.values()} == {("", "")}
+    gains = rows(report.gain_table(study).to("csv"))
+    assert {(r["gain"], r["lose"], r["undecided"]) for r in gains} == {("", "", "")}
+    assert "better than alone" not in report.answer(study)
+
+
+def test_what_would_be_enough_stands_in_the_clients_line(tmp_path):
+    values = {"local": [[30.0, 1], [3.0, 1], [20.0, 1]], "fedavg": [[31.0, 1], [2.0, 1], [45.0, 1]]}
+    study = report.read(write_comparison(tmp_path, values, metric="rmse", classes=None))
+    line = next(x for x in summary.lines(study)[1] if x.name == "client-0")
+    assert "a verdict would take about" in line.text
+    assert line.verdict == "undecided"
+
+
+def test_rows_are_in_order_of_the_result(study):
+    for table in (report.compare_table(study), report.cost_table(study)):
+        assert [r[0].text for r in table.rows] == ["ditto", "local", "fedavg"]
+    gain = [r[2].key for r in report.client_table(study).rows]
+    assert gain == sorted(gain, reverse=True)
+
+
+@pytest.mark.parametrize(("clients", "shown"), [(19, False), (20, True)])
+def test_quantiles_are_shown_where_there_are_clients_enough(tmp_path, clients, shown):
+    values = {"local": noisy([0.6] * clients, 2, 0.01, 0), "fedavg": noisy([0.7] * clients, 2, 0.01, 1)}
+    table = report.gain_table(report.read(write_comparison(tmp_path, values)))
+    assert ("median" in table.headers) == shown
+    assert {"least", "most"} <= set(table.headers)
+
+
+def test_several_data_sets_make_one_table_for_a_paper(tmp_path):
+    studies = []
+    for k, metric in enumerate(("accuracy", "rmse")):
+        values = {"local": noisy([0.6, 0.7], 3, 0.01, 0), "fedavg": noisy([0.9, 0.9], 3, 0.01, 1)}
+        write_comparison(
+            tmp_path / metric, values | ({"ditto": noisy([0.8] * 2, 3, 0.01, 2)} if k else {}), metric=metric
+        )
+        studies.append(report.read(tmp_path / metric))
+    table = report.paper_table(studies)
+    found = {r["method"]: r for r in rows(table.to("csv"))}
+    for study, name in zip(studies, ("accuracy", "rmse"), strict=True):
+        alone = {r["method"]: r for r in rows(report.compare_table(study).to("csv"))}
+        for label, row in alone.items():
+            for mine, theirs in ((f"{name}_mean", f"{name}_mean"), ("worst_mean", "worst_mean"), ("gain", "gain")):
+                assert found[label][f"made, dirichlet:0.5, {name}: {mine}"] == row[theirs]
+    assert found["ditto"]["made, dirichlet:0.5, accuracy: accuracy_mean"] == ""
+    text = table.to("latex")
+    assert r"\multicolumn{3}{c}{made, dirichlet:0.5, accuracy}" in text
+    assert r"\cmidrule(lr){2-4} \cmidrule(lr){5-7}" in text
+    assert text.count(r"\textbf") == 2  # the best of each data set
+    widths = {line.count("&") for line in text.splitlines() if "&" in line and "multicolumn" not in line}
+    assert widths == {6}
+    with pytest.raises(RunError, match="different data sets"):
+        report.paper_table(studies[:1] * 2)

@@ -5,6 +5,7 @@ Every error is one line on stderr, `polyfed: ...`: exit status 2 for a wrong set
 """
 
 import errno
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -37,13 +38,13 @@ Federated learning when one model does not fit all.
 Start with [bold]polyfed run[/bold]: four hospitals, three methods, ten seeds; no download, under a minute.
 """
 
+COMPLETE = "_POLYFED_COMPLETE"
 HELP = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
     context_settings=HELP,
     name="polyfed",
     rich_markup_mode="rich",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 COMMANDS = (
@@ -77,6 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit. arguments: sys.argv without the program's name, when not given."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug, portable.own_process = "--debug" in given, arguments is None
+    if COMPLETE in os.environ:  # the shell asks what may follow
+        app(prog_name="polyfed")
     sys.exit(call([a for a in given if a != "--debug"], debug))
 
 

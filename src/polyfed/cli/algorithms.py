@@ -4,9 +4,11 @@ from typing import Annotated
 
 from typer import Argument
 
+from polyfed.cli import complete
+
 
 def algorithms(
-    name: Annotated[str | None, Argument(help="A method.", show_default=False)] = None,
+    name: Annotated[str | None, Argument(help="A method.", show_default=False, autocompletion=complete.methods)] = None,
 ) -> int:
     """List the methods, or describe one.
 

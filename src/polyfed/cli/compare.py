@@ -4,13 +4,17 @@ from typing import Annotated
 
 from typer import Argument
 
+from polyfed.cli import complete
 from polyfed.cli import options as o
 
 SEEDS = 5
 
 
 def compare(
-    methods: Annotated[list[str], Argument(help="Names, with settings where wanted: ditto:lam=0.1,lr=0.05")],
+    methods: Annotated[
+        list[str],
+        Argument(help="Names, with settings where wanted: ditto:lam=0.1,lr=0.05", autocompletion=complete.methods),
+    ],
     set: o.Set = None,
     data: o.Data = None,
     data_dir: o.DataDir = None,

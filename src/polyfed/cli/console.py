@@ -15,8 +15,8 @@ from polyfed.core.metric import short
 from polyfed.experiment.compare import Result, Watch
 from polyfed.experiment.watching import Callback
 from polyfed.experiment.watching import Progress as Step
-from polyfed.report.read import finite
-from polyfed.report.table import Table
+from polyfed.report.read import Study, finite
+from polyfed.report.table import STYLES, Table
 
 WIDE = 140  # columns for tables that go to a file or a pipe
 TENTHS = 10  # plain progress lines per run, when there is one run only
@@ -104,30 +104,30 @@ class Show(Watch):
 
 
 def show_table(table: Table) -> None:
-    """Print a table; one that is too wide in two parts, what was measured first and what follows from it second."""
+    """Print a table; where it is too wide, without the verdicts, which stand above it line by line."""
     wide = Measurement.get(stdout, stdout.options.update(width=1000), table.to("rich")).maximum > stdout.width
-    second = [k for k, h in enumerate(table.headers) if k and h.startswith(("verdict", "gain over", "95 %"))]
-    if not wide or not second:
-        stdout.print(table.to("rich"))
-        return
-    first = [k for k in range(len(table.headers)) if k not in second]
-    stdout.print(_columns(table, first, table.title, ()).to("rich"))
-    stdout.print()
-    stdout.print(_columns(table, [0, *second], "Verdicts", table.notes).to("rich"))
+    if wide:
+        keep = [k for k, h in enumerate(table.headers) if not h.startswith(("verdict", "gain over", "95 %"))]
+        rows = tuple(tuple(row[k] for k in keep) for row in table.rows)
+        table = Table(table.title, tuple(table.columns[k] for k in keep), rows, table.notes)
+    stdout.print(table.to("rich"))
 
 
-def _columns(table: Table, keep: list[int], title: str, notes: tuple[str, ...]) -> Table:
-    rows = tuple(tuple(row[k] for k in keep) for row in table.rows)
-    return Table(title, tuple(table.columns[k] for k in keep), rows, notes)
-
-
-def results(study: Any, page: Path) -> None:
-    """The answer, the table per client, the table per method, the caveats of the data, and where the page is."""
-    from polyfed.report import answer, client_table, compare_table
+def results(study: Study, page: Path) -> None:
+    """The answer, a line per client, the tables of clients and methods, caveats of the data, and where the page is."""
+    from polyfed.report import client_table, compare_table
+    from polyfed.report.summary import details, headline, lines
 
     stdout.print()
-    stdout.print(Text(answer(study), "bold"))
-    stdout.print()
+    stdout.print(Text(headline(study), "bold"))
+    against, each = lines(study)
+    if each:
+        stdout.print(Text(f"\n{against}:", "dim"))
+        wide = max(len(line.name) for line in each)
+        for line in each:
+            verdict = (f"{line.verdict}, ", STYLES[line.mark]) if line.verdict else ""
+            stdout.print(Text.assemble(f"{line.name:{wide}}  ", verdict, line.text))
+    stdout.print(Text(f"\n{' '.join(details(study))}\n"))
     if study.first.n > 1 and any(r.clients is not None for r in study.runs):
         show_table(client_table(study))
         stdout.print()

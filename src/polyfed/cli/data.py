@@ -6,10 +6,13 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from polyfed.cli import complete
 from polyfed.cli import options as o
 
 data = typer.Typer(help="List, fetch and inspect data sets.", no_args_is_help=True)
-Name = Annotated[str, Argument(help="A data set, or a folder of CSV or npz files.", show_default=False)]
+Name = Annotated[
+    str, Argument(help="A data set, or a folder of CSV or npz files.", show_default=False, autocompletion=complete.data)
+]
 
 
 @data.command("list")

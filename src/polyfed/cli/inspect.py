@@ -128,7 +128,8 @@ def _more(fed: Federation) -> str:
 def draw(fed: Federation, out: Path) -> Path:
     """The partition as a picture."""
     from polyfed.core.errors import RunError
-    from polyfed.report import RunFiles, Study, partition_figure, save
+    from polyfed.report import Study, partition_figure, save
+    from polyfed.report.read import RunFiles
 
     files = RunFiles(Path(), "", int(fed.meta.get("seed", 0)), {}, fed.describe(), pd.DataFrame(), None, {}, {})
     figure = partition_figure(Study([files]))

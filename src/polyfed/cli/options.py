@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 from typer import Option
 
-from polyfed.cli import portable
+from polyfed.cli import complete, portable
 from polyfed.experiment import training as tables
 
 T = TypeVar("T", bound=tables.Table)
@@ -18,9 +18,9 @@ def _help(table: type[Any], name: str) -> str:
     return next(f.metadata["setting"].doc for f in fields(table) if f.name == name)
 
 
-def option(table: type[tables.Table], name: str, panel: str, metavar: str | None = None) -> Any:
+def option(table: type[tables.Table], name: str, panel: str, metavar: str | None = None, **more: Any) -> Any:
     """The option of a setting, typed as text; the setting's own type reads it."""
-    return Option(help=_help(table, name), metavar=metavar, rich_help_panel=panel)
+    return Option(help=_help(table, name), metavar=metavar, rich_help_panel=panel, **more)
 
 
 def read(table: type[T], given: Mapping[str, Any]) -> T:
@@ -33,7 +33,7 @@ def read(table: type[T], given: Mapping[str, Any]) -> T:
     return check.read_table(table, typed, check.Where(None, {}, {}))
 
 
-Data = Annotated[str | None, option(tables.Data, "name", DATA)]
+Data = Annotated[str | None, option(tables.Data, "name", DATA, autocompletion=complete.data)]
 DataDir = Annotated[str | None, option(tables.Data, "dir", DATA, "DIR")]
 Target = Annotated[str | None, option(tables.Columns, "target", DATA, "COLUMN")]
 Standardise = Annotated[str | None, option(tables.Columns, "standardise", DATA, "SCOPE")]
@@ -59,6 +59,7 @@ Set = Annotated[
         "--set",
         help="Set any key of the experiment file, such as algorithm.lr=0.05 (see polyfed config).",
         metavar="KEY=VALUE",
+        autocompletion=complete.settings,
     ),
 ]
 Out = Annotated[Path | None, Option(help="Folder for the results. Default: runs/<time>-<name>.", rich_help_panel=WHERE)]

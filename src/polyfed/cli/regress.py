@@ -21,7 +21,9 @@ def regress(
     columns: Annotated[str | None, Option(help="Columns to use; else all others.", metavar="A,B,...")] = None,
     ties: Annotated[str, Option(help="efron or breslow, for cox.")] = "efron",
     level: Annotated[float, Option(help="Of the confidence intervals.")] = 0.95,
-    out: Annotated[Path | None, Option(help="Write the table there.", metavar="FILE.csv|.html|.md|.tex")] = None,
+    out: Annotated[
+        Path | None, Option(help="Write the table there, or as a page in HTML.", metavar="FILE.csv|.html|.md|.tex")
+    ] = None,
 ) -> int:
     """Fit a regression over all sites by federated Newton: coefficients, intervals, heterogeneity, meta-analysis.
 
@@ -53,7 +55,11 @@ def regress(
         found = clinical.fit(federation(data), model, ties=ties, level=level)
     table = found.table()
     show_table(table)
-    if out is not None:
+    if out is not None and out.suffix == ".html":
+        from polyfed.clinical.page import write_page
+
+        stdout.print(f"report: {write_page(found, out)}", soft_wrap=True, markup=False)
+    elif out is not None:
         try:
             out.write_text(str(table.to(forms[out.suffix])), encoding="utf-8")
         except OSError as e:

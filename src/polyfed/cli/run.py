@@ -5,6 +5,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from polyfed.cli import complete
 from polyfed.cli import options as o
 from polyfed.cli.portable import asked_by
 
@@ -15,7 +16,11 @@ def run(
     ] = None,
     algorithm: Annotated[
         list[str] | None,
-        Option(help="Run just this method, name or name:key=value; repeatable.", metavar="NAME"),
+        Option(
+            help="Run just this method, name or name:key=value; repeatable.",
+            metavar="NAME",
+            autocompletion=complete.methods,
+        ),
     ] = None,
     set: o.Set = None,
     data: o.Data = None,

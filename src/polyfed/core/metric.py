@@ -1,6 +1,5 @@
-"""Metric: how a model's score is computed, how it is printed and which way is better; `scores.py` has those known by
-name. Nothing else in the code decides by a score's name. The first of a run's metrics leads: it decides and is shown
-first.
+"""Metric: how a model's score is computed, how it is printed, and which way is better. `scores.py` has those known by
+name; no other code depends on a score's name. The first of a run's metrics leads: it decides, and is shown first.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ BETTER = r"^(higher|lower|near:-?\d+(\.\d+)?)$"
 
 @dataclass(frozen=True)
 class Seen:
-    """Outputs of a model and the targets of the same b samples, of one client or of several.
+    """A model's outputs and the targets of the same b samples, from one or several clients.
 
     output: [b, ...]     target: [b, ...], integers for classes
     threshold: the output at which a model with one output prefers neither of two classes: 0 for logits, 1/2 for
-        probabilities, and 1/2 too where several outputs are probabilities; None: not known
+        probabilities (also where there are several); None: unknown
     """
 
     output: Tensor
@@ -35,7 +34,7 @@ class Seen:
 
     @cached_property
     def kind(self) -> Kind | None:
-        """What is predicted: classes, numbers (one output per number) or a risk; None where it is neither."""
+        """What is predicted: classes, numbers (one output per number) or a risk (survival); None: none of these."""
         y, each = self.target, self.output.numel() == len(self.target)
         single = self.output.numel() == y.numel()
         if y.is_floating_point():
@@ -51,14 +50,14 @@ class Seen:
 
     @cached_property
     def guess(self) -> np.ndarray:
-        """[b] the class that each sample is given."""
+        """[b] the predicted classes."""
         if self._several:
             return self.output.argmax(1).numpy()
         return (self.output.reshape(-1) > (self.threshold or 0.0)).long().numpy()
 
     @cached_property
     def probabilities(self) -> np.ndarray:
-        """[b, C] of every class: softmax or sigmoid of logits, or the outputs where they are probabilities."""
+        """[b, C] probability of each class: softmax or sigmoid of logits, or the outputs if they are probabilities."""
         import torch
 
         if self.threshold == 0.5:
@@ -69,14 +68,14 @@ class Seen:
 
     @cached_property
     def ranking(self) -> np.ndarray:
-        """[b, C] what grows with the probability of a class, and is not rounded to 1: its log-odds, from logits."""
+        """[b, C] for ranking samples by a class: its log-odds if outputs are logits, as probabilities round to 1."""
         if self.threshold == 0.5:
             return self.output.double().numpy() if self._several else self.probabilities
         import torch
 
         z, top = self._logits, self._logits.argmax(1, keepdim=True)
         most = z.gather(1, top)
-        rest = (z - most).exp().sum(1, keepdim=True) - (z - most).exp()  # the likeliest class's is lost to rounding
+        rest = (z - most).exp().sum(1, keepdim=True) - (z - most).exp()  # lost to rounding for the likeliest class
         without = z.scatter(1, top, -torch.inf)
         return (z - (rest.log() + most).scatter(1, top, without.logsumexp(1, keepdim=True))).numpy()
 
@@ -108,35 +107,35 @@ class Seen:
 
 @dataclass(frozen=True)
 class Metric:
-    """One number that says how good a client's model is on the client's samples.
+    """How good a client's model is on the client's samples, as one number.
 
     Parameters
     ----------
     name : str
-        In files and tables.
+        What it is called in files and tables.
     unit : str
-        "%": a share, printed in per cent; "target": in the unit of the targets; "": a plain number.
+        "%": a share, printed as a percentage; "target": in the unit of the targets; "": a plain number.
     better : str
-        "higher", "lower", or "near:1": nearer to that number.
+        "higher", "lower", or such as "near:1": the nearer to 1 the better.
     compute : callable
-        Of a `Seen`; None for the loss, which the task knows. A ValueError, or NaN, means that the samples have no such
-        score.
+        From a `Seen` to the score; None for the loss, which the task computes. NaN or a ValueError: these samples have
+        no such score.
     per : str
-        "sample": `compute` gives [b] values, whose mean is taken chunk by chunk; "client": one number, from all
-        samples of a client.
+        "sample": `compute` returns [b] values, and their mean is taken; "client": one number for all samples of a
+        client.
     kind : str
-        What must be predicted: "classes", "two classes", "numbers" or "survival"; None: anything.
+        What the model must predict: "classes", "two classes", "numbers" or "survival"; None: anything.
     root : bool
-        Whether the square root of a mean over samples is taken.
+        Whether to take the square root of the mean over samples.
     terms : callable
-        Of a `Seen`, for scores that are no means over samples: [b] what each sample adds, see `terms`. None: not known,
-        and intervals then rest on the spread over splits alone.
+        From a `Seen` to [b] what each sample adds, for scores that are no means over samples, see `terms`. None: not
+        known, and intervals then rest on the spread over splits alone.
     title : str
         Its name in a sentence.
     decimals : int
-        That are printed; None: four figures.
+        How many are printed; None: four significant figures.
     lacks : str
-        Why a client may have none, such as "one class".
+        Why a client may have no score, such as "one class".
     span : float
         How far apart two values can be.
     """
@@ -159,7 +158,7 @@ class Metric:
 
     @property
     def pooled(self) -> bool:
-        """Whether its mean over all samples, whoever has them, is the mean over clients weighted by their samples."""
+        """Whether its value on all samples together is the mean over clients, weighted by their samples."""
         return self.per == "sample" and not self.root
 
     @property
@@ -169,11 +168,11 @@ class Metric:
 
     @property
     def aim(self) -> float:
-        """The value to be near to, where that is what is better."""
+        """The best value, of a metric that is better the nearer to it."""
         return float(self.better.removeprefix("near:"))
 
     def merit(self, value: Any) -> Any:
-        """A value as something of which more is better.
+        """A value turned so that higher is better.
 
         Parameters
         ----------
@@ -188,17 +187,17 @@ class Metric:
         return self.sign * value if self.sign else -abs(value - self.aim)
 
     def fits(self, seen: Seen) -> bool:
-        """Whether it can be had of such outputs and targets.
+        """Whether it can be computed from such outputs and targets.
 
         Parameters
         ----------
         seen : Seen
-            Some of them.
+            A sample of them.
 
         Returns
         -------
         bool
-            Whether `kind` is theirs.
+            Whether they are of this metric's `kind`.
         """
         return self.kind in (None, seen.kind) or (self.kind, seen.kind) == ("classes", "two classes")
 
@@ -208,12 +207,12 @@ class Metric:
         Parameters
         ----------
         seen : Seen
-            All of the client's.
+            All of the client's outputs and targets.
 
         Returns
         -------
         float
-            NaN where there is none.
+            NaN where the samples have no such score.
         """
         if not len(seen.target) or self.compute is None or not bool(seen.output.isfinite().all()):
             return math.nan
@@ -238,7 +237,7 @@ def short(value: float) -> str:
 
 
 def mean_of(values: np.ndarray) -> float:
-    """The mean over the clients that have a value; NaN where none has."""
+    """The mean over the clients that have a value; NaN if none does."""
     return math.nan if np.isnan(values).all() else float(np.nanmean(values))
 
 

@@ -242,7 +242,7 @@ _ALL = (
            lacks="one class, or classes that the model separates"),
     Metric("calibration-intercept", "", "near:0", _intercept, kind="two classes", title="calibration intercept",
            decimals=2, lacks=ONE),
-    Metric("ece", "", "lower", _ece, kind="classes", title="calibration error", decimals=3),
+    Metric("ece", "", "lower", _ece, kind="classes", title="calibration error", decimals=3, span=1.0),
     RMSE,
     Metric("mae", "target", "lower", _mae, kind="numbers", terms=lambda seen: 2 * _pinball_terms(seen), title="MAE"),
     Metric("r2", "", "higher", _r2, kind="numbers", terms=lambda seen: terms.r2(*seen.numbers), title="R²", decimals=3,

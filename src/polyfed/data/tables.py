@@ -27,7 +27,10 @@ HINTS = {
 
 
 def load_tables(paths: Sequence[Path], columns: Columns, single: bool) -> Dataset:
-    """The files as a data set that `partition` prepares. single: one file, of no client in particular. Raises DataError, with all columns that cannot be used."""
+    """The files as a data set that `partition` prepares. single: one file, of no client in particular.
+
+    Raises DataError, with all columns that cannot be used.
+    """
     sheets = [read(path) for path in paths]
     found = survey(sheets, columns)
     table = Table(sheets, found, columns)

@@ -10,9 +10,9 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from polyfed.experiment import files
+from polyfed.report import page as pages
 from polyfed.report import words
-from polyfed.report.page import shell
-from polyfed.report.style import canvas, styled, to_svg
+from polyfed.report.style import canvas, styled
 from polyfed.report.table import Cell, Table
 
 if TYPE_CHECKING:
@@ -222,11 +222,11 @@ def figure(found: "Coalitions") -> Figure:
 def page(found: "Coalitions") -> str:
     """report.html of a folder of coalitions."""
     assert found.folder is not None
-    svg = to_svg(figure(found), "figure-help", "Who helps whom", "Shapley values, row: receives, column: gives")
     marks = "bold" if len(found.names) <= WRITTEN else "a dot"
-    caption = f"Blue helps, orange harms; {marks}: clear jointly over all pairs."
-    picture = f"<figure>{svg}<figcaption><b>Who helps whom.</b> {escape(caption)}</figcaption></figure>"
-    matrix, *others = (t.to("html") for t in tables(found))
+    caption = f"Shapley values, row: receives, column: gives. Blue helps, orange harms; {marks}: clear jointly over all pairs."
+    picture = pages.figure(pages.Drawing("help", figure(found), "Who helps whom", caption))
+    kept = ("help", "clients", "partitions", "agreement")
+    matrix, *others = (pages.table(t, name) for t, name in zip(tables(found), kept, strict=False))
     names = ("What each client should do", "Which coalitions hold", "Do other methods agree?")
     config = (found.folder / "coalitions.toml").read_text(encoding="utf-8")
     sections = [("Who helps whom", f'{matrix}<div class="figures">{picture}</div>'), *zip(names, others, strict=False)]
@@ -234,7 +234,8 @@ def page(found: "Coalitions") -> str:
     sections.append(("Settings", f"<details><summary>coalitions.toml</summary><pre>{escape(config)}</pre></details>"))
     n = len(found.names)
     what = f"{words.count(n, 'client')} · {_about(found)} {words.duration(found.seconds)} of training"
-    return shell("Who gains from whom?", what, answer(found), "", sections, files.HEADER.lstrip("# ").split(";")[0])
+    top = f'<div class="answer"><p class="headline">{escape(answer(found))}</p></div>'
+    return pages.page("Who gains from whom?", what, top, sections, files.HEADER.lstrip("# ").split(";")[0])
 
 
 def _files(found: "Coalitions") -> str:

@@ -3,31 +3,30 @@
 from polyfed.report.clients import client_table, gain_table
 from polyfed.report.figures import client_figure, gain_figure, metric_figure, spread_figure
 from polyfed.report.page import write_report
-from polyfed.report.pictures import cluster_figure, mixing_figure, partition_figure
-from polyfed.report.read import RunFiles, Study, read
-from polyfed.report.style import save, to_svg
+from polyfed.report.paper import paper_table
+from polyfed.report.pictures import partition_figure
+from polyfed.report.read import Study, read
+from polyfed.report.style import save
 from polyfed.report.summary import answer
 from polyfed.report.table import Table
-from polyfed.report.tables import compare_table, cost_table
+from polyfed.report.tables import compare_table, cost_table, results
 
 __all__ = [
-    "RunFiles",
     "Study",
     "Table",
     "answer",
     "client_figure",
     "client_table",
-    "cluster_figure",
     "compare_table",
     "cost_table",
     "gain_figure",
     "gain_table",
     "metric_figure",
-    "mixing_figure",
+    "paper_table",
     "partition_figure",
     "read",
+    "results",
     "save",
     "spread_figure",
-    "to_svg",
     "write_report",
 ]

@@ -35,7 +35,7 @@ def admission_figure(found: "Admission") -> Figure:
 
 
 def admission_table(found: "Admission") -> Table:
-    """The metric after each exchange: every newcomer (where they are few), their mean, and what they reach alone."""
+    """The metric after each exchange: of every newcomer (up to 6), their mean, and what they reach alone."""
     scale, history = words.Scale(found.metric), found.history.to_dict("records")
     each = found.names if 1 < len(found.names) <= MANY else ()
     own = {(r["exchange"], r["client"]): r for r in found.table.to_dict("records")}
@@ -54,13 +54,13 @@ def admission_table(found: "Admission") -> Table:
     known = [n for n in found.names if math.isfinite(own[last, n][name] + own[last, n]["alone"])]
     better = sum(merit(own[last, n][name]) > merit(own[last, n]["alone"]) for n in known)
     notes = [
-        "alone: as many rounds of the same local training without anybody",
+        "alone: the same number of rounds of local training, without the others",
         f"better off than alone after {words.count(last, 'exchange')}: {better} of {len(known)}",
     ]
     if lacking := [n for n in found.names if n not in known]:
         notes.append(f"no {scale.name}: {words.listed(lacking)} ({found.metric.lacks})")
     if found.clusters is not None:
-        places = [f"{n}: {'with none' if c < 0 else c}" for n, c in zip(found.names, found.clusters, strict=True)]
+        places = [f"{n}: {'none' if c < 0 else c}" for n, c in zip(found.names, found.clusters, strict=True)]
         notes.append(f"cluster of the run: {', '.join(places[:20])}{', ...' if len(places) > 20 else ''}")
     columns = ("exchange", *each, found.label if len(each) < 2 else "mean", "alone", "down", "up")
     return Table(f"Newcomers to {found.label}, {found.split} {scale.header}", columns, tuple(rows), tuple(notes))

@@ -1,55 +1,59 @@
-"""The tables a consortium asks for: for every client, own model, common one, personalised ones; who gains."""
+"""The tables about clients: each under every method, and how many gain with which."""
 
 import math
-from typing import Literal, overload
 
 import numpy as np
-from rich.table import Table as RichTable
 
 from polyfed.report import pairs, words
 from polyfed.report.pairs import Interval, Verdict, mean_of, sample_std
 from polyfed.report.read import Study
 from polyfed.report.table import Cell, Table
-from polyfed.report.tables import ENDS, NAMED, Text, choices
+from polyfed.report.tables import ENDS, NAMED, choices, ranked, tally
 from polyfed.report.yardsticks import oracles
 
 MARKS = {1: "gain", -1: "loss", 0: "", None: "quiet"}
 
 
-@overload
-def client_table(study: Study, to: None = None, *, every: bool | None = None) -> Table: ...
-@overload
-def client_table(study: Study, to: Text, *, every: bool | None = None) -> str: ...
-@overload
-def client_table(study: Study, to: Literal["rich"], *, every: bool | None = None) -> RichTable: ...
-def client_table(study: Study, to: str | None = None, *, every: bool | None = None) -> Table | RichTable | str:
-    """One row per client: test samples, the metric of every method (mean ± sample standard deviation over seeds), the
-    best method, its gain over the client's own model paired over seeds with its interval, and the verdict.
+def client_table(study: Study, every: bool | None = None) -> Table:
+    """The clients, those that gain most first.
 
-    to: None for the neutral Table, or "rich", "html", "markdown", "latex", "csv"
-    every: all clients; False: the 5 that gain least and most; None: all up to 15 clients
+    Parameters
+    ----------
+    study : Study
+        From `read`.
+    every : bool or None
+        True: all clients; False: the 5 that gain most and the 5 that gain least; None: all up to 15 clients.
+
+    Returns
+    -------
+    Table
+        A row per client: the verdict, the gain over the client's own model (or the common one, where no run trains
+        clients alone) paired over seeds, its 95 % interval, test samples, the metric under every method (mean ± sample
+        standard deviation over seeds) and the best method.
     """
-    table = _compared(study, every) if len(pairs.grids(study)) > 1 else _single(study, every)
-    return table if to is None else table.to(to)
+    return _compared(study, every) if len(pairs.grids(study)) > 1 else _single(study, every)
 
 
 def lead(study: Study) -> tuple[str, str] | None:
-    """(the method in the lead, what it is held against): the best mean over clients against own or common models."""
+    """(the method in the lead, what it is compared with): the best mean over clients, and own or else common models."""
     mean = pairs.mean_verdict(study)
     shown = mean.choice if mean.choice in mean.gains else mean.shown
     return (shown, mean.reference) if shown and mean.reference else None
 
 
 def _compared(study: Study, every: bool | None) -> Table:
-    scale, found = words.Scale(study.metric), pairs.grids(study)
+    scale, grids = words.Scale(study.metric), pairs.grids(study)
+    found = {k: grids[k] for k in ranked(study) if k in grids}
     verdicts = pairs.client_verdicts(study)
     samples = mean_samples(study, study.split)
-    names, ends = study.names, every is False or (every is None and len(study.names) > NAMED)
-    first = lead(study)
-    if ends and first:
-        gain = {n: v.gains[first[0]].mean for n, v in verdicts.items() if first[0] in v.gains}
-        order = sorted((n for n in names if math.isfinite(gain.get(n, math.nan))), key=lambda n: gain[n])
-        names = order if len(order) <= 2 * ENDS else order[:ENDS] + order[-ENDS:]
+    first, names = lead(study), study.names
+    ends = first is not None and (every is False or (every is None and len(names) > NAMED))
+    if first:
+        gain = {n: v.gains[x].mean for n, v in verdicts.items() if (x := _beside(v, first[0] if ends else None))}
+        known = [n for n in names if math.isfinite(gain.get(n, math.nan))]
+        order = sorted(known, key=lambda n: -gain[n])
+        cut = ends and len(order) > 2 * ENDS
+        names = order[:ENDS] + order[-ENDS:] if cut else order + [n for n in names if n not in known]
     reference = first[1] if first else None
     against = (
         {"own": "own model", "yardstick": "own model", "common": "common model"}.get(study.role(reference), "")
@@ -73,15 +77,20 @@ def _compared(study: Study, every: bool | None) -> Table:
         cells.append(Cell(v.best or "–", {"best": v.best}))
         rows.append(tuple(cells))
     what = (
-        f"Clients: the {ENDS} that gain least and the {ENDS} that gain most"
+        f"Clients: the {ENDS} that gain most and the {ENDS} that gain least"
         if len(names) < len(study.names)
         else "Clients"
     )
     return Table(what, tuple(columns), tuple(rows), tuple(_notes(study, verdicts, reference, first, ends)))
 
 
+def _beside(v: Verdict, fixed: str | None) -> str | None:
+    """The method whose gain stands beside a verdict."""
+    return fixed if fixed in v.gains else v.shown
+
+
 def _gain(v: Verdict, scale: words.Scale, fixed: str | None) -> list[Cell]:
-    shown = fixed if fixed in v.gains else v.shown
+    shown = _beside(v, fixed)
     if shown is None:
         nothing = {"gain": None, "gain_of": None}
         return [Cell(v.text, {"verdict": v.text}, "quiet"), Cell("–", nothing), Cell("–", {"low": None, "high": None})]
@@ -104,7 +113,7 @@ def _notes(
         tally = ", ".join(f"{t}: {k}" for t, k in choices(study, verdicts).items())
         notes.append(f"Verdicts over all {words.count(len(verdicts), 'client')}: {tally}.")
         if ends:
-            notes.append(f"Shown are the {ENDS} clients that gain least and the {ENDS} that gain most.")
+            notes.append(f"Shown are the {ENDS} clients that gain most and the {ENDS} that gain least.")
             notes.append(f"The gain shown is that of {first[0]} over {reference}.")
         many = max(len(v.gains) for v in verdicts.values())
         seeds = max((g.seeds for v in verdicts.values() for g in v.gains.values()), default=0)
@@ -121,7 +130,7 @@ def _notes(
             notes.append("One seed: differences are given, but no spread and so no verdict.")
         if known and not any((r.folder / "scores.safetensors").exists() for r in study.runs):
             notes.append(
-                "These runs wrote no scores per sample: the intervals are Nadeau and Bengio's, longer than need be."
+                "These runs wrote no scores per sample, so the intervals are Nadeau and Bengio's, which are longer."
             )
     if study.redrawn:
         notes.append(
@@ -132,16 +141,16 @@ def _notes(
 
 
 def _single(study: Study, every: bool | None) -> Table:
-    """Without anything to compare with: the clients by metric."""
+    """With nothing to compare: the clients by their metric."""
     scale, found = words.Scale(study.metric), pairs.grids(study)
     label, grid = next(iter(found.items()), (study.labels[0], None))
     value = grid.per_client() if grid else {}
     samples = {s: mean_samples(study, s) for s in dict.fromkeys(("train", study.split))}
     names = [n for n in study.names if math.isfinite(value.get(n, math.nan))]
     ends = every is False or (every is None and len(names) > NAMED)
-    if ends:
-        names.sort(key=lambda n: study.metric.merit(value[n]))
-        names = names if len(names) <= 2 * ENDS else names[:ENDS] + names[-ENDS:]
+    names.sort(key=lambda n: -study.metric.merit(value[n]))
+    if ends and len(names) > 2 * ENDS:
+        names = names[:ENDS] + names[-ENDS:]
     lacking = [n for n in study.names if grid and samples[study.split][n] and not math.isfinite(value[n])]
     names += lacking[:ENDS]
     rows = []
@@ -151,56 +160,74 @@ def _single(study: Study, every: bool | None) -> Table:
         raw = {f"{label}_mean": mean, f"{label}_std": std}
         shown = scale.spread(mean, std) if math.isfinite(mean) else "n/a"
         rows.append((Cell(n, {"client": n}), *counts, Cell(shown, raw)))
-    what = f"Clients: the {ENDS} worst and the {ENDS} best" if len(names) < len(study.names) and ends else "Clients"
-    notes = [] if rows else ["The run wrote no results per client before it ended."]
+    what = f"Clients: the {ENDS} best and the {ENDS} worst" if len(names) < len(study.names) and ends else "Clients"
+    notes = [] if rows else ["The run ended before it wrote results per client."]
     if lacking:
         notes.append(f"n/a: {study.metric.lacks} ({words.count(len(lacking), 'client')}).")
     if len(names) < len(study.names) and ends:
-        notes.append(f"Shown are the {ENDS} clients that fare worst and the {ENDS} that fare best.")
+        notes.append(f"Shown are the {ENDS} clients with the best results and the {ENDS} with the worst.")
     columns = ("client<", *(f"{s} samples" for s in samples), f"{label}: {scale.header}")
     return Table(what, columns, tuple(rows), tuple(notes + _notes(study, {}, None, None, False)))
 
 
 def gain_table(study: Study) -> Table | None:
-    """Who gains over the own model (or the common one), method by method: clients that gain, lose, neither; quantiles
-    of the gain over clients. None when there is nothing to compare."""
+    """Who gains over the own model (or the common one), method by method, the best first.
+
+    Parameters
+    ----------
+    study : Study
+        From `read`.
+
+    Returns
+    -------
+    Table or None
+        A row per method: how many clients clearly gain, clearly lose, or are undecided ("–": no client can have a
+        verdict); the least and the largest gain, and from 20 clients on its quantiles over clients. None where there is
+        nothing to compare.
+    """
     first = lead(study)
     if first is None:
         return None
     scale, reference = words.Scale(study.metric), first[1]
     rows = []
-    for label in pairs.grids(study):
-        if label == reference or study.role(label) == "own":
-            continue
+    for label in ranked(study):
         found = [g for g in pairs.gains(study, label, reference).values() if math.isfinite(g.mean)]
-        if not found:
-            continue
-        rows.append((Cell(label, {"method": label}), *_counts(found), *_quantiles(found, scale)))
-    one = "" if len(study.seeds) > 1 else " One seed: the sign of the difference, without regard to chance."
+        if found and label != reference and study.role(label) != "own":
+            quantiles = _quantiles(found, scale, len(study.names) >= QUANTILES)
+            rows.append((Cell(label, {"method": label}), *_counts(found), *quantiles))
     note = f"Gain: {scale.name} minus that of {reference}, paired over seeds, positive when better."
     if study.metric.sign < 0:
         note = f"Gain: {scale.name} of {reference} minus that of the method, paired over seeds, positive when better."
     if not study.metric.sign:
-        note = f"Gain: by how much {scale.name} is nearer to {study.metric.aim:g} than that of {reference}, over seeds."
-    columns = ("method<", "gain", "lose", "neither", "least", "10 %", "median", "90 %", "most")
-    notes = (note + one, *oracles(study))
-    return Table(f"Gain over {reference}, client by client", columns, tuple(rows), notes)
+        note = f"Gain: how much nearer to {study.metric.aim:g} {scale.name} is than that of {reference}, over seeds."
+    cut = CUT if len(study.names) >= QUANTILES else CUT[:1] + CUT[-1:]
+    columns = ("method<", "gain", "lose", "undecided", *(header for header, _, _ in cut))
+    counts = "Gain, lose: clearly, jointly over clients; –: too few seeds or samples for a verdict on any client."
+    return Table(f"Gain over {reference}, client by client", columns, tuple(rows), (counts, note, *oracles(study)))
+
+
+QUANTILES = 20  # clients from which on quantiles say more than the ends
+CUT = (
+    ("least", "least", 0.0),
+    ("10 %", "q10", 0.1),
+    ("median", "median", 0.5),
+    ("90 %", "q90", 0.9),
+    ("most", "most", 1.0),
+)
 
 
 def _counts(found: list[Interval]) -> list[Cell]:
-    signs = [g.sign if g.sign is not None else int(np.sign(g.mean)) for g in found]
-    up, down, none = signs.count(1), signs.count(-1), signs.count(0)
+    counts, names = tally(found) or (None,) * 3, ("gain", "lose", "undecided")
     return [
-        Cell(str(up), {"gain": up}, "gain" if up else ""),
-        Cell(str(down), {"lose": down}, "loss" if down else ""),
-        Cell(str(none), {"neither": none}),
+        Cell("–" if k is None else str(k), {name: k}, mark if k else "")
+        for k, name, mark in zip(counts, names, ("gain", "loss", ""), strict=True)
     ]
 
 
-def _quantiles(found: list[Interval], scale: words.Scale) -> list[Cell]:
-    cut = np.quantile([g.mean for g in found], [0, 0.1, 0.5, 0.9, 1])
-    names = ("least", "q10", "median", "q90", "most")
-    return [Cell(scale.signed(float(q)), {name: float(q)}) for name, q in zip(names, cut, strict=True)]
+def _quantiles(found: list[Interval], scale: words.Scale, whole: bool) -> list[Cell]:
+    cut = np.quantile([g.mean for g in found], [q for _, _, q in CUT])
+    cells = [Cell(scale.signed(float(v)), {name: float(v)}) for (_, name, _), v in zip(CUT, cut, strict=True)]
+    return cells if whole else [cells[0], cells[-1]]
 
 
 def mean_samples(study: Study, split: str) -> dict[str, float]:

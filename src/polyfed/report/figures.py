@@ -1,5 +1,5 @@
-"""The figures of a report, from run folders alone. Each function returns a matplotlib Figure, or None where the runs
-do not hold what it would show; `to_svg` and `save` bring it out."""
+"""The figures of a report, from run folders alone: each a matplotlib Figure, or None where the runs lack what it shows.
+`save` writes one to a file."""
 
 import math
 from typing import Literal
@@ -12,11 +12,13 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from polyfed.report import pairs, words
 from polyfed.report.clients import lead
 from polyfed.report.read import RunFiles, Study, finite
-from polyfed.report.style import GREEN, INK, PAPER, QUIET, VERMILLION, canvas, legend_name, looks, styled
+from polyfed.report.style import GREEN, INK, PAPER, QUIET, VERMILLION, Look, canvas, legend_name, looks, styled
+from polyfed.report.tables import ranked
 
-NAMED = 30  # up to so many clients are named on an axis
-FEW = 8  # up to so many clients, quartiles mean little: dots and a median are drawn alone
-POINTS = 400  # more dots than this are drawn as one picture inside the SVG
+NAMED = 30  # most clients that are named on an axis
+FEW = 8  # most clients drawn without a box: quartiles of so few mean little
+BANDS = 4  # most curves that are drawn with a band
+POINTS = 400  # most dots that are drawn one by one; more become one picture inside the SVG
 
 Against = Literal["rounds", "bytes", "seconds", "virtual-time"]
 AXES: dict[str, tuple[str, str]] = {
@@ -28,36 +30,73 @@ AXES: dict[str, tuple[str, str]] = {
 
 
 def metric_figure(study: Study, against: Against = "rounds") -> Figure | None:
-    """The metric (mean over clients) against rounds, bytes per client, seconds or virtual time.
+    """The learning curves: the metric (mean over clients) over rounds, bytes or time.
 
-    One line per method: the mean over seeds, with a band of ± one sample standard deviation. Against bytes, a method
-    that sends nothing is a horizontal line at its final value.
+    One line per method: the mean over seeds, for up to 4 methods in a band of ± one sample standard deviation; the six
+    best in colour.
+    Over bytes, a method that sends nothing is a level line. The axis starts where the curves differ, so the first
+    rounds may lie outside.
+
+    Parameters
+    ----------
+    study : Study
+        From `read`.
+    against : str
+        "rounds", "bytes" (per client, down and up), "seconds" or "virtual-time" (of an asynchronous schedule).
+
+    Returns
+    -------
+    Figure or None
+        None where no run was evaluated twice, or the runs lack that axis.
     """
-    scale, column = words.Scale(study.metric), AXES[against][0]
-    curves = {label: c for label in study.labels if (c := _curve(study, label, column)) is not None}
+    scale, column, order = words.Scale(study.metric), AXES[against][0], ranked(study)
+    curves = {label: c for label in order if (c := _curve(study, label, column)) is not None}
     if not curves or not any(np.ptp(c["x"]) > 0 for c in curves.values()):
         return None
-    look = looks(study.labels, pairs.roles(study))
+    look, most = looks(order, pairs.roles(study)), scale.factor * study.metric.span
     with styled():
         figure, (axes,) = canvas()
         for label, curve in curves.items():
             x, y, s = curve["x"], curve["mean"], curve["std"]
-            colour, marker, line, name = *look[label], legend_name(label)
+            colour, marker, line = look[label]
+            grey = colour == QUIET
             if np.ptp(x) == 0:
-                axes.axhline(y[-1], color=colour, linestyle=line, label=name)
+                axes.axhline(y[-1], color=colour, linestyle=line, label=legend_name(label))
                 continue
-            every = max(1, len(x) // 8)
-            axes.plot(x, y, color=colour, marker=marker, linestyle=line, label=name, markevery=every)
-            if np.isfinite(s).any():
-                axes.fill_between(x, y - s, y + s, color=colour, alpha=0.18, linewidth=0)
+            axes.plot(
+                x, y, color=colour, linestyle=line, label=legend_name(label), markevery=max(1, len(x) // 8),
+                marker="" if grey else marker, linewidth=0.9 if grey else 1.6, zorder=1.5 if grey else 2,
+            )  # fmt: skip
+            if np.isfinite(s).any() and len(curves) <= BANDS:
+                low, high = (np.clip(y + k * s, 0, most) if math.isfinite(most) else y + k * s for k in (-1, 1))
+                axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.set_xlabel(AXES[against][1])
         axes.set_ylabel(f"{study.split} {scale.header}")
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=against == "rounds"))
         if against == "bytes":
             axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: words.size(v)))
         axes.margins(x=0.02)
-        _legend(figure, axes, len(curves))
+        if frame := _frame(list(curves.values())):
+            axes.set_ylim(frame)
+        _legend(figure, axes, look)
     return figure
+
+
+def _frame(curves: list[dict[str, np.ndarray]]) -> tuple[float, float] | None:
+    """The heights that the curves take after a quarter of their points; None where the start hardly adds to them, and
+    for one curve or very short ones."""
+    if len(curves) < 2 or max(len(c["x"]) for c in curves) < 4:
+        return None
+    spans = [np.concatenate([c["mean"] + k * np.nan_to_num(c["std"]) for k in (-1, 1)]).reshape(2, -1) for c in curves]
+    whole = [v for span in spans for v in (span.min(), span.max())]
+    late = [
+        v for span in spans for v in (span[:, -(-span.shape[1] // 4) :].min(), span[:, -(-span.shape[1] // 4) :].max())
+    ]
+    low, high = min(late), max(late)
+    if not low < high or max(whole) - min(whole) < 1.3 * (high - low):
+        return None
+    pad = 0.05 * (high - low)
+    return low - pad, high + pad
 
 
 def _curve(study: Study, label: str, column: str) -> dict[str, np.ndarray] | None:
@@ -85,13 +124,27 @@ def _curve(study: Study, label: str, column: str) -> dict[str, np.ndarray] | Non
 
 
 def spread_figure(study: Study) -> Figure | None:
-    """How unequally a method serves the clients: every client's metric (mean over seeds) as a dot, the median a thick
-    line, and above 8 clients a box of the quartiles with whiskers to the ends of the range."""
-    found = {k: [v for v in g.per_client().values() if np.isfinite(v)] for k, g in pairs.grids(study).items()}
+    """How unequally a method serves the clients, the best method on top.
+
+    A dot per client (mean over seeds), the median a thick line; above 8 clients a box of the quartiles, with whiskers
+    to the ends of the range.
+
+    Parameters
+    ----------
+    study : Study
+        From `read`.
+
+    Returns
+    -------
+    Figure or None
+        None for fewer than two clients with results.
+    """
+    order, grids = ranked(study), pairs.grids(study)
+    found = {k: [v for v in grids[k].per_client().values() if np.isfinite(v)] for k in order if k in grids}
     found = {k: np.array(v) for k, v in found.items() if v}
     if not found or max(map(len, found.values())) < 2:
         return None
-    scale, look = words.Scale(study.metric), looks(study.labels, pairs.roles(study))
+    scale, look = words.Scale(study.metric), looks(order, pairs.roles(study))
     with styled():
         figure, (axes,) = canvas(height=1.1 + 0.42 * len(found))
         for i, (label, values) in enumerate(found.items()):
@@ -120,10 +173,22 @@ def spread_figure(study: Study) -> Figure | None:
 
 
 def gain_figure(study: Study, method: str | None = None) -> Figure | None:
-    """What every client gains over its own model (or the common one): a dot per client with its 95 % interval, sorted.
+    """What every client gains over its own model (or the common one), the largest gain on top.
 
-    method: None for the method in the lead. Filled dots: clear jointly over clients. Up to 30 clients are named, up to
-    400 have their intervals drawn.
+    A dot per client with its 95 % interval, filled and in colour where clear jointly over clients. Up to 30 clients are
+    named; up to 400 have their intervals drawn.
+
+    Parameters
+    ----------
+    study : Study
+        From `read`.
+    method : str or None
+        Whose gain; None: that of the best method.
+
+    Returns
+    -------
+    Figure or None
+        None where there is nothing to compare.
     """
     first = lead(study)
     if first is None:
@@ -135,7 +200,7 @@ def gain_figure(study: Study, method: str | None = None) -> Figure | None:
     names = sorted(found, key=lambda n: found[n].mean)
     mean, low, high = (np.array([getattr(found[n], k) for n in names]) * scale.factor for k in ("mean", "low", "high"))
     clear = np.array([found[n].sign or 0 for n in names])
-    colour = np.where(mean > 0, GREEN, VERMILLION)
+    colour = np.where(clear > 0, GREEN, np.where(clear < 0, VERMILLION, QUIET))
     place = np.arange(len(names))
     named = len(names) <= NAMED
     with styled():
@@ -174,9 +239,20 @@ def _limits(mean: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[float,
 
 
 def client_figure(study: Study) -> Figure | None:
-    """The methods side by side for every client, each a dot (mean over seeds), joined by a line; up to 30 clients."""
-    scale, look = words.Scale(study.metric), looks(study.labels, pairs.roles(study))
-    found = {k: g.per_client() for k, g in pairs.grids(study).items()}
+    """The methods side by side for every client: a dot each (mean over seeds), the six best methods in colour.
+
+    Parameters
+    ----------
+    study : Study
+        From `read`.
+
+    Returns
+    -------
+    Figure or None
+        None for one method alone, and for more than 30 clients.
+    """
+    scale, order, grids = words.Scale(study.metric), ranked(study), pairs.grids(study)
+    look, found = looks(order, pairs.roles(study)), {k: grids[k].per_client() for k in order if k in grids}
     names = [n for n in study.names if any(math.isfinite(v[n]) for v in found.values())]
     if len(found) < 2 or not 0 < len(names) <= NAMED:
         return None
@@ -188,14 +264,15 @@ def client_figure(study: Study) -> Figure | None:
         axes.hlines(place, low, high, color=QUIET, linewidth=1, alpha=0.5, zorder=1)
         for label, v in values.items():
             colour, marker, _ = look[label]
+            grey = colour == QUIET
             axes.plot(
-                v, place, linestyle="none", color=colour, marker=marker, markersize=5.5,
-                label=legend_name(label),
+                v, place, linestyle="none", color=colour, marker=marker, label=legend_name(label),
+                markersize=3.5 if grey else 5.5, zorder=1.5 if grey else 2,
             )  # fmt: skip
         axes.set_yticks(place, [_short(n) for n in names])
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.set_xlabel(f"{study.split} {scale.header}")
-        _legend(figure, axes, len(values))
+        _legend(figure, axes, look)
     return figure
 
 
@@ -203,11 +280,19 @@ def _short(name: str, limit: int = 22) -> str:
     return legend_name(name if len(name) <= limit else name[: limit - 1] + "…")
 
 
-def _legend(figure: Figure, axes: Axes, entries: int) -> None:
-    if entries > 1:
-        handles, labels = axes.get_legend_handles_labels()
-        columns = max(1, min(entries, 4, 54 // (4 + max(map(len, labels)))))
-        figure.legend(handles, labels, loc="outside upper left", ncols=columns, handlelength=2.4, columnspacing=1.2)
+def _legend(figure: Figure, axes: Axes, look: dict[str, Look]) -> None:
+    """A key of the methods; those in grey share an entry where they are several."""
+    entries = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    grey = [k for label, of in look.items() if of.color == QUIET and (k := legend_name(label)) in entries]
+    if len(grey) > 1:
+        entries[f"{len(grey)} others"] = entries[grey[0]]
+        entries = {k: v for k, v in entries.items() if k not in grey}
+    if len(entries) > 1:
+        names = [_short(k, 26) for k in entries]
+        columns = min(len(names), 4, max(1, 56 // (5 + max(map(len, names)))))
+        figure.legend(
+            entries.values(), names, loc="outside upper left", ncols=columns, handlelength=2.4, columnspacing=1.2
+        )
 
 
 def representative(study: Study, key: str) -> RunFiles | None:

@@ -17,12 +17,12 @@ from polyfed.core.errors import RunError
 from polyfed.core.metric import BETTER
 
 Table = dict[str, Any]
-Number = FiniteFloat | None  # None: not a number when it was written
+Number = FiniteFloat | None  # None: was not finite
 SPLITS = ("train_", "validation_", "test_")  # columns of clients.csv that begin so hold numbers: samples and metrics
 
 
 class _File(BaseModel):
-    """Keys that are there must be of the type given; others are passed on as they are."""
+    """Known keys must have the type given; others are kept as they are."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -137,7 +137,7 @@ def report(folder: Path) -> Table:
 
 
 def metrics(folder: Path) -> list[Table]:
-    """The evaluations, in order; the last line may be half-written, when the run was killed while writing it."""
+    """The evaluations, in order; the last line may be cut off if the run was killed."""
     path = folder / "metrics.jsonl"
     lines, rows = text(path).splitlines(), []
     for number, line in enumerate(lines, 1):
@@ -154,7 +154,7 @@ def metrics(folder: Path) -> list[Table]:
 
 
 def clients(folder: Path, names: Sequence[str] | None = None) -> pd.DataFrame:
-    """One row per client, in the order of `names` if given; what is not a number where one belongs is refused."""
+    """One row per client, in the order of `names` if given; text where a number belongs is refused."""
     path = folder / "clients.csv"
     found = _csv(path, ("client",), lambda c: c == "rounds" or c.endswith("_bytes") or c.startswith(SPLITS))
     found["client"] = found["client"].fillna("").map(unmarked)
@@ -166,7 +166,7 @@ def clients(folder: Path, names: Sequence[str] | None = None) -> pd.DataFrame:
 
 
 def scores(folder: Path) -> dict[str, np.ndarray] | None:
-    """What every test sample adds to its client's metrics, see `experiment.folder.scores`; None: not written."""
+    """What every test sample adds to its client's metrics (see `experiment.folder.scores`); None: not written."""
     path = folder / "scores.safetensors"
     if not path.exists():
         return None
@@ -187,8 +187,8 @@ def ledger(folder: Path) -> pd.DataFrame:
 
 
 def tensors(path: Path, row: int | None = None, kind: Literal["pt", "np"] = "pt") -> Table:
-    """The named tensors of a safetensors file; `row`: of all of them only this one. kind: of torch, or numpy's arrays,
-    which need no torch."""
+    """The named tensors of a safetensors file. row: only this row of each   kind: torch's, or numpy's, which need no
+    torch"""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -218,7 +218,7 @@ def _json(path: Path) -> Any:
 
 
 def _checked(path: Path, value: Any, model: type[_File], where: str = "") -> Table:
-    """`value` as it is, once it is known to be what `model` says."""
+    """`value`, after checking it against `model`."""
     if not isinstance(value, dict):
         raise RunError(f"{path}: {where}found {type(value).__name__}, expected a table of keys and values")
     try:

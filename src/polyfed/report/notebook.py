@@ -1,4 +1,4 @@
-"""A run as a notebook shows it: one sentence, a table, the history as a figure. It takes tables, not a run."""
+"""A run as a notebook shows it: one sentence, a table, the history as a figure. Takes tables, not a run."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ def page(said: str, clients: Sequence[str], final: Final, metric: Metric, histor
 def _extremes(
     values: np.ndarray, clients: Sequence[str], metric: Metric
 ) -> tuple[float, tuple[float, str], tuple[float, str]] | None:
-    """(mean, worst and who, best and who) over the clients that have a value; None where nobody has."""
+    """(mean, worst and who, best and who) over the clients that have a value; None if none has."""
     known = np.flatnonzero(np.isfinite(values))
     if not len(known):
         return None
@@ -58,7 +58,7 @@ def _extremes(
 
 
 def _figure(history: pd.DataFrame, metric: Metric, said: str) -> str:
-    """The mean of the metric over the rounds, a line per split; nothing for less than two rounds."""
+    """The mean of the metric over the rounds, a line per split; empty for fewer than two rounds."""
     if metric.name not in history or len(set(history["round"])) < 2:
         return ""
     scale = words.Scale(metric)
@@ -69,5 +69,7 @@ def _figure(history: pd.DataFrame, metric: Metric, said: str) -> str:
         axes.set_xlabel("round")
         axes.set_ylabel(scale.header)
         figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=3)
-    name = f"run-{zlib.crc32(f'{said}{history.to_csv()}'.encode()):08x}"  # two runs in one notebook share no ids
+    name = (
+        f"run-{zlib.crc32(f'{said}{history.to_csv()}'.encode()):08x}"  # so that two runs in one notebook share no ids
+    )
     return to_svg(figure, name, f"mean {scale.name} over the rounds", said)

@@ -1,12 +1,16 @@
+const button = (text, act) => {
+  const made = document.createElement("button");
+  made.type = "button";
+  made.textContent = text;
+  made.addEventListener("click", () => act(made));
+  return made;
+};
+
 for (const table of document.querySelectorAll("table")) {
   const body = table.tBodies[0];
   if (body.rows.length < 3 || body.rows[0].cells.length < 3) continue;
   table.querySelectorAll("thead th").forEach((head, column) => {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.append(...head.childNodes);
-    head.append(button);
-    button.addEventListener("click", () => {
+    const sort = () => {
       const up = head.getAttribute("aria-sort") !== "ascending";
       for (const other of table.querySelectorAll("thead th")) other.removeAttribute("aria-sort");
       head.setAttribute("aria-sort", up ? "ascending" : "descending");
@@ -18,6 +22,39 @@ for (const table of document.querySelectorAll("table")) {
         return up ? d : -d;
       };
       body.append(...[...body.rows].sort(order));
-    });
+    };
+    head.replaceChildren(button(head.textContent, sort));
   });
+}
+
+const copy = async (text) => {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {  // a page from a server without TLS has no clipboard
+    const area = document.createElement("textarea");
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+};
+
+for (const part of document.querySelectorAll(".table")) {
+  const text = (form) => part.querySelector(`template.${form}`).content.textContent;
+  const save = () => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text("csv")], { type: "text/csv" }));
+    link.download = `${part.dataset.name}.csv`;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  };
+  const tools = document.createElement("p");
+  tools.className = "tools";
+  tools.append(button("Download CSV", save), button("Copy LaTeX", async (self) => {
+    await copy(text("latex"));
+    self.textContent = "Copied";
+    setTimeout(() => { self.textContent = "Copy LaTeX"; }, 1500);
+  }));
+  part.querySelector(".scroll").after(tools);
 }

@@ -7,10 +7,11 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterable
+from functools import cache
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from matplotlib.figure import Figure
@@ -18,60 +19,114 @@ from matplotlib.figure import Figure
 from polyfed.core.errors import RunError
 from polyfed.report import pairs, words
 from polyfed.report.clients import client_table, gain_table, lead
-from polyfed.report.figures import FEW, POINTS, client_figure, gain_figure, metric_figure, representative, spread_figure
+from polyfed.report.figures import (
+    BANDS,
+    FEW,
+    POINTS,
+    client_figure,
+    gain_figure,
+    metric_figure,
+    representative,
+    spread_figure,
+)
 from polyfed.report.pictures import cluster_figure, mixing_figure, partition_figure
 from polyfed.report.read import ALONE, RunFiles, Study, read
-from polyfed.report.style import to_svg, write_atomically
-from polyfed.report.summary import answer
+from polyfed.report.style import save, to_svg, write_atomically
+from polyfed.report.summary import details, headline, lines
 from polyfed.report.table import Cell, Table
-from polyfed.report.tables import NAMED, compare_table, cost_table, rand_index
+from polyfed.report.tables import NAMED, compare_table, cost_table, rand_index, results
 
-LISTED = 500  # clients up to which the page holds a row for each
+LISTED = 500  # most clients for which the page holds a row each
+FORMS = ("svg", "pdf", "png")
+FILES = '<p class="notes"><code>polyfed report FOLDER --figures</code> writes them as SVG, PDF and PNG.</p>'
+NBSP = "\N{NO-BREAK SPACE}"
 
 
-def write_report(paths: str | Path | Iterable[str | Path], out: str | Path | None = None) -> Path:
-    """Write report.html for run and comparison folders, and return its path.
+class Drawing(NamedTuple):
+    """A figure of the page: what its files are called, and what stands under it."""
 
-    With more than 500 clients the table of all of them is report-clients.csv beside it.
+    name: str
+    figure: Figure
+    title: str
+    caption: str
 
-    out: the file, or a folder to put it in; None: into the first folder given
-    Raises RunError when a folder cannot be read or the file cannot be written.
+
+def write_report(
+    paths: str | Path | Iterable[str | Path], out: str | Path | None = None, figures: bool = False
+) -> Path:
+    """Write report.html for run and comparison folders.
+
+    Beside it: results.csv with every measured number (see `results`) where there are several runs, and with more than
+    500 clients the table of all of them as report-clients.csv.
+
+    Parameters
+    ----------
+    paths : path or iterable of paths
+        Run or comparison folders.
+    out : path or None
+        The file, or a folder to put it in; None: into the first folder given. What is written beside a page of another
+        name begins with that name.
+    figures : bool
+        Whether to write every figure as SVG, PDF and PNG too, into the folder report-figures. Where that folder exists
+        they are always written, so that they belong to the page.
+
+    Returns
+    -------
+    Path
+        The page.
+
+    Raises
+    ------
+    RunError
+        A folder cannot be read, or a file cannot be written.
     """
     study = read(paths)
     target = Path(out) if out is not None else study.paths[0] / "report.html"
     if target.is_dir():
         target = target / "report.html"
     listed = target.with_name(f"{target.stem}-clients.csv") if len(study.names) > LISTED else None
-    page = render(study, listed.name if listed else "")
+    drawn = {"figures": _figures(study), "data": _data_figure(study)}
+    folder = target.with_name(f"{target.stem}-figures")
+    figures = figures or folder.is_dir()
     try:
+        if figures:
+            for d in [*drawn["figures"], *drawn["data"]]:
+                for form in FORMS:
+                    save(d.figure, folder / f"{d.name}.{form}")
         if listed:
-            write_atomically(listed, client_table(study, "csv", every=True).encode())
-        write_atomically(target, page.encode())
+            write_atomically(listed, client_table(study, every=True).to("csv").encode())
+        if len(study.runs) > 1:
+            beside = "results.csv" if target.name == "report.html" else f"{target.stem}-results.csv"
+            write_atomically(target.with_name(beside), results(study).to_csv(index=False).encode())
+        write_atomically(target, render(study, drawn, listed.name if listed else "", folder.name * figures).encode())
     except OSError as e:
         raise RunError(f"cannot write {target}: {e.strerror or e}") from None
     return target
 
 
-def render(study: Study, listed: str = "") -> str:
-    """The page as text. listed: the file beside it that holds the table of all clients, where they are too many."""
+def render(study: Study, drawn: dict[str, list[Drawing]], listed: str = "", beside: str = "") -> str:
+    """The page as text. listed: the file that holds the table of all clients, where they are too many   beside: the
+    folder with the figures' files, if there is one"""
+    figures, data = ("".join(figure(d, beside) for d in drawn[key]) for key in ("figures", "data"))
     sections = [
-        ("Methods", compare_table(study).to("html")),
         ("Clients", _clients(study, listed)),
-        ("Figures", _figures(study)),
-        ("Costs", cost_table(study).to("html")),
-        ("The data", _data(study)),
+        ("Methods", table(compare_table(study), "methods")),
+        ("Figures", f'<div class="figures">{figures}</div>{"" if beside else FILES}' if figures else ""),
+        ("Costs", table(cost_table(study), "costs")),
+        ("The data", f'<div class="figures"><div>{table(_data(study), "data")}</div>{data}</div>'),
         ("Settings", _settings(study)),
     ]
-    return shell(_title(study), _what(study), answer(study), _caveats(study), sections, _versions(study))
+    return page(_title(study), _what(study), _answer(study) + _caveats(study), sections, _versions(study))
 
 
-def shell(title: str, what: str, lead: str, caveats: str, sections: Iterable[tuple[str, str]], footer: str) -> str:
-    """A page: title, what it is about, the answer, what to keep in mind (HTML), sections (name, HTML), a last line."""
-    css = files("polyfed.report").joinpath("page.css").read_text(encoding="utf-8")
-    script = files("polyfed.report").joinpath("page.js").read_text(encoding="utf-8")
+def page(title: str, what: str, top: str, sections: Iterable[tuple[str, str]], footer: str) -> str:
+    """A whole page. `top` and the sections are HTML, the rest is text; sections without content are left out."""
+    css, script = _part("page.css"), _part("page.js")
     code = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{code}'"
-    body = "".join(f"<section><h2>{name}</h2>\n{content}</section>\n" for name, content in sections if content)
+    body = "".join(
+        f"<section>{f'<h2>{name}</h2>' if name else ''}\n{content}</section>\n" for name, content in sections if content
+    )
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -88,14 +143,48 @@ def shell(title: str, what: str, lead: str, caveats: str, sections: Iterable[tup
 <p class="what">{escape(what)}</p>
 </header>
 <main>
-<p class="answer">{escape(lead)}</p>
-{caveats}
+{top}
 {body}</main>
 <footer>{escape(footer)}</footer>
 <script>{script}</script>
 </body>
 </html>
 """
+
+
+@cache
+def _part(name: str) -> str:
+    return files("polyfed.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def table(shown: Table, name: str) -> str:
+    """A table with its CSV and LaTeX, for the buttons that the script puts under it. name: of the file."""
+    kept = "".join(f'<template class="{f}">{escape(shown.to(f), quote=False)}</template>' for f in ("csv", "latex"))
+    return f'<div class="table" data-name="{name}">{shown.to("html")}{kept}</div>\n'
+
+
+def figure(d: Drawing, beside: str = "") -> str:
+    """A figure with its title, caption and links to its files."""
+    svg = to_svg(d.figure, f"figure-{d.name}", d.title, d.caption)
+    links = [f'<a href="{quote(f"{beside}/{d.name}.{form}")}">{form.upper()}</a>' for form in FORMS if beside]
+    told = f'<b>{escape(d.title)}.</b> {escape(d.caption)} <span class="files">{" ".join(links)}</span>'
+    return f"<figure>{svg}<figcaption>{told}</figcaption></figure>\n"
+
+
+def _answer(study: Study) -> str:
+    against, found = lines(study)
+    rows = "".join(
+        f'<li class="{x.mark}"><b>{escape(x.name)}</b>: {verdict}{_prose(x.text)}</li>'
+        for x in found
+        for verdict in [f"<span>{x.verdict}</span>, " if x.verdict else ""]
+    )
+    each = f'<p class="against">{_prose(against)}:</p>\n<ul class="lines">{rows}</ul>' if found else ""
+    rest = " ".join(details(study))
+    return (
+        f'<div class="answer"><p class="headline">{_prose(headline(study))}</p>\n{each}'
+        + (f'<p class="rest">{_prose(rest)}</p>' if rest else "")
+        + "</div>\n"
+    )
 
 
 def _title(study: Study) -> str:
@@ -130,45 +219,60 @@ def _caveats(study: Study) -> str:
     return f'<p class="notes">Keep in mind about these data:</p><ul class="caveats notes">{items}</ul>'
 
 
+def _prose(text: str) -> str:
+    """Text with its numbers and units kept on one line."""
+    for unit in (" %", " points", " to +", f" to {words.MINUS}"):
+        text = text.replace(unit, unit.replace(" ", NBSP))
+    return escape(text)
+
+
 def _clients(study: Study, listed: str) -> str:
-    parts = [t.to("html") for t in (gain_table(study) if study.first.n > 1 else None, client_table(study)) if t]
+    gains = gain_table(study) if study.first.n > 1 else None
+    by_method = table(gains, "gains") if gains else ""
+    whole = client_table(study, every=not listed)
+    shown = table(whole, "clients")
     if listed:
-        parts.append(f'<p>All {len(study.names):,} clients: <a href="{quote(listed)}">{escape(listed)}</a></p>')
-    elif len(study.names) > NAMED:
-        table = client_table(study, every=True)
-        bare = Table("All clients", table.columns, table.rows)
-        parts.append(f"<details><summary>All {len(study.names)} clients</summary>{bare.to('html')}</details>")
-    return '<div style="height:1rem"></div>\n'.join(parts)
+        link = f'<p>All {len(study.names):,} clients: <a href="{quote(listed)}">{escape(listed)}</a></p>'
+        return by_method + shown + link
+    if len(study.names) <= NAMED:
+        return shown + by_method
+    return f"{by_method}<details><summary>All {len(study.names)} clients</summary>{shown}</details>"
 
 
-def _figures(study: Study) -> str:
+def _figures(study: Study) -> list[Drawing]:
     metric, first = _upper(words.Scale(study.metric).name), lead(study)
-    seeds = "mean over seeds, band: ± one standard deviation" if len(study.seeds) > 1 else "one seed"
+    seeds = "mean over seeds" if len(study.seeds) > 1 else "one seed"
+    if len(study.seeds) > 1 and len(study.labels) <= BANDS:
+        seeds += ", band: ± one standard deviation"
     level = " A method that sends nothing is a level line." if any(r.role == "own" for r in study.runs) else ""
+    start = " The axis starts where the curves differ; the first rounds may lie outside."
     box = "; box: the quartiles" if len(study.names) > FEW else ""
     dots = f"One dot per client (mean over seeds); thick line: the median{box}."
-    drawn: list[tuple[str, Figure | None, str, str]] = [
-        ("rounds", metric_figure(study), f"{metric} against rounds", f"Mean over clients; {seeds}."),
-        ("bytes", metric_figure(study, "bytes"), f"{metric} against bytes", f"Messages per client; {seeds}.{level}"),
-        ("virtual", metric_figure(study, "virtual-time"), f"{metric} against virtual time", f"{_upper(seeds)}."),
-        ("spread", spread_figure(study), "Spread over clients", dots),
-        ("clients", client_figure(study), "Client by client", "Every method, mean over seeds."),
-    ]
+    found: list[tuple[str, Figure | None, str, str]] = []
     if first:
-        how = (
-            "95 % interval, paired over seeds; filled: clear jointly over clients."
-            if len(study.seeds) > 1
-            else "One seed: no intervals."
-        )
-        if len(study.seeds) > 1 and len(study.names) > POINTS:
-            how = "Mean over seeds; filled: clear at 95 %, paired over seeds, jointly over clients."
-        drawn.append(("gain", gain_figure(study), f"Gain of {first[0]} over {first[1]}", how))
+        how = "95 % interval, paired over seeds; filled and in colour: clear jointly over clients."
+        if len(study.names) > POINTS:
+            how = "Mean over seeds; in colour: clear at 95 %, paired over seeds, jointly over clients."
+        if all(g.sign is None for g in pairs.gains(study, *first).values()):
+            how = "Too few seeds or samples for intervals."
+        found.append(("gain", gain_figure(study), f"Gain of {first[0]} over {first[1]}", how))
+    found += [
+        ("clients", client_figure(study), "Client by client", "Every method, mean over seeds."),
+        ("spread", spread_figure(study), "Spread over clients", dots),
+        ("rounds", metric_figure(study), f"{metric} over rounds", f"Mean over clients; {seeds}.{start}"),
+        (
+            "bytes",
+            metric_figure(study, "bytes"),
+            f"{metric} over bytes",
+            f"Messages per client; {seeds}.{level}{start}",
+        ),
+        ("virtual", metric_figure(study, "virtual-time"), f"{metric} over virtual time", f"{_upper(seeds)}.{start}"),
+    ]
     for key, draw, title in (("clusters", cluster_figure, "Clusters"), ("mixing", mixing_figure, "Mixing")):
         run = representative(study, key)
         if run is not None:
-            drawn.append((key, draw(run), f"{title}, {run.label}", _about(run, key)))
-    shown = "".join(_figure(*d) for d in drawn if d[1] is not None)
-    return f'<div class="figures">{shown}</div>' if shown else ""
+            found.append((key, draw(run), f"{title}, {run.label}", _about(run, key)))
+    return [Drawing(name, figure, title, text) for name, figure, title, text in found if figure is not None]
 
 
 def _upper(text: str) -> str:
@@ -179,16 +283,11 @@ def _about(run: RunFiles, key: str) -> str:
     score = rand_index(run) if key == "clusters" else None
     text = f"Seed {run.seed}."
     if key == "mixing":
-        text += " Row i: the weights with which client i takes the models of the others."
+        text += " Row i: the weights of the other clients' models in client i's."
     return text + (f" Adjusted Rand index against the truth: {score:.2f}." if score is not None else "")
 
 
-def _figure(name: str, figure: Any, title: str, caption: str) -> str:
-    svg = to_svg(figure, f"figure-{name}", title, caption)
-    return f"<figure>{svg}<figcaption><b>{escape(title)}.</b> {escape(caption)}</figcaption></figure>\n"
-
-
-def _data(study: Study) -> str:
+def _data(study: Study) -> Table:
     f = study.first.federation
     total = {s: int(study.first.samples(s).sum()) for s in ("train", "validation", "test")}
     facts = {
@@ -200,16 +299,17 @@ def _data(study: Study) -> str:
         "true clusters": len(set(f["clusters"])) if f.get("clusters") else None,
     }
     rows = tuple((Cell(k), Cell(str(v))) for k, v in facts.items() if v is not None)
-    table = Table("The data", ("property<", "value<"), rows).to("html")
+    return Table("The data", ("property<", "value<"), rows)
+
+
+def _data_figure(study: Study) -> list[Drawing]:
     which = "Training samples per class, by size or shade, under all samples of the client."
-    if f.get("classes") is None:
+    if study.first.federation.get("classes") is None:
         which = "Samples of every client."
     if len(study.seeds) > 1:
         which += f" Seed {study.first.seed}; the split differs between seeds."
-    figure = partition_figure(study)
-    return (
-        f'<div class="figures"><div>{table}</div>{_figure("partition", figure, "What each client holds", which)}</div>'
-    )
+    drawn = partition_figure(study)
+    return [Drawing("partition", drawn, "What each client holds", which)] if drawn is not None else []
 
 
 def _settings(study: Study) -> str:
@@ -221,7 +321,7 @@ def _settings(study: Study) -> str:
     parts = []
     if differ:
         rows = tuple((Cell(k), *(Cell(_value(f.get(k))) for f in flat.values())) for k in differ)
-        parts.append(Table("What differs", ("setting<", *(f"{label}<" for label in flat)), rows).to("html"))
+        parts.append(table(Table("What differs", ("setting<", *(f"{label}<" for label in flat)), rows), "settings"))
     seeds = {label: [r.seed for r in study.of(label)] for label in study.labels}
     for label in study.labels:
         text = (study.of(label)[0].folder / "config.toml").read_text(encoding="utf-8")

@@ -7,15 +7,27 @@ from matplotlib.ticker import MaxNLocator
 
 from polyfed.report.figures import NAMED, _short
 from polyfed.report.read import RunFiles, Study, label_counts
-from polyfed.report.style import BLUE, INK, ORANGE, canvas, categories, styled
+from polyfed.report.style import BLUE, INK, VERMILLION, canvas, categories, styled
 
-BUBBLES = 700  # non-empty (client, class) pairs up to which bubbles are drawn; beyond, a heat map
-BARS = 400  # clients up to which each has a bar of its own; beyond, the bars touch
+BUBBLES = 700  # most bubbles, one per client and class that it holds; more become a heat map
+BARS = 400  # most clients with a bar each; more are drawn as one outline
 
 
 def partition_figure(study: Study, seed: int | None = None) -> Figure | None:
-    """What each client holds: training samples per class (the area of a bubble, or the shade of a cell) under the
-    clients' sample counts; for regression the counts alone. `seed`: None for the first run's."""
+    """What each client holds: training samples per class, under all its samples; for regression those alone.
+
+    Parameters
+    ----------
+    study : Study
+        From `read`.
+    seed : int or None
+        Whose split; None: the first run's.
+
+    Returns
+    -------
+    Figure or None
+        A bubble per client and class whose area is the number of samples, or a heat map for more than 700 of them.
+    """
     run = next((r for r in study.runs if seed is None or r.seed == seed), study.first)
     counts, train, test = label_counts(run), run.samples("train"), run.samples("test")
     x, names = np.arange(run.n), [str(c["name"]) for c in run.federation["clients"]]
@@ -27,7 +39,7 @@ def partition_figure(study: Study, seed: int | None = None) -> Figure | None:
             tall = min(0.17 * counts.shape[1] + 0.7, 3.2)
             figure, (top, last) = canvas(height=1.2 + tall + 0.4, rows=2, sharex=True, height_ratios=[1.2, tall])
             _classes(figure, last, counts)
-        parts = [(train, 0 * train, BLUE, "train"), (test, train, ORANGE, "test")]
+        parts = [(train, 0 * train, BLUE, "train"), (test, train, VERMILLION, "test")]
         for height, bottom, color, label in parts[: 1 + test.any()]:
             if run.n <= BARS:
                 top.bar(x, height, width=0.85, bottom=bottom, color=color, label=label, linewidth=0)
@@ -68,7 +80,7 @@ def _classes(figure: Figure, axes, counts: np.ndarray) -> None:
 
 
 def cluster_figure(run: RunFiles) -> Figure | None:
-    """The clusters that a method found, as counts against the true ones, or as sizes where the truth is unknown."""
+    """The clusters that a method found: counted against the true ones, or their sizes where those are unknown."""
     found, true = run.findings.get("clusters"), run.federation.get("clusters")
     if not found or len(found) != run.n:
         return None
@@ -104,12 +116,13 @@ def cluster_figure(run: RunFiles) -> Figure | None:
 
 
 def mixing_figure(run: RunFiles) -> Figure | None:
-    """The mixing matrix: how much client i (row) takes from client j (column); rows sum to one."""
+    """The mixing matrix: how much client i (row) takes from client j (column); rows sum to one. None for equal weights,
+    which show nothing."""
     mixing = run.findings.get("mixing")
     if not mixing:
         return None
     m = np.array(mixing, dtype=float)
-    if m.ndim != 2 or m.shape[0] != m.shape[1] or not np.isfinite(m).any():
+    if m.ndim != 2 or m.shape[0] != m.shape[1] or not np.isfinite(m).any() or np.nanmax(m) - np.nanmin(m) < 1e-3:
         return None
     true = run.federation.get("clusters")
     order = np.argsort(true, kind="stable") if true and len(true) == len(m) else np.arange(len(m))

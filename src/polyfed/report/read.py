@@ -1,4 +1,4 @@
-"""Reading run folders back: every report starts here, from the files alone, never from objects in memory.
+"""Reading run folders back: every report starts here, from files alone.
 
 `read` takes run folders and comparison folders (runs/<label>-seed<k>/) and gives a `Study`.
 """
@@ -28,8 +28,8 @@ class RunFiles:
     """One run folder.
 
     label: the method (with its setting) that the run belongs to     seed: of the run
-    config, federation, summary: the files of those names; `summary` is made from the last evaluation, with status
-    "unfinished", where the run was killed before it could write one     findings: report.json, what the method found
+    config, federation, summary: the files of those names; where the run was killed before it wrote a summary, one made
+    from its last evaluation, with status "unfinished"     findings: report.json, what the method found
     metrics: one row per evaluated round and split     clients: one row per client, or None for an unfinished run
     """
 
@@ -58,7 +58,7 @@ class RunFiles:
 
     @property
     def split(self) -> str:
-        """The split that the run is judged on: test, or the nearest thing that there is."""
+        """The split that the run is judged on: test, or else validation, or else train."""
         final = self.summary["final"]
         return next((s for s in ("test", "validation", "train") if s in final), "test")
 
@@ -102,9 +102,14 @@ class RunFiles:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """Runs that belong together: one data set, any number of methods and seeds.
+    """Runs that belong together: one data set, any number of methods and seeds. `read` makes one.
 
-    runs: in the order read     paths: the folders that were asked for
+    Parameters
+    ----------
+    runs : sequence of RunFiles
+        In the order read.
+    paths : sequence of Path
+        The folders that were asked for.
     """
 
     runs: Sequence[RunFiles]
@@ -117,21 +122,55 @@ class Study:
         return sorted(dict.fromkeys(r.label for r in self.runs), key=lambda label: order.index(self.role(label)))
 
     def of(self, label: str) -> list[RunFiles]:
-        """All runs of one method, by seed."""
+        """All runs of one method.
+
+        Parameters
+        ----------
+        label : str
+            The method, one of `labels`.
+
+        Returns
+        -------
+        list of RunFiles
+            By seed.
+        """
         return sorted((r for r in self.runs if r.label == label), key=lambda r: r.seed)
 
     def counted(self, label: str) -> list[RunFiles]:
-        """The runs that enter means: the finished ones, or all that have client results when none is finished."""
+        """The runs that enter means.
+
+        Parameters
+        ----------
+        label : str
+            The method, one of `labels`.
+
+        Returns
+        -------
+        list of RunFiles
+            The finished ones, or where none is, all that have results per client and did not diverge.
+        """
         runs = [r for r in self.of(label) if r.clients is not None]
         finished = [r for r in runs if r.status == "finished"]
         return finished or [r for r in runs if r.status != "diverged"]
 
     def role(self, label: str) -> str:
-        """Of a run that is over, where there is one: of an unfinished one nobody knows what its clients will deploy."""
+        """Whose model a client deploys.
+
+        Parameters
+        ----------
+        label : str
+            The method, one of `labels`.
+
+        Returns
+        -------
+        str
+            "own" (trained alone), "common" (one for all) or "personalised"; of a finished run where there is one.
+        """
         return (self.counted(label) or self.of(label))[0].role
 
     @property
     def first(self) -> RunFiles:
+        """The first run."""
         return self.runs[0]
 
     @property
@@ -146,10 +185,12 @@ class Study:
 
     @property
     def split(self) -> str:
+        """The split that the runs are judged on: test, or else validation, or else train."""
         return self.first.split
 
     @property
     def seeds(self) -> list[int]:
+        """The seeds of all runs, sorted."""
         return sorted({r.seed for r in self.runs})
 
     @cached_property
@@ -184,8 +225,21 @@ def label_counts(run: RunFiles) -> np.ndarray | None:
 def read(paths: str | Path | Iterable[str | Path]) -> Study:
     """Read a run folder, a comparison folder, or several of either.
 
-    Raises RunError, with one line, when a folder or file is missing or damaged, and when the runs do not belong
-    together: another data set, another metric, or other clients or samples under the same seed.
+    Parameters
+    ----------
+    paths : path or iterable of paths
+        The folders.
+
+    Returns
+    -------
+    Study
+        Their runs.
+
+    Raises
+    ------
+    RunError
+        A folder or file is missing or damaged, or the runs do not belong together: another data set, another metric, or
+        other clients or samples under the same seed.
     """
     asked = [Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)]
     if not asked:

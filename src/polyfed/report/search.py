@@ -10,7 +10,7 @@ from polyfed.core.metric import Metric
 from polyfed.report import words
 from polyfed.report.style import INK, canvas, looks, styled
 
-LEVELLED = "levelled"  # what ended a leg that was trained on to as many rounds as the other regime's best
+LEVELLED = "levelled"  # how a leg ended that was trained for as many rounds as the other regime's best
 
 
 def tune_figure(rows: Sequence[Mapping[str, Any]], metric: Metric, setting: str = "lam") -> Figure:

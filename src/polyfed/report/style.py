@@ -1,6 +1,6 @@
-"""How figures look, and how they leave matplotlib: themed inline SVG for pages, or files for papers.
+"""How figures look, and how they are written: as inline SVG for pages, or as files for papers.
 
-Ink, grid and series colours are written into inline SVG as CSS variables, so that one figure serves light and dark.
+Inline SVG takes ink, grid and series colours from CSS variables, so one figure serves light and dark pages.
 """
 
 import io
@@ -19,14 +19,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 INK, QUIET, GRID, PAPER = "#1b1f23", "#5a626b", "#dfe3e8", "#fefefe"
-# Okabe and Ito's palette, safe for the colour-blind; its yellow is left out, as it cannot be read on white.
-BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE = "#0072b2", "#d55e00", "#009e73", "#e69f00", "#56b4e9", "#cc79a7"
-SERIES = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
+# After Okabe and Ito's colours for the colour-blind, three of them darkened to a contrast of 3:1 on white; page.css has
+# the same six for dark ground.
+BLUE, VERMILLION, GREEN, BROWN, PINK, SKY = "#0064a8", "#d55e00", "#009e73", "#7d5a00", "#d070a8", "#3a9bd9"
+SERIES = (BLUE, VERMILLION, GREEN, BROWN, PINK, SKY)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.2, 1.2, 1.2)))
 VARIABLES = {
     INK: "--ink", QUIET: "--quiet", GRID: "--grid", PAPER: "--paper", BLUE: "--blue", VERMILLION: "--vermillion",
-    GREEN: "--green", ORANGE: "--orange", SKY: "--sky", PURPLE: "--purple",
+    GREEN: "--green", BROWN: "--brown", PINK: "--pink", SKY: "--sky",
 }  # fmt: skip
 
 STYLE: Any = {
@@ -43,14 +44,14 @@ STYLE: Any = {
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """The figure style, for as long as a figure is drawn or saved. Glyphs the font lacks are no reason to complain."""
+    """The figure style, for as long as a figure is drawn or saved. Missing glyphs do not warn."""
     with rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         yield
 
 
 def canvas(width: float = 4.7, height: float = 3.3, rows: int = 1, **grid: Any) -> tuple[Figure, list[Axes]]:
-    """A figure of `rows` stacked axes; sizes in inches. Not known to pyplot, so nothing has to be closed."""
+    """A figure with `rows` stacked axes; sizes in inches. pyplot does not know it, so it need not be closed."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(rows, 1, squeeze=False, **grid)
     return figure, list(axes[:, 0])
@@ -65,16 +66,17 @@ class Look(NamedTuple):
 
 
 def looks(labels: Sequence[str], roles: dict[str, str]) -> dict[str, Look]:
-    """A colour, marker and line for every method; own models and yardsticks are always grey and dashed."""
-    quiet = ("own", "yardstick", "oracle")
-    shared = [label for label in labels if roles[label] not in quiet]
+    """A colour, marker and line for every method, the best one first: six in colour, the rest grey. Own models are
+    dark and dashed, yardsticks grey and dashed."""
+    alone = ("own", "yardstick", "oracle")
+    shared = [label for label in labels if roles[label] not in alone]
     found = {}
     for i, label in enumerate(shared):
-        line = DASHES[i // len(SERIES) % len(DASHES)]
-        found[label] = Look(SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)], line)
-    own = (label for label in labels if roles[label] in quiet)
+        colour = SERIES[i] if i < len(SERIES) else QUIET
+        found[label] = Look(colour, MARKERS[i % len(MARKERS)], DASHES[i // len(SERIES) % len(DASHES)])
+    own = (label for label in labels if roles[label] in alone)
     for label, marker in zip(own, cycle(("x", "+", "1", "2", "3", "4")), strict=False):
-        found[label] = Look(QUIET, marker, (0, (3, 2)))
+        found[label] = Look(INK if roles[label] == "own" else QUIET, marker, (0, (3, 2)))
     return found
 
 
@@ -91,7 +93,7 @@ def legend_name(label: str) -> str:
 def to_svg(figure: Figure, name: str, title: str, description: str = "") -> str:
     """A figure as inline SVG: its own ids (prefixed by `name`), CSS variables for colours, title and description.
 
-    The same figure gives the same text; there is no date in it, and nothing in it is loaded from anywhere.
+    The same figure gives the same text: it holds no date and loads nothing.
     """
     out = io.StringIO()
     with styled():
@@ -117,9 +119,24 @@ def _themed(match: re.Match[str]) -> str:
 
 
 def save(figure: Figure, path: str | Path) -> Path:
-    """Write a figure for a paper: .pdf, .svg or .png (300 dpi), on white; replaced atomically.
+    """Write a figure for a paper, on white.
 
-    Raises ValueError for any other ending.
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+        Of this module, or your own.
+    path : path
+        Ending in .pdf, .svg or .png (300 dots per inch); what is there is replaced in one step.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    ValueError
+        Any other ending.
     """
     path = Path(path)
     form = path.suffix.lower().lstrip(".")
@@ -136,7 +153,7 @@ def save(figure: Figure, path: str | Path) -> Path:
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file in one step, so that a reader finds the old one or the new one.
 
-    The draft has one name, so that the next writer takes the place of one that was killed.
+    The draft always has the same name, so the next writer replaces one that a kill left behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")

@@ -1,6 +1,7 @@
-"""The answer in a sentence or two: does federating pay here, for whom, with which method, how much, at what bytes."""
+"""The answer: whether federating pays here, in a sentence or two and a line per client, and then what it rests on."""
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -8,27 +9,128 @@ from polyfed.report import pairs, words, yardsticks
 from polyfed.report.clients import lead
 from polyfed.report.pairs import Interval, Verdict
 from polyfed.report.read import ALONE, Study
+from polyfed.report.tables import tally
+
+LINES = 20  # clients up to which each has a line
+EACH = 8  # beyond that: clients listed that gain, and that lose
+
+
+class Line(NamedTuple):
+    """One client's line: its name, `gains`, `loses`, `undecided` or "", and by how much with which method."""
+
+    name: str
+    verdict: str
+    text: str
+
+    @property
+    def mark(self) -> str:
+        """How the verdict is marked, as a cell of a table."""
+        return {"gains": "gain", "loses": "loss"}.get(self.verdict, "quiet")
 
 
 def answer(study: Study) -> str:
-    """A few plain sentences that claim a difference only where it is clear: its interval, and jointly over clients."""
+    """Whether federating pays, for whom, with which method, at what price.
+
+    A difference is claimed only where it is clear: where its interval leaves zero out, jointly over clients.
+
+    Parameters
+    ----------
+    study : Study
+        From `read`.
+
+    Returns
+    -------
+    str
+        A few plain sentences: the headline, then what it rests on.
+    """
+    return " ".join([headline(study), *details(study)])
+
+
+def headline(study: Study) -> str:
+    """The result in a sentence or two, with the clients that gain and those that the common model harms."""
     values = pairs.grids(study)
     if not values:
         return _nothing(study)
-    mean = pairs.mean_verdict(study)
     first = lead(study)
-    if len(values) == 1 or first is None:
-        text = _single(study, next(iter(values))) if len(values) == 1 else _ranked(study, list(values))
-    elif study.role(first[1]) in ALONE:
-        text = _pays(study, mean, *first)
-    else:
-        text = _without_own(study, mean, *first)
-    return " ".join([text, *yardsticks.compared(study), *_caveats(study)])
+    if len(values) == 1:
+        return _single(study, next(iter(values)))
+    if first is None:
+        return _ranked(study, list(values))
+    if study.role(first[1]) not in ALONE:
+        return _without_own(study, pairs.mean_verdict(study), *first)
+    return " ".join([_pays(study, pairs.mean_verdict(study), *first), *_harm(study, *first)])
+
+
+def details(study: Study) -> list[str]:
+    """What the headline rests on: bytes, personalising against one common model, yardsticks, and caveats."""
+    first, found = lead(study), []
+    if first is not None and study.role(first[1]) in ALONE:
+        price = f"{words.count(len(study.seeds), 'seed')}; {first[0]} moves {_bytes(study, first[0])} per client."
+        found = [price, *_personalised(study)]
+    return found + yardsticks.compared(study) + _caveats(study)
+
+
+def lines(study: Study) -> tuple[str, list[Line]]:
+    """(what the clients are compared with, a line per client, the largest gain first). Beyond 20 clients, those with a
+    clear gain or loss, and how many are undecided; nothing where there is nothing to compare."""
+    first = lead(study)
+    if first is None or study.first.n < 2:
+        return "", []
+    own = study.role(first[1]) in ALONE
+    name = _scale(study).name
+    against = "each client's own model" if own else "the common model"
+    what = f"{name[:1].upper()}{name[1:]} against {against} ({first[1]}), with 95 % intervals"
+    found = sorted(_each(study, *first), key=lambda x: -x[0] if math.isfinite(x[0]) else math.inf)
+    every = [line for _, line in found]
+    if len(every) <= LINES:
+        return what, every
+    parts = {v: [line for line in every if line.verdict == v] for v in ("gains", "loses")}
+    shown = parts["gains"][:EACH] + parts["loses"][-EACH:]
+    rest = len(every) - len(shown)
+    more = [f"{len(of) - EACH} {v[:-1]}" for v, of in parts.items() if len(of) > EACH]
+    undecided = len(every) - sum(map(len, parts.values()))
+    more += [f"{undecided} without a clear difference"] * bool(undecided)
+    name = f"{rest} more clients" if shown else f"all {rest} clients"
+    return what, [*shown, *[Line(name, "", f"{words.listed(more)}; see the table of clients")] * bool(rest)]
+
+
+def _each(study: Study, method: str, reference: str) -> list[tuple[float, Line]]:
+    """(gain, line) of every client: of the method chosen for it, else of its best."""
+    scale, common = _scale(study), _common(study, reference)
+    harm = pairs.gains(study, common, reference) if common else {}
+    found = []
+    for name, v in pairs.client_verdicts(study).items():
+        shown = v.shown
+        if shown is None:
+            found.append((math.nan, Line(name, "", v.text)))
+            continue
+        g = v.gains[shown]
+        verdict = "" if g.sign is None and not g.enough else "undecided"
+        if v.choice is not None:
+            verdict = "loses" if v.choice == v.reference else "gains"
+        text = f"{_signed(g.mean, scale)} with {shown}"
+        if verdict == "loses" and len(v.gains) > 1:
+            text += ", its best"
+        if g.sign is not None:
+            text += f" ({scale.range(g.low, g.high)})"
+        else:
+            text += f" (a verdict would take {g.enough})" if g.enough else f", {v.text}"
+        if common and common != shown and (h := harm[name]).high < 0:
+            text += f"; {common} {'costs it' if h.sign else 'may cost it'} {_loss(h, scale)}"
+        found.append((g.mean, Line(name, verdict, text)))
+    return found
+
+
+def _common(study: Study, reference: str) -> str | None:
+    """The best of the common models, where it is not what the others are held against."""
+    values, role = pairs.merits(study), pairs.roles(study)
+    known = [k for k in values if role[k] == "common" and k != reference and math.isfinite(values[k].mean())]
+    return max(known, key=lambda k: values[k].mean()) if known else None
 
 
 def _pays(study: Study, mean: Verdict, method: str, own: str) -> str:
-    scale, gain = words.Scale(study.metric), mean.gains[method]
-    level = f"{_level(study, method)} against {_short(study, own)} for the clients' own models ({own})"
+    scale, gain = _scale(study), mean.gains[method]
+    level = f"{_level(study, method)} against {_short(study, own)} with the clients' own models ({own})"
     head = {
         1: "Federating pays on average: ",
         -1: "Federating does not pay here: ",
@@ -37,36 +139,65 @@ def _pays(study: Study, mean: Verdict, method: str, own: str) -> str:
         if not gain.enough
         else f"{pairs.FEW.capitalize()} ({gain.enough} would do), so this is a hint and no finding: ",
     }[gain.sign]
-    name = method if gain.sign == 1 or len(mean.gains) == 1 else f"{method}, the best shared method,"
-    text = f"{head}{name} reaches {level}, {_difference(gain, scale)}, at {_bytes(study, method)} per client."
     if gain.sign == -1 and mean.choice is None:
-        text = text.replace(head, "Federating does not pay with the best method here: ")
-    return " ".join([text, _whom(study, method, own), *_personalised(study, mean, own)])
+        head = "Federating does not pay with the best method here: "
+    name = method if gain.sign == 1 or len(mean.gains) == 1 else f"{method}, the best shared method,"
+    return f"{head}{name} reaches {level}, {_difference(gain, scale)}. {_whom(study, method, own)}"
 
 
 def _whom(study: Study, method: str, own: str) -> str:
-    """Which clients gain and lose, by name where they are few."""
-    scale = words.Scale(study.metric)
-    found = {n: g for n, g in pairs.gains(study, method, own).items() if math.isfinite(g.mean)}
-    if all(g.sign is None for g in found.values()):
-        up, down = sum(g.mean > 0 for g in found.values()), sum(g.mean < 0 for g in found.values())
-        return f"With it, {up} of {words.count(len(found), 'client')} do better than alone and {down} worse."
-    up = [n for n, g in found.items() if g.sign == 1]
-    down = sorted((n for n, g in found.items() if g.sign == -1), key=lambda n: found[n].mean)
-    rest = len(found) - len(up) - len(down)
-    losing = f"{len(down) or 'none'} {'lose' if len(down) > 1 else 'loses'}"
-    if down:
-        most = f"{scale.signed(found[down[0]].mean)}{scale.difference_unit}"
-        losing += f" ({down[0]}, {most})" if len(down) == 1 else f" (most: {down[0]}, {most})"
-    gaining = f"{len(up) or 'none'} {'gain' if len(up) > 1 else 'gains'} clearly"
+    """Which clients gain and lose with a method, by name where they are few."""
+    found, up, down = _sides(study, method, own)
+    counts = tally(found.values())
+    if counts is None:
+        some = next((f"for {n} {g.enough} would do" for n, g in found.items() if g.enough), "")
+        return f"Which clients gain and lose cannot be said ({f'{pairs.FEW}; {some}' if some else 'one seed'})."
+    if not up and not down:
+        return f"With {method}, no client clearly gains or loses."
+    gaining = f"{len(up) or 'none'} of {words.count(len(found), 'client')} clearly {'gain' if len(up) > 1 else 'gains'}"
     if up and len(up) <= 3 and len(found) > 1:
         gaining += f" ({words.listed(up)})"
-    return f"Of {words.count(len(found), 'client')}, {gaining}, {losing}, and for {rest} there is no clear difference."
+    losing = f"{len(down)} {'lose' if len(down) > 1 else 'loses'}{_most(study, down, found)}" if down else "none loses"
+    rest = f", and {counts[2]} {'is' if counts[2] == 1 else 'are'} undecided" if counts[2] else ""
+    return f"With {method}, {gaining}, {losing}{rest}."
 
 
-def _personalised(study: Study, mean: Verdict, own: str) -> list[str]:
+def _harm(study: Study, method: str, own: str) -> list[str]:
+    """Whom one model for all harms; of the method in the lead, only what `_whom` has not said."""
+    common = _common(study, own)
+    if common is None:
+        return []
+    found, up, down = _sides(study, common, own)
+    if tally(found.values()) is None:
+        return []
+    said = []
+    if common != method:
+        few = f"{len(down)} of {words.count(len(found), 'client')}"
+        harms = f"{few}{_most(study, down, found)}" if down else "no client"
+        helps = f" and helps {len(up) if len(up) > 1 else up[0]}" if up else ""
+        said.append(f"One common model ({common}) clearly harms {harms}{helps}.")
+    worst = min((n for n in found if math.isfinite(found[n].low)), key=lambda n: found[n].mean)
+    if found[worst].high < 0 and not down:
+        loss = _loss(found[worst], _scale(study), "; clear by itself, but not jointly over all clients")
+        said = [f"One common model ({common}) may cost {worst} {loss}."]
+    return said
+
+
+def _sides(study: Study, method: str, own: str) -> tuple[dict[str, Interval], list[str], list[str]]:
+    """(every client's gain, the clients that clearly gain, those that clearly lose), the largest difference first."""
+    found = {n: g for n, g in pairs.gains(study, method, own).items() if math.isfinite(g.mean)}
+    order = sorted(found, key=lambda n: -abs(found[n].mean))
+    return found, [n for n in order if found[n].sign == 1], [n for n in order if found[n].sign == -1]
+
+
+def _most(study: Study, down: list[str], found: dict[str, Interval]) -> str:
+    """` (most: va, −4.0 points)`."""
+    return f" ({'most: ' * (len(down) > 1)}{down[0]}, {_signed(found[down[0]].mean, _scale(study))})"
+
+
+def _personalised(study: Study) -> list[str]:
     """Whether a model per client is worth it over one for all."""
-    values, role = pairs.merits(study), pairs.roles(study)
+    values, role, mean = pairs.merits(study), pairs.roles(study), pairs.mean_verdict(study)
     kinds: dict[str, list[str]] = {"common": [], "personalised": []}
     for label in mean.gains:
         kinds[role[label]].append(label)
@@ -74,13 +205,13 @@ def _personalised(study: Study, mean: Verdict, own: str) -> list[str]:
         return []
     centre = {k: values[k].mean() for k in mean.gains}
     common, special = (max(kinds[k], key=lambda x: centre[x]) for k in ("common", "personalised"))
-    gap, scale = pairs.mean_gain(study, special, common, len(kinds["personalised"])), words.Scale(study.metric)
+    gap, scale = pairs.mean_gain(study, special, common, len(kinds["personalised"])), _scale(study)
     verb = {1: "is better than", -1: "is worse than", 0: "is not clearly different from", None: "against"}[gap.sign]
     return [f"Personalising ({special}) {verb} one common model ({common}): {_difference(gap, scale)}."]
 
 
 def _without_own(study: Study, mean: Verdict, method: str, reference: str) -> str:
-    scale, gain = words.Scale(study.metric), mean.gains[method]
+    scale, gain = _scale(study), mean.gains[method]
     head = "Whether federating pays cannot be said: no run trains the clients alone (compare with 'local'). "
     verb = {1: "is better than", -1: "is worse than", 0: "is not clearly different from", None: "against"}[gain.sign]
     return (
@@ -94,7 +225,7 @@ def _without_own(study: Study, mean: Verdict, method: str, reference: str) -> st
 
 def _ranked(study: Study, labels: list[str]) -> str:
     """Several personalised methods and nothing to hold them against: the best and the next."""
-    scale = words.Scale(study.metric)
+    scale = _scale(study)
     order = sorted(labels, key=lambda k: -pairs.merits(study)[k].mean())
     best, second = order[:2]
     gap = pairs.mean_gain(study, best, second, len(labels) - 1)
@@ -109,7 +240,7 @@ def _ranked(study: Study, labels: list[str]) -> str:
 
 
 def _single(study: Study, label: str) -> str:
-    runs, scale = study.counted(label), words.Scale(study.metric)
+    runs, scale = study.counted(label), _scale(study)
     rounds = round(float(np.mean([r.summary["rounds"] for r in runs])))
     mean = {n: v for n, v in pairs.grids(study)[label].per_client().items() if math.isfinite(v)}
     worst = min(mean, key=lambda n: study.metric.merit(mean[n])) if len(mean) > 1 else None
@@ -125,7 +256,7 @@ def _single(study: Study, label: str) -> str:
 def _nothing(study: Study) -> str:
     text = "No run has finished, so nothing can be said yet."
     last = study.first.summary
-    mean, scale = last["final"].get(study.split, {}).get("mean"), words.Scale(study.metric)
+    mean, scale = last["final"].get(study.split, {}).get("mean"), _scale(study)
     if isinstance(mean, int | float) and study.first.status != "diverged":
         at = f"{scale.number(mean)}{scale.unit} {study.split} {scale.name}"
         text += f" After round {last['rounds']}, {study.first.label} was at {at}."
@@ -138,9 +269,7 @@ def _caveats(study: Study) -> list[str]:
         found.append("One seed: no spread can be given.")
     lacking = _lacking(study)
     if lacking:
-        found.append(
-            f"Means leave out {words.listed(lacking)}: no {words.Scale(study.metric).name} ({study.metric.lacks})."
-        )
+        found.append(f"Means leave out {words.listed(lacking)}: no {_scale(study).name} ({study.metric.lacks}).")
     elif len(study.seeds) == 1 and first is not None and pairs.mean_gain(study, *first).sign is not None:
         found.append(
             "One seed: the intervals are about these trained models on new samples, not about another training."
@@ -152,7 +281,7 @@ def _caveats(study: Study) -> list[str]:
         found.append(f"Runs of {words.listed(diverged)} diverged and are left out.")
     partial = [r for label in study.labels for r in study.counted(label) if r.status != "finished"]
     if partial:
-        found.append(f"{words.count(len(partial), 'run')} did not finish; what is given is the state it was left in.")
+        found.append(f"{words.count(len(partial), 'run')} did not finish; what is shown is its last evaluation.")
     return found
 
 
@@ -178,7 +307,7 @@ def _effort(study: Study, method: str, reference: str) -> list[str]:
     if found is None:
         return []
     gain, seeds, times = found
-    scale = words.Scale(study.metric)
+    scale = _scale(study)
     text = f"{scale.signed(gain).lstrip('+')}{scale.difference_unit}"
     text = f"A gain of {text.replace('.0 points', ' points')} in the mean"
     if seeds is not None and seeds <= len(study.seeds):
@@ -192,22 +321,37 @@ def _effort(study: Study, method: str, reference: str) -> list[str]:
 
 
 def _level(study: Study, label: str) -> str:
-    return f"{_short(study, label)} {study.split} {words.Scale(study.metric).name}"
+    return f"{_short(study, label)} {study.split} {_scale(study).name}"
 
 
 def _short(study: Study, label: str) -> str:
     per_seed = list(pairs.grids(study)[label].per_seed().values())
-    scale = words.Scale(study.metric)
-    return f"{scale.spread(pairs.mean_of(per_seed), pairs.sample_std(per_seed))}{scale.unit}"
+    scale = _scale(study)
+    return f"{scale.number(pairs.mean_of(per_seed))}{scale.unit}"
 
 
 def _difference(gain: Interval, scale: words.Scale) -> str:
-    text = f"{scale.signed(gain.mean)}{scale.difference_unit}"
-    if not scale.percent:
-        text = f"{scale.signed(abs(gain.mean)).removeprefix('+')} {'better' if gain.mean >= 0 else 'worse'}"
+    text = _signed(gain.mean, scale)
     if gain.sign is None:
         return text
-    return f"{text} (95 % interval {scale.range(gain.low, gain.high)}, {words.count(gain.seeds, 'seed')})"
+    return f"{text} (95 % interval {scale.range(gain.low, gain.high)})"
+
+
+def _scale(study: Study) -> words.Scale:
+    return words.Scale(study.metric)
+
+
+def _signed(gain: float, scale: words.Scale) -> str:
+    """`+3.2 points`, or `0.032 better` where more may be worse."""
+    if scale.percent:
+        return f"{scale.signed(gain)}{scale.difference_unit}"
+    return f"{scale.signed(abs(gain)).removeprefix('+')} {'better' if gain >= 0 else 'worse'}"
+
+
+def _loss(gain: Interval, scale: words.Scale, more: str = "") -> str:
+    """`18.8 points (−31.9 to −5.6)`."""
+    size = scale.signed(abs(gain.mean)).removeprefix("+")
+    return f"{size}{scale.difference_unit} ({scale.range(gain.low, gain.high)}{more})"
 
 
 def _bytes(study: Study, label: str) -> str:

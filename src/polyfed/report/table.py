@@ -1,4 +1,4 @@
-"""The neutral table: cells that carry both what is read and what is computed with, and its six renderings."""
+"""The table that every report is made of: cells hold the text to read and the numbers behind it, in five forms."""
 
 import csv
 import html
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
+import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -23,7 +24,7 @@ STYLES = {"best": "bold", "gain": "green", "loss": "red", "quiet": "dim", "": ""
 
 @dataclass(frozen=True)
 class Cell:
-    """text: as shown     values: machine columns for CSV, the first is what sorting uses
+    """text: as shown     values: columns of the CSV; rows are sorted by the first
 
     mark: "best", "gain", "loss", "quiet" or ""
     """
@@ -39,15 +40,27 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """title, column headers, rows of cells, and notes that belong under the table wherever it is shown.
+    """A table of text, with the numbers behind it.
 
-    A column whose header ends in "<" is left-aligned (the mark is not shown); the others are right-aligned.
+    Parameters
+    ----------
+    title : str
+        Its caption.
+    columns : tuple of str
+        Headers. One that ends in "<" is left-aligned and shown without the mark; others are right-aligned.
+    rows : tuple of tuple of Cell
+        A cell per column.
+    notes : tuple of str
+        Shown under the table in every form but CSV.
+    groups : tuple of (str, int)
+        Headers over the columns, each with the number of columns it spans; "" for none.
     """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
+    groups: tuple[tuple[str, int], ...] = ()
 
     @overload
     def to(self, form: Literal["rich"]) -> RichTable: ...
@@ -56,7 +69,23 @@ class Table:
     @overload
     def to(self, form: str) -> RichTable | str: ...
     def to(self, form: str) -> RichTable | str:
-        """The table as "rich" (a rich.table.Table), "html", "markdown", "latex" or "csv" (text). Raises ValueError."""
+        """The table in one of its forms.
+
+        Parameters
+        ----------
+        form : str
+            "rich", "html", "markdown", "latex" (needs booktabs) or "csv" (full precision, shares between 0 and 1).
+
+        Returns
+        -------
+        rich.table.Table or str
+            To print in a terminal, or text.
+
+        Raises
+        ------
+        ValueError
+            Any other form.
+        """
         if form not in FORMATS:
             raise ValueError(f"format {form!r}: expected one of {', '.join(FORMATS)}")
         return getattr(self, f"_{form}")()
@@ -66,7 +95,11 @@ class Table:
 
     @property
     def headers(self) -> list[str]:
-        return [c.removesuffix("<") for c in self.columns]
+        """The columns' headers as shown where groups cannot be: the group first."""
+        over = [f"{title}: " if title else "" for title, span in self.groups for _ in range(span)]
+        return [
+            f"{g}{c.removesuffix('<')}" for g, c in zip(over or [""] * len(self.columns), self.columns, strict=True)
+        ]
 
     def _left(self, column: int) -> bool:
         return self.columns[column].endswith("<")
@@ -121,13 +154,24 @@ class Table:
             *(f"% {' '.join(note.split())}" for note in (self.title, *self.notes)),
             rf"\begin{{tabular}}{{{align}}}",
             r"\toprule",
-            " & ".join(_tex(h) for h in self.headers) + r" \\",
+            *self._latex_groups(),
+            " & ".join(_tex(c.removesuffix("<")) for c in self.columns) + r" \\",
             r"\midrule",
             *(" & ".join(cells) + r" \\" for cells in rows),
             r"\bottomrule",
             r"\end{tabular}",
         ]
         return "\n".join(lines) + "\n"
+
+    def _latex_groups(self) -> list[str]:
+        if not self.groups:
+            return []
+        ends = np.cumsum([span for _, span in self.groups])
+        heads = " & ".join(rf"\multicolumn{{{span}}}{{c}}{{{_tex(title)}}}" for title, span in self.groups)
+        rules = [
+            rf"\cmidrule(lr){{{end - span + 1}-{end}}}" for (t, span), end in zip(self.groups, ends, strict=True) if t
+        ]
+        return [rf"{heads} \\", " ".join(rules)]
 
     def _csv(self) -> str:
         rows = []

@@ -1,35 +1,67 @@
-"""The tables of a report: the methods side by side, what each client gains, and what it all cost."""
+"""The tables about methods: what they reach, how many clients gain, and what it costs."""
 
 import math
-from typing import Any, Literal, overload
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
-from rich.table import Table as RichTable
+import pandas as pd
 
 from polyfed.core.metric import Metric
 from polyfed.report import pairs, words
-from polyfed.report.pairs import Verdict, mean_of, sample_std
+from polyfed.report.pairs import Interval, Verdict, mean_of, sample_std
 from polyfed.report.read import ALONE, RunFiles, Study, finite
 from polyfed.report.table import Cell, Table
 from polyfed.report.yardsticks import oracles
 
-NAMED = 15  # above this many clients, the client table shows only both ends
+NAMED = 15  # with more clients, the client table shows only both ends
 ENDS = 5
 
-Text = Literal["html", "markdown", "latex", "csv"]
+
+@lru_cache(maxsize=4)
+def ranked(study: Study) -> list[str]:
+    """The methods in order of their result, the best first; those without a result last."""
+    mean = {k: g.mean() for k, g in pairs.merits(study).items()}
+    return sorted(study.labels, key=lambda k: -mean[k] if math.isfinite(mean.get(k, math.nan)) else math.inf)
 
 
-@overload
-def compare_table(study: Study, to: None = None) -> Table: ...
-@overload
-def compare_table(study: Study, to: Text) -> str: ...
-@overload
-def compare_table(study: Study, to: Literal["rich"]) -> RichTable: ...
-def compare_table(study: Study, to: str | None = None) -> Table | RichTable | str:
-    """One row per method: the metric that leads (mean over clients, ± sample standard deviation over seeds), how many
-    clients have it where not all do, worst client, further metrics, who gains, bytes, time, rounds, clusters.
+def results(study: Study) -> pd.DataFrame:
+    """Everything that was measured, for your own analysis.
 
-    to: None for the neutral Table, or "rich", "html", "markdown", "latex", "csv".
+    Parameters
+    ----------
+    study : Study
+        From `read`.
+
+    Returns
+    -------
+    DataFrame
+        A row per method, seed and client: method, role ("own", "common" or "personalised"), seed, status, then the
+        columns of the runs' clients.csv: client, samples per split, metrics (shares between 0 and 1), bytes.
+    """
+    frames = []
+    for r in study.runs:
+        if r.clients is not None:
+            about = {"method": r.label, "role": study.role(r.label), "seed": r.seed, "status": r.status}
+            frames.append(pd.DataFrame([about] * len(r.clients), index=r.clients.index).join(r.clients))
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def compare_table(study: Study) -> Table:
+    """The methods, the best first.
+
+    Parameters
+    ----------
+    study : Study
+        From `read`.
+
+    Returns
+    -------
+    Table
+        A row per method: the metric that leads (mean over clients, ± sample standard deviation over seeds), how many
+        clients have it where some lack it, worst client, further metrics, how many clients clearly gain and lose,
+        bytes, time, rounds, clusters.
     """
     scale = words.Scale(study.metric)
     available = {k: g for k, g in pairs.merits(study).items() if study.role(k) != "oracle"}
@@ -44,7 +76,7 @@ def compare_table(study: Study, to: str | None = None) -> Table | RichTable | st
     columns += ["gain / lose"] * (own is not None) + ["bytes per client", "time", "rounds", "steps/round", "seeds"]
     columns += ["clusters"] * clustered + ["ARI"] * scored
     rows = []
-    for label in study.labels:
+    for label in ranked(study):
         runs = study.counted(label)
         shown = runs or study.of(label)
         cells = [_method(study, label), _metric(study, label, scale, label == best)]
@@ -65,8 +97,7 @@ def compare_table(study: Study, to: str | None = None) -> Table | RichTable | st
         if clustered:
             cells += _clusters(shown)[: 1 + scored]
         rows.append(tuple(cells))
-    table = Table("Methods", tuple(columns), tuple(rows), tuple(_compare_notes(study, own)))
-    return table if to is None else table.to(to)
+    return Table("Methods", tuple(columns), tuple(rows), tuple(_compare_notes(study, own)))
 
 
 def _compare_notes(study: Study, own: str | None) -> list[str]:
@@ -82,29 +113,27 @@ def _compare_notes(study: Study, own: str | None) -> list[str]:
         notes[0] += f" One seed ({study.seeds[0]}): no spread over seeds can be given."
     if own is not None:
         notes.append(
-            f"Gain / lose: clients that are clearly above / below their own model ({own}), paired over seeds, at 95 % "
-            "jointly over clients."
-            if len(study.seeds) > 1
-            else f"Gain / lose: clients above / below their own model ({own}) with one seed; chance is not excluded."
+            f"Gain / lose: clients that are clearly better / worse off than with their own model ({own}), paired over "
+            "seeds, at 95 % jointly over clients; –: too few seeds or samples for a verdict on any client."
         )
     if any("steps" in r.summary for r in study.runs):
         notes.append("Steps/round: batches a client trains on in a round it takes part in, all its models together.")
     notes += oracles(study) + _beside(study)
     done = {r.summary["rounds"] for r in study.runs if r.role != "yardstick"}
     if len(done) > 1:
-        notes.append("The methods did not all train for the same number of rounds.")
+        notes.append("The methods trained for different numbers of rounds.")
     for status in ("interrupted", "unfinished", "diverged"):
         names = [r.folder.name for r in study.runs if r.status == status]
         if names:
             left = " It counts as it stands." if len(study.runs) == 1 and status != "diverged" else ""
             notes.append(f"{status.capitalize()}: {words.listed(names)}.{left}")
     if len(study.runs) > 1 and any(r.status != "finished" for r in study.runs):
-        notes.append("Runs that did not finish are left out of the means where the method has finished ones.")
+        notes.append("Unfinished runs are left out of the means of methods that have finished ones.")
     return notes
 
 
 def _beside(study: Study) -> list[str]:
-    """The common models that clients do not deploy, and how many numbers describe models of a structure."""
+    """How good common models are that no client deploys, and how many numbers describe a structured model."""
     notes, scale = [], words.Scale(study.metric)
     for label in study.labels:
         found = [r.summary for r in study.counted(label)]
@@ -122,7 +151,7 @@ def _beside(study: Study) -> list[str]:
 
 
 def _having(study: Study, runs: list[RunFiles], metric: Metric) -> tuple[list[int], int]:
-    """([runs] how many clients have a metric, how many have samples to have it)."""
+    """([runs] how many clients have a metric, how many have samples)."""
     counts, most = [], 0
     for r in runs:
         tested = {str(c["name"]) for c in r.federation["clients"] if c.get(study.split)}
@@ -132,7 +161,7 @@ def _having(study: Study, runs: list[RunFiles], metric: Metric) -> tuple[list[in
 
 
 def _over(study: Study, runs: list[RunFiles], metric: Metric) -> str:
-    """`3 of 4`, `3 to 4 of 4`; "" where every client with samples has the metric."""
+    """`3 of 4` or `3 to 4 of 4`; "" if every client with samples has the metric."""
     counts, most = _having(study, runs, metric)
     if not counts or min(counts) == most:
         return ""
@@ -144,7 +173,7 @@ def _partial(study: Study, metric: Metric) -> str:
 
 
 def _further(study: Study, runs: list[RunFiles], scale: words.Scale) -> Cell:
-    """A metric beside the one that leads."""
+    """A metric other than the one that leads."""
     name = scale.metric.name
     values = np.array([mean_of(r.values(metric=name).values()) for r in runs])
     mean, std = mean_of(values), sample_std(values)
@@ -160,7 +189,7 @@ def _method(study: Study, label: str) -> Cell:
 
 def _metric(study: Study, label: str, scale: words.Scale, best: bool) -> Cell:
     values = [mean_of(r.values().values()) for r in study.counted(label)]
-    if not values:  # killed before it could write its clients: the last evaluation
+    if not values:  # killed before it wrote its clients: take the last evaluation
         last = [finite(r.summary["final"].get(study.split, {}).get("mean")) for r in study.of(label)]
         if all(r.status == "diverged" for r in study.of(label)):
             return Cell("diverged", {f"{study.metric}_mean": None, f"{study.metric}_std": None}, "loss")
@@ -177,13 +206,19 @@ def _worst(runs: list[RunFiles], scale: words.Scale) -> Cell:
     return Cell(scale.spread(mean, std), {"worst_mean": mean, "worst_std": std})
 
 
+def tally(found: Iterable[Interval]) -> tuple[int, int, int] | None:
+    """(gain, lose, undecided): how many clients; None where no client has an interval, and so none a verdict."""
+    signs = [g.sign for g in found if math.isfinite(g.mean)]
+    if all(s is None for s in signs):
+        return None
+    return signs.count(1), signs.count(-1), len(signs) - signs.count(1) - signs.count(-1)
+
+
 def _gainers(study: Study, label: str, own: str) -> Cell:
-    if label == own:
+    found = None if label == own else tally(pairs.gains(study, label, own).values())
+    if found is None:
         return Cell("–", {"gain": None, "lose": None})
-    found = pairs.gains(study, label, own).values()
-    signs = [g.sign if g.sign is not None else int(np.sign(g.mean)) for g in found if math.isfinite(g.mean)]
-    up, down = signs.count(1), signs.count(-1)
-    return Cell(f"{up} / {down}" if signs else "–", {"gain": up, "lose": down})
+    return Cell(f"{found[0]} / {found[1]}", {"gain": found[0], "lose": found[1]})
 
 
 def _bytes(runs: list[RunFiles]) -> Cell:
@@ -216,7 +251,7 @@ def _clusters(runs: list[RunFiles]) -> list[Cell]:
 
 
 def rand_index(run: RunFiles) -> float | None:
-    """Adjusted Rand index of the clusters found against the true ones; None when either is unknown."""
+    """Adjusted Rand index of the clusters found against the true ones; None if either is unknown."""
     true, found = run.federation.get("clusters"), run.findings.get("clusters")
     if not true or not found or len(true) != len(found):
         return None
@@ -226,9 +261,21 @@ def rand_index(run: RunFiles) -> float | None:
 
 
 def cost_table(study: Study) -> Table:
-    """What each method cost: bytes down and up in total, per client and per participation, round trips, time."""
+    """What each method cost.
+
+    Parameters
+    ----------
+    study : Study
+        From `read`.
+
+    Returns
+    -------
+    Table
+        A row per method, in the order of `compare_table`: bytes down and up in total, per client, of the busiest
+        client; participations, round trips in each, time per round.
+    """
     rows = []
-    for label in study.labels:
+    for label in ranked(study):
         runs = study.counted(label) or study.of(label)
         s = [r.summary for r in runs]
         rounds = float(np.mean([x["rounds"] for x in s]))

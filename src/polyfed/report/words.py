@@ -1,4 +1,4 @@
-"""Numbers as people read them: bytes, durations, metrics with their spread. Used by tables, answer and figures."""
+"""Numbers as people read them: bytes, durations, metrics with their spread."""
 
 import math
 
@@ -18,7 +18,7 @@ def size(count: float) -> str:
 
 
 def figures(value: float, digits: int = 3) -> str:
-    """A number with so many significant figures, never in exponent form between 1e-4 and 1e6."""
+    """A number with `digits` significant figures; no exponent between 1e-4 and 1e6."""
     if not math.isfinite(value):
         return "–"
     if value == 0:
@@ -46,7 +46,7 @@ def duration(seconds: float) -> str:
 
 
 class Scale:
-    """How one metric is written: a share in per cent with one decimal, else with its decimals or four figures."""
+    """How one metric is written: a share in per cent with one decimal, others with their decimals or four figures."""
 
     def __init__(self, metric: Metric):
         self.metric = metric
@@ -65,7 +65,7 @@ class Scale:
         return self._plain(value, 4)
 
     def _plain(self, value: float, digits: int) -> str:
-        """A number; digits: figures where the metric says no decimals."""
+        """A number. digits: significant figures, if the metric does not say how many decimals."""
         if self.percent:
             return f"{value * 100:.1f}"
         if self.metric.decimals is None:
@@ -74,7 +74,7 @@ class Scale:
         return text.removeprefix("-") if float(text) == 0 else text
 
     def spread(self, mean: float, std: float) -> str:
-        """`81.3 ± 0.4`, or the mean alone when there is no spread to give."""
+        """`81.3 ± 0.4`, or the mean alone if there is no spread."""
         if not math.isfinite(std):
             return self.number(mean)
         return f"{self.number(mean)} ± {self._plain(std, 2)}"

@@ -1,0 +1,36 @@
+"""What the shell completes after TAB: names of methods, data sets and settings.
+
+Methods are looked up in the source text: importing them would make TAB wait for torch. The others do wait.
+"""
+
+import re
+from pathlib import Path
+
+HEAD = re.compile(r'^class (\w+)|^    name = "(.+)"', re.M)
+
+
+def methods(incomplete: str) -> list[str]:
+    """The methods that begin so."""
+    folder = Path(__file__).parents[1] / "algorithms"
+    found: dict[str, str] = {}
+    for path in folder.rglob("*.py"):
+        cls = ""
+        for begun, name in HEAD.findall(path.read_text(encoding="utf-8")):
+            cls = begun or cls
+            found[cls] = name or cls.lower()
+    public = re.findall(r"import (\w+) as \1", (folder / "__init__.py").read_text(encoding="utf-8"))
+    return sorted(found[cls] for cls in public if found[cls].startswith(incomplete))
+
+
+def data(incomplete: str) -> list[str]:
+    """The named data sets that begin so."""
+    from polyfed.data import names
+
+    return [name for name in names() if name.startswith(incomplete)]
+
+
+def settings(incomplete: str) -> list[str]:
+    """The keys of an experiment file that begin so, ready for their value."""
+    from polyfed.cli.config import keys
+
+    return [f"{key.name}=" for key in keys() if key.name.islower() and key.name.startswith(incomplete)]

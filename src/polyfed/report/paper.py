@@ -1,0 +1,111 @@
+"""One table for a paper: a row per method, a group of columns per data set."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from polyfed.core.errors import RunError
+from polyfed.core.metric import Metric
+from polyfed.report import pairs, words
+from polyfed.report.clients import lead
+from polyfed.report.pairs import mean_of, sample_std
+from polyfed.report.read import ALONE, Study
+from polyfed.report.table import Cell, Table
+from polyfed.report.tables import tally
+
+
+def paper_table(studies: Sequence[Study]) -> Table:
+    """Several data sets in one table.
+
+    Parameters
+    ----------
+    studies : sequence of Study
+        One per data set (or partition of it), from `read`. A method has the same name in all of them.
+
+    Returns
+    -------
+    Table
+        A row per method, by mean rank over the data sets that have it, the best first. Per data set: the metric (mean
+        over clients, ± sample standard deviation over seeds), the worst client, and how many clients clearly gain and
+        lose against their own models.
+
+    Raises
+    ------
+    RunError
+        No study is given, or two of them cannot be told apart by data set, partition and metric.
+    """
+    names = _titles(studies)
+    merit = [{k: m for k, g in pairs.merits(s).items() if math.isfinite(m := g.mean())} for s in studies]
+    order = [sorted(of, key=lambda k, of=of: -of[k]) for of in merit]
+    rank = {k: np.mean([o.index(k) / len(o) for o in order if k in o]) for o in order for k in o}
+    if not rank:
+        raise RunError("no run has finished, so there is nothing to put into a table")
+    rows = [
+        (
+            Cell(k, {"method": k}),
+            *(c for s, o, n in zip(studies, order, names, strict=True) for c in _cells(s, k, o, n)),
+        )
+        for k in sorted(rank, key=lambda k: rank[k])
+    ]
+    columns = ["method<"] + [c for s in studies for c in (words.Scale(s.metric).header, "worst client", *_gains(s))]
+    groups = [("", 1), *((n, 2 + len(_gains(s))) for s, n in zip(studies, names, strict=True))]
+    return Table("Methods by data set", tuple(columns), tuple(rows), tuple(_notes(studies, names)), tuple(groups))
+
+
+def _titles(studies: Sequence[Study]) -> list[str]:
+    """What tells the studies apart: the data set, and the partition or the metric where it takes them."""
+    about = [
+        (
+            str(s.first.federation.get("dataset") or "own data"),
+            str(s.first.federation.get("partition") or ""),
+            s.metric.name,
+        )
+        for s in studies
+    ]
+    for used in (1, 2, 3):
+        found = [", ".join(filter(None, a[:used])) for a in about]
+        if found and len({*found}) == len(found):
+            return found
+    raise RunError("a paper table takes runs on different data sets, partitions or metrics, and at least one of them")
+
+
+def _gains(study: Study) -> list[str]:
+    first = lead(study)
+    return ["gain / lose"] if first is not None and study.role(first[1]) in ALONE else []
+
+
+def _cells(study: Study, label: str, order: list[str], name: str) -> list[Cell]:
+    scale, metric, grids = words.Scale(study.metric), study.metric, pairs.grids(study)
+    keys = [f"{name}: {k}" for k in (f"{metric}_mean", f"{metric}_std", "worst_mean", "worst_std", "gain", "lose")]
+    if label not in order:
+        empty = [Cell("–", dict.fromkeys(keys[:2])), Cell("–", dict.fromkeys(keys[2:4]))]
+        return [*empty, *[Cell("–", dict.fromkeys(keys[4:]))] * len(_gains(study))]
+    mean = list(grids[label].per_seed().values())
+    worst = [_worst(row, metric) for row in grids[label].values]
+    cells = []
+    for values, two, best in ((mean, keys[:2], label == order[0] and len(order) > 1), (worst, keys[2:4], False)):
+        found = (mean_of(values), sample_std(values))
+        cells.append(Cell(scale.spread(*found), dict(zip(two, found, strict=True)), "best" if best else ""))
+    first = lead(study)
+    if first is not None and _gains(study):
+        own = label == first[1]
+        counts = None if own else tally(pairs.gains(study, label, first[1]).values())
+        text = "–" if counts is None else f"{counts[0]} / {counts[1]}"
+        cells.append(Cell(text, dict(zip(keys[4:], counts or (None, None), strict=False))))
+    return cells
+
+
+def _worst(values: np.ndarray, metric: Metric) -> float:
+    known = values[np.isfinite(values)]
+    return float(known[np.argmin(metric.merit(known))]) if len(known) else math.nan
+
+
+def _notes(studies: Sequence[Study], names: Sequence[str]) -> list[str]:
+    found = ["Mean over clients at the last round, ± sample standard deviation over seeds. Methods by mean rank."]
+    for study, name in zip(studies, names, strict=True):
+        first = lead(study)
+        against = f", gains over {first[1]}" if first is not None and _gains(study) else ""
+        seeds, clients = (words.count(len(x), k) for x, k in ((study.seeds, "seed"), (study.names, "client")))
+        found.append(f"{name}: {clients}, {seeds}, {study.split} samples{against}.")
+    return found
