@@ -223,7 +223,7 @@ def page(found: "Coalitions") -> str:
     """report.html of a folder of coalitions."""
     assert found.folder is not None
     marks = "bold" if len(found.names) <= WRITTEN else "a dot"
-    caption = f"Shapley values, row: receives, column: gives. Blue helps, orange harms; {marks}: clear jointly over all pairs."
+    caption = f"Row: receives, column: gives (Shapley values). Blue helps, orange harms; {marks}: jointly clear."
     picture = pages.figure(pages.Drawing("help", figure(found), "Who helps whom", caption))
     kept = ("help", "clients", "partitions", "agreement")
     matrix, *others = (pages.table(t, name) for t, name in zip(tables(found), kept, strict=False))
