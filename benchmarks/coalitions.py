@@ -150,7 +150,7 @@ def section(name: str, found: pf.Coalitions, seconds: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("which", nargs="*", choices=list(TITLES), default=list(TITLES))
+    parser.add_argument("which", nargs="+", choices=list(TITLES))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--docs", type=Path)
     given = parser.parse_args()
