@@ -141,15 +141,16 @@ def section(name: str, found: pf.Coalitions, seconds: float) -> str:
     """One federation in Markdown."""
     parts = [TITLES[name], f"> {answer(found)}", f"![Who helps whom](images/coalitions-{name}.png)"]
     runs = f"{found.trainings} trainings, {found.seconds:.0f} s of training; {seconds:.0f} s from start to page"
-    parts.append(f"{runs} (two cores, shared with other work).")
+    parts.append(f"{runs}.")
     parts += truth(name, found)
-    parts += [t.to("markdown").replace("−", "-") for t in found.tables()]
+    shown = [t for t in found.tables() if len(found.names) < 10 or t.title != "What each client should do"]
+    parts += [t.to("markdown").replace("−", "-") for t in shown]
     return "\n\n".join(p.strip() for p in parts) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("which", nargs="*", choices=list(TITLES), default=list(TITLES))
+    parser.add_argument("which", nargs="+", choices=list(TITLES))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--docs", type=Path)
     given = parser.parse_args()

@@ -28,6 +28,7 @@ from polyfed.experiment.run import position
 from polyfed.experiment.watching import Callback
 from polyfed.report import files as reading
 from polyfed.report.combined import Tested, evidence, jointly, tested, together
+from polyfed.report.pairs import Evidence
 
 if TYPE_CHECKING:
     from polyfed.experiment.opened import Opened
@@ -176,7 +177,7 @@ def _folders(before: Path, after: Path) -> list[tuple[Path, Path]]:
 
 def _rows(label: str, runs: list[tuple[Tested, Tested]], split: str) -> list[dict[str, Any]]:
     """One row per client that stays, and one for their mean."""
-    metric, known, rows = runs[0][1].metric, [], []
+    metric, known, rows = runs[0][1].metric, list[Evidence](), list[dict[str, Any]]()
     for name in runs[0][1].values[split]:
         pairs = [(a.values[split][name], b.values[split][name]) for a, b in runs]
         means = [float(metric.merit(b) - metric.merit(a)) for a, b in pairs]

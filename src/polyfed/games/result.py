@@ -414,8 +414,10 @@ def _limits(prefix: str, found: Interval) -> dict[str, Any]:
 
 def _widened(e: Evidence, error: float) -> Interval:
     """The interval with the chance of sampled coalitions added."""
-    if not error > 0:
+    if error == 0:
         return e.interval()
+    if math.isnan(error):  # of one sample nobody knows how far off it is
+        return Interval(e.spread.gain, math.nan, math.nan, len(e.spread.means))
     (var, freedom), gain = intervals.variance(e.spread, e.share), e.spread.gain
     judged, free = intervals.variance(replace(e.spread, whole=True), e.share)
     half = intervals.half_width(var + error**2, freedom)
@@ -540,4 +542,5 @@ def _agreement(f: Found) -> pd.DataFrame:
 
 def _rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
     """Spearman's; equal values share their mean rank."""
-    return float(np.corrcoef(*(pd.Series(v).rank() for v in (x, y)))[0, 1])
+    ranks = [pd.Series(v).rank().to_numpy() for v in (x, y)]
+    return float(np.corrcoef(np.stack(ranks))[0, 1])

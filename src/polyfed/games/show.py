@@ -42,7 +42,7 @@ def answer(found: "Coalitions") -> str:
     pairs = len(found.help)
     second = f"Of {pairs} values of one client for another, {int((clear.shapley > 0).sum())} are clearly positive and "
     second += f"{int((clear.shapley < 0).sum())} clearly negative."
-    best = found.partitions.iloc[0]
+    best: Mapping[Any, Any] = found.partitions.iloc[0].to_dict()
     third = f"The partition that holds best is {best['coalitions']} ({_stable(best)})."
     after = who[who.chosen_clear & (who.chosen_gain > 0)]["client"].tolist()
     mean = float(who.chosen_gain.mean())
