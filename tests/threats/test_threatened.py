@@ -2,6 +2,8 @@
 with.
 """
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -38,13 +40,18 @@ def line():
     return linear
 
 
-def two_layers():
-    """x -> h (b . x): a body of one direction and a head of one number."""
-    layers = (torch.nn.Linear(k, 1, bias=False, dtype=torch.float64) for k in (DIM, 1))
+def two_layers(bias=False):
+    """x -> h (b . x), plus a bias if asked: a body of one direction and a head of one number."""
+    layers = (torch.nn.Linear(k, 1, bias=bias and k == 1, dtype=torch.float64) for k in (DIM, 1))
     model = torch.nn.Sequential(*layers)
     for q in model.parameters():
         torch.nn.init.constant_(q, 0.5)
     return model
+
+
+def layers_for(method):
+    """`two_layers`, with a bias for the one method that needs it."""
+    return partial(two_layers, bias=isinstance(method, pf.Recalibrated))
 
 
 def loop(method, attack=None, robust=None, *, model=line, fed=None, fraction=1.0, chunk=4, plain=False, seed=3):
@@ -182,7 +189,7 @@ def test_a_rule_that_takes_the_mean_changes_nothing(method):
     """On clients of one size every mean is plain: with the rule "mean" the server, and the models, are what they are
     without, whatever else a method does with its uplinks. Half of the clients are asked where it can do with that."""
     fraction = 1.0 if isinstance(method, pf.FedCET) else 0.5
-    settings = {"model": two_layers, "fed": federation(size=12), "fraction": fraction}
+    settings = {"model": layers_for(method), "fed": federation(size=12), "fraction": fraction}
     a, b = run(method, robust=Mean(), **settings), run(method, plain=True, **settings)
     for name, value in b.server.items():
         if value.is_floating_point():
@@ -192,7 +199,7 @@ def test_a_rule_that_takes_the_mean_changes_nothing(method):
 
 def asked(method):
     """What the method asks of its uplinks, in rounds with everybody."""
-    return run(method, model=two_layers, rounds=2).used
+    return run(method, model=layers_for(method), rounds=2).used
 
 
 @pytest.mark.parametrize("method", OURS + VARIANTS, ids=str)
@@ -204,7 +211,9 @@ def test_what_is_only_averaged_may_be_swapped_between_clients(method):
         pytest.skip("it needs the rows of all it receives")
 
     def server(swapped):
-        the_loop = loop(method, model=two_layers, fed=federation(size=12))  # of one size: weighted means are plain
+        the_loop = loop(
+            method, model=layers_for(method), fed=federation(size=12)
+        )  # of one size: weighted means are plain
         whole = the_loop.engine.exchange
 
         def exchange(algorithm, received, round, tally, server=None):
@@ -228,14 +237,14 @@ def test_what_is_only_averaged_may_be_swapped_between_clients(method):
 def test_what_each_method_needs_of_its_uplinks():
     expected = {
         "means": "apfl ditto fedadagrad fedadam fedasync fedavg fedavg-ft fedavgm fedbabu feddyn fedlin fedper fedprox "
-        "fedrep fedslr fedtrack fedyogi gpgd lg-fedavg lpgd per-fedavg pfedme scaffold",
+        "fedrep fedslr fedtrack fedyogi gpgd lg-fedavg lpgd per-fedavg pfedme recalibrated scaffold",
         "means, and rows of something else": "fedbuff fedcet hypcluster ifca pacfl",
         "rows": "cfl fedacs fedamp fedspa fpfc heurfedamp",
         "nothing": "local",
     }
     found: dict[str, list[str]] = {}
     for method in OURS:
-        the_loop = run(method, model=two_layers, rounds=2)
+        the_loop = run(method, model=layers_for(method), rounds=2)
         used = the_loop.used
         kind = "nothing" if not used else "means"
         if any(words == {"rows"} for words in used.values()):
