@@ -76,7 +76,7 @@ def federation(data: str) -> "Federation":
 
     if (Path(data) / "config.toml").exists():
         return Run.open(data).federation
-    raw = {"standardise": None} if data in LOADERS and "standardise" in options(data) else {}
+    raw: dict[str, Any] = {"standardise": None} if data in LOADERS and "standardise" in options(data) else {}
     return load(data, **raw).partition(test_fraction=0.0)
 
 

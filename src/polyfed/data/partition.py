@@ -82,7 +82,18 @@ class Assignment:
     turns: np.ndarray | None = None
 
     def among(self, clients: list[int]) -> "Assignment":
-        """What these clients get, by position."""
+        """What some of the clients get.
+
+        Parameters
+        ----------
+        clients : list of int
+            Their positions.
+
+        Returns
+        -------
+        Assignment
+            Of these clients alone, in this order.
+        """
         kept = {k: v if v is None else v[clients] for k in ("clusters", "relabel", "turns") for v in [getattr(self, k)]}
         names = None if self.names is None else tuple(self.names[i] for i in clients)
         return replace(self, indices=[self.indices[i] for i in clients], names=names, **kept)

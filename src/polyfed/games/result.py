@@ -543,4 +543,4 @@ def _agreement(f: Found) -> pd.DataFrame:
 def _rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
     """Spearman's; equal values share their mean rank."""
     ranks = [pd.Series(v).rank().to_numpy() for v in (x, y)]
-    return float(np.corrcoef(np.stack(ranks))[0, 1])
+    return float(np.asarray(np.corrcoef(np.stack(ranks)))[0, 1])
