@@ -542,5 +542,5 @@ def _agreement(f: Found) -> pd.DataFrame:
 
 def _rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
     """Spearman's; equal values share their mean rank."""
-    ranks = [pd.Series(v).rank().to_numpy() for v in (x, y)]
-    return float(np.corrcoef(np.stack(ranks))[0, 1])
+    a, b = (r - r.mean() for r in (np.asarray(pd.Series(v).rank(), dtype=float) for v in (x, y)))
+    return float(a @ b / math.sqrt((a @ a) * (b @ b)))
