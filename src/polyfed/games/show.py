@@ -201,7 +201,7 @@ def figure(found: "Coalitions") -> Figure:
         for i, receiver in enumerate(found.names):
             for j, giver in enumerate(found.names):
                 if i != j and n <= WRITTEN and np.isfinite(m[i, j]):
-                    strong = abs(scale.factor * m[i, j]) > 0.6 * most
+                    strong = abs(scale.factor * m[i, j]) > 0.85 * most  # white is readable on nothing lighter
                     weight = "bold" if clear[receiver, giver] else "normal"
                     colour = "white" if strong else DARK
                     axes.text(
