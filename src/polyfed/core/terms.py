@@ -49,17 +49,15 @@ def auc(score: np.ndarray, positive: np.ndarray) -> np.ndarray:
     """
     rankdata: Any = import_module("scipy.stats").rankdata  # slow to import
     positive = np.broadcast_to(positive, score.shape)
-    n = int(score.shape[-1])
-    ones = np.asarray(np.sum(positive, axis=-1, keepdims=True))
-    size = np.asarray(np.where(positive, ones, n - ones))  # of the sample's own class
+    n: int = score.shape[-1]
+    ones: np.ndarray = positive.sum(-1, keepdims=True)
+    size: np.ndarray = np.where(positive, ones, n - ones)  # of the sample's own class
     rank: np.ndarray = rankdata(score, axis=-1)  # equal ones share theirs
-    among: np.ndarray = rankdata(rank + 2 * n * positive, axis=-1) - np.where(
-        positive, n - ones, 0
-    )  # within its own class
+    within: np.ndarray = rankdata(rank + 2 * n * positive, axis=-1) - positive * (n - ones)  # its own class
     with np.errstate(divide="ignore", invalid="ignore"):
-        place = np.asarray(np.where(positive, rank - among, ones - rank + among) / (n - size))
-        area = np.asarray(np.sum(place * positive, axis=-1, keepdims=True) / ones)
-        return np.asarray(area + (place - area) * np.sqrt(n * (n - 1) / (size * np.maximum(size - 1, 1))))
+        place: np.ndarray = np.where(positive, rank - within, ones - rank + within) / (n - size)
+        area: np.ndarray = (place * positive).sum(-1, keepdims=True) / ones
+        return area + (place - area) * np.sqrt(n * (n - 1) / (size * np.maximum(size - 1, 1)))
 
 
 def average_precision(score: np.ndarray, positive: np.ndarray) -> np.ndarray:

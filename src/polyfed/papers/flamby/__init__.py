@@ -3,8 +3,9 @@ first by its protocol and then with every method trained to its end, with the ro
 patients.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -264,8 +265,8 @@ def gain_table(title: str, case: Case, study: Study) -> Table:
         sites, whole = pairs.evidence(study, label, OWN)
         cells = [Cell(label)]
         for e in (*(sites[name] for name in case.names), whole):
-            g = e.interval()
-            span = f" ({g.low:+.3f} to {g.high:+.3f})" if np.isfinite(g.low) else f" (n/a: {g.enough or 'no interval'})"
+            g = replace(e, unit=math.inf).interval()  # shown however wide it is
+            span = f" ({g.low:+.3f} to {g.high:+.3f})" if np.isfinite(g.low) else ""
             mark = "quiet" if not g.sign else "gain" if g.sign > 0 else "loss"
             raw = {"gain": g.mean, "low": g.low, "high": g.high}
             cells.append(Cell(f"{g.mean:+.3f}{span}" if np.isfinite(g.mean) else "–", raw, mark))
@@ -293,7 +294,7 @@ def claims_of(study: Study, pairs_of: Iterable[tuple[str, str]]) -> list[Claim]:
     for one, other in pairs_of:
         if one not in study.labels or other not in study.labels:
             continue
-        g = pairs.evidence(study, one, other)[1].interval()
+        g = replace(pairs.evidence(study, one, other)[1], unit=math.inf).interval()
         text = f"{one} is better than {other}, mean of centres"
         where = f"difference {g.mean:+.3f}, 95 % interval {g.low:+.3f} to {g.high:+.3f}"
         found.append(Claim(text, None if not g.sign else g.sign > 0, where))
