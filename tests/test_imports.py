@@ -20,7 +20,7 @@ ALLOWED = {
     "models": {"core"},
     "threats": {"core"},
     "clinical": {"core", "data", "experiment", "report"},
-    "games": {"core", "algorithms", "data", "engines", "experiment", "report"},
+    "games": {"core", "algorithms", "data", "experiment", "report"},
     "yardsticks": {"core"},
 }
 

@@ -52,6 +52,9 @@ Metrics = Annotated[str | None, option(tables.Settings, "metrics", TRAIN, "NAMES
 Seed = Annotated[str | None, option(tables.Settings, "seed", TRAIN, "N")]
 Seeds = Annotated[str | None, option(tables.Settings, "seeds", TRAIN)]
 Device = Annotated[str | None, option(tables.Settings, "device", WHERE)]
+Engine = Annotated[str | None, option(tables.Settings, "engine", WHERE, "NAME")]
+Workers = Annotated[str | None, option(tables.Settings, "workers", WHERE, "N")]
+Address = Annotated[str | None, option(tables.Settings, "address", WHERE)]
 Dtype = Annotated[str | None, option(tables.Settings, "dtype", WHERE)]
 Set = Annotated[
     list[str] | None,

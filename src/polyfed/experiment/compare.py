@@ -25,7 +25,6 @@ from polyfed.core.metric import Metric, mean_of
 from polyfed.core.scores import LOSS, read
 from polyfed.core.settings import is_whole
 from polyfed.data.federation import Federation
-from polyfed.engines.local import LocalEngine
 from polyfed.experiment import parallel
 from polyfed.experiment.config import Method, label
 from polyfed.experiment.files import flush, locked, sealed
@@ -284,8 +283,8 @@ def _all(jobs: Sequence[_Job], found: dict[_Job, Result], common: "_Common", kee
         end(job, result)
         if result.status == "interrupted":
             return
-        engine = None if result.run is None else result.run.loop.engine
-        if result.run is not None and not alone and isinstance(engine, LocalEngine) and engine.workers == 1:
+        alone = alone or common.training.engine != "local"
+        if result.run is not None and not alone and result.run.loop.engine.plan.workers == 1:
             room = parallel.room(result.run.loop.task.device.type)
     tasks = [partial(common.apart, job) for job in todo]
     for which, told in parallel.side_by_side(tasks, room, lambda which: begin(todo[which])):

@@ -27,7 +27,6 @@ from polyfed.core.algorithm import Algorithm
 from polyfed.core.errors import ConfigError, Diverged, RunError
 from polyfed.core.settings import is_whole
 from polyfed.data.federation import Federation
-from polyfed.engines.local import LocalEngine
 from polyfed.experiment import files, parallel
 from polyfed.experiment.compare import Result, Watch, config_of, read_result
 from polyfed.experiment.fit import fit
@@ -213,8 +212,8 @@ class Game:
             watch.begin(job.label, job.seed)
             result = self._here(job, resume, watch)
             watch.end(result, False)
-            engine = None if result.run is None else result.run.loop.engine
-            if result.run is not None and isinstance(engine, LocalEngine) and engine.workers == 1:
+            here = self.training.engine == "local"
+            if result.run is not None and here and result.run.loop.engine.plan.workers == 1:
                 room = parallel.room(result.run.loop.task.device.type)
         tasks = [partial(self._apart, job, resume) for job in todo]
         for which, (status, message) in parallel.side_by_side(
