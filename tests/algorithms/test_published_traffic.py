@@ -32,12 +32,9 @@ def gigabytes(method: pf.Algorithm, data: tuple[int, str]) -> float:
     [
         (pf.FedAvg(), CIFAR10, 893.92),
         (pf.Scaffold(), CIFAR10, 1787.83),
-        (pf.FedAvg(), CIFAR100, 897.60),
         (pf.FedAvg(), TINY, 902.33),
         (pf.LGFedAvg(), CIFAR10, 0.41),
-        (pf.LGFedAvg(), CIFAR100, 4.10),
         (pf.LGFedAvg(), TINY, 8.21),
-        (pf.FedRep(head_epochs=0), CIFAR10, 893.51),
         (pf.FedRep(head_epochs=0), CIFAR100, 893.51),
         (pf.FedRep(head_epochs=0), TINY, 894.12),
     ],

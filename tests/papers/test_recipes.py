@@ -188,7 +188,10 @@ def test_a_recipe_says_what_it_is(name):
         assert {s.source for s in r.settings(size)} <= {"paper", "code", "ours"}
 
 
-@pytest.mark.parametrize("name", ALL)
+HEAVY = {"fpfc/attacks-images", "fpfc/table2-images", "fpfc/table3-images", "fpfc/figure9", "fedacs/figure1"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in HEAVY else n for n in ALL])
 def test_a_recipe_runs_to_its_end(name, tmp_path, request):
     """A rehearsal: one round of everything; tables, figures and page are written."""
     r = RECIPES[name]
