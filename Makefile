@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 RUNS := runs
+unexport PYTHONDONTWRITEBYTECODE  # the tests start hundreds of processes, each of which would compile the package anew
 
 .PHONY: demo test fast-test test-long mutate torture fuzz bench docs clean
 
