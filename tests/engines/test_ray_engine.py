@@ -127,6 +127,34 @@ def test_a_lost_actor_costs_a_round_and_not_the_run(method, tmp_path):
     assert torch.equal(found.personal(np.arange(N)), expected.personal(np.arange(N)))
 
 
+def test_an_actor_lost_between_rounds_changes_no_answer(tmp_path):
+    """Nothing is trained again for it: metrics, models and rows are read from the rows of the last commit."""
+    expected, found = loop(pf.Ditto(0.1), 2), loop(pf.Ditto(0.1), 2, folder=tmp_path)
+    expected.step(), found.step()
+    for ask in (
+        lambda one: torch.as_tensor(one.evaluate("test")["loss"]),
+        lambda one: one.personal(np.arange(N)),
+        lambda one: one.engine.save()["w"],
+    ):
+        kill(found, 0)
+        assert torch.equal(ask(found), ask(expected))
+
+
+def test_an_actor_lost_after_its_replies_were_used_ends_the_run_and_does_not_count_the_round_twice(tmp_path):
+    one = loop(pf.Ditto(0.1), 2, folder=tmp_path)
+    one.step()
+    commit = one.engine.commit
+
+    def dying():
+        kill(one, 1)
+        commit()
+
+    one.engine.commit = dying
+    with pytest.raises(RunError, match=r"worker 1 is gone while .* resume the run"):
+        one.step()
+    assert not one.whole
+
+
 def test_rows_in_memory_are_lost_with_their_actor_and_it_is_said():
     one = loop(pf.Ditto(0.1), 2)
     one.step()

@@ -133,7 +133,7 @@ class Loop:
                 if self.whole:
                     self.flights = [replace(f) for f in flights]
                     self.engine.abandon()
-                if not isinstance(e, Lost):
+                if not (self.whole and isinstance(e, Lost)):
                     raise
 
     def _step(self) -> np.ndarray:

@@ -8,6 +8,7 @@ many actors there are, and an actor sends a few vectors a round and not one for 
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -94,13 +95,9 @@ class Shard:
         folder: str | None,
     ):
         torch.set_num_threads(1)
-        self.task, self.algorithm, self.nodes = task(), algorithm, cover(*blocks)
-        start = algorithm.init_client(self.task, self.task.w0)
-        rows = MemoryRows(len(names), start) if folder is None else MappedRows(len(names), start, Path(folder))
-        splits = {name: self.task.place(split) for name, split in data.items()}
-        keys = client_keys(names)
-        self.engine = LocalEngine(self.task, splits, rows, keys, work, seed, plan, step_sizes)
-        self.samples = torch.as_tensor(splits["train"].counts, dtype=self.task.dtype, device=self.task.device)
+        self.engine = _local(task, data, names, algorithm, work, seed, plan, step_sizes, folder)
+        self.task, self.algorithm, self.nodes = self.engine.task, algorithm, cover(*blocks)
+        self.samples = torch.as_tensor(data["train"].counts, dtype=self.task.dtype, device=self.task.device)
 
     def exchange(self, asked: Asked, shared: Mapping[str, np.ndarray]) -> "Done":
         down = {name: torch.tensor(a).to(self.task.device) for name, a in shared.items()}
@@ -295,28 +292,33 @@ class RayEngine:
         return Reply(seconds, steps)
 
     def commit(self) -> None:
-        self._index = self._all("commit")
+        try:
+            self._index = self._all("commit")
+        except Lost as e:  # the server has used these replies: the round cannot be repeated
+            if not self._stateless:
+                raise RunError(f"{e} is gone while its clients' private rows were written; resume the run") from None
 
     def abandon(self) -> None:
-        self._all("abandon")
+        with suppress(Lost):  # a new actor has the rows as of the last commit
+            self._all("abandon")
 
     def evaluate(self, algorithm: Algorithm, down: Down, split: str) -> dict[str, np.ndarray]:
         shared = ray.put(_arrays(down.shared))
-        jobs = {k: self._ask(k, "evaluate", shared, self._rows_for(k, down), split) for k in range(self.workers)}
-        parts = self._got(jobs)
+        parts = self._read(
+            lambda: {k: self._ask(k, "evaluate", shared, self._rows_for(k, down), split) for k in range(self.workers)}
+        )
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def personal(self, algorithm: Algorithm, down: Down, ids: np.ndarray) -> Tensor:
-        shared = ray.put(_arrays(down.shared))
-        order: list[np.ndarray] = []
-        jobs: dict[int, Any] = {}
-        for k in np.unique(self.home[ids]):
-            at = np.flatnonzero(self.home[ids] == k)
-            order.append(at)
-            local = ids[at] - self.first[k]
-            jobs[int(k)] = self._ask(k, "personal", shared, self._rows_for(int(k), down), local)
-        back = np.argsort(np.concatenate(order))
-        return torch.cat(self._got(jobs))[torch.as_tensor(back)]
+        shared, home = ray.put(_arrays(down.shared)), self.home[ids]
+        at = {int(k): np.flatnonzero(home == k) for k in np.unique(home)}
+        found = self._read(
+            lambda: {
+                k: self._ask(k, "personal", shared, self._rows_for(k, down), ids[rows] - self.first[k])
+                for k, rows in at.items()
+            }
+        )
+        return torch.cat(found)[torch.as_tensor(np.argsort(np.concatenate([*at.values()])))]
 
     def private(self, ids: Tensor) -> State:
         return {name: t[ids.cpu()] for name, t in self.save().items()}
@@ -325,7 +327,7 @@ class RayEngine:
         self.restore({name: t.index_copy(0, ids.cpu(), rows[name].cpu()) for name, t in self.save().items()})
 
     def save(self) -> State:
-        parts = self._all("rows")
+        parts = self._read(lambda: {k: self._ask(k, "rows") for k in range(self.workers)})
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def saved(self) -> None:
@@ -368,6 +370,12 @@ class RayEngine:
     def _all(self, what: str) -> list[Any]:
         return self._got({k: self._ask(k, what) for k in range(self.workers)})
 
+    def _read(self, ask: Callable[[], dict[int, Any]]) -> list[Any]:
+        """Answers that change nothing: where an actor was lost, the new one has the rows as of the last commit."""
+        while True:
+            with suppress(Lost):
+                return self._got(ask())
+
     def _got(self, jobs: dict[int, Any]) -> list[Any]:
         """The answers, in the order of actors. An actor that is gone is made again, and `Lost` raised."""
         found: list[Any] = []
@@ -404,9 +412,12 @@ def _local(
     seed: int,
     plan: Plan,
     step_sizes: StepSizes,
+    folder: str | None = None,
 ) -> LocalEngine:
+    """A local engine of these clients. folder: of their private rows; None: in memory"""
     task = make()
-    rows = MemoryRows(len(names), algorithm.init_client(task, task.w0))
+    start = algorithm.init_client(task, task.w0)
+    rows = MemoryRows(len(names), start) if folder is None else MappedRows(len(names), start, Path(folder))
     here = {name: task.place(split) for name, split in data.items()}
     return LocalEngine(task, here, rows, client_keys(names), work, seed, plan, step_sizes)
 
