@@ -52,6 +52,7 @@ class Book:
         self.ids = ids
         self.down, self.up, self.seconds, self.staleness, self.steps = np.zeros((5, len(ids)))
         self.exchanges = np.zeros((2, len(ids)))  # messages that were not empty, down and up
+        self.earlier: tuple[np.ndarray, State] | None = None  # whom it asked last, and what they have received in it
 
     def sent(self, ids: np.ndarray, size: int) -> None:
         at = np.searchsorted(self.ids, ids)
@@ -144,7 +145,7 @@ class Loop:
             self._refuse_late(algorithm, self.t)
         book, self.missing = Book(take), {}
         if phases == 1:
-            take = self._phase(algorithm, send, take, (1, 0), {}, book)
+            take = self._phase(algorithm, send, take, (1, 0), book)
         else:
             take = self._phases(algorithm, phases, take, book)
         self.engine.commit()
@@ -160,11 +161,11 @@ class Loop:
         """A round of several exchanges; it counts whole or not at all."""
         before = _copy(self.server)
         while True:
-            received: dict[int, tuple[np.ndarray, State]] = {}
+            book.earlier = None
             try:
                 for phase in range(phases):
                     asked = algorithm.audience(self.server, self.round(take, phase)).cpu().numpy()
-                    self._phase(algorithm, asked, asked, (phases, phase), received, book)
+                    self._phase(algorithm, asked, asked, (phases, phase), book)
                 return take
             except Exception as e:
                 self.server = _copy(before)
@@ -175,17 +176,11 @@ class Loop:
                 take = np.setdiff1d(take, e.lost)
 
     def _phase(
-        self,
-        algorithm: Algorithm,
-        send: np.ndarray,
-        take: np.ndarray,
-        kind: tuple[int, int],
-        earlier: dict[int, tuple[np.ndarray, State]],
-        book: Book,
+        self, algorithm: Algorithm, send: np.ndarray, take: np.ndarray, kind: tuple[int, int], book: Book
     ) -> np.ndarray:
         """One exchange: messages to `send`, replies of `take` or of those of them that answer, who are returned.
 
-        kind: (phases of the round, phase)     earlier: whom the round asked last, and what they received in it so far
+        kind: (phases of the round, phase)
         """
         phases, phase = kind
         self._send(send, phase)
@@ -203,9 +198,9 @@ class Loop:
                 raise Shrunk(lost)
         sent, messages = self._arrivals(ids, book)
         received = messages
-        if 0 in earlier and np.array_equal(earlier[0][0], ids):  # a model may be answered an exchange later
-            received = earlier[0][1] | messages
-        earlier[0] = ids, received
+        if book.earlier is not None and np.array_equal(book.earlier[0], ids):  # a model may be answered later
+            received = book.earlier[1] | messages
+        book.earlier = ids, received
         round = self.round(ids, phase, sent)
         reply, size = self._exchange(algorithm, messages, received, round, kind)
         book.taken(ids, size, self.t - sent, reply)
