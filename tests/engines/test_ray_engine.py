@@ -170,17 +170,28 @@ def test_more_actors_than_processors_are_refused_and_not_waited_for():
         loop(pf.FedAvg(0.1), 8)
 
 
+def test_a_large_federation_is_cut_into_enough_blocks_for_a_thousand_actors():
+    assert [engine_module.blocks(n) for n in (1, 1000, 2047, 2048, 10_000, 10**6)] == [64, 64, 64, 128, 512, 1024]
+
+
+def test_an_actor_that_trains_on_a_graphics_card_asks_for_one_and_is_not_waited_for():
+    assert engine_module.needs("cpu") == {"CPU": 1}
+    assert engine_module.needs("cuda:0") == {"CPU": 1, "GPU": 1}
+    with pytest.raises(ConfigError, match="expected at most 0, the cluster's free graphics cards"):
+        engine_module._connect(1, None, {"GPU": 1}, [])
+
+
 def test_the_tree_of_sums_is_the_same_however_blocks_are_dealt_out():
     rng = np.random.default_rng(1)
-    for _ in range(50):
-        present = rng.choice(engine_module.BLOCKS, rng.integers(1, 40), replace=False)
+    for size in [64] * 40 + [1024] * 2:
+        present = rng.choice(size, rng.integers(1, 40), replace=False)
         blocks = {(int(b), 1): {("w", "plain"): torch.tensor(rng.normal(size=3))} for b in present}
-        whole = engine_module.total(blocks)
-        for workers in (2, 3, 5, 64):
-            edges = np.arange(workers + 1) * engine_module.BLOCKS // workers
+        whole = engine_module.total(blocks, 0, size)
+        for workers in (2, 3, 5, 64, size):
+            edges = np.arange(workers + 1) * size // workers
             nodes = {}
             for first, end in itertools.pairwise(edges):
-                covered = engine_module.cover(int(first), int(end))
-                assert sum(size for _, size in covered) == end - first
+                covered = engine_module.cover(int(first), int(end), size)
+                assert sum(k for _, k in covered) == end - first
                 nodes |= {n: s for n in covered if (s := engine_module.total(blocks, *n)) is not None}
-            assert torch.equal(engine_module.total(nodes)["w", "plain"], whole["w", "plain"])
+            assert torch.equal(engine_module.total(nodes, 0, size)["w", "plain"], whole["w", "plain"])

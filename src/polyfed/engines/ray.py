@@ -1,8 +1,8 @@
 """The engine for many machines: Ray actors hold shards of the clients, each a local engine with its samples and rows.
 
-Clients are cut into `BLOCKS` blocks, whatever the number of actors. An actor runs its blocks one by one and adds up
-what the method takes only sums of, along a fixed tree over the blocks; so the last bits of a sum do not depend on how
-many actors there are, and an actor sends a few vectors a round and not one for each client.
+Clients are cut into blocks, as many as their number asks for and whatever the number of actors. An actor runs its
+blocks one by one and adds up what the method takes only sums of, along a fixed tree over the blocks; so the last bits
+of a sum do not depend on how many actors there are, and an actor sends a few vectors a round, not one for each client.
 """
 
 import os
@@ -34,19 +34,19 @@ from polyfed.engines.local import LocalEngine
 ray: Any = import_module("ray")  # the extra [ray]; it comes without types
 Gone: type[Exception] = ray.exceptions.RayActorError
 Late: type[Exception] = ray.exceptions.GetTimeoutError
-BLOCKS = 64  # a power of two
+BLOCKS = 64, 1024  # at least and at most; powers of two
 PATIENCE = 120  # seconds that actors may take to start
 
 Sums = dict[tuple[str, str], Tensor]
 Node = tuple[int, int]  # blocks from, and how many: a power of two, from a multiple of it
 
 
-def block_of(i: np.ndarray, n: int) -> np.ndarray:
-    """The block of each of these clients, by position."""
-    return i * BLOCKS // n
+def blocks(n: int) -> int:
+    """How many blocks n clients are cut into: beyond 64, a power of two with at least 16 clients to a block."""
+    return min(max(BLOCKS[0], 1 << (n // 16).bit_length() >> 1), BLOCKS[1])
 
 
-def total(nodes: Mapping[Node, Sums], first: int = 0, size: int = BLOCKS) -> Sums | None:
+def total(nodes: Mapping[Node, Sums], first: int, size: int) -> Sums | None:
     """The sum over the blocks of a node, along the tree; None where no block of it has clients."""
     if (first, size) in nodes or size == 1:
         return nodes.get((first, size))
@@ -54,13 +54,13 @@ def total(nodes: Mapping[Node, Sums], first: int = 0, size: int = BLOCKS) -> Sum
     return {k: a[k] + b[k] for k in a} if a is not None and b is not None else a if b is None else b
 
 
-def cover(first: int, end: int, at: int = 0, size: int = BLOCKS) -> list[Node]:
-    """The fewest nodes of the tree that are together the blocks from `first` to before `end`."""
+def cover(first: int, end: int, size: int, at: int = 0) -> list[Node]:
+    """The fewest nodes of a tree over `size` blocks that are together those from `first` to before `end`."""
     if first <= at and at + size <= end:
         return [(at, size)]
     if at + size <= first or end <= at:
         return []
-    return cover(first, end, at, size // 2) + cover(first, end, at + size // 2, size // 2)
+    return cover(first, end, size // 2, at) + cover(first, end, size // 2, at + size // 2)
 
 
 class Asked(NamedTuple):
@@ -91,12 +91,12 @@ class Shard:
         seed: int,
         plan: Plan,
         step_sizes: StepSizes,
-        blocks: tuple[int, int],
+        nodes: list[Node],
         folder: str | None,
     ):
         torch.set_num_threads(1)
         self.engine = _local(task, data, names, algorithm, work, seed, plan, step_sizes, folder)
-        self.task, self.algorithm, self.nodes = self.engine.task, algorithm, cover(*blocks)
+        self.task, self.algorithm, self.nodes = self.engine.task, algorithm, nodes
         self.samples = torch.as_tensor(data["train"].counts, dtype=self.task.dtype, device=self.task.device)
 
     def exchange(self, asked: Asked, shared: Mapping[str, np.ndarray]) -> "Done":
@@ -188,7 +188,7 @@ class Host:
         return getattr(self.shard, what)(*given)
 
 
-IDLE: list[Any] = []  # actors of this process that no engine uses: starting one takes longer than a small run
+IDLE: dict[str, list[Any]] = {}  # by device, actors that no engine uses: starting one takes longer than a small run
 
 
 class RayEngine:
@@ -215,14 +215,16 @@ class RayEngine:
         address: str | None = None,
     ):
         self.n, self.workers, self.names, self.plan = len(names), workers, names, plan
-        if not 1 <= workers <= min(BLOCKS, self.n):
-            raise ConfigError(f"workers: found {workers}, expected 1 to {min(BLOCKS, self.n)} with {self.n} clients")
-        _connect(workers, address)
+        self.tree = blocks(self.n)
+        if not 1 <= workers <= (most := min(self.tree, self.n)):
+            raise ConfigError(f"workers: found {workers}, expected 1 to {most} with {self.n} clients")
+        self._needs = needs(plan.device)
+        _connect(workers, address, self._needs, idle := IDLE.setdefault(plan.device, []))
         given = getattr(task, "args", ())
         for user in (task, type(algorithm), *given, *map(type, given)):
             _by_value(user)
-        self.blocks = block_of(np.arange(self.n), self.n)
-        edges = np.arange(workers + 1) * BLOCKS // workers
+        self.blocks = np.arange(self.n) * self.tree // self.n  # [n] the block of each client
+        edges = np.arange(workers + 1) * self.tree // workers
         self.home = np.searchsorted(edges, self.blocks, side="right") - 1  # [n] the actor of each client
         self.first = np.searchsorted(self.home, np.arange(workers))  # [workers] its first client
         self._local = partial(_local, task, data, names, algorithm, work, seed, plan, step_sizes)
@@ -231,9 +233,9 @@ class RayEngine:
             mine = np.flatnonzero(self.home == k)
             held = ray.put({name: split.select(mine) for name, split in data.items()})
             place = None if folder is None else str(folder / f"shard-{k}")
-            here, blocks = [names[int(i)] for i in mine], (int(edges[k]), int(edges[k + 1]))
-            self._shards.append((task, held, here, algorithm, work, seed, plan, step_sizes, blocks, place))
-        self._actors = [IDLE.pop() if IDLE else ray.remote(num_cpus=1)(Host).remote() for _ in range(workers)]
+            here, nodes = [names[int(i)] for i in mine], cover(int(edges[k]), int(edges[k + 1]), self.tree)
+            self._shards.append((task, held, here, algorithm, work, seed, plan, step_sizes, nodes, place))
+        self._actors = [idle.pop() if idle else self._new() for _ in range(workers)]
         try:
             ray.get(
                 [a.hold.remote(*parts) for a, parts in zip(self._actors, self._shards, strict=True)], timeout=PATIENCE
@@ -285,7 +287,7 @@ class RayEngine:
             if part.bad is not None:
                 return Reply(seconds, steps, int(done.at[part.bad]))
             tally.add(Part(part.rows, {}, done.bytes, None), at)
-        sums = total({node: s for done in answers for node, s in done.sums.items()})
+        sums = total({node: s for done in answers for node, s in done.sums.items()}, 0, self.tree)
         if sums:
             none = torch.zeros(0, dtype=torch.int64, device=device)
             tally.add(Part({}, {k: t.to(device) for k, t in sums.items()}, answers[0].bytes, None), none)
@@ -352,11 +354,14 @@ class RayEngine:
             return self
         everyone = torch.arange(self.n, device=here.task.device)
         here.rows.scatter(everyone, {k: t.to(here.task.device) for k, t in rows.items()})
-        IDLE.extend(self._actors)
+        IDLE[self.plan.device] += self._actors
         self._actors = []
         return here
 
     # actors
+
+    def _new(self) -> Any:
+        return ray.remote(num_cpus=self._needs["CPU"], num_gpus=self._needs.get("GPU", 0))(Host).remote()
 
     def _rows_for(self, k: int, down: Down) -> State:
         mine = torch.as_tensor(np.flatnonzero(self.home == k))
@@ -393,7 +398,7 @@ class RayEngine:
                     f"worker {k} is gone, and with it its clients' private rows; resume the run, and give it a folder "
                     "(out=...) so that a lost worker costs one round"
                 )
-            self._actors[k] = ray.remote(num_cpus=1)(Host).remote()
+            self._actors[k] = self._new()
             try:
                 ray.get(self._actors[k].hold.remote(*self._shards[k]), timeout=PATIENCE)
                 if self._index[k]:
@@ -435,8 +440,13 @@ def _arrays(tensors: State) -> dict[str, np.ndarray]:
     return {name: t.detach().cpu().numpy() for name, t in tensors.items()}
 
 
-def _connect(workers: int, address: str | None) -> None:
-    """Join a cluster, or start one here. Raises ConfigError where the actors would wait for processors for ever."""
+def needs(device: str) -> dict[str, int]:
+    """What an actor takes of Ray's resources: one processor, and a graphics card where it trains on one."""
+    return {"CPU": 1} | ({"GPU": 1} if device.startswith("cuda") else {})
+
+
+def _connect(workers: int, address: str | None, needed: Mapping[str, int], idle: Sequence[Any]) -> None:
+    """Join a cluster, or start one here. Raises ConfigError where the actors would wait for ever."""
     if not ray.is_initialized():
         try:
             if address is None:
@@ -445,6 +455,8 @@ def _connect(workers: int, address: str | None) -> None:
                 ray.init(address=address, log_to_driver=False, logging_level="error")
         except (ConnectionError, ValueError, RuntimeError) as e:
             raise ConfigError(f"address: no Ray cluster at {address} ({str(e).splitlines()[0]})") from None
-    have = int(ray.available_resources().get("CPU", 0)) + len(IDLE)
-    if have < workers:
-        raise ConfigError(f"workers: found {workers}, expected at most {have}, the cluster's free processors")
+    for kind, each in needed.items():
+        have = int(ray.available_resources().get(kind, 0)) // each + len(idle)
+        if have < workers:
+            what = {"CPU": "processors", "GPU": "graphics cards"}[kind]
+            raise ConfigError(f"workers: found {workers}, expected at most {have}, the cluster's free {what}")
