@@ -4,7 +4,7 @@ BIN := .venv/bin
 RUNS := runs
 unexport PYTHONDONTWRITEBYTECODE  # the tests start hundreds of processes, each of which would compile the package anew
 
-.PHONY: demo test fast-test test-long mutate torture fuzz bench docs clean
+.PHONY: demo test types suite fast-test test-long mutate torture fuzz bench docs clean
 
 demo: .venv/ready   ## set up, run the main job on the hospitals' data, leave a report
 	$(BIN)/polyfed run --out $(RUNS)/demo
@@ -12,7 +12,12 @@ demo: .venv/ready   ## set up, run the main job on the hospitals' data, leave a 
 test: .venv/ready-dev   ## every check: format, lint, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	@$(MAKE) --no-print-directory -j 2 types suite
+
+types: .venv/ready-dev
 	$(BIN)/pyright
+
+suite: .venv/ready-dev
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 fast-test: .venv/ready-dev   ## under a minute: format, lint, and the first case of every test that tests/slow.txt does not name
@@ -38,19 +43,21 @@ bench: .venv/ready-dev   ## seconds per round against the plain loop
 docs: .venv/ready-docs   ## the documentation site, in build/site
 	$(BIN)/mkdocs build --strict
 
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+
 # torch comes first and pinned, so that no other package can pull in another build of it
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" -c constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e . -c constraints.txt
+	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	$(PIP) -e .
 	touch $@
 
 .venv/ready-dev: .venv/ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	$(PIP) -e '.[dev]'
 	touch $@
 
 .venv/ready-docs: .venv/ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]' -c constraints.txt
+	$(PIP) -e '.[docs]'
 	touch $@
 
 clean:
