@@ -59,9 +59,9 @@ def test_the_table_has_the_methods():
         for m in METHODS
         for kind in (kind_of(METHODS[m]), "mlp", "cnn")
         for batch in (BATCH, None)
-        if "(" not in m or (kind, batch) == (kind_of(METHODS[m]), BATCH) or (kind, batch) == ("cnn", None)
+        if (kind, batch) in ((kind_of(METHODS[m]), BATCH), ("cnn", None)) or ("(" not in m and batch == BATCH)
     ]
-    + [(m, kind_of(METHODS[m]), torch.float32, 1e-5, BATCH) for m in METHODS],
+    + [(m, kind_of(METHODS[m]), torch.float32, 1e-5, BATCH) for m in METHODS if "(" not in m],
 )
 def test_chunks_and_workers_do_not_change_the_models(name, kind, dtype, tolerance, batch_size):
     """Two rounds: what the first leaves at the server and at the clients enters the second."""
@@ -269,7 +269,7 @@ def test_float64_throughout(method, schedule):
         pytest.skip("its replies are never late")
     the_loop, record = watched(method, rounds=0, dtype=torch.float64, schedule=schedule)
     with Extended() as exact:
-        for _ in range(8 if schedule.late(N) else ROUNDS):
+        for _ in range(6 if schedule.late(N) else ROUNDS):
             the_loop.step()
         deployed = the_loop.personal(np.arange(N))
     found = {"a deployed model": deployed}

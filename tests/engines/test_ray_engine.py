@@ -183,11 +183,11 @@ def test_an_actor_that_trains_on_a_graphics_card_asks_for_one_and_is_not_waited_
 
 def test_the_tree_of_sums_is_the_same_however_blocks_are_dealt_out():
     rng = np.random.default_rng(1)
-    for size in [64] * 40 + [1024] * 2:
+    for size in [64] * 40 + [1024]:
         present = rng.choice(size, rng.integers(1, 40), replace=False)
         blocks = {(int(b), 1): {("w", "plain"): torch.tensor(rng.normal(size=3))} for b in present}
         whole = engine_module.total(blocks, 0, size)
-        for workers in (2, 3, 5, 64, size):
+        for workers in (2, 3, 5, 64):
             edges = np.arange(workers + 1) * size // workers
             nodes = {}
             for first, end in itertools.pairwise(edges):
