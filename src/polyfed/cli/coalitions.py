@@ -1,7 +1,7 @@
 """polyfed coalitions: who gains from whom."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -15,6 +15,7 @@ AGAINST = ("fpfc", "ifca", "fedacs")  # what coalitions are held against unless 
 USUAL = {"evaluate-every": 0, "data": {"validation-fraction": 0.2}}
 
 
+@o.shared(*o.ON_RAY)
 def coalitions(
     method: Annotated[str, Argument(help="What coalitions train with: name, or name:key=value.")] = "fedavg",
     against: Annotated[
@@ -35,28 +36,7 @@ def coalitions(
             show_default=False,
         ),
     ] = None,
-    set: o.Set = None,
-    data: o.Data = None,
-    data_dir: o.DataDir = None,
-    partition: o.Partition = None,
-    clients: o.Clients = None,
-    model: o.Model = None,
-    rounds: o.Rounds = None,
-    fraction: o.Fraction = None,
-    local_epochs: o.Epochs = None,
-    local_steps: o.Steps = None,
-    batch_size: o.Batch = None,
-    lr: o.Lr = None,
-    optimizer: o.Optimizer = None,
-    metrics: o.Metrics = None,
-    seed: o.Seed = None,
-    seeds: o.Seeds = None,
-    device: o.Device = None,
-    dtype: o.Dtype = None,
-    portable: o.Portable = False,
-    out: o.Out = None,
-    force: o.Force = False,
-    quiet: o.Quiet = False,
+    **given: Any,
 ) -> int:
     """Train the coalitions of the clients and report who gains from whom, and which coalitions would hold.
 
@@ -66,15 +46,16 @@ def coalitions(
     [dim]polyfed coalitions --seeds 10
     polyfed coalitions ditto --data digits --partition dirichlet:0.3 --clients 6 --against fpfc:lam=0.3[/dim]
     """
-    given = o.collect(locals())
+    typed = o.collect(given)
     from polyfed.core.errors import ConfigError
     from polyfed.experiment.config import defaults_for, merge, resolve
 
     if samples is not None and samples < 1:
         raise ConfigError(f"samples: found {samples}, expected an integer of at least 1")
     others = AGAINST if against is None else [] if against == ["none"] else against
-    low = merge(merge(defaults_for(None, given), {"seeds": SEEDS}), USUAL)
-    return play(resolve(None, given, [method, *others], low), samples, out, force, quiet)
+    low = merge(merge(defaults_for(None, typed), {"seeds": SEEDS}), USUAL)
+    found = resolve(None, typed, [method, *others], low)
+    return play(found, samples, given["out"], given["force"], given["quiet"])
 
 
 def play(
