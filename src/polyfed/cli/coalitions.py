@@ -10,6 +10,7 @@ from polyfed.cli.compare import SEEDS
 
 if TYPE_CHECKING:
     from polyfed.experiment.config import Experiment
+    from polyfed.games.result import Coalitions
 
 AGAINST = ("fpfc", "ifca", "fedacs")  # what coalitions are held against unless methods are named
 USUAL = {"evaluate-every": 0, "data": {"validation-fraction": 0.2}}
@@ -64,13 +65,12 @@ def play(
     """Train (or go on with) the coalitions of an experiment in `out`, report them, and return the exit status."""
     from collections.abc import Sequence
 
-    from polyfed.cli.console import Show, show_table, stdout
+    from polyfed.cli.console import Show
     from polyfed.cli.folders import claimed
     from polyfed.cli.portable import pin
     from polyfed.experiment import files, stop
     from polyfed.experiment.build import Parts
     from polyfed.games.run import Game, Made
-    from polyfed.games.show import answer, tables
 
     if experiment.settings.portable:
         pin()
@@ -85,6 +85,7 @@ def play(
         tables = {k: v for k, v in here.describe(methods[0]).items() if k != "algorithm"}
         return here.model(seed), here.federation(seed), tables
 
+    parts.check()
     names = parts.federation(experiment.seeds[0]).names
     described = {m.label: {"algorithm": m.table()} for m in methods[1:]}
     game = Game(
@@ -102,13 +103,21 @@ def play(
             _say_interrupted(folder)
             return stop.status(since)
         files.forget_old(folder)
-        stdout.print()
-        stdout.print(answer(found), style="bold", markup=False)
-        for table in tables(found):
-            stdout.print()
-            show_table(table)
-        stdout.print(f"\ntables, picture and page: {folder / 'report.html'}", soft_wrap=True, markup=False)
+        say(found, folder / "report.html")
     return 0
+
+
+def say(found: "Coalitions", page: Path) -> None:
+    """Print the answer, the tables, and where the page is."""
+    from polyfed.cli.console import show_table, stdout
+    from polyfed.games.show import answer, tables
+
+    stdout.print()
+    stdout.print(answer(found), style="bold", markup=False)
+    for table in tables(found):
+        stdout.print()
+        show_table(table)
+    stdout.print(f"\ntables, picture and page: {page}", soft_wrap=True, markup=False)
 
 
 def go_on(run: Path, quiet: bool) -> int:

@@ -114,7 +114,7 @@ def _execute(
     from polyfed.experiment import files, stop
 
     experiment, since = parts.experiment, stop.interruptions()
-    parts.model(experiment.seeds[0])  # what is wrong with a model is said before a folder is made
+    parts.check()
     if resume and out is None:
         raise ConfigError("--resume: needs --out with the folder of the search")
     with claimed(out, f"tune-{experiment.name}", force, resume) as folder:
