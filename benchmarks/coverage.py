@@ -10,6 +10,7 @@ The world: six standard normal inputs and an intercept; a site's coefficients ar
 of its own. `logistic`: labels, ridge logistic regression, by accuracy and AUC; `linear`: unit noise, ridge, by RMSE.
 `gain`, `even`, `harm`: the common model against the own ones, with h small, in between and large.
 `zero SCORE`: the same, with an h for every site at which its gain is zero.
+`single SCORE`: the world of `zero`, of one split alone, which takes a twentieth of the time: so it is drawn more often.
 `equal`: three common models, each without one of three inputs that are worth the same: every gain is zero.
 `halves`: two common models, each of one half of the patients: every gain is zero.
 `plan`: from three seeds it is said which gain ten seeds would show, or four times as many patients; did they?
@@ -44,6 +45,7 @@ HETEROGENEITY = {"linear": {"gain": 0.1, "even": 0.3, "harm": 0.8}, "logistic": 
 SCORES = {"linear": ("rmse",), "logistic": ("accuracy", "auc")}
 TESTED = 0.34
 REPEATS = {4: 500, 20: 200, 100: 400}
+SINGLE = 2000  # populations of one split
 RULES = ("t", "Nadeau-Bengio", "polyfed")
 GAINS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2)  # of the power curve
 
@@ -73,7 +75,7 @@ class World:
         if scenario == "equal":
             beta[:, 1:3] = beta[:, :1]
         world = cls(task, scenario, sizes, beta)
-        return world._levelled(beta.mean(0), rng) if scenario.startswith("zero") else world
+        return world._levelled(beta.mean(0), rng) if scenario.startswith(("zero", "single")) else world
 
     def _levelled(self, common: np.ndarray, rng: np.random.Generator, steps: int = 120) -> "World":
         """The world in which no site gains or loses: h^2 of every site moves with its gain, in ever smaller steps
@@ -204,8 +206,9 @@ def population(world: World, rng: np.random.Generator, new: np.ndarray) -> Itera
     """One population by every score and design: (score, design), true gains of the first split's models [m, sites],
     estimates [m, sites + 1] and (variance, freedom) [rules, m, sites + 1, 2]; the last column is the mean of sites."""
     x, y = world.draw(rng)
-    designs = [("", world.resplit(rng, 10), TESTED, (1, 3, 5, 10))]
-    if len(world.sizes) < 100:  # to save time
+    single = world.scenario.startswith("single")
+    designs = [("", world.resplit(rng, 1 if single else 10), TESTED, (1,) if single else (1, 3, 5, 10))]
+    if len(world.sizes) < 100 and not single:  # to save time
         designs.append(("5 folds, ", world.folds(rng), 0.2, (10,)))
     for name, test, share, sizes in designs:
         w = world.models(x, y, ~test, rng)
@@ -328,7 +331,8 @@ def least(rows: list[dict[str, Any]]) -> str:
     """Coverage of the site that fares worst, each over the scenarios of `rows` together, and what chance alone makes of
     the worst of so many sites that all have the pooled coverage. Marked where a site is below 90 %, tested at 5 % over
     all sites together (Bonferroni)."""
-    each, drawn = np.mean([r["covered"][:-1] for r in rows], axis=0), sum(r["of"] for r in rows)
+    each = np.average([r["covered"][:-1] for r in rows], axis=0, weights=[r["of"] for r in rows])
+    drawn = sum(r["of"] for r in rows)
     chance = ((1 - binom.cdf(np.arange(drawn), drawn, each.mean())) ** len(each)).sum() / drawn
     low = binom.cdf(np.round(each.min() * drawn), drawn, 0.9) < 0.05 / len(each)
     return f"{100 * each.min():.1f} ({100 * chance:.1f}){' below 90' if low else ''}"
@@ -346,20 +350,26 @@ def chosen(rows: list[dict[str, Any]], **keys: Any) -> list[dict[str, Any]]:
 def tables(rows: list[dict[str, Any]]) -> str:
     """The Markdown of all tables, from the rows that there are."""
     rows = [r | {"world": r["scenario"].split()[0]} for r in rows]
-    kinds = sorted({(r["score"], r["sites"]) for r in rows if r["world"] != "plan"}, key=lambda k: (k[1], k[0]))
+    kinds = sorted(
+        {(r["score"], r["sites"]) for r in rows if r["world"] not in ("plan", "single")}, key=lambda k: (k[1], k[0])
+    )
+    many = [r for r in rows if r["world"] != "single"]
     drawn = ", ".join(
-        f"{max(r['of'] for r in rows if r['sites'] == k)} ({k} sites)" for k in sorted({r["sites"] for r in rows})
+        f"{max(r['of'] for r in many if r['sites'] == k)} ({k} sites)" for k in sorted({r["sites"] for r in many})
+    )
+    drawn += "".join(
+        f"; of one split where nobody gains {n}" for n in {r["of"] for r in rows} - {r["of"] for r in many}
     )
     parts = (_coverage, _one_split, _wrong, _power, _planned, _limits)
     return "\n\n".join([f"Populations drawn per world: {drawn}.", *("\n".join(p(rows, kinds)) for p in parts)]) + "\n"
 
 
 DESIGNS = ("S=3", "S=5", "S=10", "5 folds, S=10")
-AGAINST_OWN = ("gain", "even", "harm", "zero")
+AGAINST_OWN = {True: ("gain", "even", "harm", "single"), False: ("gain", "even", "harm", "zero")}  # one split or more
 
 
 def own_models(rows: list[dict[str, Any]], **keys: Any) -> list[dict[str, Any]]:
-    return [r for r in chosen(rows, **keys) if r["world"] in AGAINST_OWN]
+    return [r for r in chosen(rows, **keys) if r["world"] in AGAINST_OWN[r["design"] == "S=1"]]
 
 
 def sites_of(row: dict[str, Any]) -> float:
@@ -418,7 +428,8 @@ def _wrong(rows: list[dict[str, Any]], kinds: list[tuple[str, int]]) -> list[str
         for design in ("S=1", *DESIGNS):
             same = {"score": score, "sites": sites, "design": design}
             same["target"] = "models" if design == "S=1" else "procedure"
-            by = [chosen(rows, world="zero", rule=n, **same) for n in RULES]
+            world = "single" if design == "S=1" else "zero"
+            by = [chosen(rows, world=world, rule=n, **same) for n in RULES]
             if by[2]:
                 cells = [f"{100 * r[0][key]:.1f}" if r else "–" for key in ("any", "whole") for r in by]
                 cells[2], cells[5] = f"**{cells[2]}**", f"**{cells[5]}**"
@@ -481,6 +492,7 @@ def main() -> None:
     jobs = [(t, s, k, given.repeats or REPEATS[k]) for k in given.sites for t, s in kinds]
     jobs = [job for job in jobs if job[:3] != ("logistic", "equal", 100)]  # to save time
     jobs += [("linear", "halves", k, given.repeats or REPEATS[k]) for k in given.sites if k == min(SIZES)]
+    jobs += [(t, f"single {s}", k, given.repeats or SINGLE) for k in given.sites for t in SCORES for s in SCORES[t]]
     jobs += [(t, "plan", k, given.repeats or REPEATS[k]) for k in given.sites if k < 100 for t in SCORES]
     kept = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
     done = {tuple(k["job"]) for k in kept}

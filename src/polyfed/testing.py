@@ -247,6 +247,22 @@ def _test_samples_are_for_metrics_alone(method: Algorithm) -> None:
     assert torch.equal(a.personal, b.personal), "other test samples change the models"
 
 
+@cache
+def _weighted_and_repeated() -> list[Federation]:
+    """The clients with samples of weights 2, 0 and 1, and with as many copies of each."""
+    fed, given = _federation(), {"names": NAMES, "classes": 3, "test_fraction": 0.0}
+    pairs: list[Any] = [fed.train.client(i) for i in range(fed.n)]
+    weights = [[*np.resize([2, 0, 1, 1], size - size % 2).tolist(), *[1] * (size % 2)] for size in SIZES]
+    copies = [tuple(t.repeat_interleave(torch.tensor(w), 0) for t in p) for p, w in zip(pairs, weights, strict=True)]
+    return [Federation.from_arrays(d, weights=w, **given) for d, w in ((pairs, weights), (copies, None))]
+
+
+def _a_sample_of_weight_two_counts_twice(method: Algorithm) -> None:
+    how: dict[str, Any] = {"dtype": torch.float64, "batch_size": None, "evaluate_every": 0, "rounds": 2}
+    a, b = (_train(method, fed, **how).personal for fed in _weighted_and_repeated())
+    assert _gap(a, b) <= 1e-8, f"models of weighted and of repeated samples differ by {_gap(a, b):.1e}"
+
+
 def _no_message_lies_in_the_memory_of_a_private_row(method: Algorithm) -> None:
     for exchange in _watched(method)[1]:
         assert not exchange.aliased, f"{', '.join(exchange.aliased)} shares memory with private state"
@@ -428,6 +444,7 @@ ROWS: tuple[Callable[[Algorithm], str | None], ...] = (
     _relabelling_the_clients_relabels_the_result,
     _chunks_and_workers_do_not_change_the_models,
     _test_samples_are_for_metrics_alone,
+    _a_sample_of_weight_two_counts_twice,
     _no_message_lies_in_the_memory_of_a_private_row,
     _the_downlink_is_a_function_of_the_server_state_alone,
     _a_personal_model_is_either_the_uplink_or_unknown_to_it,

@@ -24,6 +24,15 @@ def test_the_hospitals_end_in_tables_and_a_folder_that_can_be_resumed(cli, tmp_p
     assert cli("verify", "c/runs/cleveland+hungarian-seed0").status == 0
     assert cli("resume", "c", "--quiet").status == 0
     assert (tmp_path / "c/coalitions-help.csv").read_text() == before
+    (page := tmp_path / "c/report.html").unlink()
+    (tmp_path / "c/coalitions.svg").unlink()
+    said = cli("report", "c")
+    assert said.status == 0, said.err
+    assert "Who helps whom" in said.out
+    assert page.is_file()
+    assert (tmp_path / "c/coalitions.svg").is_file()
+    for words in (("c", "c"), ("c", "--table", "csv"), ("c", "--out", "d.html")):
+        assert "c: holds coalitions; report takes such a folder alone" in cli("report", *words).err
     said = cli("coalitions", *SMALL, "--out", "c")
     assert "holds results already" in said.err
     said = cli("resume", "c", "--rounds", 5)

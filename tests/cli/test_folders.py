@@ -10,6 +10,8 @@ import time
 import pytest
 from safetensors.torch import load_file
 
+import polyfed as pf
+from polyfed.core.errors import PolyfedError
 from polyfed.experiment import files
 
 COMMAND = [sys.executable, "-c", "import sys; from polyfed.cli import main; main(sys.argv[1:])"]
@@ -204,3 +206,31 @@ def test_models_of_many_clients_are_exported_from_one_file(cli, tmp_path, small,
     assert (tmp_path / "b/models.safetensors").exists()
     a, b = (load_file(tmp_path / f"{name}.safetensors") for name in "ab")
     assert all((a[k] == b[k]).all() for k in a | b)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("compare", "local", "fedrep"), "fedrep would share nothing of this model"),
+        (("tune", "fedrep", "--setting", "lr", "--grid", 0.1), "fedrep would share nothing of this model"),
+        (("coalitions", "fedrep"), "fedrep would share nothing of this model"),
+        (("run", "--set", "class-weights=[1.0]"), "class-weights: found 1 numbers"),
+        (("compare", "local", "pacfl", "--set", 'schedule={name="asynchronous"}'), "cannot run asynchronously"),
+    ],
+)
+def test_what_any_of_the_methods_refuses_is_said_before_the_first_run(cli, tmp_path, words, said):
+    before = set(tmp_path.iterdir())
+    for where in ((), ("--out", "x")):
+        one_line(cli(*words, "--data", "heart-disease", "--model", "linear", *where), 2, said)
+        assert set(tmp_path.iterdir()) == before
+
+
+def test_compare_in_python_makes_no_folder_either(tmp_path):
+    fed = pf.data.load("heart-disease").partition()
+    for method in (pf.FedRep(), pf.FedAvg()):
+        with pytest.raises(PolyfedError, match=r"share nothing|class-weights"):
+            pf.compare(
+                pf.models.build("linear", fed.input_shape, 2), fed, [pf.Local(), method], out=tmp_path / "x",
+                rounds=1, class_weights=None if method.name == "fedrep" else [1.0],
+            )  # fmt: skip
+        assert not (tmp_path / "x").exists()

@@ -144,6 +144,10 @@ def without(name):
         (changed(ward=["", *"ab" * 5, "a"]), ("--set", "columns.missing=refuse"),
          "d/two.csv, line 2, column 'ward': found '', a gap (1 of 24 cells); missing = \"median\" fills gaps"),
         (changed(y=[f"2021-01-{i + 1:02d}" for i in range(12)]), (), "target 'y' holds"),
+        (ROWS, ("--weights", "y", "--target", "y"), "columns.weights: found 'y', expected another column than"),
+        (ROWS, ("--weights", "wight"), "no column 'wight', which columns.weights names"),
+        (ROWS, ("--weights", "ward"), "d/one.csv, line 2, column 'ward': found 'a', expected a weight of 0 or more"),
+        (changed(w="-1"), ("--weights", "w"), "d/one.csv: no column 'w', the weights; it has age, ward, y"),
         (ROWS, ("--set", 'columns.categories={ward=["a"]}', "--set", "columns.unseen=refuse"),
          "d/one.csv, line 3, column 'ward': found 'b', expected one of a"),
     ],
@@ -155,6 +159,28 @@ def test_what_a_wrong_folder_is_told(cli, tmp_path, rows, words, said):
     assert found.status in (1, 2)
     assert said in found.err
     assert len(found.err.splitlines()) == 1
+
+
+def test_a_column_of_weights_weighs_rows_and_is_no_input(cli, tmp_path):
+    """Nor is it the target where it comes last; new rows need no weight."""
+    for k, name in enumerate(("one", "two")):
+        weights = [str((i + k) % 3) for i in range(len(ROWS))]
+        write(tmp_path / "d" / f"{name}.csv", [r | {"w": w} for r, w in zip(ROWS, weights, strict=True)])
+    assert "weight of the row in training" in cli("data", "inspect", "d", "--weights", "w").out
+    ran(cli, "d", "--weights", "w", "--out", "run")
+    assert "training samples have weights" in (tmp_path / "run" / "federation.json").read_text()
+    fed = pf.Run.open(tmp_path / "run").federation
+    assert fed.meta["inputs"] == ["age", "ward=a", "ward=b"]
+    assert fed.train.weight is not None
+    assert fed.train.weight.tolist() == [
+        (int(i) + k) % 3 for k in range(2) for i in fed.meta["split_indices"]["train"][k] - len(ROWS) * k
+    ]
+    assert cli("verify", "run").status == 0
+    (tmp_path / "new.csv").write_text("age,ward\n50,a\n")
+    assert cli("predict", "run", "new.csv", "--client", "one").status == 0
+    run = pf.Run.open(tmp_path / "run")
+    (tmp_path / "three.csv").write_bytes((tmp_path / "d" / "two.csv").read_bytes())
+    assert run.newcomers(tmp_path / "three.csv").train.weight is not None
 
 
 def test_new_rows_are_read_as_training_rows_are(cli, tmp_path):

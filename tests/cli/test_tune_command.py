@@ -133,3 +133,16 @@ def test_resume_without_a_folder_is_refused(cli):
 def test_data_without_clusters_have_no_window(cli):
     said = cli("tune", "--rounds", 2, "--window", "--out", "a")
     assert said.err.splitlines() == ["polyfed: --window: these data name no clusters"]
+
+
+def test_the_columns_of_a_folder_are_said_as_for_a_run(cli, tmp_path):
+    rows = ["y,age,id,w"] + [f"{i % 2},{30 + i + 5 * (i % 2)},p{i},{i % 3}" for i in range(24)]
+    (tmp_path / "d").mkdir()
+    for name in ("one", "two"):
+        (tmp_path / f"d/{name}.csv").write_text("\n".join(rows))
+    words = ("--data", "d", "--target", "y", "--drop", "id", "--weights", "w", "--standardise", "client")
+    more = ("--setting", "lr", "--grid", "0.1", "--rounds", 1, "--train-on", 1, "--quiet", "--out", "a")
+    said = cli("tune", "fedavg", *words, *more)
+    assert said.status == 0, said.err
+    config = tomllib.loads((tmp_path / "a/config.toml").read_text())
+    assert config["columns"] == {"target": "y", "drop": ["id"], "weights": "w", "standardise": "client"}

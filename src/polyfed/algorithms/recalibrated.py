@@ -4,6 +4,7 @@ patients", Journal of Clinical Epidemiology 61 (2008), methods 1 and 2.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -77,11 +78,14 @@ class Recalibrated(Personal):
         weight, bias = (at.to(own.device) for at in _last_layer(task))
         every = data.whole()
         for i, mine in enumerate(own):
-            x, y = (t[i] if every.sizes is None else t[i, : every.sizes[i]] for t in (every.x, every.y))
+            b = every.x.shape[1] if every.sizes is None else every.sizes[i]
+            x, y, u = every.x[i, :b], every.y[i, :b].cpu().numpy(), np.ones(b)
+            if every.weighted and every.weight is not None:
+                u = b * every.weight[i, :b].double().cpu().numpy()
             z = task.outputs(mine, x)
             if not len(x) or not z.isfinite().all():
                 continue
-            a, c = self._fitted(z.double().cpu().numpy().reshape(len(x), -1), y.cpu().numpy())
+            a, c = self._fitted(z.double().cpu().numpy().reshape(len(x), -1), y, u)
             mine[weight] *= a
             mine[bias] = a * mine[bias] + torch.as_tensor(c).to(mine)
             _check(a * z[:2] + torch.as_tensor(c).to(z).reshape(z.shape[1:]), task.outputs(mine, x[:2]))
@@ -90,23 +94,23 @@ class Recalibrated(Personal):
     def aggregate(self, server, up, round):
         return {"w": up.mean("w", round.samples if self.weighted else None)}
 
-    def _fitted(self, z: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray]:
-        """(a, c) of a z + c.  z: [b, k] outputs     y: [b, ...] numbers, or [b] classes"""
+    def _fitted(self, z: np.ndarray, y: np.ndarray, u: np.ndarray) -> tuple[float, np.ndarray]:
+        """(a, c) of a z + c.  z: [b, k] outputs     y: [b, ...] numbers, or [b] classes     u: [b] weights"""
         if y.dtype.kind == "f":
             y = y.reshape(z.shape)
-            centred, weight = z - z.mean(0), 2 / z.shape[1]
-            above, below = weight * (centred * y).sum() + 1, weight * (centred * centred).sum() + 1
+            centred, weight = z - np.average(z, 0, u), 2 / z.shape[1] * u[:, None]
+            above, below = (weight * centred * y).sum() + 1, (weight * centred * centred).sum() + 1
             a = max(0.0, above / below) if self.slope else 1.0
-            return a, (y - a * z).mean(0)
-        a, c = _newton(z, y, self.slope)
-        return (a, c) if a >= 0 else (0.0, _newton(0 * z, y, False)[1])
+            return a, np.average(y - a * z, 0, u)
+        a, c = _newton(z, y, u, self.slope)
+        return (a, c) if a >= 0 else (0.0, _newton(0 * z, y, u, False)[1])
 
 
-def _newton(z: np.ndarray, y: np.ndarray, scale: bool) -> tuple[float, np.ndarray]:
-    """The minimum over c, and over a where `scale`, of the convex mean_j loss(a z_j + c, y_j) + (a - 1)^2/(2 b)."""
+def _newton(z: np.ndarray, y: np.ndarray, u: np.ndarray, scale: bool) -> tuple[float, np.ndarray]:
+    """The minimum over c, and over a where `scale`, of the convex mean_j u_j loss(a z_j + c, y_j) + (a - 1)^2/(2 b)."""
     b, k = z.shape
-    share = np.maximum(np.bincount(y, minlength=k), 0.5)
-    share, picked = share / share.sum(), z[np.arange(b), y].mean()
+    share, mean = np.maximum(np.bincount(y, u, minlength=k), 0.5), partial(np.average, axis=0, weights=u)
+    share, picked = share / share.sum(), mean(z[np.arange(b), y])
     theta = np.append(np.zeros(k), 1.0)  # c, a
 
     def value(theta: np.ndarray) -> tuple[float, np.ndarray]:
@@ -114,17 +118,18 @@ def _newton(z: np.ndarray, y: np.ndarray, scale: bool) -> tuple[float, np.ndarra
         top = logits.max(1, keepdims=True)
         e = np.exp(logits - top)
         total = e.sum(1, keepdims=True)
-        f = (np.log(total) + top).mean() - share @ theta[:k] - theta[k] * picked + (theta[k] - 1) ** 2 / (2 * b)
+        f = mean((np.log(total) + top)[:, 0]) - share @ theta[:k] - theta[k] * picked + (theta[k] - 1) ** 2 / (2 * b)
         return float(f), e / total
 
     f, p = value(theta)
     for _ in range(100):
         pz = (p * z).sum(1, keepdims=True)
-        g = np.append(p.mean(0) - share, (pz.mean() - picked + (theta[k] - 1) / b) * scale)
+        g = np.append(mean(p) - share, (mean(pz[:, 0]) - picked + (theta[k] - 1) / b) * scale)
         H = np.zeros((k + 1, k + 1))
-        H[:k, :k] = np.diag(p.mean(0)) - p.T @ p / b + 1 / k  # c + t is c for every t: the sum of c stays zero
-        H[:k, k] = H[k, :k] = (p * (z - pz)).mean(0) * scale
-        H[k, k] = ((p * z * z).sum(1) - pz[:, 0] ** 2).mean() + 1 / b
+        # c + t is c for every t: the sum of c stays zero
+        H[:k, :k] = np.diag(mean(p)) - (u[:, None] * p).T @ p / b + 1 / k
+        H[:k, k] = H[k, :k] = mean(p * (z - pz)) * scale
+        H[k, k] = mean((p * z * z).sum(1) - pz[:, 0] ** 2) + 1 / b
         step = np.linalg.lstsq(H, g, rcond=None)[0]
         near = g @ step  # twice what is left to gain
         new, q = value(theta - step)

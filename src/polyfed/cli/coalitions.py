@@ -1,7 +1,7 @@
 """polyfed coalitions: who gains from whom."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -10,11 +10,13 @@ from polyfed.cli.compare import SEEDS
 
 if TYPE_CHECKING:
     from polyfed.experiment.config import Experiment
+    from polyfed.games.result import Coalitions
 
 AGAINST = ("fpfc", "ifca", "fedacs")  # what coalitions are held against unless methods are named
 USUAL = {"evaluate-every": 0, "data": {"validation-fraction": 0.2}}
 
 
+@o.shared(*o.ON_RAY)
 def coalitions(
     method: Annotated[str, Argument(help="What coalitions train with: name, or name:key=value.")] = "fedavg",
     against: Annotated[
@@ -35,28 +37,7 @@ def coalitions(
             show_default=False,
         ),
     ] = None,
-    set: o.Set = None,
-    data: o.Data = None,
-    data_dir: o.DataDir = None,
-    partition: o.Partition = None,
-    clients: o.Clients = None,
-    model: o.Model = None,
-    rounds: o.Rounds = None,
-    fraction: o.Fraction = None,
-    local_epochs: o.Epochs = None,
-    local_steps: o.Steps = None,
-    batch_size: o.Batch = None,
-    lr: o.Lr = None,
-    optimizer: o.Optimizer = None,
-    metrics: o.Metrics = None,
-    seed: o.Seed = None,
-    seeds: o.Seeds = None,
-    device: o.Device = None,
-    dtype: o.Dtype = None,
-    portable: o.Portable = False,
-    out: o.Out = None,
-    force: o.Force = False,
-    quiet: o.Quiet = False,
+    **given: Any,
 ) -> int:
     """Train the coalitions of the clients and report who gains from whom, and which coalitions would hold.
 
@@ -66,15 +47,16 @@ def coalitions(
     [dim]polyfed coalitions --seeds 10
     polyfed coalitions ditto --data digits --partition dirichlet:0.3 --clients 6 --against fpfc:lam=0.3[/dim]
     """
-    given = o.collect(locals())
+    typed = o.collect(given)
     from polyfed.core.errors import ConfigError
     from polyfed.experiment.config import defaults_for, merge, resolve
 
     if samples is not None and samples < 1:
         raise ConfigError(f"samples: found {samples}, expected an integer of at least 1")
     others = AGAINST if against is None else [] if against == ["none"] else against
-    low = merge(merge(defaults_for(None, given), {"seeds": SEEDS}), USUAL)
-    return play(resolve(None, given, [method, *others], low), samples, out, force, quiet)
+    low = merge(merge(defaults_for(None, typed), {"seeds": SEEDS}), USUAL)
+    found = resolve(None, typed, [method, *others], low)
+    return play(found, samples, given["out"], given["force"], given["quiet"])
 
 
 def play(
@@ -83,13 +65,12 @@ def play(
     """Train (or go on with) the coalitions of an experiment in `out`, report them, and return the exit status."""
     from collections.abc import Sequence
 
-    from polyfed.cli.console import Show, show_table, stdout
+    from polyfed.cli.console import Show
     from polyfed.cli.folders import claimed
     from polyfed.cli.portable import pin
     from polyfed.experiment import files, stop
     from polyfed.experiment.build import Parts
     from polyfed.games.run import Game, Made
-    from polyfed.games.show import answer, tables
 
     if experiment.settings.portable:
         pin()
@@ -104,6 +85,7 @@ def play(
         tables = {k: v for k, v in here.describe(methods[0]).items() if k != "algorithm"}
         return here.model(seed), here.federation(seed), tables
 
+    parts.check()
     names = parts.federation(experiment.seeds[0]).names
     described = {m.label: {"algorithm": m.table()} for m in methods[1:]}
     game = Game(
@@ -121,13 +103,21 @@ def play(
             _say_interrupted(folder)
             return stop.status(since)
         files.forget_old(folder)
-        stdout.print()
-        stdout.print(answer(found), style="bold", markup=False)
-        for table in tables(found):
-            stdout.print()
-            show_table(table)
-        stdout.print(f"\ntables, picture and page: {folder / 'report.html'}", soft_wrap=True, markup=False)
+        say(found, folder / "report.html")
     return 0
+
+
+def say(found: "Coalitions", page: Path) -> None:
+    """Print the answer, the tables, and where the page is."""
+    from polyfed.cli.console import show_table, stdout
+    from polyfed.games.show import answer, tables
+
+    stdout.print()
+    stdout.print(answer(found), style="bold", markup=False)
+    for table in tables(found):
+        stdout.print()
+        show_table(table)
+    stdout.print(f"\ntables, picture and page: {page}", soft_wrap=True, markup=False)
 
 
 def go_on(run: Path, quiet: bool) -> int:

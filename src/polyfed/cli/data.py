@@ -51,6 +51,7 @@ def inspect(
     target: o.Target = None,
     standardise: o.Standardise = None,
     drop: o.Drop = None,
+    weights: o.Weights = None,
     partition: o.Partition = None,
     clients: o.Clients = None,
     data_dir: o.DataDir = None,

@@ -31,7 +31,7 @@ def execute(
     experiment = parts.experiment
     if not resume and left is None:
         parts.check_without()
-    parts.model(experiment.seeds[0])  # what is wrong with a model is said before a folder is made
+    parts.check()
     since = stop.interruptions()
     with claimed(out, experiment.name, force, resume) as folder:
         one = experiment.single and not (resume and (folder / "comparison.toml").exists())

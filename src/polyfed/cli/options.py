@@ -1,6 +1,7 @@
-"""The options that `run` and `compare` share: each is a key of the experiment file, and its help what the key says."""
+"""The options of commands that train: each is a key of the experiment file, and its help what the key says."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -11,6 +12,7 @@ from polyfed.cli import complete, portable
 from polyfed.experiment import training as tables
 
 T = TypeVar("T", bound=tables.Table)
+Command = TypeVar("Command", bound=Callable[..., int])
 DATA, TRAIN, WHERE = "Data and model", "Training", "Results and machine"
 
 
@@ -38,6 +40,7 @@ DataDir = Annotated[str | None, option(tables.Data, "dir", DATA, "DIR")]
 Target = Annotated[str | None, option(tables.Columns, "target", DATA, "COLUMN")]
 Standardise = Annotated[str | None, option(tables.Columns, "standardise", DATA, "SCOPE")]
 Drop = Annotated[str | None, option(tables.Columns, "drop", DATA, "A,B,...")]
+Weights = Annotated[str | None, option(tables.Columns, "weights", DATA, "COLUMN")]
 Partition = Annotated[str | None, option(tables.Data, "partition", DATA)]
 Clients = Annotated[str | None, option(tables.Data, "clients", DATA, "N")]
 Model = Annotated[str | None, option(tables.Model, "name", DATA)]
@@ -70,12 +73,41 @@ Force = Annotated[bool, Option("--force", help="Replace the results in --out.", 
 Portable = Annotated[bool, Option("--portable", help=_help(tables.Settings, "portable"), rich_help_panel=WHERE)]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress.", rich_help_panel=WHERE)]
 
+SHARED: dict[str, Any] = {
+    "set": Set, "data": Data, "data_dir": DataDir, "target": Target, "standardise": Standardise, "drop": Drop,
+    "weights": Weights, "partition": Partition, "clients": Clients, "model": Model, "rounds": Rounds,
+    "fraction": Fraction, "local_epochs": Epochs, "local_steps": Steps, "batch_size": Batch, "lr": Lr,
+    "optimizer": Optimizer, "metrics": Metrics, "seed": Seed, "seeds": Seeds, "device": Device, "engine": Engine,
+    "workers": Workers, "address": Address, "dtype": Dtype, "portable": Portable, "out": Out, "force": Force,
+    "quiet": Quiet,
+}  # fmt: skip
+ON_RAY, FLAGS = ("engine", "workers", "address"), ("portable", "force", "quiet")
+
+
+def shared(*but: str) -> Callable[[Command], Command]:
+    """Put the options of a run, but for some, in the place of a command's `**given`."""
+
+    def put(command: Command) -> Command:
+        own = inspect.signature(command)
+        *kept, given = own.parameters.values()
+        some = [
+            given.replace(name=name, kind=given.KEYWORD_ONLY, default=False if name in FLAGS else None, annotation=hint)
+            for name, hint in SHARED.items()
+            if name not in but
+        ]
+        command.__signature__ = own.replace(parameters=[*kept, *some])  # pyright: ignore[reportFunctionMemberAccess]
+        return command
+
+    return put
+
+
 KEYS = {
     "data": "data.name",
     "data_dir": "data.dir",
     "target": "columns.target",
     "standardise": "columns.standardise",
     "drop": "columns.drop",
+    "weights": "columns.weights",
     "partition": "data.partition",
     "clients": "data.clients",
     "model": "model.name",

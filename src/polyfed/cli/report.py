@@ -31,7 +31,7 @@ class Which(StrEnum):
 
 
 def report(
-    runs: Annotated[list[Path], Argument(help="Run or comparison folders.", show_default=False)],
+    runs: Annotated[list[Path], Argument(help="Run or comparison folders, or one of coalitions.", show_default=False)],
     out: Annotated[Path | None, Option(help="File to write. Default: report.html in the first folder.")] = None,
     figures: Annotated[
         bool, Option("--figures", help="Write the figures as SVG, PDF and PNG beside the page.")
@@ -40,7 +40,7 @@ def report(
     of: Annotated[Which, Option(help="The table that --table prints.")] = Which.methods,
     paper: Annotated[bool, Option("--paper", help="Print one table over several data sets, in LaTeX.")] = False,
 ) -> int:
-    """Write report.html from run folders, or print one table.
+    """Write report.html from run folders, or print one table; of coalitions, write all files but the runs again.
 
     [dim]polyfed report runs/a runs/b --out both.html --figures
     polyfed report runs/a --table csv --of clients > clients.csv
@@ -49,6 +49,8 @@ def report(
     from polyfed.cli.console import results, show_table, stdout
     from polyfed.report import read, write_report
 
+    if games := [path for path in runs if (path / "coalitions.toml").exists()]:
+        return _coalitions(runs, games[0], out is None and not figures and table is None and not paper)
     form = Form.latex if paper and table is None else table
     if form is None or (out is not None and not paper):
         page = write_report(runs, out, figures=figures)
@@ -62,6 +64,19 @@ def report(
         show_table(made)
     else:
         stdout.file.write(str(made.to(form.value)))
+    return 0
+
+
+def _coalitions(runs: Sequence[Path], folder: Path, plain: bool) -> int:
+    """Rebuild what a folder of coalitions holds beside its runs."""
+    from polyfed.cli.coalitions import say
+    from polyfed.core.errors import ConfigError
+    from polyfed.games.result import Coalitions
+
+    if len(runs) > 1 or not plain:
+        raise ConfigError(f"{folder}: holds coalitions; report takes such a folder alone and without options")
+    found = Coalitions.open(folder)
+    say(found, found.save())
     return 0
 
 

@@ -30,6 +30,7 @@ Choose = Annotated[str | None, o.option(Search, "choose", TUNING)]
 TrainOn = Annotated[str | None, o.option(Search, "train_on", TUNING, "N")]
 
 
+@o.shared("seeds", *o.ON_RAY)
 def tune(
     method: Annotated[str, Argument(help="A method, with settings where wanted: fpfc:nu=0.5")] = "fpfc",
     setting: Setting = None,
@@ -58,29 +59,10 @@ def tune(
     scale: Annotated[
         str | None, Option(help="Scale of a synthetic data set: small or full.", rich_help_panel=o.DATA)
     ] = None,
-    set: o.Set = None,
-    data: o.Data = None,
-    data_dir: o.DataDir = None,
-    partition: o.Partition = None,
-    clients: o.Clients = None,
-    model: o.Model = None,
-    rounds: o.Rounds = None,
-    fraction: o.Fraction = None,
-    local_epochs: o.Epochs = None,
-    local_steps: o.Steps = None,
-    batch_size: o.Batch = None,
-    lr: o.Lr = None,
-    metrics: o.Metrics = None,
-    seed: o.Seed = None,
-    device: o.Device = None,
-    dtype: o.Dtype = None,
-    portable: o.Portable = False,
-    out: o.Out = None,
-    force: o.Force = False,
     resume: Annotated[
         bool, Option("--resume", help="Optional: the same command with the same --out continues anyway.", hidden=True)
     ] = False,
-    quiet: o.Quiet = False,
+    **given: Any,
 ) -> int:
     """Choose lam, or another numeric setting, on validation data, then train the chosen model further.
 
@@ -90,17 +72,17 @@ def tune(
     [dim]polyfed tune --data fpfc-s1 --scale small --batch-size full --local-steps 10 --fraction 0.3[/dim]
     [dim]polyfed tune fedacs --setting quantile --grid 0.5,0.67,0.75 --data fpfc-s1 --scale small[/dim]
     """
-    typed = locals()
-    given = o.collect(typed)
+    typed = locals() | given
+    table = o.collect(given)
     if scale is not None:
-        given.setdefault("data", {}).setdefault("options", {})["scale"] = scale
+        table.setdefault("data", {}).setdefault("options", {})["scale"] = scale
     from polyfed.cli.folders import is_search
     from polyfed.core.errors import ConfigError
     from polyfed.experiment.build import Parts
     from polyfed.experiment.config import defaults_for, resolve
     from polyfed.experiment.tune import default_setting
 
-    found = resolve(None, given, [method], defaults_for(None, given) | {"rounds": ROUNDS, "seeds": SEEDS})
+    found = resolve(None, table, [method], defaults_for(None, table) | {"rounds": ROUNDS, "seeds": SEEDS})
     if not found.single:
         raise ConfigError(f"seeds: found {len(found.seeds)}, expected one: tune works under one seed")
     typed |= {
@@ -110,8 +92,9 @@ def tune(
     search = o.read(Search, typed)
     if found.settings.portable:
         pin()
+    out, force = given["out"], given["force"]
     resume = resume or (out is not None and not force and is_search(out))
-    return _execute(Parts(found), search, window, out, force, quiet, resume)
+    return _execute(Parts(found), search, window, out, force, given["quiet"], resume)
 
 
 def _grids(grid: str | None, cold: str | None) -> dict[str, Any]:
@@ -131,7 +114,7 @@ def _execute(
     from polyfed.experiment import files, stop
 
     experiment, since = parts.experiment, stop.interruptions()
-    parts.model(experiment.seeds[0])  # what is wrong with a model is said before a folder is made
+    parts.check()
     if resume and out is None:
         raise ConfigError("--resume: needs --out with the folder of the search")
     with claimed(out, f"tune-{experiment.name}", force, resume) as folder:

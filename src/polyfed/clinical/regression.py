@@ -301,6 +301,8 @@ def gathered(sites: Any, model: Model, names: Sequence[str] | None) -> tuple[lis
     columns = None
     if isinstance(sites, Federation):
         columns = sites.meta.get("columns")
+        if sites.train.weight is not None:
+            raise ConfigError(f"weights: the {model.name} regression takes none; leave the federation's weights out")
         pairs: list[Any] = [sites.train.client(i) for i in range(sites.n)]
         names = sites.names if names is None else names
     else:

@@ -28,10 +28,11 @@ class Batch(NamedTuple):
     """One step's samples of the first m clients.
 
     x: [m, b, ...]   y: [m, b, ...]
-    weight: [m, b]   1/b_i on the b_i real samples of client i, 0 on padding; None: all real
+    weight: [m, b]   1/b_i on the b_i real samples of client i, times their `Split.shares`, 0 on padding; None: all 1/b
     sizes: [m] b_i, or None: all b
     live: [m, 1] 0/1 float; None: every row still has a step to take
     seed: row -> an integer that identifies (round, client, step), for keyed draws inside a model (dropout)
+    weighted: whether the weight of a real sample may be another than 1/b_i
     """
 
     x: Tensor
@@ -40,6 +41,7 @@ class Batch(NamedTuple):
     sizes: list[int] | None = None
     live: Tensor | None = None
     seed: Callable[[int], int] | None = None
+    weighted: bool = False
 
     @property
     def rows(self) -> int:
@@ -182,10 +184,11 @@ class Batches:
 
     def _on_all(self) -> Iterator[Batch]:
         """Steps on all samples."""
-        x, y, weight, sizes = self.whole()[:4]
+        every = self.whole()
+        x, y, weight, sizes = every[:4]
         if (self._steps == self.total).all() and self._work.augment is None:  # every step is the same but for dropout
             for k in range(self.total):
-                yield Batch(x, y, weight, sizes, None, self._seeds(k))
+                yield every._replace(seed=self._seeds(k))
             return
         for first, at_work, rows in self._blocks(1):
             for k, m in enumerate(rows.tolist()):
@@ -196,6 +199,7 @@ class Batches:
                     None if sizes is None else sizes[:m],
                     self._live(at_work[k, :m]),
                     self._seeds(first + k),
+                    every.weighted,
                 )
 
     def _on_parts(self) -> Iterator[Batch]:
@@ -206,19 +210,20 @@ class Batches:
             index, sizes = self._drawn(orders, first, len(at_work), width)
             real = np.arange(width) < sizes[:, :, None]
             full = (sizes == width) | ~at_work
-            weights = None if full.all() else _weights(self._split, real)
             # decided for all steps at once: a step of a small model is so short that even this would show
-            at = torch.as_tensor(index, device=self._split.x.device)
+            at, weighted = torch.as_tensor(index, device=self._split.x.device), self._split.weight is not None
+            weights = None if full.all() and not weighted else _weights(self._split, real, at)
             ragged, waiting = (~full.all(1)).tolist(), (at_work.sum(1) < rows).tolist()
             for k, m in enumerate(rows.tolist()):
                 x, y = _take(self._split, at[k, :m], self._clients[:m])
                 yield Batch(
                     self._augmented(x, first + k, index[k, :m]),
                     y,
-                    weights[k, :m] if ragged[k] and weights is not None else None,
+                    weights[k, :m] if weights is not None and (weighted or ragged[k]) else None,
                     sizes[k, :m].tolist() if ragged[k] else None,
                     self._live(at_work[k, :m]) if waiting[k] else None,
                     self._seeds(first + k),
+                    weighted,
                 )
 
     def _blocks(self, width: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
@@ -279,15 +284,17 @@ class Batches:
 
 def padded(split: Split, clients: np.ndarray) -> Batch:
     """All samples of `clients: [s]` as one batch of s rows; for one client a view without a copy."""
-    counts, offsets = split.counts[clients], split.offsets[clients]
-    if len(clients) == 1:
+    counts, offsets, weighted = split.counts[clients], split.offsets[clients], split.weight is not None
+    column = np.arange(int(counts.max()))
+    if len(clients) == 1 and not weighted:
         x, y = split.client(int(clients[0]))
         return Batch(x[None], trained(y, split.units(clients))[None])
-    column = np.arange(int(counts.max()))
     real = column < counts[:, None]
     index = np.where(real, offsets[:, None] + column, np.minimum(offsets, len(split.x) - 1)[:, None])
-    x, y = _take(split, torch.as_tensor(index, device=split.x.device), clients)
-    return Batch(x, y) if real.all() else Batch(x, y, _weights(split, real), counts.tolist())
+    at = torch.as_tensor(index, device=split.x.device)
+    x, y = _take(split, at, clients)
+    weight = None if real.all() and not weighted else _weights(split, real, at)
+    return Batch(x, y, weight, None if real.all() else counts.tolist(), weighted=weighted)
 
 
 def alike(counts: np.ndarray, most: int, order: np.ndarray) -> list[np.ndarray]:
@@ -309,8 +316,9 @@ def _take(split: Split, index: Tensor, clients: np.ndarray) -> tuple[Tensor, Ten
     return x.view(index.shape + x.shape[1:]), trained(y.view(index.shape + y.shape[1:]), unit)
 
 
-def _weights(split: Split, real: np.ndarray) -> Tensor:
-    """real: [..., b] bool -> [..., b] weights that sum to one where anything is real."""
+def _weights(split: Split, real: np.ndarray, at: Tensor) -> Tensor:
+    """real: [..., b] bool, at: [..., b] rows of the split -> [..., b] `Batch.weight`."""
     size = np.maximum(real.sum(-1, keepdims=True), 1)
     dtype = split.x.dtype if split.x.is_floating_point() else torch.float64  # for tokens, until the model's is known
-    return torch.as_tensor(real / size, dtype=dtype, device=split.x.device)
+    mean = torch.as_tensor(real / size, device=split.x.device)
+    return (mean if split.shares is None else mean * split.shares[at]).to(dtype)

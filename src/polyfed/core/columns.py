@@ -30,6 +30,8 @@ class Columns(Configured):
         The classes in their order; of two, the second is the positive one. None: in alphabetical order.
     classes : int or None
         Number of classes, where labels are numbers from 0 and some may not occur.
+    weights : str or None
+        Column of numbers of 0 or more: how much each row counts in the training loss of its client.
     drop : list of str
         Columns to leave out.
     numbers : list of str
@@ -61,6 +63,9 @@ class Columns(Configured):
     classes: Annotated[int, Limits(ge=2, le=10**6)] | None = setting(
         None, doc="Number of classes, where labels are numbers from 0 and some may not occur."
     )
+    weights: str | None = setting(
+        None, doc="Column of sample weights: how much a row counts in its client's training loss. Default: all alike."
+    )
     drop: NAMES = setting(factory=list, doc="Columns to leave out.")
     numbers: NAMES = setting(factory=list, doc="Columns that must be numbers.")
     categories: NAMES | VALUES = setting(
@@ -89,6 +94,7 @@ class Columns(Configured):
             self.require(not survival or value is not None, key, "a column, for task = survival")
             self.require(survival or value is None, key, "none, or task = survival")
         self.require(not survival or self.target is None, "target", "none; survival has time and event")
+        self.require(self.weights not in self.outcome, "weights", "another column than the target")
 
     @property
     def outcome(self) -> tuple[str, ...]:

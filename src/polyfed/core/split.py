@@ -22,12 +22,14 @@ class Split:
     y: [N] int64 class labels, or [N, ...] float targets
     offsets: [n+1]  client i owns rows offsets[i] to offsets[i+1]
     unit: [n, 2]    shift and scale of each client's targets, which train models as (y - shift) / scale; or None
+    weight: [N]     how much each sample counts in its client's training loss, see `shares`; None: all the same
     """
 
     x: Tensor
     y: Tensor
     offsets: np.ndarray
     unit: Tensor | None = None
+    weight: Tensor | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "offsets", np.asarray(self.offsets, dtype=np.int64))
@@ -52,15 +54,28 @@ class Split:
         """[n] samples per client."""
         return np.diff(self.offsets)
 
+    @cached_property
+    def shares(self) -> Tensor | None:
+        """[N] float64: the weights over their mean at their client, so that they are 1 on average there; or None."""
+        if self.weight is None:
+            return None
+        weight, owner = self.weight.double(), torch.repeat_interleave(torch.as_tensor(self.counts)).to(self.x.device)
+        total = weight.new_zeros(self.n).index_add_(0, owner, weight)
+        return weight / (total / torch.as_tensor(self.counts, device=self.x.device))[owner]
+
+    def rows(self, i: int) -> slice:
+        """Where client i's samples are."""
+        return slice(int(self.offsets[i]), int(self.offsets[i + 1]))
+
     def client(self, i: int) -> tuple[Tensor, Tensor]:
         """Client i's (x, y): views, not copies."""
-        a, b = int(self.offsets[i]), int(self.offsets[i + 1])
-        return self.x[a:b], self.y[a:b]
+        return self.x[self.rows(i)], self.y[self.rows(i)]
 
     def select(self, clients: Sequence[int] | np.ndarray) -> "Split":
         """The samples of the named clients only, in the order given."""
         some = Split.of([self.client(int(i)) for i in clients])
-        return replace(some, unit=self.units(clients))
+        weight = None if self.weight is None else torch.cat([self.weight[self.rows(int(i))] for i in clients])
+        return replace(some, unit=self.units(clients), weight=weight)
 
     def units(self, clients: int | Sequence[int] | np.ndarray) -> Tensor | None:
         """Shift and scale of the targets of some clients, [..., 2]; None where targets are trained on as they are."""
@@ -72,7 +87,8 @@ class Split:
         def move(t: Tensor) -> Tensor:
             return t.to(device, dtype) if t.is_floating_point() else t.to(device)
 
-        return Split(move(self.x), move(self.y), self.offsets, None if self.unit is None else self.unit.to(device))
+        unit, weight = (None if t is None else t.to(device) for t in (self.unit, self.weight))
+        return Split(move(self.x), move(self.y), self.offsets, unit, weight)
 
 
 def trained(y: Tensor, unit: Tensor | None) -> Tensor:

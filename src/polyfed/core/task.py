@@ -319,7 +319,7 @@ class Task:
             for q, view in zip(parameters, views, strict=True):
                 q.data = view
             with torch.enable_grad(), self._drawing(batch.seed(i) if self.random and batch.seed else 0):
-                loss = self._mean_loss(module(_input(batch.x[i, :b])), batch.y[i, :b])
+                loss = self._mean_loss(module(_input(batch.x[i, :b])), batch.y[i, :b], _weight(batch, i, b))
             yield i, views, parameters, loss
 
     def hvp(self, w: Tensor, v: Tensor, batch: Batch) -> Tensor:
@@ -382,7 +382,13 @@ class Task:
 
     # losses and metrics
 
-    def _mean_loss(self, output: Tensor, target: Tensor) -> Tensor:
+    def _mean_loss(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
+        """The mean over samples; with weight: [b] the weighted sum."""
+        if weight is not None:
+            if not callable(self.loss):
+                return (self.per_sample_loss(output.reshape(1, len(output), -1), target[None])[0] * weight).sum()
+            each = [self._mean_loss(output[k : k + 1], target[k : k + 1]) for k in range(len(target))]
+            return (torch.stack(each) * weight).sum()
         if callable(self.loss):
             return self.loss(self._aligned(output, target), target).mean()
         if self.loss == "cross-entropy":
@@ -421,7 +427,7 @@ class Task:
 
     @torch.no_grad()
     def loss_of(self, w: Tensor, batch: Batch) -> Tensor:
-        """Each client's mean loss on the real samples of its row, without weight decay.
+        """Each client's mean loss on the real samples of its row, weighted as in training, without weight decay.
 
         Parameters
         ----------
@@ -439,7 +445,7 @@ class Task:
         out: list[Tensor] = []
         for i in range(len(w)):
             b = batch.x.shape[1] if batch.sizes is None else batch.sizes[i]
-            out.append(self._mean_loss(self.outputs(w[i], batch.x[i, :b]), batch.y[i, :b]))
+            out.append(self._mean_loss(self.outputs(w[i], batch.x[i, :b]), batch.y[i, :b], _weight(batch, i, b)))
         return torch.stack(out)
 
     @torch.no_grad()
@@ -524,7 +530,7 @@ class Task:
                 yield rows, self._per_sample(seen(rows, output, split.y.index_select(0, at), unit), unit)
         elif self.stacked is not None:
             for chunk in alike(counts, max(1, BLOCK // max(1, int(counts.max(initial=1)))), np.argsort(-counts)):
-                batch = self._cast(padded(replace(split, unit=None), clients[chunk]), w)
+                batch = self._cast(padded(replace(split, unit=None, weight=None), clients[chunk]), w)
                 rows, unit = torch.as_tensor(chunk, device=w.device), split.units(clients[chunk])
                 output = self.stacked.outputs(w[rows], batch.x)
                 each = None if unit is None else unit[:, None].expand(*batch.y.shape[:2], 2).flatten(0, 1)
@@ -725,6 +731,8 @@ class Task:
             raise
         except Exception as e:
             raise ModelError(f"{who} cannot be trained on inputs of shape {list(x.shape[1:])}: {reason(e)}") from None
+        if split.weight is not None and callable(self.loss):
+            self._check_weighted(split)
         if self.vectorised:
             try:
                 self._vectorised(
@@ -807,6 +815,21 @@ class Task:
         shapes = f"outputs {list(output.shape)} and targets {list(target.shape)} ({target.dtype})"
         raise ModelError(f"loss: fails on {shapes}: {reason(errors[0])}")
 
+    def _check_weighted(self, split: Split) -> None:
+        """Raise ConfigError if the loss of some samples is not the mean over their losses, one by one."""
+        at = torch.linspace(0, len(split.x) - 1, min(len(split.x), TRIED)).long()
+        name = getattr(self.loss, "__name__", type(self.loss).__name__)
+        try:
+            some = self.place(Split(split.x[at], split.y[at], np.array([0, len(at)])))
+            output = self.outputs(self.w0, some.x)
+            mean = self._mean_loss(output, some.y)
+            each = self._mean_loss(output, some.y, torch.full_like(mean, 1 / len(at)).expand(len(at)))
+            fits = not getattr(self.loss, "whole", False) and bool(torch.isclose(mean, each, rtol=1e-3))
+        except Exception:  # it does not take one sample
+            fits = False
+        if not fits:
+            raise ConfigError(f"weights: the loss {name} is no mean over samples, which weights of samples need")
+
     def _indifferent(self, shape: list[int]) -> float | None:
         """The output at which a loss on labels 0 and 1 prefers neither: 1/2 for probabilities, else 0 for logits."""
 
@@ -832,6 +855,11 @@ def _few(split: Split) -> tuple[Tensor, Tensor]:
 def _probable(output: Tensor) -> bool:
     """Whether outputs [b, C] are probabilities of C classes."""
     return bool((output >= 0).all()) and bool(((output.sum(1) - 1).abs() < 1e-4).all())
+
+
+def _weight(batch: Batch, i: int, b: int) -> Tensor | None:
+    """The weights of row i's samples, where they are not all the same."""
+    return batch.weight[i, :b] if batch.weighted and batch.weight is not None else None
 
 
 def _is_tensor(given: object) -> bool:

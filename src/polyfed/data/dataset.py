@@ -14,7 +14,7 @@ import torch
 from polyfed.core.errors import DataError, closest
 from polyfed.core.split import Split
 from polyfed.data import prepare
-from polyfed.data.federation import Federation
+from polyfed.data.federation import WEIGHTED, Federation
 from polyfed.data.partition import Assignment, Natural, Partitioner, Source, as_partitioner
 from polyfed.data.preparation import Preparation
 
@@ -66,6 +66,8 @@ class Dataset:
         What the data set was loaded with.
     preparation : Preparation or None
         How the cells of tables become inputs; x is then what its `codes` gives.
+    weights : array or None
+        [N] how much each sample counts in its client's training loss, 0 or more; see `Federation.from_arrays`.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Dataset:
     meta: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     preparation: Preparation | None = None
+    weights: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -189,6 +192,9 @@ class Dataset:
             "validation": None if validation is None else data._gather(validation, dealt),
             "test": data._gather(held, dealt, official),
         }
+        if self.weights is not None:
+            weight = torch.from_numpy(self.weights[np.concatenate(train)])
+            parts["train"], notes = replace(parts["train"], weight=weight), [*notes, WEIGHTED]
         data._scale(parts, dealt, n)
         prepared: dict[str, Any] = {}
         if self.preparation is not None:

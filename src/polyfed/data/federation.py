@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Pair = tuple[Any, Any]
 PER_CLIENT = ("indices",)  # entries of `meta` that are lists over clients
+WEIGHTED = "training samples have weights, on average 1 at every client; scores count every sample the same"
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +56,16 @@ class Federation:
     classes: int | None = None
     clusters: np.ndarray | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (weight := self.train.weight) is None:
+            return
+        each = [weight[self.train.rows(i)] for i in range(self.n)]
+        for name, w in zip(self.names, each, strict=True):
+            if len(w) and not (w > 0).any():
+                raise DataError(f"client {name!r}: found weight 0 on every training sample, expected one above 0")
+        if all((w == w[:1]).all() for w in each):  # which is no weighting, to the last bit
+            object.__setattr__(self, "train", replace(self.train, weight=None))
 
     @property
     def n(self) -> int:
@@ -176,7 +187,8 @@ class Federation:
                 "validation": [t[h] for t, h in zip(old["train"], held, strict=True)],
                 "test": old["test"],
             }
-        return replace(self, train=_rows(self.train, kept), validation=_rows(self.train, held), meta=meta)
+        validation = replace(_rows(self.train, held), weight=None)
+        return replace(self, train=_rows(self.train, kept), validation=validation, meta=meta)
 
     # looking at it
 
@@ -266,6 +278,7 @@ class Federation:
         seed: int = 0,
         task: str = "auto",
         integer_inputs: bool | None = None,
+        weights: Sequence[Any] | None = None,
     ) -> "Federation":
         """A federation from one (x, y) pair per client: numpy arrays, tensors or lists.
 
@@ -299,6 +312,11 @@ class Federation:
         integer_inputs : bool or None
             True keeps integer inputs as int64 (tokens), False makes them float32, unscaled. By default integers of 16
             bits or more are kept, for the model to embed or to take as floats, and bytes and booleans become floats.
+        weights : sequence or None
+            Per client [N_i] numbers of 0 or more: how much each training sample counts in the client's loss. Only their
+            ratios within the client matter: they are scaled to be 1 on average over its training samples, and a loss
+            over b samples is sum_j weight_j loss_j / b. A client weighs as many samples as it has, and scores count
+            every sample the same.
 
         Returns
         -------
@@ -335,6 +353,9 @@ class Federation:
                 ]
         classes, labels, notes = _targets(parts, who, classes, task)
         splits = {split: _split(pairs, parts["train"][0], who, split) for split, pairs in parts.items()}
+        if weights is not None:
+            splits["train"] = replace(splits["train"], weight=_weights(weights, who, splits["train"].counts))
+            notes.append(WEIGHTED)
 
         meta = dict(meta or {})
         base = {"dataset": "arrays", "partition": "natural", "seed": seed} | (
@@ -355,7 +376,7 @@ class Federation:
                 "train": [k + o for k, o in zip(kept, first, strict=False)],
                 "test": [h + o for h, o in zip(held, first, strict=False)],
             }
-            train_split, test_split = _rows(train_split, kept), _rows(train_split, held)
+            train_split, test_split = _rows(train_split, kept), replace(_rows(train_split, held), weight=None)
         federation = cls(
             train=train_split,
             test=test_split,
@@ -489,6 +510,18 @@ def _names(names: Sequence[str] | None, n: int) -> tuple[str, ...]:
         twice = next(name for i, name in enumerate(names) if name in names[:i])
         raise DataError(f"two clients are called {twice!r}; names must be distinct")
     return tuple(names)
+
+
+def _weights(weights: Sequence[Any], names: tuple[str, ...], counts: np.ndarray) -> Tensor:
+    if len(weights) != len(names):
+        raise DataError(f"weights: found {len(weights)} entries for {len(names)} clients, expected one for each")
+    found = [_tensor(w, f"client {name!r}", "weights").double() for w, name in zip(weights, names, strict=True)]
+    for w, name, count in zip(found, names, counts, strict=True):
+        if w.shape != (count,):
+            raise DataError(f"client {name!r}: found weights of shape {list(w.shape)}, expected [{count}]")
+        if bad := w[~(w >= 0) | w.isinf()].tolist():
+            raise DataError(f"client {name!r}: found the weight {bad[0]:g}, expected numbers of 0 or more")
+    return torch.cat(found)
 
 
 def _clusters(clusters: Sequence[int] | np.ndarray | None, n: int) -> np.ndarray | None:
@@ -668,7 +701,8 @@ def _rows(split: Split, rows: list[np.ndarray]) -> Split:
     starts = split.offsets[:-1]
     index = torch.from_numpy(np.concatenate([a + r for a, r in zip(starts, rows, strict=True)]).astype(np.int64))
     offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])])
-    return Split(split.x.index_select(0, index), split.y.index_select(0, index), offsets, split.unit)
+    weight = None if split.weight is None else split.weight[index]
+    return Split(split.x.index_select(0, index), split.y.index_select(0, index), offsets, split.unit, weight)
 
 
 def _materialise(dataset: Any, name: str, split: str) -> Any:

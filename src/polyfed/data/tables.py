@@ -50,9 +50,9 @@ class Table:
     def __init__(self, sheets: Sequence[Sheet], found: Mapping[str, Column], columns: Columns):
         self.sheets, self.found, self.columns = sheets, found, columns
         self.where = str(Path(sheets[0].where).parent) if len(sheets) > 1 else sheets[0].where
-        left = [name for name in sheets[0].columns if name not in columns.drop]
+        left = [name for name in sheets[0].columns if name not in columns.drop and name != columns.weights]
         self.outcome = columns.outcome or tuple(left[-1:])
-        for key in ("drop", "numbers", "categories", "target", "time", "event"):
+        for key in ("drop", "numbers", "categories", "target", "time", "event", "weights"):
             value = getattr(columns, key)
             for name in [value] if isinstance(value, str) else value or ():
                 if name not in found:
@@ -64,13 +64,16 @@ class Table:
     @property
     def inputs(self) -> list[Column]:
         """The columns that go in, if nothing stands in the way."""
-        left = [c for c in self.found.values() if c.name not in self.columns.drop and c.name not in self.outcome]
+        others = (*self.columns.drop, *self.outcome, self.columns.weights)
+        left = [c for c in self.found.values() if c.name not in others]
         return [c for c in left if c.kind not in ("constant", "empty")]
 
     def becomes(self, column: Column) -> str:
         """What becomes of a column, in a few words."""
         if column.name in self.columns.drop:
             return "left out, as asked"
+        if column.name == self.columns.weights:
+            return "weight of the row in training"
         if column.name in self.outcome:
             return (
                 "target"
@@ -186,6 +189,7 @@ class Table:
             classes=checked.classes,
             notes=(*self.notes(prepared, checked.classes), *checked.notes),
             meta={"columns": [i.name for i in prepared.inputs]} | ({"labels": known} if known else {}),
+            weights=None if c.weights is None else np.concatenate([weights_of(s, c.weights) for s in self.sheets]),
             groups=None if single else np.repeat(np.arange(checked.n), checked.train.counts),
             group_names=None if single else checked.names,
             preparation=prepared,
@@ -262,6 +266,19 @@ class Table:
             if i.kind == "number" and i.whole and len(i.values) == i.cells - i.gaps > 30 and i.name not in self.outcome:
                 said.append(f"{i.name} holds a different whole number in every row: drop it if it numbers the rows")
         return tuple(said)
+
+
+def weights_of(sheet: Sheet, column: str) -> np.ndarray:
+    """[N] the weights of a site's rows. Raises DataError for one that is no number of 0 or more."""
+    if column not in sheet.columns:
+        known = f"{closest(column, sheet.columns)}; it has {', '.join(sheet.columns)}"
+        raise DataError(f"{sheet.where}: no column {column!r}, the weights{known}")
+    for row, value in enumerate(found := sheet.numbers(column)):
+        if value is None or value < 0:
+            raise DataError(
+                f"{sheet.at(row, column)}: found {sheet.columns[column][row][:40]!r}, expected a weight of 0 or more"
+            )
+    return np.array(found, dtype=np.float64)
 
 
 def _few(names: Sequence[str] | Mapping[str, int]) -> str:

@@ -32,6 +32,7 @@ from polyfed.data.federation import Federation
 from polyfed.data.preparation import Preparation
 from polyfed.data.readers import client_files
 from polyfed.data.sheets import read
+from polyfed.data.tables import weights_of
 from polyfed.engines.local import LocalEngine, here, make_plan
 from polyfed.experiment.run import Run, position
 
@@ -264,7 +265,7 @@ def _prepared(run: Run, paths: Sequence[Path], target: str | None) -> Federation
     """New clients from CSV files, their columns prepared as the run's were; what is each client's own is learnt."""
     of, old = run.settings["data"], run.outline
     known = Preparation.read(old.meta["preparation"], str(run.place()))
-    sheets = [read(path) for path in paths]
+    sheets, weighed = [read(path) for path in paths], run.settings.get("columns", {}).get("weights")
     data = Dataset(
         "newcomers",
         np.concatenate([known.codes(sheet) for sheet in sheets]),
@@ -273,6 +274,7 @@ def _prepared(run: Run, paths: Sequence[Path], target: str | None) -> Federation
         groups=np.repeat(np.arange(len(sheets)), [len(sheet.lines) for sheet in sheets]),
         group_names=tuple(sheet.name for sheet in sheets),
         preparation=known,
+        weights=None if weighed is None else np.concatenate([weights_of(sheet, weighed) for sheet in sheets]),
     )
     found = data.partition(seed=run.settings["seed"], test_fraction=of.get("test-fraction", 0.2))
     fits(old, found)

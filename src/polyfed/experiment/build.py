@@ -17,6 +17,7 @@ from polyfed.data.federation import Federation
 from polyfed.data.partition import parse
 from polyfed.experiment.config import Experiment, Method, Model, Settings, delays_at, model_table
 from polyfed.experiment.steps import local_steps_of
+from polyfed.experiment.trainer import prepare
 from polyfed.experiment.userfile import model_from, only_model
 
 CLIENTS = 20  # where the data has no clients of its own and no number is given
@@ -99,6 +100,13 @@ class Parts:
         """The model that every method of this seed starts from."""
         fed = self.federation(seed)
         return make_model(self.experiment.model, fed.input_shape, fed.outputs, seed)
+
+    def check(self) -> None:
+        """Raise what a run of some method would be refused with; nothing has been written then."""
+        seed = self.experiment.seeds[0]
+        model, federation, training = self.model(seed), self.federation(seed), self.training(seed)
+        for method in self.experiment.methods:
+            prepare(model, federation, method.algorithm, training)
 
     @cached_property
     def experiment(self) -> Experiment:

@@ -31,6 +31,7 @@ from polyfed.experiment.files import flush, locked, sealed
 from polyfed.experiment.fit import fit
 from polyfed.experiment.folder import RunFolder, summary
 from polyfed.experiment.run import Run
+from polyfed.experiment.trainer import prepare
 from polyfed.experiment.training import Training, training_of
 from polyfed.experiment.watching import Callback
 from polyfed.report import files as reading
@@ -235,6 +236,8 @@ def compare(
         for name, algorithm in methods.items()
     ]
     found: dict[_Job, Result] = {}
+    for algorithm in methods.values() if folder is None or not folder.exists() else ():
+        prepare(*common.made(which[0]), algorithm, replace(how, seed=which[0]))  # refused before a folder is made
     with locked(folder) if folder is not None else contextlib.nullcontext():
         if folder is not None:
             _begin(folder, config or config_of(methods, which, how.dump()))

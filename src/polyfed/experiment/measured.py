@@ -43,7 +43,8 @@ class Measured(Run):
         found: dict[str, list[Tensor]] = {name: [] for name in splits(fed)}
         with threadpool_limits(1):  # a pool of threads would not survive the fork of the next run
             for i in range(fed.n):
-                answers = yardstick.fitted(*fed.train.client(i), fed.classes)
+                weight = None if fed.train.shares is None else fed.train.shares[fed.train.rows(i)]
+                answers = yardstick.fitted(*fed.train.client(i), fed.classes, weight)
                 for name, split in splits(fed).items():
                     found[name].append(answers(split.client(i)[0]))
         return found
@@ -99,7 +100,7 @@ def together(federation: Federation) -> Federation:
     def pooled(split: Split) -> Split:
         unit = split.unit  # of clients with units of their own, targets are trained on as they are
         one = None if unit is None or not (unit == unit[:1]).all() else unit[:1]
-        return Split(split.x, split.y, np.array([0, len(split.x)]), one)
+        return Split(split.x, split.y, np.array([0, len(split.x)]), one, split.shares)
 
     validation = federation.validation
     return Federation(

@@ -69,7 +69,7 @@ def digest(federation: Federation) -> str:
     }
     for name, split in splits(federation).items():
         whole = hashlib.blake2b(split.offsets.tobytes(), digest_size=8)
-        for t in (split.x, split.y):
+        for t in (split.x, split.y, *(() if split.weight is None else (split.weight,))):
             whole.update(f"{t.dtype} {list(t.shape)}".encode())
             whole.update(np.ascontiguousarray(t.cpu().numpy()).reshape(-1).view(np.uint8).data)
         found[name] = whole.hexdigest()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -238,6 +238,8 @@ def prepare(
     if isinstance(algorithm, Yardstick):
         algorithm.check(task)
     else:
+        # what the method refuses is said here, before anything is written
+        Loop(task, federation.train.counts, federation.names, algorithm, schedule, cast(Any, None), t.seed)
         check_optimizer(algorithm, task, federation, work)
         note = t.robust and check_robust(algorithm, t.robust, model, loss, federation, work, schedule)
     cohort = schedule.size(federation.n) if isinstance(schedule, Uniform) else federation.n

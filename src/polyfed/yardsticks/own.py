@@ -43,7 +43,9 @@ class Own(Yardstick, abstract=True):
         if task.integers:
             raise ConfigError(f"{self.name}: takes features, and the inputs are tokens; leave the row out")
 
-    def fitted(self, x: Tensor, y: Tensor, classes: int | None) -> Callable[[Tensor], Tensor]:
+    def fitted(
+        self, x: Tensor, y: Tensor, classes: int | None, weight: Tensor | None = None
+    ) -> Callable[[Tensor], Tensor]:
         """Fit one site's model.
 
         Parameters
@@ -52,6 +54,8 @@ class Own(Yardstick, abstract=True):
             [n, ...] training samples and their targets; inputs are flattened.
         classes : int or None
             Number of classes; None for numbers.
+        weight : Tensor or None
+            [n] the samples' `Split.shares`.
 
         Returns
         -------
@@ -62,12 +66,14 @@ class Own(Yardstick, abstract=True):
         if not len(x):
             shape = (classes,) if classes is not None else tuple(y.shape[1:])
             return lambda new: torch.full((len(new), *shape), torch.nan, dtype=torch.float64)
-        rows, targets = _flat(x), y.cpu().numpy()
+        rows, targets, u = _flat(x), y.cpu().numpy(), None if weight is None else weight.cpu().numpy()
+        if u is not None:
+            rows, targets, u = rows[u > 0], targets[u > 0], u[u > 0]
         if classes is None:
-            predict = self.numbers(rows, targets.reshape(len(y), -1).astype(np.float64))
+            predict = self.numbers(rows, targets.reshape(len(targets), -1).astype(np.float64), u)
             return lambda new: torch.as_tensor(predict(_flat(new))).reshape(len(new), *y.shape[1:])
         there, counts = np.unique(targets, return_counts=True)
-        predict = self.probabilities(rows, targets) if len(there) > 1 else lambda new: np.ones((len(new), 1))
+        predict = self.probabilities(rows, targets, u) if len(there) > 1 else lambda new: np.ones((len(new), 1))
         missing = classes - len(there)
 
         def logits(new: Tensor) -> Tensor:
@@ -77,7 +83,7 @@ class Own(Yardstick, abstract=True):
 
         return logits
 
-    def probabilities(self, x: np.ndarray, y: np.ndarray) -> Predict:
+    def probabilities(self, x: np.ndarray, y: np.ndarray, u: np.ndarray | None = None) -> Predict:
         """Fit classes.
 
         Parameters
@@ -86,6 +92,8 @@ class Own(Yardstick, abstract=True):
             [n, d] inputs.
         y : array
             [n] labels, of two classes at least.
+        u : array or None
+            [n] weights above 0 of the samples, 1 on average; None: all the same.
 
         Returns
         -------
@@ -94,7 +102,7 @@ class Own(Yardstick, abstract=True):
         """
         raise NotImplementedError
 
-    def numbers(self, x: np.ndarray, y: np.ndarray) -> Predict:
+    def numbers(self, x: np.ndarray, y: np.ndarray, u: np.ndarray | None = None) -> Predict:
         """Fit numbers.
 
         Parameters
@@ -103,6 +111,8 @@ class Own(Yardstick, abstract=True):
             [n, d] inputs.
         y : array
             [n, k] targets.
+        u : array or None
+            [n] weights above 0 of the samples, 1 on average; None: all the same.
 
         Returns
         -------
@@ -126,12 +136,14 @@ class Commonest(Own):
         "tests/yardsticks/test_own.py::test_the_mean_leaves_the_standard_deviation: closed form",
     )
 
-    def probabilities(self, x: np.ndarray, y: np.ndarray) -> Predict:
-        share = np.unique(y, return_counts=True)[1] / len(y)
+    def probabilities(self, x: np.ndarray, y: np.ndarray, u: np.ndarray | None = None) -> Predict:
+        share = np.bincount(np.unique(y, return_inverse=True)[1], u)
+        share = share / share.sum()
         return lambda new: np.tile(share, (len(new), 1))
 
-    def numbers(self, x: np.ndarray, y: np.ndarray) -> Predict:
-        return lambda new: np.tile(y.mean(0), (len(new), 1))
+    def numbers(self, x: np.ndarray, y: np.ndarray, u: np.ndarray | None = None) -> Predict:
+        mean = np.average(y, 0, u)
+        return lambda new: np.tile(mean, (len(new), 1))
 
 
 @dataclass(frozen=True)
@@ -156,17 +168,17 @@ class OwnLinear(Own):
         "tests/yardsticks/test_own.py::test_the_penalty_is_the_best_of_a_cross_validation: brute force",
     )
 
-    def probabilities(self, x: np.ndarray, y: np.ndarray) -> Predict:
-        z = _sklearn("preprocessing").StandardScaler().fit(x)
-        chosen = self.penalty or _cross_validated(z.transform(x), y)
-        model = _logistic(chosen).fit(z.transform(x), y)
+    def probabilities(self, x: np.ndarray, y: np.ndarray, u: np.ndarray | None = None) -> Predict:
+        z = _sklearn("preprocessing").StandardScaler().fit(x, sample_weight=u)
+        chosen = self.penalty or _cross_validated(z.transform(x), y, u)
+        model = _logistic(chosen).fit(z.transform(x), y, u)
         return lambda new: model.predict_proba(z.transform(new))
 
-    def numbers(self, x: np.ndarray, y: np.ndarray) -> Predict:
-        z, linear = _sklearn("preprocessing").StandardScaler().fit(x), _sklearn("linear_model")
+    def numbers(self, x: np.ndarray, y: np.ndarray, u: np.ndarray | None = None) -> Predict:
+        z, linear = _sklearn("preprocessing").StandardScaler().fit(x, sample_weight=u), _sklearn("linear_model")
         trying = self.penalty is None and len(x) > 2 and x.size <= CHEAP
         model = linear.RidgeCV(PENALTIES) if trying else linear.Ridge(self.penalty or 1.0)
-        model.fit(z.transform(x), y)
+        model.fit(z.transform(x), y, u)
         return lambda new: model.predict(z.transform(new)).reshape(len(new), -1)
 
 
@@ -189,34 +201,34 @@ class OwnTrees(Own):
     name = "own-trees"
     certificates = ("tests/yardsticks/test_own.py::test_the_trees_are_scikit_learns: identity",)
 
-    def probabilities(self, x: np.ndarray, y: np.ndarray) -> Predict:
-        return self._boosted("Classifier", x, y).predict_proba
+    def probabilities(self, x: np.ndarray, y: np.ndarray, u: np.ndarray | None = None) -> Predict:
+        return self._boosted("Classifier", x, y, u).predict_proba
 
-    def numbers(self, x: np.ndarray, y: np.ndarray) -> Predict:
-        columns = [self._boosted("Regressor", x, column) for column in y.T]
+    def numbers(self, x: np.ndarray, y: np.ndarray, u: np.ndarray | None = None) -> Predict:
+        columns = [self._boosted("Regressor", x, column, u) for column in y.T]
         return lambda new: np.stack([model.predict(new) for model in columns], 1)
 
-    def _boosted(self, kind: str, x: np.ndarray, y: np.ndarray) -> Any:
+    def _boosted(self, kind: str, x: np.ndarray, y: np.ndarray, u: np.ndarray | None) -> Any:
         leaf = self.min_samples_leaf or max(2, min(20, len(x) // 10))
         trees = getattr(_sklearn("ensemble"), f"HistGradientBoosting{kind}")
-        return trees(min_samples_leaf=leaf, random_state=0).fit(x, y)
+        return trees(min_samples_leaf=leaf, random_state=0).fit(x, y, u)
 
 
 def _logistic(penalty: float) -> Any:
     return _sklearn("linear_model").LogisticRegression(C=1 / penalty, max_iter=1000)
 
 
-def _cross_validated(x: np.ndarray, y: np.ndarray) -> float:
+def _cross_validated(x: np.ndarray, y: np.ndarray, u: np.ndarray | None) -> float:
     """The penalty with the least log-loss on samples left out; the stronger one of two that are equal."""
     folds, there = min(FOLDS, int(np.unique(y, return_counts=True)[1].min())), np.unique(y)
     if folds < 2 or x.size * len(there) > CHEAP:
         return 1.0
     cuts = list(_sklearn("model_selection").StratifiedKFold(folds).split(x, y))
-    at = np.searchsorted(there, y)
+    at, u = np.searchsorted(there, y), np.ones(len(y)) if u is None else u
 
     def loss(penalty: float) -> float:
-        said = [_logistic(penalty).fit(x[kept], y[kept]).predict_log_proba(x[out]) for kept, out in cuts]
-        return -sum(float(p[np.arange(len(p)), at[out]].sum()) for p, (_, out) in zip(said, cuts, strict=True))
+        said = [_logistic(penalty).fit(x[kept], y[kept], u[kept]).predict_log_proba(x[out]) for kept, out in cuts]
+        return -sum(float(p[np.arange(len(p)), at[out]] @ u[out]) for p, (_, out) in zip(said, cuts, strict=True))
 
     return min(reversed(PENALTIES), key=loss)
 
