@@ -69,9 +69,9 @@ def test_every_path_is_torchs(name, clip, work, path):
     decay = 0.2 if name == "adamw" else 0.0
     task, split = task_of(path, ours(name, clip, decay)), split_of(*SIZES)
     x = task.w0.expand(len(SIZES), -1)
-    for pull in (0.0, PULL):
-        correct = (lambda w, g, x=x: g + PULL * (w - x)) if pull else None
-        found = local_sgd(task, x, batches(split, **WORK[work]), LR, correct)
+    ways = (0.0, {}), (PULL, {"correct": lambda w, g: g + PULL * (w - x)}), (PULL, {"pull": (PULL, x)})
+    for pull, stated in ways:
+        found = local_sgd(task, x, batches(split, **WORK[work]), LR, **stated)
         expected = [torchs(name, batches(split, **WORK[work]), i, clip, pull, decay) for i in range(len(SIZES))]
         assert torch.allclose(found, torch.stack(expected), rtol=0, atol=1e-12)
 

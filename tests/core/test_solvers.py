@@ -55,12 +55,46 @@ def test_correction_and_prox_compose(clients):
         start[clients],
         batches(SPLIT, clients, **work),
         0.1,
-        lambda w, g: g + c[clients][: len(w)] + 0.3 * w,
-        shrink,
+        correct=lambda w, g: g + c[clients][: len(w)] + 0.3 * w,
+        prox=shrink,
     )
     for row, i in enumerate(clients):
         hand = by_hand(task, start[i], i, 0.1, correct=lambda w, g, i=i: g + c[i] + 0.3 * w, prox=shrink, **work)
         assert (out[row] - hand).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("wrap", [False, True], ids=["closed form", "module"])
+@pytest.mark.parametrize("decay", [0.0, 0.2], ids=["", "decay"])
+@pytest.mark.parametrize("work", [{"epochs": 2, "batch_size": 4}, {"steps": 5, "batch_size": None}])
+@pytest.mark.parametrize("clients", [[3, 0, 2, 1], [1, 0, 3, 2]], ids=["sorted", "unsorted"])
+def test_a_pull_and_a_shift_are_the_loop_with_them(wrap, decay, work, clients):
+    """For a strength and a step size that are numbers, one per client, one per parameter; and none at all."""
+    task = Task(Wrapped(mlp()) if wrap else mlp(), weight_decay=decay)
+    start, anchor, shift = torch.randn(3, 4, task.p, dtype=torch.float64)
+    per_client, per_parameter = torch.rand(4, 1).double(), (torch.rand(task.p) < 0.5).double()
+    for strength, lr in ((0.7, 0.1), (per_client, 0.1), (0.7, per_client), (per_parameter, per_client), (None, 0.1)):
+        at = [s[clients] if s is per_client else s for s in (strength, lr)]
+        pull = None if strength is None else (at[0], anchor[clients])
+        data = batches(SPLIT, clients, **work)
+        out = local_sgd(task, start[clients], data, at[1], pull=pull, shift=shift[clients])
+        for row, i in enumerate(clients):
+            mu = 0.0 if strength is None else float(strength[i]) if strength is per_client else strength
+            rate = float(lr[i]) if isinstance(lr, torch.Tensor) else lr
+
+            def direction(w, g, i=i, mu=mu):
+                return g + decay * w + mu * (w - anchor[i]) + shift[i]
+
+            assert (out[row] - by_hand(task, start[i], i, rate, correct=direction, **work)).abs().max() < 1e-12
+
+
+def test_a_model_without_a_gradient_stays_at_its_anchor():
+    """In float32 after many steps: what is kept of w and what comes from the anchor add up to one, as rounded."""
+    task = Task(nn.Linear(4, 3, bias=False), "mse")
+    split = split_of(6, 6, regression=True)
+    split.x.zero_()
+    anchor, data = torch.randn(2, task.p), batches(task.place(split), steps=1000, batch_size=None)
+    w = local_sgd(task, anchor, data, 0.0137, pull=(0.31, anchor))
+    assert ((w - anchor).abs() <= 2.0**-22 * anchor.abs()).all()
 
 
 def test_a_step_size_per_client():
@@ -68,7 +102,7 @@ def test_a_step_size_per_client():
     start = torch.randn(4, task.p, dtype=torch.float64)
     lr = torch.tensor([[0.1], [0.2], [0.0], [0.3]], dtype=torch.float64)
     for correct in (None, lambda w, g: g):
-        out = local_sgd(task, start, batches(SPLIT, **work), lr, correct)
+        out = local_sgd(task, start, batches(SPLIT, **work), lr, correct=correct)
         for i in range(4):
             assert (out[i] - by_hand(task, start[i], i, float(lr[i]), **work)).abs().max() < 1e-12
         assert torch.equal(out[2], start[2])

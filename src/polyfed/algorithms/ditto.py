@@ -50,7 +50,7 @@ class Ditto(Personal):
         x = down["w"]
         w = local_sgd(task, x, data, self.lr)
         again = data.again("personal", epochs=self.personal_epochs)
-        v = local_sgd(task, client["w"], again, self.lr, correct=lambda v, g: g + self.lam * (v - x))
+        v = local_sgd(task, client["w"], again, self.lr, pull=(self.lam, x))
         return {"w": v}, {"w": w}
 
     def aggregate(self, server, up, round):

@@ -59,8 +59,8 @@ class Mixed(Personal, abstract=True):
         return Down(each={"u": self.weights(W)[round.ids].to(W.dtype) @ W})
 
     def local_update(self, task, client, down, data, round):
-        u, pull = down["u"], self.pull(round.n)
-        w = local_sgd(task, u, data, self.lr, correct=lambda w, g: g + pull * (w - u))
+        u = down["u"]
+        w = local_sgd(task, u, data, self.lr, pull=(self.pull(round.n), u))
         return {"w": w}, {"w": w}
 
     def aggregate(self, server, up, round):

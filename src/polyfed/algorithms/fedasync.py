@@ -49,8 +49,7 @@ class FedAsync(Algorithm):
 
     def local_update(self, task, client, down, data, round):
         x = down["w"]
-        correct = (lambda w, g: g + self.mu * (w - x)) if self.mu else None
-        return {}, {"w": local_sgd(task, x, data, self.lr, correct)}
+        return {}, {"w": local_sgd(task, x, data, self.lr, pull=(self.mu, x))}
 
     def aggregate(self, server, up, round):
         w = server["w"]

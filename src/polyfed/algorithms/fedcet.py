@@ -161,7 +161,7 @@ class FedCET(Personal):
             z, ratio = sgd_with_curvature(task, client["w"], work, (share * a)[:, None], lambda x, g: g + d)
             up = {"z": z, "smoothness": ratio * share * data.steps}
         else:
-            z = local_sgd(task, client["w"], work, (share * a)[:, None], lambda x, g: g + d)
+            z = local_sgd(task, client["w"], work, (share * a)[:, None], shift=d)
             up = {"z": z}
         return {"w": z, "d": d, "a": a}, up
 

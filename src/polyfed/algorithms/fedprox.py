@@ -38,7 +38,7 @@ class FedProx(Algorithm):
 
     def local_update(self, task, client, down, data, round):
         x = down["w"]
-        return {}, {"w": local_sgd(task, x, data, self.lr, correct=lambda w, g: g + self.mu * (w - x))}
+        return {}, {"w": local_sgd(task, x, data, self.lr, pull=(self.mu, x))}
 
     def aggregate(self, server, up, round):
         return {"w": up.mean("w", round.samples)}

@@ -127,13 +127,14 @@ class FedSLR(LowRank):
     def local_update(self, task, client, down, data, round):
         w, layers = arrived(down, task.layout), sheets(task.layout)
         g, p, shrink = client["g"], client["p"], self.lr * self.mu
-        wi = local_sgd(task, w, data, self.lr, correct=lambda x, grad: grad - g + (x - w) / self.eta_g)  # (4)
+        wi = local_sgd(task, w, data, self.lr, pull=(1 / self.eta_g, w), shift=-g)  # (4)
         mixed = local_sgd(
             task,
             w + p,
             data.again("personal", epochs=self.personal_epochs),
             self.lr,
-            correct=lambda x, grad: grad - task.weight_decay * x + self.p_weight_decay * (x - w),
+            pull=(self.p_weight_decay, w),
+            correct=lambda x, g: g - task.weight_decay * x,
             prox=lambda x: w + self._personal_prox(x - w, layers, shrink),
         )  # (7)
         return {"g": g + (w - wi) / self.eta_g, "p": mixed - w}, {"w": wi}  # (5)

@@ -73,10 +73,9 @@ class PFedMe(Personal):
         w, theta = down["w"].clone(), down["w"].clone()
         for batch in data:
             m = batch.rows
-            near = w[:m].clone()
+            near, pull = w[:m].clone(), task.drift(w[:m], self.personal_lr, pull=(self.lam, w[:m]))
             for _ in range(self.inner_steps):
-                g = task.gradient(near, batch, need_loss=False)[0]
-                near = near - self.personal_lr * (g + self.lam * (near - w[:m]))
+                task.descend_(near, batch, self.personal_lr, pull)
             new = w[:m] - self.lr * self.lam * (w[:m] - near)
             if batch.live is not None:
                 near, new = torch.where(batch.live > 0, near, theta[:m]), torch.where(batch.live > 0, new, w[:m])

@@ -63,7 +63,7 @@ class Scaffold(Algorithm):
 
     def local_update(self, task, client, down, data, round):
         x, c, ci = down["w"], down["c"], client["c"]
-        y = local_sgd(task, x, data, self.lr, correct=lambda w, g: g - ci + c)  # (3)
+        y = local_sgd(task, x, data, self.lr, shift=c - ci)  # (3)
         if self.option == 1:
             ci_new = task.gradient(x, data.whole())[0]  # (4), option I
         else:

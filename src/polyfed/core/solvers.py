@@ -7,6 +7,7 @@ from torch import Tensor
 
 from polyfed.core.batches import Batches
 from polyfed.core.errors import ConfigError
+from polyfed.core.stacked import first
 from polyfed.core.task import Task
 from polyfed.core.typed import row_norms
 
@@ -16,13 +17,18 @@ def local_sgd(
     w: Tensor,
     data: Batches,
     lr: float | Tensor,
+    *,
+    pull: tuple[float | Tensor, Tensor] | None = None,
+    shift: Tensor | None = None,
     correct: Callable[[Tensor, Tensor], Tensor] | None = None,
     prox: Callable[[Tensor], Tensor] | None = None,
     only: Tensor | None = None,
 ) -> Tensor:
-    """Mini-batch SGD, each client its own number of steps: w <- prox(w - lr * correct(w, g)).
+    """Mini-batch SGD, each client its own number of steps: w <- prox(w - lr (g + strength (w - anchor) + shift)).
 
-    The run's local optimiser, where it is another one, takes the steps in the directions correct(w, g).
+    A pull and a shift are numbers, which cost next to nothing in a step; `correct` is for directions of another form,
+    a function that is called at every step. The run's local optimiser, where it is another one, takes the steps in the
+    direction that lr multiplies here.
 
     Parameters
     ----------
@@ -34,9 +40,13 @@ def local_sgd(
         The batches to go through.
     lr : float or Tensor
         Step size; a tensor is [s, 1].
+    pull : tuple or None
+        (strength, anchor): a pull towards anchor [s, p], the gradient of strength/2 ||w - anchor||^2 (FedProx:
+        ``pull=(self.mu, x)``). The strength is a number, or a tensor that broadcasts to [s, p].
+    shift : Tensor or None
+        [s, p], added to every gradient (SCAFFOLD: ``shift=c - ci``).
     correct : callable or None
-        (w, g) -> [s, p]: the direction, from the models and their mean-loss gradients. None: g itself. This is where a
-        method's equation goes (SCAFFOLD: ``lambda w, g: g - ci + c``).
+        (w, g) -> [s, p]: what takes the place of the mean-loss gradients g.
     prox : callable or None
         w -> [s, p], applied after every step.
     only : Tensor or None
@@ -55,21 +65,20 @@ def local_sgd(
     w = w.clone(memory_format=torch.contiguous_format)
     if prox is not None and not task.optimizer.plain:
         raise ConfigError(f"optimizer: found {task.optimizer.name!r}, expected plain sgd for a method's proximal steps")
-    advance = None if task.optimizer.plain else task.optimizer.start(w, only)
-    if only is not None:
-        correct = _masked(correct, only)
-    if correct is None and prox is None and advance is None:
-        if (batch := data.same) is not None and (descend := task.descent_on(w, batch, lr)) is not None:
+    if correct is None and prox is None and only is None and task.optimizer.plain:
+        drift = task.drift(w, lr, pull, shift)
+        if (batch := data.same) is not None and (descend := task.descent_on(w, batch, lr, drift)) is not None:
             for _ in data.repeat():
                 descend()
             return w
         for batch in data:
-            task.descend_(w[: batch.rows], batch, _rows(lr, batch.rows))
+            task.descend_(w[: batch.rows], batch, first(lr, batch.rows), drift.first(batch.rows))
         return w
+    advance = None if task.optimizer.plain else task.optimizer.start(w, only)
+    direction = _direction(pull, shift, correct, only)
     if (batch := data.same) is not None and (gradient := task.gradient_on(w, batch)) is not None:
         for _ in data.repeat():
-            g = gradient()
-            step = correct(w, g) if correct is not None else g
+            step = direction(w, gradient())
             if advance is not None:
                 w.copy_(advance(w, step, lr))
             elif isinstance(lr, Tensor):
@@ -87,11 +96,11 @@ def local_sgd(
             g = found
         else:
             g[:m] = found
-        step = correct(w, g)[:m] if correct is not None else g[:m]
+        step = direction(w, g)[:m]
         if advance is None and prox is None and batch.live is None and not isinstance(lr, Tensor):
             w[:m].sub_(step, alpha=lr)
             continue
-        new = w[:m] - _rows(lr, m) * step if advance is None else advance(w[:m], step, _rows(lr, m))
+        new = w[:m] - first(lr, m) * step if advance is None else advance(w[:m], step, first(lr, m))
         if prox is not None:
             full = w.clone()
             full[:m] = new
@@ -137,7 +146,7 @@ def sgd_with_curvature(
     for batch in data:
         m = batch.rows
         g[:m] = task.gradient(w[:m], batch, need_loss=False)[0]
-        new = w[:m] - _rows(lr, m) * correct(w, g)[:m]
+        new = w[:m] - first(lr, m) * correct(w, g)[:m]
         if batch.live is not None:
             new = torch.where(batch.live > 0, new, w[:m])
         ratio(new, task.gradient(new, batch, need_loss=False)[0], w[:m], g[:m])
@@ -145,14 +154,23 @@ def sgd_with_curvature(
     return w, largest
 
 
-def _masked(correct: Callable[[Tensor, Tensor], Tensor] | None, only: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """The direction on what is trained, 0 on the rest."""
-    return lambda w, g: (g if correct is None else correct(w, g)) * only
+def _direction(
+    pull: tuple[float | Tensor, Tensor] | None,
+    shift: Tensor | None,
+    correct: Callable[[Tensor, Tensor], Tensor] | None,
+    only: Tensor | None,
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """(w, g) -> d as in `local_sgd`, 0 on what is not trained."""
 
+    def direction(w: Tensor, g: Tensor) -> Tensor:
+        d = g if correct is None else correct(w, g)
+        if pull is not None:
+            d = d + pull[0] * (w - pull[1])
+        if shift is not None:
+            d = d + shift
+        return d if only is None else d * only
 
-def _rows(lr: float | Tensor, m: int) -> float | Tensor:
-    """The first m clients' step sizes."""
-    return lr[:m] if isinstance(lr, Tensor) and lr.dim() else lr
+    return direction
 
 
 def soft_threshold(w: Tensor, amount: float | Tensor) -> Tensor:

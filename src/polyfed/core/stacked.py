@@ -19,6 +19,36 @@ LOSSES = ("cross-entropy", "mse")
 Slope = Callable[[Tensor], Tensor]
 
 
+class Drift(NamedTuple):
+    """What a step does besides descending the loss: w <- keep * w + add - lr * gradient.
+
+    keep: a number, or a tensor that broadcasts to [s, p]     add: [s, p]
+    """
+
+    keep: float | Tensor = 1.0
+    add: Tensor | None = None
+
+    def first(self, m: int) -> "Drift":
+        """That of the first m clients."""
+        return Drift(first(self.keep, m), None if self.add is None else self.add[:m])
+
+    def row(self, i: int) -> "Drift":
+        """That of client i, for w: [p]."""
+        keep = self.keep[i] if isinstance(self.keep, Tensor) and self.keep.dim() == 2 else self.keep
+        return Drift(keep, None if self.add is None else self.add[i])
+
+    def __call__(self, w: Tensor) -> Tensor:
+        """In place."""
+        if isinstance(self.keep, Tensor) or self.keep != 1:
+            w.mul_(self.keep)
+        return w if self.add is None else w.add_(self.add)
+
+
+def first(value: float | Tensor, m: int) -> float | Tensor:
+    """The first m clients' part of a number, or of a tensor that broadcasts to [s, p]."""
+    return value[:m] if isinstance(value, Tensor) and value.dim() == 2 else value
+
+
 class Signal(NamedTuple):
     """One linear layer's gradient in factored form: `d_weight = delta @ inputs^T`, `d_bias = delta.sum(-1)`.
 
@@ -139,15 +169,32 @@ class Stacked:
 
         return gradient
 
-    def descent_on(self, w: Tensor, batch: Batch, lr: float) -> Callable[[], None]:
-        """w <- w - lr * gradient, in place at every call, the gradient never written out; set up once as above."""
+    def descent_on(self, w: Tensor, batch: Batch, lr: float | Tensor, drift: Drift) -> Callable[[], None]:
+        """w <- drift(w) - lr * gradient, in place at every call, the gradient never written out; set up once as above.
+
+        lr: a number or [s, 1]
+        """
         views, x, slope = self.layout.views(w), _entering(batch.x), self._slope(batch)
+        rate: float = 1.0
+        if isinstance(lr, Tensor):
+            slope = _scaled(slope, lr.view(-1, 1, 1))
+        else:
+            rate = lr
+        # a product scales what it is added to
+        beta, scale = (1.0, drift.keep) if isinstance(drift.keep, Tensor) else (drift.keep, None)
 
         def descend() -> None:
-            for layer, bias, delta, inputs in self._signals(views, x, slope)[0]:
-                views[layer].baddbmm_(delta, inputs, alpha=-lr)
+            found = self._signals(views, x, slope)[0]
+            if scale is not None:
+                w.mul_(scale)
+            for layer, bias, delta, inputs in found:
+                views[layer].baddbmm_(delta, inputs, beta=beta, alpha=-rate)
                 if bias:
-                    views[layer + 1].sub_(delta.sum(-1), alpha=lr)
+                    if beta != 1:
+                        views[layer + 1].mul_(beta)
+                    views[layer + 1].sub_(delta.sum(-1), alpha=rate)
+            if drift.add is not None:
+                w.add_(drift.add)
 
         return descend
 
@@ -155,6 +202,10 @@ class Stacked:
 def _entering(x: Tensor) -> Tensor:
     """Samples [s, b, ...] as the first layer's input [s, in, b]."""
     return x.flatten(2).transpose(1, 2)
+
+
+def _scaled(slope: Slope, by: Tensor) -> Slope:
+    return lambda z: slope(z).mul_(by)
 
 
 def _write(found: list[Signal], into: list[Tensor]) -> None:

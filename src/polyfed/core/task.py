@@ -27,7 +27,7 @@ from polyfed.core.metric import Metric, Seen
 from polyfed.core.optimizers import Optimizer
 from polyfed.core.scores import DEFAULT, fitting
 from polyfed.core.split import Split, restored, trained
-from polyfed.core.stacked import LOSSES, Stacked, chain
+from polyfed.core.stacked import LOSSES, Drift, Stacked, chain
 from polyfed.core.trial import EMBEDDINGS, Keyed, check_structure, reason, still, train_twice
 from polyfed.core.typed import add_, copy_, named_modules
 
@@ -218,13 +218,7 @@ class Task:
         tuple of Tensor
             [s, p] gradients, and [s] losses or None.
         """
-        batch = self._cast(batch, w)
-        if self.stacked is not None:
-            g, loss = self.stacked.gradient(w, batch, need_loss)
-        elif self.vectorised and len(w) > 1:
-            g, loss = self._vectorised(w, batch)
-        else:
-            g, loss = self._one_by_one(w, batch)
+        g, loss = self._undecayed(w, self._cast(batch, w), need_loss)
         if self.weight_decay:
             g.add_(w, alpha=self.weight_decay)
             if loss is not None:
@@ -252,7 +246,53 @@ class Task:
         decay = self.weight_decay
         return (lambda: gradient().add_(w, alpha=decay)) if decay else gradient
 
-    def descent_on(self, w: Tensor, batch: Batch, lr: float | Tensor) -> Callable[[], None] | None:
+    def _undecayed(self, w: Tensor, batch: Batch, need_loss: bool) -> tuple[Tensor, Tensor | None]:
+        """`gradient` without weight decay."""
+        if self.stacked is not None:
+            return self.stacked.gradient(w, batch, need_loss)
+        if self.vectorised and len(w) > 1:
+            return self._vectorised(w, batch)
+        return self._one_by_one(w, batch)
+
+    def drift(
+        self,
+        w: Tensor,
+        lr: float | Tensor,
+        pull: tuple[float | Tensor, Tensor] | None = None,
+        shift: Tensor | None = None,
+    ) -> Drift:
+        """What a pull, a shift and weight decay make of w in a step, besides the gradient of the loss.
+
+        Parameters
+        ----------
+        w : Tensor
+            [s, p] the clients' models.
+        lr : float or Tensor
+            Step size; a tensor is [s, 1].
+        pull, shift : tuple, Tensor or None
+            As in `local_sgd`.
+
+        Returns
+        -------
+        Drift
+            For `descend_`.
+        """
+        strength, anchor = pull if pull is not None else (0.0, None)
+        rate = lr * (strength + self.weight_decay)
+        keep: float | Tensor = 1.0
+        add: Tensor | None = None
+        if isinstance(rate, Tensor) or rate:
+            keep = (1 - torch.as_tensor(rate, dtype=torch.float64, device=w.device)).to(w.dtype)
+            if anchor is not None:
+                # by what is not kept as it was rounded: a model at its anchor stays there
+                share = strength / (strength + self.weight_decay) if self.weight_decay else 1.0
+                add = anchor * ((1 - keep.double()) * share).to(w.dtype)
+            keep = keep.expand(len(w), -1) if keep.dim() == 2 else keep if keep.dim() else float(keep)
+        if shift is not None:
+            add = -lr * shift if add is None else add - lr * shift
+        return Drift(keep, add)
+
+    def descent_on(self, w: Tensor, batch: Batch, lr: float | Tensor, drift: Drift) -> Callable[[], None] | None:
         """`descend_` as a function, for many steps on one batch.
 
         Parameters
@@ -262,19 +302,21 @@ class Task:
         batch : Batch
             s rows.
         lr : float or Tensor
-            Step size.
+            Step size; a tensor is [s, 1].
+        drift : Drift
+            What the steps do besides.
 
         Returns
         -------
         callable or None
             () -> None. None where steps gain nothing by it.
         """
-        if self.stacked is None or batch.live is not None or self.weight_decay or isinstance(lr, Tensor):
+        if self.stacked is None or batch.live is not None:
             return None
-        return self.stacked.descent_on(w, self._cast(batch, w), lr)
+        return self.stacked.descent_on(w, self._cast(batch, w), lr, drift)
 
-    def descend_(self, w: Tensor, batch: Batch, lr: float | Tensor) -> None:
-        """One plain gradient step in place: w <- w - lr * gradient.
+    def descend_(self, w: Tensor, batch: Batch, lr: float | Tensor, drift: Drift | None = None) -> None:
+        """One gradient step in place: w <- keep * w + add - lr * gradient of the loss, without weight decay.
 
         Parameters
         ----------
@@ -284,18 +326,28 @@ class Task:
             s rows.
         lr : float or Tensor
             Step size; a tensor is [s, 1].
+        drift : Drift
+            What the step does besides, as `drift` makes it; None: weight decay.
         """
-        if (descend := self.descent_on(w, batch, lr)) is not None:
+        drift = drift or self.drift(w, lr)
+        if (descend := self.descent_on(w, batch, lr, drift)) is not None:
             descend()
             return
-        if not self.batched and not self.weight_decay:
-            for i, views, parameters, loss in self._losses(w, self._cast(batch, w)):
+        batch = self._cast(batch, w)
+        if not self.batched:
+            empty = [] if batch.sizes is None else [i for i, b in enumerate(batch.sizes) if b == 0]
+            for i in empty:
                 if batch.live is None or batch.live[i]:
-                    rate = lr[i] if isinstance(lr, Tensor) and lr.dim() else lr
-                    add_(views, torch.autograd.grad(loss, parameters), alpha=-float(rate))
+                    drift.row(i)(w[i])
+            for i, views, parameters, loss in self._losses(w, batch):
+                if batch.live is None or batch.live[i]:
+                    g = torch.autograd.grad(loss, parameters)
+                    drift.row(i)(w[i])
+                    add_(views, g, alpha=-float(lr[i] if isinstance(lr, Tensor) and lr.dim() else lr))
             return
-        step = self.gradient(w, batch, need_loss=False)[0].mul_(lr)
-        w.sub_(step if batch.live is None else step.mul_(batch.live))
+        g = self._undecayed(w, batch, need_loss=False)[0]
+        new = drift(w.clone()).sub_(g.mul_(lr))
+        w.copy_(new if batch.live is None else torch.where(batch.live > 0, new, w))
 
     def _one_by_one(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         g, losses = torch.zeros_like(w, memory_format=torch.contiguous_format), w.new_zeros(len(w))

@@ -172,12 +172,12 @@ class FPFC(Algorithm):
         """(5) on a client's own layers, from its last; plain SGD on the shared ones, from the common."""
         own = client["w"]
         if not self.shared_layers:
-            w = local_sgd(task, own, data, self.lr, correct=lambda w, g: g + self.rho * (w - down["zeta"]))
+            w = local_sgd(task, own, data, self.lr, pull=(self.rho, down["zeta"]))
             return {"w": w}, {"w": w}
         shared = part(task.layout, self.shared_layers).to(own.device)
         rho = self.rho * (~shared).to(own.dtype)
         zeta, w = (assemble(shared, down["common"], x) for x in (down.get("zeta", own), own))
-        w = local_sgd(task, w, data, self.lr, correct=lambda w, g: g + rho * (w - zeta))
+        w = local_sgd(task, w, data, self.lr, pull=(rho, zeta))
         return {"w": w[:, ~shared]}, {"w": w[:, ~shared], "common": w[:, shared]}
 
     def aggregate(self, server, up, round):
