@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.stats import chi2, kstest
 
-from polyfed.core.randomness import client_keys, generator, mix, priorities
+from polyfed.core.randomness import client_keys, generator, mix, priorities, sample
 
 NAMES = [f"client-{i}" for i in range(10)]
 
@@ -53,6 +53,15 @@ def test_the_smallest_priorities_are_a_uniform_cohort():
     pair = m * (m - 1) / (n * (n - 1))
     together = (picked.T @ picked)[np.triu_indices(n, 1)]
     assert np.abs(together - rounds * pair).max() < 4.5 * np.sqrt(rounds * pair * (1 - pair))
+
+
+def test_a_sample_is_the_clients_with_the_smallest_priorities():
+    for n in (1, 2, 30, 5000):
+        keys = client_keys([f"client-{i}" for i in range(n)])
+        for m in {0, 1, n // 2, n - 1, n, n + 3}:
+            for t in range(20):
+                order = np.argsort(priorities(7, "cohort", t, keys))
+                assert np.array_equal(sample(7, "cohort", t, keys, m), np.sort(order[:m])), (n, m, t)
 
 
 def test_priorities_are_uniform_numbers():

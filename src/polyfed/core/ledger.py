@@ -31,6 +31,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._rows: list[np.ndarray] = []
+        self._bytes = [0, 0]  # down and up so far
 
     def record(
         self,
@@ -47,7 +48,11 @@ class Ledger:
         rows = np.empty((len(ids), len(COLUMNS)))
         for k, column in enumerate((t, ids, exchanges, down, up, staleness, steps, seconds)):
             rows[:, k] = column
+        self._append(rows)
+
+    def _append(self, rows: np.ndarray) -> None:
         self._rows.append(rows)
+        self._bytes = [so_far + int(rows[:, k].sum()) for so_far, k in zip(self._bytes, (3, 4), strict=True)]
 
     def array(self) -> np.ndarray:
         """[rows, 8] float64, in the order of COLUMNS (bytes are exact below 2^53)."""
@@ -71,12 +76,12 @@ class Ledger:
 
     def totals(self) -> tuple[int, int]:
         """(bytes down, bytes up) so far."""
-        a = self.array()
-        return int(a[:, 3].sum()), int(a[:, 4].sum())
+        return self._bytes[0], self._bytes[1]
 
     def tensor(self) -> Tensor:
         """For the checkpoint."""
         return torch.as_tensor(self.array().copy())
 
     def restore(self, rows: Tensor) -> None:
-        self._rows = [rows.numpy()]
+        self._rows, self._bytes = [], [0, 0]
+        self._append(rows.numpy())

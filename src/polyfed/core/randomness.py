@@ -30,7 +30,11 @@ def mix(*values: int | np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         h = np.uint64(0x9E3779B97F4A7C15)
         for value in values:
-            v = value.astype(np.uint64) if isinstance(value, np.ndarray) else np.uint64(value & 0xFFFFFFFFFFFFFFFF)
+            v = (
+                value.astype(np.uint64, copy=False)
+                if isinstance(value, np.ndarray)
+                else np.uint64(value & 0xFFFFFFFFFFFFFFFF)
+            )
             h = (h ^ v) + np.uint64(0x9E3779B97F4A7C15)
             h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
             h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -52,3 +56,15 @@ def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.ra
 def priorities(seed: int, purpose: str, round: int, keys: np.ndarray) -> np.ndarray:
     """[n] uint64, one independent uniform draw per client: the m smallest are a uniform sample of m clients."""
     return mix(seed, key_of(purpose), round, keys)
+
+
+def sample(seed: int, purpose: str, round: int, keys: np.ndarray, m: int) -> np.ndarray:
+    """Sorted positions of m of the clients with these keys, drawn without replacement."""
+    n = len(keys)
+    if m >= n:
+        return np.arange(n)
+    draws = priorities(seed, purpose, round, keys)
+    share = (m + 8 * m**0.5 + 16) / n  # of the clients among which the m smallest nearly always are
+    few = np.flatnonzero(draws < np.uint64(int(share * 2**64))) if share < 1 else np.arange(n)
+    few = few if len(few) > m else np.arange(n)
+    return np.sort(few[np.argpartition(draws[few], m)[:m]])

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from polyfed.core.errors import ConfigError
-from polyfed.core.randomness import generator, priorities
+from polyfed.core.randomness import generator, priorities, sample
 from polyfed.core.settings import Configured, Registry, arguments, found, parse, setting
 
 
@@ -137,10 +137,7 @@ class Uniform(Schedule):
         return self.size(n)
 
     def cohort(self, seed: int, t: int, keys: np.ndarray) -> np.ndarray:
-        m = self.size(len(keys))
-        if m == len(keys):
-            return np.arange(m)
-        return np.sort(np.argsort(priorities(seed, "cohort", t, keys), kind="stable")[:m])
+        return sample(seed, "cohort", t, keys, self.size(len(keys)))
 
 
 @dataclass(frozen=True)
@@ -197,7 +194,7 @@ class Availability(Schedule):
         if not len(here):
             raise ConfigError(f"availability: no client is reachable in round {t}")
         m = max(1, floor(self.fraction * len(here) + 1e-9))
-        return np.sort(here[np.argsort(priorities(seed, "cohort", t, keys[here]), kind="stable")[:m]])
+        return here[sample(seed, "cohort", t, keys[here], m)]
 
 
 @dataclass(frozen=True)
@@ -404,8 +401,7 @@ class Asynchronous(Schedule):
         queue: list[tuple[float, int, int, int]] = []
         while True:
             resting = np.setdiff1d(np.arange(n), [i for *_, i in queue])
-            luck = np.argsort(priorities(seed, "dispatch", t, keys[resting]), kind="stable")
-            send = np.sort(resting[luck[: most - len(queue)]])
+            send = resting[sample(seed, "dispatch", t, keys[resting], most - len(queue))]
             for i, delay in zip(send, self.delays.draw(seed, t, send, keys), strict=True):
                 heapq.heappush(queue, (clock + float(delay), t, int(keys[i]), int(i)))
             due, *_, i = heapq.heappop(queue)

@@ -567,13 +567,8 @@ class Task:
                 sums = {"loss": loss} | {k: v.sum() for k, v in self._score(found).items()}
                 yield torch.tensor([i], device=w.device), {k: v[None] for k, v in sums.items()}
         elif len(w) > 1 and w.stride(0) == 0:
-            index = np.concatenate(
-                [
-                    np.arange(int(a), int(b))
-                    for a, b in zip(split.offsets[clients], split.offsets[clients + 1], strict=True)
-                ]
-            )
             owner = np.repeat(np.arange(len(clients)), counts)
+            index = np.arange(len(owner)) + np.repeat(split.offsets[clients] - np.cumsum(counts) + counts, counts)
             for k in range(0, max(len(index), 1), BLOCK):
                 at = torch.as_tensor(index[k : k + BLOCK], device=w.device)
                 output = self._block_outputs(w[0], split.x.index_select(0, at))

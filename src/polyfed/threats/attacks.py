@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyfed.core.algorithm import State
 from polyfed.core.errors import ConfigError, DataError
-from polyfed.core.randomness import client_keys, generator, priorities
+from polyfed.core.randomness import client_keys, generator, sample
 from polyfed.core.settings import Configured, Registry, setting
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Attack(Configured):
         """
         found = np.zeros(len(keys), dtype=bool)
         m = floor(self.ratio * len(keys) + 1e-9)
-        found[np.argsort(priorities(seed, "attackers", 0, keys), kind="stable")[:m]] = True
+        found[sample(seed, "attackers", 0, keys, m)] = True
         return found
 
     def attacked(self, up: State) -> list[str]:
