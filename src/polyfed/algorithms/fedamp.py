@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polyfed.algorithms._shared.similarity import products
 from polyfed.core.algorithm import Down, Personal, Server
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import setting
@@ -21,21 +22,37 @@ CITATION = """@inproceedings{huang2021personalized,
 }"""
 
 
-def messages(W: Tensor, alpha: float, sigma: float) -> Tensor:
-    """[n, n] weights of FedAMP: alpha A'(||w_i - w_j||^2) with A'(x) = exp(-x/sigma)/sigma, what is left for self."""
-    X = alpha / sigma * torch.exp(-torch.cdist(W.double(), W.double()).square() / sigma)
-    X.fill_diagonal_(0)
-    return X + torch.diag(1 - X.sum(1))
+def messages(W: Tensor, alpha: float, sigma: float, ids: Tensor | None = None) -> Tensor:
+    """[m, n] weights of FedAMP for the clients `ids` (None: all).
+
+    alpha A'(||w_i - w_j||^2) with A'(x) = exp(-x/sigma)/sigma for the others, what is left for self.
+    """
+    ids, own = _rows(W, ids)
+    G, lengths = products(W, ids)
+    squares = (lengths[ids, None] + lengths - 2 * G).clamp_(min=0)
+    X = (alpha / sigma * torch.exp(-squares / sigma)).masked_fill_(own, 0)
+    return X + own * (1 - X.sum(1, keepdim=True))
 
 
-def heuristic(W: Tensor, sigma: float, self_weight: float) -> Tensor:
-    """[n, n] weights of HeurFedAMP: a softmax of sigma cos(w_i, w_j) over the others, `self_weight` for self."""
-    norm = W.double().norm(dim=1, keepdim=True)
-    X = W.double() / torch.where(norm > 0, norm, 1.0)
-    if len(X) == 1:
-        return torch.ones_like(X[:, :1])
-    others = (sigma * (X @ X.T)).fill_diagonal_(-torch.inf).softmax(1)
-    return (1 - self_weight) * others + self_weight * torch.eye(len(X), dtype=X.dtype, device=X.device)
+def heuristic(W: Tensor, sigma: float, self_weight: float, ids: Tensor | None = None) -> Tensor:
+    """[m, n] weights of HeurFedAMP for the clients `ids` (None: all).
+
+    A softmax of sigma cos(w_i, w_j) over the others, `self_weight` for self.
+    """
+    ids, own = _rows(W, ids)
+    if len(W) == 1:
+        return own.double()
+    G, lengths = products(W, ids)
+    norm = torch.where(lengths > 0, lengths.sqrt(), 1.0)
+    others = (sigma * G / (norm[ids, None] * norm)).masked_fill_(own, -torch.inf).softmax(1)
+    return (1 - self_weight) * others + self_weight * own
+
+
+def _rows(W: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(ids, [m, n] bool: where a row is the client's own)"""
+    everyone = torch.arange(len(W), device=W.device)
+    ids = everyone if ids is None else ids
+    return ids, ids[:, None] == everyone
 
 
 class Mixed(Personal, abstract=True):
@@ -43,8 +60,8 @@ class Mixed(Personal, abstract=True):
 
     lr: float
 
-    def weights(self, W: Tensor) -> Tensor:
-        """[n, n] row-stochastic float64."""
+    def weights(self, W: Tensor, ids: Tensor | None = None) -> Tensor:
+        """[m, n] row-stochastic float64, for the clients `ids`; None: all."""
         raise NotImplementedError
 
     def pull(self, n: int) -> float:
@@ -56,7 +73,7 @@ class Mixed(Personal, abstract=True):
 
     def downlink(self, server, round):
         W = server["w"]
-        return Down(each={"u": self.weights(W)[round.ids].to(W.dtype) @ W})
+        return Down(each={"u": self.weights(W, round.ids).to(W.dtype) @ W})
 
     def local_update(self, task, client, down, data, round):
         u = down["u"]
@@ -123,8 +140,8 @@ class FedAMP(Mixed):
         """alpha in a federation of n clients."""
         return self.sigma / max(n - 1, 1) if self.alpha is None else self.alpha
 
-    def weights(self, W):
-        return messages(W, self.step(len(W)), self.sigma)
+    def weights(self, W, ids=None):
+        return messages(W, self.step(len(W)), self.sigma, ids)
 
     def pull(self, n):
         return self.lam / self.step(n)
@@ -168,8 +185,8 @@ class HeurFedAMP(Mixed):
     )
     citation = CITATION
 
-    def weights(self, W):
-        return heuristic(W, self.sigma, self.self_weight)
+    def weights(self, W, ids=None):
+        return heuristic(W, self.sigma, self.self_weight, ids)
 
     def pull(self, n):
         return self.lam / self.alpha

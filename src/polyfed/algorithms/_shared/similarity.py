@@ -3,12 +3,25 @@
 import torch
 from torch import Tensor
 
+COLUMNS = 2048
+
 
 def unit(W: Tensor) -> Tensor:
     """[m, p] float64: the rows of W divided by their lengths; a zero row stays zero."""
     X = W.to(torch.float64, copy=True)
     norm = X.norm(dim=1, keepdim=True)
     return X.div_(torch.where(norm > 0, norm, 1.0))
+
+
+def products(W: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Inner products [m, n] of the rows `ids` with all rows of W: [n, p], and all squared lengths [n], in float64."""
+    G = W.new_zeros(len(ids), len(W), dtype=torch.float64)
+    lengths = W.new_zeros(len(W), dtype=torch.float64)
+    for X in W.split(COLUMNS, dim=1):  # a copy of a few columns at a time stays in the cache
+        X = X.double()
+        G.addmm_(X[ids], X.T)
+        lengths += torch.linalg.vector_norm(X, dim=1).square()
+    return G, lengths
 
 
 def similarity(W: Tensor) -> Tensor:
