@@ -5,7 +5,7 @@ Oh, Kim, Yun, "FedBABU: Toward Enhanced Representation for Federated Image Class
 from dataclasses import dataclass
 from typing import Literal
 
-from polyfed.algorithms._shared.parts import part, some
+from polyfed.algorithms._shared.parts import assemble, part, some, split
 from polyfed.core.algorithm import Down, Personal
 from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
@@ -61,20 +61,18 @@ class FedBABU(Personal):
         return {"w": w0, "shared": some(~part(task.layout, self.head), self, task.layout).to(w0.device)}
 
     def downlink(self, server, round):
-        return Down(shared={"w": server["w"][server["shared"]]})
+        return Down(shared={"w": split(server["shared"], server["w"])[0]})
 
     def local_update(self, task, client, down, data, round):
-        body = ~part(task.layout, self.head).to(down["w"].device)
-        start = task.w0.repeat(len(down["w"]), 1)
-        start[:, body] = down["w"]
-        train = body.to(start.dtype)
+        body, w = ~part(task.layout, self.head), down["w"]
+        start = assemble(body, w, split(body, task.w0)[1].expand(len(w), -1))
+        train = body.to(start)
         w = local_sgd(task, start, data, self.lr, only=train)
         tuned = {"all": train * 0 + 1, "body": train, "head": 1 - train}[self.tune]
         again = data.again("finetune", epochs=self.finetune_epochs)
         own = local_sgd(task, start, again, self.lr, only=tuned)
-        return {"w": own}, {"w": w[:, body]}
+        return {"w": own}, {"w": split(body, w)[0]}
 
     def aggregate(self, server, up, round):
-        w = server["w"].clone()
-        w[server["shared"]] = up.mean("w", round.samples)
-        return server | {"w": w}
+        shared = server["shared"]
+        return server | {"w": assemble(shared, up.mean("w", round.samples), split(shared, server["w"])[1])}

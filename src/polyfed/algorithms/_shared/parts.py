@@ -2,8 +2,10 @@
 FedPer, LG-FedAvg) that share one part and keep the other at the client.
 """
 
+import itertools
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,16 +28,28 @@ def part(layout: Layout, layers: str | tuple[str, ...], where: str = "algorithm"
         raise ConfigError(f"{where}: {e.args[0]}") from None
 
 
+def spans(shared: Tensor) -> list[tuple[slice, bool]]:
+    """`shared: [p]` as runs of neighbours that are all shared, or all not. Slices cost a tenth of what masks do."""
+    edges = [0, *(np.flatnonzero(np.diff(shared.cpu().numpy())) + 1).tolist(), len(shared)]
+    return [(slice(a, b), bool(shared[a])) for a, b in itertools.pairwise(edges)]
+
+
 def split(shared: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """`w: [..., p]` at the shared positions and at the others. By their numbers, which the meta device can do too."""
-    common, own = (w[..., at.nonzero()[:, 0].to(w.device)] for at in (shared, ~shared))
+    """`w: [..., p]` at the shared positions and at the others."""
+    found = spans(shared)
+    common, own = (
+        torch.cat([w[..., at] for at, here in found if here == kind] or [w[..., :0]], -1) for kind in (True, False)
+    )
     return common, own
 
 
 def assemble(shared: Tensor, common: Tensor, own: Tensor) -> Tensor:
     """`split` undone: [..., p] from the values of the shared positions and of the others."""
-    w = own.new_empty(*own.shape[:-1], len(shared))
-    w[..., shared], w[..., ~shared] = common, own
+    w, taken = own.new_empty(*own.shape[:-1], len(shared)), [0, 0]
+    for at, here in spans(shared):
+        first, size = taken[here], at.stop - at.start
+        w[..., at] = (own, common)[here][..., first : first + size]
+        taken[here] += size
     return w
 
 
@@ -69,28 +83,28 @@ class Partial(Algorithm, abstract=True):
         return {"w": w0, "shared": some(self.shared(task.layout), self, task.layout).to(w0.device)}
 
     def init_client(self, task, w0):
-        return {"own": w0[~self.shared(task.layout).to(w0.device)]}
+        return {"own": split(self.shared(task.layout), w0)[1]}
 
     def downlink(self, server, round):
-        return Down(shared={"w": server["w"][server["shared"]]})
+        return Down(shared={"w": split(server["shared"], server["w"])[0]})
 
     def local_update(self, task, client, down, data, round):
-        shared = self.shared(task.layout).to(down["w"].device)
+        shared = self.shared(task.layout)
         w = assemble(shared, down["w"], client["own"])
-        w = self.train(task, w, shared.to(w.dtype), data)
-        return {"own": w[:, ~shared]}, {"w": w[:, shared]}
+        w = self.train(task, w, shared.to(w), data)
+        common, own = split(shared, w)
+        return {"own": own}, {"w": common}
 
     def aggregate(self, server, up, round):
-        w = server["w"].clone()
-        w[server["shared"]] = up.mean("w")
-        return server | {"w": w}
+        shared = server["shared"]
+        return server | {"w": assemble(shared, up.mean("w"), split(shared, server["w"])[1])}
 
     def deployment(self, server, round):
         return Down(shared={"w": server["w"], "shared": server["shared"]})
 
     def personal(self, client, down):
         shared = down["shared"][0]
-        return assemble(shared, down["w"][:, shared], client["own"])
+        return assemble(shared, split(shared, down["w"])[0], client["own"])
 
     def common(self, server):
         """None: the shared part alone is not a model."""
