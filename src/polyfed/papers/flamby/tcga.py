@@ -141,8 +141,8 @@ def run(bench: Bench) -> Outcome:
         "rests on that patient, whose own chance no interval holds.",
         "cyclic training is not in polyfed; the row has FLamby's figures alone.",
         "FLamby's batch loss is not read from its code; ties within a batch are Breslow's here.",
-        "No recalibrated row: a Cox model has no intercept, and concordance asks for the order of risks alone, so it would "
-        "be FedAvg's.",
+        "No recalibrated row: a Cox model has no intercept, and concordance asks for order alone. It would be "
+        "FedAvg's.",
         "TCGA: no attempt to identify a participant; the GDC's policies hold. Nothing of the data ships with polyfed.",
     ]
     return Outcome(tables, claims=claims, notes=notes)
