@@ -350,26 +350,25 @@ def chosen(rows: list[dict[str, Any]], **keys: Any) -> list[dict[str, Any]]:
 def tables(rows: list[dict[str, Any]]) -> str:
     """The Markdown of all tables, from the rows that there are."""
     rows = [r | {"world": r["scenario"].split()[0]} for r in rows]
-    kinds = sorted(
-        {(r["score"], r["sites"]) for r in rows if r["world"] not in ("plan", "single")}, key=lambda k: (k[1], k[0])
-    )
+    often = {(r["score"], r["sites"]): r["of"] for r in rows if r["world"] == "single"}
+    rows = [r for r in rows if (r["world"], r["design"]) != ("zero", "S=1") or (r["score"], r["sites"]) not in often]
     many = [r for r in rows if r["world"] != "single"]
     drawn = ", ".join(
         f"{max(r['of'] for r in many if r['sites'] == k)} ({k} sites)" for k in sorted({r["sites"] for r in many})
     )
-    drawn += "".join(
-        f"; of one split where nobody gains {n}" for n in {r["of"] for r in rows} - {r["of"] for r in many}
-    )
+    drawn += "".join(f"; of one split where nobody gains {n}" for n in sorted(set(often.values())))
+    rows = [r | {"world": "zero"} if r["world"] == "single" else r for r in rows]
+    kinds = sorted({(r["score"], r["sites"]) for r in rows if r["world"] != "plan"}, key=lambda k: (k[1], k[0]))
     parts = (_coverage, _one_split, _wrong, _power, _planned, _limits)
     return "\n\n".join([f"Populations drawn per world: {drawn}.", *("\n".join(p(rows, kinds)) for p in parts)]) + "\n"
 
 
 DESIGNS = ("S=3", "S=5", "S=10", "5 folds, S=10")
-AGAINST_OWN = {True: ("gain", "even", "harm", "single"), False: ("gain", "even", "harm", "zero")}  # one split or more
+AGAINST_OWN = ("gain", "even", "harm", "zero")
 
 
 def own_models(rows: list[dict[str, Any]], **keys: Any) -> list[dict[str, Any]]:
-    return [r for r in chosen(rows, **keys) if r["world"] in AGAINST_OWN[r["design"] == "S=1"]]
+    return [r for r in chosen(rows, **keys) if r["world"] in AGAINST_OWN]
 
 
 def sites_of(row: dict[str, Any]) -> float:
@@ -428,8 +427,7 @@ def _wrong(rows: list[dict[str, Any]], kinds: list[tuple[str, int]]) -> list[str
         for design in ("S=1", *DESIGNS):
             same = {"score": score, "sites": sites, "design": design}
             same["target"] = "models" if design == "S=1" else "procedure"
-            world = "single" if design == "S=1" else "zero"
-            by = [chosen(rows, world=world, rule=n, **same) for n in RULES]
+            by = [chosen(rows, world="zero", rule=n, **same) for n in RULES]
             if by[2]:
                 cells = [f"{100 * r[0][key]:.1f}" if r else "–" for key in ("any", "whole") for r in by]
                 cells[2], cells[5] = f"**{cells[2]}**", f"**{cells[5]}**"

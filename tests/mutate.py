@@ -3,8 +3,9 @@
     python tests/mutate.py [FILE ...] [--count N] [--seed S] [--minutes M] [--timeout SECONDS] [--again] [--by-hand]
 
 FILE is a file of src/polyfed/algorithms, as ifca or fpfc/pairs, or of `CORE` (none: all); --count mutants of each are
-drawn, one kind after the other, the first of each file first. Every result is appended to --out; what stands there is
-not run again: after an interruption, or --minutes, the same command goes on. --again repeats those that survived.
+drawn, one kind after the other, the first of each file first. Every result is appended to --out, where the numbers of
+lines that have moved are brought up to date; what stands there is not run again: after an interruption, or --minutes,
+the same command goes on. --again repeats those that survived.
 
 Sources and tests are copied to a temporary folder, so that the checkout is never touched. Every mutant meets first the
 certificates that its methods name, then the rest of their files and of the traps, then the methods' rows of the
@@ -159,9 +160,9 @@ def upload(node: ast.AST) -> ast.Constant | None:
     return node.args[0] if asked and isinstance(node.args[0], ast.Constant) else None
 
 
-def mutants(path: Path) -> list[dict]:
+def mutants(file: str) -> list[dict]:
     """Every mutant of one file: its line, kind, what was there and what is."""
-    source = path.read_text()
+    source = source_of(ROOT, file).read_text()
     found, personal = {}, "Personal" in source
     order = list(ast.walk(ast.parse(source)))
     skipped, inside = set(), {}
@@ -218,7 +219,7 @@ def mutants(path: Path) -> list[dict]:
             was, put = ast.unparse(node), ast.unparse(ast.parse(text))
             if was != put:
                 found[node.lineno, node.col_offset, was, put] = {
-                    "file": named(path, ROOT), "line": node.lineno, "in": inside[id(node)].name, "kind": kind,
+                    "file": file, "line": node.lineno, "in": inside[id(node)].name, "kind": kind,
                     "was": was, "is": put, "at": at,
                 }  # fmt: skip
     return list(found.values())
@@ -419,6 +420,19 @@ def key(m: dict) -> tuple:
     return tuple(m[k] for k in ("file", "line", "kind", "was", "is"))
 
 
+def moved(known: list[dict], ways: dict[str, list[dict]]) -> list[dict]:
+    """The results at the lines where their mutants are now; of mutants that are no more, none."""
+    out, by = [], [*by_hand(), *(m for f in ways for m in ways[f])]
+    same = defaultdict(list)
+    for m in by:
+        same[tuple(m[k] for k in ("file", "in", "kind", "was", "is"))].append(m["line"])
+    for r in known:
+        lines = same[tuple(r[k] for k in ("file", "in", "kind", "was", "is"))]
+        if lines:
+            out.append(r | {"line": min(lines, key=lambda line: abs(line - r["line"]))})
+    return out
+
+
 def main() -> int:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("files", nargs="*")
@@ -436,11 +450,13 @@ def main() -> int:
         importlib.import_module(heavy)  # once, for all children
     everything = [named(path, ROOT) for path in sources(ROOT)] + sorted(CORE)
     files = given.files or everything
-    ways = {f: mutants(source_of(ROOT, f)) for f in everything}
+    ways = {f: mutants(f) for f in everything}
     drafts = [drawn(ways[f], given.count, f"{given.seed} {f}") for f in files]
     jobs = by_hand() if given.by_hand else [m for turn in zip_longest(*drafts) for m in turn if m]
     known = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
-    results = {key(r): r for r in known}
+    results = {key(r): r for r in moved(known, ways)}
+    if known:
+        given.out.write_text("".join(json.dumps(r) + "\n" for r in results.values()))
     skip: set[str] = set()
     until = time.monotonic() + 60 * given.minutes
     for m in jobs:

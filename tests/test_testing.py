@@ -107,6 +107,16 @@ class GoesThroughFloat32(Base):
         return {"w": up.mean("w", round.samples).float()}
 
 
+class TakesTheSamplesAsTheyAre(Base):
+    """lr"""
+
+    def local_update(self, task, client, down, data, round):
+        every, w = data.whole(), down["w"].clone()
+        for _ in range(4):
+            w -= self.lr * task.gradient(w, every._replace(weight=None, sizes=None))[0]
+        return {}, {"w": w}
+
+
 @pytest.mark.parametrize(
     ("method", "row"),
     [
@@ -116,6 +126,7 @@ class GoesThroughFloat32(Base):
         (SendsItsPrivateMemory(), "the downlink is a function of the server state alone"),
         (HidesItsAxes(), "the server state says its axes"),
         (GoesThroughFloat32(), "numbers stay in the precision of the run"),
+        (TakesTheSamplesAsTheyAre(), "a sample of weight two counts twice"),
     ],
     ids=lambda x: x if isinstance(x, str) else type(x).__name__,
 )

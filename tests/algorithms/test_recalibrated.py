@@ -73,6 +73,19 @@ def test_it_is_the_best_intercept(federation, slope):
         assert torch.allclose(found.softmax(1), expected.softmax(1), atol=1e-5)
 
 
+@pytest.mark.parametrize("far", [3.0, 12.0, 30.0])
+def test_a_common_model_that_is_sure_and_wrong_is_recalibrated_all_the_same(far):
+    """Where probabilities are all but one, a whole step of Newton's method goes millions too far."""
+    fed = pf.Federation.from_arrays([(np.zeros((8, 4)), [0, 1] * 4)], test_fraction=0.0)
+    model = torch.nn.Linear(4, 2).double()
+    with torch.no_grad():
+        model.weight.zero_()
+        model.bias.copy_(torch.tensor([0.0, far]))
+    run = pf.fit(model, fed, pf.Recalibrated(0.0), rounds=1)
+    z, _ = outputs(run, 0)
+    assert z.softmax(1).mean(0).numpy() == pytest.approx([0.5, 0.5])
+
+
 def test_the_mean_error_is_zero():
     rng = np.random.default_rng(0)
     sites = [(rng.normal(size=(n, 4)), rng.normal(size=n) + 10 * i) for i, n in enumerate((30, 20))]

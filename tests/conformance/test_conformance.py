@@ -27,6 +27,7 @@ from polyfed.core.schedule import Asynchronous, Delays, Schedule, Uniform
 from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Reply
 from polyfed.engines.local import LocalEngine
+from polyfed.testing import check_method
 
 N = len(SIZES)
 HERE = Path(__file__).parent
@@ -409,6 +410,11 @@ def test_the_docstring_documents_every_field(cls):
     section = re.split(r"\n\n\w[\w ]*\n-{3,}\n", doc.split("Parameters\n----------\n")[1])[0]
     documented = [n.strip() for line in re.findall(r"^(\w[\w, ]*) : \S", section, re.M) for n in line.split(",")]
     assert documented == [f.name for f in dataclasses.fields(cls)]
+
+
+@each_method
+def test_a_sample_of_weight_two_counts_twice(method):
+    check_method(method, rows="a sample of weight two counts twice")
 
 
 @each_class

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyfed.data import Federation
+from polyfed.core.errors import ConfigError
+from polyfed.data import Federation, load
 
 
 def pair(n=10, d=3, classes=2, seed=0):
@@ -310,16 +311,33 @@ def write_csv(path, rows, header="a,b,target"):
 def test_folder_of_csv_files(tmp_path):
     write_csv(tmp_path / "north.csv", ["1,2,0", "3,4,1", "5,6,1"])
     write_csv(tmp_path / "south.csv", ["7,8.5,1", "9,1e1,0"])
-    fed = Federation.from_folder(tmp_path, test_fraction=0.0)
+    fed = Federation.from_folder(tmp_path, test_fraction=0.0, standardise="none")
     assert fed.names == ("north", "south")
     assert fed.classes == 2
     assert fed.train.client(1)[0].tolist() == [[7, 8.5], [9, 10]]
-    other = Federation.from_folder(tmp_path, target="b", test_fraction=0.0)
+    other = Federation.from_folder(tmp_path, target="b", test_fraction=0.0, standardise="none")
     assert other.classes is None
     assert other.train.client(0)[1].tolist() == [2, 4, 6]
     numbers = Federation.from_folder(tmp_path, task="regression")
     assert numbers.classes is None
     assert numbers.meta["dataset"] == tmp_path.name
+
+
+def test_a_folder_is_what_the_command_line_makes_of_it(tmp_path):
+    rows = [
+        f"{'icu' if i % 3 else 'ward'},{'' if i % 5 == 0 else i},{'ill' if i % 2 else 'well'},x{i}" for i in range(20)
+    ]
+    write_csv(tmp_path / "north.csv", rows, "place,age,outcome,id")
+    write_csv(tmp_path / "south.csv", [",".join(reversed(row.split(","))) for row in rows], "id,outcome,age,place")
+    fed = Federation.from_folder(tmp_path, "outcome", drop=["id"], test_fraction=0.3, seed=2)
+    same = load(tmp_path, target="outcome", drop=["id"]).partition(test_fraction=0.3, seed=2)
+    assert fed.meta["inputs"] == ["age", "age missing", "place=icu", "place=ward"]
+    assert fed.notes == same.notes
+    for part in ("train", "test"):
+        assert torch.equal(getattr(fed, part).x, getattr(same, part).x)
+        assert torch.equal(getattr(fed, part).y, getattr(same, part).y)
+    named = Federation.from_files(sorted(tmp_path.iterdir()), "outcome", drop=["id"], names=["a", "b"])
+    assert named.names == ("a", "b")
 
 
 def test_folder_of_npz_files_with_tests_of_their_own(tmp_path):
@@ -347,15 +365,15 @@ def test_uint8_images_in_files_become_floats_channels_first(tmp_path):
         (["1,2,0", "3,1"], "a,b,target", ("line 3", "2 cells", "3")),
         (["1,2,0"], "1,2,3", ("header",)),
         (["1,2,0"], "a,a,b", ("'a'", "two columns")),
-        (["nan,2,0", "1,1,1"], "a,b,target", ("'bad'", "NaN")),
-        (["1", "2"], "a", ("one column",)),
+        (["nan,2,0", "1,1,1"], "a,b,target", ("line 2", "'a'", "'nan'")),
+        (["1", "2"], "a", ("no column to learn from",)),
         ([], "a,b,target", ("'bad'", "no training samples")),
     ],
 )
 def test_faulty_csv_names_file_line_and_column(tmp_path, refused, rows, header, words):
     write_csv(tmp_path / "bad.csv", rows, header)
     with refused("bad", *words):
-        Federation.from_folder(tmp_path)
+        Federation.from_folder(tmp_path, missing="refuse")
 
 
 def test_faulty_folders(tmp_path, refused):
@@ -369,14 +387,14 @@ def test_faulty_folders(tmp_path, refused):
     (tmp_path / "empty.csv").write_bytes(b"\xff\xfe\x00")
     with refused("empty.csv", "UTF-8"):
         Federation.from_folder(tmp_path)
-    write_csv(tmp_path / "empty.csv", ["1,2,0", "1,2,1"])
-    write_csv(tmp_path / "other.csv", ["1,2,0"], "a,c,target")
+    write_csv(tmp_path / "empty.csv", ["1,2,0", "1,3,1"])
+    write_csv(tmp_path / "other.csv", ["1,2,0", "1,3,1"], "a,c,target")
     with refused("other.csv", "empty.csv", "'c'", "'b'"):
         Federation.from_folder(tmp_path)
     (tmp_path / "other.csv").unlink()
     with refused("empty.csv", "'score'", "a, b, target"):
         Federation.from_folder(tmp_path, target="score")
-    with refused("task", "'guess'"):
+    with pytest.raises(ConfigError, match=r"task.*'guess'"):
         Federation.from_folder(tmp_path, task="guess")
     x, y = pair()
     (tmp_path / "empty.csv").unlink()

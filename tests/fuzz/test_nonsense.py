@@ -51,11 +51,18 @@ def arrays(*sites, **options):
     return pf.Federation.from_arrays(list(sites), **options)
 
 
-def folder(tmp, **files):
+def folder(tmp, one, two=None, **options):
     """A federation from CSV files of these contents."""
-    for name, text in files.items():
-        (tmp / f"{name}.csv").write_text(text)
-    return pf.Federation.from_folder(tmp)
+    for name, text in {"one": one, "two": two}.items():
+        if text is not None:
+            (tmp / f"{name}.csv").write_text(text)
+    return pf.Federation.from_folder(tmp, **options)
+
+
+def swapped(tmp):
+    """How far the inputs of two files with the same rows are apart, whose columns are in another order."""
+    x = folder(tmp, GOOD, "b,a,y\n2,1,0\n1,2,1\n4,3,0\n", test_fraction=0.0).train.x
+    return float((x[:3] - x[3:]).abs().max())
 
 
 GOOD = "a,b,y\n1,2,0\n2,1,1\n3,4,0\n"
@@ -179,16 +186,23 @@ OTHER = (SITES[0][0][:, :2], SITES[0][1])
 CASES = {
     # data files
     "an empty cell": (
-        lambda tmp: folder(tmp, one="a,b,y\n1,,0\n"), r"one\.csv, line 2, column 'b': found '', expected a number"),
-    "a cell that says nan": (lambda tmp: folder(tmp, one=GOOD, two="a,b,y\nnan,1,0\n"), r"'two'.*NaN or infinite"),
-    "a number beyond float32": (lambda tmp: folder(tmp, one="a,b,y\n1e39,2,0\n1,2,1\n"), r"one.*(1e\+?39|infinite)"),
+        lambda tmp: folder(tmp, one="a,b,y\n1,,0\n2,1,1\n", missing="refuse"),
+        r"one\.csv, line 2, column 'b': found '', a gap"),
+    "a cell that says nan": (
+        lambda tmp: folder(tmp, one=GOOD, two="a,b,y\nnan,1,0\n", missing="refuse"),
+        r"two\.csv, line 2, column 'a': found 'nan', a gap"),
+    "a number beyond float32": (
+        lambda tmp: folder(tmp, one=GOOD, two="a,b,y\n1e39,2,0\n1,2,1\n", standardise="none"),
+        r"client 'two', column 'a': found numbers beyond 3\.4e\+38"),
     "a decimal comma": (lambda tmp: folder(tmp, one="a;b;y\n1,5;2;0\n"), r"one\.csv"),
     "two columns of one name": (lambda tmp: folder(tmp, one="a,a,y\n1,2,0\n"), "two columns are called 'a'"),
-    "columns in another order": (lambda tmp: folder(tmp, one=GOOD, two="b,a,y\n1,2,0\n2,3,1\n"), "columns differ"),
+    "columns in another order": (swapped, 0),
     "no target column": (lambda tmp: (folder(tmp, one=GOOD), pf.Federation.from_folder(tmp, "z")), "no column 'z'"),
     "no header": (lambda tmp: folder(tmp, one="1,2,0\n2,1,1\n"), "header"),
     "a header and no rows": (lambda tmp: folder(tmp, one=GOOD, two="a,b,y\n"), "'two' has no training samples"),
-    "a label of 1e20": (lambda tmp: folder(tmp, one="a,y\n1,100000000000000000000\n2,0\n"), "out of range"),
+    "a label of 1e20": (
+        lambda tmp: folder(tmp, one="a,y\n1,100000000000000000000\n2,0\n", task="classification"),
+        r"1e\+20 is out of range"),
     # arrays and labels
     "two clients of one name": (lambda tmp: arrays(*SITES[:2], names=["a", "a"]), "called 'a'"),
     "one class in all": (lambda tmp: arrays(*[(x, 0 * y) for x, y in SITES]), "two classes"),

@@ -435,9 +435,10 @@ class Federation:
     ) -> "Federation":
         """A federation from one CSV or npz file per client; the file's stem is the client's name.
 
-        CSV: a header line and numbers. npz: arrays x and y, and optionally x_test and y_test (all clients or none);
-        never unpickled. Images of uint8 ([N, height, width] or [N, height, width, channels]) become float32 in [0, 1],
-        [N, channels, height, width].
+        CSV: as the command line takes it, with texts, gaps and columns in any order; prepared from training rows alone.
+        npz: arrays x and y, and optionally x_test and y_test (all clients or none), taken as they are; never unpickled.
+        Images of uint8 ([N, height, width] or [N, height, width, channels]) become float32 in [0, 1], [N, channels,
+        height, width].
 
         Parameters
         ----------
@@ -446,9 +447,11 @@ class Federation:
         target : str or None
             The target column of CSV files; None: the last one.
         task : str
-            "classification" or "regression"; "auto": targets that are all written as integers are class labels.
+            As in the table [columns]; "auto": texts, and targets that are all written as integers, are class labels.
         **options
-            Those of `from_arrays`.
+            Of CSV files those of the table [columns], such as drop, categories, missing, standardise and weights (see
+            `polyfed config columns`), names, and those of `Dataset.partition`, such as test_fraction and seed. Of
+            others those of `from_arrays`.
 
         Returns
         -------
@@ -459,12 +462,19 @@ class Federation:
         ------
         DataError
             Naming the file, and line and column where there is one.
+        ConfigError
+            A setting of the columns is wrong.
         """
-        clients = readers.read_clients(paths, target=target, task=task, classes=options.get("classes"))
-        tests = [c.test for c in clients] if any(c.test is not None for c in clients) else None
-        options.setdefault("names", [c.name for c in clients])
-        options["meta"] = {"dataset": "files", **(options.get("meta") or {})}
-        return cls.from_arrays([c.train for c in clients], tests, task=task, **options)
+        from polyfed.core.columns import DEFAULTS, Columns
+        from polyfed.data.tables import load_tables
+
+        paths = [Path(path) for path in paths]
+        if not paths or not all(path.suffix.lower() == ".csv" for path in paths):
+            return of_arrays(paths, target, task, **options)
+        given = {key: options.pop(key) for key in [*options] if key in DEFAULTS}
+        who = _names(options.pop("names", None) or [path.stem for path in paths], len(paths))
+        dataset = load_tables(paths, Columns(target=target, task=task, **given), single=False)  # pyright: ignore
+        return replace(dataset, group_names=who).partition(**options)
 
     @classmethod
     def from_folder(
@@ -479,9 +489,9 @@ class Federation:
         target : str or None
             The target column of CSV files; None: the last one.
         task : str
-            "classification", "regression" or "auto", as in `from_files`.
+            As in `from_files`.
         **options
-            Those of `from_arrays`.
+            Those of `from_files`.
 
         Returns
         -------
@@ -493,8 +503,19 @@ class Federation:
         DataError
             The folder is missing or has no such file, and whatever `from_files` refuses.
         """
-        options["meta"] = {"dataset": Path(path).name, **(options.get("meta") or {})}
-        return cls.from_files(readers.client_files(path), target, task, **options)
+        paths = readers.client_files(path)
+        if any(file.suffix.lower() != ".csv" for file in paths):
+            options["meta"] = {"dataset": Path(path).name, **(options.get("meta") or {})}
+        return cls.from_files(paths, target, task, **options)
+
+
+def of_arrays(paths: Sequence[Path], target: str | None = None, task: str = "auto", **options: Any) -> Federation:
+    """A federation from files that hold numbers alone, taken as they are. options: those of `from_arrays`"""
+    clients = readers.read_clients(paths, target=target, task=task, classes=options.get("classes"))
+    tests = [c.test for c in clients] if any(c.test is not None for c in clients) else None
+    options.setdefault("names", [c.name for c in clients])
+    options["meta"] = {"dataset": "files", **(options.get("meta") or {})}
+    return Federation.from_arrays([c.train for c in clients], tests, task=task, **options)
 
 
 def _names(names: Sequence[str] | None, n: int) -> tuple[str, ...]:
@@ -609,6 +630,9 @@ def _targets(
                     value = float(y[y != y.round()].flatten()[0])
                     allowed = "integers are expected" if classes is None else f"labels 0 to {classes - 1} are allowed"
                     raise DataError(f"{where}: label {value:g} is not an integer; {allowed}")
+                if (y.abs() > readers.LARGEST).any():
+                    value = float(y[y.abs() > readers.LARGEST][0])
+                    raise DataError(f"{where}: label {value:g} is out of range; classes are numbered from 0")
                 y = y.long()
             if task == "regression" and not y.is_floating_point():
                 y = y.float()

@@ -5,6 +5,7 @@ says (counts, sums, squares). What is learnt are plain numbers, kept as JSON in 
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -335,8 +336,9 @@ class Preparation:
                         f"client {who!r}, column {column.name!r}: found {value!r}, which no training part has; declare "
                         f'its values with categories, or set unseen = "zeros"'
                     )
-        if ALL in self.sites:
-            return torch.from_numpy(self.transform(codes, ALL) if len(codes) else self._nothing())
+        if ALL in self.sites and len(codes):
+            with suppress(DataError):  # which is raised below, with the client's name
+                return torch.from_numpy(self.transform(codes, ALL))
         cuts = zip(names, split.offsets[:-1], split.offsets[1:], strict=True)
         some = [self.transform(codes[a:b], name) for name, a, b in cuts if b > a]
         return torch.from_numpy(np.concatenate(some) if some else self._nothing())

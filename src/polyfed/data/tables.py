@@ -32,6 +32,9 @@ def load_tables(paths: Sequence[Path], columns: Columns, single: bool) -> Datase
     Raises DataError, with all columns that cannot be used.
     """
     sheets = [read(path) for path in paths]
+    for sheet in sheets:
+        if not sheet.lines:
+            raise DataError(f"{sheet.where}: found a header and no rows, so {sheet.name!r} has no training samples")
     found = survey(sheets, columns)
     table = Table(sheets, found, columns)
     if problems := table.problems():
@@ -109,9 +112,8 @@ class Table:
             then = "add it there (empty cells are gaps), or drop it"
             yield f"{files}: no column {c.name!r}, which {Path(has.where).name} has; {then}"
         if c.kind not in USABLE:
-            odd = f" ({c.odd[1]!r} in {c.odd[0].partition(', column')[0]})" if c.odd is not None else ""
             what, semicolon, then = HINTS[c.kind].partition(";")
-            yield f"column {c.name!r} holds {what}{odd}{semicolon and ','}{then}"
+            yield f"column {c.name!r} holds {what}{_odd(c)}{semicolon and ','}{then}"
         elif c.gaps and self.columns.missing == "refuse":
             where, cell = self._first_gap(c)
             yield f"{where}: found {cell!r}, a gap ({c.gaps} of {c.cells} cells); {self.advice}"
@@ -146,8 +148,8 @@ class Table:
         elif task == "binary" and len(c.values) != 2:
             yield f"target {c.name!r}: found {len(c.values)} different values ({c.shown}), expected two"
         elif c.kind not in USABLE and c.kind != "constant" and task not in CLASSES:
-            hint = HINTS[c.kind].partition(";")[0]
-            yield f"target {c.name!r} holds {hint} ({c.shown}); name another column with --target, or state the task"
+            hint, odd = HINTS[c.kind].partition(";")[0], _odd(c)
+            yield f"target {c.name!r} holds {hint}{odd}; name another column with --target, or state the task"
 
     # as a data set
 
@@ -266,6 +268,11 @@ class Table:
             if i.kind == "number" and i.whole and len(i.values) == i.cells - i.gaps > 30 and i.name not in self.outcome:
                 said.append(f"{i.name} holds a different whole number in every row: drop it if it numbers the rows")
         return tuple(said)
+
+
+def _odd(c: Column) -> str:
+    """The first cell that is no number, and its place."""
+    return f" ({c.odd[1]!r} in {c.odd[0].partition(', column')[0]})" if c.odd is not None else ""
 
 
 def weights_of(sheet: Sheet, column: str) -> np.ndarray:

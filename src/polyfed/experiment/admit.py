@@ -28,7 +28,7 @@ from polyfed.core.settings import is_whole
 from polyfed.core.split import Split
 from polyfed.core.task import Task
 from polyfed.data.dataset import Dataset
-from polyfed.data.federation import Federation
+from polyfed.data.federation import Federation, of_arrays
 from polyfed.data.preparation import Preparation
 from polyfed.data.readers import client_files
 from polyfed.data.sheets import read
@@ -249,7 +249,7 @@ def newcomers(run: Run, data: str | Path, target: str | None = None) -> Federati
         raise DataError(f"{place}: no such file or folder")
     if "preparation" in old.meta:
         return _prepared(run, client_files(place) if place.is_dir() else [place], target)
-    found = Federation.from_files(
+    found = of_arrays(
         client_files(place) if place.is_dir() else [place],
         target or of.get("options", {}).get("target"),
         "regression" if old.classes is None else "classification",

@@ -1,0 +1,16 @@
+"""The mutation script: it knows the files of methods and of the core, and finds results whose lines have moved."""
+
+import ast
+
+import mutate
+
+
+def test_every_mutant_changes_its_file_and_results_move_with_their_lines():
+    ways = {file: mutate.mutants(file) for file in ("fedopt", "fedavgm", "recalibrated", "newcomer")}
+    for file, found in ways.items():
+        source = mutate.source_of(mutate.ROOT, file).read_text()
+        for m in found[:3]:
+            assert ast.unparse(ast.parse(mutate.changed(source, m))) != ast.unparse(ast.parse(source))
+    known = [m | {"line": m["line"] + 5} for m in ways["fedopt"]]
+    assert {mutate.key(m) for m in mutate.moved(known, ways)} <= {mutate.key(m) for m in ways["fedopt"]}
+    assert mutate.moved([ways["fedopt"][0] | {"was": "what is no more"}], ways) == []
