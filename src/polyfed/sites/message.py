@@ -5,6 +5,7 @@ What a message says of itself (names, types, shapes, sizes) is read and checked 
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -63,29 +64,57 @@ def unpack(data: bytes, most: int, who: str) -> Message:
         head = json.loads(says.pop("__metadata__")["head"])
         if not isinstance(head, dict):
             raise ValueError("its head is no table")
-        found = 0
+        found, largest = 0, (0, "")
         for name, about in says.items():
             if about["dtype"] not in DTYPES:
                 raise ValueError(f"{name!r} is of type {about['dtype']}")
             numbers = math.prod(int(k) for k in about["shape"])
-            found += numbers * torch.empty((), dtype=DTYPES[about["dtype"]]).element_size()
+            size_of_it = numbers * torch.empty((), dtype=DTYPES[about["dtype"]]).element_size()
+            found, largest = found + size_of_it, max(largest, (size_of_it, name))
         if found > most or found != len(data) - 8 - size:
-            raise ValueError(f"it is said to have {found:,} bytes of tensors, expected at most {most:,}, as sent")
+            what = f"{found:,} bytes of tensors{largest[1] and f', most of them {largest[1]!r}'}"
+            raise ValueError(f"it is said to have {what}, expected at most {most:,}, as sent")
         return Message(cast(dict[str, Any], head), load(data))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, SafetensorError) as e:
         raise RunError(f"{who}: not a message ({' '.join(str(e).split()) or type(e).__name__})") from None
 
 
-def fits(message: Message, expected: State, who: str) -> None:
-    """Raise RunError unless a message has the names, shapes and types of `expected`, and finite numbers."""
-    for name in sorted(message.tensors.keys() ^ expected.keys()):
+class Form(NamedTuple):
+    """The form of a tensor. shape: None where a number differs from message to message, up to `most` numbers in all
+
+    optional: whether messages may come without it
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int | None, ...]
+    most: int
+    optional: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Of the largest one."""
+        return self.most * torch.empty((), dtype=self.dtype).element_size()
+
+    def __str__(self) -> str:
+        sizes = ", ".join("..." if k is None else str(k) for k in self.shape)
+        return f"{str(self.dtype).removeprefix('torch.')} [{sizes}]"
+
+
+def form_of(t: Tensor) -> Form:
+    """The form of a tensor."""
+    return Form(t.dtype, tuple(t.shape), t.numel())
+
+
+def fits(message: Message, expected: Mapping[str, Form], who: str) -> None:
+    """Raise RunError unless a message has the names, shapes and types that are `expected`, and finite numbers."""
+    needed = {name for name, form in expected.items() if not form.optional}
+    for name in sorted((message.tensors.keys() - expected.keys()) | (needed - message.tensors.keys())):
         what = "has" if name in message.tensors else "lacks"
         raise RunError(f"{who}: the message {what} tensor {name!r}, expected {', '.join(sorted(expected)) or 'none'}")
     for name, t in message.tensors.items():
-        wanted = expected[name]
-        if t.shape != wanted.shape or t.dtype != wanted.dtype:
-            raise RunError(f"{who}: tensor {name!r} is {_said(t)}, expected {_said(wanted)}")
-
-
-def _said(t: Tensor) -> str:
-    return f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}"
+        form = expected[name]
+        same = t.dim() == len(form.shape) and all(k in (None, m) for k, m in zip(form.shape, t.shape, strict=True))
+        if not same or t.dtype != form.dtype or t.numel() > form.most:
+            raise RunError(f"{who}: tensor {name!r} is {form_of(t)}, expected {form}")
+        if t.is_floating_point() and not torch.isfinite(t.sum()) and not torch.isfinite(t).all():
+            raise RunError(f"{who}: tensor {name!r} holds NaN or infinity")
