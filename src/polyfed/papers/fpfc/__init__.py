@@ -141,7 +141,7 @@ def images(bench: Bench, name: str, validation: float | None = None):
     def make(seed: int) -> Federation:
         data = load(name, data_dir=bench.data_dir)
         if bench.small:
-            data = _fewer(data, *((400, 200) if bench.rehearse else FEWER), seed)
+            data = fewer(data, *((400, 200) if bench.rehearse else FEWER), seed)
         return data.partition(
             "dirichlet:1.0+label-swap:4", 20, seed, test="independent", validation_fraction=validation
         )
@@ -149,7 +149,7 @@ def images(bench: Bench, name: str, validation: float | None = None):
     return make
 
 
-def _fewer(data: Dataset, train: int, test: int, seed: int) -> Dataset:
+def fewer(data: Dataset, train: int, test: int, seed: int) -> Dataset:
     """A random part of a data set with a test set."""
     assert data.x_test is not None
     assert data.y_test is not None
@@ -199,20 +199,21 @@ def planted(found: Comparison, label: str, clusters: int, text: str) -> Claim:
 
 
 def lines(
-    found: Comparison, x: str = "round", factor: float = 100.0, points: int = 60
+    found: Comparison, x: str = "round", factor: float = 100.0, points: int = 60, split: str = "", column: str = ""
 ) -> dict[str, tuple[list[float], list[list[float]]]]:
-    """label -> (x, [seed][point]) of the main metric, for `curve_figure`; x other than "round": what was reached by x.
+    """label -> (x, [seed][point]) of the main metric, or of a column of the history, on the split that methods are
+    judged on, or another one; for `curve_figure`. x other than "round": what was reached by x.
 
     x: a column of `Run.history`, or "numbers" for the numbers sent in both directions so far, in thousands; methods
         for which it stays zero are left out
     """
-    frame = curves(found)
+    frame, column = curves(found, split or None), column or found.metric.name
     sent = (frame["down_bytes"] + frame["up_bytes"]) / 4000
     runs: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for r in found.results:
         mine = ((frame["label"] == r.label) & (frame["seed"] == r.seed)).to_numpy()
         at = (sent if x == "numbers" else frame[x]).to_numpy(dtype=float)[mine]
-        runs.setdefault(r.label, []).append((at, factor * frame[found.metric.name].to_numpy(dtype=float)[mine]))
+        runs.setdefault(r.label, []).append((at, factor * frame[column].to_numpy(dtype=float)[mine]))
     if x == "round":
         return {label: (own[0][0].tolist(), [y.tolist() for _, y in own]) for label, own in runs.items()}
     moving = {label: own for label, own in runs.items() if min(at[-1] for at, _ in own) > 0}

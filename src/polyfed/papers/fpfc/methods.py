@@ -1,6 +1,6 @@
 """The nine methods of FPFC's tables and figures, and the choice of their own settings on validation data."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -118,9 +118,9 @@ def by_angle(bench: Bench, model: nn.Module, data: Federation, method: PACFL, se
     return found
 
 
-def chosen(bench: Bench, methods: Callable[[int], Mapping[str, Algorithm]]) -> str:
+def chosen(seeds: Sequence[int], methods: Callable[[int], Mapping[str, Algorithm]]) -> str:
     """What was chosen, per seed, in a line."""
-    parts = [methods(seed) for seed in bench.seeds]
+    parts = [methods(seed) for seed in seeds]
 
     def listed(label: str, *names: str) -> str:
         values = (" and ".join(str(getattr(p[label], name)) for name in names) for p in parts)
