@@ -33,8 +33,7 @@ from polyfed.papers.fpfc import (
     softmax,
 )
 from polyfed.papers.fpfc.panels import Panel, curve_panels
-from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, Size, beside, ordered, ours, recipe
-from polyfed.report.table import Table
+from polyfed.papers.recipe import Bench, Outcome, Setting, Size, beside, ordered, ours, recipe
 
 IMAGE_GRID = (0.0, 0.4, 0.8, 1.2)
 GRIDS = {
@@ -148,7 +147,7 @@ def figure6(columns: Mapping[str, tuple[str, float, dict[str, list[dict]]]]) -> 
     """A column per data set. Above: validation over lambda, with bars of seconds (right scale). Below: test metric over
     rounds. Columns: title -> metric, factor and by search a result per seed; the first seed's are drawn.
     """
-    from polyfed.report.style import SERIES
+    from polyfed.report.style import SERIES, styled
 
     above, below = [], []
     for title, (metric, factor, by_search) in columns.items():
@@ -159,15 +158,18 @@ def figure6(columns: Mapping[str, tuple[str, float, dict[str, list[dict]]]]) -> 
         test = {name: (found[0]["at"], [[factor * v for v in found[0]["test"]]]) for name, found in by_search.items()}
         below.append(Panel(title, "round", f"test {metric}", test))
     figure = curve_panels([*above, *below], len(columns), 2.6)
-    for ax, (_, _, by_search) in zip(figure.axes, columns.values(), strict=False):
-        right: Any = ax.twinx()
-        for k, (found, colour) in enumerate(zip(by_search.values(), SERIES, strict=False)):
-            at = np.array([p["lam"] for p in found[0]["path"]])
-            wide = 0.4 * min(np.diff(at), default=1.0)
-            right.bar(at + (k - 0.5) * wide, [p["seconds"] for p in found[0]["path"]], wide, color=colour, alpha=0.25)
-        right.grid(False)
-        right.spines["right"].set_visible(True)
-        right.set_ylabel("seconds (bars)")
+    with styled():
+        for ax, (_, _, by_search) in zip(figure.axes, columns.values(), strict=False):
+            right: Any = ax.twinx()
+            for k, (found, colour) in enumerate(zip(by_search.values(), SERIES, strict=False)):
+                at = np.array([p["lam"] for p in found[0]["path"]])
+                wide = 0.4 * min(np.diff(at), default=1.0)
+                seconds = [p["seconds"] for p in found[0]["path"]]
+                right.bar(at + (k - 0.5) * wide, seconds, wide, color=colour, alpha=0.25)
+            right.grid(False)
+            right.spines["right"].set_visible(True)
+            right.set_ylabel("seconds (bars)")
+            ax.set_zorder(right.get_zorder() + 1)  # lines before bars
     return figure
 
 
