@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from matrices import MultiOutput, matrix
 from problems import LeastSquares, centres, fit_points, pair_vectors
 
 import polyfed as pf
@@ -99,3 +100,30 @@ def test_fedacss_gradient_falls_at_the_rate_of_theorem_2_1():
 
     scaled = [least(K) * K**0.5 for K in (25, 100, 400)]
     assert scaled[0] >= scaled[1] >= scaled[2]
+
+
+def test_fedslrs_potential_never_rises():
+    """FedSLR, Theorems 1 and 2: for eta_g <= 1/(2L), with phase I solved, the augmented Lagrangian of (P1),
+    (1/M) sum_i [f_i(w_i) + <g_i, w - w_i> + ||w - w_i||^2 / (2 eta_g)] + lam ||w||_*, falls to the least value of (P1).
+    """
+    problem, eta = MultiOutput(), 0.5  # L = 0.8
+    before, values = {"w": np.zeros((16, 12)), "g": np.zeros((10, 16, 12))}, []
+
+    def f(W, i):
+        x, y = problem.data[i]
+        return ((x @ W.T - y) ** 2).mean()
+
+    def note(progress):
+        g = progress.run.server["g"].view(10, 16, 12).numpy().copy()
+        w = [before["w"] - eta * (g[i] - before["g"][i]) for i in range(10)]
+        before.update(w=matrix(progress.run).copy(), g=g)
+        gap = [before["w"] - w[i] for i in range(10)]
+        parts = [f(w[i], i) + (g[i] * gap[i]).sum() + (gap[i] ** 2).sum() / (2 * eta) for i in range(10)]
+        values.append(np.mean(parts) + problem.lam * np.linalg.norm(before["w"], "nuc"))
+
+    method = pf.FedSLR(1 / (0.8 + 1 / eta), eta_g=eta, lam=problem.lam, personal_epochs=0, form="all-duals")
+    problem.fit(method, 150, steps=40, callbacks=[note])
+    W = problem.solution()
+    least = np.mean([f(W, i) for i in range(10)]) + problem.lam * np.linalg.norm(W, "nuc")
+    assert (np.diff(values) <= 1e-9).all()
+    assert values[-1] == pytest.approx(least, abs=1e-4)

@@ -60,8 +60,8 @@ def three(bench: Bench, key: str, model, federation, fpfc: FPFC, every: int, rou
     steps, found = total(every, rounds), []
     for label, count, rule in (
         ("growing", rounds, f"ceil(k/{every})"),
-        ("T-10", steps // 10, 10),
-        ("T-5", steps // 5, 5),
+        ("T=10", steps // 10, 10),
+        ("T=5", steps // 5, 5),
     ):
         settings = {**work, "rounds": bench.rounds(count, count), "evaluate_every": max(1, count // 30)}
         found.append(bench.compare(f"{key}-{label}", model, federation, {label: fpfc}, local_steps=rule, **settings))
@@ -101,7 +101,7 @@ def figure9(bench: Bench) -> Outcome:
             series |= lines(f, factor=factor)
         tables.append(beside(title, (f"{metric} by round {rounds}", "at the end"), rows, first="T"))
         panels.append(Panel(title, "round", f"test {metric}", series))
-        for other in ("T-10", "T-5"):
+        for other in ("T=10", "T=5"):
             text = f"{title}: growing T is better than {other} by round {rounds}"
             share = HBF_TESTED if error else 0.0
             claims.append(ordered(text, sign * early["growing"], sign * early[other], factor, unit, share))
