@@ -190,7 +190,8 @@ def test_a_recipe_says_what_it_is(name):
 
 HEAVY = {
     "fpfc/attacks-images", "fpfc/figure4", "fpfc/figure7", "fpfc/figure8-images", "fpfc/figure9",
-    "fpfc/sensitivity-images", "fpfc/table2-images", "fpfc/table3", "fedacs/figure1",
+    "fpfc/sensitivity-images", "fpfc/table-e2", "fpfc/table-e3", "fpfc/table-e4", "fpfc/table2-images", "fpfc/table3",
+    "fedacs/figure1",
 }  # fmt: skip
 
 

@@ -75,7 +75,7 @@ def taken_in(
             history = pf.admit(run, new, exchanges, start="common").history
             out[f"{label}, from the start"] = history[run.metric.name].tolist()
         out["Local"] = history["alone"].tolist()
-    if "LG-FedAvg" not in out:  # one layer
+    if "LG-FedAvg" not in out and "FedAvg" in out:  # one layer
         out["LG-FedAvg"] = out["FedAvg"]
     return out
 

@@ -22,9 +22,11 @@ class Panel(NamedTuple):
 
 
 def curve_panels(parts: Sequence[Panel], columns: int, height: float = 2.3) -> Figure:
-    """Panels row by row, a line per label: the mean over seeds, their range as a band. One legend for all."""
+    """Panels row by row, a line per label: the mean over seeds, their range as a band. One legend for all. The last
+    labels are those in colour.
+    """
     labels = list(dict.fromkeys(label for part in parts for label in part.series))
-    look = looks(labels, {label: "own" if label == "Local" else "method" for label in labels})
+    look = looks(labels[::-1], {label: "own" if label == "Local" else "method" for label in labels})
     with styled():
         rows = -(-len(parts) // columns)
         size = (max(4.7, 2.75 * columns), height * rows + 0.75)

@@ -36,7 +36,6 @@ from polyfed.papers.recipe import (
     Outcome,
     Setting,
     beside,
-    curve_figure,
     grouping_of,
     metric_of,
     ordered,
@@ -79,11 +78,12 @@ def progress(bench: Bench) -> Outcome:
         rows.append((Cell(label), ours(metric_of(s1, label), 100), numbers_sent(s1, label, clients),
                      ours(metric_of(pair, label)), numbers_sent(pair, label, 8)))  # fmt: skip
     heads = ("method<", "S1 accuracy, %", "S1 numbers sent", "H&BF RMSE", "H&BF numbers sent")
-    figures = {
-        "s1-rounds": curve_figure(lines(s1), "round", "test accuracy, %"),
-        "s1-numbers": curve_figure(lines(s1, "numbers"), "numbers sent, thousands", "test accuracy, %"),
-        "hbf-rounds": curve_figure(lines(pair, factor=1.0), "round", "test RMSE"),
-    }
+    panels = (
+        Panel("S1", "round", "test accuracy, %", lines(s1)),
+        Panel("S1", "numbers sent, thousands", "test accuracy, %", lines(s1, "numbers")),
+        Panel("H&BF", "round", "test RMSE", lines(pair, factor=1.0)),
+    )
+    figures = {"progress": curve_panels(panels, 3)}
     claims = ahead(s1, [label for label in labels if label != "FPFC"], "at the last round of S1")
     notes = [
         HBF_CAVEAT,
