@@ -79,12 +79,12 @@ def panels(found: dict[str, Any]) -> Figure:
         axes = figure.subplots(2, len(found["rounds"]), squeeze=False)
         most = max(np.max(d) for d in found["distances"])
         for (top, low), t, d, place in zip(axes.T, found["rounds"], found["distances"], found["places"], strict=True):
-            image = top.imshow(d, cmap="viridis", vmin=0, vmax=most)
+            top.imshow(d, cmap="viridis", vmin=0, vmax=most)
             xy = np.array(place)
             low.scatter(xy[:, 0], xy[:, 1], c=colours, s=14)
             top.set_title(f"round {t}")
             top.grid(False)
             low.set(xticks=[], yticks=[], xlabel="t-SNE")
         axes[0, 0].set_ylabel("device")
-        figure.colorbar(image, ax=axes[0, -1], label="distance of two models")
+        figure.colorbar(axes[0, -1].images[0], ax=axes[0, -1], label="distance of two models")
     return figure

@@ -38,13 +38,13 @@ RIVALS = (
 Candidates = Mapping[str, Algorithm]
 
 
-def nine(fpfc: FPFC, k: int, first_round: int = 20, **own: Algorithm) -> dict[str, Algorithm]:
-    """The nine methods with the step size and shared layers of `fpfc`; own: methods in the place of these, by name.
+def nine(fpfc: FPFC, k: int, first_round: int = 20) -> dict[str, Algorithm]:
+    """The nine methods with the step size and shared layers of `fpfc`.
 
     k: clusters that IFCA is given     first_round: before which CFL does not split
     """
     lr, shared = fpfc.lr, fpfc.shared_layers
-    found = {
+    found: dict[str, Algorithm] = {
         "Local": Local(lr),
         "FedAvg": FedAvg(lr),
         "LG-FedAvg": LGFedAvg(lr),
@@ -54,7 +54,7 @@ def nine(fpfc: FPFC, k: int, first_round: int = 20, **own: Algorithm) -> dict[st
         "PACFL": PACFL(lr, basis=3, threshold=4.0),
         "FPFC-l1": replace(fpfc, penalty="l1", lam=0.1, nu=0.5),
         "FPFC": fpfc,
-    } | own
+    }
     return found if shared else {label: method for label, method in found.items() if label != "LG-FedAvg"}
 
 
@@ -79,10 +79,10 @@ def tuned_nine(
             )
             return candidates[chosen["best"]]
 
-        cfl, pacfl, group = usual["CFL"], usual["PACFL"], usual["FPFC-l1"]
+        cfl, group = usual["CFL"], usual["FPFC-l1"]
         return usual | {
             "CFL": best("CFL", {f"{e:g}, {r * e:g}": replace(cfl, eps1=e, eps2=r * e) for e in EPS1 for r in RATIOS}),
-            "PACFL": best("PACFL", by_angle(bench, model(seed), data, pacfl, seed)),
+            "PACFL": best("PACFL", by_angle(bench, model(seed), data, PACFL(fpfc.lr, basis=3), seed)),
             "FPFC-l1": best("FPFC-l1", {f"{v:g}": replace(group, lam=v) for v in l1}),
             "FPFC": best("FPFC", {f"{v:g}": replace(fpfc, lam=v) for v in lambdas}),
         }

@@ -71,7 +71,7 @@ def progress(bench: Bench) -> Outcome:
     )  # fmt: skip
     own = {"FPFC-l1": replace(two, penalty="l1")}
     pair = bench.compare(
-        "hbf", linear, hbf(bench), nine(two, 2, **own), rounds=bench.rounds(100, 100), evaluate_every=2, **HBF_WORK
+        "hbf", linear, hbf(bench), nine(two, 2) | own, rounds=bench.rounds(100, 100), evaluate_every=2, **HBF_WORK
     )
     rows, clients, labels = [], bench.pick(20, 100), list(dict.fromkeys(r.label for r in s1.results))
     for label in labels:

@@ -132,7 +132,7 @@ def outcome_of(found: Comparison, name: str, title: str, metric: str, factor: fl
     """The table and the claims that follow from the order of the printed figures."""
     present = {r.label for r in found.results}
     printed = dict(zip(METHODS, PRINTED[name], strict=True))
-    printed_groups = dict(zip(GROUPERS, GROUPS[name], strict=True))
+    printed_groups: dict[str, tuple[str, str]] = dict(zip(GROUPERS, GROUPS[name], strict=True))
     rows = {}
     for method in METHODS:
         for label, shown in ((method, method), (f"{method}-released", method + RELEASED)):
