@@ -120,7 +120,7 @@ def figure(by_data: dict[str, dict[str, dict[str, np.ndarray]]]) -> Figure:
                 ax.set_yticks(range(len(found)), list(found))
                 ax.set_title(f"{NAMES[name]} ({key})")
                 ax.grid(axis="y", visible=False)
-            row[0].invert_yaxis()
+        axes[0, 0].invert_yaxis()  # shared by all
         for ax in axes[-1]:
             ax.set_xlabel("test accuracy, %")
     return drawn

@@ -45,7 +45,10 @@ def curve_panels(parts: Sequence[Panel], columns: int, height: float = 2.3) -> F
                     ax.fill_between(at, np.nanmin(v, 0), np.nanmax(v, 0), color=colour, alpha=0.12, linewidth=0)
             ax.set(title=part.title, xlabel=part.x, ylabel=part.y)
             if part.log_x:
+                ticks = sorted({v for at, _ in part.series.values() for v in at})
                 ax.set_xscale("log")
+                ax.set_xticks(ticks, [f"{v:g}" for v in ticks])
+                ax.minorticks_off()
         for ax in axes.flat[len(parts) :]:
             ax.set_visible(False)
         if len(labels) > 1:
