@@ -76,7 +76,7 @@ def test_two_groups_of_five(quantile):
 
 def test_only_participants_change():
     c = np.random.default_rng(1).normal(size=(8, 3)) + 3
-    run = fit_points(centres(c), pf.FedACS(0.5), rounds=1, dim=3, fraction=0.5)
+    run = fit_points(centres(c), pf.FedACS(0.5, pool="participants"), rounds=1, dim=3, fraction=0.5)
     moved = (run.personal != 0).any(1).numpy()
     assert moved.sum() == 4
     assert set(np.flatnonzero(moved)) == set(run.ledger["client"])
@@ -85,8 +85,8 @@ def test_only_participants_change():
 def test_a_pool_of_all_clients_mixes_in_absent_ones():
     """With pool="all" a lone participant still meets the cached models of those seen before."""
     c = np.full((6, 2), 2.0) + 0.01 * np.random.default_rng(0).normal(size=(6, 2))
-    alone = fit_points(centres(c), pf.FedACS(0.5, quantile=None), rounds=6, dim=2, fraction=1 / 6)
-    pooled = fit_points(centres(c), pf.FedACS(0.5, quantile=None, pool="all"), rounds=6, dim=2, fraction=1 / 6)
+    alone = fit_points(centres(c), pf.FedACS(0.5, quantile=None, pool="participants"), rounds=6, dim=2, fraction=1 / 6)
+    pooled = fit_points(centres(c), pf.FedACS(0.5, quantile=None), rounds=6, dim=2, fraction=1 / 6)
     assert not torch.allclose(alone.personal, pooled.personal)
 
 
@@ -104,7 +104,7 @@ def test_a_lone_participant_meets_the_cached_models_of_those_seen():
     u = method.downlink(server, exchange([0], 4)).each["u"]
     assert torch.allclose(u, torch.tensor([[8.2 / 9, 2.4 / 9]], dtype=torch.float64), atol=1e-15)
     assert torch.equal(server["w"][:3], THREE)  # their cached copies stay
-    alone = pf.FedACS(quantile=0.25).downlink(server, exchange([0], 4)).each["u"]
+    alone = pf.FedACS(quantile=0.25, pool="participants").downlink(server, exchange([0], 4)).each["u"]
     assert torch.equal(alone, THREE[:1])
 
 
@@ -167,7 +167,7 @@ def test_the_groups_of_many_clients_are_reported_without_the_matrix(pool):
 
 def test_groups_that_cost_too_much_are_not_reported():
     """More than 300 clients and 2e10 products: with pool="all" alone, where the similarities are at hand."""
-    n, method = REPORTED + 1, pf.FedACS()
+    n, method = REPORTED + 1, pf.FedACS(pool="participants")
     server = {"w": torch.ones(1, 1).expand(n, int(AFFORDED) // n**2 + 1), "known": torch.ones(n)}
     assert method.report(server) == {}
     at_hand = server | {"similarity": torch.eye(n, dtype=torch.float64)}

@@ -188,7 +188,11 @@ def test_a_recipe_says_what_it_is(name):
         assert {s.source for s in r.settings(size)} <= {"paper", "code", "ours"}
 
 
-HEAVY = {"fpfc/attacks-images", "fpfc/table2-images", "fpfc/table3-images", "fpfc/figure9", "fedacs/figure1"}
+HEAVY = {
+    "fpfc/attacks-images", "fpfc/figure4", "fpfc/figure7", "fpfc/figure8-images", "fpfc/figure9",
+    "fpfc/sensitivity-images", "fpfc/table-e2", "fpfc/table-e3", "fpfc/table-e4", "fpfc/table2-images", "fpfc/table3",
+    "fedacs/figure1",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in HEAVY else n for n in ALL])

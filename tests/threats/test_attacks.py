@@ -1,5 +1,7 @@
 """What attackers send: the laws of section 6 of the FPFC paper, drawn anew per upload, by nobody else."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -113,6 +115,27 @@ def test_numbers_have_no_labels_to_flip():
         threats.LabelFlip(ratio=0.5).poison(federation(regression=True), 0)
 
 
+def test_what_is_not_forged_may_be_returned_as_received():
+    """Where the client received a tensor of the same name and shape; all else is sent as trained."""
+    up = {"w": W[:6].view(3, 2), "common": W[6:12].view(3, 2), "own": W[12:15].view(3, 1)}
+    down = {"w": up["w"] + 1, "common": up["common"] + 1, "own": torch.zeros(3, 2)}
+    turn = SimpleNamespace(ids=torch.arange(3), phase=0, t=0)
+
+    def sent(others):
+        attack = threats.SameValue(ratio=2 / 3, tensors=("w",), others=others)
+        forging = threats.Forging(attack, KEYS[:3], 0)
+        return forging(up, down, turn), torch.as_tensor(forging.attackers)
+
+    honest, who = sent("honest")
+    back, _ = sent("received")
+    assert who.sum() == 2
+    assert torch.equal(honest["common"], up["common"])
+    assert torch.equal(back["common"], torch.where(who[:, None], down["common"], up["common"]))
+    assert torch.equal(back["own"], up["own"])
+    assert torch.equal(back["w"], honest["w"])
+    assert (back["w"] != up["w"]).any(1).equal(who)
+
+
 def test_which_tensors():
     up = {"w": W, "cluster": torch.zeros(3, dtype=torch.int32), "c": W}
     assert threats.SignFlip().attacked(up) == ["c", "w"]
@@ -162,4 +185,4 @@ def test_by_name():
     assert threats.make_attack("same-value", ratio=0.4, tensors=["w"]) == threats.SameValue(ratio=0.4, tensors=("w",))
     assert threats.make_rule("trimmed-mean", share=0.1) == threats.TrimmedMean(0.1)
     summary = threats.summary(threats.make_attack("sign-flip"))
-    assert summary == {"name": "sign-flip", "scale": 10.0, "ratio": 0.2, "tensors": []}
+    assert summary == {"name": "sign-flip", "scale": 10.0, "ratio": 0.2, "tensors": [], "others": "honest"}

@@ -67,8 +67,10 @@ class FedACS(Personal):
         u_i = sum_{j: s_ij > delta} s_ij w_j / sum_{j: s_ij > delta} s_ij                              (4)
         w_i = local SGD from u_i on f_i                                                                (5)
 
+    With alpha below 1, and no quantile, u_i = w_i - alpha (w_i - sum_j s_ij w_j), the s_ij of a row summing to 1:   (3)
+
     Self is always kept and non-positive similarities are dropped, where (4) as printed divides by zero or leaves the
-    convex hull. The paper names no quantile: it is the method's one parameter, and decides everything. A client keeps
+    convex hull. The paper names no quantile: it decides everything. A client keeps
     about (1 - quantile) m - 1 peers, m the number of clients mixed.
 
     Parameters
@@ -78,8 +80,10 @@ class FedACS(Personal):
     quantile : float or None
         Threshold of similarity in [0, 1]; None: no threshold, all positive similarities count.
     pool : str
-        "participants": similarities and mixture among the round's participants; "all": the last known model of
-        every client that has taken part, absent or not.
+        "all": similarities and mixture among the last known models of every client that has taken part, absent or
+        not, as in Algorithm 1; "participants": among the round's participants.
+    alpha : float
+        How far a client moves to its mix: 1 is (4); smaller values with quantile None are (3), Theorem 2.1's form.
 
     Notes
     -----
@@ -95,7 +99,8 @@ class FedACS(Personal):
 
     lr: float = setting(0.1, source="ours")
     quantile: float | None = setting(0.75, ge=0, le=1, source="ours")
-    pool: Literal["participants", "all"] = setting("participants", source="ours")
+    pool: Literal["participants", "all"] = setting("all", source="paper")
+    alpha: float = setting(1.0, gt=0, le=1, source="paper")
 
     certificates = (
         "tests/algorithms/test_fedacs.py::test_mixtures_of_three_clients: (4) digit for digit",
@@ -120,12 +125,15 @@ class FedACS(Personal):
     def downlink(self, server, round):
         W, ids = server["w"], round.ids
         if self.pool == "participants":
-            return Down(each={"u": mixing(W[ids], self.quantile).to(W.dtype) @ W[ids]})
+            return self._towards(W[ids], mixing(W[ids], self.quantile).to(W.dtype) @ W[ids])
         pool = (server["known"] > 0).index_fill(0, ids, True).nonzero()[:, 0]
         S = server["similarity"]
         A = weights(_among(S, pool), self.quantile, torch.searchsorted(pool, ids))
         whole = len(pool) == len(W)
-        return Down(each={"u": A.to(W.dtype) @ (W if whole else W[pool])})
+        return self._towards(W[ids], A.to(W.dtype) @ (W if whole else W[pool]))
+
+    def _towards(self, w, mix):
+        return Down(each={"u": mix if self.alpha == 1 else w + self.alpha * (mix - w)})
 
     def local_update(self, task, client, down, data, round):
         w = local_sgd(task, down["u"], data, self.lr)  # (5)

@@ -40,11 +40,14 @@ class WindowAdvice:
     ----------
     found : list of tuple
         (round, clusters, Window) of each window so far.
+    theory : str
+        Whether rho meets condition (13) of the convergence theorem.
     """
 
     def __init__(self, every: int = 100):
         self.every = every
         self.found: list[tuple[int, int, Window]] = []
+        self.theory = ""
 
     def __call__(self, progress: Progress) -> None:
         run = progress.run
@@ -57,13 +60,14 @@ class WindowAdvice:
             run.model(0), run.federation, run.clusters, task.loss, method=method, weight_decay=task.weight_decay
         )
         self.found.append((progress.round, len(set(run.clusters.tolist())), window))
+        self.theory = method.theory()
 
     def lines(self) -> list[str]:
-        """The latest window in words."""
+        """The latest window in words, and whether the method's convergence is proven."""
         if not self.found:
             return []
         t, clusters, window = self.found[-1]
-        return [f"round {t}, {clusters} clusters:", *window.lines()]
+        return [f"round {t}, {clusters} clusters:", *window.lines(), self.theory]
 
 
 def window_for(

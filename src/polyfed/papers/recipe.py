@@ -408,13 +408,14 @@ def curve_figure(
 
 
 def write(r: Recipe, bench: Bench, outcome: Outcome) -> Path:
-    """outcome.md with tables, claims, settings and notes, a CSV per table and an SVG per figure; returns the page."""
+    """outcome.md with tables, claims, settings and notes, a CSV per table, an SVG and a PDF per figure; the page."""
     lines = [f"# {r.name}: {r.title}", "", r.about, "", f"Size: {bench.scale}; seeds: {bench.seeds}.", ""]
     for k, table in enumerate(outcome.tables, 1):
         write_atomically(bench.folder / f"table{k}-{_slug(table.title)}.csv", table.to("csv").encode())
         lines += [table.to("markdown"), ""]
     for name, figure in outcome.figures.items():
-        save(figure, bench.folder / f"{name}.svg")
+        for form in ("svg", "pdf"):
+            save(figure, bench.folder / f"{name}.{form}")
         lines += [f"![{name}]({name}.svg)", ""]
     if outcome.claims:
         lines += [claims_table(outcome.claims).to("markdown"), ""]

@@ -7,7 +7,7 @@ the client's name decides them.
 
 from dataclasses import dataclass, replace
 from math import floor
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -38,6 +38,9 @@ class Attack(Configured):
         Share of the clients that attack, rounded down.
     tensors : tuple of str
         Which tensors of the uplink; empty: all of floats.
+    others : str
+        "honest": the tensors that are not forged are sent as trained; "received": as received, where the client
+        received one of the same name and shape.
     """
 
     table: ClassVar[str] = "attack"
@@ -45,6 +48,7 @@ class Attack(Configured):
     scale: float = 1.0
     ratio: float = setting(0.2, ge=0, le=1)
     tensors: tuple[str, ...] = ()
+    others: Literal["honest", "received"] = "honest"
 
     def __init_subclass__(cls, name: str, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -144,6 +148,9 @@ class SameValue(Attack, name="same-value"):
         Share of the clients that attack.
     tensors : tuple of str
         Which tensors of the uplink; empty: all of floats.
+    others : str
+        "honest": the tensors that are not forged are sent as trained; "received": as received, where the client
+        received one of the same name and shape.
     """
 
     scale: float = setting(100.0, ge=0)
@@ -164,6 +171,9 @@ class SignFlip(Attack, name="sign-flip"):
         Share of the clients that attack.
     tensors : tuple of str
         Which tensors of the uplink; empty: all of floats.
+    others : str
+        "honest": the tensors that are not forged are sent as trained; "received": as received, where the client
+        received one of the same name and shape.
     """
 
     scale: float = setting(10.0, ge=0)
@@ -184,6 +194,9 @@ class GaussianNoise(Attack, name="gaussian"):
         Share of the clients that attack.
     tensors : tuple of str
         Which tensors of the uplink; empty: all of floats.
+    others : str
+        "honest": the tensors that are not forged are sent as trained; "received": as received, where the client
+        received one of the same name and shape.
     """
 
     scale: float = setting(100.0, ge=0)
@@ -208,6 +221,9 @@ class ScaledUpdate(Attack, name="scaled-update"):
         Share of the clients that attack.
     tensors : tuple of str
         Which tensors of the uplink; empty: all of floats.
+    others : str
+        "honest": the tensors that are not forged are sent as trained; "received": as received, where the client
+        received one of the same name and shape.
     """
 
     scale: float = 10.0
@@ -228,6 +244,8 @@ class LabelFlip(Attack, name="label-flip"):
         Share of the clients that attack.
     tensors : tuple of str
         Not used: nothing is forged.
+    others : str
+        Not used.
     """
 
     scale: float = setting(1.0, ge=0, le=1)

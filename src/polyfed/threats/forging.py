@@ -37,7 +37,13 @@ class Forging:
         if self.attack is None or not len(rows) or not up:
             return up
         names = self.attack.attacked(up)
-        up = up | {name: up[name].clone() for name in names}
+        floats = [name for name, t in up.items() if t.is_floating_point()]
+        back = [name for name in floats if name not in names] if names and self.attack.others == "received" else []
+        up = up | {name: up[name].clone() for name in (*names, *back)}
+        for name in back:
+            sent = _received(name, up[name], received)
+            if sent is not None:
+                up[name][rows] = sent[rows]
         for row in rows.tolist():
             rng = generator(self.seed, f"attack {round.phase}", round.t, int(self.keys[ids[row]]))
             for name in names:

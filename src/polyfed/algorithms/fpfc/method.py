@@ -5,6 +5,7 @@ The server is that of `pairs`, or of `devicedual` for many clients: two modules 
 """
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 import torch
@@ -128,8 +129,27 @@ class FPFC(Algorithm):
         return Fusion(self.lam, self.rho, self.a, self.xi, self.penalty, delta=self.within / 2)
 
     def plan(self, task, n):
-        """What a run with n clients is going to do: the solver, why, and the server's memory at its peak."""
-        return servers.plan(self, n, self._own(task, task.w0))
+        """What a run with n clients is going to do: the solver, why, the server's memory at its peak, the theory."""
+        return self._plan(n, self._own(task, task.w0))
+
+    def _plan(self, n, own):
+        return f"{servers.plan(self, n, own)}; {self.theory()}"
+
+    @property
+    def least_rho(self):
+        """max(2 lam/xi, 2/(a-1)): what condition (13) asks rho to exceed, beside 3 L_f, for Theorem 2 to hold."""
+        if self.penalty != "scad" or (self.lam and not self.xi):
+            return inf
+        return max(2 * self.lam / self.xi if self.lam else 0.0, 2 / (self.a - 1))
+
+    def theory(self):
+        """Whether condition (13) is met, under which training is proven to converge; it is not necessary."""
+        if self.least_rho == inf:
+            return "no rho meets condition (13), sufficient for convergence: it needs smoothed SCAD"
+        met = "meets" if self.rho > self.least_rho else "does not meet"
+        return (
+            f"rho = {self.rho:g} {met} condition (13), sufficient for convergence: above {self.least_rho:.4g} and 3 L_f"
+        )
 
     def in_step(self, n, t=0):
         return servers.in_step(self, n)
@@ -211,5 +231,5 @@ class FPFC(Algorithm):
 
     def report(self, server):
         w = server["w"]
-        found = {"clusters": self.clusters(server), "plan": servers.plan(self, len(w), w)}
+        found = {"clusters": self.clusters(server), "plan": self._plan(len(w), w)}
         return found | servers.of(self, len(w)).report(server)

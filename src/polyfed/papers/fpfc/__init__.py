@@ -2,7 +2,7 @@
 share.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +10,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from polyfed.algorithms.fpfc import FPFC
 from polyfed.data import load
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
 from polyfed.experiment.compare import Comparison
-from polyfed.experiment.tune import tune
 from polyfed.models import build
 from polyfed.papers.recipe import Bench, Claim, Setting, Size, curves, grouping_of
 from polyfed.report.table import Cell, Table
@@ -23,9 +21,10 @@ from polyfed.report.table import Cell, Table
 SYNTHETIC = (
     Setting("features", "uniform on [0, 1), 60 of them (the text says normal; the tables fit uniform)", "code"),
     Setting("start", "W, b ~ N(0, 1), the same for all devices", "code"),
-    Setting("participation", "30 % of the devices, drawn without replacement", "paper"),
+    Setting("participation", "30 % of the devices, drawn without replacement (the text: 30 to 50 %)", "code"),
     Setting("local work", "10 full-batch gradient steps, lr 0.1", "paper"),
-    Setting("rho, a, xi, nu", "1, 3.7, 1e-4, 0.1", "paper"),
+    Setting("rho, a, xi", "1, 3.7, 1e-4", "paper"),
+    Setting("nu", "0.1 (the text: from xi to 0.5)", "code"),
     Setting("training data", "64 % of a device's samples; 16 % for validation, 20 % for the test", "paper"),
     Setting("metric", "mean over devices of test accuracy, last round; a cluster deploys its mean model", "paper"),
 )
@@ -36,10 +35,12 @@ HBF = (
     Setting("devices", "6 with Boston Housing, 2 with Body fat, 4 of the 8 a round", "paper"),
     Setting("inputs", "each data set to [-1, 1] by its training rows; the paper does not say", "ours"),
     Setting("model", "linear with intercept, mean squared error, from zero", "ours"),
-    Setting("work", "100 rounds of 20 full-batch gradient steps, lr 0.01", "paper"),
+    Setting("work", "20 full-batch gradient steps, lr 0.01", "paper"),
+    Setting("rounds", "100 (follows from the printed cost of 12120)", "ours"),
     Setting("rho, a, xi, lambda", "1, 3.7, 1e-4, 4", "paper"),
-    Setting("nu", "4 (from [xi, 0.5], as in the text, no clusters are found)", "code"),
+    Setting("nu", "4 (from [xi, 0.5], as in the text, no clusters are found)", "ours"),
 )
+HBF_GRID = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)  # of lambda
 HBF_WORK = {"fraction": 0.5, "local_steps": 20, "batch_size": None, "loss": "mse"}
 HBF_CAVEAT = (
     "Boston Housing has an ethical problem: one of its inputs was made on the assumption that racial self-segregation "
@@ -91,7 +92,7 @@ def sizes(scale: Size, name: str = "s1") -> Setting:
 
 def rounds_of(scale: Size, small: int, paper: int) -> Setting:
     """How many rounds, and whose choice that is."""
-    return Setting("rounds", str(small), "ours") if scale == "small" else Setting("rounds", str(paper), "paper")
+    return Setting("rounds", str(small), "ours") if scale == "small" else Setting("rounds", str(paper), "code")
 
 
 def softmax(seed: int) -> nn.Module:
@@ -140,7 +141,7 @@ def images(bench: Bench, name: str, validation: float | None = None):
     def make(seed: int) -> Federation:
         data = load(name, data_dir=bench.data_dir)
         if bench.small:
-            data = _fewer(data, *((400, 200) if bench.rehearse else FEWER), seed)
+            data = fewer(data, *((400, 200) if bench.rehearse else FEWER), seed)
         return data.partition(
             "dirichlet:1.0+label-swap:4", 20, seed, test="independent", validation_fraction=validation
         )
@@ -148,7 +149,7 @@ def images(bench: Bench, name: str, validation: float | None = None):
     return make
 
 
-def _fewer(data: Dataset, train: int, test: int, seed: int) -> Dataset:
+def fewer(data: Dataset, train: int, test: int, seed: int) -> Dataset:
     """A random part of a data set with a test set."""
     assert data.x_test is not None
     assert data.y_test is not None
@@ -162,32 +163,6 @@ def lenet(seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build("lenet", (1, 28, 28), 10)
-
-
-# ---- lambda ---------------------------------------------------------------------------------------------------------
-
-
-def tuned(
-    bench: Bench,
-    key: str,
-    model: Callable[[int], nn.Module],
-    federation: Callable[[int], Federation],
-    method: FPFC,
-    grid: Sequence[float],
-    rounds: int,
-    **settings,
-) -> dict[int, float]:
-    """seed -> the lambda of `grid` with the best validation metric from a common start; kept."""
-
-    def search(seed: int) -> float:
-        values = grid[:1] if bench.rehearse else grid
-        found = tune(
-            model(seed), federation(seed), method, regime="cold", grid=values, rounds=rounds, check_every=50,
-            train_on=0, seed=seed, device=bench.device, **settings,
-        )  # fmt: skip
-        return float(found.best["lam"])
-
-    return dict(zip(bench.seeds, bench.by_seed(f"{key}-lambda", search), strict=True))
 
 
 # ---- saying what was found ------------------------------------------------------------------------------------------
@@ -223,26 +198,22 @@ def planted(found: Comparison, label: str, clusters: int, text: str) -> Claim:
     return Claim(text, bool(ok.all()), f"clusters {counts}; ARI {scores}, per seed")
 
 
-def listed(values: Mapping[int, float]) -> str:
-    """Per-seed values in a line."""
-    return ", ".join(f"{v:g}" for v in values.values())
-
-
 def lines(
-    found: Comparison, x: str = "round", factor: float = 100.0, points: int = 60
+    found: Comparison, x: str = "round", factor: float = 100.0, points: int = 60, split: str = "", column: str = ""
 ) -> dict[str, tuple[list[float], list[list[float]]]]:
-    """label -> (x, [seed][point]) of the main metric, for `curve_figure`; x other than "round": what was reached by x.
+    """label -> (x, [seed][point]) of the main metric, or of a column of the history, on the split that methods are
+    judged on, or another one; for `curve_figure`. x other than "round": what was reached by x.
 
     x: a column of `Run.history`, or "numbers" for the numbers sent in both directions so far, in thousands; methods
         for which it stays zero are left out
     """
-    frame = curves(found)
+    frame, column = curves(found, split or None), column or found.metric.name
     sent = (frame["down_bytes"] + frame["up_bytes"]) / 4000
     runs: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for r in found.results:
         mine = ((frame["label"] == r.label) & (frame["seed"] == r.seed)).to_numpy()
         at = (sent if x == "numbers" else frame[x]).to_numpy(dtype=float)[mine]
-        runs.setdefault(r.label, []).append((at, factor * frame[found.metric.name].to_numpy(dtype=float)[mine]))
+        runs.setdefault(r.label, []).append((at, factor * frame[column].to_numpy(dtype=float)[mine]))
     if x == "round":
         return {label: (own[0][0].tolist(), [y.tolist() for _, y in own]) for label, own in runs.items()}
     moving = {label: own for label, own in runs.items() if min(at[-1] for at, _ in own) > 0}

@@ -1,13 +1,12 @@
-"""Clients that attack (section 6): FPFC, FedAvg, and FedAvg with robust rules, from no attacker to four in five."""
+"""Clients that attack (section 6), from none to four in five: Figures 7, E.2 and E.3; and FedAvg with robust rules."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.experiment.compare import Comparison
 from polyfed.papers.fpfc import (
@@ -26,6 +25,8 @@ from polyfed.papers.fpfc import (
     softmax,
     told_by,
 )
+from polyfed.papers.fpfc.methods import LG, METHODS, nine
+from polyfed.papers.fpfc.panels import Panel, curve_panels
 from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, Size, ordered, ours, recipe
 from polyfed.report.table import Cell, Table
 from polyfed.threats import (
@@ -70,29 +71,29 @@ def settings(scale: Size):
         *THREATS,
         Setting("label flip, scaled update", "labels y -> 9 - y; ten times the update", "ours"),
         Setting("attackers", "0 to 80 % of the devices in steps of 20 %, the same in every round", "paper"),
-        Setting("robust rules", "for FedAvg; assumed share of false uploads 0.4; one seed at small size", "ours"),
+        Setting("robust rules", "for FedAvg; assumed share of false uploads 0.4", "ours"),
+        Setting("rivals", "FPFC-l1 lambda 0.1; CFL eps1 0.5, eps2 1; PACFL 3 vectors, threshold 4", "ours"),
+        Setting("rivals and rules", "one seed at small size", "ours"),
         Setting("precision", "float64: sign-flipped models grow tenfold with every upload of an attacker", "ours"),
         *SYNTHETIC,
     )
 
 
-def curve(bench: Bench, label: str, method, attack: str, seeds, part, rule=None, tensors=()) -> Curve:
-    """ratio -> [seeds] mean accuracy of the benign devices at that ratio, less that of the same devices unattacked."""
+def curve(bench: Bench, label: str, method, attack: str, seeds, part, rule=None, **forged) -> Curve:
+    """ratio -> [seeds] mean accuracy of the benign devices; -1: unattacked, of those that are benign at 40 %.
+
+    forged: settings of the attack
+    """
     model, federation, rounds, shares, work = part
     found = {}
     for ratio in shares:
-        threat = threat_of(attack, ratio, tensors) if ratio else None
+        threat = replace((ATTACKS | OTHERS)[attack], ratio=ratio, **forged) if ratio else None
         name = f"{label}-{attack}-{ratio:g}" if ratio else f"{label}-none"
         found[ratio] = bench.compare(
             _plain(name), model, federation, {_plain(label): method}, seeds=seeds, rounds=rounds, evaluate_every=0,
             attack=threat, robust=rule, dtype=torch.float64, **work,
         )  # fmt: skip
     return {ratio: benign(found[ratio], seeds) for ratio in found} | {-1.0: unattacked(found, seeds)}
-
-
-def threat_of(attack: str, ratio: float, tensors=()):
-    """An attack by so large a share of the devices."""
-    return replace((ATTACKS | OTHERS)[attack], ratio=ratio, tensors=tensors)
 
 
 def _plain(label: str) -> str:
@@ -118,30 +119,35 @@ def unattacked(found: Mapping[float, Comparison], seeds) -> np.ndarray:
     return np.array([before[s][kept[s]].mean() for s in seeds])
 
 
-@recipe("fpfc/attacks", "Clients that attack: accuracy of the others", minutes=(10, 750), settings=settings)
+@recipe("fpfc/attacks", "Figure E.2: clients that attack on S1, and robust rules", minutes=(30, 2500),
+        settings=settings, also=("fpfc/figure-e2",))  # fmt: skip
 def attacks(bench: Bench) -> Outcome:
     """Does fusion shut attackers out, without a rule made for that?"""
     few = bench.seeds[:1] if bench.small else bench.seeds
     part = (softmax, scenario(bench), bench.rounds(200, 2000), (0.0, 0.4) if bench.rehearse else RATIOS, WORK)
+    methods = nine(FPFC(0.1, lam=0.7), 4)
+    first = ["FPFC", "FedAvg"]
+    order = [*first, *(label for label in methods if label not in first)][: 3 if bench.rehearse else None]
     found: dict[str, dict[str, Curve]] = {}
     for attack in ATTACKS | OTHERS:
+        labels = order if attack in ATTACKS else first
         found[attack] = {
-            "FPFC": curve(bench, "FPFC", FPFC(0.1, lam=0.7), attack, bench.seeds, part),
-            "FedAvg": curve(bench, "FedAvg", FedAvg(0.1), attack, bench.seeds, part),
+            m: curve(bench, m, methods[m], attack, bench.seeds if m in first else few, part) for m in labels
         }
         rules = RULES if attack in ATTACKS else {}
         for label, rule in list(rules.items())[: 1 if bench.rehearse else None]:
-            found[attack][label] = curve(bench, label, FedAvg(0.1), attack, few, part, rule)
+            found[attack][label] = curve(bench, label, methods["FedAvg"], attack, few, part, rule)
     tables, claims = summarised(found)
     notes = [
+        LG,
         "a vector of one value is invisible to a single softmax layer: it shifts all logits alike and cancels. Under "
         "it FedAvg loses only the attackers' share of the mean; for deeper models it is an attack",
         "robust rules keep one common model, which on four clusters is poor with or without attackers",
         "0: the run ended with values that are not finite",
         "no seed of the paper's figures is known; attackers are a fixed random subset per seed",
     ]
-    printed = {attack: found[attack] for attack in ATTACKS}
-    return Outcome(tables, {"attacks": panels(printed)}, claims, notes)
+    return Outcome(tables, {"figure-e2": panels(found, METHODS), "robust-rules": panels(found, ("FPFC", *RULES))},
+                   claims, notes)  # fmt: skip
 
 
 def settings_of_images(scale: Size):
@@ -150,48 +156,71 @@ def settings_of_images(scale: Size):
         rounds_of(scale, 15, 200),
         EPOCHS[scale],
         Setting("attackers", *shares),
-        Setting("FPFC", "the last layer is fused, and attacked", "paper"),
-        Setting("FPFC, all layers", "the same, and the shared convolutions attacked too", "ours"),
+        Setting("FPFC, FPFC-l1", "the last layer is attacked", "paper"),
+        Setting("FPFC: attackers' convolutions", "returned as received: the paper does not say", "ours"),
+        Setting("FPFC, convolutions trained", "attackers train theirs beside the forged layer, the worst case", "ours"),
+        Setting("FPFC, all layers", "the convolutions are forged too", "ours"),
         Setting("median", "coordinate-wise, of the shared layers in place of their mean", "ours"),
-        Setting("FedAvg", "the whole upload is attacked", "ours"),
+        Setting("the other methods", "the whole upload is attacked", "ours"),
+        Setting("rivals", "FPFC-l1 lambda 0.1; CFL eps1 0.5, eps2 1; PACFL 3 vectors, threshold 4", "ours"),
+        Setting("rivals and variants", "one seed at small size", "ours"),
         *THREATS,
         *image_settings(scale),
     )
 
 
-@recipe("fpfc/attacks-images", "Clients that attack, on label-swapped MNIST", minutes=(12, 9000),
-        settings=settings_of_images, machine="two cores", data=("mnist",))  # fmt: skip
-def attacks_images(bench: Bench) -> Outcome:
-    """What is left of it where layers are shared, and averaged?"""
+def on_images(bench: Bench, name: str, figure: str, variants: bool) -> Outcome:
+    """The nine methods on one data set; variants: other readings of what an attacker's shared layers are."""
     lr, shares = IMAGE_LR[bench.scale], (0.0, 0.4) if bench.small else RATIOS
+    few = bench.seeds[:1] if bench.small else bench.seeds
     work = image_work(bench) | {"local_epochs": bench.pick(5, 10)}
-    part = (lenet, images(bench, "mnist"), bench.rounds(15, 200), shares, work)
+    part = (lenet, images(bench, name), bench.rounds(15, 200), shares, work)
     fpfc = FPFC(lr, lam=IMAGE_LAMBDA[bench.scale], shared_layers="body")
-    methods = {
-        "FPFC": (fpfc, ("w",), None),
-        "FPFC, median of the shared": (fpfc, ("w",), Median()),
-        "FPFC, all layers": (fpfc, (), None),
-        "FPFC, all layers, median": (fpfc, (), Median()),
-        "FedAvg": (FedAvg(lr), (), None),
-    }
+    methods = nine(fpfc, 4, bench.pick(3, 20))
+    own = {"tensors": ("w",), "others": "received"}
+    cases = {m: (methods[m], bench.seeds if m in ("FPFC", "FedAvg") else few, None, own if "FPFC" in m else {})
+             for m in reversed(methods)}  # fmt: skip
+    if variants:
+        cases |= {
+            "FPFC, convolutions trained": (fpfc, few, None, {"tensors": ("w",)}),
+            "FPFC, trained, median": (fpfc, few, Median(), {"tensors": ("w",)}),
+            "FPFC, all layers": (fpfc, few, None, {}),
+        }
     found = {
         attack: {
-            label: curve(bench, label, method, attack, bench.seeds, part, rule, tensors)
-            for label, (method, tensors, rule) in methods.items()
+            label: curve(bench, label, method, attack, seeds, part, rule, **forged)
+            for label, (method, seeds, rule, forged) in list(cases.items())[:: 4 if bench.rehearse else 1]
         }
         for attack in list(ATTACKS)[: 1 if bench.rehearse else None]
     }
-    tables, claims = summarised(found)
-    notes = [
-        "no penalty protects the mean of the shared layers: not from false convolutions, and not from those that an "
-        "attacker trains beside the false last layer that zeta sends back to it",
-        "a median of the shared layers, the only mean there is, is a defence while attackers are few in a round",
-        "0: the run ended with values that are not finite",
-    ]
-    return Outcome(tables, {"attacks-images": panels(found)}, claims, notes)
+    tables, claims = summarised(found, "FPFC" if bench.rehearse else "FedAvg")
+    return Outcome(tables, {figure: panels(found, METHODS)}, claims, list(IMAGE_NOTES))
 
 
-def summarised(found: Mapping[str, Mapping[str, Curve]]) -> tuple[list[Table], list[Claim]]:
+IMAGE_NOTES = (
+    "the paper attacks 'the personalization layers' and does not say what an attacker's convolutions are; returned as "
+    "received they do no harm",
+    "where attackers train their convolutions beside the false last layer that zeta sends back to them, no penalty "
+    "protects the mean of the shared layers; a median of them is a defence while attackers are few in a round",
+    "0: the run ended with values that are not finite",
+)
+
+
+@recipe("fpfc/figure7", "Figure 7: clients that attack on label-swapped Fashion-MNIST", minutes=(25, 20000),
+        settings=settings_of_images, machine="two cores", data=("fashion_mnist",))  # fmt: skip
+def figure7(bench: Bench) -> Outcome:
+    """What is left of FPFC's robustness where layers are shared, and averaged?"""
+    return on_images(bench, "fashion-mnist", "figure7", variants=False)
+
+
+@recipe("fpfc/attacks-images", "Figure E.3: clients that attack on label-swapped MNIST", minutes=(30, 25000),
+        settings=settings_of_images, machine="two cores", data=("mnist",), also=("fpfc/figure-e3",))  # fmt: skip
+def attacks_images(bench: Bench) -> Outcome:
+    """The same on digits, with other readings of what an attacker sends besides its last layer."""
+    return on_images(bench, "mnist", "figure-e3", variants=True)
+
+
+def summarised(found: Mapping[str, Mapping[str, Curve]], fragile: str = "FedAvg") -> tuple[list[Table], list[Claim]]:
     """A table for every attack, and the claims."""
     tables, claims = [], []
     for attack, methods in found.items():
@@ -199,7 +228,7 @@ def summarised(found: Mapping[str, Mapping[str, Curve]]) -> tuple[list[Table], l
         rows = [(Cell(label), *(ours(c[r], 100) for r in shares)) for label, c in methods.items()]
         heads = ("method<", *(f"{r:.0%} attackers" for r in shares))
         tables.append(told_by(f"{attack}: accuracy of the benign devices, %", heads, rows))
-        claims += [stands("FPFC", methods["FPFC"], attack), falls(methods, attack)]
+        claims += [stands("FPFC", methods["FPFC"], attack), falls(fragile, methods[fragile], attack)]
     return tables, claims
 
 
@@ -210,29 +239,18 @@ def stands(label: str, c: Curve, attack: str) -> Claim:
     return Claim(text, bool((gap > -CLOSE).all()), "difference per seed " + ", ".join(f"{g:+.3f}" for g in gap))
 
 
-def falls(methods: Mapping[str, Curve], attack: str) -> Claim:
-    """FedAvg is worse under attack than without."""
-    c = methods["FedAvg"]
-    return ordered(f"FedAvg, {attack} by 40 %: worse than without", c[-1.0], c[0.4], 100, " points")
+def falls(label: str, c: Curve, attack: str) -> Claim:
+    """Worse under attack than without."""
+    return ordered(f"{label}, {attack} by 40 %: worse than without", c[-1.0], c[0.4], 100, " points")
 
 
-def panels(found: Mapping[str, Mapping[str, Curve]]) -> Figure:
-    """A panel per attack, a line per method: accuracy against the share of attackers."""
-    from polyfed.report.style import looks, styled
-
-    labels = list(next(iter(found.values())))
-    look = looks(labels, dict.fromkeys(labels, "method"))
-    with styled():
-        figure = Figure(figsize=(8.4, 3.4), layout="constrained")
-        axes = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
-        for ax, (attack, methods) in zip(axes, found.items(), strict=True):
-            for label, c in methods.items():
-                colour, marker, line = look[label]
-                at = [r for r in c if r >= 0]
-                y = [100 * np.nanmean(c[r]) if np.isfinite(c[r]).any() else np.nan for r in at]
-                ax.plot([100 * r for r in at], y, color=colour, marker=marker, linestyle=line, label=label)
-            ax.set_title(attack)
-            ax.set_xlabel("attackers, %")
-        axes[0].set_ylabel("accuracy of the others, %")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=4)
-    return figure
+def panels(found: Mapping[str, Mapping[str, Curve]], labels: Sequence[str]) -> Figure:
+    """A panel per attack of the paper, a line per method: accuracy against the share of attackers."""
+    parts = []
+    for attack in (a for a in ATTACKS if a in found):
+        series = {}
+        for label in (m for m in labels if m in found[attack]):
+            c = {r: v for r, v in found[attack][label].items() if r >= 0}
+            series[label] = ([100 * r for r in c], (100 * np.array(list(c.values()))).T.tolist())
+        parts.append(Panel(attack, "attackers, %", "accuracy of the others, %", series))
+    return curve_panels(parts, len(parts), 2.9)

@@ -1,0 +1,132 @@
+"""The nine methods of FPFC's tables and figures, and the choice of their own settings on validation data."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from torch import nn
+
+from polyfed.algorithms.cfl import CFL
+from polyfed.algorithms.fedavg import FedAvg
+from polyfed.algorithms.fpfc import FPFC
+from polyfed.algorithms.ifca import IFCA
+from polyfed.algorithms.lgfedavg import LGFedAvg
+from polyfed.algorithms.local import Local
+from polyfed.algorithms.pacfl import PACFL
+from polyfed.algorithms.perfedavg import PerFedAvg
+from polyfed.core.algorithm import Algorithm
+from polyfed.core.errors import Diverged
+from polyfed.core.metric import having, mean_of
+from polyfed.data.federation import Federation
+from polyfed.experiment.fit import fit
+from polyfed.papers.recipe import Bench, Setting
+
+METHODS = ("Local", "FedAvg", "LG-FedAvg", "Per-FedAvg", "IFCA", "CFL", "PACFL", "FPFC-l1", "FPFC")
+LG = "LG-FedAvg shares its top layers; a model of one layer makes it FedAvg, so it has no line of its own there"
+L1 = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
+EPS1, RATIOS = (0.2, 0.5, 1.0), (2.0, 10.0)
+QUANTILES = (0.02, 0.05, 0.1, 0.2, 0.5)
+RIVALS = (
+    Setting("IFCA", "k given; other starts w0 + N(0, I), one try", "ours"),
+    Setting("tuned", "by validation data, per seed; ranges are the paper's, values ours", "ours"),
+    Setting("FPFC-l1: lambda from", ", ".join(f"{v:g}" for v in L1) + " (H&BF: to 5)", "paper"),
+    Setting("CFL: eps1, eps2", f"eps1 from {EPS1}, eps2 = {RATIOS[0]:g} or {RATIOS[1]:g} times it", "paper"),
+    Setting("PACFL", "3 vectors per class; smallest angle or sum of all, thresholds at the quantiles "
+            f"{', '.join(f'{q:g}' for q in QUANTILES)} of the devices' angles", "ours"),
+)  # fmt: skip
+Candidates = Mapping[str, Algorithm]
+
+
+def nine(fpfc: FPFC, k: int, first_round: int = 20) -> dict[str, Algorithm]:
+    """The nine methods with the step size and shared layers of `fpfc`.
+
+    k: clusters that IFCA is given     first_round: before which CFL does not split
+    """
+    lr, shared = fpfc.lr, fpfc.shared_layers
+    found: dict[str, Algorithm] = {
+        "Local": Local(lr),
+        "FedAvg": FedAvg(lr),
+        "LG-FedAvg": LGFedAvg(lr),
+        "Per-FedAvg": PerFedAvg(lr, alpha=lr),
+        "IFCA": IFCA(lr, k=k, shared_layers=shared, init_scale=None if shared else 1.0),
+        "CFL": CFL(lr, eps1=0.5, eps2=1.0, first_round=first_round),
+        "PACFL": PACFL(lr, basis=3, threshold=4.0),
+        "FPFC-l1": replace(fpfc, penalty="l1", lam=0.1, nu=0.5),
+        "FPFC": fpfc,
+    }
+    return found if shared else {label: method for label, method in found.items() if label != "LG-FedAvg"}
+
+
+def tuned_nine(
+    bench: Bench, key: str, model: Callable[[int], nn.Module], federation: Callable[[int], Federation], fpfc: FPFC,
+    k: int, lambdas: tuple[float, ...], l1: tuple[float, ...] = L1, first_round: int = 20, **work,
+) -> Callable[[int], dict[str, Algorithm]]:  # fmt: skip
+    """seed -> the nine methods, with what the paper tunes chosen on the validation data of that seed.
+
+    lambdas, l1: values of lambda for FPFC and FPFC-l1     work: settings of `fit` for the trial runs
+    """
+
+    def methods(seed: int) -> dict[str, Algorithm]:
+        usual, data = nine(fpfc, k, first_round), federation(seed)
+        if data.validation is None or not len(data.validation.x):
+            data = data.with_validation(0.2, seed)
+
+        def best(label: str, candidates: Candidates) -> Algorithm:
+            some = dict(list(candidates.items())[:1]) if bench.rehearse else candidates
+            chosen = bench.once(
+                f"{key}-{label}-seed{seed}", partial(by_validation, bench, model, data, some, seed, work)
+            )
+            return candidates[chosen["best"]]
+
+        cfl, group = usual["CFL"], usual["FPFC-l1"]
+        return usual | {
+            "CFL": best("CFL", {f"{e:g}, {r * e:g}": replace(cfl, eps1=e, eps2=r * e) for e in EPS1 for r in RATIOS}),
+            "PACFL": best("PACFL", by_angle(bench, model(seed), data, PACFL(fpfc.lr, basis=3), seed)),
+            "FPFC-l1": best("FPFC-l1", {f"{v:g}": replace(group, lam=v) for v in l1}),
+            "FPFC": best("FPFC", {f"{v:g}": replace(fpfc, lam=v) for v in lambdas}),
+        }
+
+    return methods
+
+
+def by_validation(
+    bench: Bench, model: Callable[[int], nn.Module], data: Federation, candidates: Candidates, seed: int, work: Mapping
+) -> dict:
+    """{"best": the candidate with the best validation metric, "scores": all of them}; higher is better."""
+    scores = {}
+    for name, method in candidates.items():
+        try:
+            run = fit(model(seed), data, method, seed=seed, evaluate_every=0, device=bench.device, **work)
+            scores[name] = mean_of(run.metric.merit(having(run.metric, run.final["validation"])))
+        except Diverged:
+            scores[name] = -np.inf
+    return {"best": max(scores, key=lambda name: scores[name]), "scores": scores}
+
+
+def by_angle(bench: Bench, model: nn.Module, data: Federation, method: PACFL, seed: int) -> dict[str, PACFL]:
+    """PACFL with thresholds from the angles between the devices, of which it takes the smallest or the sum."""
+    found: dict[str, PACFL] = {}
+    for angle in ("smallest", "sum"):
+        trial = replace(method, angle=angle)
+        loss = "mse" if data.classes is None else "cross-entropy"
+        run = fit(model, data, trial, rounds=1, local_steps=1, batch_size=None, loss=loss, seed=seed, evaluate_every=0,
+                  device=bench.device)  # fmt: skip
+        angles = run.loop.server["angles"].cpu().numpy()[np.triu_indices(data.n, 1)]
+        for value in np.unique(np.quantile(angles, QUANTILES).round(3)):
+            found[f"{angle} {value:g}"] = replace(trial, threshold=float(value))
+    return found
+
+
+def chosen(seeds: Sequence[int], methods: Callable[[int], Mapping[str, Algorithm]]) -> str:
+    """What was chosen, per seed, in a line."""
+    parts = [methods(seed) for seed in seeds]
+
+    def listed(label: str, *names: str) -> str:
+        values = (" and ".join(str(getattr(p[label], name)) for name in names) for p in parts)
+        return f"{label} {', '.join(names)}: {'; '.join(values)}"
+
+    return "chosen per seed: " + ". ".join(
+        (listed("FPFC", "lam"), listed("FPFC-l1", "lam"), listed("CFL", "eps1", "eps2"),
+         listed("PACFL", "angle", "threshold"))
+    )  # fmt: skip

@@ -1,0 +1,78 @@
+"""FPFC's recipes: every figure and table of the paper under its own number, and what is decided in seconds."""
+
+import numpy as np
+import pytest
+
+import polyfed as pf
+from polyfed.algorithms.fpfc import FPFC
+from polyfed.papers import Bench, find
+from polyfed.papers.fpfc import even, figure1, table1
+from polyfed.papers.fpfc.methods import METHODS, by_validation, nine
+from polyfed.papers.recipe import grouping_of
+
+NUMBERS = [f"fpfc/{kind}" for kind in (
+    "figure1", "figure3", "figure4", "figure5", "figure6", "figure7", "figure8", "figure9", "figure-e1", "figure-e2",
+    "figure-e3", "figure-e4", "figure-e5", "figure-e6", "table1", "table2", "table3", "table-e1", "table-e2",
+    "table-e3", "table-e4",
+)]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_every_figure_and_table_has_its_number(name):
+    kind, number = name.removeprefix("fpfc/").split("figure" if "figure" in name else "table")
+    shown = number.removeprefix("-").upper().replace("E", "E.")
+    assert shown in find(name).title
+    assert not kind
+
+
+def test_the_nine_methods():
+    """Eight lines where one layer makes LG-FedAvg FedAvg; all share the step size."""
+    shared = nine(FPFC(0.2, shared_layers="body"), 4)
+    assert tuple(shared) == METHODS
+    assert set(METHODS) - set(nine(FPFC(0.2), 4)) == {"LG-FedAvg"}
+    assert {m.lr for m in shared.values()} == {0.2}
+    assert shared["FPFC-l1"].penalty == "l1"
+
+
+def test_what_is_printed_is_whole():
+    """Nine accuracies and five pairs of clusters and ARI for every table."""
+    assert all(len(row) == len(METHODS) for row in table1.PRINTED.values())
+    assert all(len(row) == len(table1.GROUPERS) for row in table1.GROUPS.values())
+
+
+def test_the_better_candidate_is_chosen_on_validation_data(tmp_path):
+    """A step of zero learns nothing; one that diverges is never chosen; test data have no say."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3, 60, 4))
+    y = x @ rng.normal(size=4)[:, None]
+    part = [(a[:30], b[:30]) for a, b in zip(x, y, strict=True)]
+    held = [(a[30:], b[30:]) for a, b in zip(x, y, strict=True)]
+    false = [(a, -b) for a, b in held]
+    data = pf.Federation.from_arrays(part, validation=held, test=false)
+    candidates = {"still": pf.FedAvg(1e-9), "good": pf.FedAvg(0.1), "wild": pf.FedAvg(1e6)}
+    work = {"rounds": 20, "local_steps": 5, "batch_size": None, "loss": "mse"}
+    model = lambda seed: pf.models.build("linear", (4,), 1, init="zeros")  # noqa: E731
+    found = by_validation(Bench(tmp_path), model, data, candidates, 0, work)
+    assert found["best"] == "good"
+    assert found["scores"]["wild"] == -np.inf
+
+
+def test_squared_l2_pulls_together_and_never_merges():
+    """The linear system's solution has a zero gradient; the mean of the models is pulled by none."""
+    data = figure1.toy(0, "figure")
+    w = figure1.ridge(data, 0.1)
+    x, y = (np.stack([data.train.client(i)[k].numpy().ravel() for i in range(data.n)]) for k in (0, 1))
+    slope = (x * (x * w[:, None] - y)).mean(1) + 0.1 * (w - w.mean())
+    assert np.abs(slope).max() < 1e-12
+    assert len(set(w)) == data.n
+
+
+def test_evenly_spread_labels_show_the_clusters(data_dir, tmp_path):
+    """The positive control of the images: ARI 1 where devices have the labels alike."""
+    bench = Bench(tmp_path, seeds=1, data_dir=data_dir("mnist"))
+    found = bench.compare(
+        "even", even.flat, even.components(bench, 100.0), {"FPFC": FPFC(0.1, lam=0.8)}, rounds=even.ROUNDS,
+        fraction=0.5, local_steps=20, batch_size=None, evaluate_every=0,
+    )  # fmt: skip
+    number, score = grouping_of(found, "FPFC")
+    assert (number.tolist(), score.tolist()) == ([4.0], [1.0])
