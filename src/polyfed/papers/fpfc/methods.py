@@ -30,8 +30,9 @@ QUANTILES = (0.02, 0.05, 0.1, 0.2, 0.5)
 RIVALS = (
     Setting("IFCA", "k given; other starts w0 + N(0, I), one try", "ours"),
     Setting("tuned", "by validation data, per seed; ranges are the paper's, values ours", "ours"),
-    Setting("FPFC-l1: lambda from", ", ".join(f"{v:g}" for v in L1) + " (H&BF: to 5)", "paper"),
-    Setting("CFL: eps1, eps2", f"eps1 from {EPS1}, eps2 = {RATIOS[0]:g} or {RATIOS[1]:g} times it", "paper"),
+    Setting("FPFC-l1: lambda from", ", ".join(f"{v:g}" for v in L1) + " (the paper's [0, 1])", "ours"),
+    Setting("CFL: eps1, eps2", f"eps1 from {EPS1}, eps2 = {RATIOS[0]:g} or {RATIOS[1]:g} times it (the paper's "
+            "[0, 1] and [eps1, 10 eps1])", "ours"),
     Setting("PACFL", "3 vectors per class; smallest angle or sum of all, thresholds at the quantiles "
             f"{', '.join(f'{q:g}' for q in QUANTILES)} of the devices' angles", "ours"),
 )  # fmt: skip

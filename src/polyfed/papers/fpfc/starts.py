@@ -22,7 +22,7 @@ def settings(scale: Size):
         rounds_of(scale, 100, 2000),
         lam,
         *(s for s in SYNTHETIC if s.key != "nu"),
-        Setting("nu", "0.5, the largest value of Remark 2", "paper"),
+        Setting("nu", "0.5, the largest value that Remark 2 allows", "ours"),
         Setting("IFCA", "k given; other starts w0 + N(0, I), drawn anew", "ours"),
     )
 
