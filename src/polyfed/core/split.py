@@ -52,6 +52,12 @@ class Split:
         """[n] samples per client."""
         return np.diff(self.offsets)
 
+    @cached_property
+    def targets(self) -> Tensor:
+        """[N, ...] targets as models are trained on them."""
+        unit = self.units(np.repeat(np.arange(self.n), self.counts))
+        return trained(self.y, unit if unit is None else unit.view(-1, *[1] * (self.y.dim() - 1), 2))
+
     def client(self, i: int) -> tuple[Tensor, Tensor]:
         """Client i's (x, y): views, not copies."""
         a, b = int(self.offsets[i]), int(self.offsets[i + 1])
