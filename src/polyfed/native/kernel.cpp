@@ -128,6 +128,7 @@ class Arena {
 
 #define INLINE static inline __attribute__((always_inline, TARGET))
 
+#define NARROW (1 << 14)  // bytes of samples, one per lane, or of weights that stay in a core's first cache
 #define UNROLLED _Pragma("GCC unroll 32")  // so that sums are in registers from the beginning
 
 #if defined(__x86_64__)
