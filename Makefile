@@ -4,7 +4,7 @@ BIN := .venv/bin
 RUNS := runs
 unexport PYTHONDONTWRITEBYTECODE  # the tests start hundreds of processes, each of which would compile the package anew
 
-.PHONY: demo test types suite fast-test test-long mutate torture fuzz bench docs clean
+.PHONY: demo test types suite fast-test test-long mutate torture fuzz wheel bench docs clean
 
 demo: .venv/ready   ## set up, run the main job on the hospitals' data, leave a report
 	$(BIN)/polyfed run --out $(RUNS)/demo
@@ -37,6 +37,9 @@ torture: .venv/ready-dev   ## kill commands again and again: does every file com
 fuzz: .venv/ready-dev   ## hostile configurations, settings, calls, files and folders, new ones in every run: N=100 SEED=7
 	$(BIN)/python tests/fuzz/many.py $(if $(N),--n $(N)) $(if $(SEED),--seed $(SEED))
 
+wheel: .venv/ready   ## a wheel with the compiled kernel for this platform, in dist
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
 bench: .venv/ready-dev   ## seconds per round against the plain loop
 	$(BIN)/python benchmarks/rounds.py
 
@@ -46,7 +49,7 @@ docs: .venv/ready-docs   ## the documentation site, in build/site
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 # torch comes first and pinned, so that no other package can pull in another build of it
-.venv/ready: pyproject.toml constraints.txt
+.venv/ready: pyproject.toml constraints.txt src/polyfed/native/kernel.cpp src/polyfed/native/train.inc
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
 	$(PIP) -e .
@@ -61,4 +64,4 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 	touch $@
 
 clean:
-	rm -rf .venv build src/*.egg-info
+	rm -rf .venv build dist src/*.egg-info src/polyfed/native/*.so

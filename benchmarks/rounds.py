@@ -1,24 +1,34 @@
-"""Seconds per round: polyfed, the plain loop at one thread and at all threads, and the machine's matrix-product peak.
+"""Seconds per round on one core and on all: polyfed by each of its paths, plain loops, compiled JAX; the machine's peak.
 
-    python benchmarks/rounds.py [--workload A B C D] [--repeats 5] [--data-dir PATH] [--json FILE]
+    python benchmarks/rounds.py [--workload A B C D] [--repeats 5] [--cores 1 2] [--clock processor]
+                                [--data-dir PATH] [--json FILE]
 
-Everything runs interleaved in one process, on the same clients and samples, so that what else the machine does touches
-all alike. Ratios are against the faster of the two plain loops. polyfed runs what `fit` runs, without evaluation.
+Everything runs interleaved in one process per number of cores, which is pinned to them, on the same clients and samples,
+so that what else the machine does touches all alike. polyfed runs what `fit` runs, without evaluation. JAX is timed where
+it is installed (workloads B, C and D). `--clock processor` counts processor time in place of wall time: on a machine that
+does other things, one core's figures can be compared by it, those of several cores cannot.
 """
 
 import argparse
 import json
 import os
 import platform
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import compiled
 import numpy as np
 import plain
 import torch
+from torch import nn
+from torch.utils import mkldnn as mkldnn_utils
 from workloads import WORKLOADS, Workload, flops_per_sample
 
 import polyfed as pf
@@ -31,26 +41,30 @@ from polyfed.core.schedule import Uniform
 from polyfed.core.task import Task
 from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Plan, expand
-from polyfed.engines.local import LocalEngine, make_plan, make_rows
+from polyfed.engines.local import LocalEngine, cores, make_plan, make_rows
 
 SEED = 0
-CORES = torch.get_num_threads()
-COLLAPSED = (
-    4  # a loop this many times slower than the other on one client is left out: its threads wait for a busy core
-)
+PEAK = 2048  # rows of the products that measure the machine's peak
 
 
-def peak(threads: int, size: int = 3072) -> Callable[[], float]:
-    """A function that measures one float32 matrix product in GFLOP/s."""
-    a, b = torch.randn(size, size), torch.randn(size, size)
+def processor() -> str:
+    """The processor's name."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+    family = f", family {found['cpu family']}, model {found.get('model')}" if "cpu family" in found else ""
+    return found.get("model name", platform.processor()) + family
 
-    def product() -> float:
-        torch.set_num_threads(threads)
-        start = time.perf_counter()
-        torch.mm(a, b)
-        return 2 * size**3 / (time.perf_counter() - start) / 1e9
 
-    return product
+def peaks(jax: compiled.Jax | None) -> dict[str, Callable[[], object]]:
+    """One large float32 product, by every library that is at hand."""
+    a, dense = torch.randn(PEAK, PEAK), nn.Linear(PEAK, PEAK, bias=False)
+    array = a.numpy()
+    found: dict[str, Callable[[], object]] = {"torch.mm": lambda: torch.mm(a, a), "NumPy": lambda: array @ array}
+    if torch.backends.mkldnn.is_available():
+        inside, layer = a.to_mkldnn(), mkldnn_utils.to_mkldnn(dense.eval())
+        found["oneDNN"] = lambda: layer(inside)
+    return found | ({"JAX": jax.peak(PEAK)} if jax is not None else {})
 
 
 def typical_round(w: Workload, federation: pf.Federation) -> int:
@@ -63,10 +77,13 @@ def typical_round(w: Workload, federation: pf.Federation) -> int:
 class Ours:
     """polyfed's path: the core's loop with the local engine, always at the same round of the schedule."""
 
-    def __init__(self, w: Workload, federation: pf.Federation, t: int, plan: Plan | None = None):
+    def __init__(
+        self, w: Workload, federation: pf.Federation, t: int, plan: Plan | None = None, path: str | None = None
+    ):
         self.task = Task(w.build(federation))
         keys, schedule = client_keys(federation.names), Uniform(w.fraction)
-        plan = plan or make_plan(self.task, schedule.size(federation.n), w.work.per_step(federation.train.counts))
+        size, samples = schedule.size(federation.n), w.work.per_step(federation.train.counts)
+        plan = plan or make_plan(self.task, size, samples, path=path)
         self.plan, self.t = plan, t
         rows = make_rows(w.algorithm, self.task, federation.n, schedule.size(federation.n), None)
         engine = LocalEngine(self.task, {"train": federation.train}, rows, keys, w.work, SEED, plan)
@@ -74,47 +91,52 @@ class Ours:
         self.loop = Loop(self.task, counts, federation.names, w.algorithm, schedule, engine, SEED)
         self.ids = schedule.cohort(SEED, t, keys)
 
-    def round(self) -> float:
-        """Seconds of a whole round."""
+    def round(self) -> None:
+        """A whole round."""
         torch.set_num_threads(1)
         self.loop.t = self.t
-        start = time.perf_counter()
         self.loop.step()
-        return time.perf_counter() - start
 
-    def clients(self) -> float:
-        """Seconds of the clients' part of a round: from the messages down to the messages up."""
+    def clients(self) -> None:
+        """The clients' part of a round: from the messages down to the messages up."""
         torch.set_num_threads(1)
         self.loop.t = self.t
         loop, round = self.loop, self.loop.round(self.ids)
         down = expand(loop.algorithm.downlink(loop.server, round), len(self.ids))
-        start = time.perf_counter()
         loop.engine.exchange(loop.algorithm, down, round, Tally(round, down))
-        return time.perf_counter() - start
 
 
 class Plain:
     """The plain loop on the same clients."""
 
-    def __init__(self, w: Workload, federation: pf.Federation, clients: list[int], threads: int):
-        self.w, self.federation, self.clients, self.threads = w, federation, clients, threads
+    def __init__(self, w: Workload, federation: pf.Federation, clients: list[int], threads: int, best: bool):
+        self.w, self.federation, self.clients, self.threads, self.best = w, federation, clients, threads, best
         self.model = w.build(federation)
         self.start = [q.detach().clone() for q in self.model.parameters()]
 
-    def round(self, clients: list[int] | None = None) -> float:
-        """Seconds of a whole round, or of these clients only."""
+    def round(self) -> None:
         torch.set_num_threads(self.threads)
-        clients = clients or self.clients
         work, algorithm, train = self.w.work, self.w.algorithm, self.federation.train
-        start = time.perf_counter()
         if isinstance(algorithm, FPFC):
             assert isinstance(work.steps, int)
-            plain.fpfc_clients(self.model, self.start, train, clients, algorithm.lr, work.steps, algorithm.rho)
+            lr, rho = algorithm.lr, algorithm.rho
+            plain.fpfc_clients(self.model, self.start, train, self.clients, lr, work.steps, rho, self.best)
         else:
             assert isinstance(algorithm, FedAvg)
             assert work.batch_size is not None
-            plain.fedavg_round(self.model, self.start, train, clients, algorithm.lr, work.epochs, work.batch_size)
-        return time.perf_counter() - start
+            lr, batch = algorithm.lr, work.batch_size
+            plain.fedavg_round(self.model, self.start, train, self.clients, lr, work.epochs, batch, self.best)
+
+
+def in_jax(w: Workload, jax: compiled.Jax) -> None:
+    """The same in JAX."""
+    if isinstance(w.algorithm, FPFC):
+        assert isinstance(w.work.steps, int)
+        jax.fpfc(w.algorithm.lr, w.work.steps, w.algorithm.rho)
+    else:
+        assert isinstance(w.algorithm, FedAvg)
+        assert w.work.batch_size is not None
+        jax.fedavg(w.algorithm.lr, w.work.epochs, w.work.batch_size)
 
 
 def sample_passes(work: Work, counts: np.ndarray) -> int:
@@ -122,87 +144,105 @@ def sample_passes(work: Work, counts: np.ndarray) -> int:
     return int(counts.sum() * (work.steps if isinstance(work.steps, int) else work.epochs))
 
 
-def measure(name: str, repeats: int, data_dir: Path | None) -> dict[str, Any]:
-    """Times in seconds: {"polyfed": [...], "loop, 1 thread": [...], ...}, and what belongs beside them."""
+def measure(name: str, cores: int, repeats: int, clock: str, data_dir: Path | None) -> dict[str, Any]:
+    """Seconds of everything, {"polyfed": [...], "loop": [...], ...}, and what belongs beside them."""
     w = WORKLOADS[name]
     federation = w.federation(data_dir)
     t = typical_round(w, federation)
     ours = Ours(w, federation, t)
-    server = isinstance(w.algorithm, FPFC)  # the plain loop has the clients' part only
-    threads = sorted({1, CORES})
-    loops = {k: Plain(w, federation, ours.ids.tolist(), k) for k in threads}
-    smallest = [int(ours.ids[federation.train.counts[ours.ids].argmin()])]
-    trial = {k: min(loop.round(smallest) for _ in range(2)) for k, loop in loops.items()}
-    runs: dict[str, Callable[[], float]] = {"polyfed": ours.clients if server else ours.round}
+    clients, server = ours.ids.tolist(), isinstance(w.algorithm, FPFC)  # loops and JAX have the clients' part only
+    runs: dict[str, Callable[[], object]] = {"polyfed": ours.clients if server else ours.round}
     if server:
         runs["polyfed, whole round"] = ours.round
-    for k, loop in loops.items():
-        if trial[k] < COLLAPSED * min(trial.values()):
-            runs[f"loop, {k} thread{'s'[: k > 1]}"] = loop.round
-    products = {k: peak(k) for k in threads}
-    times: dict[str, list[float]] = {label: [] for label in runs}
-    peaks: dict[int, list[float]] = {k: [] for k in threads}
+    if ours.plan.path == "native":
+        torchs = Ours(w, federation, t, path="closed form")
+        runs["polyfed, torch path"] = torchs.clients if server else torchs.round
+    for threads in sorted({1, cores}):
+        for best in (False, True):
+            label = f"{'best ' * best}loop" + f", {threads} threads" * (threads > 1)
+            runs[label] = Plain(w, federation, clients, threads, best).round
+    jax = compiled.Jax(w.build(federation), federation.train, clients) if compiled.HERE and name != "A" else None
+    if jax is not None:
+        runs["JAX, compiled"] = partial(in_jax, w, jax)
+    products = peaks(jax)
+    now = time.process_time if clock == "processor" else time.perf_counter
+    times: dict[str, list[float]] = {label: [] for label in [*runs, *products]}
     for repeat in range(repeats + 1):
-        for k, product in products.items():
-            peaks[k].append(product())
-        for label, run in runs.items():
-            seconds = run()
+        for label, run in (products | runs).items():
+            torch.set_num_threads(cores)
+            start = now()
+            run()
             if repeat:  # the first pass warms up
-                times[label].append(seconds)
+                times[label].append(now() - start)
     passes = sample_passes(w.work, federation.train.counts[ours.ids])
     flops = passes * flops_per_sample(ours.task.model, federation.input_shape)
-    best, loop = min(times["polyfed"]), min(min(v) for k, v in times.items() if k.startswith("loop"))
-    middle = min(median(v) for k, v in times.items() if k.startswith("loop")) / median(times["polyfed"])
-    top = max(max(v) for v in peaks.values())
+    peak = {label: 2 * PEAK**3 / min(times.pop(label)) / 1e9 for label in products}
     return {
         "workload": name,
         "title": w.title,
         "data": federation.meta.get("dataset"),
-        "clients": len(ours.ids),
+        "clients": len(clients),
         "sample passes": passes,
+        "cores": cores,
+        "clock": clock,
         "plan": {"chunk": ours.plan.chunk, "workers": ours.plan.workers, "path": ours.plan.path},
         "times": times,
-        "left out": [f"loop, {k} threads" for k in threads if trial[k] >= COLLAPSED * min(trial.values())],
-        "ratio of medians": middle,
-        "ratio of minima": loop / best,
         "goal": w.goal,
         "GFLOP": flops / 1e9,
-        "peak GFLOP/s": {str(k): max(v) for k, v in peaks.items()},
-        "share of peak": flops / best / 1e9 / top,
+        "peak GFLOP/s": peak,
+        "share of peak": flops / min(times["polyfed"]) / 1e9 / max(peak.values()),
     }
 
 
 def show(result: dict[str, Any]) -> None:
-    plan = result["plan"]
+    plan, ours = result["plan"], median(result["times"]["polyfed"])
     print(
         f"{result['workload']}  {result['title']} on {result['data']}: {result['clients']} clients, "
-        f"{result['sample passes']:,} sample passes, {result['GFLOP']:.4g} GFLOP; "
-        f"{plan['path']}, chunk {plan['chunk']}, {plan['workers']} workers"
+        f"{result['sample passes']:,} sample passes, {result['GFLOP']:.4g} GFLOP; {result['cores']} cores, "
+        f"{result['clock']} time; {plan['path']}, chunk {plan['chunk']}, {plan['workers']} workers"
     )
     for label, seconds in result["times"].items():
-        print(f"   {label:<22} median {median(seconds):.4f} s   min {min(seconds):.4f} s")
-    if result["left out"]:
-        print(f"   left out, its threads were waiting for a busy core: {', '.join(result['left out'])}")
-    print(
-        f"   ratio to the faster loop (goal {result['goal']}): "
-        f"medians {result['ratio of medians']:.2f}, minima {result['ratio of minima']:.2f}; "
-        f"{result['share of peak']:.1%} of the peak of {max(result['peak GFLOP/s'].values()):.0f} GFLOP/s\n"
-    )
+        middle, spread = median(seconds), np.subtract(*np.quantile(seconds, [0.75, 0.25]))
+        print(f"   {label:<24} median {middle:.4f} s  min {min(seconds):.4f}  quartiles {spread:.4f} apart  "
+              f"{middle / ours:6.2f} of polyfed's")  # fmt: skip
+    best = min(median(v) for k, v in result["times"].items() if "loop" in k) / ours
+    peak = ", ".join(f"{k} {v:.0f}" for k, v in result["peak GFLOP/s"].items())
+    print(f"   {best:.2f} times as fast as the fastest loop (goal {result['goal']}); {result['share of peak']:.1%} of the "
+          f"peak (GFLOP/s: {peak})\n")  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Seconds per round against the plain loop and the machine's peak.")
+    parser = argparse.ArgumentParser(description="Seconds per round against plain loops, JAX and the machine's peak.")
     parser.add_argument("--workload", nargs="+", choices=sorted(WORKLOADS), default=sorted(WORKLOADS))
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--cores", nargs="+", type=int, default=sorted({1, cores()}), help="how many to use, in turn")
+    parser.add_argument("--clock", choices=["wall", "processor"], default="wall")
     parser.add_argument("--data-dir", type=Path, help="folder with Fashion-MNIST; without it random images are used")
     parser.add_argument("--json", type=Path, help="also write the results to this file")
     arguments = parser.parse_args()
-    print(f"torch {torch.__version__}, Python {platform.python_version()}, {CORES} of {os.cpu_count()} CPU threads")
+    if len(arguments.cores) > 1:  # one process each: thread pools are made once
+        parts = []
+        for k in arguments.cores:
+            with tempfile.NamedTemporaryFile(suffix=".json") as file:
+                words = [w for w in sys.argv[1:]] + ["--cores", str(k), "--json", file.name]
+                subprocess.run([sys.executable, __file__, *words], check=True)
+                parts += json.loads(Path(file.name).read_text())
+        if arguments.json:
+            arguments.json.write_text(json.dumps(parts, indent=1) + "\n")
+        return
+    (k,) = arguments.cores
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-k:])
+    if k == 1:
+        compiled.one_core()
+    print(
+        f"{processor()}; torch {torch.__version__}, Python {platform.python_version()}; {k} of {os.cpu_count()} cores"
+    )
     if arguments.data_dir is None:
         print("no --data-dir: random images in place of Fashion-MNIST")
     results = []
     for name in arguments.workload:
-        results.append(measure(name, arguments.repeats, arguments.data_dir))
+        results.append(measure(name, k, arguments.repeats, arguments.clock, arguments.data_dir))
         show(results[-1])
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")

@@ -11,7 +11,8 @@ from polyfed.core.algorithm import REGISTRY
 
 ROOT = Path(polyfed.__file__).parent
 ALLOWED = {
-    "core": set(),
+    "core": {"native"},
+    "native": set(),
     "algorithms": {"core"},
     "engines": {"core", "sites"},
     "sites": {"core"},

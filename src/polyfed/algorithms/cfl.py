@@ -8,8 +8,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from scipy.cluster.hierarchy import cut_tree, linkage
-from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from polyfed.algorithms._shared.clusters import Clustered
@@ -24,6 +22,9 @@ def bipartition(S: Tensor, method: str = "single") -> Tensor:
 
     "single" is exact: no bipartition has a smaller largest similarity across. "complete" is not.
     """
+    from scipy.cluster.hierarchy import cut_tree, linkage  # slow to import
+    from scipy.spatial.distance import squareform
+
     distance = squareform(1 - S.cpu().numpy(), checks=False)
     return torch.from_numpy(cut_tree(linkage(distance, method), 2)[:, 0] == 1).to(S.device)
 

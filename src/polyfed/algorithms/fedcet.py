@@ -5,10 +5,10 @@ in the (d, x) form of Lemma 1.
 
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Any, Literal
 
 import torch
-from scipy.optimize import brentq
 from torch import Tensor, zeros_like
 
 from polyfed.core.algorithm import Down, Personal, Server
@@ -36,6 +36,7 @@ def paper_step(smoothness: float, convexity: float, tau: int) -> float:
     high = low
     while slack(high) > 0:
         low, high = high, high + 0.001 * low
+    brentq: Any = import_module("scipy.optimize").brentq  # slow to import
     root, _ = brentq(slack, low, high, xtol=1e-15 * high, full_output=True)
     return float(root)
 

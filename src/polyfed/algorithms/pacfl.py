@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from polyfed.algorithms._shared.clusters import Clustered
@@ -238,6 +236,9 @@ class PACFL(Clustered):
         """[m] labels from 0 of the agglomerative clustering of angles: [m, m]."""
         if len(angles) == 1:
             return torch.zeros(1, dtype=torch.long, device=angles.device)
+        from scipy.cluster.hierarchy import fcluster, linkage  # slow to import
+        from scipy.spatial.distance import squareform
+
         tree = linkage(squareform(angles.double().cpu().numpy(), checks=False), self.linkage)
         found = torch.from_numpy(fcluster(tree, self.threshold, "distance")).to(angles.device)
         return found.unique(return_inverse=True)[1]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyfed.core.augment import Augmentation, Draws
 from polyfed.core.errors import ConfigError
-from polyfed.core.randomness import generator, key_of, mix
+from polyfed.core.randomness import generator, generator_key, key_of, mix
 from polyfed.core.settings import COUNTED, Limits, Misfit, fitted, found
 from polyfed.core.split import Split, trained
 
@@ -103,7 +103,10 @@ class Work:
 
 
 class Batches:
-    """The samples of the s clients of one call, step by step. Iterating twice gives the same batches twice."""
+    """The samples of the s clients of one call, step by step. Iterating twice gives the same batches twice.
+
+    native: whether solvers may have the steps taken by the compiled kernel
+    """
 
     def __init__(
         self,
@@ -114,9 +117,10 @@ class Batches:
         seed: int,
         round: int,
         purpose: str = "batches",
+        native: bool = False,
     ):
-        self._split, self._clients, self._keys = split, clients, keys
-        self._work, self._seed, self._round, self._purpose = work, seed, round, purpose
+        self.split, self.clients, self.work, self.native = split, clients, work, native
+        self._keys, self._seed, self._round, self._purpose = keys, seed, round, purpose
         self._counts = split.counts[clients]
         self._steps = work.taken(self._counts, round, keys, seed)
         self._padded: Batch | None = None
@@ -133,28 +137,28 @@ class Batches:
         batch_size: int | str | None = "same",
     ) -> "Batches":
         """The same clients with another amount of work and their own keyed order (a method's second local solve)."""
-        size = self._work.batch_size if batch_size == "same" else batch_size
+        size = self.work.batch_size if batch_size == "same" else batch_size
         assert not isinstance(size, str)
-        work = replace(self._work, batch_size=size)
+        work = replace(self.work, batch_size=size)
         if epochs is not None:
             work = replace(work, epochs=epochs, steps=None)
         if steps is not None:
             work = replace(work, steps=steps)
-        other = Batches(self._split, self._clients, self._keys, work, self._seed, self._round, purpose)
+        other = Batches(self.split, self.clients, self._keys, work, self._seed, self._round, purpose, self.native)
         other._padded, other.taken = self._padded, self.taken
         return other
 
     @property
     def full_batch(self) -> bool:
         """Whether every step sees all of a client's samples."""
-        return self._work.batch_size is None
+        return self.work.batch_size is None
 
     @property
     def equal_steps(self) -> bool:
         """Whether every client of the federation takes the same number of steps, by how the work is stated."""
-        if isinstance(self._work.steps, Each):
-            return self._work.steps.equal
-        return self.full_batch or self._work.steps is not None
+        if isinstance(self.work.steps, Each):
+            return self.work.steps.equal
+        return self.full_batch or self.work.steps is not None
 
     @property
     def total(self) -> int:
@@ -164,13 +168,13 @@ class Batches:
     @property
     def same(self) -> Batch | None:
         """The batch of every step, where all clients take the same steps on all they have; else None."""
-        same = self.full_batch and self._work.augment is None and (self._steps == self.total).all()
+        same = self.full_batch and self.work.augment is None and (self._steps == self.total).all()
         return self.whole() if same and self.total > 1 else None
 
     def whole(self) -> Batch:
         """All training samples of every client, as one batch of s rows."""
         if self._padded is None:
-            self._padded = padded(self._split, self._clients)._replace(seed=self._seeds(-1))
+            self._padded = padded(self.split, self.clients)._replace(seed=self._seeds(-1))
         return self._padded
 
     def repeat(self) -> range:
@@ -180,13 +184,13 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         self.repeat()
-        return self._on_all() if self._work.batch_size is None else self._on_parts()
+        return self._on_all() if self.work.batch_size is None else self._on_parts()
 
     def _on_all(self) -> Iterator[Batch]:
         """Steps on all samples."""
         every = self.whole()
         x, y, weight, sizes = every[:4]
-        if (self._steps == self.total).all() and self._work.augment is None:  # every step is the same but for dropout
+        if (self._steps == self.total).all() and self.work.augment is None:  # every step is the same but for dropout
             for k in range(self.total):
                 yield every._replace(seed=self._seeds(k))
             return
@@ -204,18 +208,18 @@ class Batches:
 
     def _on_parts(self) -> Iterator[Batch]:
         """Steps on `batch_size` samples or fewer."""
-        width = int(min(self._work.batch_size or 0, self._counts.max(initial=1)))
-        orders = [self._order(i, width) for i in range(len(self._clients))]
+        width = int(min(self.work.batch_size or 0, self._counts.max(initial=1)))
+        orders = [self._order(i, width) for i in range(len(self.clients))]
         for first, at_work, rows in self._blocks(width):
             index, sizes = self._drawn(orders, first, len(at_work), width)
             real = np.arange(width) < sizes[:, :, None]
             full = (sizes == width) | ~at_work
             # decided for all steps at once: a step of a small model is so short that even this would show
-            at, weighted = torch.as_tensor(index, device=self._split.x.device), self._split.weight is not None
-            weights = None if full.all() and not weighted else _weights(self._split, real, at)
+            at, weighted = torch.as_tensor(index, device=self.split.x.device), self.split.weight is not None
+            weights = None if full.all() and not weighted else _weights(self.split, real, at)
             ragged, waiting = (~full.all(1)).tolist(), (at_work.sum(1) < rows).tolist()
             for k, m in enumerate(rows.tolist()):
-                x, y = _take(self._split, at[k, :m], self._clients[:m])
+                x, y = _take(self.split, at[k, :m], self.clients[:m])
                 yield Batch(
                     self._augmented(x, first + k, index[k, :m]),
                     y,
@@ -235,12 +239,12 @@ class Batches:
 
     def _augmented(self, x: Tensor, k: int, rows: np.ndarray | None = None) -> Tensor:
         """x: [m, b, ...], `rows: [m, b]` of the split (None: all of each client's) -> what step k trains on."""
-        augment = self._work.augment
+        augment = self.work.augment
         if augment is None:
             return x
         m, b = x.shape[:2]
         # a sample is known by its place among its client's own, which no other client changes
-        own = np.arange(b) if rows is None else rows - self._split.offsets[self._clients[:m], None]
+        own = np.arange(b) if rows is None else rows - self.split.offsets[self.clients[:m], None]
         purpose = key_of(f"augment {self._purpose}")
         keys = np.broadcast_to(mix(self._seed, purpose, self._round, self._keys[:m, None], k, own), (m, b))
         flat = x.flatten(0, 1)
@@ -255,8 +259,8 @@ class Batches:
     def _live(self, at_work: np.ndarray) -> Tensor | None:
         if at_work.all():
             return None
-        dtype = self._split.x.dtype if self._split.x.is_floating_point() else torch.float32
-        return torch.as_tensor(at_work[:, None], dtype=dtype, device=self._split.x.device)
+        dtype = self.split.x.dtype if self.split.x.is_floating_point() else torch.float32
+        return torch.as_tensor(at_work[:, None], dtype=dtype, device=self.split.x.device)
 
     def _drawn(
         self, orders: list[Iterator[np.ndarray]], first: int, count: int, width: int
@@ -265,16 +269,20 @@ class Batches:
         index = np.empty((count, len(orders), width), dtype=np.int64)
         sizes = np.zeros((count, len(orders)), dtype=np.int64)
         for i, order in enumerate(orders):
-            index[:, i] = int(self._split.offsets[self._clients[i]])
+            index[:, i] = int(self.split.offsets[self.clients[i]])
             for k in range(min(count, int(self._steps[i]) - first)):
                 part = next(order)
                 index[k, i, : len(part)] = part
                 sizes[k, i] = len(part)
         return index, sizes
 
+    def order_keys(self) -> np.ndarray:
+        """[s, 2] keys of the generators that draw the clients' orders."""
+        return np.stack(np.broadcast_arrays(*generator_key(self._seed, self._purpose, self._round, self._keys)), -1)
+
     def _order(self, i: int, width: int) -> Iterator[np.ndarray]:
         """The rows of the split that client i takes, step after step: epochs in a keyed order, without end."""
-        n, start = int(self._counts[i]), int(self._split.offsets[self._clients[i]])
+        n, start = int(self._counts[i]), int(self.split.offsets[self.clients[i]])
         rng = generator(self._seed, self._purpose, self._round, int(self._keys[i]))
         while True:
             order = rng.permutation(n) + start

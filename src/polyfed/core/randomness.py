@@ -47,10 +47,15 @@ def uniform(*values: int | np.ndarray) -> np.ndarray:
     return (mix(*values) >> np.uint64(11)) * 2.0**-53
 
 
+def generator_key(seed: int, purpose: str, round: int, client: int | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The two words of a generator's key; of many at once for many clients."""
+    return mix(seed, key_of(purpose)), mix(round, client)
+
+
 def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
     """A generator for one purpose, round and client (`client` is a key of `client_keys`)."""
-    key = [int(mix(seed, key_of(purpose))), int(mix(round, int(client)))]
-    return np.random.Generator(np.random.Philox(key=np.array(key, dtype=np.uint64)))
+    key = np.stack(generator_key(seed, purpose, round, int(client)))
+    return np.random.Generator(np.random.Philox(key=key))
 
 
 def priorities(seed: int, purpose: str, round: int, keys: np.ndarray) -> np.ndarray:

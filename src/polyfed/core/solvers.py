@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from polyfed.core import compiled
 from polyfed.core.batches import Batches
 from polyfed.core.errors import ConfigError
 from polyfed.core.stacked import first
@@ -67,6 +68,8 @@ def local_sgd(
         raise ConfigError(f"optimizer: found {task.optimizer.name!r}, expected plain sgd for a method's proximal steps")
     if correct is None and prox is None and only is None and task.optimizer.plain:
         drift = task.drift(w, lr, pull, shift)
+        if compiled.train(task, w, data, lr, drift):
+            return w
         if (batch := data.same) is not None and (descend := task.descent_on(w, batch, lr, drift)) is not None:
             for _ in data.repeat():
                 descend()

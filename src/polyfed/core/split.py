@@ -67,6 +67,12 @@ class Split:
         """Where client i's samples are."""
         return slice(int(self.offsets[i]), int(self.offsets[i + 1]))
 
+    @cached_property
+    def targets(self) -> Tensor:
+        """[N, ...] targets as models are trained on them."""
+        unit = self.units(np.repeat(np.arange(self.n), self.counts))
+        return trained(self.y, unit if unit is None else unit.view(-1, *[1] * (self.y.dim() - 1), 2))
+
     def client(self, i: int) -> tuple[Tensor, Tensor]:
         """Client i's (x, y): views, not copies."""
         return self.x[self.rows(i)], self.y[self.rows(i)]

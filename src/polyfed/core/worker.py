@@ -17,6 +17,7 @@ from torch import Tensor
 
 from polyfed.core.algorithm import Algorithm, Down, Round, State
 from polyfed.core.batches import Batches, Work, alike
+from polyfed.core.compiled import PATH
 from polyfed.core.optimizers import StepSizes
 from polyfed.core.rows import Rows
 from polyfed.core.split import Split
@@ -153,7 +154,9 @@ class Worker:
             ids = round.ids.cpu().numpy()
             # one stream of batches per exchange: a second local solve of a round draws its own
             purpose = "batches" if round.phase == 0 else f"batches {round.phase}"
-            data = Batches(self.train, ids, self.keys[ids], self.work, self.seed, round.t, purpose)
+            data = Batches(
+                self.train, ids, self.keys[ids], self.work, self.seed, round.t, purpose, self.plan.path == PATH
+            )
             mine = {name: rows_of(t, at) for name, t in down.items()}
             private, up = scaled[round.t].local_update(self.task, rows.gather(round.ids), mine, data, round)
         return private, up, time.perf_counter() - start, data.taken

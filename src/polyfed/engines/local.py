@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polyfed.core.algorithm import Algorithm, Down, Round, Server, State
 from polyfed.core.batches import Work
+from polyfed.core.compiled import path_of
 from polyfed.core.engine import Answers, Engine
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.optimizers import StepSizes
@@ -47,7 +48,14 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def make_plan(task: Task, cohort: int, batch: float, chunk: int | None = None, workers: int | None = None) -> Plan:
+def make_plan(
+    task: Task,
+    cohort: int,
+    batch: float,
+    chunk: int | None = None,
+    workers: int | None = None,
+    path: str | None = None,
+) -> Plan:
     """The plan for cohorts of `cohort` clients with `batch` samples per step each.
 
     On CPU a model whose clients are computed together runs in chunks whose weights fit a core's cache, one chunk per
@@ -58,7 +66,7 @@ def make_plan(task: Task, cohort: int, batch: float, chunk: int | None = None, w
     on_cpu = task.device.type == "cpu"
     enough = max(1, int(cohort * batch * task.p // WORTH)) if task.batched else cohort
     threads = workers or (min(cores(), cohort, enough) if on_cpu else 1)
-    path = "closed form" if task.stacked else "vectorised" if task.vectorised else "client by client"
+    path = path or path_of(task)
     if chunk is None:
         size = task.p * task.w0.element_size()
         if not task.batched:

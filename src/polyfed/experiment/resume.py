@@ -47,6 +47,11 @@ def _changed(key: str, now: Any, then: Any) -> str:
         if "train" not in a:
             return "it was begun by an older version of polyfed, which looked at other parts of the data"
         return f"the data have changed since it began ({', '.join(k for k in a | b if a.get(k) != b.get(k))})"
+    if key == "plan" and isinstance(then, dict) and now["path"] != then["path"]:
+        return (
+            f"its clients were trained by the path {then['path']!r}, here it is {now['path']!r}, which gives other "
+            "last bits; the compiled kernel has to be built, and not switched off by POLYFED_NATIVE=0"
+        )
     if key == "fixed":
         return "the model's frozen parameters or buffers are not those it began with"
     return f"{key} is {now!r} here and was {then!r} in the checkpoint"

@@ -18,6 +18,7 @@ from polyfed.core.algorithm import Algorithm
 from polyfed.core.algorithm import check as check_algorithm
 from polyfed.core.augment import augmentation
 from polyfed.core.batches import Work
+from polyfed.core.compiled import PATH, path_of
 from polyfed.core.engine import Engine, Silent
 from polyfed.core.errors import ConfigError, Diverged, RunError
 from polyfed.core.randomness import client_keys
@@ -143,7 +144,11 @@ class Trainer:
         t, task, names = self.training, self.task, self.federation.names
         keys = client_keys(names)
         planned = saved is not None and t.chunk is None and t.workers is None
-        plan = Plan(**saved[1]["fingerprint"]["plan"]) if planned and saved is not None else self.plan
+        plan = self.plan
+        if planned and saved is not None:
+            before = Plan(**saved[1]["fingerprint"]["plan"])
+            gone = before.path == PATH != plan.path
+            plan = dataclasses.replace(before, path=plan.path) if gone else before
         added = t.robust is None and adds_up(self.algorithm, self.cohort * task.p)
         place = store.path if store else None
         rows = partial(make_rows, self.algorithm, task, len(names), self.cohort, place, saved and saved[0], added)
@@ -255,7 +260,8 @@ def prepare(
         check_optimizer(algorithm, task, federation, work)
         note = t.robust and check_robust(algorithm, t.robust, model, loss, federation, work, schedule)
     cohort = schedule.size(federation.n) if isinstance(schedule, Uniform) else federation.n
-    plan = make_plan(task, cohort, work.per_step(federation.train.counts), t.chunk, t.workers)
+    path = path_of(task, work, federation.train)
+    plan = make_plan(task, cohort, work.per_step(federation.train.counts), t.chunk, t.workers, path)
     t = dataclasses.replace(t, loss=loss, dtype=task.dtype, local_epochs=None if steps else t.epochs)
     return Trainer(task, federation, algorithm, t, work, schedule, cohort, plan, attackers, note, start, describe or {})
 

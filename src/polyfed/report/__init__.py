@@ -1,15 +1,37 @@
 """From run folders to an answer: tables, figures and one page. Reads files only, so it works on runs from anywhere."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from polyfed.report.clients import client_table, gain_table
-from polyfed.report.figures import client_figure, gain_figure, metric_figure, spread_figure
-from polyfed.report.page import write_report
 from polyfed.report.paper import paper_table
-from polyfed.report.pictures import partition_figure
 from polyfed.report.read import Study, read
-from polyfed.report.style import save
 from polyfed.report.summary import answer
 from polyfed.report.table import Table
 from polyfed.report.tables import compare_table, cost_table, results
+
+if TYPE_CHECKING:
+    from polyfed.report.figures import client_figure, gain_figure, metric_figure, spread_figure
+    from polyfed.report.page import write_report
+    from polyfed.report.pictures import partition_figure
+    from polyfed.report.style import save
+
+_DRAWN = {  # what imports matplotlib, when it is asked for
+    "client_figure": "figures",
+    "gain_figure": "figures",
+    "metric_figure": "figures",
+    "spread_figure": "figures",
+    "write_report": "page",
+    "partition_figure": "pictures",
+    "save": "style",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _DRAWN:
+        raise AttributeError(f"module 'polyfed.report' has no attribute {name!r}")
+    return getattr(import_module(f"polyfed.report.{_DRAWN[name]}"), name)
+
 
 __all__ = [
     "Study",

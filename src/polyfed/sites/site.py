@@ -20,6 +20,7 @@ from torch import Tensor
 
 from polyfed.core.algorithm import Algorithm, Round, State
 from polyfed.core.batches import Work
+from polyfed.core.compiled import path_of
 from polyfed.core.errors import RunError
 from polyfed.core.randomness import client_keys
 from polyfed.core.rows import MemoryRows
@@ -48,8 +49,8 @@ class Site:
         vault: Vault,
     ):
         self.name, self.task, self.data, self.algorithm, self.vault = name, task, data, algorithm, vault
-        path = "closed form" if task.stacked else "vectorised" if task.vectorised else "client by client"
-        self.worker = Worker(task, data["train"], client_keys([name]), work, seed, Plan(1, 1, str(task.device), path))
+        plan = Plan(1, 1, str(task.device), path_of(task, work, data["train"]))
+        self.worker = Worker(task, data["train"], client_keys([name]), work, seed, plan)
         self.start = algorithm.init_client(task, task.w0)
 
     def answer(self, message: Message) -> Message:

@@ -44,11 +44,12 @@ def starts(task, w0: Tensor, k: int, seed: int, scale: float | None) -> Tensor:
     scale: None draws them as the model's modules draw their own parameters; a number is w0 + scale * N(0, I).
     Raises ConfigError when a module has parameters and no `reset_parameters`.
     """
-    rows = [w0]
+    rows = w0.new_empty(k, len(w0))  # on the meta device, torch.stack imports torch's compiler: seconds
+    rows[0] = w0
     for j in range(1, k):
         if scale is not None:
             noise = torch.from_numpy(generator(seed, "start", j).standard_normal(len(w0)))
-            rows.append(w0 + scale * noise.to(w0))
+            rows[j] = w0 + scale * noise.to(w0)
             continue
         model = copy.deepcopy(task.model).cpu()
         with torch.random.fork_rng(devices=[]):
@@ -61,8 +62,8 @@ def starts(task, w0: Tensor, k: int, seed: int, scale: float | None) -> Tensor:
                         f"algorithm.init_scale: is none, and {type(module).__name__} has no reset_parameters to draw "
                         "the other starting models; give a number s for w0 + s N(0, I)"
                     )
-        rows.append(task.layout.flatten(model).to(w0))
-    return torch.stack(rows)
+        rows[j] = task.layout.flatten(model).to(w0)
+    return rows
 
 
 def losses(task, w: Tensor, data) -> Tensor:

@@ -1,0 +1,135 @@
+"""The compiled kernel for local training of chains (kernel.cpp), and how it is found and called.
+
+It is built when the package is installed where a C++ compiler is; without it, or with POLYFED_NATIVE=0 in the
+environment, the library trains by torch alone. ctypes lets go of the interpreter's lock during a call.
+"""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+VERSION = 1  # of the call, as in kernel.cpp: a library that was built for another is not used
+SETS = ("baseline", "avx2", "avx512")
+ACTIVATIONS = ("", "ReLU", "Tanh", "Sigmoid")
+LOSSES = ("cross-entropy", "mse")
+
+
+class Job(ctypes.Structure):
+    """What one call trains; see kernel.cpp."""
+
+    _fields_ = [
+        ("layers", ctypes.c_int64),
+        ("shape", ctypes.c_void_p),
+        ("loss", ctypes.c_int64),
+        ("clients", ctypes.c_int64),
+        ("p", ctypes.c_int64),
+        ("w", ctypes.c_void_p),
+        ("x", ctypes.c_void_p),
+        ("y", ctypes.c_void_p),
+        ("first", ctypes.c_void_p),
+        ("count", ctypes.c_void_p),
+        ("steps", ctypes.c_void_p),
+        ("batch", ctypes.c_int64),
+        ("keys", ctypes.c_void_p),
+        ("lr", ctypes.c_void_p),
+        ("keep", ctypes.c_void_p),
+        ("add", ctypes.c_void_p),
+    ]
+
+
+class Layer(NamedTuple):
+    """A linear layer, and the activation that follows it: "", "ReLU", "Tanh" or "Sigmoid"."""
+
+    inputs: int
+    outputs: int
+    bias: bool
+    activation: str
+
+
+class Kernel:
+    """The library, and the widest instruction set that this processor has of those it was compiled for."""
+
+    def __init__(self, library: ctypes.CDLL, set: str | None = None):
+        self._library = library
+        self.set = set or SETS[library.polyfed_widest()]
+
+    def train(
+        self,
+        layers: Sequence[Layer],
+        loss: str,
+        w: int,
+        clients: int,
+        size: int,
+        x: int,
+        y: int,
+        first: np.ndarray,
+        count: np.ndarray,
+        steps: np.ndarray,
+        batch: int | None,
+        keys: np.ndarray,
+        lr: np.ndarray,
+        keep: np.ndarray,
+        add: int | None,
+    ) -> None:
+        """Local training of some clients in place: w <- keep w + add - lr gradient, each client its own steps.
+
+        w, x, y, add: addresses of [clients, p] models, [N, inputs] samples, [N] classes (int64) or [N, outputs]
+            targets, and [clients, p]; of numbers of `size` bytes, without gaps
+        first, count, steps: [clients] int64     batch: samples per step; None: all
+        keys: [clients, 2] uint64 of the Philox generators that draw the orders     lr, keep: [clients] float64
+        """
+        shape = np.array(
+            [(n.inputs, n.outputs, n.bias, ACTIVATIONS.index(n.activation)) for n in layers], dtype=np.int64
+        )
+        p = int(sum((n.inputs + n.bias) * n.outputs for n in layers))
+        arrays = [np.ascontiguousarray(a) for a in (shape, first, count, steps, keys, lr, keep)]
+        shape, first, count, steps, keys, lr, keep = arrays
+        job = Job(
+            len(layers), shape.ctypes.data, LOSSES.index(loss), clients, p, w, x, y, first.ctypes.data,
+            count.ctypes.data, steps.ctypes.data, batch or 0, keys.ctypes.data, lr.ctypes.data, keep.ctypes.data, add,
+        )  # fmt: skip
+        failed = self._library.polyfed_train(ctypes.byref(job), size, SETS.index(self.set))
+        if failed:
+            raise (
+                MemoryError(f"no memory to train {clients} clients")
+                if failed == 1
+                else IndexError("class out of range")
+            )
+
+    def permutations(self, key: np.ndarray, times: int, n: int) -> np.ndarray:
+        """[times, n]: what NumPy's Generator(Philox(key=key)).permutation(n) gives, call after call."""
+        found, key = np.empty((times, n), dtype=np.int64), np.ascontiguousarray(key, dtype=np.uint64)
+        self._library.polyfed_permutation(
+            ctypes.c_void_p(key.ctypes.data),
+            ctypes.c_int64(times),
+            ctypes.c_int64(n),
+            ctypes.c_void_p(found.ctypes.data),
+        )
+        return found
+
+
+@cache
+def built() -> Kernel | None:
+    """The kernel, or None where it was not built, or draws other orders than this NumPy."""
+    for path in sorted(Path(__file__).parent.glob("_kernel*.so")):
+        try:
+            library = ctypes.CDLL(str(path))
+            if library.polyfed_version() != VERSION:
+                continue
+        except (OSError, AttributeError):
+            continue
+        kernel, key = Kernel(library), np.array([1, 2], dtype=np.uint64)
+        rng = np.random.Generator(np.random.Philox(key=key))
+        if (kernel.permutations(key, 2, 300) == [rng.permutation(300), rng.permutation(300)]).all():
+            return kernel
+    return None
+
+
+def kernel() -> Kernel | None:
+    """The kernel, where it is built and not switched off."""
+    return None if os.environ.get("POLYFED_NATIVE") == "0" else built()

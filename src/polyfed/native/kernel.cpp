@@ -1,0 +1,202 @@
+// Local training of chains of linear layers, one client after another: what `core/stacked.py` computes for many clients
+// at once, for the same batches in the same order. A client's weights stay in the cache, samples are read where they
+// lie, and a step's gradient goes straight into the weights together with a method's pull and shift.
+//
+// train.inc is compiled once per instruction set and number type; the widest one that the processor has is used.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#if defined(_WIN32)
+#define EXPORT extern "C" __declspec(dllexport)
+#else
+#define EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+
+enum Activation { NONE, RELU, TANH, SIGMOID };
+enum Loss { CROSS_ENTROPY, MSE };
+
+// What one call trains; filled in by ctypes (polyfed/native/__init__.py has the same fields in the same order).
+struct Job {
+    int64_t layers;              // linear layers
+    const int64_t *shape;        // [layers, 4]: inputs, outputs, whether there is a bias, the activation that follows
+    int64_t loss, clients, p;    // p: numbers in a model
+    void *w;                     // [clients, p] the start, and the result
+    const void *x;               // [N, inputs] samples of everybody
+    const void *y;               // [N] int64 classes or [N, outputs] targets
+    const int64_t *first, *count;  // [clients] of each client's samples
+    const int64_t *steps;        // [clients]
+    int64_t batch;               // samples per step; 0: all
+    const uint64_t *keys;        // [clients, 2] of the generators that draw the order of samples
+    const double *lr, *keep;     // [clients]: w <- keep w + add - lr gradient
+    const void *add;             // [clients, p], or null
+};
+
+// NumPy's Generator(Philox(key)).permutation: the order of samples is that of `core/batches.py`.
+class Order {
+    uint64_t key[2], counter[4] = {0, 0, 0, 0}, buffer[4] = {0, 0, 0, 0};
+    int used = 4;
+    bool half = false;
+    uint32_t other = 0;
+
+    static uint64_t high(uint64_t a, uint64_t b, uint64_t &low) {
+        unsigned __int128 product = (unsigned __int128)a * b;
+        low = (uint64_t)product;
+        return (uint64_t)(product >> 64);
+    }
+
+    uint64_t next64() {
+        if (used < 4) return buffer[used++];
+        for (int i = 0; i < 4 && ++counter[i] == 0; i++) {
+        }
+        uint64_t c[4] = {counter[0], counter[1], counter[2], counter[3]}, k[2] = {key[0], key[1]};
+        for (int round = 0; round < 10; round++) {
+            uint64_t low0, low1;
+            uint64_t high0 = high(0xD2E7470EE14C6C93ULL, c[0], low0), high1 = high(0xCA5A826395121157ULL, c[2], low1);
+            uint64_t next[4] = {high1 ^ c[1] ^ k[0], low1, high0 ^ c[3] ^ k[1], low0};
+            std::memcpy(c, next, sizeof c);
+            k[0] += 0x9E3779B97F4A7C15ULL;
+            k[1] += 0xBB67AE8584CAA73BULL;
+        }
+        std::memcpy(buffer, c, sizeof c);
+        used = 1;
+        return buffer[0];
+    }
+
+    uint32_t next32() {
+        if (half) {
+            half = false;
+            return other;
+        }
+        uint64_t value = next64();
+        half = true;
+        other = (uint32_t)(value >> 32);
+        return (uint32_t)value;
+    }
+
+    uint64_t below_or_at(uint64_t most) {
+        uint64_t mask = most;
+        for (int shift = 1; shift < 64; shift *= 2) mask |= mask >> shift;
+        uint64_t value;
+        do {
+            value = (most <= 0xFFFFFFFFULL ? next32() : next64()) & mask;
+        } while (value > most);
+        return value;
+    }
+
+   public:
+    explicit Order(const uint64_t *k) : key{k[0], k[1]} {}
+
+    void permutation(int64_t *into, int64_t n) {
+        for (int64_t i = 0; i < n; i++) into[i] = i;
+        for (int64_t i = n - 1; i > 0; i--) std::swap(into[i], into[below_or_at((uint64_t)i)]);
+    }
+};
+
+// Memory of one thread's solve, in lines of 64 bytes.
+class Arena {
+    char *start = nullptr, *next = nullptr;
+
+   public:
+    ~Arena() { std::free(start); }
+
+    void reserve(size_t bytes) {
+        start = (char *)std::malloc(bytes + 64);
+        if (!start) throw std::bad_alloc();
+        next = (char *)(((uintptr_t)start + 63) & ~(uintptr_t)63);
+    }
+
+    template <typename T>
+    static size_t size(int64_t n) {
+        return ((size_t)n * sizeof(T) + 63) & ~(size_t)63;
+    }
+
+    template <typename T>
+    T *take(int64_t n) {
+        T *found = (T *)next;
+        next += size<T>(n);
+        return found;
+    }
+};
+
+#define INLINE static inline __attribute__((always_inline, TARGET))
+
+#define NARROW (1 << 14)  // bytes of samples, one per lane, or of weights that stay in a core's first cache
+#define UNROLLED _Pragma("GCC unroll 32")  // so that sums are in registers from the beginning
+
+#if defined(__x86_64__)
+#define TARGET target("avx512f,avx512dq,avx512vl,avx512bw,fma,avx2")
+#define BYTES 64  // of a vector
+#define DOTS 5    // samples and outputs of a block whose sums stay in registers
+#define ROWS 5    // rows of a block, and
+#define COLUMNS 4  // vectors of each
+namespace avx512 {
+#include "train.inc"
+}
+#undef TARGET
+#undef BYTES
+#undef DOTS
+#undef ROWS
+#define TARGET target("avx2,fma")
+#define BYTES 32
+#define DOTS 3
+#define ROWS 3
+namespace avx2 {
+#include "train.inc"
+}
+#undef TARGET
+#undef BYTES
+#undef DOTS
+#undef ROWS
+#undef COLUMNS
+#endif
+#define TARGET unused
+#define BYTES 16
+#define DOTS 3
+#define ROWS 3
+#define COLUMNS 4
+namespace baseline {
+#include "train.inc"
+}
+
+EXPORT int polyfed_version() { return 1; }
+
+// 2: AVX-512, 1: AVX2 with FMA, 0: what every processor has
+EXPORT int polyfed_widest() {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512bw"))
+        return 2;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 1;
+#endif
+    return 0;
+}
+
+EXPORT void polyfed_permutation(const uint64_t *key, int64_t times, int64_t n, int64_t *into) {
+    Order order(key);
+    for (int64_t k = 0; k < times; k++) order.permutation(into + k * n, n);
+}
+
+// 0; 1 where there is not memory enough; 2 for a class that the model has no output for
+EXPORT int polyfed_train(const Job *job, int wide, int width) {
+    try {
+#if defined(__x86_64__)
+        if (width == 2) wide == 8 ? avx512::train<double>(*job) : avx512::train<float>(*job);
+        if (width == 1) wide == 8 ? avx2::train<double>(*job) : avx2::train<float>(*job);
+#endif
+        if (width == 0) wide == 8 ? baseline::train<double>(*job) : baseline::train<float>(*job);
+    } catch (const std::bad_alloc &) {
+        return 1;
+    } catch (const std::out_of_range &) {
+        return 2;
+    }
+    return 0;
+}

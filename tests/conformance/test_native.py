@@ -1,0 +1,26 @@
+"""Every method on the compiled kernel and on torch alone: the same models."""
+
+import pytest
+import torch
+from instances import BATCH, METHODS, kind_of, train
+
+from polyfed.native import built
+
+pytestmark = pytest.mark.skipif(built() is None, reason="the kernel is not built here")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "dtype", "tolerance", "batch_size"),
+    [(m, kind_of(METHODS[m]), torch.float32, 1e-6, BATCH) for m in METHODS]
+    + [(m, "mlp", torch.float64, 1e-12, batch) for m in METHODS for batch in (BATCH, None)],
+)
+def test_native_and_torch_agree(name, kind, dtype, tolerance, batch_size, monkeypatch):
+    found = {}
+    for switch, path in (("1", "native"), ("0", "closed form")):
+        monkeypatch.setenv("POLYFED_NATIVE", switch)
+        run = train(METHODS[name], kind=kind, dtype=dtype, batch_size=batch_size, local_epochs=1, rounds=2,
+                    evaluate_every=0)  # fmt: skip
+        assert run.loop.engine.plan.path == path
+        found[path] = run.personal
+    gap = (found["native"] - found["closed form"]).abs().max()
+    assert gap <= tolerance * found["native"].abs().max().clamp(min=1)

@@ -1,0 +1,214 @@
+"""The compiled kernel against torch and NumPy, and what happens where it is not there."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import polyfed as pf
+from polyfed import native
+from polyfed.core.batches import Batches, Work
+from polyfed.core.compiled import path_of
+from polyfed.core.errors import Diverged, RunError
+from polyfed.core.optimizers import Optimizer
+from polyfed.core.randomness import client_keys
+from polyfed.core.solvers import local_sgd
+from polyfed.core.split import Split
+from polyfed.core.task import Task
+
+BUILT = native.built()
+needed = pytest.mark.skipif(BUILT is None, reason="the kernel is not built here")
+SIZES = (50, 26, 13, 3, 1)
+IN, OUT = 37, 7  # of no instruction set's vectors
+CHAINS = {
+    "linear": lambda: nn.Linear(IN, OUT),
+    "no bias": lambda: nn.Linear(IN, OUT, bias=False),
+    "relu": lambda: nn.Sequential(nn.Flatten(), nn.Linear(IN, 33), nn.ReLU(), nn.Linear(33, OUT)),
+    "three": lambda: nn.Sequential(
+        nn.Linear(IN, 20), nn.Tanh(), nn.Linear(20, 64, bias=False), nn.Sigmoid(), nn.Linear(64, OUT)
+    ),
+    "no activation": lambda: nn.Sequential(nn.Linear(IN, 70), nn.Linear(70, OUT)),
+    "whole vectors": lambda: nn.Sequential(
+        nn.Linear(IN, 16), nn.ReLU(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, OUT)
+    ),
+}
+WORK = [Work(epochs=2, batch_size=5), Work(epochs=3, batch_size=None), Work(steps=7, batch_size=16)]
+
+
+def chain(name="relu"):
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return CHAINS[name]()
+
+
+def split_of(loss="cross-entropy", sizes=SIZES, inputs=IN):
+    rng = np.random.default_rng(0)
+
+    def client(n):
+        y = rng.integers(0, OUT, n) if loss == "cross-entropy" else rng.normal(size=(n, OUT))
+        return torch.tensor(rng.normal(size=(n, inputs))), torch.tensor(y)
+
+    return Split.of([client(n) for n in sizes])
+
+
+def batches(split, work, native, clients=None):
+    at = np.arange(split.n) if clients is None else np.array(clients)
+    return Batches(split, at, client_keys([f"c{i}" for i in range(split.n)])[at], work, 3, 5, native=native)
+
+
+@pytest.fixture(params=native.SETS)
+def instructions(request, monkeypatch):
+    """The kernel by each instruction set that this processor has."""
+    if BUILT is None or native.SETS.index(request.param) > native.SETS.index(BUILT.set):
+        pytest.skip("not on this machine")
+    monkeypatch.setattr(BUILT, "set", request.param)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)], ids=["32", "64"])
+@pytest.mark.parametrize("loss", ["cross-entropy", "mse"])
+@pytest.mark.parametrize("name", CHAINS)
+def test_the_kernel_takes_torchs_steps(name, loss, dtype, tolerance, instructions):
+    """Of ragged clients, for every kind of work; without a drift, with decay and a pull, and with all there is."""
+    task = Task(chain(name), loss, weight_decay=0.01, dtype=dtype)
+    split = task.place(split_of(loss))
+    w, anchor, shift = 0.1 * torch.randn(3, len(SIZES), task.p, dtype=dtype)
+    lr = torch.linspace(0.01, 0.05, len(SIZES), dtype=dtype)[:, None]
+    for work in WORK:
+        for rate, stated in ((0.05, {}), (0.05, {"pull": (0.3, anchor)}), (lr, {"pull": (lr, anchor), "shift": shift})):
+            torchs, ours = (local_sgd(task, w, batches(split, work, n), rate, **stated) for n in (False, True))
+            assert not torch.equal(torchs, w)
+            assert (torchs - ours).abs().max() <= tolerance * torchs.abs().max()
+
+
+@needed
+def test_a_client_comes_out_the_same_to_the_last_bit_whoever_is_trained_with_it():
+    """So the result does not depend on chunks and threads."""
+    task, split = Task(chain()), split_of().to("cpu", torch.float32)
+    w = torch.randn(len(SIZES), task.p)
+    for work in WORK:
+        together = local_sgd(task, w, batches(split, work, True), 0.1)
+        for i in range(len(SIZES)):
+            assert torch.equal(local_sgd(task, w[[i]], batches(split, work, True, [i]), 0.1)[0], together[i])
+
+
+@needed
+def test_a_client_that_diverges_leaves_the_others_alone():
+    """Nothing of its numbers is left where the next one is trained."""
+    task, split = Task(chain("three"), "mse"), split_of("mse").to("cpu", torch.float32)
+    w = task.w0.expand(len(SIZES), -1)
+    lr = torch.full((len(SIZES), 1), 0.05)
+    calm = local_sgd(task, w, batches(split, WORK[0], True), lr)
+    lr[1] = 1e30
+    found = local_sgd(task, w, batches(split, WORK[0], True), lr)
+    assert found[1].isnan().any()
+    others = [0, 2, 3, 4]
+    assert torch.equal(found[others], calm[others])
+
+
+@needed
+def test_chunks_and_threads_do_not_change_a_bit():
+    fed = federation()
+    models = [
+        pf.fit(chain(), fed, pf.Local(lr=0.1), rounds=2, chunk=chunk, workers=workers, seed=1).personal
+        for chunk, workers in ((1, 1), (5, 1), (2, 2), (1, 3))
+    ]
+    assert all(torch.equal(models[0], other) for other in models[1:])
+
+
+@needed
+@pytest.mark.parametrize("n", [0, 1, 2, 5, 63, 64, 65, 1000, 70_000])
+def test_orders_are_numpys(n):
+    assert BUILT is not None
+    key = np.array([2**64 - 1, 12345 + n], dtype=np.uint64)
+    rng = np.random.Generator(np.random.Philox(key=key))
+    for order in BUILT.permutations(key, 3, n):
+        assert (order == rng.permutation(n)).all()
+
+
+def federation():
+    split = split_of()
+    x, y = split.x.float().numpy(), split.y.numpy()
+    parts = [(x[a:b], y[a:b]) for a, b in zip(split.offsets, split.offsets[1:], strict=False)]
+    return pf.Federation.from_arrays(parts, parts, classes=OUT)
+
+
+@needed
+def test_the_kernel_takes_chains_in_plain_steps_and_torch_the_rest():
+    convolution = nn.Sequential(nn.Unflatten(1, (1, IN)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(70, OUT))
+    two = nn.Sequential(nn.Linear(IN, 5), nn.ReLU(), nn.Tanh(), nn.Linear(5, OUT))
+    assert path_of(Task(chain())) == path_of(Task(chain(), weight_decay=0.1), Work()) == "native"
+    assert path_of(Task(chain(), optimizer=Optimizer("momentum"))) == "closed form"
+    assert path_of(Task(chain(), optimizer=Optimizer(clip_norm=1.0))) == "closed form"
+    assert path_of(Task(chain(), class_weights=[2.0] * OUT)) == "closed form"
+    assert path_of(Task(chain(), dtype=torch.bfloat16)) == "closed form"
+    assert path_of(Task(chain()), Work(augment=lambda x, draws: x)) == "closed form"
+    assert path_of(Task(two)) == "closed form"
+    assert path_of(Task(chain(), nn.functional.cross_entropy)) == path_of(Task(convolution)) == "client by client"
+
+
+@needed
+def test_the_run_folder_says_which_path_was_taken(tmp_path):
+    for settings, path in (({}, "native"), ({"optimizer": "momentum"}, "closed form")):
+        run = pf.fit(chain(), federation(), pf.FedAvg(lr=0.1), rounds=1, out=tmp_path / path, **settings)
+        assert run.loop.engine.plan.path == path
+        assert f'path = "{path}"' in (tmp_path / path / "config.toml").read_text()
+
+
+@needed
+def test_a_run_goes_on_only_by_the_path_it_began_on(tmp_path, monkeypatch):
+    fed, whole = federation(), {}
+    for switch in "10":
+        monkeypatch.setenv("POLYFED_NATIVE", switch)
+        for out in (tmp_path / switch, tmp_path / f"whole {switch}"):
+            rounds = 4 if "whole" in out.name else 2
+            whole[switch] = pf.fit(chain(), fed, pf.FedAvg(lr=0.1), rounds=rounds, out=out).personal
+    task = chain()
+    monkeypatch.setenv("POLYFED_NATIVE", "0")
+    with pytest.raises(RunError, match="by the path 'native', here it is 'closed form'"):
+        pf.fit(task, fed, pf.FedAvg(lr=0.1), rounds=4, out=tmp_path / "1", resume=True)
+    monkeypatch.setenv("POLYFED_NATIVE", "1")
+    for switch in "01":  # what torch began, torch goes on with, though the kernel is there
+        run = pf.fit(task, fed, pf.FedAvg(lr=0.1), rounds=4, out=tmp_path / switch, resume=True)
+        assert torch.equal(run.personal, whole[switch])
+
+
+def test_without_the_library_torch_trains(monkeypatch):
+    monkeypatch.setattr(native, "built", lambda: None)
+    run = pf.fit(chain(), federation(), pf.FedAvg(lr=0.1), rounds=2)
+    assert run.loop.engine.plan.path == "closed form"
+    assert torch.isfinite(run.personal).all()
+
+
+@needed
+def test_a_client_that_diverges_is_seen():
+    with pytest.raises(Diverged):
+        pf.fit(chain(), federation(), pf.FedAvg(lr=1e30), rounds=5)
+
+
+@needed
+def test_a_class_that_the_model_has_no_output_for_is_refused():
+    task, split = Task(chain("linear")), split_of().to("cpu", torch.float32)
+    split.y[3] = OUT
+    with pytest.raises(IndexError):
+        local_sgd(task, task.w0.expand(5, -1), batches(split, WORK[0], True), 0.1)
+
+
+@needed
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_a_client_without_samples_only_drifts(batch_size):
+    task, split = Task(chain("linear")), split_of(sizes=(4, 0)).to("cpu", torch.float32)
+    w = local_sgd(
+        task, task.w0.expand(2, -1), batches(split, Work(steps=3, batch_size=batch_size), True), 0.1,
+        shift=torch.ones(2, task.p),
+    )  # fmt: skip
+    assert torch.allclose(w[1], task.w0 - 0.3, atol=1e-6)
+
+
+def test_scaled_targets_are_trained_on_as_torch_does():
+    """Of a client whose targets have a unit of their own; the optimiser of a task does not matter to a split."""
+    split = split_of("mse", inputs=4)
+    split = Split(split.x, split.y[:, 0], split.offsets, torch.rand(len(SIZES), 2).double() + 0.5)
+    task = Task(nn.Linear(4, 1), "mse", dtype=torch.float64, optimizer=Optimizer())
+    w = task.w0.expand(len(SIZES), -1)
+    torchs, ours = (local_sgd(task, w, batches(split, WORK[0], n), 0.1) for n in (False, True))
+    assert (torchs - ours).abs().max() < 1e-12
