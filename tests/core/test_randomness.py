@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.stats import chi2, kstest
 
-from polyfed.core.randomness import client_keys, generator, mix, priorities, sample
+from polyfed.core.randomness import Rekeyed, client_keys, generator, generator_key, mix, priorities, sample
 
 NAMES = [f"client-{i}" for i in range(10)]
 
@@ -13,6 +13,16 @@ def test_a_draw_does_not_depend_on_what_was_drawn_before():
     generator(3, "batches", 4, 7).permutation(20)
     np.random.default_rng(0).random()
     assert (generator(3, "batches", 5, 7).permutation(20) == first).all()
+
+
+def test_a_generator_that_is_given_another_key_draws_what_one_of_its_own_would():
+    rekeyed, keys = Rekeyed(), client_keys(NAMES)
+    for k, client in enumerate([*keys, *keys]):
+        found = rekeyed(np.stack(generator_key(3, "batches", 5, client)))
+        own = generator(3, "batches", 5, int(client))
+        for n in (k + 1, 40, 7):
+            assert np.array_equal(found.permutation(n), own.permutation(n))
+        assert found.integers(0, 1 << 20, dtype=np.int32) == own.integers(0, 1 << 20, dtype=np.int32)
 
 
 def test_every_part_of_the_key_matters():

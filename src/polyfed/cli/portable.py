@@ -11,6 +11,7 @@ VARIABLES = {
     "ATEN_CPU_CAPABILITY": "avx2",
     "MKL_CBWR": "COMPATIBLE",  # MKL promises equal bits on processors of different makers for nothing above it
     "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "POLYFED_NATIVE": "avx2",
     "OPENBLAS_CORETYPE": "Haswell",
     "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL",
 }

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyfed.core.augment import Augmentation, Draws
 from polyfed.core.errors import ConfigError
-from polyfed.core.randomness import generator, generator_key, key_of, mix
+from polyfed.core.randomness import Rekeyed, generator, generator_key, key_of, mix
 from polyfed.core.settings import COUNTED, Limits, Misfit, fitted, found
 from polyfed.core.split import Split, trained
 
@@ -209,7 +209,8 @@ class Batches:
     def _on_parts(self) -> Iterator[Batch]:
         """Steps on `batch_size` samples or fewer."""
         width = int(min(self.work.batch_size or 0, self._counts.max(initial=1)))
-        orders = [self._order(i, width) for i in range(len(self.clients))]
+        keyed, keys = Rekeyed(), self.order_keys()
+        orders = [self._order(i, width, keyed, keys[i]) for i in range(len(self.clients))]
         for first, at_work, rows in self._blocks(width):
             index, sizes = self._drawn(orders, first, len(at_work), width)
             real = np.arange(width) < sizes[:, :, None]
@@ -280,12 +281,18 @@ class Batches:
         """[s, 2] keys of the generators that draw the clients' orders."""
         return np.stack(np.broadcast_arrays(*generator_key(self._seed, self._purpose, self._round, self._keys)), -1)
 
-    def _order(self, i: int, width: int) -> Iterator[np.ndarray]:
-        """The rows of the split that client i takes, step after step: epochs in a keyed order, without end."""
+    def _order(self, i: int, width: int, keyed: Rekeyed, key: np.ndarray) -> Iterator[np.ndarray]:
+        """The rows of the split that client i takes, step after step: epochs in a keyed order."""
         n, start = int(self._counts[i]), int(self.split.offsets[self.clients[i]])
-        rng = generator(self._seed, self._purpose, self._round, int(self._keys[i]))
-        while True:
-            order = rng.permutation(n) + start
+        epochs = range(-(-int(self._steps[i]) // max(1, -(-n // width))))
+        if len(epochs) * n <= BLOCK:
+            rng = keyed(key)
+            drawn = [rng.permutation(n) for _ in epochs]
+        else:  # as they are needed, from a generator of its own
+            rng = generator(self._seed, self._purpose, self._round, int(self._keys[i]))
+            drawn = (rng.permutation(n) for _ in epochs)
+        for order in drawn:
+            order += start
             for j in range(0, n, width):
                 yield order[j : j + width]
 

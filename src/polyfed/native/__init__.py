@@ -58,6 +58,10 @@ class Kernel:
         self._library = library
         self.set = set or SETS[library.polyfed_widest()]
 
+    def narrowed(self, set: str) -> "Kernel":
+        """The same library with another of the instruction sets that this processor has."""
+        return Kernel(self._library, set)
+
     def train(
         self,
         layers: Sequence[Layer],
@@ -131,5 +135,9 @@ def built() -> Kernel | None:
 
 
 def kernel() -> Kernel | None:
-    """The kernel, where it is built and not switched off."""
-    return None if os.environ.get("POLYFED_NATIVE") == "0" else built()
+    """The kernel, where it is built and not switched off; POLYFED_NATIVE may also name an instruction set."""
+    wanted = os.environ.get("POLYFED_NATIVE", "")
+    found = None if wanted == "0" else built()
+    if found is None or wanted not in SETS[: SETS.index(found.set)]:
+        return found
+    return found.narrowed(wanted)
