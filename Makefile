@@ -4,7 +4,11 @@ BIN := .venv/bin
 RUNS := runs
 unexport PYTHONDONTWRITEBYTECODE  # the tests start hundreds of processes, each of which would compile the package anew
 
+<<<<<<< HEAD
 .PHONY: demo test types suite fast-test test-long mutate torture fuzz wheel bench docs clean
+=======
+.PHONY: demo test fast-test test-long mutate torture fuzz test-torch wheel bench docs clean
+>>>>>>> native
 
 demo: .venv/ready   ## set up, run the main job on the hospitals' data, leave a report
 	$(BIN)/polyfed run --out $(RUNS)/demo
@@ -24,6 +28,9 @@ fast-test: .venv/ready-dev   ## under a minute: format, lint, and the first case
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest -n 2 --fast
+
+test-torch: .venv/ready-dev   ## the tests of fast-test without the compiled kernel
+	POLYFED_NATIVE=0 $(BIN)/python -m pytest -n 2 --fast
 
 test-long: .venv/ready-dev   ## the reproductions that take minutes to hours
 	$(BIN)/python -m pytest -m long

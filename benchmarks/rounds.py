@@ -1,12 +1,12 @@
-"""Seconds per round on one core and on all: polyfed by each of its paths, plain loops, compiled JAX; the machine's peak.
+"""Seconds per round on one core and on all: polyfed by each of its paths, plain loops, compiled JAX; and the peak.
 
     python benchmarks/rounds.py [--workload A B C D] [--repeats 5] [--cores 1 2] [--clock processor]
                                 [--data-dir PATH] [--json FILE]
 
-Everything runs interleaved in one process per number of cores, which is pinned to them, on the same clients and samples,
-so that what else the machine does touches all alike. polyfed runs what `fit` runs, without evaluation. JAX is timed where
-it is installed (workloads B, C and D). `--clock processor` counts processor time in place of wall time: on a machine that
-does other things, one core's figures can be compared by it, those of several cores cannot.
+Everything runs interleaved in one process per number of cores, which is pinned to them, on the same clients and
+samples, so that what else the machine does touches all alike. polyfed runs what `fit` runs, without evaluation. JAX is
+timed where it is installed (workloads B, C and D). `--clock processor` counts processor time in place of wall time: on
+a machine that does other things one core's figures can be compared by it, those of several cores cannot.
 """
 
 import argparse
@@ -207,8 +207,8 @@ def show(result: dict[str, Any]) -> None:
               f"{middle / ours:6.2f} of polyfed's")  # fmt: skip
     best = min(median(v) for k, v in result["times"].items() if "loop" in k) / ours
     peak = ", ".join(f"{k} {v:.0f}" for k, v in result["peak GFLOP/s"].items())
-    print(f"   {best:.2f} times as fast as the fastest loop (goal {result['goal']}); {result['share of peak']:.1%} of the "
-          f"peak (GFLOP/s: {peak})\n")  # fmt: skip
+    print(f"   {best:.2f} times as fast as the fastest loop (goal {result['goal']}); "
+          f"{result['share of peak']:.1%} of the peak (GFLOP/s: {peak})\n")  # fmt: skip
 
 
 def main() -> None:
@@ -224,7 +224,7 @@ def main() -> None:
         parts = []
         for k in arguments.cores:
             with tempfile.NamedTemporaryFile(suffix=".json") as file:
-                words = [w for w in sys.argv[1:]] + ["--cores", str(k), "--json", file.name]
+                words = [*sys.argv[1:], "--cores", str(k), "--json", file.name]
                 subprocess.run([sys.executable, __file__, *words], check=True)
                 parts += json.loads(Path(file.name).read_text())
         if arguments.json:
