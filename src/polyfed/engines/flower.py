@@ -9,6 +9,7 @@ Flower keeps nothing that matters: what it loses is asked for again, and a site 
 """
 
 import hashlib
+import json
 import os
 import secrets
 import socket
@@ -35,6 +36,7 @@ START = 60.0  # seconds that one of Flower's processes may take to start
 PATIENCE = 120.0  # seconds until a connected site that does not answer is asked again, doubled every time
 MOST = 1 << 34  # bytes of tensors in a message
 TTL = 7 * 86400.0  # seconds for which Flower keeps a message
+STATE = "state.json"  # for `polyfed status`
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 Say = Callable[[str], None]
 Faults = (flwr.HTTPError, flwr.RunNotRunningException, OSError)  # how Flower fails, by whatever cause
@@ -206,7 +208,7 @@ class Flower:
         self._asked: dict[str, Asked] = {}
         self._failed: dict[str, str] = {}
         self._online: dict[str, tuple[int, str]] = {}  # by name: Flower's number of the node, connected since
-        self._looked = 0.0
+        self._looked, self._noted = 0.0, dict[str, str]()
         self._link: Child | None = None
         self._task: Task | None = None
         self._grid: Any = None
@@ -319,6 +321,11 @@ class Flower:
         for name in self._asked.keys() - self._names.values():
             self._failed[name] = "its key is not accepted (revoked, expired or unknown)"
         self._online, self._looked = found, time.monotonic()
+        doing = {name: "connected" if name in found else "not connected" for name in self._names.values()}
+        doing |= {name: f"{doing.get(name, 'refused')}, to answer" for name in self._asked}
+        if doing != self._noted:
+            self._noted = doing
+            write(self.folder / STATE, json.dumps({"pid": os.getpid(), "sites": doing}).encode())
 
     def _drop(self) -> None:
         if self._task is not None:
@@ -419,7 +426,8 @@ class Flower:
         if self._link is not None:
             self._link.stop()
             self._link = None
-            (self.folder / "superlink.secret").unlink(missing_ok=True)
+            for name in ("superlink.secret", STATE):
+                (self.folder / name).unlink(missing_ok=True)
 
 
 class _Closing:

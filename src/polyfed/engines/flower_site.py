@@ -1,6 +1,8 @@
 """A site's end of Flower: keeps a SuperNode running and answers what comes, in this process."""
 
 import hashlib
+import json
+import os
 import secrets
 import socket
 import ssl
@@ -11,7 +13,7 @@ from pathlib import Path
 
 from polyfed.core.errors import RunError
 from polyfed.engines import flower_api as flwr
-from polyfed.engines.flower import START, Child, Door, Faults, Say, Task, answers, enveloped, opened
+from polyfed.engines.flower import START, STATE, Child, Door, Faults, Say, Task, answers, enveloped, opened
 from polyfed.sites.keys import SiteKey, split, write
 
 POLL = 0.05  # seconds between two looks at what the SuperNode writes
@@ -50,6 +52,7 @@ class Attendance:
         )  # bytes read of its log, when there were some, when it was asked
         self._sent = True  # whether the last reply has reached the server
         folder.mkdir(parents=True, exist_ok=True)
+        write(folder / STATE, json.dumps({"pid": os.getpid()}).encode())
         write(folder / "ca.pem", key.authority.encode())
         write(folder / "node.key", key.private.encode(), private=True)
 
@@ -72,7 +75,7 @@ class Attendance:
             self._door.close()
         if self._node is not None:
             self._node.stop()
-        for name in ("node.key", "supernode.secret"):
+        for name in ("node.key", "supernode.secret", STATE):
             (self.folder / name).unlink(missing_ok=True)
 
     # the SuperNode
