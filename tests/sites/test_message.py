@@ -10,7 +10,7 @@ import torch
 
 from polyfed.core.errors import RunError
 from polyfed.sites import Message, pack, unpack
-from polyfed.sites.message import fits
+from polyfed.sites.message import Form, fits, form_of
 
 MOST = 1 << 20
 
@@ -88,9 +88,19 @@ def test_damaged_bytes_give_a_message_or_a_refusal(seed):
         ({"w": None}, "lacks tensor 'w'"),
         ({"w": torch.zeros(3, 2, dtype=torch.float64)}, r"'w' is float64 \[3, 2\], expected float64 \[2, 3\]"),
         ({"w": torch.zeros(2, 3)}, "'w' is float32"),
+        ({"w": torch.full((2, 3), torch.nan, dtype=torch.float64)}, "'w' holds NaN or infinity"),
     ],
 )
 def test_a_reply_of_another_form_is_refused_by_name(change, said):
     tensors = {k: t for k, t in (message().tensors | change).items() if t is not None}
     with pytest.raises(RunError, match=said):
-        fits(Message({}, tensors), message().tensors, "oslo")
+        fits(Message({}, tensors), {k: form_of(t) for k, t in message().tensors.items()}, "oslo")
+
+
+def test_a_size_that_differs_from_message_to_message_is_bounded():
+    form = {"values": Form(torch.float32, (None,), 5), "at": Form(torch.int32, (None,), 5, optional=True)}
+    fits(Message({}, {"values": torch.zeros(4)}), form, "oslo")
+    fits(Message({}, {"values": torch.full((5,), 3e38)}), form, "oslo")  # finite, though their sum is not
+    for wrong in (torch.zeros(6), torch.zeros(2, 2), torch.zeros(4).double()):
+        with pytest.raises(RunError, match="'values' is"):
+            fits(Message({}, {"values": wrong}), form, "oslo")

@@ -166,7 +166,8 @@ class FedSLR(LowRank):
     def factors(self, server):
         return None if self.sparse_common else super().factors(server)
 
-    def parameters(self, server, client):
+    def parameters(self, client, down):
+        server = {name: t[0] for name, t in down.items()}
         common = self._common_parameters(server)
         if self.deploy == "gkr":
             return common

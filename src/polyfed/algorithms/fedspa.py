@@ -147,7 +147,7 @@ class FedSpa(Algorithm):
                 new[i, span] = largest(score[:, span], k)[0]
         return new
 
-    def parameters(self, server, client):
+    def parameters(self, client, down):
         return client["mask"].sum(1)
 
     def aggregate(self, server, up, round):

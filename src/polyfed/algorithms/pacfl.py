@@ -122,6 +122,9 @@ class PACFL(Clustered):
     angle: Literal["smallest", "sum", "entries"] = setting("smallest", source="paper")
     linkage: Literal["average", "weighted", "single", "complete"] = setting("average", source="code")
 
+    discloses = {  # noqa: RUF012
+        "signature": "for each class the first directions of the site's samples, by which it is compared with others"
+    }
     certificates = (
         "tests/algorithms/test_pacfl.py::test_angles_are_scipys: scipy.linalg.subspace_angles",
         "tests/algorithms/test_pacfl.py::test_signs_of_singular_vectors_do_not_matter: an invariance",

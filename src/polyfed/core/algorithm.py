@@ -52,6 +52,7 @@ class Algorithm(Configured):
     certificates: ClassVar[tuple[str, ...]] = ()
     synchronous: ClassVar[bool] = False  # whether every reply must be taken in the round its message was sent
     step_sizes: ClassVar[tuple[str, ...]] = ("lr",)  # the hyper-parameters that a decaying step size scales
+    discloses: ClassVar[dict[str, str]] = {}  # uplinks that are made of samples and not of training: what they are
     plain_sgd: ClassVar[str | None] = None  # why the local steps must be those of plain SGD
 
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any):
@@ -374,15 +375,15 @@ class Algorithm(Configured):
         """
         return None
 
-    def parameters(self, server: State, client: State) -> Tensor | int | None:
+    def parameters(self, client: State, down: State) -> Tensor | int | None:
         """How many numbers describe the clients' models, positions not counted.
 
         Parameters
         ----------
-        server : dict of Tensor
-            The server's state.
         client : dict of Tensor
             [s, ...] the clients' private tensors.
+        down : dict of Tensor
+            [s, ...] what they received as `deployment`.
 
         Returns
         -------

@@ -6,6 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from polyfed.core.algorithm import Algorithm, Down, Round, State
+from polyfed.core.errors import RunError
 from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Plan, Reply
 
@@ -19,6 +20,10 @@ class Answers(NamedTuple):
 
 class Lost(Exception):
     """Some clients' work of this round is gone, and their private rows are as of the last commit: repeat the round."""
+
+
+class Silent(RunError):
+    """Too few clients have answered. What was reached before is whole, and can be saved and gone on with."""
 
 
 class Engine(Protocol):

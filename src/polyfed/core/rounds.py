@@ -264,13 +264,13 @@ class Loop:
 
     def evaluate(self, split: str) -> dict[str, np.ndarray]:
         """Each client's metrics [n] for the model it would deploy now; nothing is billed."""
-        return self.engine.evaluate(self.algorithm, self._deployment(), split)
+        return self.engine.evaluate(self.algorithm, self.deployment(), split)
 
     def personal(self, ids: np.ndarray) -> Tensor:
         """[s, p]: the models that `ids` would deploy now, where the engine may see them."""
-        return self.engine.personal(self.algorithm, self._deployment(), np.asarray(ids))
+        return self.engine.personal(self.algorithm, self.deployment(), np.asarray(ids))
 
-    def _deployment(self) -> Down:
+    def deployment(self) -> Down:
         """What every client would receive now; nothing for methods that do not need it to deploy."""
         if isinstance(self.algorithm, Personal):
             return Down()

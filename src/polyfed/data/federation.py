@@ -476,6 +476,44 @@ class Federation:
         return cls.from_files(readers.client_files(path), target, task, **options)
 
 
+@dataclass(frozen=True, eq=False)
+class Outline(Federation):
+    """Clients that are elsewhere: their names and numbers of samples. The samples are zeros, and take no memory.
+
+    labels: [n][classes] training samples in each class, where clients have said so     digest: of what is known
+    """
+
+    labels: Sequence[Sequence[int]] | None = None
+    digest: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        names: Sequence[str],
+        counts: Mapping[str, Sequence[int]],
+        shape: Sequence[int],
+        outputs: int,
+        classes: int | None,
+        integers: bool = False,
+        **known: Any,
+    ) -> "Outline":
+        """From numbers of samples [n] by split, the shape of an input, and outputs or classes."""
+        split = {key: _hollow(each, shape, outputs, classes, integers) for key, each in counts.items()}
+        validation = split.get("validation")
+        return cls(split["train"], split["test"], tuple(names), validation, classes, **known)
+
+    def _labels(self) -> np.ndarray | None:
+        return None if self.labels is None else np.array(self.labels)
+
+
+def _hollow(counts: Sequence[int], shape: Sequence[int], outputs: int, classes: int | None, integers: bool) -> Split:
+    total = int(sum(counts))
+    x = torch.zeros(1, dtype=torch.int64 if integers else torch.float32).view([1] * (1 + len(shape)))
+    y = torch.zeros(1, 1).expand(total, outputs) if classes is None else torch.arange(total) % classes
+    y = y[:, 0] if classes is None and outputs == 1 else y
+    return Split(x.expand(total, *shape), y, np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
+
+
 def _names(names: Sequence[str] | None, n: int) -> tuple[str, ...]:
     if names is None:
         return tuple(f"client-{i}" for i in range(n))
@@ -547,6 +585,11 @@ def _pair(pair: Any, name: str, split: str, integer_inputs: bool | None) -> tupl
         if bad:
             raise DataError(f"{where}: {bad} of {t.numel()} numbers in the {what} are NaN or infinite")
     return x, y
+
+
+def one_pair(pair: Any, name: str, split: str) -> tuple[Tensor, Tensor]:
+    """One client's samples as `from_arrays` takes them. Raises DataError, naming the client."""
+    return _pair(pair, name, split, None)
 
 
 MANY = 20  # classes that a data set may have, gaps and all, without saying so

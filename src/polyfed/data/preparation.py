@@ -81,6 +81,21 @@ class Preparation:
         numbers = [i.name for i in self.inputs if i.values is None]
         return [*numbers, *(f"{i.name} missing" for i in self.inputs if i.gap), *categories]
 
+    def with_inputs(self, inputs: tuple[Input, ...]) -> "Preparation":
+        """The same for some columns only, before anything is learnt.
+
+        Parameters
+        ----------
+        inputs : tuple of Input
+            Those that are left.
+
+        Returns
+        -------
+        Preparation
+            Without statistics.
+        """
+        return replace(self, inputs=inputs, sites={})
+
     def at(self, client: str) -> Statistics:
         """The statistics that a client's rows are prepared with.
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -86,6 +87,31 @@ def _text(value: object) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
 
 
+class Cells(NamedTuple):
+    """What one site's file holds in a column: enough to tell, from those of all sites, what the column is.
+
+    numbers: how many cells hold one     texts: the distinct ones; None where a site says only that there are many
+    range: least and largest number     whole: whether all texts are integers     dates: whether all are dates
+    distinct: whether no text occurs twice     odd, gap: the first cell that is no number, or empty: where, and what
+    """
+
+    cells: int
+    gaps: int
+    numbers: int
+    texts: frozenset[str] | None
+    range: tuple[float, float]
+    whole: bool
+    dates: bool
+    distinct: bool
+    odd: tuple[str, str] | None = None
+    gap: tuple[str, str] | None = None
+
+    @property
+    def there(self) -> int:
+        """Cells with something in them."""
+        return self.cells - self.gaps
+
+
 @dataclass(frozen=True, eq=False)
 class Column:
     """What a column holds over all sites.
@@ -93,8 +119,8 @@ class Column:
     kind: "number", "binary" (two numbers), "category", "constant", "empty", "date", "identifier", "text" (too many
     texts for a category) or "mixed" (numbers and texts)
     values: its distinct texts, sorted     range: least and largest number     gaps, cells: how many
-    whole: whether all its numbers are written as integers     odd: the first cell that is no number: where, and what
-    lacking: sites without it
+    whole: whether all its numbers are written as integers     odd, gap: the first cell that is no number, or empty:
+    where, and what     lacking: sites without it
     """
 
     name: str
@@ -105,6 +131,7 @@ class Column:
     cells: int
     whole: bool
     odd: tuple[str, str] | None
+    gap: tuple[str, str] | None
     lacking: tuple[Sheet, ...]
 
     @property
@@ -124,55 +151,67 @@ def is_gap(cell: str, gaps: Collection[str] = ()) -> bool:
 def survey(sheets: Sequence[Sheet], columns: Columns) -> dict[str, Column]:
     """What every column holds, in the order of the first file, those of other sites only last."""
     names = dict.fromkeys(name for sheet in sheets for name in sheet.columns)
-    return {name: _column(name, sheets, columns) for name in names}
+    return {
+        name: merged(name, [cells_of(s, name, columns) for s in sheets if name in s.columns], sheets, columns)
+        for name in names
+    }
 
 
-def _column(name: str, sheets: Sequence[Sheet], columns: Columns) -> Column:
-    having = [s for s in sheets if name in s.columns]
-    cells, texts, gaps = 0, set[str](), 0
-    low, high = math.inf, -math.inf
-    shares: list[tuple[Sheet, int, int, int | None]] = []  # cells with something in them, numbers, the first other one
-    for sheet in having:
-        there = [k for k, cell in enumerate(sheet.columns[name]) if not is_gap(cell, columns.gaps)]
-        numbers = sheet.numbers(name)
-        found = [v for k in there if (v := numbers[k]) is not None]
-        low, high = min([low, *found]), max([high, *found])
-        texts.update(sheet.columns[name][k] for k in there)
-        cells, gaps = cells + len(sheet.lines), gaps + len(sheet.lines) - len(there)
-        shares.append((sheet, len(there), len(found), next((k for k in there if numbers[k] is None), None)))
-    there, numeric = cells - gaps, sum(n for _, _, n, _ in shares)
-    odd = next(((s.at(k, name), s.columns[name][k][:40]) for s, _, _, k in shares if k is not None), None)
-    pure = any(0 < n == m for _, n, m, _ in shares)  # a site with numbers only
+def cells_of(sheet: Sheet, name: str, columns: Columns) -> Cells:
+    """What a file holds in a column."""
+    cells = sheet.columns[name]
+    there = [k for k, cell in enumerate(cells) if not is_gap(cell, columns.gaps)]
+    numbers = sheet.numbers(name)
+    found = [v for k in there if (v := numbers[k]) is not None]
+    texts = frozenset(cells[k] for k in there)
+    odd = next((k for k in there if numbers[k] is None), None)
+    gap = next((k for k, cell in enumerate(cells) if is_gap(cell, columns.gaps)), None)
+    return Cells(
+        len(cells),
+        len(cells) - len(there),
+        len(found),
+        texts,
+        (min(found, default=math.inf), max(found, default=-math.inf)),
+        all(re.fullmatch(r"[+-]?\d+", t) for t in texts),
+        all(DATE.fullmatch(t) for t in texts),
+        len(texts) == len(there),
+        None if odd is None else (sheet.at(odd, name), cells[odd][:40]),
+        None if gap is None else (sheet.at(gap, name), cells[gap]),
+    )
+
+
+def merged(name: str, parts: Sequence[Cells], sheets: Sequence[Sheet], columns: Columns) -> Column:
+    """A column over all sites. parts: what each file that has it holds in it"""
+    cells, gaps, numeric = (sum(getattr(p, key) for p in parts) for key in ("cells", "gaps", "numbers"))
+    there, texts, many = cells - gaps, set[str]().union(*(p.texts or () for p in parts)), 2 * FEW + 1
+    low, high = min(p.range[0] for p in parts), max(p.range[1] for p in parts)
+    distinct = many if any(p.texts is None for p in parts) else len(texts)
+    pure = any(0 < p.there == p.numbers for p in parts)  # a site with numbers only
     if not there:
         kind = "empty"
     elif name in columns.categories:
         kind = "category"
     elif numeric == there:
-        few = len({number(t.replace(",", ".")) for t in texts}) if len(texts) <= 2 * FEW else len(texts)
+        few = len({number(t.replace(",", ".")) for t in texts}) if distinct <= 2 * FEW else distinct
         kind = "constant" if low == high and not gaps else "binary" if few == 2 else "number"
     elif name in columns.numbers or 2 * numeric >= there or (pure and numeric < there):
         kind = "mixed"
-    elif all(DATE.fullmatch(t) for t in texts):
+    elif all(p.dates for p in parts):
         kind = "date"
-    elif len(texts) == 1:
+    elif distinct == 1:
         kind = "category" if gaps else "constant"
-    elif len(texts) == there or (len(texts) > FEW and all(_distinct(s.columns[name], columns.gaps) for s in having)):
+    elif distinct == there or (distinct > FEW and all(p.distinct for p in parts)):
         kind = "identifier"
     else:
-        kind = "category" if len(texts) <= FEW else "text"
+        kind = "category" if distinct <= FEW else "text"
     if is_mapping(columns.categories) and name in columns.categories:
         values = tuple(columns.categories[name])
     else:
         values = tuple(sorted(texts, key=_order))
+    odd, gap = next((p.odd for p in parts if p.odd), None), next((p.gap for p in parts if p.gap), None)
     lacking = tuple(s for s in sheets if name not in s.columns)
-    whole = all(re.fullmatch(r"[+-]?\d+", t) for t in texts)
-    return Column(name, kind, values, (low, high) if numeric else None, gaps, cells, whole, odd, lacking)
-
-
-def _distinct(cells: Sequence[str], gaps: Collection[str]) -> bool:
-    """Whether no text occurs twice; sites may number their rows alike."""
-    there = [cell for cell in cells if not is_gap(cell, gaps)]
-    return len(set(there)) == len(there)
+    whole, spread = all(p.whole for p in parts), (low, high) if numeric else None
+    return Column(name, kind, values, spread, gaps, cells, whole, odd, gap, lacking)
 
 
 def _order(text: str) -> tuple[float, str]:

@@ -11,7 +11,7 @@ from polyfed.core.settings import is_mapping
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
 from polyfed.data.preparation import Input, Preparation
-from polyfed.data.sheets import USABLE, Column, Sheet, is_gap, read, survey
+from polyfed.data.sheets import USABLE, Column, Sheet, read, survey
 
 POOLED = (
     "{what} standardised with the pooled mean and variance of all clients' training rows: every client reveals its "
@@ -109,17 +109,9 @@ class Table:
             odd = f" ({c.odd[1]!r} in {c.odd[0].partition(', column')[0]})" if c.odd is not None else ""
             what, semicolon, then = HINTS[c.kind].partition(";")
             yield f"column {c.name!r} holds {what}{odd}{semicolon and ','}{then}"
-        elif c.gaps and self.columns.missing == "refuse":
-            where, cell = self._first_gap(c)
+        elif c.gap and self.columns.missing == "refuse":
+            where, cell = c.gap
             yield f"{where}: found {cell!r}, a gap ({c.gaps} of {c.cells} cells); {self.advice}"
-
-    def _first_gap(self, c: Column) -> tuple[str, str]:
-        return next(
-            (sheet.at(row, c.name), cell)
-            for sheet in self.sheets
-            for row, cell in enumerate(sheet.columns.get(c.name, ()))
-            if is_gap(cell, self.columns.gaps)
-        )
 
     def _of_target(self, c: Column) -> Iterator[str]:
         """What is wrong with the column of the target, or of times or events."""
@@ -128,8 +120,8 @@ class Table:
             for sheet in c.lacking:
                 known = f"{closest(c.name, sheet.columns)}; it has {', '.join(sheet.columns)}"
                 yield f"{sheet.where}: no column {c.name!r}, the target{known}"
-        elif c.gaps:
-            where, cell = self._first_gap(c)
+        elif c.gap:
+            where, cell = c.gap
             yield f"{where}: found {cell!r}, expected a target ({c.gaps} of {c.cells} rows have none; leave them out)"
         elif labels is not None and c.name != self.columns.time:
             for sheet in self.sheets:

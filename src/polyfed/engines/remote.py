@@ -3,6 +3,8 @@
 It knows of each client only its name, its number of samples, and which of its private states counts.
 """
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -12,26 +14,42 @@ from torch import Tensor
 
 from polyfed.core.algorithm import Algorithm, Down, Round, State
 from polyfed.core.batches import Work
-from polyfed.core.engine import Answers
+from polyfed.core.engine import Answers, Silent
 from polyfed.core.errors import RunError
 from polyfed.core.optimizers import StepSizes
 from polyfed.core.randomness import client_keys
 from polyfed.core.uplinks import Tally, added_up
 from polyfed.core.worker import Plan, Reply, chunks, expand
-from polyfed.sites.message import Message, fits, pack, unpack
-from polyfed.sites.site import Site
+from polyfed.sites.message import Form, Message, fits, form_of, pack, unpack
 from polyfed.sites.vault import START
+
+METRICS = 100  # that a site may say
 
 
 class Transport(Protocol):
-    """Carries messages to sites, by name."""
+    """Carries messages to sites, by name.
+
+    most: bytes of tensors that are accepted in a reply
+    """
+
+    most: int
+
+    def sites(self) -> Sequence[str]:
+        """Names of the sites that are connected now."""
+        ...
 
     def push(self, messages: Mapping[str, Message]) -> None:
         """Send; an earlier message to the same site that has not been answered is then of no use."""
         ...
 
-    def pull(self, names: Sequence[str]) -> dict[str, Message | str]:
-        """Replies of these sites, or why there is none. Waits for as long as it was told to."""
+    def pull(
+        self, names: Sequence[str], enough: int | None = None, seconds: float | None = None
+    ) -> dict[str, Message | str]:
+        """Replies (or the reason why there is none) of these sites as they come.
+
+        Returns when `enough` (default: all) of `names` have answered or failed, or when `seconds` are over; whoever has
+        done neither is not in the result and may be pulled later.
+        """
         ...
 
     def close(self) -> None: ...
@@ -40,24 +58,32 @@ class Transport(Protocol):
 class Direct:
     """Sites in this process, with which every message is exchanged as bytes: what a network would carry, without one.
 
-    sites: gives the site of a name, such as one made anew from its vault     most: bytes of tensors in a message
-    moved: bytes of tensors so far, down and up
+    names: of the sites     answer: (a site's name, a message) -> its answer     moved: bytes of tensors so far, down
+    and up
     """
 
-    def __init__(self, site: Callable[[str], Site], most: int = 1 << 32):
-        self.site, self.most, self.moved = site, most, [0, 0]
+    def __init__(self, names: Sequence[str], answer: Callable[[str, bytes], bytes], most: int = 1 << 24):
+        self.names, self.answer, self.most, self.moved = names, answer, most, [0, 0]
         self._asked: dict[str, bytes] = {}
+
+    def sites(self) -> Sequence[str]:
+        return self.names
 
     def push(self, messages: Mapping[str, Message]) -> None:
         self._asked |= {name: pack(message) for name, message in messages.items()}
         self.moved[0] += sum(message.bytes for message in messages.values())
 
-    def pull(self, names: Sequence[str]) -> dict[str, Message | str]:
-        return {name: self._answer(name, self._asked.pop(name)) for name in names}
+    def pull(
+        self, names: Sequence[str], enough: int | None = None, seconds: float | None = None
+    ) -> dict[str, Message | str]:
+        some = [name for name in names if name in self._asked][:enough]
+        return {name: self._answer(name, self._asked.pop(name)) for name in some}
 
-    def _answer(self, name: str, data: bytes) -> Message:
-        site = self.site(name)
-        answer = unpack(pack(site.answer(unpack(data, self.most, "the server"))), self.most, name)
+    def _answer(self, name: str, data: bytes) -> Message | str:
+        try:
+            answer = unpack(self.answer(name, data), self.most, name)
+        except RunError as e:
+            return str(e)
         self.moved[1] += answer.bytes
         return answer
 
@@ -65,10 +91,92 @@ class Direct:
         self._asked.clear()
 
 
+class Asking:
+    """Asks sites and collects their answers, each at most twice.
+
+    seconds: how long all of them are waited for; after that, `say` says who is missing, and waiting goes on
+    """
+
+    def __init__(self, transport: Transport, seconds: float | None = None, say: Callable[[str], None] = lambda _: None):
+        self.transport, self.seconds, self.say = transport, seconds, say
+
+    def ask(self, messages: Mapping[str, Message]) -> None:
+        self.transport.push(messages)
+
+    def answers(
+        self,
+        messages: Mapping[str, Message],
+        what: str,
+        wrong: Callable[[str, Message], str | None],
+        enough: int | None = None,
+        one: bool = False,
+    ) -> tuple[dict[str, Message], dict[str, str]]:
+        """The answers to messages that were sent, and why others are missing.
+
+        what: that is asked for, in words     wrong: says of an answer what is wrong with it; "" if it answers an
+        earlier message     enough: how many answers will do once `seconds` are over (default: all)     one: whether the
+        first answer will do
+        """
+        needed, found, failed = min(enough or len(messages), len(messages)), dict[str, Message](), dict[str, str]()
+        waiting, twice = dict(messages), set[str]()
+        start = time.monotonic()
+        while waiting and not (one and found):
+            left = None if self.seconds is None else max(0.0, start + self.seconds - time.monotonic())
+            for name, reply in self.transport.pull([*waiting], 1 if one else None, left).items():
+                error = reply.head.get("error") if isinstance(reply, Message) else None
+                why = reply if isinstance(reply, str) else str(error) if error else wrong(name, reply)
+                if isinstance(reply, Message) and why is None:
+                    found[name] = reply
+                    del waiting[name]
+                elif why and name not in twice:  # it may have been stopped, or lost on the way
+                    twice.add(name)
+                    self.say(f"{what}: {_one_line(why)}; asked again")
+                    self.transport.push({name: waiting[name]})
+                elif why:
+                    failed[name] = _one_line(why)
+                    del waiting[name]
+            if self.seconds is None or not waiting or time.monotonic() < start + self.seconds:
+                continue
+            if len(found) >= needed and not one:
+                failed |= dict.fromkeys(waiting, f"no answer within {self.seconds:g} s")
+                break
+            self.say(f"{what}: waiting for {', '.join(waiting)}")
+            start = time.monotonic()
+        if len(found) < (1 if one else needed):
+            said = "; ".join(why if name in why else f"{name}: {why}" for name, why in failed.items())
+            raise Silent(f"{what}: {len(found)} of {len(messages)} sites have answered, expected {needed} ({said})")
+        return found, failed
+
+
 class RemoteEngine:
     """Runs clients through a transport.
 
-    counts: [n] training samples     work, seed: of the run, which decide in which order replies are added up
+    Parameters
+    ----------
+    names : sequence of str
+        The clients.
+    counts : array
+        [n] training samples.
+    transport : Transport
+        Carries messages.
+    work, seed : Work, int
+        Of the run; they decide in which order replies are added up.
+    step_sizes : StepSizes
+        Of the run.
+    run : str
+        What sites know the run by.
+    expected : callable or None
+        (round, exchange) -> the forms of what is sent up; None: all that counts is that replies are alike.
+    metrics : sequence of str
+        What is asked for in an evaluation.
+    seconds : float or None
+        How long replies are waited for; None: for ever.
+    quorum : int or None
+        How many replies will do once `seconds` are over; None: all.
+    durable : bool
+        Whether the run has checkpoints, to which it may go back.
+    say : callable
+        Takes lines about sites that are missing.
     """
 
     def __init__(
@@ -79,21 +187,35 @@ class RemoteEngine:
         work: Work,
         seed: int,
         step_sizes: StepSizes = StepSizes(),  # noqa: B008  (immutable)
+        *,
+        run: str = "",
+        expected: Callable[[int, int], Mapping[str, Form]] | None = None,
+        metrics: Sequence[str] = (),
+        seconds: float | None = None,
+        quorum: int | None = None,
+        durable: bool = True,
+        say: Callable[[str], None] = lambda _: None,
     ):
         self.names, self.counts, self.transport = names, counts, transport
         self.work, self.seed, self.step_sizes = work, seed, step_sizes
+        self.run, self.expected, self.metrics, self.quorum, self.durable = run, expected, metrics, quorum, durable
+        self.asking = Asking(transport, seconds, say)
         self.plan = Plan(1, len(names), "at the sites", "at the sites")
+        self.parameters: dict[int, int] = {}  # numbers that describe a client's model, as of the last evaluation
         self._keys = client_keys(names)
         self._base = np.full((len(names), 2), START)  # the private state [n] that the next message builds on
         self._held = self._base.copy()  # as of the last commit
         self._safe, self._saving = self._base.copy(), self._base.copy()  # as of the last checkpoint, and of its draft
+        self._asked: dict[str, Message] = {}  # messages under way
         self._replies: dict[int, Message] = {}
 
     def send(self, down: Down, round: Round) -> None:
-        self.transport.push({self.names[i]: m for i, m in self._messages(down, round).items()})
+        messages = {self.names[i]: m for i, m in self._messages(down, round).items()}
+        self._asked |= messages
+        self.asking.ask(messages)
 
     def _messages(self, down: Down, round: Round) -> dict[int, Message]:
-        head = {"do": "train", "phase": round.phase, "n": round.n}
+        head = {"do": "train", "run": self.run, "phase": round.phase, "n": round.n}
         found: dict[int, Message] = {}
         ids, sent = round.ids.cpu().numpy(), round.sent.cpu().numpy()
         for row, (i, t) in enumerate(zip(map(int, ids), map(int, sent), strict=True)):
@@ -102,13 +224,40 @@ class RemoteEngine:
         return found
 
     def _state(self, i: int) -> dict[str, Any]:
-        return {"base": self._base[i].tolist(), "keep": self._safe[i].tolist()}
+        keep = self._safe if self.durable else self._held
+        return {"base": self._base[i].tolist(), "keep": keep[i].tolist()}
 
-    def wait(self, ids: np.ndarray) -> Answers:
-        found = self.transport.pull([self.names[int(i)] for i in ids])
-        told = {int(i): found[self.names[int(i)]] for i in ids}
-        self._replies = {i: m for i, m in told.items() if isinstance(m, Message)}
-        return Answers(np.array(sorted(self._replies)), {i: why for i, why in told.items() if isinstance(why, str)})
+    def wait(self, ids: np.ndarray, first: bool = False) -> Answers:
+        names = [self.names[int(i)] for i in ids]
+        asked = {name: self._asked[name] for name in names}
+        what = f"round {max(int(m.head['t']) for m in asked.values())}"
+        found, missing = self.asking.answers(asked, what, self._wrong, self.quorum, first)
+        at = {name: int(i) for name, i in zip(names, ids, strict=True)}
+        self._replies |= {at[name]: reply for name, reply in found.items()}
+        for name in [*found, *missing]:
+            del self._asked[name]
+        return Answers(np.array(sorted(at[name] for name in found)), {at[name]: why for name, why in missing.items()})
+
+    def _wrong(self, name: str, reply: Message) -> str | None:
+        """What is wrong with a reply; "" if it is one to an earlier message."""
+        asked, head = self._asked[name].head, reply.head
+        if (head.get("t"), head.get("phase")) != (asked["t"], asked["phase"]):
+            return ""
+        try:
+            if not head.get("diverged"):
+                fits(reply, self._forms(asked, reply), name)
+                if not (float(head["seconds"]) >= 0 and int(head["steps"]) >= 0):
+                    raise ValueError("its seconds and steps are no numbers from 0")
+        except RunError as e:
+            return str(e)
+        except (KeyError, TypeError, ValueError) as e:
+            return f"{name}: its reply is damaged ({type(e).__name__}: {e})"
+        return None
+
+    def _forms(self, asked: Mapping[str, Any], reply: Message) -> Mapping[str, Form]:
+        if self.expected is not None:
+            return self.expected(asked["t"], asked["phase"])
+        return {name: form_of(t) for name, t in reply.tensors.items()}
 
     def exchange(
         self, algorithm: Algorithm, received: State, round: Round, tally: Tally, server: State | None = None
@@ -118,7 +267,7 @@ class RemoteEngine:
         diverged = [row for row, i in enumerate(ids) if self._replies[i].head.get("diverged")]
         if diverged:
             return Reply(seconds, steps, diverged[0])
-        first = self._replies[ids[0]].tensors
+        first = {name: form_of(t) for name, t in self._replies[ids[0]].tensors.items()}
         for k, row in enumerate(self._order(round)):
             reply, at = self._replies[ids[row]], torch.tensor([row], device=round.ids.device)
             fits(reply, first, self.names[ids[row]])
@@ -152,20 +301,45 @@ class RemoteEngine:
         self._replies = {}
 
     def evaluate(self, algorithm: Algorithm, down: Down, split: str) -> dict[str, np.ndarray]:
-        head = {"do": "evaluate", "split": split}
+        """Each client's metrics [n], as far as its site says them; NaN for a site that does not, or does not answer."""
+        head = {"do": "evaluate", "run": self.run, "split": split, "round": int(self._base.max(initial=-1)) + 1}
+        found = self._deployed(down, head, f"evaluation on {split}")
+        told: dict[int, dict[str, float]] = {}
+        together: list[int] = []
+        for i, name in enumerate(self.names):
+            if name not in found:
+                continue
+            said = found[name].head
+            self.parameters[i] = int(said["parameters"])
+            if said["metrics"] is not None:
+                told[i] = {str(key): float(value) for key, value in said["metrics"].items()}
+                together += [i] * bool(said.get("aggregate"))
+        values = {
+            key: np.array([told.get(i, {}).get(key, math.nan) for i in range(len(self.names))])
+            for key in self.metrics or dict.fromkeys(key for metrics in told.values() for key in metrics)
+        }
+        if together:
+            for v in values.values():
+                known = v[together][~np.isnan(v[together])]
+                v[together] = known.mean() if len(known) > 1 else math.nan
+        return values
+
+    def end(self, down: Down) -> dict[str, str]:
+        """The last message: sites make their models. Returns who has not answered, and why."""
+        found = self._deployed(down, {"do": "end", "run": self.run}, "the end")
+        return {name: "no answer" for name in self.names if name not in found}
+
+    def _deployed(self, down: Down, head: dict[str, Any], what: str) -> dict[str, Message]:
         each = expand(down, len(self.names))
-        self.transport.push(
-            {
-                name: Message(head | self._state(i), {key: t[i] for key, t in each.items()})
-                for i, name in enumerate(self.names)
-            }
-        )
-        found = self.transport.pull(self.names)
-        missing = {name: why for name, why in found.items() if isinstance(why, str)}
-        if missing:
-            raise RunError("; ".join(f"{name}: {why}" for name, why in missing.items()))
-        metrics = [m.head["metrics"] for m in (found[name] for name in self.names) if isinstance(m, Message)]
-        return {key: np.array([m[key] for m in metrics]) for key in metrics[0]}
+        messages = {
+            name: Message(head | self._state(i), {key: t[i] for key, t in each.items()})
+            for i, name in enumerate(self.names)
+        }
+        self.asking.ask(messages)
+        found, missing = self.asking.answers(messages, what, _no_metrics, self.quorum)
+        for name, why in missing.items():
+            self.asking.say(f"{what}: {name}: {why}")
+        return found
 
     def personal(self, algorithm: Algorithm, down: Down, ids: np.ndarray) -> Tensor:
         raise RunError("the models of this run are at its sites; they are exported there")
@@ -188,5 +362,26 @@ class RemoteEngine:
         self._held, self._safe = self._base.copy(), self._base.copy()
 
     def close(self) -> "RemoteEngine":
-        self.transport.close()
+        """The transport is closed by whoever made it."""
         return self
+
+
+def _no_metrics(name: str, reply: Message) -> str | None:
+    """What is wrong with an answer to "evaluate" or "end"."""
+    head = reply.head
+    if head.get("stored"):
+        return None
+    if "metrics" not in head:
+        return ""
+    metrics, numbers = head["metrics"], (int, float)
+    right = metrics is None or (
+        isinstance(metrics, dict) and len(metrics) <= METRICS and all(isinstance(v, numbers) for v in metrics.values())
+    )
+    if not right or not isinstance(head.get("parameters"), int) or reply.tensors:
+        return f"{name}: its metrics are damaged"
+    return None
+
+
+def _one_line(text: str) -> str:
+    """At most a line of what a site says."""
+    return " ".join(text.split())[:500]

@@ -41,7 +41,7 @@ def export(run: Run, client: int | str, out: Path | None, factorised: bool = Fal
     target = out or Path(f"{safe(name)}.safetensors")
     if target.suffix != ".safetensors":
         raise ConfigError(f"out: found {str(target)!r}, expected a name ending in .safetensors")
-    about, path = target.with_suffix(".json"), folder / "fixed.safetensors"
+    path = folder / "fixed.safetensors"
     named, shared = found
     fixed = reading.tensors(path) if path.is_file() else {}  # with them it is a complete state of the module
     facts = {
@@ -71,12 +71,18 @@ def export(run: Run, client: int | str, out: Path | None, factorised: bool = Fal
         facts["tensors"] = _shapes(tensors)
         facts["factorised"] = {k: {"rank": rank, "nonzeros": some} for k, (rank, some) in layers.items()}
         facts["measured"] = _measured(run, name, tensors)
+    return write_model(target, (named if tensors is None else tensors) | fixed, facts)
+
+
+def write_model(target: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> tuple[Path, Path]:
+    """Write a model's tensors, and beside them what they are. Raises RunError where that is impossible."""
+    about = target.with_suffix(".json")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_name(f".{target.name}.draft")
-        save_file((named if tensors is None else tensors) | fixed, draft)
+        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, draft)
         os.replace(draft, target)
-        about.write_text(json.dumps(facts, indent=1) + "\n")
+        about.write_text(json.dumps({"tensors": _shapes(tensors)} | facts, indent=1) + "\n")
     except OSError as e:
         raise RunError(f"cannot write {target}: {reason(e)}") from None
     return target, about

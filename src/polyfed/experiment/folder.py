@@ -120,7 +120,7 @@ class RunFolder:
         """The results: checkpoint, clients, scores, ledger, assignments, findings, models, and at last summary.json."""
         self.checkpoint(run, force=True)
         self.write("clients.csv", csv_text(run.clients))
-        if "test" in run.final:
+        if "test" in run.final and run.here:
             self.write_bytes("scores.safetensors", scores(run))
         self.write("ledger.csv", run.ledger.to_csv(index=False))
         if run.clusters is not None:
@@ -134,7 +134,7 @@ class RunFolder:
 
     def _models(self, run: Run) -> None:
         task, n = run.loop.task, run.loop.n
-        if isinstance(run.loop.algorithm, Yardstick):
+        if isinstance(run.loop.algorithm, Yardstick) or not run.here:
             return
         if n * task.p * task.w0.element_size() > MODELS_LIMIT:
             self.log(
@@ -292,7 +292,7 @@ def _steps(run: Run) -> float:
 def _common(run: Run, metric: str) -> dict[str, float] | None:
     """The mean over clients of the common model alone, by split, where clients deploy others of their own."""
     common, method = run.common, type(run.loop.algorithm)
-    if common is None or method.personal is Algorithm.personal:
+    if common is None or method.personal is Algorithm.personal or not run.here:
         return None
     return {split: mean_of(run.evaluate(common, split)[metric]) for split in run.final}
 
@@ -323,7 +323,8 @@ def digests(run: Run) -> dict[str, str]:
         server.update(f"{name} {t.dtype} {list(t.shape)} ".encode() + raw(t))
     history = [{k: v for k, v in record.items() if k != "seconds"} for record in run.records]
     told = hashlib.sha256(json.dumps(_finite(history)).encode())
-    return {"server": server.hexdigest(), "models": run.digest_of_models(), "history": told.hexdigest()}
+    models = {"models": run.digest_of_models()} if run.here else {}
+    return {"server": server.hexdigest(), **models, "history": told.hexdigest()}
 
 
 def safe(name: str) -> str:

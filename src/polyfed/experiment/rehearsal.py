@@ -2,23 +2,30 @@
 
 import copy
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.algorithm import Algorithm
+from polyfed.core.algorithm import Algorithm, Down, Round, State
 from polyfed.core.batches import Work
-from polyfed.core.errors import ConfigError
+from polyfed.core.errors import ConfigError, Diverged
+from polyfed.core.ledger import down_bytes
 from polyfed.core.optimizers import Advance, Optimizer
 from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
+from polyfed.core.rows import MemoryRows
 from polyfed.core.schedule import Schedule, Uniform
+from polyfed.core.split import Split
 from polyfed.core.task import Loss, Task
 from polyfed.core.typed import seeded
+from polyfed.core.uplinks import Tally
+from polyfed.core.worker import Plan, Reply
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, make_plan, make_rows
+from polyfed.sites.message import Form, form_of
 from polyfed.threats import Rule
 
 MANY = 1 << 28  # numbers of a cohort's uplinks from which their memory is estimated with care
@@ -95,6 +102,98 @@ def rehearse(algorithm: Algorithm, task: Task, federation: Federation, work: Wor
     finally:
         torch.set_num_threads(threads)
     return loop
+
+
+class Forms(NamedTuple):
+    """What a method sends up in each kind of exchange, "exchanges of the round.exchange", by name.
+
+    down: bytes of the largest message to a client, of those that were seen
+    """
+
+    up: dict[str, dict[str, Form]]
+    down: int
+
+    def of(self, phases: int, phase: int) -> dict[str, Form]:
+        """Those of one exchange; where it was not rehearsed, those of any."""
+        if (known := self.up.get(f"{phases}.{phase}")) is not None:
+            return known
+        return {name: form._replace(optional=True) for forms in self.up.values() for name, form in forms.items()}
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest message from a client."""
+        return max((sum(f.bytes for f in of.values()) for of in self.up.values()), default=0)
+
+
+class _Noting(LocalEngine):
+    """Takes down what clients send, by exchange, and how much they receive."""
+
+    def __init__(self, *parts: Any):
+        super().__init__(*parts)
+        self.up: dict[int, list[State]] = {}
+        self.down = 0
+
+    def send(self, down: Down, round: Round) -> None:
+        self.down = max(self.down, down_bytes(down))
+
+    def exchange(
+        self, algorithm: Algorithm, received: State, round: Round, tally: Tally, server: State | None = None
+    ) -> Reply:
+        reply = super().exchange(algorithm, received, round, tally, server)
+        if reply.bad is None:
+            self.up.setdefault(round.phase, []).append({name: t[0] for name, t in tally.part().rows.items()})
+        return reply
+
+
+def forms(
+    algorithm: Algorithm, task: Task, shape: tuple[int, ...], classes: int | None, outputs: int, rounds: int = 3
+) -> Forms:
+    """The forms of what a method sends up, seen in a few rounds of two clients with random samples.
+
+    task: with the model, whose `check` need not have been called     shape: of an input
+    """
+    rng, size = np.random.default_rng(0), 2 * min(classes or 4, 50)
+    task = copy.copy(task)
+    task.random, task.scores = True, ()
+
+    def draw() -> tuple[Tensor, Tensor]:
+        x = torch.from_numpy(rng.integers(0, 2, (size, *shape)) if task.integers else rng.normal(size=(size, *shape)))
+        if classes is not None:
+            return x, torch.arange(size) % classes
+        y = torch.from_numpy(rng.normal(size=(size, outputs)))
+        return x, y[:, 0] if outputs == 1 else y
+
+    train = task.place(Split.of([draw(), draw()]))
+    names, plan = ("one", "two"), Plan(1, 1, str(task.device), "rehearsed")
+    rows, work = MemoryRows(2, algorithm.init_client(task, task.w0)), Work(steps=1, batch_size=None)
+    engine = _Noting(task, {"train": train}, rows, client_keys(names), work, 0, plan)
+    loop = Loop(task, train.counts, names, algorithm, Uniform(), engine, 0, streamed=False)
+    found: dict[str, list[State]] = {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for t in range(rounds):
+            loop.step()
+            for phase, messages in engine.up.items():
+                found.setdefault(f"{algorithm.phases(t)}.{phase}", []).extend(messages)
+            engine.up.clear()
+    except Diverged:  # on these samples: what was sent before tells the forms
+        pass
+    finally:
+        torch.set_num_threads(threads)
+    return Forms({kind: _forms(of, task.p) for kind, of in found.items()}, engine.down)
+
+
+def _forms(messages: Sequence[State], p: int) -> dict[str, Form]:
+    """What messages of one kind have in common."""
+    found: dict[str, Form] = {}
+    for name in dict.fromkeys(name for m in messages for name in m):
+        seen = [form_of(m[name]) for m in messages if name in m]
+        sizes = [set(of) for of in zip(*(f.shape for f in seen), strict=True)]
+        shape = tuple(next(iter(of)) if len(of) == 1 else None for of in sizes)
+        most = max(f.most for f in seen)
+        found[name] = Form(seen[0].dtype, shape, max(most, p) if None in shape else most, len(seen) < len(messages))
+    return found
 
 
 def averaged(used: dict[str, set[str]]) -> list[str]:

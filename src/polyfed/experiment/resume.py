@@ -8,7 +8,7 @@ import numpy as np
 
 from polyfed.core import checkpoint
 from polyfed.core.errors import RunError
-from polyfed.data.federation import Federation
+from polyfed.data.federation import Federation, Outline
 from polyfed.experiment.folder import RunFolder, fingerprint
 from polyfed.experiment.run import Run, splits
 
@@ -62,6 +62,8 @@ def _versions_since(before: dict[str, str], now: dict[str, str], t: int) -> dict
 
 def digest(federation: Federation) -> str:
     """A short fingerprint of every part of the data, to tell whether a run is resumed on what it began with."""
+    if isinstance(federation, Outline):
+        return federation.digest
     about = federation.describe()
     found = {
         "clients": _short([about["classes"], *federation.names]),

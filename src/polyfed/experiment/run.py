@@ -18,7 +18,10 @@ from polyfed.core.metric import Metric
 from polyfed.core.rounds import Loop
 from polyfed.core.split import restored
 from polyfed.core.typed import pieces, plain
+from polyfed.core.uplinks import rows_of
+from polyfed.core.worker import expand
 from polyfed.data.federation import Federation
+from polyfed.engines.remote import RemoteEngine
 from polyfed.models.factorised import factorised as factorised_model
 from polyfed.models.factorised import pack
 
@@ -119,6 +122,11 @@ class Run:
     def personal(self) -> Tensor:
         """[n, p]: the model that each client would deploy."""
         return self.loop.personal(np.arange(self.loop.n))
+
+    @property
+    def here(self) -> bool:
+        """Whether the clients' samples and models are in reach of this process; at real sites they are not."""
+        return not isinstance(self.loop.engine, RemoteEngine)
 
     @property
     def common(self) -> Tensor | None:
@@ -226,10 +234,16 @@ class Run:
     def parameters(self) -> np.ndarray:
         """[n]: numbers that describe each client's model, those of its structure where the method has one (FedSLR)."""
         loop, counts = self.loop, np.full(self.loop.n, self.loop.task.p, dtype=np.int64)
+        if isinstance(loop.engine, RemoteEngine):
+            for i, found in loop.engine.parameters.items():
+                counts[i] = found
+            return counts
         if type(loop.algorithm).parameters is Algorithm.parameters:
             return counts
+        down = expand(loop.deployment(), loop.n)
         for ids in pieces(torch.arange(loop.n, device=loop.task.device), 16):
-            found = loop.algorithm.parameters(loop.server, loop.engine.private(ids))
+            received = {name: rows_of(t, ids) for name, t in down.items()}
+            found = loop.algorithm.parameters(loop.engine.private(ids), received)
             counts[ids.cpu().numpy()] = loop.task.p if found is None else torch.as_tensor(found).cpu().numpy()
         return counts
 

@@ -18,7 +18,7 @@ from polyfed.core.algorithm import Algorithm
 from polyfed.core.algorithm import check as check_algorithm
 from polyfed.core.augment import augmentation
 from polyfed.core.batches import Work
-from polyfed.core.engine import Engine
+from polyfed.core.engine import Engine, Silent
 from polyfed.core.errors import ConfigError, Diverged, RunError
 from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
@@ -78,6 +78,10 @@ class Trainer:
         The run to start from.
     describe : dict
         Further tables of config.toml.
+    elsewhere : callable or None
+        Makes the engine where the clients are not here, and the federation is an outline.
+    billed : array or None
+        [3, n] messages, bytes down and bytes up before the first round.
     """
 
     task: Task
@@ -92,6 +96,8 @@ class Trainer:
     note: str | None = None
     start: Run | None = None
     describe: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    elsewhere: "Callable[[Trainer], Engine] | None" = None
+    billed: np.ndarray | None = None
 
     def run(self, out: str | Path | None = None, resume: bool = False, callbacks: Sequence[Callback] = ()) -> Run:
         """Train.
@@ -113,13 +119,18 @@ class Trainer:
         store = RunFolder(Path(out), self.training.checkpoint_every) if out is not None else None
         with store.locked() if store is not None else contextlib.nullcontext():
             saved = None if store is None else _saved(store, resume)
-            data = {name: self.task.place(split) for name, split in splits(self.federation).items()}
+            place = self.task.place if self.elsewhere is None else lambda split: split
+            data = {name: place(split) for name, split in splits(self.federation).items()}
             loop = self._loop(data, store, saved)
             first = loop.t
             kind = Measured if isinstance(self.algorithm, Yardstick) else Run
             run = kind(loop, self.federation, self._settings(loop), folder=store.path if store else None)
             if saved is not None and store is not None:
                 continue_from(run, store, *saved)
+            elif self.billed is not None:
+                exchanges, down, up = self.billed
+                zero = np.zeros(loop.n)
+                loop.ledger.record(-1, np.arange(loop.n), exchanges, down, up, zero, zero)
             if store is not None:
                 store.begin(run, fresh=saved is None)
                 for line in filter(None, (run.plan, self.note)):
@@ -135,7 +146,7 @@ class Trainer:
         added = t.robust is None and adds_up(self.algorithm, self.cohort * task.p)
         place = store.path if store else None
         rows = partial(make_rows, self.algorithm, task, len(names), self.cohort, place, saved and saved[0], added)
-        engine = self._engine(data, rows, plan, place)
+        engine = self._engine(data, rows, plan, place) if self.elsewhere is None else self.elsewhere(self)
         forge = None if t.attack is None else Forging(t.attack, keys, t.seed)
         loop = Loop(
             task, data["train"].counts, names, self.algorithm, self.schedule, engine, t.seed, t.step_sizes,
@@ -308,7 +319,9 @@ class _Session:
             self._evaluate(self.all_of_them)
         except Diverged as e:
             raise Diverged(f"{e}{self._diverged()}") from e
-        except RunError:  # what could not be written now cannot be written again
+        except RunError as e:  # what could not be written now cannot be written again
+            if store is not None and isinstance(e, Silent) and loop.whole and loop.t > begun:
+                store.rescue(run, e)
             raise
         except Exception as e:
             if store is not None and loop.whole and loop.t > begun:

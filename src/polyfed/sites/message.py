@@ -5,6 +5,7 @@ What a message says of itself (names, types, shapes, sizes) is read and checked 
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -76,16 +77,42 @@ def unpack(data: bytes, most: int, who: str) -> Message:
         raise RunError(f"{who}: not a message ({' '.join(str(e).split()) or type(e).__name__})") from None
 
 
-def fits(message: Message, expected: State, who: str) -> None:
-    """Raise RunError unless a message has the names, shapes and types of `expected`, and finite numbers."""
-    for name in sorted(message.tensors.keys() ^ expected.keys()):
+class Form(NamedTuple):
+    """The form of a tensor. shape: None where a number differs from message to message, up to `most` numbers in all
+
+    optional: whether messages may come without it
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int | None, ...]
+    most: int
+    optional: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Of the largest one."""
+        return self.most * torch.empty((), dtype=self.dtype).element_size()
+
+    def __str__(self) -> str:
+        sizes = ", ".join("..." if k is None else str(k) for k in self.shape)
+        return f"{str(self.dtype).removeprefix('torch.')} [{sizes}]"
+
+
+def form_of(t: Tensor) -> Form:
+    """The form of a tensor."""
+    return Form(t.dtype, tuple(t.shape), t.numel())
+
+
+def fits(message: Message, expected: Mapping[str, Form], who: str) -> None:
+    """Raise RunError unless a message has the names, shapes and types that are `expected`, and finite numbers."""
+    needed = {name for name, form in expected.items() if not form.optional}
+    for name in sorted((message.tensors.keys() - expected.keys()) | (needed - message.tensors.keys())):
         what = "has" if name in message.tensors else "lacks"
         raise RunError(f"{who}: the message {what} tensor {name!r}, expected {', '.join(sorted(expected)) or 'none'}")
     for name, t in message.tensors.items():
-        wanted = expected[name]
-        if t.shape != wanted.shape or t.dtype != wanted.dtype:
-            raise RunError(f"{who}: tensor {name!r} is {_said(t)}, expected {_said(wanted)}")
-
-
-def _said(t: Tensor) -> str:
-    return f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}"
+        form = expected[name]
+        same = t.dim() == len(form.shape) and all(k in (None, m) for k, m in zip(form.shape, t.shape, strict=True))
+        if not same or t.dtype != form.dtype or t.numel() > form.most:
+            raise RunError(f"{who}: tensor {name!r} is {form_of(t)}, expected {form}")
+        if t.is_floating_point() and not torch.isfinite(t.sum()) and not torch.isfinite(t).all():
+            raise RunError(f"{who}: tensor {name!r} holds NaN or infinity")

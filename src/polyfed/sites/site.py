@@ -7,7 +7,7 @@ A message's head says what to do:
     {"do": "evaluate", "split": name, "base": ...}
 
 and its tensors are what the method sends. The answer to "train" holds the uplink, the answer to "evaluate" metrics.
-Asked again, a site answers the same bits again.
+Asked again, a site answers the same bits again. What comes before the first round and after the last is in `Member`.
 """
 
 import time
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from polyfed.core.algorithm import Algorithm, Round, State
 from polyfed.core.batches import Work
@@ -54,7 +55,7 @@ class Site:
     def answer(self, message: Message) -> Message:
         """Do what a message asks for. Raises RunError for one that this site cannot follow."""
         try:
-            do, base = message.head["do"], _version(message.head["base"])
+            do, base = message.head["do"], version(message.head["base"])
             if do == "train":
                 return self._train(message, base)
             if do == "evaluate":
@@ -81,16 +82,24 @@ class Site:
         if reply.bad is not None:
             return Message(told | {"diverged": True})
         rows.scatter(here, private)
-        self.vault.save((t, phase), rows.snapshot(), _version(head["keep"]))
+        self.vault.save((t, phase), rows.snapshot(), version(head["keep"]))
         up = tally.uplinks()
         told |= {"steps": int(reply.steps[0]), "seconds": time.perf_counter() - begun}
         return Message(told, {name: up[name][0] for name in up})
 
     def _evaluate(self, message: Message, base: Version) -> Message:
-        data, everyone = self.data[str(message.head["split"])], torch.zeros(1, dtype=torch.int64)
-        w = self.algorithm.personal(self._rows(base).gather(everyone.to(self.task.device)), self._one(message.tensors))
-        found = self.task.metrics(w, data, np.arange(1))
-        return Message({"metrics": {name: float(values[0]) for name, values in found.items()}})
+        w, parameters = self.personal(base, message.tensors)
+        found = self.task.metrics(w, self.data[str(message.head["split"])], np.arange(1))
+        metrics = {name: float(values[0]) for name, values in found.items()}
+        return Message({"metrics": metrics, "parameters": parameters})
+
+    def personal(self, base: Version, tensors: State) -> tuple[Tensor, int]:
+        """[1, p]: the model that the site would deploy, and how many numbers describe it. tensors: what it received"""
+        here, down = torch.zeros(1, dtype=torch.int64, device=self.task.device), self._one(tensors)
+        mine = self._rows(base).gather(here)
+        w = self.algorithm.personal(mine, down)
+        found = self.algorithm.parameters(mine, down)
+        return w, self.task.p if found is None else int(torch.as_tensor(found).reshape(-1)[0])
 
     def _rows(self, base: Version) -> MemoryRows:
         rows = MemoryRows(1, self.start)
@@ -103,6 +112,7 @@ class Site:
         return {name: t.to(self.task.device)[None] for name, t in tensors.items()}
 
 
-def _version(given: Any) -> Version:
+def version(given: Any) -> Version:
+    """A version as a message says it."""
     t, phase = given
     return int(t), int(phase)

@@ -27,7 +27,7 @@ class Vault:
     """
 
     def __init__(self, folder: Path, run: str, site: str):
-        self.folder, self.site = folder, site
+        self.folder, self.site, self.run = folder, site, run
         card = folder / "vault.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -42,9 +42,32 @@ class Vault:
                     f"{folder}: the vault of {key} {said.get(key)!r}, expected {mine!r}; give each run and site its own"
                 )
 
+    def same(self, key: str, value: str, otherwise: str) -> None:
+        """Note a fact about the run when it is first said; raise RunError where it is another one later."""
+        card = self.folder / "vault.json"
+        said = json.loads(card.read_text())
+        if said.setdefault(key, value) != value:
+            raise RunError(f"{self.site}: {otherwise}")
+        self.keep(card.name, json.dumps(said).encode())
+
+    def keep(self, name: str, data: bytes) -> None:
+        """Write a file beside the versions."""
+        try:
+            self._write(self.folder / name, data)
+        except OSError as e:
+            raise RunError(f"{self.folder / name}: cannot be written ({reason(e)})") from None
+
+    def add(self, name: str, line: str) -> None:
+        """Append a line to a file beside the versions."""
+        try:
+            with (self.folder / name).open("a") as f:
+                f.write(f"{line}\n")
+        except OSError as e:
+            raise RunError(f"{self.folder / name}: cannot be written ({reason(e)})") from None
+
     def versions(self) -> list[Version]:
         """What is there, oldest first."""
-        names = sorted(path.stem for path in self.folder.glob("*.safetensors"))
+        names = sorted(path.stem for path in self.folder.glob("[0-9]*-[0-9]*.safetensors"))
         return [(int(name[:8]), int(name[9:])) for name in names]
 
     def load(self, version: Version, start: State) -> State:

@@ -143,13 +143,13 @@ class LowRank(Algorithm, abstract=True):
         return Down(shared={"rest": server["w"][rest.to(server["w"].device)], **factors})
 
     def deployment(self, server, round):
-        return Down(shared={"w": server["w"]})
+        return Down(shared={k: t for k, t in server.items() if k == "w" or k.startswith(("rank.", "sheet."))})
 
     def factors(self, server) -> dict[str, tuple[Tensor, Tensor]] | None:
         return {name[2:]: (U, server[f"V.{name[2:]}"]) for name, U in server.items() if name[:2] == "U."}
 
-    def parameters(self, server, client) -> Tensor | int | None:
-        return gkr_parameters(server)
+    def parameters(self, client, down) -> Tensor | int | None:
+        return gkr_parameters({name: t[0] for name, t in down.items()})
 
     def report(self, server):
         return {"ranks": ranks(server), "gkr_parameters": gkr_parameters(server)}

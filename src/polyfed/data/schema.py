@@ -1,0 +1,416 @@
+"""What a site says of its file before the first round, what follows from that for all sites, and the file prepared so.
+
+Only what must agree between sites is said: columns by name and kind, values of categories, labels, shapes, numbers of
+rows. A text that may identify a row is not said: of a column whose texts are all distinct, or more than `FEW`, only
+that there are many.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyfed.core.columns import CLASSES, Columns
+from polyfed.core.errors import DataError
+from polyfed.core.settings import is_mapping
+from polyfed.core.split import Split
+from polyfed.data import moments, prepare, readers
+from polyfed.data.federation import Federation, one_pair
+from polyfed.data.preparation import ALL, Input, Preparation, Statistics
+from polyfed.data.sheets import FEW, Cells, Sheet, cells_of, merged, read
+from polyfed.data.tables import Table
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a site's rows are divided: a draw keyed by its name. Files with a test set of their own keep it."""
+
+    seed: int
+    test: float
+    validation: float
+
+    def of(self, n: int, name: str, held: bool = True) -> dict[str, np.ndarray]:
+        """The rows of each part, of `n`. held: whether test rows are held out"""
+        train, test = np.arange(n), np.zeros(0, dtype=np.int64)
+        if held:
+            train, test = prepare.held_out(n, self.test, prepare.keyed(self.seed, prepare.TEST, name))
+        if not self.validation:
+            return {"train": train, "test": test}
+        kept, held_out = prepare.held_out(
+            len(train), self.validation, prepare.keyed(self.seed, prepare.VALIDATION, name)
+        )
+        return {"train": train[kept], "validation": train[held_out], "test": test}
+
+
+class File:
+    """A site's own file, CSV or npz, read once.
+
+    name: the site's, by which its rows are divided
+    """
+
+    def __init__(self, path: Path, name: str, columns: Columns, cut: Cut):
+        self.name, self.columns = name, columns
+        self.sheet: Sheet | None = None
+        if path.suffix.lower() == ".npz":
+            (found,) = readers.read_clients([path], task=_task(columns), classes=columns.classes)
+            self.train = _flat(one_pair(found.train, name, "train"))
+            self.test = None if found.test is None else _flat(one_pair(found.test, name, "test"))
+            if not len(self.train[0]):
+                raise DataError(f"client {name!r} has no training samples")
+            self.rows = cut.of(len(self.train[0]), name, held=self.test is None)
+        else:
+            self.sheet = read(path)
+            if not self.sheet.lines:
+                raise DataError(f"client {name!r} has no training samples")
+            self.rows = cut.of(len(self.sheet.lines), name)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Rows of each part."""
+        found = {key: len(rows) for key, rows in self.rows.items()}
+        return found if self.sheet is not None or self.test is None else found | {"test": len(self.test[0])}
+
+    # what it says
+
+    def schema(self) -> dict[str, Any]:
+        """What the site says of it, as JSON holds it."""
+        if self.sheet is None:
+            return self._arrays()
+        left = [name for name in self.sheet.columns if name not in self.columns.drop]
+        outcome = self.columns.target or (left[-1] if left else "")
+        columns = {name: self._column(name, name == outcome) for name in self.sheet.columns}
+        return {"kind": "table", "target": outcome, "columns": columns}
+
+    def _column(self, name: str, outcome: bool) -> dict[str, Any]:
+        assert self.sheet is not None
+        if name in self.columns.drop:
+            return {"dropped": True}
+        c = cells_of(self.sheet, name, self.columns)
+        texts, numeric = c.texts or frozenset(), c.numbers == c.there
+        declared = is_mapping(self.columns.categories) and name in self.columns.categories
+        if outcome and _task(self.columns) == "regression":
+            said = False
+        elif outcome and numeric:  # labels
+            said = (c.whole and len(texts) <= FEW) or _task(self.columns) == "classification"
+        elif numeric and name not in self.columns.categories:
+            said = len(texts) == 1 < c.there  # so that a column is known for constant
+        else:
+            said = not declared and len(texts) <= FEW and not c.distinct
+        codes = self.sheet.columns[name]
+        train = [codes[k] for k in self.rows["train"]]
+        gap = any(cell not in texts for cell in train)
+        one = said and c.range[0] == c.range[1]
+        return {
+            "cells": c.cells, "gaps": c.gaps, "numbers": c.numbers, "texts": sorted(texts) if said else None,
+            "one": c.range[0] if one else None, "whole": c.whole, "dates": c.dates, "distinct": c.distinct,
+            "train": sorted(texts.intersection(train)) if said and not outcome else None, "gap": gap,
+        }  # fmt: skip
+
+    def _arrays(self) -> dict[str, Any]:
+        x, y = self.train
+        found: dict[str, Any] = {"kind": "arrays", "inputs": [*x.shape[1:]], "integers": not x.is_floating_point()}
+        found |= {"targets": [*y.shape[1:]], "numbers": y.is_floating_point(), "given": self.test is not None}
+        if not y.is_floating_point() and y.dim() == 1:
+            labels = y.unique().tolist()
+            few = len(labels) <= FEW or _task(self.columns) == "classification" or self.columns.classes is not None
+            found["labels"] = labels if few else None
+        return found
+
+    # what it gives
+
+    def labels(self, settled: "Settled") -> list[int]:
+        """Training rows in each class."""
+        train = self.prepared(settled)["train"]
+        return torch.bincount(train.y, minlength=settled.classes or 0).tolist()
+
+    def prepared(self, settled: "Settled") -> dict[str, Split]:
+        """Its parts with inputs and targets as the model takes them."""
+        if self.sheet is None:
+            return self._gathered(settled)
+        assert settled.preparation is not None
+        return self.fitted(settled.preparation)[1]
+
+    def fitted(self, blank: Preparation) -> tuple[Preparation, dict[str, Split]]:
+        """The preparation with this site's own statistics, where it has them, and its parts."""
+        parts = self._coded(blank)
+        known = blank.sites or {self.name: Statistics([], [], [])}  # learnt in `fitted`; its inputs are settled already
+        found, done = dataclasses.replace(blank, sites=known).fitted(parts, [self.name])
+        return found, done
+
+    def _coded(self, blank: Preparation) -> dict[str, Split]:
+        assert self.sheet is not None
+        x, y = torch.from_numpy(blank.codes(self.sheet)), torch.from_numpy(blank.targets(self.sheet))
+        return {key: Split(x[rows], y[rows], np.array([0, len(rows)])) for key, rows in self.rows.items()}
+
+    def _gathered(self, settled: "Settled") -> dict[str, Split]:
+        def cast(y: Tensor) -> Tensor:
+            if settled.classes is None:
+                return y if y.is_floating_point() else y.float()
+            y = y.long().reshape(len(y))
+            labels = torch.tensor(settled.numbered or range(settled.classes))
+            at = torch.searchsorted(labels, y).clamp(max=len(labels) - 1)
+            if (wrong := labels[at] != y).any():
+                raise DataError(f"client {self.name!r}: found label {int(y[wrong][0])}, which is none of the classes")
+            return at
+
+        x, y = self.train[0], cast(self.train[1])
+        found = {key: Split(x[rows], y[rows], np.array([0, len(rows)])) for key, rows in self.rows.items()}
+        if self.test is not None:
+            found["test"] = Split(self.test[0], cast(self.test[1]), np.array([0, len(self.test[0])]))
+        return found
+
+    # sums over its training rows, for "standardise = pooled"
+
+    def sums(self, blank: Preparation, what: str, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What the server adds up over sites, of each column of numbers (the target is last where it is a number).
+
+        "counts": how many values are there, and how many are at most `at` [k, columns], as ordered integers
+        "sums": with gaps filled by `fill`     "squares": about `mean`
+        """
+        train = self._coded(blank)["train"]
+        x = train.x.numpy()[:, [k for k, i in enumerate(blank.inputs) if i.values is None]]
+        if what == "counts":
+            keys, there = moments.ordered(x), ~np.isnan(x)
+            return {"n": there.sum(0), "counts": np.array([((keys <= at) & there).sum(0) for at in given["at"]])}
+        y = train.y.double().numpy()[:, None] if blank.labels is None else np.zeros((len(x), 0))
+        x, d = np.where(np.isnan(x), given["fill"], x), x.shape[1]
+        if what == "sums":
+            return {"sums": np.concatenate([x.sum(0), y.sum(0)])}
+        mean = given["mean"]
+        return {"squares": np.concatenate([np.square(x - mean[:d]).sum(0), np.square(y - mean[d:]).sum(0)])}
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What all sites have in common.
+
+    inputs: shape of one     classes: None for numbers     numbered: the labels that are classes 0, 1, ...
+    preparation: of tables, without statistics unless they are everybody's
+    """
+
+    inputs: tuple[int, ...]
+    outputs: int
+    classes: int | None
+    integers: bool = False
+    numbered: tuple[int, ...] | None = None
+    preparation: Preparation | None = None
+    notes: tuple[str, ...] = ()
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        plain = {key: list(v) if isinstance(v := getattr(self, key), tuple) else v for key in KEYS}
+        return plain | {"preparation": None if self.preparation is None else self.preparation.dump()}
+
+    @classmethod
+    def read(cls, found: Any) -> "Settled":
+        """What `dump` gave. Raises DataError for anything else."""
+        try:
+            about, numbered = found["preparation"], found["numbered"]
+            return cls(
+                tuple(int(k) for k in found["inputs"]),
+                int(found["outputs"]),
+                None if found["classes"] is None else int(found["classes"]),
+                bool(found["integers"]),
+                None if numbered is None else tuple(int(k) for k in numbered),
+                None if about is None else Preparation.read(about, "the server"),
+                tuple(map(str, found["notes"])),
+            )
+        except (KeyError, TypeError, ValueError) as e:
+            raise DataError(f"the server: what it settled is damaged ({type(e).__name__}: {e})") from None
+
+
+KEYS = ("inputs", "outputs", "classes", "integers", "numbered", "notes")
+
+
+def settle(said: Mapping[str, Any], columns: Columns) -> Settled:
+    """What follows from the schemas of all sites, by name, in their order.
+
+    Raises DataError, in one line that names site and column, where they do not fit.
+    """
+    try:
+        kinds = {name: schema["kind"] for name, schema in said.items()}
+        first = next(iter(kinds))
+        for name, kind in kinds.items():
+            if kind != kinds[first]:
+                words = {"table": "a CSV file", "arrays": "an npz file"}
+                raise DataError(f"site {name!r}: has {words[kind]}, site {first!r} has {words[kinds[first]]}")
+        return _table(said, columns) if kinds[first] == "table" else _arrays(said, columns)
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise DataError(f"a site's schema is damaged ({type(e).__name__}: {e})") from None
+
+
+def _table(said: Mapping[str, Any], columns: Columns) -> Settled:
+    for column in columns.drop:
+        if not any(column in s["columns"] for s in said.values()):
+            raise DataError(f"the sites' files: no column {column!r}, which columns.drop names")
+    everywhere = [
+        Sheet(f"site {name!r}", [], {str(c): [] for c in s["columns"] if c not in columns.drop})
+        for name, s in said.items()
+    ]
+    targets = {name: str(s["target"]) for name, s in said.items()}
+    first = next(iter(targets))
+    if columns.target is None:
+        for name, target in targets.items():
+            if target != targets[first]:
+                raise DataError(
+                    f"site {name!r}: its last column is {target!r}, that of site {first!r} {targets[first]!r}; name "
+                    "the target in [columns]"
+                )
+        columns = dataclasses.replace(columns, target=targets[first])
+    names = dict.fromkeys(name for sheet in everywhere for name in sheet.columns)
+    parts = {name: {k: s["columns"][name] for k, s in said.items() if name in s["columns"]} for name in names}
+    found = {
+        name: merged(name, [_cells(c, site) for site, c in at.items()], everywhere, columns)
+        for name, at in parts.items()
+    }
+    table = Table(everywhere, found, dataclasses.replace(columns, drop=[]))
+    table.where = "the sites' files"
+    silent = _silent(table, parts)
+    if problems := [*silent, *table.problems()]:
+        raise DataError("; ".join(problems[:1] if silent else problems))
+    task, c = _task(columns), found[table.outcome[-1]]
+    numeric = c.range is not None and c.kind in ("number", "binary", "constant")
+    labels = columns.labels or (None if task == "regression" or numeric else list(c.values))
+    classes, numbered, notes = _classes(labels, c.values, c.whole, columns)
+    blank = table.preparation()
+    if labels is None and classes is not None:
+        labels = [str(v) for v in numbered or range(classes)]
+    inputs = [_trained(i, list(parts[i.name].values())) for i in blank.inputs]
+    prepared = dataclasses.replace(blank, inputs=tuple(inputs), labels=None if labels is None else tuple(labels))
+    return Settled(
+        (len(prepared.names),), classes or 1, classes, preparation=prepared,
+        notes=(*table.notes(prepared, classes), *notes),
+    )  # fmt: skip
+
+
+def _cells(said: Mapping[str, Any], site: str) -> Cells:
+    texts, one, where = said["texts"], said["one"], f"site {site!r}"
+    cells, gaps, numbers = (int(said[key]) for key in ("cells", "gaps", "numbers"))
+    spread = (-math.inf, math.inf) if numbers else (math.inf, -math.inf)
+    return Cells(
+        cells,
+        gaps,
+        numbers,
+        None if texts is None else frozenset(map(str, texts)),
+        spread if one is None else (float(one), float(one)),
+        bool(said["whole"]),
+        bool(said["dates"]),
+        bool(said["distinct"]),
+        ("a text", where) if numbers < cells - gaps else None,
+        (where, "an empty cell") if gaps else None,
+    )
+
+
+def _silent(table: Table, parts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Sites whose texts are needed and not said."""
+    said: list[str] = []
+    labels = table.columns.labels
+    for site, p in parts[table.outcome[-1]].items():
+        if labels is not None and (wrong := sorted(set(p["texts"] or ()) - set(labels))):
+            target = table.outcome[-1]
+            said.append(f"site {site!r}: column {target!r} holds {wrong[0][:40]!r}, expected {', '.join(labels)}")
+    for name, at in parts.items():
+        c = table.found[name]
+        declared = is_mapping(table.columns.categories) and name in table.columns.categories
+        texts = c.kind in ("category", "identifier", "text") and not declared
+        labels = name in table.outcome and table.columns.labels is None and table.columns.task != "regression"
+        for site, p in at.items():
+            there = int(p["cells"]) - int(p["gaps"])
+            if p["texts"] is not None or not there or not (texts or (labels and p["whole"])):
+                continue
+            if labels and name in table.outcome and int(p["numbers"]) == there:
+                then = "state the task in [columns]: classification or regression"
+                said.append(f"site {site!r}: target {name!r} holds more than {FEW} different whole numbers; {then}")
+            else:
+                why = "all distinct, so they may identify rows" if p["distinct"] else f"more than {FEW}"
+                then = "name its values in a table categories in [columns], or drop it"
+                said.append(f"site {site!r}: column {name!r} holds texts that are {why} and are not sent; {then}")
+    return said
+
+
+def _classes(
+    labels: Sequence[str] | None, values: Sequence[str], whole: bool, columns: Columns
+) -> tuple[int | None, tuple[int, ...] | None, tuple[str, ...]]:
+    """(classes or None, the labels that are numbered 0, 1, ..., notes), by the rules of `Federation.from_arrays`."""
+    task = _task(columns)
+    if labels is not None:
+        y: Any = np.arange(len(labels))
+    elif task == "regression" or not (whole or task == "classification"):
+        return None, None, ()
+    else:
+        y = np.array(sorted({float(v) for v in values}))
+        y = y.astype(np.int64) if (y == np.round(y)).all() else y
+    return _counted(y, len(labels) if labels is not None else columns.classes, task)
+
+
+def _counted(y: Any, classes: int | None, task: str) -> tuple[int | None, tuple[int, ...] | None, tuple[str, ...]]:
+    pair = np.zeros((len(y), 1)), y
+    found = Federation.from_arrays([pair], names=["all sites"], classes=classes, test_fraction=0.0, task=task)
+    numbered = found.meta.get("labels")
+    return found.classes, None if numbered is None else tuple(numbered), tuple(found.notes)
+
+
+def _trained(column: Input, said: Sequence[Mapping[str, Any]]) -> Input:
+    """An input with the values and gaps that training rows of some site have."""
+    gap = any(bool(s["gap"]) for s in said)
+    if column.values is None or column.declared:
+        return dataclasses.replace(column, gap=gap)
+    there = {str(v) for s in said for v in s["train"] or ()}
+    return dataclasses.replace(column, gap=gap, values=tuple(v for v in column.values if v in there))
+
+
+def _arrays(said: Mapping[str, Any], columns: Columns) -> Settled:
+    first, one = next(iter(said.items()))
+    if columns.standardise not in (None, "none"):
+        raise DataError(f"columns.standardise: found {columns.standardise!r}, expected none for npz files at sites")
+    for name, s in said.items():
+        for key, what in (("inputs", "inputs"), ("targets", "targets")):
+            if s[key] != one[key]:
+                there = f"those of {first!r} {one[key]}"
+                raise DataError(f"site {name!r}: {what} are of shape {s[key]} per sample, {there}")
+        for key, a, b in (
+            ("integers", "inputs are integers", "inputs are floats"),
+            ("numbers", "targets are floats", "targets are integers"),
+            ("given", "it has x_test and y_test", "it has no x_test and y_test"),
+        ):
+            if s[key] != one[key]:
+                raise DataError(f"site {name!r}: {a if s[key] else b}, not so at site {first!r}")
+    shape, task = tuple(int(k) for k in one["inputs"]), _task(columns)
+    outputs = math.prod(int(k) for k in one["targets"])
+    if one["numbers"] and task != "classification" and columns.classes is None:
+        return Settled(shape, outputs, None, bool(one["integers"]))
+    if task == "regression":
+        return Settled(shape, outputs, None, bool(one["integers"]))
+    for name, s in said.items():
+        if s.get("labels") is None:
+            then = "state the task in [columns]: classification or regression"
+            raise DataError(f"site {name!r}: targets are more than {FEW} different integers; {then}")
+    seen = sorted({int(v) for s in said.values() for v in s["labels"]})
+    classes, numbered, notes = _counted(np.array(seen), columns.classes, task)
+    assert classes is not None
+    return Settled(shape, classes, classes, bool(one["integers"]), numbered, notes=notes)
+
+
+def _flat(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Labels in a column of their own as a vector."""
+    x, y = pair
+    return (x, y[:, 0]) if not y.is_floating_point() and y.dim() == 2 and y.shape[1] == 1 else pair
+
+
+def _task(columns: Columns) -> str:
+    return "classification" if columns.task in CLASSES else columns.task
+
+
+def with_statistics(settled: Settled, fill: np.ndarray, shift: np.ndarray, scale: np.ndarray) -> Settled:
+    """What is settled with everybody's statistics; of the target last, where it is scaled."""
+    assert settled.preparation is not None
+    d = len(fill)
+    target = [float(shift[d]), float(scale[d])] if len(shift) > d else None
+    statistics = Statistics(fill.tolist(), shift[:d].tolist(), scale[:d].tolist(), target)
+    return dataclasses.replace(settled, preparation=dataclasses.replace(settled.preparation, sites={ALL: statistics}))

@@ -1,0 +1,323 @@
+"""A site from the first message to the last: it says what its file is like, makes its part of the settled experiment
+out of nothing but messages and its own file, answers, and keeps its model.
+
+    {"do": "join", ...}    what kind of experiment it is -> the schema of the file, after the operator's consent
+    {"do": "pooled", ...}  -> sums over its training rows, if they are allowed
+    {"do": "begin", ...}   the settled experiment -> a digest of the start vector
+    {"do": "train" | "evaluate", ...}  as in `Site`
+    {"do": "end", ...}     the last message, by which the site makes its own model
+
+What goes wrong comes back as {"error": one line}, without paths and cells of the file; the site's own log has them.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from polyfed.core.algorithm import REGISTRY, Algorithm
+from polyfed.core.algorithm import check as check_algorithm
+from polyfed.core.augment import augmentation
+from polyfed.core.batches import Work
+from polyfed.core.checkpoint import reason
+from polyfed.core.columns import Columns
+from polyfed.core.errors import DataError, PolyfedError, RunError
+from polyfed.data.schema import Cut, File, Settled, settle
+from polyfed.engines.local import pick_device
+from polyfed.experiment.build import make_model
+from polyfed.experiment.check import Where, read_table
+from polyfed.experiment.config import TABLES, model_of
+from polyfed.experiment.export import write_model
+from polyfed.experiment.folder import version_of
+from polyfed.experiment.rehearsal import Forms, forms
+from polyfed.experiment.run import raw
+from polyfed.experiment.steps import local_steps_of
+from polyfed.experiment.training import Settings
+from polyfed.sites.consent import RAW, Consent, words
+from polyfed.sites.message import Message, fits, pack, unpack
+from polyfed.sites.site import Site, version
+from polyfed.sites.vault import Vault
+
+FIRST = 1 << 24  # bytes of tensors in a message before the model is known
+BEGUN = "begin.message"  # in the vault: what the run began with here
+NOWHERE = Where(None, {}, {})
+
+
+class Member:
+    """One site and its data.
+
+    Parameters
+    ----------
+    name : str
+        The site's, as the server knows it.
+    data : Path
+        Its CSV or npz file.
+    vault : Path
+        Folder of its private state of one run.
+    consent : Consent
+        What its operator allows.
+    say : callable
+        Takes lines for the operator.
+    """
+
+    def __init__(
+        self, name: str, data: Path, vault: Path, consent: Consent, say: Callable[[str], None] = lambda _: None
+    ):
+        self.name, self.data, self.vault, self.consent, self.say = name, Path(data), Path(vault), consent, say
+        self.finished = False
+        self._joined: dict[str, Any] = {}  # the server's first message, once it was consented to
+        self._file: File | None = None
+        self._begun: Begun | None = None
+
+    def answer(self, message: bytes) -> bytes:
+        """The answer to a message. An error is one too."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            most = FIRST if self._begun is None else self._begun.most
+            return pack(self._answer(unpack(message, most, "the server")))
+        except PolyfedError as e:
+            self.say(str(e))
+            return pack(Message({"error": self._outside(e)}))
+        except Exception as e:  # a bug; the server hears no more of it than that
+            self.say(f"this is a bug in polyfed: {type(e).__name__}: {reason(e)}")
+            return pack(
+                Message({"error": f"{self.name}: a bug in polyfed ({type(e).__name__}); its own log says more"})
+            )
+        finally:
+            torch.set_num_threads(threads)
+
+    def _outside(self, e: PolyfedError) -> str:
+        """An error as the server may know it."""
+        if isinstance(e, DataError):
+            column = re.search(r"column '([^']+)'", str(e))
+            known = self._file.sheet.columns if self._file is not None and self._file.sheet is not None else ()
+            where = f", column {column[1]!r}" if column and column[1] in known else ""
+            return f"{self.name}: its file does not fit{where}; its own log says why"
+        text = str(e).replace(str(self.vault), "its vault").replace(str(self.data), "its file")
+        return text if self.name in text else f"{self.name}: {text}"
+
+    def _answer(self, message: Message) -> Message:
+        try:
+            do = message.head["do"]
+            if do == "join":
+                return self._join(message.head)
+            if do == "pooled":
+                return self._pooled(message)
+            if do == "begin":
+                return self._begin(message)
+            if do in ("train", "evaluate", "end"):
+                return self._go_on(do, message)
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            raise RunError(f"{self.name}: the message is damaged ({type(e).__name__}: {e})") from None
+        raise RunError(f"{self.name}: found a message that asks for {do!r}, which this version does not know")
+
+    # before the first round
+
+    def _join(self, head: Mapping[str, Any]) -> Message:
+        _same_versions(head["versions"], self.name)
+        self._file = file = File(self.data, self.name, _columns(head), Cut(**head["cut"]))
+        schema, counts = file.schema(), file.counts
+        needs = {key: RAW[key] for key in head["needs"] if key != "pooled" or file.sheet is not None}
+        method = _method(head)
+        if head != self._joined:
+            try:
+                alone = settle({self.name: schema}, file.columns)
+            except DataError:  # of one class only, say; what it comes to with the others is known at "begin"
+                alone = Settled((8,), 2, 2)
+            about = f"{method.name}, {head['experiment']}; shapes as of this site's own columns"
+            up = _forms(head, method, alone).up
+            needs |= {
+                name: method.discloses[name] for tensors in up.values() for name in tensors if name in method.discloses
+            }
+            text = words(self.name, about, schema, counts, up, needs, self.consent, method.discloses)
+            self.say(text)
+            self.consent.check(needs, self.name)
+            if self.consent.ask is not None and not self.consent.ask(text):
+                raise RunError(f"{self.name}: its operator did not consent, so nothing was sent")
+            self._joined = dict(head)
+        return Message({"site": self.name, "versions": versions(), "schema": schema, "counts": counts})
+
+    def _pooled(self, message: Message) -> Message:
+        self.consent.check({"pooled": RAW["pooled"]}, self.name)
+        settled, given = Settled.read(message.head["settled"]), {k: t.numpy() for k, t in message.tensors.items()}
+        if self._file is None or settled.preparation is None:
+            raise RunError(f"{self.name}: is asked for sums before it has joined")
+        if (columns := message.head.get("columns")) is not None:
+            kept = tuple(i for i in settled.preparation.inputs if i.values is not None or i.name in columns)
+            blank = settled.preparation.with_inputs(kept)
+        else:
+            blank = settled.preparation
+        found = self._file.sums(blank, str(message.head["what"]), given)
+        return Message({}, {name: torch.as_tensor(np.asarray(a)) for name, a in found.items()})
+
+    def _begin(self, message: Message) -> Message:
+        head = message.head
+        if self._file is None:
+            raise RunError(f"{self.name}: is asked to begin before it has joined")
+        settled = Settled.read(head["settled"])
+        if head.get("labels"):
+            self.consent.check({"labels": RAW["labels"]}, self.name)
+            return Message({"labels": self._file.labels(settled)})
+        vault = Vault(self.vault, str(head["run"]), self.name)
+        self._begun = Begun(self.name, self._file, settled, head, vault)
+        vault.keep(BEGUN, pack(message._replace(head=head | {"joined": self._joined})))
+        sent = {name for tensors in self._begun.forms.up.values() for name in tensors}
+        self.say(
+            f"{self.name}: begins {self._begun.site.algorithm.name} with {self._begun.site.task.p:,} parameters; "
+            f"what is sent: {', '.join(sorted(sent)) or 'nothing'}, {self._begun.forms.largest:,} bytes at most"
+        )
+        return Message({"w0": digest(self._begun.site.task.w0)})
+
+    # rounds
+
+    def _go_on(self, do: str, message: Message) -> Message:
+        begun = self._begun or self._reopened()
+        if message.head["run"] != begun.vault.run:
+            raise RunError(
+                f"{self.name}: {self.vault} is the vault of run {begun.vault.run!r}, and the server asks for run "
+                f"{str(message.head['run'])!r}; give each run a vault of its own"
+            )
+        if do == "end":
+            return self._end(message, begun)
+        reply = begun.site.answer(message)
+        if do == "evaluate":
+            return self._measured(message, reply, begun)
+        if not reply.head.get("diverged"):
+            fits(reply, begun.expected(int(message.head["t"]), int(message.head["phase"])), self.name)
+        return reply
+
+    def _measured(self, message: Message, reply: Message, begun: "Begun") -> Message:
+        metrics = reply.head["metrics"]
+        line = {"round": message.head.get("round"), "split": message.head["split"], **metrics}
+        begun.vault.add("metrics.jsonl", json.dumps({k: None if v != v else v for k, v in line.items()}))
+        if self.consent.metrics == "none":
+            return Message({"metrics": None, "parameters": reply.head["parameters"]})
+        return Message(reply.head | {"aggregate": self.consent.metrics == "aggregate"})
+
+    def _end(self, message: Message, begun: "Begun") -> Message:
+        w, _ = begun.site.personal(version(message.head["base"]), message.tensors)
+        begun.export(w[0], self.vault / "model.safetensors")
+        self.finished = True
+        self.say(f"{self.name}: the run is over; this site's model is {self.vault / 'model.safetensors'}")
+        return Message({"stored": True})
+
+    def _reopened(self) -> "Begun":
+        """What the vault says that has begun here, after the site was stopped."""
+        path = self.vault / BEGUN
+        if not path.is_file():
+            raise RunError(f"{self.name}: {self.vault} has no run; start the server again, so that this site joins")
+        head = unpack(path.read_bytes(), FIRST, str(path)).head
+        joined = self._joined = head["joined"]
+        self._file = File(self.data, self.name, _columns(joined), Cut(**joined["cut"]))
+        vault = Vault(self.vault, str(head["run"]), self.name)
+        self._begun = Begun(self.name, self._file, Settled.read(head["settled"]), head, vault)
+        return self._begun
+
+
+class Begun:
+    """A site's part of a settled experiment.
+
+    head: of the message "begin"
+    """
+
+    def __init__(self, name: str, file: File, settled: Settled, head: Mapping[str, Any], vault: Vault):
+        self.settled, self.vault, self.head = settled, vault, head
+        t, method, model = _training(head), _method(head), _model(head, settled)
+        assert t.loss is not None, "the server has settled it"
+        task = t.task(model, t.loss, pick_device(t.device), class_weights=head["weights"])
+        check_algorithm(method, task.dtype)
+        if settled.preparation is not None:
+            self.preparation, data = file.fitted(settled.preparation)
+        else:
+            self.preparation, data = None, file.prepared(settled)
+        task.check(data["train"], settled.classes, str(head["model"].get("name")))
+        placed = {key: task.place(split) for key, split in data.items()}
+        vault.same("data", _digest_of(placed), "its data have changed since the run began; restore the file as it was")
+        steps = local_steps_of(head["steps"], [name])
+        work = Work(t.epochs, steps, t.batch_size, augmentation(t.augment, settled.inputs))
+        self.site = Site(name, task, placed, method, work, t.seed, vault)
+        self.forms = forms(method, task, settled.inputs, settled.classes, settled.outputs)
+        self.most = 2 * max(self.forms.down, 8 * task.p) + FIRST
+
+    def expected(self, t: int, phase: int) -> Mapping[str, Any]:
+        """What may leave in one exchange."""
+        return self.forms.of(self.site.algorithm.phases(t), phase)
+
+    def export(self, w: torch.Tensor, path: Path) -> None:
+        """Write the site's model, with what `polyfed predict` needs beside it."""
+        task, head, preparation = self.site.task, self.head, self.preparation
+        facts = {
+            "client": self.site.name,
+            "shared_by_all_clients": False,
+            "model": head["model"],
+            "classes": self.settled.classes,
+            "inputs": list(self.settled.inputs),
+            "outputs": self.settled.outputs,
+            "loss": head["training"]["loss"],
+            "dtype": str(task.dtype).removeprefix("torch."),
+            "algorithm": head["algorithm"],
+            "data": {"name": "this site's"},
+            "seed": head["training"]["seed"],
+            "run": self.vault.run,
+            "polyfed": version_of("polyfed"),
+        }
+        if preparation is not None:
+            facts["preparation"] = preparation.only(self.site.name).dump()
+        write_model(path, task.layout.named(w) | task.fixed, facts)
+
+
+def versions() -> dict[str, str]:
+    """Of what must be the same at server and sites."""
+    return {package: version_of(package) for package in ("polyfed", "torch")}
+
+
+def digest(w: torch.Tensor) -> str:
+    """sha256 of a vector."""
+    return hashlib.sha256(raw(w)).hexdigest()
+
+
+def _same_versions(there: Mapping[str, str], name: str) -> None:
+    for package, mine in versions().items():
+        if there.get(package) != mine:
+            raise RunError(f"{name}: has {package} {mine}, the server has {there.get(package)}; install the same")
+
+
+def _columns(head: Mapping[str, Any]) -> Columns:
+    return Columns(**head["columns"])
+
+
+def _training(head: Mapping[str, Any]) -> Settings:
+    return read_table(Settings, head["training"], NOWHERE, TABLES)
+
+
+def _method(head: Mapping[str, Any]) -> Algorithm:
+    table = {key.replace("-", "_"): value for key, value in head["algorithm"].items()}
+    return REGISTRY.make(table.pop("name"), table)
+
+
+def _model(head: Mapping[str, Any], settled: Settled) -> torch.nn.Module:
+    table = model_of(head["model"], NOWHERE)
+    if table.file is not None:
+        raise RunError("the model is in a file, which a site does not run; name one of polyfed's own")
+    return make_model(table, settled.inputs, settled.outputs, head["training"]["seed"])
+
+
+def _forms(head: Mapping[str, Any], method: Algorithm, settled: Settled) -> Forms:
+    """What the method sends on a file like this one."""
+    t = _training(head)
+    task = t.task(_model(head, settled), "mse" if settled.classes is None else "cross-entropy", "cpu", metrics=())
+    return forms(method, task, settled.inputs, settled.classes, settled.outputs)
+
+
+def _digest_of(data: Mapping[str, Any]) -> str:
+    found = hashlib.sha256()
+    for key in sorted(data):
+        for t in (data[key].x, data[key].y):
+            found.update(f"{key} {t.dtype} {list(t.shape)}".encode() + raw(t))
+    return found.hexdigest()

@@ -1,0 +1,104 @@
+"""Consent: what leaves a site, in words, before anything does; and what its operator has allowed."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from polyfed.core.errors import RunError
+from polyfed.sites.message import Form
+
+MEANING = {
+    "w": "a model, after training here",
+    "dw": "the change of the model by training here",
+    "u": "a mixture of models",
+    "h": "the gradient of this site's loss",
+    "g": "the gradient of this site's loss",
+    "z": "the model after a step, with its correction",
+    "dc": "the change of this site's control variate (a mean gradient)",
+    "common": "the shared part of the model, after training here",
+    "cluster": "which of the server's models fits this site best",
+    "version": "which model the reply is made from",
+    "mask": "which parameters this site trains",
+    "smoothness": "an estimate of how fast this site's gradient changes",
+    "values": "the largest entries of the gradient of this site's loss",
+    "at": "where they are",
+}
+RAW = {
+    "pooled": "sums and sums of squares of every column over this site's training rows; for columns with gaps also how "
+    "many values are at most some thresholds",
+    "labels": "the number of training rows of each class",
+}
+
+
+@dataclass(frozen=True)
+class Consent:
+    """What an operator lets leave the site.
+
+    allow: what is made of samples and not of training, and may leave: "pooled", "labels", "signature"
+    metrics: how good models are on this site's samples. "own": the server receives and writes down this site's numbers.
+        "aggregate": it receives them, and writes down only their mean over all sites that say so, if there are two or
+        more; that is the server's program and no cryptography. "none": they stay here
+    ask: shown the text before anything is sent; True goes on. None: yes
+    """
+
+    allow: frozenset[str] = frozenset()
+    metrics: Literal["none", "aggregate", "own"] = "own"
+    ask: Callable[[str], bool] | None = None
+
+    def check(self, needs: Mapping[str, str], who: str) -> None:
+        """Raise RunError for what is made of samples, asked for, and not allowed."""
+        for name, words in needs.items():
+            if name not in self.allow:
+                raise RunError(f"{who}: {name!r} is made of samples ({words}) and not allowed here; --allow {name}")
+
+
+def words(
+    site: str,
+    method: str,
+    schema: Mapping[str, Any],
+    counts: Mapping[str, int],
+    up: Mapping[str, Mapping[str, Form]],
+    needs: Mapping[str, str],
+    consent: Consent,
+    discloses: Mapping[str, str],
+) -> str:
+    """What will leave a site, for its operator to read.
+
+    schema, counts: of its file     up: tensors by exchange     needs: what is made of samples, and what it is
+    """
+    said = [f"What leaves the site {site!r} ({method}):", "  once, before the first round:"]
+    said += [f"    numbers of rows: {', '.join(f'{key} {n}' for key, n in counts.items())}"]
+    said += [f"    {line}" for line in _of_schema(schema)]
+    said += ["  in every round that it takes part in:"]
+    forms = {name: form for tensors in up.values() for name, form in tensors.items()}
+    for name, form in forms.items():
+        meaning = discloses.get(name) or MEANING.get(name, f"a tensor of {method}, see its description")
+        mark = ", MADE OF SAMPLES" if name in discloses else ""
+        said.append(f"    {name}: {form}, {form.bytes:,} bytes: {meaning}{mark}")
+    said += [f"    {'nothing' if not forms else 'seconds and number of steps'}"]
+    said += [
+        {
+            "own": "  metrics: this site's numbers",
+            "aggregate": "  metrics: this site's numbers, which the server only writes down averaged over sites",
+            "none": "  metrics: none",
+        }[consent.metrics]
+    ]
+    for name, meaning in needs.items():
+        if name not in forms:
+            said.append(f"  {name}: {meaning}, MADE OF SAMPLES")
+    refused = [name for name in needs if name not in consent.allow]
+    if refused:
+        said.append(f"  not allowed, so the site does not join: {', '.join(refused)} (--allow {','.join(refused)})")
+    return "\n".join(said)
+
+
+def _of_schema(schema: Mapping[str, Any]) -> list[str]:
+    if schema["kind"] != "table":
+        labels = f", labels {', '.join(map(str, schema['labels']))}" if schema.get("labels") else ""
+        return [f"shapes of one sample: inputs {schema['inputs']}, targets {schema['targets']}{labels}"]
+    columns: dict[str, Any] = schema["columns"]
+    said = [f"names of columns, how many cells are empty or numbers: {', '.join(columns)}"]
+    for name, c in columns.items():
+        if c.get("texts"):
+            said.append(f"values of {name}: {', '.join(c['texts'])}")
+    return said

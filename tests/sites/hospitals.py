@@ -1,0 +1,107 @@
+"""Small hospitals with a CSV file each, run on one machine and as sites that only messages reach."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from polyfed.core.batches import Work
+from polyfed.engines.remote import Direct
+from polyfed.experiment.build import Parts
+from polyfed.experiment.config import resolve
+from polyfed.experiment.fit import fit
+from polyfed.experiment.member import Member
+from polyfed.experiment.remote import serve
+from polyfed.experiment.run import Run
+from polyfed.sites.consent import Consent
+
+NAMES = ("bern", "oslo", "riga")
+ALL = Consent(frozenset({"pooled", "labels", "signature"}))
+SIZES = {"bern": 21, "oslo": 30, "riga": 16}
+
+assert Work  # the runs below use the package as a user would
+
+
+def rows(name: str, regression: bool = False) -> list[str]:
+    """The lines of a hospital's file: numbers with gaps, a category that bern has a value less of, a constant."""
+    rng = np.random.default_rng([*name.encode()])
+    kinds = ["mild", "severe"] if name == "bern" else ["mild", "severe", "none"]
+    found = ["age,pressure,unit,pain,outcome"]
+    for _ in range(SIZES[name]):
+        age, kind = rng.normal(60, 9), rng.choice(kinds)
+        pressure = "" if rng.random() < 0.15 else f"{rng.normal(130, 15):.1f}"
+        risk = (age - 60) / 9 + (kind == "severe") - 0.3 + rng.normal(0, 0.5)
+        outcome = f"{risk:.3f}" if regression else ("ill" if risk > 0 else "well")
+        found.append(f"{age:.2f},{pressure},7,{kind},{outcome}")
+    return found
+
+
+def folder(path: Path, regression: bool = False) -> Path:
+    path.mkdir()
+    for name in NAMES:
+        (path / f"{name}.csv").write_text("\n".join(rows(name, regression)) + "\n")
+    return path
+
+
+def experiment(path: Path, method: str, data: str = "", **top: object) -> Path:
+    """An experiment file. method: the lines of [algorithm]     data: further lines, of [data] and [columns]"""
+    settings = {"rounds": 3, "local-epochs": 2, "batch-size": 8, "seed": 3, "device": "cpu"} | top
+    lines = [f"{key} = {value!r}".replace("'", '"').replace("True", "true") for key, value in settings.items()]
+    path.write_text("\n".join([*lines, "[algorithm]", method, "[data]", data]) + "\n")
+    return path
+
+
+def on_one_machine(file: Path, data: Path) -> Run:
+    """The experiment as `polyfed run` has it, on a folder with all files, clients one by one."""
+    found = resolve(file, {"data": {"name": str(data)}})
+    parts, method = Parts(found), found.methods[0].algorithm
+    training = replace(parts.training(found.seeds[0]), chunk=1, workers=1)
+    return fit(parts.model(found.seeds[0]), parts.federation(found.seeds[0]), method, training)
+
+
+class Sites:
+    """The hospitals' members. `consent` and `data` may be changed before they are asked."""
+
+    def __init__(self, place: Path, data: Path, consent: Consent = ALL, names: tuple[str, ...] = NAMES):
+        self.place, self.names, self.lines = place, names, []
+        self.data = {name: next(data.glob(f"{name}.*")) for name in names}
+        self.consent = dict.fromkeys(names, consent)
+        self.members: dict[str, Member] = {}
+
+    def member(self, name: str) -> Member:
+        if name not in self.members:
+            vault = self.place / "vaults" / name
+            self.members[name] = Member(name, self.data[name], vault, self.consent[name], self.lines.append)
+        return self.members[name]
+
+    def answer(self, name: str, data: bytes) -> bytes:
+        return self.member(name).answer(data)
+
+    def direct(self, kind: Callable[..., Direct] = Direct) -> Direct:
+        return kind(self.names, self.answer)
+
+    def model(self, name: str) -> torch.Tensor:
+        """What the site would deploy, from its vault."""
+        from safetensors.torch import load_file
+
+        return torch.cat([t.flatten() for t in load_file(self.place / "vaults" / name / "model.safetensors").values()])
+
+
+def at_sites(file: Path, sites: Sites, transport: Direct | None = None, out: str = "run", **how: object) -> Run:
+    return serve(file, transport or sites.direct(), sites.place / out, sites=sites.names, say=sites.lines.append, **how)
+
+
+def same(here: Run, there: Run, sites: Sites) -> None:
+    """Server state and models, to the bit."""
+    assert here.server.keys() == there.server.keys()
+    for name, t in here.server.items():
+        assert torch.equal(t, there.server[name]), f"server {name}"
+    for i, name in enumerate(sites.names):
+        named = here.loop.task.layout.named(here.personal[i])
+        mine = torch.cat([named[key].flatten() for key in sorted(named)])
+        from safetensors.torch import load_file
+
+        found = load_file(sites.place / "vaults" / name / "model.safetensors")
+        assert torch.equal(mine, torch.cat([found[key].flatten() for key in sorted(found)])), f"model of {name}"
