@@ -15,9 +15,8 @@ class Events:
         self.path, self.quiet = folder / NAME, quiet
 
     def __call__(self, line: str) -> None:
-        line = " ".join(line.split())
         if not self.quiet:
             stderr.print(f"{time.strftime('%H:%M:%S')} {line}", soft_wrap=True, markup=False)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as f:
-            f.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+            f.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(line.split())}\n")

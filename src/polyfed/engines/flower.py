@@ -106,8 +106,10 @@ class Child:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def stop(self) -> None:
-        """End it, in a second or at once."""
+    def stop(self, at_once: bool = False) -> None:
+        """End it, in order or at once."""
+        if at_once:
+            self.process.kill()
         self.process.terminate()
         try:
             self.process.wait(3)

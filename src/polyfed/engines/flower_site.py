@@ -74,7 +74,8 @@ class Attendance:
         if self._door is not None:
             self._door.close()
         if self._node is not None:
-            self._node.stop()
+            # Flower gives the server no reply of a site that has taken leave, even if it is there
+            self._node.stop(at_once=self.over())
         for name in ("node.key", "supernode.secret", STATE):
             (self.folder / name).unlink(missing_ok=True)
 

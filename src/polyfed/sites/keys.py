@@ -15,7 +15,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polyfed.core.checkpoint import flush, reason
 from polyfed.core.errors import ConfigError, RunError, closest
 
 try:
@@ -175,7 +174,7 @@ class Keys:
         except FileNotFoundError:
             raise ConfigError(f"{self.folder}: no keys of a federation; make them with polyfed keys init") from None
         except (OSError, ValueError, KeyError, TypeError) as e:
-            raise RunError(f"{self._register} is damaged ({reason(e)}); restore it from a copy") from None
+            raise RunError(f"{self._register} is damaged ({_reason(e)}); restore it from a copy") from None
 
     def _save(self, register: Mapping[str, Any]) -> None:
         write(self._register, json.dumps(register, indent=1).encode())
@@ -184,7 +183,7 @@ class Keys:
         try:
             return load(path.read_bytes())
         except (OSError, ValueError) as e:
-            raise RunError(f"{path}: cannot be read as a key or certificate ({reason(e)})") from None
+            raise RunError(f"{path}: cannot be read as a key or certificate ({_reason(e)})") from None
 
 
 def site_key(path: Path) -> SiteKey:
@@ -196,7 +195,7 @@ def site_key(path: Path) -> SiteKey:
         x509.load_pem_x509_certificate(found.authority.encode())
         return found
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        raise ConfigError(f"{path}: not a site's key, as polyfed keys add makes it ({reason(e)})") from None
+        raise ConfigError(f"{path}: not a site's key, as polyfed keys add makes it ({_reason(e)})") from None
 
 
 def warning(what: str, end: datetime, cure: str) -> str:
@@ -225,10 +224,11 @@ def write(path: Path, data: bytes, private: bool = False) -> None:
         draft.unlink(missing_ok=True)
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644), "wb") as f:
             f.write(data)
-        flush(draft)
+            f.flush()
+            os.fsync(f.fileno())
         os.replace(draft, path)
     except OSError as e:
-        raise RunError(f"cannot write {path}: {reason(e)}") from None
+        raise RunError(f"cannot write {path}: {_reason(e)}") from None
 
 
 def _certificate(host: str | None, issuer: Any, public: Any, days: int, now: datetime) -> Any:
@@ -254,3 +254,9 @@ def _now() -> datetime:
 
 def _when(text: str) -> datetime:
     return datetime.fromisoformat(text)
+
+
+def _reason(error: Exception) -> str:
+    from polyfed.core.checkpoint import reason  # with torch
+
+    return reason(error)
