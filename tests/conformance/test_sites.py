@@ -140,7 +140,7 @@ class Absent(LocalEngine):
     def send(self, down, round):
         self.phase = round.phase
 
-    def wait(self, ids):
+    def wait(self, ids, first=False):
         if (self.loop.t, self.phase) != self.at or self.who not in ids:
             return Answers(ids, {})
         self.missed = True

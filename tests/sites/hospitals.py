@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from polyfed.core.batches import Work
 from polyfed.engines.remote import Direct
 from polyfed.experiment.build import Parts
 from polyfed.experiment.config import resolve
@@ -20,8 +19,6 @@ from polyfed.sites.consent import Consent
 NAMES = ("bern", "oslo", "riga")
 ALL = Consent(frozenset({"pooled", "labels", "signature"}))
 SIZES = {"bern": 21, "oslo": 30, "riga": 16}
-
-assert Work  # the runs below use the package as a user would
 
 
 def rows(name: str, regression: bool = False) -> list[str]:
@@ -53,11 +50,11 @@ def experiment(path: Path, method: str, data: str = "", **top: object) -> Path:
     return path
 
 
-def on_one_machine(file: Path, data: Path) -> Run:
+def on_one_machine(file: Path, data: Path, **settings: object) -> Run:
     """The experiment as `polyfed run` has it, on a folder with all files, clients one by one."""
     found = resolve(file, {"data": {"name": str(data)}})
     parts, method = Parts(found), found.methods[0].algorithm
-    training = replace(parts.training(found.seeds[0]), chunk=1, workers=1)
+    training = replace(parts.training(found.seeds[0]), chunk=1, workers=1, **settings)
     return fit(parts.model(found.seeds[0]), parts.federation(found.seeds[0]), method, training)
 
 

@@ -2,8 +2,14 @@
 
 import numpy as np
 import pytest
-from hospitals import Sites, at_sites, experiment, folder, on_one_machine, same
+from hospitals import NAMES, Sites, at_sites, experiment, folder, on_one_machine, same
 
+from polyfed.core.errors import RunError
+from polyfed.core.schedule import Replay
+from polyfed.engines.remote import Direct
+from polyfed.sites import Message, pack, unpack
+
+CLIENT = '[columns]\nstandardise = "client"'
 FEDAVG = 'name = "fedavg"\nlr = 0.1'
 METHODS = {
     "fedavg": FEDAVG,
@@ -29,3 +35,69 @@ def test_sites_with_their_own_files_give_the_bits_of_one_machine_with_all(method
     same(here, there, sites)
     assert np.allclose(here.final["test"]["loss"], there.final["test"]["loss"], rtol=0, atol=1e-6)
     assert (here.parameters == there.parameters).all()
+
+
+class Scrambled(Direct):
+    """Replies come one by one, in an order that no schedule knows."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.rng = np.random.default_rng(5)
+
+    def pull(self, names, enough=None, seconds=None):
+        some = [*names] if enough is None else [str(name) for name in self.rng.permutation(names)]
+        return super().pull(some, enough, seconds)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbuff", "fedasync", "ditto", "fpfc"])
+def test_replies_taken_as_they_come_are_replayed_to_the_bit(method, tmp_path):
+    """By the order in the ledger, on one machine; evaluations in between take the place of messages under way."""
+    data = folder(tmp_path / "data")
+    columns = '[columns]\nstandardise = "client"\n[schedule]\nname = "asynchronous"'
+    file = experiment(tmp_path / "study.toml", f'name = "{method}"', columns, rounds=9, **{"evaluate-every": 4})
+    sites = Sites(tmp_path, data)
+    there = at_sites(file, sites, sites.direct(Scrambled))
+    assert len(there.ledger) == 9
+    assert there.ledger["staleness"].max() > 0, "no reply was late"
+    found = Replay.of(there.ledger)
+    plain = experiment(tmp_path / "plain.toml", f'name = "{method}"', '[columns]\nstandardise = "client"', rounds=9)
+    same(on_one_machine(plain, data, schedule=found), there, sites)
+
+
+class Silent(Direct):
+    """One site answers nothing in one round; the time is over at once."""
+
+    lost, at = "oslo", 1
+
+    def push(self, messages):
+        super().push(messages)
+        for name, message in messages.items():
+            if name == self.lost and message.head.get("t") == self.at and message.head["do"] == "train":
+                del self._asked[name]
+
+
+def test_a_round_goes_on_with_a_quorum_and_the_site_comes_back(tmp_path):
+    data = folder(tmp_path / "data")
+    file, sites = experiment(tmp_path / "study.toml", 'name = "scaffold"', CLIENT), Sites(tmp_path, data)
+    there = at_sites(file, sites, sites.direct(Silent), wait=0.0, quorum=2)
+    missed = there.ledger[there.ledger["seconds"] == 0]
+    assert missed[["round", "client", "up_bytes"]].to_numpy().tolist() == [[1, 1, 0]]
+    assert "round 1: oslo is missing: no answer within 0 s" in sites.lines
+    assert "oslo is missing" in (tmp_path / "run" / "log.txt").read_text()
+    same(on_one_machine(file, data, schedule=Replay.of(there.ledger)), there, sites)
+
+
+def test_without_a_quorum_the_run_ends_saved_and_goes_on(tmp_path):
+    data = folder(tmp_path / "data")
+    file, sites = experiment(tmp_path / "study.toml", FEDAVG, CLIENT), Sites(tmp_path, data)
+
+    def refuse(name, message):
+        head = unpack(message, 1 << 20, name).head
+        late = name == "riga" and head.get("t") == 2
+        return pack(Message({"error": "riga: the disk is full"})) if late else sites.answer(name, message)
+
+    with pytest.raises(RunError, match=r"round 2: 2 of 3 sites have answered, expected 3 \(riga: the disk is full\)$"):
+        at_sites(file, sites, Direct(NAMES, refuse))
+    there = at_sites(file, sites, resume=True)
+    assert there.rounds == 3
+    same(on_one_machine(file, data), there, sites)

@@ -41,8 +41,8 @@ class Engine(Protocol):
         """Give the clients `round.ids` their messages. Does not wait."""
         ...
 
-    def wait(self, ids: np.ndarray) -> Answers:
-        """Who of `ids` has replied. Waits for as long as the engine was told to."""
+    def wait(self, ids: np.ndarray, first: bool = False) -> Answers:
+        """Who of `ids` has replied. Waits for as long as the engine was told to; with `first`, until somebody has."""
         ...
 
     def exchange(

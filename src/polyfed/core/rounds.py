@@ -16,7 +16,7 @@ from polyfed.core.errors import ConfigError, Diverged, RunError
 from polyfed.core.ledger import Ledger, down_bytes
 from polyfed.core.optimizers import StepSizes
 from polyfed.core.randomness import client_keys
-from polyfed.core.schedule import Schedule
+from polyfed.core.schedule import Arrivals, Schedule, Turn
 from polyfed.core.task import Task
 from polyfed.core.uplinks import Forge, NotKept, Rule, Tally
 from polyfed.core.worker import Reply, expand
@@ -138,12 +138,13 @@ class Loop:
                     raise
 
     def _step(self) -> np.ndarray:
-        send, take, passed = self.schedule.turn(self.seed, self.t, self.keys)
+        self.missing = {}
+        send, take, passed = self._turn()
         algorithm = self.algorithm.decayed(self.step_sizes.at(self.t))
         phases = algorithm.phases(self.t)
         if not np.array_equal(send, take):
             self._refuse_late(algorithm, self.t)
-        book, self.missing = Book(take), {}
+        book = Book(take)
         if phases == 1:
             take = self._phase(algorithm, send, take, (1, 0), book)
         else:
@@ -156,6 +157,23 @@ class Loop:
         self.clock += passed
         self.whole = True
         return take
+
+    def _turn(self) -> Turn:
+        """Who is sent a message and whose replies are taken; whoever comes first, where the schedule leaves it open."""
+        if not isinstance(self.schedule, Arrivals):
+            return self.schedule.turn(self.seed, self.t, self.keys)
+        busy = np.concatenate([np.zeros(0, dtype=np.int64), *(f.ids for f in self.flights)])
+        send = self.schedule.dispatch(self.seed, self.t, self.keys, busy)
+        self._refuse_late(self.algorithm, self.t)
+        self._send(send, 0)
+        ids, missing = self.engine.wait(np.sort(np.concatenate([busy, send])), first=True)
+        self._lost(missing)
+        return Turn(np.zeros(0, dtype=np.int64), ids[:1])
+
+    def _lost(self, missing: dict[int, str]) -> list[Flight]:
+        """Note who does not answer; the messages to them, which are then no longer under way."""
+        self.missing |= {self.names[i]: why for i, why in missing.items()}
+        return self._landed(np.array(sorted(missing))) if missing else []
 
     def _phases(self, algorithm: Algorithm, phases: int, take: np.ndarray, book: Book) -> np.ndarray:
         """A round of several exchanges; it counts whole or not at all."""
@@ -188,14 +206,12 @@ class Loop:
             return take
         ids, missing = self.engine.wait(take)
         if missing:
-            self.missing |= {self.names[i]: why for i, why in missing.items()}
-            lost = np.array(sorted(missing))
-            for f in self._landed(take if phases > 1 else lost):
+            for f in self._lost(missing) + (self._landed(take) if phases > 1 else []):
                 book.sent(f.ids, f.bytes)
             if not len(ids):
                 raise RunError(f"round {self.t}: no client has replied ({', '.join(sorted({*missing.values()}))})")
             if phases > 1:
-                raise Shrunk(lost)
+                raise Shrunk(np.array(sorted(missing)))
         sent, messages = self._arrivals(ids, book)
         received = messages
         if book.earlier is not None and np.array_equal(book.earlier[0], ids):  # a model may be answered later

@@ -413,6 +413,93 @@ class Asynchronous(Schedule):
             clock, t = due, t + 1
 
 
+@dataclass(frozen=True)
+class Arrivals(Schedule):
+    """Every reply of a real site is taken when it arrives, one a turn: who that is, nobody knows beforehand.
+
+    Parameters
+    ----------
+    concurrency : int or None
+        Clients at work at any time; none: all.
+    """
+
+    concurrency: int | None = setting(None, ge=1)
+
+    def late(self, n: int) -> bool:
+        return n > 1 and self.concurrency != 1
+
+    def replies(self, n: int) -> int:
+        return 1
+
+    def dispatch(self, seed: int, t: int, keys: np.ndarray, busy: np.ndarray) -> np.ndarray:
+        """Who is sent a message at the start of a turn: drawn among those at rest.
+
+        Parameters
+        ----------
+        seed : int
+            The run's seed.
+        t : int
+            Turn, from 0.
+        keys : array
+            [n] client keys.
+        busy : array
+            Positions of the clients that are at work.
+
+        Returns
+        -------
+        array
+            Sorted positions of the clients.
+        """
+        resting = np.setdiff1d(np.arange(len(keys)), busy)
+        luck = np.argsort(priorities(seed, "dispatch", t, keys[resting]), kind="stable")
+        most = min(self.concurrency or len(keys), len(keys))
+        return np.sort(resting[luck[: max(0, most - len(busy))]])
+
+
+@dataclass(frozen=True)
+class Replay(Schedule):
+    """The turns of another run over again, whatever decided them: who was sent a message when, and who was taken.
+
+    Parameters
+    ----------
+    turns : tuple of Turn
+        One for each turn.
+    """
+
+    turns: tuple[Turn, ...]
+
+    @classmethod
+    def of(cls, ledger: Mapping[str, Any]) -> "Replay":
+        """From a run's ledger, as `Run.ledger` gives it.
+
+        Parameters
+        ----------
+        ledger : mapping of array
+            Its columns.
+
+        Returns
+        -------
+        Replay
+            As many turns as the ledger has; who was asked and did not answer is left out.
+        """
+        taken, client, late, seconds = (np.asarray(ledger[key]) for key in ("round", "client", "staleness", "seconds"))
+        there = (taken >= 0) & (seconds > 0)
+        taken, client, sent = taken[there], client[there], (taken - late)[there]
+        turns = range(int(taken.max(initial=-1)) + 1)
+        return cls(tuple(Turn(np.sort(client[sent == t]), np.sort(client[taken == t])) for t in turns))
+
+    def late(self, n: int) -> bool:
+        return any(not np.array_equal(turn.send, turn.take) for turn in self.turns)
+
+    def replies(self, n: int) -> int:
+        return max((len(turn.take) for turn in self.turns), default=1)
+
+    def turn(self, seed: int, t: int, keys: np.ndarray) -> Turn:
+        if t >= len(self.turns):
+            raise ConfigError(f"replay: found {len(self.turns)} turns, expected one more for round {t}")
+        return self.turns[t]
+
+
 SCHEDULES.add("uniform", Uniform)
 SCHEDULES.add("bernoulli", Bernoulli)
 SCHEDULES.add("asynchronous", Asynchronous)

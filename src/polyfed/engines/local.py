@@ -96,7 +96,7 @@ class LocalEngine:
     def send(self, down: Down, round: Round) -> None:
         """Clients are run when their reply is taken, on the loop's own copy of the message."""
 
-    def wait(self, ids: np.ndarray) -> Answers:
+    def wait(self, ids: np.ndarray, first: bool = False) -> Answers:
         """Everybody is here."""
         return Answers(ids, {})
 

@@ -248,7 +248,7 @@ class RayEngine:
     def send(self, down: Down, round: Round) -> None:
         """Clients are run when their reply is taken."""
 
-    def wait(self, ids: np.ndarray) -> Answers:
+    def wait(self, ids: np.ndarray, first: bool = False) -> Answers:
         return Answers(ids, {})
 
     def exchange(

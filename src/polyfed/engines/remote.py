@@ -18,6 +18,7 @@ from polyfed.core.engine import Answers, Silent
 from polyfed.core.errors import RunError
 from polyfed.core.optimizers import StepSizes
 from polyfed.core.randomness import client_keys
+from polyfed.core.settings import is_mapping
 from polyfed.core.uplinks import Tally, added_up
 from polyfed.core.worker import Plan, Reply, chunks, expand
 from polyfed.sites.message import Form, Message, fits, form_of, pack, unpack
@@ -142,6 +143,8 @@ class Asking:
                 break
             self.say(f"{what}: waiting for {', '.join(waiting)}")
             start = time.monotonic()
+        for name, why in failed.items():
+            self.say(f"{what}: {name} is missing: {why}")
         if len(found) < (1 if one else needed):
             said = "; ".join(why if name in why else f"{name}: {why}" for name, why in failed.items())
             raise Silent(f"{what}: {len(found)} of {len(messages)} sites have answered, expected {needed} ({said})")
@@ -208,10 +211,12 @@ class RemoteEngine:
         self._safe, self._saving = self._base.copy(), self._base.copy()  # as of the last checkpoint, and of its draft
         self._asked: dict[str, Message] = {}  # messages under way
         self._replies: dict[int, Message] = {}
+        self._used: set[int] = set()  # whose replies this round has used
 
     def send(self, down: Down, round: Round) -> None:
         messages = {self.names[i]: m for i, m in self._messages(down, round).items()}
         self._asked |= messages
+        self._replies = {i: reply for i, reply in self._replies.items() if self.names[i] not in messages}
         self.asking.ask(messages)
 
     def _messages(self, down: Down, round: Round) -> dict[int, Message]:
@@ -228,15 +233,19 @@ class RemoteEngine:
         return {"base": self._base[i].tolist(), "keep": keep[i].tolist()}
 
     def wait(self, ids: np.ndarray, first: bool = False) -> Answers:
-        names = [self.names[int(i)] for i in ids]
+        there = [int(i) for i in self._replies if i in ids]  # in the order in which they came
+        if len(there) == len(ids) or (first and there):
+            return Answers(np.array(there), {})
+        names = [self.names[int(i)] for i in ids if i not in there]
         asked = {name: self._asked[name] for name in names}
         what = f"round {max(int(m.head['t']) for m in asked.values())}"
         found, missing = self.asking.answers(asked, what, self._wrong, self.quorum, first)
-        at = {name: int(i) for name, i in zip(names, ids, strict=True)}
+        at = {self.names[int(i)]: int(i) for i in ids}
         self._replies |= {at[name]: reply for name, reply in found.items()}
         for name in [*found, *missing]:
             del self._asked[name]
-        return Answers(np.array(sorted(at[name] for name in found)), {at[name]: why for name, why in missing.items()})
+        who = [*there, *(at[name] for name in found)]
+        return Answers(np.array(who if first else sorted(who)), {at[name]: why for name, why in missing.items()})
 
     def _wrong(self, name: str, reply: Message) -> str | None:
         """What is wrong with a reply; "" if it is one to an earlier message."""
@@ -264,6 +273,7 @@ class RemoteEngine:
     ) -> Reply:
         ids = [int(i) for i in round.ids.cpu().numpy()]
         seconds, steps = np.zeros(len(ids)), np.zeros(len(ids), dtype=np.int64)
+        self._used.update(ids)
         diverged = [row for row, i in enumerate(ids) if self._replies[i].head.get("diverged")]
         if diverged:
             return Reply(seconds, steps, diverged[0])
@@ -294,11 +304,16 @@ class RemoteEngine:
 
     def commit(self) -> None:
         self._held = self._base.copy()
-        self._replies = {}
+        self._forget()
 
     def abandon(self) -> None:
         self._base = self._held.copy()
-        self._replies = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        """Replies that were used, or dropped; those that came early stay."""
+        self._replies = {i: reply for i, reply in self._replies.items() if i not in self._used}
+        self._used = set()
 
     def evaluate(self, algorithm: Algorithm, down: Down, split: str) -> dict[str, np.ndarray]:
         """Each client's metrics [n], as far as its site says them; NaN for a site that does not, or does not answer."""
@@ -336,9 +351,9 @@ class RemoteEngine:
             for i, name in enumerate(self.names)
         }
         self.asking.ask(messages)
-        found, missing = self.asking.answers(messages, what, _no_metrics, self.quorum)
-        for name, why in missing.items():
-            self.asking.say(f"{what}: {name}: {why}")
+        found, _ = self.asking.answers(messages, what, _no_metrics, self.quorum)
+        if self._asked:  # this message has taken the place of one that is under way
+            self.asking.ask(self._asked)
         return found
 
     def personal(self, algorithm: Algorithm, down: Down, ids: np.ndarray) -> Tensor:
@@ -373,9 +388,9 @@ def _no_metrics(name: str, reply: Message) -> str | None:
         return None
     if "metrics" not in head:
         return ""
-    metrics, numbers = head["metrics"], (int, float)
+    metrics: Any = head["metrics"]
     right = metrics is None or (
-        isinstance(metrics, dict) and len(metrics) <= METRICS and all(isinstance(v, numbers) for v in metrics.values())
+        is_mapping(metrics) and len(metrics) <= METRICS and all(isinstance(v, int | float) for v in metrics.values())
     )
     if not right or not isinstance(head.get("parameters"), int) or reply.tensors:
         return f"{name}: its metrics are damaged"

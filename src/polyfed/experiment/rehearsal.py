@@ -157,10 +157,10 @@ def forms(
     task.random, task.scores = True, ()
 
     def draw() -> tuple[Tensor, Tensor]:
-        x = torch.from_numpy(rng.integers(0, 2, (size, *shape)) if task.integers else rng.normal(size=(size, *shape)))
+        x = torch.as_tensor(rng.integers(0, 2, (size, *shape)) if task.integers else rng.normal(size=(size, *shape)))
         if classes is not None:
             return x, torch.arange(size) % classes
-        y = torch.from_numpy(rng.normal(size=(size, outputs)))
+        y = torch.as_tensor(rng.normal(size=(size, outputs)))
         return x, y[:, 0] if outputs == 1 else y
 
     train = task.place(Split.of([draw(), draw()]))

@@ -21,6 +21,7 @@ from polyfed.core.checkpoint import reason
 from polyfed.core.engine import Engine
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.messages import State
+from polyfed.core.schedule import Arrivals, Asynchronous, Delays, Timed
 from polyfed.core.settings import is_list, is_mapping
 from polyfed.data.federation import Outline
 from polyfed.data.moments import deviation, ordered
@@ -220,11 +221,10 @@ def _wrong_join(name: str, reply: Message) -> str | None:
     for package, version in versions().items():
         if head["versions"].get(package) != version:
             return f"{name}: has {package} {head['versions'].get(package)}, the server has {version}; install the same"
-    counts = head.get("counts")
-    right = is_mapping(counts) and all(isinstance(n, int) and n >= 0 for n in counts.values())
-    if not right or not counts.get("train"):
-        return f"{name}: has no training rows"
-    return None
+    counts: Any = head.get("counts")
+    if not is_mapping(counts) or not all(isinstance(n, int) and n >= 0 for n in counts.values()):
+        return f"{name}: its numbers of rows are damaged"
+    return None if counts.get("train") else f"{name}: has no training rows"
 
 
 def _wrong_labels(name: str, reply: Message) -> str | None:
@@ -263,7 +263,8 @@ def _pooled(
 
         def count(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             found = ask("counts", {"at": torch.as_tensor(at)}, columns=gaps)
-            return sum(s["n"].numpy() for s in found), sum(s["counts"].numpy() for s in found)
+            there, most = (torch.stack([s[key] for s in found]).sum(0).numpy() for key in ("n", "counts"))
+            return there, most
 
         fill[[numbers.index(name) for name in gaps]] = _medians(count, len(gaps))
     sums = [s["sums"].numpy() for s in ask("sums", {"fill": torch.as_tensor(fill)})]
@@ -344,7 +345,13 @@ def _settings(e: Experiment, federation: Outline) -> tuple[Experiment, Training]
     """The experiment with nothing left open, and how its run trains."""
     model = e.model if e.model.name is not None else dataclasses.replace(e.model, name=default(federation))
     loss = e.settings.loss or ("mse" if federation.classes is None else "cross-entropy")
-    settings = dataclasses.replace(e.settings, loss=loss, seed=e.seeds[0], seeds=None, engine="local", address=None)
+    schedule = e.settings.schedule_for(federation.names)
+    if isinstance(schedule, Timed) or (isinstance(schedule, Asynchronous) and schedule.delays != Delays()):
+        raise ConfigError("schedule.delays: found some, expected none: real sites take the time they take")
+    settings = dataclasses.replace(
+        e.settings, loss=loss, seed=e.seeds[0], seeds=None, engine="local", address=None,
+        schedule=Arrivals(schedule.concurrency) if isinstance(schedule, Asynchronous) else e.settings.schedule,
+    )  # fmt: skip
     return dataclasses.replace(e, model=model, settings=settings), settings
 
 
@@ -352,7 +359,8 @@ def _describe(e: Experiment, method: Method, names: Sequence[str]) -> dict[str, 
     """What config.toml says beyond what `prepare` knows."""
     data = {key: value for key, value in e.data.dump().items() if key not in ("name", "dir", "partition", "clients")}
     tables = {"data": data | {"sites": [*names]}, "model": model_table(e.model), "algorithm": method.table()}
-    return tables | ({"columns": found} if (found := e.columns.dump()) else {})
+    tables |= {"columns": found} if (found := e.columns.dump()) else {}
+    return tables | ({"schedule": {**asked}} if is_mapping(asked := e.settings.schedule) else {})
 
 
 def _steps(settings: Training, k: int, name: str) -> int | str | None:

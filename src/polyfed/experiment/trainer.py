@@ -119,8 +119,9 @@ class Trainer:
         store = RunFolder(Path(out), self.training.checkpoint_every) if out is not None else None
         with store.locked() if store is not None else contextlib.nullcontext():
             saved = None if store is None else _saved(store, resume)
-            place = self.task.place if self.elsewhere is None else lambda split: split
-            data = {name: place(split) for name, split in splits(self.federation).items()}
+            data: dict[str, Split] = splits(self.federation)
+            if self.elsewhere is None:
+                data = {name: self.task.place(split) for name, split in data.items()}
             loop = self._loop(data, store, saved)
             first = loop.t
             kind = Measured if isinstance(self.algorithm, Yardstick) else Run
