@@ -29,16 +29,17 @@ class Member:
         self.name, self.folder, self.finished = name, folder, False
         self.sites: dict[str, Site] = {}
 
-    def site(self, label: str) -> Site:
-        if label not in self.sites:
+    def site(self, head: dict) -> Site:
+        label, key = head["label"], head["label"] + head["mark"]
+        if key not in self.sites:
             method, fed = METHODS[label], federation()
             i = np.array([fed.names.index(self.name)])
             data = {"train": fed.train.select(i), "test": fed.test.select(i)}
             work = Work(epochs=2, steps=steps(method), batch_size=BATCH)
-            vault = Vault(self.folder / label, "run", self.name)
+            vault = Vault(self.folder / key, "run", self.name)
             task = Task(model(kind_of(method)), device="cpu")
-            self.sites[label] = Site(self.name, task, data, method, work, 3, vault)
-        return self.sites[label]
+            self.sites[key] = Site(self.name, task, data, method, work, 3, vault)
+        return self.sites[key]
 
     def answer(self, data: bytes) -> bytes:
         message = unpack(data, 1 << 30, "the server")
@@ -47,14 +48,14 @@ class Member:
             self.finished = True
             return pack(Message({}))
         if do == "private":
-            return pack(Message({}, self.site(message.head["label"]).state(tuple(message.head["base"]))))
+            return pack(Message({}, self.site(message.head).state(tuple(message.head["base"]))))
         if do == "echo":
             print("echo", flush=True)
             time.sleep(message.head.get("seconds", 0))
             return pack(Message({"n": message.head.get("n")}, message.tensors))
         if do == "die":
             os._exit(1)
-        return pack(self.site(message.head["label"]).answer(message))
+        return pack(self.site(message.head).answer(message))
 
 
 def main(key: str, folder: str) -> None:

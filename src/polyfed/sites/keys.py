@@ -9,6 +9,7 @@ import ipaddress
 import json
 import os
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
@@ -90,7 +91,9 @@ class Keys:
 
     def _authorise(self, host: str) -> None:
         key, now = ec.generate_private_key(ec.SECP256R1()), _now()
-        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"polyfed federation at {host}"[:64])])
+        name = x509.Name(
+            [x509.NameAttribute(x509.NameOID.COMMON_NAME, f"polyfed {secrets.token_hex(4)} at {host}"[:64])]
+        )
         certificate = (
             _certificate(None, name, key.public_key(), AUTHORITY, now)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
