@@ -4,10 +4,14 @@ BIN := .venv/bin
 RUNS := runs
 unexport PYTHONDONTWRITEBYTECODE  # the tests start hundreds of processes, each of which would compile the package anew
 
-.PHONY: demo test fast-test test-long mutate torture fuzz bench docs clean
+.PHONY: demo demo-network test fast-test test-long test-base mutate torture torture-network fuzz bench docs clean
 
 demo: .venv/ready   ## set up, run the main job on the hospitals' data, leave a report
 	$(BIN)/polyfed run --out $(RUNS)/demo
+
+demo-network: .venv/ready-flower   ## a server and four hospitals over a real network, on this machine: about two minutes
+	rm -rf $(RUNS)/network
+	$(BIN)/python examples/network/demo.py --out $(RUNS)/network
 
 test: .venv/ready-dev   ## every check: format, lint, types, tests
 	$(BIN)/ruff format --check .
@@ -23,11 +27,21 @@ fast-test: .venv/ready-dev   ## under a minute: format, lint, and the first case
 test-long: .venv/ready-dev   ## the reproductions that take minutes to hours
 	$(BIN)/python -m pytest -m long
 
+test-base: .venv/ready-dev   ## the command line without the extras, under the newest packages that they hold back
+	rm -rf build/newest
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/newest \
+	    typer rich packaging click
+	PYTHONPATH=build/newest $(BIN)/python -m pytest tests/cli --without flwr,ray,cryptography
+
 mutate: .venv/ready-dev   ## change one thing at a time: do the tests notice? ONLY="fedamp cfl" COUNT=10 SEED=1 MINUTES=60
 	$(BIN)/python tests/mutate.py $(ONLY) --count $(or $(COUNT),5) --seed $(or $(SEED),0) --minutes $(or $(MINUTES),inf)
 
 torture: .venv/ready-dev   ## kill commands again and again: does every file come out the same? CASES=100 SEED=0 ONLY=run,tune
 	$(BIN)/python tests/torture.py --cases $(or $(CASES),100) --seed $(or $(SEED),0) $(if $(ONLY),--only "$(ONLY)")
+
+torture-network: .venv/ready-dev   ## kill what carries the messages of real sites: ONLY=superlink,site METHODS=scaffold SEED=0
+	$(BIN)/python tests/torture_network.py --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY)) \
+	    $(if $(METHODS),--methods $(METHODS))
 
 fuzz: .venv/ready-dev   ## hostile configurations, settings, calls, files and folders, new ones in every run: N=100 SEED=7
 	$(BIN)/python tests/fuzz/many.py $(if $(N),--n $(N)) $(if $(SEED),--seed $(SEED))
@@ -47,6 +61,10 @@ docs: .venv/ready-docs   ## the documentation site, in build/site
 
 .venv/ready-dev: .venv/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	touch $@
+
+.venv/ready-flower: .venv/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[flower]' -c constraints.txt
 	touch $@
 
 .venv/ready-docs: .venv/ready

@@ -1,10 +1,11 @@
 """Four hospitals over a real network, all on this machine: keys, TLS, a server and four sites, each its own process.
 
-    python examples/network/demo.py [FOLDER]
+    python examples/network/demo.py [--out FOLDER] [--sites 4] [--experiment FILE.toml]
 
 Every command is one that the operators of real sites type; docs/sites.md explains them.
 """
 
+import argparse
 import os
 import socket
 import subprocess
@@ -14,16 +15,15 @@ from pathlib import Path
 
 import polyfed as pf
 
-HERE = Path(__file__).parent
 POLYFED = [sys.executable, "-c", "from polyfed.cli import main; main()"]
 
 
-def hospitals(folder: Path) -> dict[str, Path]:
-    """A CSV file for each hospital of the data set that comes with polyfed."""
+def hospitals(folder: Path, n: int = 4) -> dict[str, Path]:
+    """A CSV file for each of n hospitals of the data set that comes with polyfed."""
     data = pf.data.load("heart-disease", standardise=None)
     names, columns, found = data.group_names, data.meta["columns"], {}
     folder.mkdir(parents=True, exist_ok=True)
-    for k, name in enumerate(names):
+    for k, name in enumerate(names[:n]):
         here = data.groups == k
         rows = [",".join(f"{v:g}" for v in x) + f",{y}" for x, y in zip(data.x[here], data.y[here], strict=True)]
         found[name] = folder / f"{name}.csv"
@@ -46,13 +46,18 @@ def run(*command: str) -> None:
     subprocess.run([*POLYFED, *command], check=True)
 
 
-def main(folder: Path) -> int:
-    began = time.monotonic()
-    files, keys, out = hospitals(folder / "hospitals"), str(folder / "keys"), str(folder / "run")
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, default=Path("runs/network"))
+    parser.add_argument("--sites", type=int, default=4)
+    parser.add_argument("--experiment", default=str(Path(__file__).with_name("heart.toml")))
+    given = parser.parse_args()
+    began, folder, n = time.monotonic(), given.out, str(given.sites)
+    files, keys, out = hospitals(folder / "hospitals", given.sites), str(folder / "keys"), str(folder / "run")
     run("keys", "init", f"127.0.0.1:{free_port()}", "--keys", keys)
     for name in files:
         run("keys", "add", name, "--keys", keys, "--out", str(folder / "hospitals"))
-    server = ["server", str(HERE / "heart.toml"), "--keys", keys, "--host", "127.0.0.1", "--sites", "4", "--out", out]
+    server = ["server", given.experiment, "--keys", keys, "--host", "127.0.0.1", "--sites", n, "--out", out]
     processes, threads = [], {"OMP_NUM_THREADS": "1"}
     try:
         for name, path in files.items():
@@ -81,4 +86,4 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/network")))
+    sys.exit(main())

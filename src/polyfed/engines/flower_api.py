@@ -43,8 +43,9 @@ NAMES = {
 _WHERE = {name: module for module, names in NAMES.items() for name in names.split()}
 
 try:
+    import_module("flwr")
     _found = version("flwr")
-except PackageNotFoundError:
+except (ModuleNotFoundError, PackageNotFoundError):
     raise ConfigError("real sites need Flower, which is missing; pip install 'polyfed[flower]'") from None
 if not _found.startswith(f"{VERSION}."):
     raise ConfigError(f"found Flower {_found}, expected {VERSION}; pip install 'polyfed[flower]'")

@@ -17,7 +17,8 @@ from polyfed.engines.flower import START, STATE, Child, Door, Faults, Say, Task,
 from polyfed.sites.keys import SiteKey, split, write
 
 POLL = 0.05  # seconds between two looks at what the SuperNode writes
-IDLE = 2.0  # seconds between two questions to it where it writes nothing
+COMING = 60.0  # seconds for which it is asked all the time, once it writes that a message is coming
+IDLE = 5.0  # seconds between two questions to it otherwise
 PAUSE = 2.0  # seconds until a server that does not answer is tried again
 REFUSED = 75.0  # seconds for which Flower may take this site's last connection for alive, and refuse a new one
 
@@ -45,11 +46,8 @@ class Attendance:
         self._node: Child | None = None
         self._door: Door | None = None
         self._said, self._refused = "", 0.0
-        self._read, self._news, self._asked = (
-            0,
-            0.0,
-            0.0,
-        )  # bytes read of its log, when there were some, when it was asked
+        self._read = 0  # bytes of its log
+        self._coming, self._asked = 0.0, 0.0  # when it wrote of a message, and when it was asked for one
         self._sent = True  # whether the last reply has reached the server
         folder.mkdir(parents=True, exist_ok=True)
         write(folder / STATE, json.dumps({"pid": os.getpid()}).encode())
@@ -168,18 +166,18 @@ class Attendance:
                 write(self.folder / "node.id", line.rpartition(" ")[2].strip().encode())
                 self._refused = 0.0
                 self._tell("connected to {}:{}".format(*self.server))
+            elif "Receiving: " in line:
+                self._coming = time.monotonic()
             elif "Sent successfully" in line:
                 self._sent = True
             elif "Failed to send message" in line:
                 self._tell("a reply did not reach the server; it will ask again")
-        if news:
-            self._news = time.monotonic()
 
     # messages
 
     def _take(self) -> Task | None:
         now = time.monotonic()
-        if self._door is None or now < max(self._asked + (POLL if now < self._news + IDLE else IDLE), 0):
+        if self._door is None or now < self._asked + (POLL if now < self._coming + COMING else IDLE):
             return None
         self._asked = now
         with suppress(*Faults):
@@ -202,7 +200,7 @@ class Attendance:
                 self._sent = False
                 flwr.push_message(task.client, flwr.Message(enveloped(self._last[1]), reply_to=message), context)
                 flwr.push_task_output(task.client, context, flwr.SubStatus.COMPLETED, "")
-        self._news = time.monotonic()
+        self._coming = 0.0
 
     def _tell(self, line: str) -> None:
         """An event, once and not as often as it is repeated."""
