@@ -30,6 +30,7 @@ from polyfed.sites.keys import Keys, split, write
 from polyfed.sites.message import Message, pack, unpack
 
 POLL = 0.1  # seconds between two questions to the process beside this one
+ENDS = 60.0  # seconds between two looks at whether a key has ended
 LOOK = 1.0  # seconds between two looks at who is connected
 BEAT = 10.0  # seconds between two signs of life; Flower gives up after 60
 START = 60.0  # seconds that one of Flower's processes may take to start
@@ -214,6 +215,7 @@ class Flower:
         self._link: Child | None = None
         self._task: Task | None = None
         self._grid: Any = None
+        self._control: Any = None
         folder.mkdir(parents=True, exist_ok=True)
         self._connect()
 
@@ -251,12 +253,14 @@ class Flower:
             if self._link is not None:
                 self.say("Flower's SuperLink has died; starting it again, and asking the sites again")
             self._start()
+        interceptors = [flwr.RuntimeVersionHttpInterceptor("polyfed"), Known(self._secret)]
+        self._control = flwr.ControlHttpClient.from_server_address(self._local, False, self._authority, interceptors)
+        self._registered = 0, 0.0
         self._register()
         fab = flwr.build_fab_from_files(APP)[0]
-        with self._control() as control:
-            started = control.StartRun(
-                flwr.StartRunRequest(fab=flwr.fab_to_proto(flwr.Fab(hashlib.sha256(fab).hexdigest(), fab, {})))
-            )
+        started = self._control.StartRun(
+            flwr.StartRunRequest(fab=flwr.fab_to_proto(flwr.Fab(hashlib.sha256(fab).hexdigest(), fab, {})))
+        )
         if not started.run_id:
             raise RunError(f"Flower's SuperLink starts no run; its last words are in {self.folder / 'superlink.log'}")
         door = Door(self._local, self._authority, self._secret, flwr.TaskType.SERVER_APP)
@@ -274,32 +278,21 @@ class Flower:
         for asked in self._asked.values():
             asked.ids = []
 
-    def _control(self) -> Any:
-        return _Closing(
-            flwr.ControlHttpClient.from_server_address(
-                self._local,
-                False,
-                self._authority,
-                [flwr.RuntimeVersionHttpInterceptor("polyfed"), Known(self._secret)],
-            )
-        )
-
     def _register(self) -> None:
         """Flower's list of keys becomes that of the federation: also while it runs, so a key can be revoked."""
+        changed, now = self.keys.changed(), time.monotonic()
+        if self._registered[0] == changed and now < self._registered[1] + ENDS:
+            return
         wanted = {_as_flower(public): name for public, name in self.keys.accepted().items()}
-        with self._control() as control:
-            there = {
-                n.public_key: n.node_id
-                for n in control.ListNodes(flwr.ListNodesRequest()).nodes_info
-                if n.status != "unregistered"
-            }
-            for key, name in wanted.items():
-                if key not in there:
-                    control.RegisterNode(flwr.RegisterNodeRequest(public_key=key, name=name))
-            for key, node in there.items():
-                if key not in wanted:
-                    control.UnregisterNode(flwr.UnregisterNodeRequest(node_id=node))
-        self._names = wanted
+        nodes = self._control.ListNodes(flwr.ListNodesRequest()).nodes_info
+        there = {n.public_key: n.node_id for n in nodes if n.status != "unregistered"}
+        for key, name in wanted.items():
+            if key not in there:
+                self._control.RegisterNode(flwr.RegisterNodeRequest(public_key=key, name=name))
+        for key, node in there.items():
+            if key not in wanted:
+                self._control.UnregisterNode(flwr.UnregisterNodeRequest(node_id=node))
+        self._names, self._registered = wanted, (changed, now)
 
     def _look(self) -> None:
         """Who is connected. A site that has come anew has lost what it was sent, and is sent it again."""
@@ -332,9 +325,10 @@ class Flower:
     def _drop(self) -> None:
         if self._task is not None:
             self._task.close()
-        if self._grid is not None:
-            self._grid.close()
-        self._task = self._grid = None
+        for client in (self._grid, self._control):
+            if client is not None:
+                client.close()
+        self._task = self._grid = self._control = None
 
     # messages
 
@@ -417,11 +411,15 @@ class Flower:
         """Whatever happens to Flower, begin anew; what was asked is asked again."""
         try:
             do()
+            return
         except Faults as e:
             if self._link is not None and self._link.alive:
                 self.say(f"lost touch with Flower's SuperLink ({' '.join(str(e).split())[:100] or type(e).__name__})")
+        while True:
             time.sleep(1)
-            self._connect()
+            with suppress(*Faults):
+                self._connect()
+                return
 
     def close(self) -> None:
         self._drop()
@@ -430,19 +428,6 @@ class Flower:
             self._link = None
             for name in ("superlink.secret", STATE):
                 (self.folder / name).unlink(missing_ok=True)
-
-
-class _Closing:
-    """A client of Flower's in a with statement."""
-
-    def __init__(self, client: Any):
-        self.client = client
-
-    def __enter__(self) -> Any:
-        return self.client
-
-    def __exit__(self, *_: object) -> None:
-        self.client.close()
 
 
 def _as_flower(public: str) -> bytes:

@@ -148,6 +148,10 @@ class Keys:
         now = _now()
         return {e.public: name for name, e in self.sites().items() if e.state(now) == "valid"}
 
+    def changed(self) -> int:
+        """A number that is another one once the register was written."""
+        return self._register.stat().st_mtime_ns
+
     @property
     def address(self) -> str:
         """host:port at which the sites reach the server."""
