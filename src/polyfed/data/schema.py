@@ -266,7 +266,7 @@ def _table(said: Mapping[str, Any], columns: Columns) -> Settled:
     names = dict.fromkeys(name for sheet in everywhere for name in sheet.columns)
     parts = {name: {k: s["columns"][name] for k, s in said.items() if name in s["columns"]} for name in names}
     found = {
-        name: merged(name, [_cells(c, site) for site, c in at.items()], everywhere, columns)
+        name: merged(name, [_cells(c, name, site) for site, c in at.items()], everywhere, columns)
         for name, at in parts.items()
     }
     table = Table(everywhere, found, dataclasses.replace(columns, drop=[]))
@@ -289,8 +289,8 @@ def _table(said: Mapping[str, Any], columns: Columns) -> Settled:
     )  # fmt: skip
 
 
-def _cells(said: Mapping[str, Any], site: str) -> Cells:
-    texts, one, where = said["texts"], said["one"], f"site {site!r}"
+def _cells(said: Mapping[str, Any], name: str, site: str) -> Cells:
+    texts, one, where = said["texts"], said["one"], f"site {site!r}, column {name!r}"
     cells, gaps, numbers = (int(said[key]) for key in ("cells", "gaps", "numbers"))
     spread = (-math.inf, math.inf) if numbers else (math.inf, -math.inf)
     return Cells(
@@ -302,7 +302,7 @@ def _cells(said: Mapping[str, Any], site: str) -> Cells:
         bool(said["whole"]),
         bool(said["dates"]),
         bool(said["distinct"]),
-        ("a text", where) if numbers < cells - gaps else None,
+        (where, "a text") if numbers < cells - gaps else None,
         (where, "an empty cell") if gaps else None,
     )
 

@@ -119,7 +119,7 @@ class Asking:
         first answer will do
         """
         needed, found, failed = min(enough or len(messages), len(messages)), dict[str, Message](), dict[str, str]()
-        waiting, twice = dict(messages), set[str]()
+        waiting, again = dict(messages), dict[str, str]()
         start = time.monotonic()
         while waiting and not (one and found):
             left = None if self.seconds is None else max(0.0, start + self.seconds - time.monotonic())
@@ -129,24 +129,23 @@ class Asking:
                 if isinstance(reply, Message) and why is None:
                     found[name] = reply
                     del waiting[name]
-                elif why and name not in twice:  # it may have been stopped, or lost on the way
-                    twice.add(name)
-                    self.say(f"{what}: {_one_line(why)}; asked again")
+                elif why and name not in again:  # it may have been stopped, or lost on the way
+                    again[name] = " ".join(why.split())[:500].removeprefix(f"{name}: ")
                     self.transport.push({name: waiting[name]})
                 elif why:
-                    failed[name] = _one_line(why)
+                    failed[name] = again[name]
                     del waiting[name]
             if self.seconds is None or not waiting or time.monotonic() < start + self.seconds:
                 continue
             if len(found) >= needed and not one:
-                failed |= dict.fromkeys(waiting, f"no answer within {self.seconds:g} s")
+                failed |= {name: again.get(name, f"no answer within {self.seconds:g} s") for name in waiting}
                 break
             self.say(f"{what}: waiting for {', '.join(waiting)}")
             start = time.monotonic()
         for name, why in failed.items():
             self.say(f"{what}: {name} is missing: {why}")
         if len(found) < (1 if one else needed):
-            said = "; ".join(why if name in why else f"{name}: {why}" for name, why in failed.items())
+            said = "; ".join(f"{name}: {why}" for name, why in failed.items())
             raise Silent(f"{what}: {len(found)} of {len(messages)} sites have answered, expected {needed} ({said})")
         return found, failed
 
@@ -208,7 +207,8 @@ class RemoteEngine:
         self._keys = client_keys(names)
         self._base = np.full((len(names), 2), START)  # the private state [n] that the next message builds on
         self._held = self._base.copy()  # as of the last commit
-        self._safe, self._saving = self._base.copy(), self._base.copy()  # as of the last checkpoint, and of its draft
+        # as of the last checkpoint but one, which is read where the last is damaged; of the last; and of its draft
+        self._safe, self._last, self._saving = self._base.copy(), self._base.copy(), self._base.copy()
         self._asked: dict[str, Message] = {}  # messages under way
         self._replies: dict[int, Message] = {}
         self._used: set[int] = set()  # whose replies this round has used
@@ -370,11 +370,11 @@ class RemoteEngine:
         return {"base": torch.as_tensor(self._held.copy())}
 
     def saved(self) -> None:
-        self._safe = self._saving
+        self._safe, self._last = self._last, self._saving
 
     def restore(self, state: State) -> None:
         self._base = state["base"].numpy().copy()
-        self._held, self._safe = self._base.copy(), self._base.copy()
+        self._held, self._last = self._base.copy(), self._base.copy()
 
     def close(self) -> "RemoteEngine":
         """The transport is closed by whoever made it."""
@@ -395,8 +395,3 @@ def _no_metrics(name: str, reply: Message) -> str | None:
     if not right or not isinstance(head.get("parameters"), int) or reply.tensors:
         return f"{name}: its metrics are damaged"
     return None
-
-
-def _one_line(text: str) -> str:
-    """At most a line of what a site says."""
-    return " ".join(text.split())[:500]

@@ -161,6 +161,8 @@ class Member:
         if self._file is None:
             raise RunError(f"{self.name}: is asked to begin before it has joined")
         settled = Settled.read(head["settled"])
+        if head["algorithm"] != self._joined["algorithm"]:
+            raise RunError(f"{self.name}: is asked to begin another method than the one it has joined for")
         if head.get("labels"):
             self.consent.check({"labels": RAW["labels"]}, self.name)
             return Message({"labels": self._file.labels(settled)})

@@ -44,6 +44,7 @@ from polyfed.yardsticks import Yardstick
 
 CARD = "sites.json"  # in the run's folder: what sites know the run by
 WAYS = 255  # thresholds at a time in the search for a median
+SLACK = 1 << 16  # bytes that a wrong reply may have more, so that the tensor at fault is named
 PAUSE = 0.2  # seconds between looks at who is connected
 HERE = (  # settings that are the server's alone
     "rounds", "seeds", "engine", "address", "workers", "chunk", "schedule", "fraction", "robust", "attack",
@@ -102,6 +103,7 @@ def serve(
     if not resume:
         store.refuse_used()
     asking = Asking(transport, wait, say)
+    transport.most = FIRST
     names = _connected(transport, sites, say)
     head = _experiment(e, method, names)
     said = _all(asking, {name: Message({"do": "join"} | head) for name in names}, "joining", _wrong_join)
@@ -126,7 +128,7 @@ def serve(
     trainer = prepare(model, federation, method.algorithm, settings, describe=_describe(e, method, names))
     begin |= {"weights": weights, "model": model_table(e.model), "training": head["training"] | {"loss": settings.loss}}
     forms_ = forms(method.algorithm, trainer.task, settled.inputs, settled.classes, settled.outputs)
-    transport.most = max(FIRST, 2 * forms_.largest)
+    transport.most = 2 * forms_.largest + SLACK
     start = digest(trainer.task.w0)
 
     def same(name: str, reply: Message) -> str | None:

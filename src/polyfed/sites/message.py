@@ -64,14 +64,16 @@ def unpack(data: bytes, most: int, who: str) -> Message:
         head = json.loads(says.pop("__metadata__")["head"])
         if not isinstance(head, dict):
             raise ValueError("its head is no table")
-        found = 0
+        found, largest = 0, (0, "")
         for name, about in says.items():
             if about["dtype"] not in DTYPES:
                 raise ValueError(f"{name!r} is of type {about['dtype']}")
             numbers = math.prod(int(k) for k in about["shape"])
-            found += numbers * torch.empty((), dtype=DTYPES[about["dtype"]]).element_size()
+            size_of_it = numbers * torch.empty((), dtype=DTYPES[about["dtype"]]).element_size()
+            found, largest = found + size_of_it, max(largest, (size_of_it, name))
         if found > most or found != len(data) - 8 - size:
-            raise ValueError(f"it is said to have {found:,} bytes of tensors, expected at most {most:,}, as sent")
+            what = f"{found:,} bytes of tensors{largest[1] and f', most of them {largest[1]!r}'}"
+            raise ValueError(f"it is said to have {what}, expected at most {most:,}, as sent")
         return Message(cast(dict[str, Any], head), load(data))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, SafetensorError) as e:
         raise RunError(f"{who}: not a message ({' '.join(str(e).split()) or type(e).__name__})") from None

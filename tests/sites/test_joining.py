@@ -1,0 +1,190 @@
+"""Before the first round: what does not fit is refused in one line, and nothing leaves that was not allowed."""
+
+import json
+
+import numpy as np
+import pytest
+from hospitals import ALL, NAMES, Sites, at_sites, experiment, folder, on_one_machine, same
+
+from polyfed.core.errors import ConfigError, PolyfedError
+from polyfed.engines.remote import Direct
+from polyfed.experiment.member import Member
+from polyfed.sites import pack, unpack
+from polyfed.sites.consent import Consent
+
+FEDAVG = 'name = "fedavg"\nlr = 0.1'
+CLIENT = '[columns]\nstandardise = "client"'
+
+
+def changed(data, name, change):
+    path = data / f"{name}.csv"
+    lines = [line.split(",") for line in path.read_text().splitlines()]
+    path.write_text("\n".join(",".join(change(k, row)) for k, row in enumerate(lines)) + "\n")
+
+
+MISMATCHES = {
+    "a column less": (lambda k, row: row[:1] + row[2:], "", "site 'riga': no column 'pressure', which site 'bern' has"),
+    "a column more": (
+        lambda k, row: [*row[:2], "height" if k == 0 else f"{160 + k}", *row[2:]], "",
+        "site 'bern', site 'oslo': no column 'height', which site 'riga' has",
+    ),
+    "texts for numbers": (lambda k, row: ["old" if k == 3 else row[0], *row[1:]], "", "'age' holds.*in site 'riga'"),
+    "another last column": (lambda k, row: [*row, "x" if k == 0 else "1"], "", "'riga': its last column is 'x'"),
+    "names of people": (
+        lambda k, row: [*row[:3], "pain" if k == 0 else f"person {k}", row[4]], "",
+        r"site 'riga': column 'pain' holds texts that are all distinct, so they may identify rows and are not sent",
+    ),
+    "a label that is none": (
+        lambda k, row: [*row[:4], "dead" if k in (2, 3) else row[4]], 'labels = ["well", "ill"]',
+        r"site 'riga': column 'outcome' holds 'dead', expected well, ill",
+    ),
+    "a target that is missing": (
+        lambda k, row: [*row[:4], "" if k == 2 else row[4]], "", r"site 'riga', column 'outcome': found 'an empty cell'"
+    ),
+    "a gap where none may be": (
+        lambda k, row: ["" if k == 2 else row[0], *row[1:]], 'drop = ["pressure"]\nmissing = "refuse"',
+        r"site 'riga', column 'age': found 'an empty cell', a gap",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "columns", "said"), MISMATCHES.values(), ids=MISMATCHES)
+def test_files_that_do_not_fit_are_refused_naming_site_and_column(change, columns, said, tmp_path):
+    data = folder(tmp_path / "data")
+    changed(data, "riga", change)
+    file, sites = experiment(tmp_path / "study.toml", FEDAVG, f"{CLIENT}\n{columns}"), Sites(tmp_path, data)
+    with pytest.raises(PolyfedError, match=said) as error:
+        at_sites(file, sites)
+    assert "\n" not in str(error.value)
+    assert str(tmp_path) not in str(error.value)
+    assert not (tmp_path / "vaults").exists()
+
+
+def test_other_kinds_of_files_are_refused(tmp_path):
+    data = folder(tmp_path / "data")
+    x = np.zeros((6, 4), np.float32)
+    np.savez(tmp_path / "data" / "riga.npz", x=x, y=np.arange(6) % 2)
+    (data / "riga.csv").unlink()
+    file = experiment(tmp_path / "study.toml", FEDAVG, "")
+    with pytest.raises(PolyfedError, match="site 'riga': has an npz file, site 'bern' has a CSV file"):
+        at_sites(file, Sites(tmp_path, data))
+    for name in NAMES:
+        np.savez(data / f"{name}.npz", x=x[:, : 3 if name == "oslo" else 4], y=np.arange(6) % 2)
+        (data / f"{name}.csv").unlink(missing_ok=True)
+    with pytest.raises(PolyfedError, match=r"site 'oslo': inputs are of shape \[3\] per sample, those of 'bern' \[4\]"):
+        at_sites(file, Sites(tmp_path, data))
+
+
+def test_arrays_and_their_own_test_samples(tmp_path):
+    rng, data = np.random.default_rng(0), tmp_path / "data"
+    data.mkdir()
+    for k, name in enumerate(NAMES):
+        x, y = rng.integers(0, 256, (12 + k, 4, 4)).astype(np.uint8), rng.integers(1, 4, 12 + k)
+        np.savez(data / f"{name}.npz", x=x, y=np.r_[1, 2, 3, y[3:]], x_test=x[:5], y_test=y[:5])
+    file, sites = experiment(tmp_path / "study.toml", FEDAVG, "validation-fraction = 0.2"), Sites(tmp_path, data)
+    here, there = on_one_machine(file, data), at_sites(file, sites)
+    same(here, there, sites)
+    assert np.allclose(here.final["test"]["loss"], there.final["test"]["loss"], rtol=0, atol=1e-6)
+
+
+def test_another_version_or_name_is_refused(tmp_path):
+    data = folder(tmp_path / "data")
+    file, sites = experiment(tmp_path / "study.toml", FEDAVG, CLIENT), Sites(tmp_path, data)
+
+    def other(name, message):
+        asked = unpack(message, 1 << 20, name)
+        asked.head["versions"]["torch"] = "1.0" if name == "riga" else asked.head["versions"]["torch"]
+        return sites.answer(name, pack(asked))
+
+    with pytest.raises(PolyfedError, match=r"\(riga: has torch .*, the server has 1.0; install the same\)"):
+        at_sites(file, sites, Direct(NAMES, other))
+    sites.members["riga"] = Member("rome", data / "riga.csv", tmp_path / "v", ALL)
+    with pytest.raises(PolyfedError, match=r"\(riga: calls itself 'rome'\)"):
+        at_sites(file, sites)
+
+
+@pytest.mark.parametrize(
+    ("method", "data", "top", "said"),
+    [
+        ('name = "own-trees"', "", {}, "own-trees is a yardstick"),
+        (FEDAVG, "", {"seeds": 3}, "found 1 methods and 3 seeds, expected one of each"),
+        (FEDAVG, '[schedule]\nname = "asynchronous"\ndelays = "uniform:0,1"', {}, "real sites take the time they take"),
+        (FEDAVG, '[attack]\nname = "sign-flip"', {}, "attack: not with sites"),
+    ],
+)
+def test_experiments_that_sites_cannot_run_are_refused(method, data, top, said, tmp_path):
+    file = experiment(tmp_path / "study.toml", method, f"{CLIENT}\n{data}", **top)
+    with pytest.raises(ConfigError, match=said):
+        at_sites(file, Sites(tmp_path, folder(tmp_path / "data")))
+
+
+# consent
+
+
+@pytest.mark.parametrize(
+    ("method", "columns", "top", "what"),
+    [
+        (FEDAVG, "", {}, "pooled"),
+        ('name = "pacfl"', CLIENT, {}, "signature"),
+        (FEDAVG, CLIENT, {"class-weights": "balanced"}, "labels"),
+    ],
+)
+def test_what_is_made_of_samples_needs_to_be_allowed(method, columns, top, what, tmp_path):
+    data = folder(tmp_path / "data")
+    file, sites = experiment(tmp_path / "study.toml", method, columns, **top), Sites(tmp_path, data)
+    sites.consent["oslo"] = Consent(ALL.allow - {what})
+    with pytest.raises(PolyfedError, match=rf"oslo: '{what}' is made of samples \(.*not allowed here; --allow {what}"):
+        at_sites(file, sites)
+    text = next(line for line in sites.lines if line.startswith("What leaves the site 'oslo'"))
+    assert "MADE OF SAMPLES" in text
+    assert f"not allowed, so the site does not join: {what}" in text
+    sites.consent["oslo"] = Consent(frozenset({what}))
+    again = Sites(tmp_path, data, Consent(frozenset({what})))
+    same(on_one_machine(file, data), at_sites(file, again, resume=True), again)
+
+
+def test_nothing_leaves_a_site_whose_operator_says_no(tmp_path):
+    data, sent, shown = folder(tmp_path / "data"), [], []
+    file, sites = experiment(tmp_path / "study.toml", 'name = "scaffold"', CLIENT), Sites(tmp_path, data)
+    sites.consent["bern"] = Consent(ask=lambda text: bool(shown.append(text)))
+
+    def answer(name, message):
+        reply = sites.answer(name, message)
+        sent.append(unpack(reply, 1 << 20, name)) if name == "bern" else None
+        return reply
+
+    with pytest.raises(PolyfedError, match=r"\(bern: its operator did not consent, so nothing was sent\)"):
+        at_sites(file, sites, Direct(NAMES, answer))
+    assert {tuple(m.head) for m in sent} == {("error",)}
+    assert not any(m.tensors for m in sent)
+    words = ("train 17, test 4", "values of pain: mild, severe", "dw: float32 [12], 48 bytes: the change of the model")
+    assert all(word in shown[0] for word in words)
+
+
+def test_metrics_leave_as_the_operators_say(tmp_path):
+    data = folder(tmp_path / "data")
+    file, sites = experiment(tmp_path / "study.toml", FEDAVG, CLIENT), Sites(tmp_path, data)
+    own = at_sites(file, Sites(tmp_path / "own", data)).final["train"]["loss"]
+    sites.consent |= {"bern": Consent(metrics="none"), "oslo": Consent(metrics="own")}
+    sites.consent["riga"] = Consent(metrics="aggregate")
+    found = at_sites(file, sites).final["train"]["loss"]
+    assert np.isnan(found[[0, 2]]).all(), "one site alone is no aggregate"
+    assert found[1] == own[1]
+    lines = [json.loads(line) for line in (tmp_path / "vaults" / "bern" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["loss"] == own[0] or lines[-1]["split"] != "train"
+    again = Sites(tmp_path / "again", data)
+    again.consent |= {name: Consent(metrics="aggregate") for name in ("bern", "riga")}
+    found = at_sites(file, again).final["train"]["loss"]
+    assert found[0] == found[2] == pytest.approx((own[0] + own[2]) / 2, abs=1e-12)
+
+
+def test_an_error_of_the_file_leaves_no_cell_of_it(tmp_path):
+    """The site's own log has file, line and cell; the server hears of the column."""
+    data = folder(tmp_path / "data")
+    file, sites = experiment(tmp_path / "study.toml", FEDAVG, f'{CLIENT}\ncategories = {{pain = ["mild"]}}'), None
+    file.write_text(file.read_text() + 'unseen = "refuse"\n')
+    sites = Sites(tmp_path, data)
+    with pytest.raises(PolyfedError, match="bern: its file does not fit, column 'pain'; its own log says why") as error:
+        at_sites(file, sites)
+    assert "severe" not in str(error.value)
+    assert any(f"{data / 'bern.csv'}, line" in line and "severe" in line for line in sites.lines)

@@ -1,0 +1,64 @@
+"""Nothing leaves a site unasked: all messages of whole runs, searched for samples, private tensors, cells and files."""
+
+import json
+
+import numpy as np
+import pytest
+from hospitals import Sites, at_sites, experiment, folder
+from safetensors.torch import load_file
+
+import polyfed.algorithms
+from polyfed.core.algorithm import REGISTRY
+from polyfed.engines.remote import Direct
+from polyfed.sites import unpack
+
+METHODS = [name for name, cls in sorted(REGISTRY.items()) if cls.__module__.startswith(polyfed.algorithms.__name__)]
+MOST, NAMES = 1 << 24, ("bern", "riga")
+# whose private tensors are what they send, or have sent, as their papers have it: a model, a gradient, a correction;
+# pFedMe's two models are the same wherever the gradient is zero
+KEPT = {"fedacs", "fedamp", "heurfedamp", "fpfc", "fedcet", "fedlin", "fedtrack", "scaffold", "pfedme"}
+HEADS = {
+    "site", "versions", "schema", "counts", "w0", "t", "phase", "steps", "seconds", "diverged", "metrics", "parameters",
+    "aggregate", "stored",
+}  # fmt: skip
+
+
+def windows(values: np.ndarray, size: int = 4) -> set[bytes]:
+    """The bytes of every `size` neighbours, those that say something."""
+    flat = np.ascontiguousarray(values).ravel()
+    some = [flat[k : k + size] for k in range(len(flat) - size + 1)]
+    return {w.tobytes() for w in some if np.unique(w).size == size}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_messages_hold_what_was_consented_to_and_nothing_else(method, tmp_path):
+    data, sent = folder(tmp_path / "data"), {name: [] for name in NAMES}
+    received = dict.fromkeys(NAMES, b"")
+    sites = Sites(tmp_path, data, names=NAMES)
+
+    def answer(name, message):
+        received[name] += message
+        sent[name].append(sites.answer(name, message))
+        return sent[name][-1]
+
+    tables = '[columns]\nstandardise = "client"\n[model]\nname = "mlp"\nhidden = [5]'
+    file = experiment(tmp_path / "study.toml", f'name = "{method}"', tables, rounds=2)
+    at_sites(file, sites, Direct(NAMES, answer))
+    for name in NAMES:
+        whole, messages = b"".join(sent[name]), [unpack(m, MOST, name) for m in sent[name]]
+        assert all(m.head.keys() <= HEADS for m in messages), "a head says more"
+        consented = next(text for text in sites.lines if text.startswith(f"What leaves the site {name!r}"))
+        assert all(f"    {tensor}: " in consented for m in messages for tensor in m.tensors), "not consented to"
+        for word in (str(tmp_path), ".csv", "vault"):
+            assert word.encode() not in whole, word
+        rows = [line.split(",") for line in (data / f"{name}.csv").read_text().splitlines()[1:]]
+        heads = json.dumps([m.head for m in messages])
+        assert not any(f'"{cell}"' in heads or f" {cell}," in heads for row in rows for cell in row[:2] if cell)
+        begun = sites.members[name]._begun
+        for split in begun.site.data.values():
+            assert not any(w in whole for w in windows(split.x.numpy())), "samples"
+            assert not any(w in whole for w in windows(split.x.double().numpy())), "samples"
+        if method not in KEPT:
+            states = [load_file(path) for path in begun.vault.folder.glob("0*.safetensors")]
+            private = [w for state in states for t in state.values() for w in windows(t.numpy(), 6)]
+            assert not any(w in whole and w not in received[name] for w in private), "private tensors"
