@@ -186,8 +186,8 @@ def opened(content: Any) -> bytes:
 class Asked:
     """What a site was sent and has not answered."""
 
-    def __init__(self, data: bytes):
-        self.data = data
+    def __init__(self, message: Message):
+        self.message = message  # not its bytes: sites share its tensors
         self.ids: list[str] = []  # Flower's numbers of it, one for each time that it was sent
         self.node, self.activated = 0, ""  # to which the last one went, and since when it had been connected
         self.since, self.patience = 0.0, PATIENCE
@@ -340,7 +340,7 @@ class Flower:
     def push(self, messages: Mapping[str, Message]) -> None:
         for name, message in messages.items():
             self._failed.pop(name, None)
-            self._asked[name] = Asked(pack(message))
+            self._asked[name] = Asked(message)
             self._safely(lambda name=name: self._send(name))
 
     def pull(
@@ -376,15 +376,16 @@ class Flower:
         if name not in self._online:
             return
         asked.node, asked.activated = self._online[name]
-        envelope = flwr.Message(enveloped(asked.data), dst_node_id=asked.node, message_type="query", ttl=TTL)
+        data = pack(asked.message)
+        envelope = flwr.Message(enveloped(data), dst_node_id=asked.node, message_type="query", ttl=TTL)
         assert self._grid is not None
         taken = [i for i in self._grid.push_messages([envelope]) if i]
         if not taken:  # Flower says no more than this
-            self._failed[name] = f"the SuperLink refused the message to it ({len(asked.data):,} bytes)"
+            self._failed[name] = f"the SuperLink refused the message to it ({len(data):,} bytes)"
             return
         asked.ids += taken
         asked.since = time.monotonic()
-        self.moved[0] += len(asked.data)
+        self.moved[0] += len(data)
 
     def _take(self, names: Sequence[str], found: dict[str, Message | str]) -> None:
         """What has arrived."""
