@@ -73,6 +73,15 @@ def test_the_server_reports_and_has_neither_samples_nor_private_state(demo):
             assert b"cleveland.csv" not in path.read_bytes()
 
 
+def test_status_says_what_has_happened(demo, cli):
+    folder, _, _ = demo
+    for place, event in ((folder / "run", "2 sites have joined"), (folder / "cleveland", "the run is over")):
+        done = cli("status", place)
+        assert done.status == 0
+        assert "not running" in done.out
+        assert event in done.out
+
+
 def test_flower_leaves_no_key_and_nothing_runs_any_more(demo):
     folder, _, _ = demo
     for path in folder.rglob("*"):

@@ -1,9 +1,12 @@
 """What the outside may ask of the server's port."""
 
 import asyncio
+import importlib
+import sys
 
 import pytest
 
+from polyfed.core.errors import ConfigError
 from polyfed.engines.flower_child import HEADER, MOST, Gate
 
 SECRET = b"0123"
@@ -61,3 +64,15 @@ def test_a_body_of_unknown_size_is_refused():
 
 def test_the_header_is_the_one_that_is_sent():
     assert HEADER == b"polyfed-secret"
+
+
+def test_without_flower_one_line_says_what_to_install(monkeypatch, cli):
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    monkeypatch.delitem(sys.modules, "polyfed.engines.flower_api", raising=False)
+    with pytest.raises(ConfigError, match=r"pip install 'polyfed\[flower\]'"):
+        importlib.import_module("polyfed.engines.flower_api")
+    monkeypatch.setitem(sys.modules, "cryptography.x509", None)
+    monkeypatch.delitem(sys.modules, "polyfed.sites.keys", raising=False)
+    done = cli("keys", "list")
+    assert (done.status, done.err.count("\n")) == (2, 1)
+    assert "polyfed[flower]" in done.err
