@@ -71,6 +71,7 @@ class Member:
         self.name, self.data, self.vault, self.consent, self.say = name, Path(data), Path(vault), consent, say
         self.finished = False
         self._joined: dict[str, Any] = {}  # the server's first message, once it was consented to
+        self._refused: dict[str, Any] = {}
         self._file: File | None = None
         self._begun: Begun | None = None
 
@@ -138,7 +139,9 @@ class Member:
             text = words(self.name, about, schema, counts, up, needs, self.consent, method.discloses)
             self.say(text)
             self.consent.check(needs, self.name)
-            if self.consent.ask is not None and not self.consent.ask(text):
+            if head != self._refused and self.consent.ask is not None and not self.consent.ask(text):
+                self._refused = dict(head)  # asked again, the answer is the same
+            if head == self._refused:
                 raise RunError(f"{self.name}: its operator did not consent, so nothing was sent")
             self._joined = dict(head)
         return Message({"site": self.name, "versions": versions(), "schema": schema, "counts": counts})
@@ -205,6 +208,7 @@ class Member:
     def _end(self, message: Message, begun: "Begun") -> Message:
         w, _ = begun.site.personal(version(message.head["base"]), message.tensors)
         begun.export(w[0], self.vault / "model.safetensors")
+        begun.vault.keep("report.md", begun.report().encode())
         self.finished = True
         self.say(f"{self.name}: the run is over; this site's model is {self.vault / 'model.safetensors'}")
         return Message({"stored": True})
@@ -272,6 +276,20 @@ class Begun:
         if preparation is not None:
             facts["preparation"] = preparation.only(self.site.name).dump()
         write_model(path, task.layout.named(w) | task.fixed, facts)
+
+    def report(self) -> str:
+        """The site's own numbers, round by round: those of the model that it would have deployed then."""
+        lines = (self.vault.folder / "metrics.jsonl").read_text().splitlines()
+        found = {(r["round"], r["split"]): r for r in map(json.loads, lines)}  # the last word on each
+        names = list(dict.fromkeys(key for r in found.values() for key in r if key not in ("round", "split")))
+        counts = ", ".join(f"{len(split.x)} {key}" for key, split in self.site.data.items())
+        rows = [
+            [str(t), split, *("" if r.get(key) is None else f"{r[key]:.4g}" for key in names)]
+            for (t, split), r in sorted(found.items())
+        ]
+        table = [["round", "rows of", *names], ["---"] * (2 + len(names)), *rows]
+        head = f"# {self.site.name}: {self.site.algorithm.name}, run {self.vault.run}\n\nRows: {counts}.\n\n"
+        return head + "".join(f"| {' | '.join(row)} |\n" for row in table)
 
 
 def versions() -> dict[str, str]:
