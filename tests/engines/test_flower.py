@@ -46,7 +46,7 @@ def test_real_sites_compute_the_same_bits_as_one_machine(there, label):
             assert torch.equal(t[i], mine[name]), f"{SITES[i]} {name}"
 
 
-def attending(there, key, folder, seconds=100) -> str:
+def attending(there, key, folder, seconds=240) -> str:
     """What the operator of a site sees that comes with this key."""
     command = [sys.executable, str(Path(__file__).parent / "flower_site.py"), str(key), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
@@ -88,7 +88,7 @@ def test_the_port_gives_outsiders_nothing(there):
         ("/v1/fleet/pull-messages", b"", 401),
     ):
         there_ = http.client.HTTPSConnection(host, port, context=context)
-        there_.request("POST", path, body, {"content-type": "application/x-protobuf"})
+        there_.request("POST", path, body, {"content-type": "application/protobuf"})
         assert there_.getresponse().status == status, path
     huge = http.client.HTTPSConnection(host, port, context=context)
     huge.putrequest("POST", "/v1/fleet/push-object")
