@@ -410,12 +410,15 @@ class Flower:
 
     def _safely(self, do: Callable[[], None]) -> None:
         """Whatever happens to Flower, begin anew; what was asked is asked again."""
-        try:
-            do()
-            return
-        except Faults as e:
-            if self._link is not None and self._link.alive:
-                self.say(f"lost touch with Flower's SuperLink ({' '.join(str(e).split())[:100] or type(e).__name__})")
+        said = ""
+        for _ in range(2):  # it also closes a connection now and then that was idle
+            try:
+                do()
+                return
+            except Faults as e:
+                said = " ".join(str(e).split())[:100] or type(e).__name__
+        if self._link is not None and self._link.alive:
+            self.say(f"lost touch with Flower's SuperLink ({said})")
         while True:
             time.sleep(1)
             with suppress(*Faults):
