@@ -4,14 +4,15 @@ BIN := .venv/bin
 RUNS := runs
 unexport PYTHONDONTWRITEBYTECODE  # the tests start hundreds of processes, each of which would compile the package anew
 
-<<<<<<< HEAD
-.PHONY: demo test types suite fast-test test-long mutate torture fuzz wheel bench docs clean
-=======
-.PHONY: demo test fast-test test-long mutate torture fuzz test-torch wheel bench docs clean
->>>>>>> native
+.PHONY: demo demo-network test types suite fast-test test-torch test-long test-base mutate torture torture-network fuzz \
+    wheel bench docs clean
 
 demo: .venv/ready   ## set up, run the main job on the hospitals' data, leave a report
 	$(BIN)/polyfed run --out $(RUNS)/demo
+
+demo-network: .venv/ready-flower   ## a server and four hospitals over a real network, on this machine: about two minutes
+	rm -rf $(RUNS)/network
+	$(BIN)/python examples/network/demo.py --out $(RUNS)/network
 
 test: .venv/ready-dev   ## every check: format, lint, types, tests
 	$(BIN)/ruff format --check .
@@ -35,11 +36,21 @@ test-torch: .venv/ready-dev   ## the tests of fast-test without the compiled ker
 test-long: .venv/ready-dev   ## the reproductions that take minutes to hours
 	$(BIN)/python -m pytest -m long
 
+test-base: .venv/ready-dev   ## the command line without the extras, under the newest packages that they hold back
+	rm -rf build/newest
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/newest \
+	    typer rich packaging click
+	PYTHONPATH=build/newest $(BIN)/python -m pytest tests/cli --without flwr,ray,cryptography
+
 mutate: .venv/ready-dev   ## change one thing at a time: do the tests notice? ONLY="fedamp cfl" COUNT=10 SEED=1 MINUTES=60
 	$(BIN)/python tests/mutate.py $(ONLY) --count $(or $(COUNT),5) --seed $(or $(SEED),0) --minutes $(or $(MINUTES),inf)
 
 torture: .venv/ready-dev   ## kill commands again and again: does every file come out the same? CASES=100 SEED=0 ONLY=run,tune
 	$(BIN)/python tests/torture.py --cases $(or $(CASES),100) --seed $(or $(SEED),0) $(if $(ONLY),--only "$(ONLY)")
+
+torture-network: .venv/ready-dev   ## kill what carries the messages of real sites: ONLY=superlink,site METHODS=scaffold SEED=0
+	$(BIN)/python tests/torture_network.py --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY)) \
+	    $(if $(METHODS),--methods $(METHODS))
 
 fuzz: .venv/ready-dev   ## hostile configurations, settings, calls, files and folders, new ones in every run: N=100 SEED=7
 	$(BIN)/python tests/fuzz/many.py $(if $(N),--n $(N)) $(if $(SEED),--seed $(SEED))
@@ -64,6 +75,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 
 .venv/ready-dev: .venv/ready
 	$(PIP) -e '.[dev]'
+	touch $@
+
+.venv/ready-flower: .venv/ready
+	$(PIP) -e '.[flower]'
 	touch $@
 
 .venv/ready-docs: .venv/ready

@@ -26,10 +26,12 @@ LIMIT = 0.25
 
 def pytest_addoption(parser):
     parser.addoption("--fast", action="store_true", help="the first case of every test that slow.txt does not name")
+    parser.addoption("--without", default="", help="A,B: packages that are not there, as far as the tests can see")
     parser.addoption("--measure", action="store_true", help="write slow.txt anew")
 
 
 def pytest_configure(config):
+    sys.modules |= dict.fromkeys(filter(None, config.getoption("--without").split(",")))
     if config.getoption("--measure") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Stopwatch())
 

@@ -180,3 +180,19 @@ def test_a_round_that_somebody_misses_is_one_of_those_who_are_left(method):
         for mine, yours in zip(private(expected), private(found), strict=True):
             assert all(torch.allclose(mine[k].double(), yours[k].double(), rtol=0, atol=1e-12) for k in mine)
         balanced(found)
+
+
+def test_a_run_without_checkpoints_keeps_no_old_versions(tmp_path):
+    """Nothing can go back behind the last round then; with checkpoints, the last two are what may be gone back to."""
+    there = at_sites(METHODS["scaffold"], tmp_path / "a", Uniform())
+    there.engine.durable = False
+    for _ in range(6):
+        there.step()
+    assert Vault(tmp_path / "a" / "oslo", "run", "oslo").versions() == [(4, 0), (5, 0)]
+    there = at_sites(METHODS["scaffold"], tmp_path / "b", Uniform())
+    for t in range(6):
+        there.step()
+        if t in (1, 3):
+            there.state()
+            there.engine.saved()
+    assert Vault(tmp_path / "b" / "oslo", "run", "oslo").versions() == [(t, 0) for t in range(1, 6)]

@@ -188,3 +188,28 @@ def test_an_error_of_the_file_leaves_no_cell_of_it(tmp_path):
         at_sites(file, sites)
     assert "severe" not in str(error.value)
     assert any(f"{data / 'bern.csv'}, line" in line and "severe" in line for line in sites.lines)
+
+
+def test_a_server_cannot_search_a_file_by_asking_for_sums(tmp_path):
+    """What medians, means and deviations take, and no more; the same questions again are answered again."""
+    data, asked = folder(tmp_path / "data"), []
+    file, sites = experiment(tmp_path / "study.toml", FEDAVG, ""), Sites(tmp_path, data)
+
+    def answer(name, message):
+        if name == "oslo" and unpack(message, 1 << 24, name).head["do"] == "pooled":
+            asked.append(message)
+        return sites.answer(name, message)
+
+    at_sites(file, sites, Direct(NAMES, answer))
+    assert len(asked) <= 12
+    assert not any("error" in unpack(sites.answer("oslo", m), 1 << 24, "oslo").head for m in asked)
+    first, refused = unpack(asked[0], 1 << 24, "oslo"), []
+    for k in range(12):
+        reply = sites.answer("oslo", pack(first._replace(tensors={"at": first.tensors["at"] + k + 1})))
+        refused.append(unpack(reply, 1 << 24, "oslo").head.get("error", ""))
+    assert "asked for more sums than medians, means and deviations take" in refused[-1]
+    many = {"at": first.tensors["at"].repeat(2, 1)}
+    fresh = Sites(tmp_path / "fresh", data)
+    fresh.members["oslo"] = Member("oslo", data / "oslo.csv", tmp_path / "v", ALL)
+    fresh.members["oslo"]._file = sites.members["oslo"]._file
+    assert "more sums" in unpack(fresh.answer("oslo", pack(first._replace(tensors=many))), 1 << 24, "x").head["error"]

@@ -18,8 +18,8 @@ MOST, NAMES = 1 << 24, ("bern", "riga")
 # pFedMe's two models are the same wherever the gradient is zero
 KEPT = {"fedacs", "fedamp", "heurfedamp", "fpfc", "fedcet", "fedlin", "fedtrack", "scaffold", "pfedme"}
 HEADS = {
-    "site", "versions", "schema", "counts", "w0", "t", "phase", "steps", "seconds", "diverged", "metrics", "parameters",
-    "aggregate", "stored",
+    "site", "versions", "cpu", "schema", "counts", "w0", "t", "phase", "steps", "seconds", "diverged", "metrics",
+    "parameters", "aggregate", "stored",
 }  # fmt: skip
 
 

@@ -1,12 +1,14 @@
 """A federation of sites that each have their own file only: the same numbers as one machine with all files."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from hospitals import NAMES, Sites, at_sites, experiment, folder, on_one_machine, same
 
 from polyfed.core.errors import RunError
 from polyfed.core.schedule import Replay
 from polyfed.engines.remote import Direct
+from polyfed.experiment.run import Run
 from polyfed.sites import Message, pack, unpack
 
 CLIENT = '[columns]\nstandardise = "client"'
@@ -101,3 +103,31 @@ def test_without_a_quorum_the_run_ends_saved_and_goes_on(tmp_path):
     there = at_sites(file, sites, resume=True)
     assert there.rounds == 3
     same(on_one_machine(file, data), there, sites)
+
+
+def test_a_site_has_its_model_its_predictions_and_its_report_from_its_vault_alone(tmp_path, cli):
+    data = folder(tmp_path / "data", regression=True)
+    file, sites = (
+        experiment(tmp_path / "study.toml", FEDAVG, '[columns]\nstandardise = "pooled"'),
+        Sites(tmp_path, data),
+    )
+    here = on_one_machine(file, data)
+    there = at_sites(file, sites)
+    said = cli("export", "--vault", tmp_path / "vaults" / "riga", "--out", "mine.safetensors")
+    assert said.status == 0, said.err
+    said = cli("predict", "mine.safetensors", data / "riga.csv", "--out", "answers.csv")
+    assert said.status == 0, said.err
+    frame = pd.read_csv(data / "riga.csv").drop(columns="outcome")
+    assert np.allclose(pd.read_csv("answers.csv")["prediction"], here.predict("riga", frame)["prediction"], atol=1e-6)
+    report = (tmp_path / "vaults" / "riga" / "report.md").read_text()
+    assert "| round | rows of | loss | rmse |" in report
+    assert f"| 3 | test | {there.final['test']['loss'][2]:.4g} |" in report
+    said = cli("export", tmp_path / "run", "--client", "riga")
+    assert (said.status, said.err.count("\n")) == (1, 1)
+    assert "its models are at its sites" in said.err
+    assert "its data are at its sites: bern, oslo, riga" in cli("resume", tmp_path / "run").err
+    assert cli("export", "--vault", tmp_path / "vaults").status == 1
+    opened = Run.open(tmp_path / "run")
+    assert opened.rounds == 3
+    assert opened.final["test"]["loss"].tolist() == there.final["test"]["loss"].tolist()
+    assert opened.report().is_file()

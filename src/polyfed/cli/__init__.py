@@ -16,11 +16,13 @@ from polyfed.cli import portable
 from polyfed.cli.admit import admit
 from polyfed.cli.algorithms import algorithms
 from polyfed.cli.author import check, new_method
+from polyfed.cli.client import client
 from polyfed.cli.coalitions import coalitions
 from polyfed.cli.compare import compare
 from polyfed.cli.config import config
 from polyfed.cli.data import data
 from polyfed.cli.export import export
+from polyfed.cli.keys import keys
 from polyfed.cli.leave import leave
 from polyfed.cli.predict import predict
 from polyfed.cli.regress import regress
@@ -28,6 +30,8 @@ from polyfed.cli.report import report
 from polyfed.cli.reproduce import reproduce
 from polyfed.cli.resume import resume
 from polyfed.cli.run import run
+from polyfed.cli.server import server
+from polyfed.cli.status import status
 from polyfed.cli.tune import tune
 from polyfed.cli.verify import verify
 from polyfed.experiment import stop
@@ -49,11 +53,12 @@ app = typer.Typer(
 )
 COMMANDS = (
     run, compare, coalitions, tune, resume, verify, report, export, predict, admit, leave, regress, algorithms,
-    config, reproduce, new_method, check,
+    config, reproduce, new_method, check, server, client, status,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)
 app.add_typer(data, name="data")
+app.add_typer(keys, name="keys")
 
 
 def _version(wanted: bool) -> None:
@@ -123,7 +128,7 @@ def call(arguments: Sequence[str], debug: bool = False) -> int:
 
 
 def _help(arguments: Sequence[str]) -> str:
-    known = [c.name or c.callback.__name__ for c in app.registered_commands if c.callback] + ["data"]
+    known = [c.name or c.callback.__name__ for c in app.registered_commands if c.callback] + ["data", "keys"]
     command = next((a for a in arguments if a in known), "")
     return f" (see polyfed {command} --help)".replace("  ", " ")
 

@@ -7,8 +7,11 @@ from typer import Argument, Option
 
 
 def export(
-    run: Annotated[Path, Argument(help="Folder of a run.", show_default=False)],
-    client: Annotated[str, Option(help="The client's name, or its number from 0.", show_default=False)],
+    run: Annotated[Path | None, Argument(help="Folder of a run.", show_default=False)] = None,
+    client: Annotated[str | None, Option(help="The client's name, or its number from 0.", show_default=False)] = None,
+    vault: Annotated[
+        Path | None, Option(help="At a site, in place of RUN: the folder of its private state.", metavar="DIR")
+    ] = None,
     out: Annotated[
         Path | None, Option(help="File to write. Default: <client>.safetensors here.", metavar="FILE.safetensors")
     ] = None,
@@ -27,9 +30,18 @@ def export(
     import json
 
     from polyfed.cli.console import stdout
+    from polyfed.core.errors import ConfigError
+    from polyfed.experiment.export import from_vault
     from polyfed.experiment.opened import Opened
 
-    path, about = Opened(run).export(client, out, factorised)
+    if vault is not None:
+        if run is not None or client is not None or factorised:
+            raise ConfigError("--vault: found RUN, --client or --factorised too, expected --out at most")
+        path, about = from_vault(vault, out)
+    elif run is None or client is None:
+        raise ConfigError("export: expected RUN and --client NAME, or --vault DIR")
+    else:
+        path, about = Opened(run).export(client, out, factorised)
     stdout.print(f"{path} and {about}", soft_wrap=True)
     if not factorised:
         return 0

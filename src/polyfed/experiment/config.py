@@ -259,6 +259,9 @@ def _of_this_program(given: dict[str, Any], file: Path) -> dict[str, Any]:
     """Without what a run's config.toml only reports; refuses that of a run whose data came from a Python program."""
     given = {k: v for k, v in given.items() if k not in INFORMATION}
     data, model = given.get("data"), given.get("model")
+    if is_table(data) and is_list(data.get("sites")):
+        then = "run the experiment's own file with polyfed server, with --resume to go on"
+        raise ConfigError(f"{file}: its data are at its sites: {', '.join(map(str, data['sites']))}; {then}")
     if is_table(data) and data.pop("digest", None) is not None and "name" not in data:
         raise ConfigError(
             f"{file}: this run was started from Python with data of its own, so it can be repeated and resumed only "

@@ -36,6 +36,8 @@ def export(run: Run, client: int | str, out: Path | None, factorised: bool = Fal
         about = reading.summary(folder)
         if about.get("deploys") in ("yardstick", "oracle"):
             raise ConfigError(f"{folder}: {about['algorithm']} is a yardstick: it has results, and no model to export")
+    if found is None and "sites" in config.get("data", {}):
+        raise RunError(f"{folder}: its models are at its sites; polyfed export --vault DIR writes one there")
     if found is None:
         raise RunError(f"{folder}: has no models yet; finish it with: polyfed resume {folder}")
     target = out or Path(f"{safe(name)}.safetensors")
@@ -72,6 +74,21 @@ def export(run: Run, client: int | str, out: Path | None, factorised: bool = Fal
         facts["factorised"] = {k: {"rank": rank, "nonzeros": some} for k, (rank, some) in layers.items()}
         facts["measured"] = _measured(run, name, tensors)
     return write_model(target, (named if tensors is None else tensors) | fixed, facts)
+
+
+def from_vault(vault: Path, out: Path | None) -> tuple[Path, Path]:
+    """Copy the model that a site has made at the end of a run out of its vault."""
+    path = vault / "model.safetensors"
+    if not path.is_file():
+        raise RunError(f"{vault}: has no model yet, which is made at the end of the run")
+    try:
+        facts = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        target = out or Path(f"{safe(facts['client'])}.safetensors")
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise RunError(f"{path}: no exported model with {path.stem}.json beside it ({reason(e)})") from None
+    if target.suffix != ".safetensors":
+        raise ConfigError(f"out: found {str(target)!r}, expected a name ending in .safetensors")
+    return write_model(target, reading.tensors(path), facts)
 
 
 def write_model(target: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> tuple[Path, Path]:

@@ -43,6 +43,8 @@ from polyfed.sites.message import Message, fits, pack, unpack
 from polyfed.sites.site import Site, version
 from polyfed.sites.vault import Vault
 
+WAYS = 255  # thresholds at a time in the server's search for a median
+QUESTIONS = 12  # different ones about sums: the search for medians, means and deviations
 FIRST = 1 << 24  # bytes of tensors in a message before the model is known
 BEGUN = "begin.message"  # in the vault: what the run began with here
 NOWHERE = Where(None, {}, {})
@@ -71,6 +73,8 @@ class Member:
         self.name, self.data, self.vault, self.consent, self.say = name, Path(data), Path(vault), consent, say
         self.finished = False
         self._joined: dict[str, Any] = {}  # the server's first message, once it was consented to
+        self._refused: dict[str, Any] = {}
+        self._asked: set[bytes] = set()  # questions about sums
         self._file: File | None = None
         self._begun: Begun | None = None
 
@@ -94,7 +98,7 @@ class Member:
 
     def _outside(self, e: PolyfedError) -> str:
         """An error as the server may know it."""
-        if isinstance(e, DataError):
+        if isinstance(e, DataError) and not str(e).startswith("the server:"):
             column = re.search(r"column '([^']+)'", str(e))
             known = self._file.sheet.columns if self._file is not None and self._file.sheet is not None else ()
             where = f", column {column[1]!r}" if column and column[1] in known else ""
@@ -138,10 +142,13 @@ class Member:
             text = words(self.name, about, schema, counts, up, needs, self.consent, method.discloses)
             self.say(text)
             self.consent.check(needs, self.name)
-            if self.consent.ask is not None and not self.consent.ask(text):
+            if head != self._refused and self.consent.ask is not None and not self.consent.ask(text):
+                self._refused = dict(head)  # asked again, the answer is the same
+            if head == self._refused:
                 raise RunError(f"{self.name}: its operator did not consent, so nothing was sent")
             self._joined = dict(head)
-        return Message({"site": self.name, "versions": versions(), "schema": schema, "counts": counts})
+        head = {"site": self.name, "versions": versions(), "cpu": torch.backends.cpu.get_cpu_capability()}
+        return Message(head | {"schema": schema, "counts": counts})
 
     def _pooled(self, message: Message) -> Message:
         self.consent.check({"pooled": RAW["pooled"]}, self.name)
@@ -153,6 +160,9 @@ class Member:
             blank = settled.preparation.with_inputs(kept)
         else:
             blank = settled.preparation
+        self._asked.add(hashlib.sha256(pack(message)).digest())
+        if len(self._asked) > QUESTIONS or len(given.get("at", ())) > 2 * WAYS:
+            raise RunError(f"{self.name}: is asked for more sums than medians, means and deviations take")
         found = self._file.sums(blank, str(message.head["what"]), given)
         return Message({}, {name: torch.as_tensor(np.asarray(a)) for name, a in found.items()})
 
@@ -205,6 +215,7 @@ class Member:
     def _end(self, message: Message, begun: "Begun") -> Message:
         w, _ = begun.site.personal(version(message.head["base"]), message.tensors)
         begun.export(w[0], self.vault / "model.safetensors")
+        begun.vault.keep("report.md", begun.report().encode())
         self.finished = True
         self.say(f"{self.name}: the run is over; this site's model is {self.vault / 'model.safetensors'}")
         return Message({"stored": True})
@@ -272,6 +283,20 @@ class Begun:
         if preparation is not None:
             facts["preparation"] = preparation.only(self.site.name).dump()
         write_model(path, task.layout.named(w) | task.fixed, facts)
+
+    def report(self) -> str:
+        """The site's own numbers, round by round: those of the model that it would have deployed then."""
+        lines = (self.vault.folder / "metrics.jsonl").read_text().splitlines()
+        found = {(r["round"], r["split"]): r for r in map(json.loads, lines)}  # the last word on each
+        names = list(dict.fromkeys(key for r in found.values() for key in r if key not in ("round", "split")))
+        counts = ", ".join(f"{len(split.x)} {key}" for key, split in self.site.data.items())
+        rows = [
+            [str(t), split, *("" if r.get(key) is None else f"{r[key]:.4g}" for key in names)]
+            for (t, split), r in sorted(found.items())
+        ]
+        table = [["round", "rows of", *names], ["---"] * (2 + len(names)), *rows]
+        head = f"# {self.site.name}: {self.site.algorithm.name}, run {self.vault.run}\n\nRows: {counts}.\n\n"
+        return head + "".join(f"| {' | '.join(row)} |\n" for row in table)
 
 
 def versions() -> dict[str, str]:

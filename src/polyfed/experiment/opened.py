@@ -291,6 +291,8 @@ class Opened(Run):
         s = self.settings
         if self._given is not None:
             fed = self._given
+        elif "sites" in s["data"]:
+            raise RunError(f"{self._at}: its data are at its sites: {', '.join(s['data']['sites'])}")
         elif "name" not in s["data"]:
             raise RunError(
                 f"{self._at}: its data are needed and were given in Python ({self.outline.n} clients); open the "

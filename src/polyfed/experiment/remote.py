@@ -31,7 +31,7 @@ from polyfed.engines.remote import Asking, RemoteEngine, Transport
 from polyfed.experiment.build import make_model
 from polyfed.experiment.config import Experiment, Method, model_table, resolve
 from polyfed.experiment.folder import RunFolder
-from polyfed.experiment.member import FIRST, digest, versions
+from polyfed.experiment.member import FIRST, WAYS, digest, versions
 from polyfed.experiment.rehearsal import forms
 from polyfed.experiment.run import Run
 from polyfed.experiment.trainer import Trainer, prepare
@@ -43,7 +43,6 @@ from polyfed.sites.message import Message
 from polyfed.yardsticks import Yardstick
 
 CARD = "sites.json"  # in the run's folder: what sites know the run by
-WAYS = 255  # thresholds at a time in the search for a median
 SLACK = 1 << 16  # bytes that a wrong reply may have more, so that the tensor at fault is named
 PAUSE = 0.2  # seconds between looks at who is connected
 HERE = (  # settings that are the server's alone
@@ -107,6 +106,12 @@ def serve(
     names = _connected(transport, sites, say)
     head = _experiment(e, method, names)
     said = _all(asking, {name: Message({"do": "join"} | head) for name in names}, "joining", _wrong_join)
+    mine = torch.backends.cpu.get_cpu_capability()
+    for name, m in said.items():
+        if m.head.get("cpu") != mine:
+            say(
+                f"{name} computes with {m.head.get('cpu')}, the server with {mine}: last digits may differ between them"
+            )
     schemas = {name: m.head["schema"] for name, m in said.items()}
     settled = settle(schemas, e.columns)
     counts = {name: m.head["counts"] for name, m in said.items()}

@@ -1,0 +1,61 @@
+"""polyfed client: a site of a federation."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import Option
+
+from polyfed.cli import options as o
+
+
+def client(
+    key: Annotated[Path, Option(help="The site's file, from polyfed keys add.", metavar="FILE", show_default=False)],
+    data: Annotated[Path, Option(help="The site's own file or folder.", metavar="PATH", show_default=False)],
+    vault: Annotated[
+        Path, Option(help="Folder for what the site keeps: its private state and its model.", show_default=False)
+    ],
+    server: Annotated[
+        str | None, Option(help="HOST:PORT of the server, where it is not the one in the key.", metavar="HOST:PORT")
+    ] = None,
+    allow: Annotated[
+        list[str] | None, Option(help="Let this leave the site, which is made from raw data; repeatable.")
+    ] = None,
+    metrics: Annotated[
+        Literal["none", "aggregate", "own"],
+        Option(help="What the server writes down of how good models are here: nothing, a mean over sites, or all."),
+    ] = "own",
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Show what would leave the site, and send nothing else.")
+    ] = False,
+    yes: Annotated[bool, Option("--yes", help="Agree to what will leave the site without being asked.")] = False,
+    quiet: o.Quiet = False,
+) -> int:
+    """Take part in a federation: train on this site's data, which stay here.
+
+    Shows what will leave the site and asks before anything does. It may be stopped at any time, and goes on where it
+    was when it is started again.
+
+    [dim]polyfed client --key cleveland.key --data cleveland.csv --vault vault[/dim]
+    """
+    from polyfed.cli.events import Events
+    from polyfed.engines.flower_site import Attendance
+    from polyfed.experiment.member import Member
+    from polyfed.sites.consent import Consent
+    from polyfed.sites.keys import site_key, warning
+
+    given, say = site_key(key), Events(vault, quiet)
+    if line := warning("this site's key", given.until, "ask the server's operator for a new one"):
+        say(f"note: {line}")
+    consent = Consent(frozenset(allow or ()), metrics, _leave if dry_run else None if yes else _ask)
+    member = Member(given.site, data, vault, consent, say)
+    Attendance(given, member.answer, lambda: member.finished, vault / "flower", say, server).run()
+    return 0
+
+
+def _leave(text: str) -> bool:
+    """The text has been shown; without an answer, the server goes on waiting for this site."""
+    raise SystemExit(0)
+
+
+def _ask(text: str) -> bool:
+    return input("Join? [y/N] ").strip().lower() in ("y", "yes")

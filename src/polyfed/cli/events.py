@@ -1,0 +1,22 @@
+"""What happens between a server and its sites, a line each: on the screen, and in a file for `polyfed status`."""
+
+import time
+from pathlib import Path
+
+from polyfed.cli.console import stderr
+
+NAME = "events.log"
+
+
+class Events:
+    """Called with a line, says and notes it. folder: where the file is, as soon as there is one"""
+
+    def __init__(self, folder: Path, quiet: bool = False):
+        self.path, self.quiet = folder / NAME, quiet
+
+    def __call__(self, line: str) -> None:
+        if not self.quiet:
+            stderr.print(f"{time.strftime('%H:%M:%S')} {line}", soft_wrap=True, markup=False)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as f:
+            f.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(line.split())}\n")

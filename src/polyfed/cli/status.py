@@ -1,0 +1,37 @@
+"""polyfed status: what a server or a site is doing."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+LINES = 10
+
+
+def status(
+    folder: Annotated[Path, Argument(help="A server's run, or a site's vault.", show_default=False)],
+    lines: Annotated[int, Option("--lines", "-n", help="How many of the last events to show.")] = LINES,
+) -> int:
+    """Show whether a server or site runs, who is connected, and its last events."""
+    from polyfed.cli.events import NAME
+    from polyfed.core.errors import RunError
+
+    try:
+        events = (folder / NAME).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        raise RunError(f"{folder}: no server or site has run here") from None
+    try:
+        state = json.loads((folder / "flower" / "state.json").read_text())
+        os.kill(state["pid"], 0)
+        print(f"running, process {state['pid']}")
+        for site, doing in sorted(state.get("sites", {}).items()):
+            print(f"{site}: {doing}")
+    except (OSError, ValueError, KeyError, TypeError):
+        print("not running")
+    rounds = sorted(path.name for path in folder.glob("checkpoint/round-*"))
+    if rounds:
+        print(f"{int(rounds[-1].removeprefix('round-')[:8])} rounds saved")
+    print("\n".join(events[-lines:]))
+    return 0

@@ -1,0 +1,269 @@
+"""Keys and certificates of a federation: a folder at the server, and one file for each site.
+
+The folder holds a certificate authority, the server's certificate, and the register of the sites' public keys. A site's
+file holds all that it needs to join: the server's address, the authority's certificate and the site's private key,
+which the server does not keep.
+"""
+
+import ipaddress
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from polyfed.core.errors import ConfigError, RunError, closest
+
+try:
+    x509: Any = import_module("cryptography.x509")
+    hashes: Any
+    s: Any
+    ec: Any
+    hashes, s, ec = (
+        import_module(f"cryptography.hazmat.primitives.{name}") for name in ("hashes", "serialization", "asymmetric.ec")
+    )
+except ModuleNotFoundError:
+    raise ConfigError("real sites need Flower, which is missing; pip install 'polyfed[flower]'") from None
+
+PORT = 8000
+AUTHORITY, SERVER, SITE = 3650, 730, 730  # days that certificates and keys are good for
+SOON = 30  # days before the end in which to warn
+NAME = re.compile(r"[\w][\w.-]{0,63}")
+
+
+class Entry(NamedTuple):
+    """A site in the register. public: its key as OpenSSH writes it     until: when it stops being accepted"""
+
+    public: str
+    until: datetime
+    revoked: datetime | None
+
+    def state(self, now: datetime) -> str:
+        """valid, expired or revoked."""
+        return "revoked" if self.revoked else "expired" if self.until <= now else "valid"
+
+
+class SiteKey(NamedTuple):
+    """What a site's file says. server: host:port     authority: a certificate, PEM     private: as OpenSSH writes it"""
+
+    site: str
+    server: str
+    authority: str
+    private: str
+    until: datetime
+
+
+class Keys:
+    """The folder at the server."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.authority, self.certificate, self.private = (
+            folder / name for name in ("ca.pem", "server.pem", "server.key")
+        )
+        self._signing, self._register = folder / "ca.key", folder / "sites.json"
+
+    def make(self, address: str, also: Sequence[str] = (), days: int = SERVER) -> None:
+        """A server certificate for the host in `address` and other names of it; the authority too, unless there is one.
+
+        address: host:port at which the sites reach the server
+        """
+        host, _ = split(address)
+        if not self._signing.exists():
+            self._authorise(host)
+        names = dict.fromkeys([host, *also, "localhost", "127.0.0.1"])
+        key, now = ec.generate_private_key(ec.SECP256R1()), _now()
+        authority = self._read(x509.load_pem_x509_certificate, self.authority)
+        certificate = (
+            _certificate(host, authority.subject, key.public_key(), days, now)
+            .add_extension(x509.SubjectAlternativeName([_named(n) for n in names]), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .sign(self._read(lambda data: s.load_pem_private_key(data, None), self._signing), hashes.SHA256())
+        )
+        write(self.private, _pem(key), private=True)
+        write(self.certificate, certificate.public_bytes(s.Encoding.PEM))
+        register = self._load() if self._register.exists() else {"sites": {}}
+        self._save(register | {"address": address})
+
+    def _authorise(self, host: str) -> None:
+        key, now = ec.generate_private_key(ec.SECP256R1()), _now()
+        name = x509.Name(
+            [x509.NameAttribute(x509.NameOID.COMMON_NAME, f"polyfed {secrets.token_hex(4)} at {host}"[:64])]
+        )
+        certificate = (
+            _certificate(None, name, key.public_key(), AUTHORITY, now)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        write(self._signing, _pem(key), private=True)
+        write(self.authority, certificate.public_bytes(s.Encoding.PEM))
+
+    def add(self, site: str, to: Path, days: int = SITE) -> Path:
+        """Make a site's key: its file in the folder `to`. Only the public half stays here."""
+        if not NAME.fullmatch(site):
+            raise ConfigError(f"{site!r} cannot be the name of a site; letters, digits, '.', '-' and '_', 64 at most")
+        register, now = self._load(), _now()
+        known = self.sites()
+        if site in known and known[site].state(now) == "valid":
+            raise ConfigError(f"{site} has a key, good until {known[site].until:%Y-%m-%d}; revoke it to make another")
+        key, until = ec.generate_private_key(ec.SECP384R1()), now + timedelta(days=days)
+        private = key.private_bytes(s.Encoding.PEM, s.PrivateFormat.OpenSSH, s.NoEncryption())
+        public = key.public_key().public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH)
+        says = {
+            "site": site,
+            "server": register["address"],
+            "until": until.isoformat(),
+            "authority": self.authority.read_text(),
+            "key": private.decode(),
+        }
+        path = to / f"{site}.key"
+        if path.exists():
+            raise ConfigError(f"{path} is there already; move it away first")
+        write(path, json.dumps(says, indent=1).encode(), private=True)
+        register["sites"][site] = {"public": public.decode(), "until": until.isoformat()}
+        self._save(register)
+        return path
+
+    def revoke(self, site: str) -> None:
+        """A running server drops the site within seconds; its key is never accepted again."""
+        register = self._load()
+        if site not in register["sites"]:
+            raise ConfigError(f"no site {site!r} in {self.folder}{closest(site, register['sites'])}")
+        register["sites"][site].setdefault("revoked", _now().isoformat())
+        self._save(register)
+
+    def sites(self) -> dict[str, Entry]:
+        """The register."""
+        return {
+            name: Entry(e["public"], _when(e["until"]), _when(e["revoked"]) if "revoked" in e else None)
+            for name, e in self._load()["sites"].items()
+        }
+
+    def accepted(self) -> dict[str, str]:
+        """The sites whose keys are good now, by their public key."""
+        now = _now()
+        return {e.public: name for name, e in self.sites().items() if e.state(now) == "valid"}
+
+    def changed(self) -> int:
+        """A number that is another one once the register was written."""
+        return self._register.stat().st_mtime_ns
+
+    @property
+    def address(self) -> str:
+        """host:port at which the sites reach the server."""
+        return self._load()["address"]
+
+    def until(self) -> datetime:
+        """When the server's certificate, or that of its authority, ends."""
+        both = (self._read(x509.load_pem_x509_certificate, path) for path in (self.certificate, self.authority))
+        return min(c.not_valid_after_utc for c in both)
+
+    def warnings(self) -> list[str]:
+        """What ends soon, a line each."""
+        ends = {"the server's certificate": (self.until(), "polyfed keys init")}
+        ends |= {
+            f"{name}'s key": (e.until, f"polyfed keys revoke {name}, then polyfed keys add {name}")
+            for name, e in self.sites().items()
+            if e.revoked is None
+        }
+        return [line for what, (end, cure) in ends.items() if (line := warning(what, end, cure))]
+
+    def _load(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self._register.read_text())
+            if not (isinstance(found["address"], str) and isinstance(found["sites"], dict)):
+                raise ValueError("its tables are wrong")
+            return found
+        except FileNotFoundError:
+            raise ConfigError(f"{self.folder}: no keys of a federation; make them with polyfed keys init") from None
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise RunError(f"{self._register} is damaged ({_reason(e)}); restore it from a copy") from None
+
+    def _save(self, register: Mapping[str, Any]) -> None:
+        write(self._register, json.dumps(register, indent=1).encode())
+
+    def _read(self, load: Any, path: Path) -> Any:
+        try:
+            return load(path.read_bytes())
+        except (OSError, ValueError) as e:
+            raise RunError(f"{path}: cannot be read as a key or certificate ({_reason(e)})") from None
+
+
+def site_key(path: Path) -> SiteKey:
+    """A site's file."""
+    try:
+        says = json.loads(path.read_text())
+        found = SiteKey(says["site"], says["server"], says["authority"], says["key"], _when(says["until"]))
+        s.load_ssh_private_key(found.private.encode(), None)
+        x509.load_pem_x509_certificate(found.authority.encode())
+        return found
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise ConfigError(f"{path}: not a site's key, as polyfed keys add makes it ({_reason(e)})") from None
+
+
+def warning(what: str, end: datetime, cure: str) -> str:
+    """What to say of something that ends at `end`; empty while there is time."""
+    left = end - _now()
+    if left > timedelta(days=SOON):
+        return ""
+    word = "has ended" if left < timedelta(0) else "ends"
+    return f"{what} {word} on {end:%Y-%m-%d}: {cure}"
+
+
+def split(address: str) -> tuple[str, int]:
+    """The host and the port of host:port."""
+    host, _, port = address.rpartition(":") if re.fullmatch(r".*:\d+", address) else (address, "", str(PORT))
+    host = host.strip("[]")
+    if not host or not re.fullmatch(r"[\w.:-]+", host) or not 0 < int(port) < 65536:
+        raise ConfigError(f"{address!r} is not an address, expected HOST or HOST:PORT")
+    return host, int(port)
+
+
+def write(path: Path, data: bytes, private: bool = False) -> None:
+    """A file that is there whole or not at all. private: for this user only."""
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.unlink(missing_ok=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644), "wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(draft, path)
+    except OSError as e:
+        raise RunError(f"cannot write {path}: {_reason(e)}") from None
+
+
+def _certificate(host: str | None, issuer: Any, public: Any, days: int, now: datetime) -> Any:
+    name = issuer if host is None else x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host[:64])])
+    start = min(now, now + timedelta(days=days)) - timedelta(days=1)  # clocks differ
+    return x509.CertificateBuilder(issuer, name, public, x509.random_serial_number(), start, now + timedelta(days=days))
+
+
+def _named(host: str) -> Any:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _pem(key: Any) -> bytes:
+    return key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _when(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _reason(error: Exception) -> str:
+    from polyfed.core.checkpoint import reason  # with torch
+
+    return reason(error)
