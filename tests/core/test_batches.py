@@ -18,7 +18,7 @@ SPLIT = split_of(*SIZES)
 def seen(data, s: int) -> list[list[list[int]]]:
     """Per client and step, the rows of the split that carry weight. Checks weights, sizes and live on the way."""
     found: list[list[list[int]]] = [[] for _ in range(s)]
-    row_of = {tuple(x.tolist()): i for i, x in enumerate(data._split.x)}
+    row_of = {tuple(x.tolist()): i for i, x in enumerate(data.split.x)}
     for batch in data:
         assert batch.rows == len(batch.y) <= s
         for i in range(batch.rows):
@@ -33,7 +33,7 @@ def seen(data, s: int) -> list[list[list[int]]]:
             assert torch.allclose(weight[:real], torch.full((real,), 1 / real).double())
             assert batch.sizes is None or batch.sizes[i] == real
             rows = [row_of[tuple(x.tolist())] for x in batch.x[i, :real]]
-            assert batch.y[i, :real].tolist() == data._split.y[rows].tolist()
+            assert batch.y[i, :real].tolist() == data.split.y[rows].tolist()
             found[i].append(rows)
     return found
 
