@@ -90,23 +90,71 @@ def test_flower_leaves_no_key_and_nothing_runs_any_more(demo):
     assert str(folder) not in running
 
 
+@pytest.fixture(scope="module")
+def hospitals():
+    """The demonstration's module: makes files of hospitals, knows a free port."""
+    spec = importlib.util.spec_from_file_location("demo", NETWORK / "demo.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+POLYFED = [sys.executable, "-c", "from polyfed.cli import main; main()"]
+
+
 @pytest.mark.long
-def test_a_server_that_is_killed_goes_on_with_its_sites(tmp_path):
+@pytest.mark.parametrize(
+    ("page", "title", "address"),
+    [
+        ("docs/sites.md", "## From an empty machine", "fed.example.org:8000"),
+        ("README.md", "## Three terminals", "localhost:8000"),
+    ],
+)
+def test_the_commands_of_the_guide_go_as_printed(hospitals, tmp_path, page, title, address):
+    """Each in its own folder, as on three machines; only the address is another, and nobody is asked."""
+    text = (NETWORK.parents[1] / page).read_text().split(title)[1].split("\n## ")[0]
+    lines = [c for line in text.splitlines() for c in line.split(" && ") if c.startswith("polyfed ")]
+    keys, (server,), clients = ([c for c in lines if f"polyfed {kind}" in c] for kind in ("keys", "server", "client"))
+    folders = {name: tmp_path / name for name in ("server", "bern", "oslo")}
+    for folder in folders.values():
+        folder.mkdir()
+    short(folders["server"] / "experiment.toml", 2)
+    here = f"127.0.0.1:{hospitals.free_port()}"
+
+    def run(line: str, where: Path) -> subprocess.Popen:
+        return subprocess.Popen([*POLYFED, *line.replace(address, here).split()[1:]], cwd=where)
+
+    for line in keys:
+        assert run(line, folders["server"]).wait() == 0
+    running = [run(server, folders["server"])]
+    try:
+        for name, path in zip(("bern", "oslo"), hospitals.hospitals(tmp_path / "files", 2).values(), strict=True):
+            shutil.copy(path, folders[name] / f"{name}.csv")
+            shutil.copy(folders["server"] / f"{name}.key", folders[name])
+            line = next((c for c in clients if f"{name}.key" in c), clients[0].replace("bern", name))
+            running.append(run(f"{line} --allow pooled --yes", folders[name]))
+        assert [p.wait(300) for p in running] == [0, 0, 0]
+    finally:
+        for p in running:
+            p.kill()
+    assert (folders["server"] / "runs/first/report.html").is_file()
+    for name in ("bern", "oslo"):
+        assert list(folders[name].glob("*/model.safetensors"))
+
+
+@pytest.mark.long
+def test_a_server_that_is_killed_goes_on_with_its_sites(hospitals, tmp_path):
     """kill -9 of the server's process in mid-run; its sites wait for it. The models are those of an undisturbed run."""
     folder, file = tmp_path / "demo", short(tmp_path / "short.toml", 5)
-    polyfed = [sys.executable, "-c", "from polyfed.cli import main; main()"]
-    spec = importlib.util.spec_from_file_location("demo", NETWORK / "demo.py")
-    demo = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(demo)
-    files, keys = demo.hospitals(folder / "hospitals", 2), ["--keys", str(folder / "keys")]
-    subprocess.run([*polyfed, "keys", "init", f"127.0.0.1:{demo.free_port()}", *keys], check=True)
+    files, keys = hospitals.hospitals(folder / "hospitals", 2), ["--keys", str(folder / "keys")]
+    subprocess.run([*POLYFED, "keys", "init", f"127.0.0.1:{hospitals.free_port()}", *keys], check=True)
     sites = []
     for name, path in files.items():
-        subprocess.run([*polyfed, "keys", "add", name, *keys, "--out", str(folder)], check=True)
+        subprocess.run([*POLYFED, "keys", "add", name, *keys, "--out", str(folder)], check=True)
         site = ["client", "--key", str(folder / f"{name}.key"), "--data", str(path), "--vault", str(folder / name)]
-        sites.append(subprocess.Popen([*polyfed, *site, "--allow", "pooled", "--yes"]))
+        sites.append(subprocess.Popen([*POLYFED, *site, "--allow", "pooled", "--yes"]))
     command = [
-        *polyfed,
+        *POLYFED,
         "server",
         str(file),
         *keys,

@@ -39,6 +39,23 @@ def test_sites_with_their_own_files_give_the_bits_of_one_machine_with_all(method
     assert (here.parameters == there.parameters).all()
 
 
+@pytest.mark.parametrize("alike", [False, True])
+def test_weights_of_rows_stay_at_their_site_and_count_there(alike, tmp_path):
+    """Of unit, which is 7 everywhere, or else another number in some rows of riga."""
+    data = folder(tmp_path / "data")
+    if not alike:
+        lines = (data / "riga.csv").read_text().replace(",7,none", ",2.5,none")
+        (data / "riga.csv").write_text(lines)
+    weights = '[columns]\nstandardise = "pooled"\nweights = "unit"'
+    file = experiment(tmp_path / "study.toml", METHODS["ditto"], weights)
+    here, sites = on_one_machine(file, data), Sites(tmp_path, data)
+    there = at_sites(file, sites)
+    same(here, there, sites)
+    without = '[columns]\nstandardise = "pooled"\ndrop = ["unit"]'
+    plain = on_one_machine(experiment(tmp_path / "plain.toml", METHODS["ditto"], without), data)
+    assert np.array_equal(plain.personal.numpy(), here.personal.numpy()) == alike
+
+
 class Scrambled(Direct):
     """Replies come one by one, in an order that no schedule knows."""
 

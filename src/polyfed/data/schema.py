@@ -21,10 +21,10 @@ from polyfed.core.errors import DataError
 from polyfed.core.settings import is_mapping
 from polyfed.core.split import Split
 from polyfed.data import moments, prepare, readers
-from polyfed.data.federation import Federation, one_pair
+from polyfed.data.federation import WEIGHTED, Federation, one_pair
 from polyfed.data.preparation import ALL, Input, Preparation, Statistics
 from polyfed.data.sheets import FEW, Cells, Sheet, cells_of, merged, read
-from polyfed.data.tables import Table
+from polyfed.data.tables import Table, weights_of
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,25 @@ class File:
         """What the site says of it, as JSON holds it."""
         if self.sheet is None:
             return self._arrays()
-        left = [name for name in self.sheet.columns if name not in self.columns.drop]
+        left = [name for name in self.sheet.columns if name not in _apart(self.columns)]
         outcome = self.columns.target or (left[-1] if left else "")
         columns = {name: self._column(name, name == outcome) for name in self.sheet.columns}
-        return {"kind": "table", "target": outcome, "columns": columns}
+        weights = self._weights()
+        weighted = weights is not None and bool((weights != weights[0]).any())
+        return {"kind": "table", "target": outcome, "columns": columns, "weighted": weighted}
+
+    def _weights(self) -> np.ndarray | None:
+        """[rows] of the training part."""
+        if self.sheet is None or self.columns.weights is None:
+            return None
+        found = weights_of(self.sheet, self.columns.weights)[self.rows["train"]]
+        if not found.any():
+            raise DataError(f"{self.sheet.where}: column {self.columns.weights!r} is 0 on every training row")
+        return found
 
     def _column(self, name: str, outcome: bool) -> dict[str, Any]:
         assert self.sheet is not None
-        if name in self.columns.drop:
+        if name in _apart(self.columns):
             return {"dropped": True}
         c = cells_of(self.sheet, name, self.columns)
         texts, numeric = c.texts or frozenset(), c.numbers == c.there
@@ -133,14 +144,17 @@ class File:
         """Its parts with inputs and targets as the model takes them."""
         if self.sheet is None:
             return self._gathered(settled)
-        assert settled.preparation is not None
-        return self.fitted(settled.preparation)[1]
+        return self.fitted(settled)[1]
 
-    def fitted(self, blank: Preparation) -> tuple[Preparation, dict[str, Split]]:
+    def fitted(self, settled: "Settled") -> tuple[Preparation, dict[str, Split]]:
         """The preparation with this site's own statistics, where it has them, and its parts."""
+        blank = settled.preparation
+        assert blank is not None
         parts = self._coded(blank)
         known = blank.sites or {self.name: Statistics([], [], [])}  # learnt in `fitted`; its inputs are settled already
         found, done = dataclasses.replace(blank, sites=known).fitted(parts, [self.name])
+        if settled.weighted and (weights := self._weights()) is not None:
+            done["train"] = dataclasses.replace(done["train"], weight=torch.from_numpy(weights))
         return found, done
 
     def _coded(self, blank: Preparation) -> dict[str, Split]:
@@ -192,6 +206,7 @@ class Settled:
 
     inputs: shape of one     classes: None for numbers     numbered: the labels that are classes 0, 1, ...
     preparation: of tables, without statistics unless they are everybody's
+    weighted: whether the weights of rows differ at some site
     """
 
     inputs: tuple[int, ...]
@@ -201,6 +216,7 @@ class Settled:
     numbered: tuple[int, ...] | None = None
     preparation: Preparation | None = None
     notes: tuple[str, ...] = ()
+    weighted: bool = False
 
     def dump(self) -> dict[str, Any]:
         """As JSON holds it."""
@@ -220,12 +236,13 @@ class Settled:
                 None if numbered is None else tuple(int(k) for k in numbered),
                 None if about is None else Preparation.read(about, "the server"),
                 tuple(map(str, found["notes"])),
+                bool(found["weighted"]),
             )
         except (KeyError, TypeError, ValueError) as e:
             raise DataError(f"the server: what it settled is damaged ({type(e).__name__}: {e})") from None
 
 
-KEYS = ("inputs", "outputs", "classes", "integers", "numbered", "notes")
+KEYS = ("inputs", "outputs", "classes", "integers", "numbered", "notes", "weighted")
 
 
 def settle(said: Mapping[str, Any], columns: Columns) -> Settled:
@@ -250,7 +267,7 @@ def _table(said: Mapping[str, Any], columns: Columns) -> Settled:
         if not any(column in s["columns"] for s in said.values()):
             raise DataError(f"the sites' files: no column {column!r}, which columns.drop names")
     everywhere = [
-        Sheet(f"site {name!r}", [], {str(c): [] for c in s["columns"] if c not in columns.drop})
+        Sheet(f"site {name!r}", [], {str(c): [] for c in s["columns"] if c not in _apart(columns)})
         for name, s in said.items()
     ]
     targets = {name: str(s["target"]) for name, s in said.items()}
@@ -269,7 +286,7 @@ def _table(said: Mapping[str, Any], columns: Columns) -> Settled:
         name: merged(name, [_cells(c, name, site) for site, c in at.items()], everywhere, columns)
         for name, at in parts.items()
     }
-    table = Table(everywhere, found, dataclasses.replace(columns, drop=[]))
+    table = Table(everywhere, found, dataclasses.replace(columns, drop=[], weights=None))
     table.where = "the sites' files"
     silent = _silent(table, parts)
     if problems := [*silent, *table.problems()]:
@@ -283,9 +300,10 @@ def _table(said: Mapping[str, Any], columns: Columns) -> Settled:
         labels = [str(v) for v in numbered or range(classes)]
     inputs = [_trained(i, list(parts[i.name].values())) for i in blank.inputs]
     prepared = dataclasses.replace(blank, inputs=tuple(inputs), labels=None if labels is None else tuple(labels))
+    weighted = any(s["weighted"] for s in said.values())
     return Settled(
         (len(prepared.names),), classes or 1, classes, preparation=prepared,
-        notes=(*table.notes(prepared, classes), *notes),
+        notes=(*table.notes(prepared, classes), *notes, *([WEIGHTED] if weighted else [])), weighted=weighted,
     )  # fmt: skip
 
 
@@ -367,6 +385,8 @@ def _trained(column: Input, said: Sequence[Mapping[str, Any]]) -> Input:
 
 def _arrays(said: Mapping[str, Any], columns: Columns) -> Settled:
     first, one = next(iter(said.items()))
+    if columns.weights is not None:
+        raise DataError(f"columns.weights: found {columns.weights!r}, expected none for npz files at sites")
     if columns.standardise not in (None, "none"):
         raise DataError(f"columns.standardise: found {columns.standardise!r}, expected none for npz files at sites")
     for name, s in said.items():
@@ -401,6 +421,11 @@ def _flat(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Labels in a column of their own as a vector."""
     x, y = pair
     return (x, y[:, 0]) if not y.is_floating_point() and y.dim() == 2 and y.shape[1] == 1 else pair
+
+
+def _apart(columns: Columns) -> set[str | None]:
+    """The columns that are neither inputs nor the target."""
+    return {*columns.drop, columns.weights}
 
 
 def _task(columns: Columns) -> str:

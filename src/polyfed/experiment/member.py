@@ -246,7 +246,7 @@ class Begun:
         task = t.task(model, t.loss, pick_device(t.device), class_weights=head["weights"])
         check_algorithm(method, task.dtype)
         if settled.preparation is not None:
-            self.preparation, data = file.fitted(settled.preparation)
+            self.preparation, data = file.fitted(settled)
         else:
             self.preparation, data = None, file.prepared(settled)
         task.check(data["train"], settled.classes, str(head["model"].get("name")))

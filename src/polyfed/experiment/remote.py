@@ -173,8 +173,6 @@ def _only(e: Experiment) -> Method:
     for what, found in (("algorithm.file", method.file), ("model.file", e.model.file), ("attack", s.attack)):
         if found is not None:
             raise ConfigError(f"{what}: not with sites, which run polyfed's own methods and models only")
-    if e.columns.weights is not None:
-        raise ConfigError("columns.weights: not with sites yet; leave it out")
     return method
 
 
