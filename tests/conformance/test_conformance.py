@@ -259,7 +259,7 @@ def test_the_ledger_weighs_what_was_sent_and_that_is_what_the_paper_says(method,
 
 @pytest.mark.parametrize("schedule", [Uniform(0.7), Asynchronous(Delays("uniform", 0, 20))], ids=["cohorts", "late"])
 @each_method
-def test_float64_throughout(method, schedule):
+def test_float64_throughout(method, schedule, monkeypatch):
     """Whatever a float64 run sends, keeps and deploys is what extended precision gives, to a few rounding errors.
 
     Not dtypes but values: every operator of a few rounds is repeated in numpy's longdouble on values of its own
@@ -268,6 +268,7 @@ def test_float64_throughout(method, schedule):
     """
     if schedule.late(N) and any(method.in_step(N, t) for t in range(ROUNDS)):
         pytest.skip("its replies are never late")
+    monkeypatch.setenv("POLYFED_NATIVE", "0")  # torch's operators are repeated; the kernel has test_native.py
     the_loop, record = watched(method, rounds=0, dtype=torch.float64, schedule=schedule)
     with Extended() as exact:
         for _ in range(6 if schedule.late(N) else ROUNDS):
