@@ -31,7 +31,7 @@ from polyfed.core.split import Split
 from polyfed.core.task import Task
 from polyfed.core.worker import Plan
 from polyfed.engines.local import LocalEngine
-from polyfed.engines.ray import RayEngine, cover
+from polyfed.engines.ray import RayEngine, blocks, cover
 
 MARK = "<!-- {}: benchmarks/ray_scaling.py -->"
 NETWORK, LATENCY = 1.25e9, 5e-4  # bytes a second of 10 Gbit/s, seconds of a message
@@ -114,6 +114,11 @@ def seconds(workers: int, cohort: int, p: int, step: float, fit: dict[str, float
     )  # fmt: skip
 
 
+def said(number: float) -> str:
+    """Two digits."""
+    return f"{number:.2g}" if number < 10 else f"{float(f'{number:.2g}'):,.0f}"
+
+
 def fitted(empty: dict[int, dict[int, float]]) -> dict[str, float]:
     """From rounds whose clients do next to nothing, by p and actors."""
     small, large = min(empty), max(empty)
@@ -154,7 +159,7 @@ def main() -> None:
     print({k: f"{v:.3g}" for k, v in fit.items()})
     model = [
         "| clients | in a round | numbers | a client's step | "
-        + " | ".join(f"{w:,} actors" for w in (1, 10, 100, 1000))
+        + "1 actor | 10 | 100 | 1,000 actors"
         + " | bytes to the server, 1,000 actors |",
         "|--:|--:|--:|--:|" + "--:|" * 5,
     ]
@@ -162,10 +167,10 @@ def main() -> None:
         (1_000, 100, 10_000, 0.002), (100_000, 10_000, 10_000, 0.002), (10_000, 1_000, 1_000_000, 0.1),
         (1_000_000, 10_000, 1_000_000, 0.1), (1_000_000, 10_000, 10_000_000, 1.0), (10_000, 1_000, 100_000_000, 10.0),
     ):  # fmt: skip
-        cells = [f"{seconds(w, cohort, p, step, fit):.2g} s" for w in (1, 10, 100, 1000)]
-        model.append(
-            f"| {n:,} | {cohort:,} | {p:,} | {step:g} s | {' | '.join(cells)} | {vectors(1000) * 4 * p / 1e9:.2g} GB |"
-        )
+        most = blocks(n)  # more actors than that are refused
+        cells = [f"{said(seconds(w, cohort, p, step, fit))} s" if w <= most else "–" for w in (1, 10, 100, 1000)]
+        size = f"{said(vectors(1000) * 4 * p / 1e9)} GB" if most > 1000 else "–"
+        model.append(f"| {n:,} | {cohort:,} | {p:,} | {step:g} s | {' | '.join(cells)} | {size} |")
     show({"measured": here, "model": model}, given.docs)
 
 

@@ -60,7 +60,7 @@ def test_a_run_folder_is_an_experiment_that_repeats_itself(cli, tmp_path, small)
     assert models(tmp_path / "a") == models(tmp_path / "b")
     first, second = (tomllib.loads((tmp_path / x / "config.toml").read_text()) for x in "ab")
     assert first == second
-    assert first["algorithm"] == {"name": "fedacs", "quantile": "none", "lr": 0.05, "pool": "participants"}
+    assert first["algorithm"] == {"name": "fedacs", "quantile": "none", "lr": 0.05, "pool": "all", "alpha": 1.0}
 
 
 def test_a_comparison_file_repeats_the_comparison(cli, tmp_path, small):

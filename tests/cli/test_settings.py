@@ -246,7 +246,7 @@ def test_what_is_wrong_is_said_in_one_line(cli, tmp_path, file, words, status, n
     assert len(lines) == 1, said.err
     assert lines[0].startswith("polyfed: ")
     for word in named:
-        assert word in lines[0]
+        assert word.casefold() in lines[0].casefold()  # typer has changed how it writes an argument
     assert not (tmp_path / "runs").exists()
 
 

@@ -8,6 +8,7 @@ import torch
 from instances import BATCH, METHODS, NAMES, federation, kind_of, loop, model, steps
 
 from polyfed.core.batches import Work
+from polyfed.core.compiled import path_of
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Uniform
 from polyfed.core.task import Task
@@ -29,7 +30,8 @@ def cluster():
 def test_actors_compute_what_one_machine_does(method):
     """Server, private rows and models: the same bits where rows travel, the same to rounding where sums do."""
     fed, half, task = federation(), Uniform(0.5), partial(Task, model(kind_of(method)), device="cpu")
-    work, plan = Work(epochs=2, steps=steps(method), batch_size=BATCH), Plan(1, 1, "cpu", "closed form")
+    work = Work(epochs=2, steps=steps(method), batch_size=BATCH)
+    plan = Plan(1, 1, "cpu", path_of(task(), work, fed.train))
     engine = engine_module.RayEngine(task, {"train": fed.train}, NAMES, method, work, 3, plan, workers=2)
     there = Loop(task(), fed.train.counts, NAMES, method, half, engine, 3)
     here = loop(method, schedule=half, chunk=1)

@@ -18,6 +18,7 @@ from polyfed.experiment.config import resolve
 from polyfed.experiment.fit import fit
 
 pytest.importorskip("flwr", reason="needs the extra [flower]")
+pytestmark = pytest.mark.xdist_group("demo network")  # all of it looks at one demonstration
 NETWORK = Path(__file__).parents[2] / "examples" / "network"
 
 

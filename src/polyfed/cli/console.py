@@ -74,8 +74,9 @@ class Show(Watch):
 
     def _step(self, step: Step) -> None:
         note = ""
-        if step.run.plan and step.run.plan not in self._plans and not self.quiet:
-            self._plans.add(step.run.plan)
+        planned = (step.run.plan or "").partition(";")[0]  # what follows may change along a path
+        if planned and planned not in self._plans and not self.quiet:
+            self._plans.add(planned)
             stderr.print(f"{step.run.loop.algorithm.name}: {step.run.plan}", soft_wrap=True, markup=False)
         if step.records:
             record = step.records[-1]
