@@ -59,10 +59,13 @@ def on_one_machine(file: Path, data: Path, **settings: object) -> Run:
 
 
 class Sites:
-    """The hospitals' members. `consent` and `data` may be changed before they are asked."""
+    """The hospitals' members. `consent` and `data` may be changed before they are asked.
+
+    lines: what their operators see and the server says     log: what of it their logs keep
+    """
 
     def __init__(self, place: Path, data: Path, consent: Consent = ALL, names: tuple[str, ...] = NAMES):
-        self.place, self.names, self.lines = place, names, []
+        self.place, self.names, self.lines, self.log = place, names, [], []
         self.data = {name: next(data.glob(f"{name}.*")) for name in names}
         self.consent = dict.fromkeys(names, consent)
         self.members: dict[str, Member] = {}
@@ -70,8 +73,12 @@ class Sites:
     def member(self, name: str) -> Member:
         if name not in self.members:
             vault = self.place / "vaults" / name
-            self.members[name] = Member(name, self.data[name], vault, self.consent[name], self.lines.append)
+            self.members[name] = Member(name, self.data[name], vault, self.consent[name], self.noted, self.lines.append)
         return self.members[name]
+
+    def noted(self, line: str) -> None:
+        self.lines.append(line)
+        self.log.append(line)
 
     def answer(self, name: str, data: bytes) -> bytes:
         return self.member(name).answer(data)

@@ -179,15 +179,19 @@ def test_metrics_leave_as_the_operators_say(tmp_path):
 
 
 def test_an_error_of_the_file_leaves_no_cell_of_it(tmp_path):
-    """The site's own log has file, line and cell; the server hears of the column."""
+    """The operator sees file, line and cell; the server and the site's log have the column."""
     data = folder(tmp_path / "data")
     file, sites = experiment(tmp_path / "study.toml", FEDAVG, f'{CLIENT}\ncategories = {{pain = ["mild"]}}'), None
     file.write_text(file.read_text() + 'unseen = "refuse"\n')
     sites = Sites(tmp_path, data)
-    with pytest.raises(PolyfedError, match="bern: its file does not fit, column 'pain'; its own log says why") as error:
+    with pytest.raises(
+        PolyfedError, match="bern: its file does not fit, column 'pain'; the site's screen says why"
+    ) as error:
         at_sites(file, sites)
     assert "severe" not in str(error.value)
     assert any(f"{data / 'bern.csv'}, line" in line and "severe" in line for line in sites.lines)
+    assert "bern: its file does not fit, column 'pain'; the site's screen says why" in sites.log
+    assert not any(str(tmp_path) in line or "severe" in line for line in sites.log)
 
 
 def test_a_server_cannot_search_a_file_by_asking_for_sums(tmp_path):

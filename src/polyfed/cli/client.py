@@ -47,7 +47,7 @@ def client(
     if line := warning("this site's key", given.until, "ask the server's operator for a new one"):
         say(f"note: {line}")
     consent = Consent(frozenset(allow or ()), metrics, _leave if dry_run else None if yes else _ask)
-    member = Member(given.site, data, vault, consent, say)
+    member = Member(given.site, data, vault, consent, say, say.show)
     Attendance(given, member.answer, lambda: member.finished, vault / "flower", say, server).run()
     return 0
 

@@ -14,9 +14,13 @@ class Events:
     def __init__(self, folder: Path, quiet: bool = False):
         self.path, self.quiet = folder / NAME, quiet
 
-    def __call__(self, line: str) -> None:
+    def show(self, line: str) -> None:
+        """On the screen alone."""
         if not self.quiet:
             stderr.print(f"{time.strftime('%H:%M:%S')} {line}", soft_wrap=True, markup=False)
+
+    def __call__(self, line: str) -> None:
+        self.show(line)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as f:
             f.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(line.split())}\n")

@@ -7,7 +7,7 @@ out of nothing but messages and its own file, answers, and keeps its model.
     {"do": "train" | "evaluate", ...}  as in `Site`
     {"do": "end", ...}     the last message, by which the site makes its own model
 
-What goes wrong comes back as {"error": one line}, without paths and cells of the file; the site's own log has them.
+What goes wrong comes back as {"error": one line}, without paths and cells of the file; the site's screen has them.
 """
 
 import hashlib
@@ -64,13 +64,22 @@ class Member:
     consent : Consent
         What its operator allows.
     say : callable
-        Takes lines for the operator.
+        Takes lines for the operator's log: no path, no cell of the file, no value of a column.
+    show : callable or None
+        Takes lines for the operator's eyes alone, which may have all of these; None: as `say`.
     """
 
     def __init__(
-        self, name: str, data: Path, vault: Path, consent: Consent, say: Callable[[str], None] = lambda _: None
+        self,
+        name: str,
+        data: Path,
+        vault: Path,
+        consent: Consent,
+        say: Callable[[str], None] = lambda _: None,
+        show: Callable[[str], None] | None = None,
     ):
         self.name, self.data, self.vault, self.consent, self.say = name, Path(data), Path(vault), consent, say
+        self.show = show or say
         self.finished = False
         self._joined: dict[str, Any] = {}  # the server's first message, once it was consented to
         self._refused: dict[str, Any] = {}
@@ -86,13 +95,13 @@ class Member:
             most = FIRST if self._begun is None else self._begun.most
             return pack(self._answer(unpack(message, most, "the server")))
         except PolyfedError as e:
-            self.say(str(e))
-            return pack(Message({"error": self._outside(e)}))
+            self.show(str(e))
+            self.say(outside := self._outside(e))
+            return pack(Message({"error": outside}))
         except Exception as e:  # a bug; the server hears no more of it than that
-            self.say(f"this is a bug in polyfed: {type(e).__name__}: {reason(e)}")
-            return pack(
-                Message({"error": f"{self.name}: a bug in polyfed ({type(e).__name__}); its own log says more"})
-            )
+            self.show(f"this is a bug in polyfed: {type(e).__name__}: {reason(e)}")
+            self.say(outside := f"{self.name}: a bug in polyfed ({type(e).__name__}); the site's screen says more")
+            return pack(Message({"error": outside}))
         finally:
             torch.set_num_threads(threads)
 
@@ -102,7 +111,7 @@ class Member:
             column = re.search(r"column '([^']+)'", str(e))
             known = self._file.sheet.columns if self._file is not None and self._file.sheet is not None else ()
             where = f", column {column[1]!r}" if column and column[1] in known else ""
-            return f"{self.name}: its file does not fit{where}; its own log says why"
+            return f"{self.name}: its file does not fit{where}; the site's screen says why"
         text = str(e).replace(str(self.vault), "its vault").replace(str(self.data), "its file")
         return text if self.name in text else f"{self.name}: {text}"
 
@@ -140,7 +149,8 @@ class Member:
                 name: method.discloses[name] for tensors in up.values() for name in tensors if name in method.discloses
             }
             text = words(self.name, about, schema, counts, up, needs, self.consent, method.discloses)
-            self.say(text)
+            self.show(text)
+            self.say(f"{self.name}: has been shown what would leave it for {method.name}")
             self.consent.check(needs, self.name)
             if head != self._refused and self.consent.ask is not None and not self.consent.ask(text):
                 self._refused = dict(head)  # asked again, the answer is the same
@@ -217,7 +227,7 @@ class Member:
         begun.export(w[0], self.vault / "model.safetensors")
         begun.vault.keep("report.md", begun.report().encode())
         self.finished = True
-        self.say(f"{self.name}: the run is over; this site's model is {self.vault / 'model.safetensors'}")
+        self.say(f"{self.name}: the run is over; this site's model is model.safetensors in its vault")
         return Message({"stored": True})
 
     def _reopened(self) -> "Begun":
