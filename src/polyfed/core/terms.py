@@ -32,7 +32,8 @@ def rmse(squared: np.ndarray) -> np.ndarray:
     if n < 2:
         return np.sqrt(squared)
     total = squared.sum(-1, keepdims=True)
-    return _jackknifed(np.sqrt(total / n), np.sqrt((total - squared).clip(0) / (n - 1)))
+    with np.errstate(invalid="ignore"):  # infinite errors of a model that has diverged
+        return _jackknifed(np.sqrt(total / n), np.sqrt((total - squared).clip(0) / (n - 1)))
 
 
 def r2(predicted: np.ndarray, true: np.ndarray) -> np.ndarray:
