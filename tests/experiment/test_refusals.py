@@ -7,6 +7,8 @@ from torch import nn
 
 import polyfed as pf
 from polyfed.core.errors import Diverged, PolyfedError
+from polyfed.experiment.trainer import prepare
+from polyfed.experiment.training import Training
 
 rng = np.random.default_rng(0)
 
@@ -100,3 +102,16 @@ def test_an_unknown_client_is_named(client):
     run = fit()(None)
     with pytest.raises(PolyfedError, match=f"no client {client!r}"):
         run.model(client)
+
+
+def test_what_a_method_refuses_is_found_without_making_the_servers_state(monkeypatch):
+    """It may be larger than memory, which is refused with an estimate, later."""
+    made, real = [], pf.FedAMP.init_server
+
+    def watched(self, task, w0, n):
+        made.append(w0.device.type)
+        return real(self, task, w0, n)
+
+    monkeypatch.setattr(pf.FedAMP, "init_server", watched)
+    prepare(nn.Linear(4, 2), FED, pf.FedAMP(), Training(rounds=1))
+    assert set(made) == {"meta"}

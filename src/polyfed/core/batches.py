@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyfed.core.augment import Augmentation, Draws
 from polyfed.core.errors import ConfigError
-from polyfed.core.randomness import Rekeyed, generator, generator_key, key_of, mix
+from polyfed.core.randomness import Rekeyed, generator_key, key_of, mix
 from polyfed.core.settings import COUNTED, Limits, Misfit, fitted, found
 from polyfed.core.split import Split, trained
 
@@ -285,13 +285,10 @@ class Batches:
         """The rows of the split that client i takes, step after step: epochs in a keyed order."""
         n, start = int(self._counts[i]), int(self.split.offsets[self.clients[i]])
         epochs = range(-(-int(self._steps[i]) // max(1, -(-n // width))))
-        if len(epochs) * n <= BLOCK:
-            rng = keyed(key)
-            drawn = [rng.permutation(n) for _ in epochs]
-        else:  # as they are needed, from a generator of its own
-            rng = generator(self._seed, self._purpose, self._round, int(self._keys[i]))
-            drawn = (rng.permutation(n) for _ in epochs)
-        for order in drawn:
+        few = len(epochs) * n <= BLOCK  # then all are drawn before another client has the generator
+        rng = (keyed if few else Rekeyed())(key)
+        drawn = (rng.permutation(n) for _ in epochs)
+        for order in list(drawn) if few else drawn:
             order += start
             for j in range(0, n, width):
                 yield order[j : j + width]

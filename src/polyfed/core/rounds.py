@@ -100,7 +100,7 @@ class Loop:
         self.keys = client_keys(names)
         self.n = len(names)
         if schedule.late(self.n):
-            self._refuse_late(algorithm)
+            refuse_late(algorithm, self.n)
         self.samples = torch.as_tensor(counts, dtype=task.dtype, device=task.device)
         start = started(algorithm, task, self.n)
         self.server, self.free = start.whole(), tuple(start.free)
@@ -112,11 +112,6 @@ class Loop:
         self.t = 0
         self.clock = 0.0  # virtual seconds
         self.whole = True  # whether all else is as after t rounds, also once an error has ended a step
-
-    def _refuse_late(self, algorithm: Algorithm, t: int = 0) -> None:
-        why = algorithm.in_step(self.n, t)
-        if why is not None:
-            raise ConfigError(f"{algorithm.name} {why} and cannot run asynchronously")
 
     def round(self, ids: np.ndarray | Tensor, phase: int = 0, sent: np.ndarray | None = None) -> Round:
         """What both sides know about one exchange with `ids`."""
@@ -143,7 +138,7 @@ class Loop:
         algorithm = self.algorithm.decayed(self.step_sizes.at(self.t))
         phases = algorithm.phases(self.t)
         if not np.array_equal(send, take):
-            self._refuse_late(algorithm, self.t)
+            refuse_late(algorithm, self.n, self.t)
         book = Book(take)
         if phases == 1:
             take = self._phase(algorithm, send, take, (1, 0), book)
@@ -164,7 +159,7 @@ class Loop:
             return self.schedule.turn(self.seed, self.t, self.keys)
         busy = np.concatenate([np.zeros(0, dtype=np.int64), *(f.ids for f in self.flights)])
         send = self.schedule.dispatch(self.seed, self.t, self.keys, busy)
-        self._refuse_late(self.algorithm, self.t)
+        refuse_late(self.algorithm, self.n, self.t)
         self._send(send, 0)
         ids, missing = self.engine.wait(np.sort(np.concatenate([busy, send])), first=True)
         self._lost(missing)
@@ -323,6 +318,13 @@ class Loop:
             flight = Flight(np.array(f["ids"]), f["sent"], Down(shared, messages), f["bytes"])
             self.flights.append(flight)
             self.engine.send(flight.down, self.round(flight.ids, 0, np.full(len(flight.ids), flight.sent)))
+
+
+def refuse_late(algorithm: Algorithm, n: int, t: int = 0) -> None:
+    """Raise ConfigError for a method that needs its replies in their round. t: from which round on"""
+    why = algorithm.in_step(n, t)
+    if why is not None:
+        raise ConfigError(f"{algorithm.name} {why} and cannot run asynchronously")
 
 
 def _copy(state: State) -> State:

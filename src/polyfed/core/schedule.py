@@ -4,7 +4,7 @@ replies are taken; in synchronous training both are the round's cohort.
 
 import csv
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import floor
 from pathlib import Path
@@ -400,13 +400,18 @@ class Asynchronous(Schedule):
         # ties do not hang on the order of clients; client
         queue: list[tuple[float, int, int, int]] = []
         while True:
-            resting = np.setdiff1d(np.arange(n), [i for *_, i in queue])
-            send = resting[sample(seed, "dispatch", t, keys[resting], most - len(queue))]
+            send = _dispatched(seed, t, keys, [i for *_, i in queue], most)
             for i, delay in zip(send, self.delays.draw(seed, t, send, keys), strict=True):
                 heapq.heappush(queue, (clock + float(delay), t, int(keys[i]), int(i)))
             due, *_, i = heapq.heappop(queue)
             yield Turn(send, np.array([i]), due - clock)
             clock, t = due, t + 1
+
+
+def _dispatched(seed: int, t: int, keys: np.ndarray, busy: Sequence[int] | np.ndarray, most: int) -> np.ndarray:
+    """Clients at rest, drawn so that with those that are `busy` there are `most` at work."""
+    resting = np.setdiff1d(np.arange(len(keys)), busy)
+    return resting[sample(seed, "dispatch", t, keys[resting], max(0, most - len(busy)))]
 
 
 @dataclass(frozen=True)
@@ -446,10 +451,7 @@ class Arrivals(Schedule):
         array
             Sorted positions of the clients.
         """
-        resting = np.setdiff1d(np.arange(len(keys)), busy)
-        luck = np.argsort(priorities(seed, "dispatch", t, keys[resting]), kind="stable")
-        most = min(self.concurrency or len(keys), len(keys))
-        return np.sort(resting[luck[: max(0, most - len(busy))]])
+        return _dispatched(seed, t, keys, busy, min(self.concurrency or len(keys), len(keys)))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from polyfed.core.compiled import PATH, path_of
 from polyfed.core.engine import Engine, Silent
 from polyfed.core.errors import ConfigError, Diverged, RunError
 from polyfed.core.randomness import client_keys
-from polyfed.core.rounds import Loop
+from polyfed.core.rounds import Loop, refuse_late
 from polyfed.core.rows import Rows
 from polyfed.core.schedule import Schedule, Uniform
 from polyfed.core.settings import kebab
@@ -255,8 +255,10 @@ def prepare(
     if isinstance(algorithm, Yardstick):
         algorithm.check(task)
     else:
-        # what the method refuses is said here, before anything is written
-        Loop(task, federation.train.counts, federation.names, algorithm, schedule, cast(Any, None), t.seed)
+        # what the method refuses is said here, before anything is written; a server's state may be larger than memory
+        if schedule.late(federation.n):
+            refuse_late(algorithm, federation.n)
+        algorithm.init_server(task, task.w0.to("meta"), federation.n)
         check_optimizer(algorithm, task, federation, work)
         note = t.robust and check_robust(algorithm, t.robust, model, loss, federation, work, schedule)
     cohort = schedule.size(federation.n) if isinstance(schedule, Uniform) else federation.n
