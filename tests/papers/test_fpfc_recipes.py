@@ -1,12 +1,14 @@
 """FPFC's recipes: every figure and table of the paper under its own number, and what is decided in seconds."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import polyfed as pf
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.papers import Bench, find
-from polyfed.papers.fpfc import even, figure1, table1
+from polyfed.papers.fpfc import Problem, even, figure1, table1
 from polyfed.papers.fpfc.methods import METHODS, by_validation, nine
 from polyfed.papers.recipe import grouping_of
 
@@ -25,11 +27,16 @@ def test_every_figure_and_table_has_its_number(name):
     assert not kind
 
 
+def problem(fpfc, model=None, federation=None, **work):
+    return Problem("planted", model, federation, fpfc, rounds=20, work=work, clusters=4)
+
+
 def test_the_nine_methods():
     """Eight lines where one layer makes LG-FedAvg FedAvg; all share the step size."""
-    shared = nine(FPFC(0.2, shared_layers="body"), 4)
+    one = problem(FPFC(0.2))
+    shared = nine(replace(one, fpfc=FPFC(0.2, shared_layers="body")))
     assert tuple(shared) == METHODS
-    assert set(METHODS) - set(nine(FPFC(0.2), 4)) == {"LG-FedAvg"}
+    assert set(METHODS) - set(nine(one)) == {"LG-FedAvg"}
     assert {m.lr for m in shared.values()} == {0.2}
     assert shared["FPFC-l1"].penalty == "l1"
 
@@ -50,9 +57,9 @@ def test_the_better_candidate_is_chosen_on_validation_data(tmp_path):
     false = [(a, -b) for a, b in held]
     data = pf.Federation.from_arrays(part, validation=held, test=false)
     candidates = {"still": pf.FedAvg(1e-9), "good": pf.FedAvg(0.1), "wild": pf.FedAvg(1e6)}
-    work = {"rounds": 20, "local_steps": 5, "batch_size": None, "loss": "mse"}
     model = lambda seed: pf.models.build("linear", (4,), 1, init="zeros")  # noqa: E731
-    found = by_validation(Bench(tmp_path), model, data, candidates, 0, work)
+    planted = problem(FPFC(0.1), model, local_steps=5, batch_size=None, loss="mse")
+    found = by_validation(Bench(tmp_path), planted, data, candidates, 0)
     assert found["best"] == "good"
     assert found["scores"]["wild"] == -np.inf
 

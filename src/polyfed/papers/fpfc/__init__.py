@@ -2,20 +2,21 @@
 share.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from polyfed.algorithms.fpfc import FPFC
 from polyfed.data import load
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
 from polyfed.experiment.compare import Comparison
 from polyfed.models import build
-from polyfed.papers.recipe import Bench, Claim, Setting, Size, curves, grouping_of
+from polyfed.papers.recipe import Bench, Claim, Setting, Size, curves, grouping_of, ordered
 from polyfed.report.table import Cell, Table
 
 SYNTHETIC = (
@@ -28,7 +29,6 @@ SYNTHETIC = (
     Setting("training data", "64 % of a device's samples; 16 % for validation, 20 % for the test", "paper"),
     Setting("metric", "mean over devices of test accuracy, last round; a cluster deploys its mean model", "paper"),
 )
-WORK = {"fraction": 0.3, "local_steps": 10, "batch_size": None}
 GRID = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of lambda from a common start; the paper's 0.6
 
 HBF = (
@@ -40,8 +40,8 @@ HBF = (
     Setting("rho, a, xi, lambda", "1, 3.7, 1e-4, 4", "paper"),
     Setting("nu", "4 (from [xi, 0.5], as in the text, no clusters are found)", "ours"),
 )
+HBF_BESIDE = tuple(Setting(f"H&BF, {s.key}", s.value, s.source) for s in HBF)  # where other data sets have their own
 HBF_GRID = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)  # of lambda
-HBF_WORK = {"fraction": 0.5, "local_steps": 20, "batch_size": None, "loss": "mse"}
 HBF_CAVEAT = (
     "Boston Housing has an ethical problem: one of its inputs was made on the assumption that racial self-segregation "
     "raises house prices. It is used here only because the paper reports it. BodyFat is computed from Density, one of "
@@ -54,8 +54,6 @@ IMAGES = (
     Setting("model", "two convolutions of 6 and 16 channels, shared by all, one linear layer: 6582 numbers", "paper"),
     Setting("shared layers", "mean over the round's participants, weighted by samples", "ours"),
 )
-IMAGE_LR = {"small": 0.1, "paper": 0.01}
-IMAGE_LAMBDA = {"small": 1.0, "paper": 0.4}
 EPOCHS = {"small": Setting("epochs", "5", "ours"), "paper": Setting("epochs", "10", "paper")}
 FEWER = (2000, 1000)  # images at small size, training and test
 
@@ -76,11 +74,6 @@ def image_settings(scale: Size) -> tuple[Setting, ...]:
     return (*IMAGES, *own)
 
 
-def image_work(bench: Bench) -> dict[str, Any]:
-    """Settings of `fit` on images, without the amount of local work."""
-    return {"fraction": 0.5, "batch_size": bench.pick(10, 100), "lr_decay": 0.9, "lr_decay_every": 5}
-
-
 def sizes(scale: Size, name: str = "s1") -> Setting:
     """The devices' samples."""
     small = {"s1": 20, "s2": 20, "s3": 16, "s4": 12, "s5": 12}
@@ -95,6 +88,71 @@ def rounds_of(scale: Size, small: int, paper: int) -> Setting:
     return Setting("rounds", str(small), "ours") if scale == "small" else Setting("rounds", str(paper), "code")
 
 
+@dataclass(frozen=True)
+class Problem:
+    """A data set of the experiments, and how methods are trained on it.
+
+    title: the paper's name for it     model, federation: by seed     fpfc: with the settings of this data set
+    rounds: of a run     work: other settings of `fit`     clusters: planted, the number that IFCA is given
+    first_round: before which CFL does not split     error: judged by RMSE, not by accuracy
+    """
+
+    title: str
+    model: Callable[[int], nn.Module]
+    federation: Callable[[int], Federation]
+    fpfc: FPFC
+    rounds: int
+    work: Mapping[str, Any]
+    clusters: int
+    first_round: int = 20
+    error: bool = False
+
+    @property
+    def key(self) -> str:
+        """In names of files."""
+        return self.title.lower().replace("&", "").replace(", ", "-").replace(" ", "-")
+
+    @property
+    def metric(self) -> str:
+        """What tables and axes call it, in its unit."""
+        return "RMSE" if self.error else "accuracy, %"
+
+    @property
+    def factor(self) -> float:
+        """From the metric to the unit that is shown."""
+        return 1.0 if self.error else 100.0
+
+    @property
+    def sign(self) -> int:
+        """1: higher is better; -1: lower."""
+        return -1 if self.error else 1
+
+    def better(self, text: str, high: np.ndarray, low: np.ndarray) -> Claim:
+        """The claim that a metric is better than another, both [seeds]; the same houses and men are tested again."""
+        unit, share = ("", HBF_TESTED) if self.error else (" points", 0.0)
+        return ordered(f"{self.title}: {text}", self.sign * high, self.sign * low, self.factor, unit, share)
+
+    def work_of(self, steps: str | int) -> dict[str, Any]:
+        """`work` with another amount of it in a round."""
+        return {k: v for k, v in self.work.items() if k not in ("local_steps", "local_epochs")} | {"local_steps": steps}
+
+
+CLUSTERS = {"s1": (4, 4), "s2": (4, 4), "s3": (2, 2), "s4": (1, 1), "s5": (12, 50)}  # small and full
+
+
+def synthetic(bench: Bench, name: str = "s1", features: str = "uniform") -> Problem:
+    """A synthetic scenario; the seed draws data and split."""
+
+    def make(seed: int) -> Federation:
+        data = load(f"fpfc-{name}", scale=bench.pick("small", "full"), features=features, seed=seed)
+        return data.partition(seed=seed)
+
+    title = name.upper() + (f", {features} features" if features != "uniform" else "")
+    work = {"fraction": 0.3, "local_steps": 10, "batch_size": None}
+    clusters = CLUSTERS[name][bench.pick(0, 1)]
+    return Problem(title, softmax, make, FPFC(0.1, lam=0.7), bench.rounds(600, 2000), work, clusters)
+
+
 def softmax(seed: int) -> nn.Module:
     """Softmax regression from N(0, 1), as the released code starts."""
     model = nn.Linear(60, 10)
@@ -104,14 +162,18 @@ def softmax(seed: int) -> nn.Module:
     return model
 
 
-def scenario(bench: Bench, name: str = "s1", features: str = "uniform", validation: bool = True):
-    """seed -> Federation of a synthetic scenario; the seed draws data and split."""
+HBF_TESTED = 0.2  # of the same houses and men, drawn anew for every seed
+
+
+def hbf(bench: Bench) -> Problem:
+    """Housing and Body fat; the seed draws split and the 14th input."""
 
     def make(seed: int) -> Federation:
-        data = load(f"fpfc-{name}", scale=bench.pick("small", "full"), features=features, seed=seed)
-        return data.partition(seed=seed, validation_fraction=None if validation else 0.0)
+        return load("housing-bodyfat", data_dir=bench.data_dir, scale="minmax", seed=seed).partition(seed=seed)
 
-    return make
+    work = {"fraction": 0.5, "local_steps": 20, "batch_size": None, "loss": "mse"}
+    fpfc = FPFC(0.01, lam=4.0, nu=4.0)
+    return Problem("H&BF", linear, make, fpfc, bench.rounds(100, 100), work, clusters=2, error=True)
 
 
 def linear(seed: int) -> nn.Module:
@@ -122,31 +184,24 @@ def linear(seed: int) -> nn.Module:
     return model
 
 
-HBF_TESTED = 0.2  # of the same houses and men, drawn anew for every seed
-
-
-def hbf(bench: Bench, scale: str = "minmax"):
-    """seed -> Federation of Housing and Body fat; the seed draws split and the 14th input."""
+def images(bench: Bench, title: str, validation: float | None = None) -> Problem:
+    """Label-swapped images, fewer of them at small size."""
 
     def make(seed: int) -> Federation:
-        data = load("housing-bodyfat", data_dir=bench.data_dir, scale=scale, seed=seed)
-        return data.partition(seed=seed)
-
-    return make
-
-
-def images(bench: Bench, name: str, validation: float | None = None):
-    """seed -> Federation of label-swapped images, fewer of them at small size."""
-
-    def make(seed: int) -> Federation:
-        data = load(name, data_dir=bench.data_dir)
+        data = load(title.lower(), data_dir=bench.data_dir)
         if bench.small:
             data = fewer(data, *((400, 200) if bench.rehearse else FEWER), seed)
         return data.partition(
             "dirichlet:1.0+label-swap:4", 20, seed, test="independent", validation_fraction=validation
         )
 
-    return make
+    work = {"fraction": 0.5, "batch_size": bench.pick(10, 100), "local_epochs": bench.pick(5, 10), "lr_decay": 0.9,
+            "lr_decay_every": 5}  # fmt: skip
+    fpfc = FPFC(bench.pick(0.1, 0.01), lam=bench.pick(1.0, 0.4), shared_layers="body")
+    return Problem(title, lenet, make, fpfc, bench.rounds(15, 200), work, clusters=4, first_round=bench.pick(3, 20))
+
+
+IMAGE_TITLES = ("MNIST", "Fashion-MNIST")
 
 
 def fewer(data: Dataset, train: int, test: int, seed: int) -> Dataset:

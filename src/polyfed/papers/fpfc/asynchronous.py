@@ -1,5 +1,6 @@
 """Figure 8, asyncFPFC (Algorithm 3): accuracy against virtual time, replies taken as they come or once a round."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -8,27 +9,20 @@ from scipy import stats
 from polyfed.algorithms.fedasync import FedAsync
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.fedbuff import FedBuff
-from polyfed.algorithms.fpfc import FPFC
 from polyfed.core.schedule import Asynchronous, Delays, Timed, Uniform
 from polyfed.experiment.compare import Comparison
 from polyfed.papers.fpfc import (
     EPOCHS,
     HBF_CAVEAT,
-    HBF_WORK,
-    IMAGE_LAMBDA,
-    IMAGE_LR,
+    IMAGE_TITLES,
     SYNTHETIC,
-    WORK,
+    Problem,
     hbf,
     image_settings,
-    image_work,
     images,
-    lenet,
-    linear,
     lines,
-    scenario,
     sizes,
-    softmax,
+    synthetic,
     told_by,
 )
 from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, Size, curve_figure, curves, joined, ours, recipe
@@ -67,11 +61,10 @@ def slowest(delays: Delays, k: int) -> float:
 
 
 def timed(
-    bench: Bench, key: str, model, federation, fpfc: FPFC, n: int, active: int, delays, work, rivals=True,
-    rounds=(80, 600),
-):  # fmt: skip
+    bench: Bench, problem: Problem, n: int, active: int, delays: Delays, rivals: bool = True
+) -> tuple[Problem, Comparison]:
     """FPFC a few or all devices at a time and reply by reply, and rivals, for the same virtual time."""
-    lr, rounds = fpfc.lr, bench.rounds(*rounds)
+    fpfc, lr, rounds, work = problem.fpfc, problem.fpfc.lr, problem.rounds, problem.work
     seconds = rounds * slowest(delays, active)
     every, turns = max(1, round(seconds / slowest(delays, n))), round(seconds * n / slowest(delays, 1))
     if bench.rehearse:
@@ -82,19 +75,18 @@ def timed(
         if "lr_decay_every" in settings:  # by virtual time: a reply is a round of its own
             settings["lr_decay_every"] = max(1, round(work["lr_decay_every"] * count / rounds))
         return bench.compare(
-            f"{key}-{name}", model, federation, methods, rounds=count, schedule=schedule,
+            f"{problem.key}-{name}", problem.model, problem.federation, methods, rounds=count, schedule=schedule,
             evaluate_every=max(1, count // POINTS), **settings,
         )  # fmt: skip
 
     once = {"FPFC": fpfc} | ({"FedAvg": FedAvg(lr)} if rivals else {})
     late = {"asyncFPFC": fpfc} | ({"FedAsync": FedAsync(lr), "FedBuff": FedBuff(lr, buffer=active)} if rivals else {})
-    return joined(
-        [
-            part("rounds", once, Timed(Uniform(active / n), delays), rounds),
-            part("all", {"FPFC-all": fpfc}, Timed(Uniform(1.0), delays), every),
-            part("replies", late, Asynchronous(delays), turns),
-        ]
-    )
+    parts = [
+        part("rounds", once, Timed(Uniform(active / n), delays), rounds),
+        part("all", {"FPFC-all": fpfc}, Timed(Uniform(1.0), delays), every),
+        part("replies", late, Asynchronous(delays), turns),
+    ]
+    return problem, joined(parts)
 
 
 def first_time(found: Comparison, label: str, level: np.ndarray, sign: int) -> np.ndarray:
@@ -114,31 +106,33 @@ def last(found: Comparison, label: str) -> np.ndarray:
     return np.array([own[-1] for own in lines(found, factor=1.0)[label][1]])
 
 
-def sooner(name: str, times: dict[str, np.ndarray], other: str, level: np.ndarray, factor: float) -> Claim:
+def sooner(problem: Problem, times: dict[str, np.ndarray], other: str, level: np.ndarray) -> Claim:
     """asyncFPFC is where synchronous FPFC ends, before `other` is."""
     mine, its = times["asyncFPFC"], times[other]
     evidence = [
-        f"{factor * v:.3g}: " + ("never" if np.isnan(a) else f"{a:.0f} s")
+        f"{problem.factor * v:.3g}: " + ("never" if np.isnan(a) else f"{a:.0f} s")
         + ", against " + ("never" if np.isnan(b) else f"{b:.0f} s")
         for v, a, b in zip(level, mine, its, strict=True)
     ]  # fmt: skip
     ahead = np.isfinite(mine) & ~(mine >= its)
-    return Claim(f"{name}: asyncFPFC is where FPFC ends sooner than {other}", bool(ahead.all()), "; ".join(evidence))
+    return Claim(
+        f"{problem.title}: asyncFPFC is where FPFC ends sooner than {other}", bool(ahead.all()), "; ".join(evidence)
+    )
 
 
 @recipe("fpfc/asynchronous", "Figure 8: asyncFPFC against FPFC over time, S1 and H&BF", minutes=(3, 30),
         settings=settings, data=("housing_bodyfat",), also=("fpfc/figure8",))  # fmt: skip
 def asynchronous(bench: Bench) -> Outcome:
     """What is waiting for the slowest device worth?"""
-    s1 = cache(scenario(Bench(bench.folder, "small")))  # 20 devices at either size, as many as the paper's
-    one, two = FPFC(0.1, lam=0.7), FPFC(0.01, lam=4.0, nu=4.0)
+    rounds = bench.rounds(80, 600)
+    one = synthetic(Bench(bench.folder, "small"))  # 20 devices at either size, as many as the paper's
+    one = replace(one, federation=cache(one.federation), rounds=rounds)
     uniform, heavy, _ = DELAYS.values()
-    parts = {
-        "S1": timed(bench, "s1", softmax, s1, one, 20, 5, uniform, WORK),
-        "S1, log-normal": timed(bench, "s1-log-normal", softmax, s1, one, 20, 5, heavy, WORK, rivals=False),
-        "H&BF": timed(bench, "hbf", linear, hbf(bench), two, 8, 3, uniform, HBF_WORK),
-    }
-    outcome = reported(parts)
+    outcome = reported([
+        timed(bench, one, 20, 5, uniform),
+        timed(bench, replace(one, title="S1, log-normal"), 20, 5, heavy, rivals=False),
+        timed(bench, replace(hbf(bench), rounds=rounds), 8, 3, uniform),
+    ])  # fmt: skip
     common = "FedAsync and FedBuff train one common model, as FedAvg does: they show what asynchrony alone brings"
     outcome.notes = [HBF_CAVEAT, *NOTES, common]
     return outcome
@@ -151,13 +145,13 @@ NOTES = (
 )
 
 
-def reported(parts: dict[str, Comparison]) -> Outcome:
+def reported(parts: list[tuple[Problem, Comparison]]) -> Outcome:
     """A table and a figure for each data set, and the claims."""
     tables, figures, claims = [], {}, []
-    for name, found in parts.items():
-        factor, unit, sign = (1.0, "test RMSE", -1) if name == "H&BF" else (100.0, "test accuracy, %", 1)
-        series = lines(found, "virtual_time", factor)
-        figures[name.lower().replace("&", "").replace(", ", "-")] = curve_figure(series, "virtual time, s", unit)
+    for problem, found in parts:
+        unit, sign = f"test {problem.metric}", problem.sign
+        series = lines(found, "virtual_time", problem.factor)
+        figures[problem.key] = curve_figure(series, "virtual time, s", unit)
         level = last(found, "FPFC")
         times = {label: first_time(found, label, level, sign) for label in series}
         at = next(iter(series.values()))[0]
@@ -175,8 +169,8 @@ def reported(parts: dict[str, Comparison]) -> Outcome:
             )
             for label, (_, values) in series.items()
         ]  # fmt: skip
-        tables.append(told_by(f"{name}: {unit} reached", heads, rows))
-        claims += [sooner(name, times, other, level, factor) for other in ("FPFC", "FPFC-all")]
+        tables.append(told_by(f"{problem.title}: {unit} reached", heads, rows))
+        claims += [sooner(problem, times, other, level) for other in ("FPFC", "FPFC-all")]
     return Outcome(tables, figures, claims)
 
 
@@ -198,12 +192,7 @@ def settings_of_images(scale: Size):
         settings=settings_of_images, machine="two cores", data=("mnist", "fashion_mnist"))  # fmt: skip
 def figure8_images(bench: Bench) -> Outcome:
     """Does asynchrony pay where layers are shared?"""
-    work = image_work(bench) | {"local_epochs": bench.pick(5, 10)}
-    fpfc = FPFC(IMAGE_LR[bench.scale], lam=IMAGE_LAMBDA[bench.scale], shared_layers="body")
-    parts = {
-        title: timed(bench, name, lenet, images(bench, name), fpfc, 20, 5, DELAYS["images"], work, False, (15, 200))
-        for name, title in (("mnist", "MNIST"), ("fashion-mnist", "Fashion-MNIST"))
-    }
-    outcome = reported(parts)
+    parts = (timed(bench, images(bench, title), 20, 5, DELAYS["images"], rivals=False) for title in IMAGE_TITLES)
+    outcome = reported(list(parts))
     outcome.notes = [*NOTES, "Algorithm 3 takes one reply at a time: the mean of the shared layers is that reply's own"]
     return outcome

@@ -7,22 +7,16 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from polyfed.algorithms.fpfc import FPFC
 from polyfed.experiment.compare import Comparison
 from polyfed.papers.fpfc import (
     EPOCHS,
-    IMAGE_LAMBDA,
-    IMAGE_LR,
     SYNTHETIC,
-    WORK,
+    Problem,
     image_settings,
-    image_work,
     images,
-    lenet,
     rounds_of,
-    scenario,
     sizes,
-    softmax,
+    synthetic,
     told_by,
 )
 from polyfed.papers.fpfc.methods import LG, METHODS, nine
@@ -79,19 +73,18 @@ def settings(scale: Size):
     )
 
 
-def curve(bench: Bench, label: str, method, attack: str, seeds, part, rule=None, **forged) -> Curve:
+def curve(bench: Bench, problem: Problem, label: str, method, attack: str, seeds, shares, rule=None, **forged) -> Curve:
     """ratio -> [seeds] mean accuracy of the benign devices; -1: unattacked, of those that are benign at 40 %.
 
     forged: settings of the attack
     """
-    model, federation, rounds, shares, work = part
     found = {}
     for ratio in shares:
         threat = replace((ATTACKS | OTHERS)[attack], ratio=ratio, **forged) if ratio else None
         name = f"{label}-{attack}-{ratio:g}" if ratio else f"{label}-none"
         found[ratio] = bench.compare(
-            _plain(name), model, federation, {_plain(label): method}, seeds=seeds, rounds=rounds, evaluate_every=0,
-            attack=threat, robust=rule, dtype=torch.float64, **work,
+            _plain(name), problem.model, problem.federation, {_plain(label): method}, seeds=seeds,
+            rounds=problem.rounds, evaluate_every=0, attack=threat, robust=rule, dtype=torch.float64, **problem.work,
         )  # fmt: skip
     return {ratio: benign(found[ratio], seeds) for ratio in found} | {-1.0: unattacked(found, seeds)}
 
@@ -124,19 +117,20 @@ def unattacked(found: Mapping[float, Comparison], seeds) -> np.ndarray:
 def attacks(bench: Bench) -> Outcome:
     """Does fusion shut attackers out, without a rule made for that?"""
     few = bench.seeds[:1] if bench.small else bench.seeds
-    part = (softmax, scenario(bench), bench.rounds(200, 2000), (0.0, 0.4) if bench.rehearse else RATIOS, WORK)
-    methods = nine(FPFC(0.1, lam=0.7), 4)
+    shares = (0.0, 0.4) if bench.rehearse else RATIOS
+    problem = replace(synthetic(bench), rounds=bench.rounds(200, 2000))
+    methods = nine(problem)
     first = ["FPFC", "FedAvg"]
     order = [*first, *(label for label in methods if label not in first)][: 3 if bench.rehearse else None]
     found: dict[str, dict[str, Curve]] = {}
     for attack in ATTACKS | OTHERS:
         labels = order if attack in ATTACKS else first
         found[attack] = {
-            m: curve(bench, m, methods[m], attack, bench.seeds if m in first else few, part) for m in labels
+            m: curve(bench, problem, m, methods[m], attack, bench.seeds if m in first else few, shares) for m in labels
         }
         rules = RULES if attack in ATTACKS else {}
         for label, rule in list(rules.items())[: 1 if bench.rehearse else None]:
-            found[attack][label] = curve(bench, label, methods["FedAvg"], attack, few, part, rule)
+            found[attack][label] = curve(bench, problem, label, methods["FedAvg"], attack, few, shares, rule)
     tables, claims = summarised(found)
     notes = [
         LG,
@@ -169,14 +163,11 @@ def settings_of_images(scale: Size):
     )
 
 
-def on_images(bench: Bench, name: str, figure: str, variants: bool) -> Outcome:
+def on_images(bench: Bench, title: str, figure: str, variants: bool) -> Outcome:
     """The nine methods on one data set; variants: other readings of what an attacker's shared layers are."""
-    lr, shares = IMAGE_LR[bench.scale], (0.0, 0.4) if bench.small else RATIOS
-    few = bench.seeds[:1] if bench.small else bench.seeds
-    work = image_work(bench) | {"local_epochs": bench.pick(5, 10)}
-    part = (lenet, images(bench, name), bench.rounds(15, 200), shares, work)
-    fpfc = FPFC(lr, lam=IMAGE_LAMBDA[bench.scale], shared_layers="body")
-    methods = nine(fpfc, 4, bench.pick(3, 20))
+    shares, few = ((0.0, 0.4), bench.seeds[:1]) if bench.small else (RATIOS, bench.seeds)
+    problem = images(bench, title)
+    methods, fpfc = nine(problem), problem.fpfc
     own = {"tensors": ("w",), "others": "received"}
     cases = {m: (methods[m], bench.seeds if m in ("FPFC", "FedAvg") else few, None, own if "FPFC" in m else {})
              for m in reversed(methods)}  # fmt: skip
@@ -188,7 +179,7 @@ def on_images(bench: Bench, name: str, figure: str, variants: bool) -> Outcome:
         }
     found = {
         attack: {
-            label: curve(bench, label, method, attack, seeds, part, rule, **forged)
+            label: curve(bench, problem, label, method, attack, seeds, shares, rule, **forged)
             for label, (method, seeds, rule, forged) in list(cases.items())[:: 4 if bench.rehearse else 1]
         }
         for attack in list(ATTACKS)[: 1 if bench.rehearse else None]
@@ -210,14 +201,14 @@ IMAGE_NOTES = (
         settings=settings_of_images, machine="two cores", data=("fashion_mnist",))  # fmt: skip
 def figure7(bench: Bench) -> Outcome:
     """What is left of FPFC's robustness where layers are shared, and averaged?"""
-    return on_images(bench, "fashion-mnist", "figure7", variants=False)
+    return on_images(bench, "Fashion-MNIST", "figure7", variants=False)
 
 
 @recipe("fpfc/attacks-images", "Figure E.3: clients that attack on label-swapped MNIST", minutes=(30, 25000),
         settings=settings_of_images, machine="two cores", data=("mnist",), also=("fpfc/figure-e3",))  # fmt: skip
 def attacks_images(bench: Bench) -> Outcome:
     """The same on digits, with other readings of what an attacker sends besides its last layer."""
-    return on_images(bench, "mnist", "figure-e3", variants=True)
+    return on_images(bench, "MNIST", "figure-e3", variants=True)
 
 
 def summarised(found: Mapping[str, Mapping[str, Curve]], fragile: str = "FedAvg") -> tuple[list[Table], list[Claim]]:

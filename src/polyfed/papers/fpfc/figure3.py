@@ -1,15 +1,15 @@
 """Figure 3: how far the devices' models are from one another as training goes on, on S1."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from sklearn.metrics import adjusted_rand_score
 
-from polyfed.algorithms.fpfc import FPFC
 from polyfed.experiment.fit import fit
 from polyfed.experiment.watching import Progress
-from polyfed.papers.fpfc import SYNTHETIC, WORK, scenario, sizes, softmax
+from polyfed.papers.fpfc import SYNTHETIC, sizes, synthetic
 from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, Size, recipe
 
 ROUNDS = (0, 5, 50, 600)
@@ -25,7 +25,8 @@ def train(bench: Bench, seed: int) -> dict[str, Any]:
     """distances [round][m][m], places [round][m][2], clusters found and true [m]."""
     from sklearn.manifold import TSNE
 
-    data, model, seen = scenario(bench)(seed), softmax(seed), {}
+    problem, seen = synthetic(bench), {}
+    data, model = problem.federation(seed), problem.model(seed)
     rounds = bench.rounds(ROUNDS[-1], ROUNDS[-1])
     start = np.concatenate([q.detach().numpy().ravel() for q in model.parameters()])
     seen[0] = np.tile(start, (data.n, 1))
@@ -34,8 +35,9 @@ def train(bench: Bench, seed: int) -> dict[str, Any]:
         if progress.round in (*ROUNDS, rounds):
             seen[progress.round] = progress.run.loop.server["w"].cpu().numpy().copy()
 
-    run = fit(model, data, FPFC(0.1, lam=bench.pick(0.7, 0.6)), rounds=rounds, seed=seed, evaluate_every=0,
-              device=bench.device, callbacks=[look], **WORK)  # fmt: skip
+    fpfc = replace(problem.fpfc, lam=bench.pick(0.7, 0.6))
+    run = fit(model, data, fpfc, rounds=rounds, seed=seed, evaluate_every=0, device=bench.device, callbacks=[look],
+              **problem.work)  # fmt: skip
     place = TSNE(perplexity=min(30, data.n / 3), init="random", method="exact", random_state=seed)
     assert run.clusters is not None
     return {

@@ -5,11 +5,9 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-from torch import nn
 
 from polyfed.algorithms.cfl import CFL
 from polyfed.algorithms.fedavg import FedAvg
-from polyfed.algorithms.fpfc import FPFC
 from polyfed.algorithms.ifca import IFCA
 from polyfed.algorithms.lgfedavg import LGFedAvg
 from polyfed.algorithms.local import Local
@@ -20,6 +18,7 @@ from polyfed.core.errors import Diverged
 from polyfed.core.metric import having, mean_of
 from polyfed.data.federation import Federation
 from polyfed.experiment.fit import fit
+from polyfed.papers.fpfc import Problem
 from polyfed.papers.recipe import Bench, Setting
 
 METHODS = ("Local", "FedAvg", "LG-FedAvg", "Per-FedAvg", "IFCA", "CFL", "PACFL", "FPFC-l1", "FPFC")
@@ -39,19 +38,17 @@ RIVALS = (
 Candidates = Mapping[str, Algorithm]
 
 
-def nine(fpfc: FPFC, k: int, first_round: int = 20) -> dict[str, Algorithm]:
-    """The nine methods with the step size and shared layers of `fpfc`.
-
-    k: clusters that IFCA is given     first_round: before which CFL does not split
-    """
+def nine(problem: Problem) -> dict[str, Algorithm]:
+    """The nine methods with the step size and shared layers of the problem's FPFC."""
+    fpfc = problem.fpfc
     lr, shared = fpfc.lr, fpfc.shared_layers
     found: dict[str, Algorithm] = {
         "Local": Local(lr),
         "FedAvg": FedAvg(lr),
         "LG-FedAvg": LGFedAvg(lr),
         "Per-FedAvg": PerFedAvg(lr, alpha=lr),
-        "IFCA": IFCA(lr, k=k, shared_layers=shared, init_scale=None if shared else 1.0),
-        "CFL": CFL(lr, eps1=0.5, eps2=1.0, first_round=first_round),
+        "IFCA": IFCA(lr, k=problem.clusters, shared_layers=shared, init_scale=None if shared else 1.0),
+        "CFL": CFL(lr, eps1=0.5, eps2=1.0, first_round=problem.first_round),
         "PACFL": PACFL(lr, basis=3, threshold=4.0),
         "FPFC-l1": replace(fpfc, penalty="l1", lam=0.1, nu=0.5),
         "FPFC": fpfc,
@@ -60,30 +57,27 @@ def nine(fpfc: FPFC, k: int, first_round: int = 20) -> dict[str, Algorithm]:
 
 
 def tuned_nine(
-    bench: Bench, key: str, model: Callable[[int], nn.Module], federation: Callable[[int], Federation], fpfc: FPFC,
-    k: int, lambdas: tuple[float, ...], l1: tuple[float, ...] = L1, first_round: int = 20, **work,
-) -> Callable[[int], dict[str, Algorithm]]:  # fmt: skip
+    bench: Bench, key: str, problem: Problem, lambdas: tuple[float, ...], l1: tuple[float, ...] = L1
+) -> Callable[[int], dict[str, Algorithm]]:
     """seed -> the nine methods, with what the paper tunes chosen on the validation data of that seed.
 
-    lambdas, l1: values of lambda for FPFC and FPFC-l1     work: settings of `fit` for the trial runs
+    lambdas, l1: values of lambda for FPFC and FPFC-l1
     """
 
     def methods(seed: int) -> dict[str, Algorithm]:
-        usual, data = nine(fpfc, k, first_round), federation(seed)
+        usual, data, fpfc = nine(problem), problem.federation(seed), problem.fpfc
         if data.validation is None or not len(data.validation.x):
             data = data.with_validation(0.2, seed)
 
         def best(label: str, candidates: Candidates) -> Algorithm:
             some = dict(list(candidates.items())[:1]) if bench.rehearse else candidates
-            chosen = bench.once(
-                f"{key}-{label}-seed{seed}", partial(by_validation, bench, model, data, some, seed, work)
-            )
+            chosen = bench.once(f"{key}-{label}-seed{seed}", partial(by_validation, bench, problem, data, some, seed))
             return candidates[chosen["best"]]
 
         cfl, group = usual["CFL"], usual["FPFC-l1"]
         return usual | {
             "CFL": best("CFL", {f"{e:g}, {r * e:g}": replace(cfl, eps1=e, eps2=r * e) for e in EPS1 for r in RATIOS}),
-            "PACFL": best("PACFL", by_angle(bench, model(seed), data, PACFL(fpfc.lr, basis=3), seed)),
+            "PACFL": best("PACFL", by_angle(bench, problem, data, PACFL(fpfc.lr, basis=3), seed)),
             "FPFC-l1": best("FPFC-l1", {f"{v:g}": replace(group, lam=v) for v in l1}),
             "FPFC": best("FPFC", {f"{v:g}": replace(fpfc, lam=v) for v in lambdas}),
         }
@@ -91,28 +85,27 @@ def tuned_nine(
     return methods
 
 
-def by_validation(
-    bench: Bench, model: Callable[[int], nn.Module], data: Federation, candidates: Candidates, seed: int, work: Mapping
-) -> dict:
+def by_validation(bench: Bench, problem: Problem, data: Federation, candidates: Candidates, seed: int) -> dict:
     """{"best": the candidate with the best validation metric, "scores": all of them}; higher is better."""
     scores = {}
     for name, method in candidates.items():
         try:
-            run = fit(model(seed), data, method, seed=seed, evaluate_every=0, device=bench.device, **work)
+            run = fit(problem.model(seed), data, method, rounds=problem.rounds, seed=seed, evaluate_every=0,
+                      device=bench.device, **problem.work)  # fmt: skip
             scores[name] = mean_of(run.metric.merit(having(run.metric, run.final["validation"])))
         except Diverged:
             scores[name] = -np.inf
     return {"best": max(scores, key=lambda name: scores[name]), "scores": scores}
 
 
-def by_angle(bench: Bench, model: nn.Module, data: Federation, method: PACFL, seed: int) -> dict[str, PACFL]:
+def by_angle(bench: Bench, problem: Problem, data: Federation, method: PACFL, seed: int) -> dict[str, PACFL]:
     """PACFL with thresholds from the angles between the devices, of which it takes the smallest or the sum."""
     found: dict[str, PACFL] = {}
     for angle in ("smallest", "sum"):
         trial = replace(method, angle=angle)
-        loss = "mse" if data.classes is None else "cross-entropy"
-        run = fit(model, data, trial, rounds=1, local_steps=1, batch_size=None, loss=loss, seed=seed, evaluate_every=0,
-                  device=bench.device)  # fmt: skip
+        loss = problem.work.get("loss", "cross-entropy")
+        run = fit(problem.model(seed), data, trial, rounds=1, local_steps=1, batch_size=None, loss=loss, seed=seed,
+                  evaluate_every=0, device=bench.device)  # fmt: skip
         angles = run.loop.server["angles"].cpu().numpy()[np.triu_indices(data.n, 1)]
         for value in np.unique(np.quantile(angles, QUANTILES).round(3)):
             found[f"{angle} {value:g}"] = replace(trial, threshold=float(value))

@@ -6,26 +6,21 @@ import numpy as np
 from scipy import stats
 
 import polyfed as pf
-from polyfed.algorithms.fpfc import FPFC
 from polyfed.core.algorithm import Algorithm
 from polyfed.papers.fpfc import (
     EPOCHS,
-    IMAGE_LAMBDA,
-    IMAGE_LR,
+    IMAGE_TITLES,
     SYNTHETIC,
-    WORK,
+    Problem,
     image_settings,
-    image_work,
     images,
-    lenet,
     rounds_of,
-    scenario,
     sizes,
-    softmax,
+    synthetic,
 )
 from polyfed.papers.fpfc.methods import METHODS, nine
 from polyfed.papers.fpfc.panels import Panel, curve_panels
-from polyfed.papers.recipe import Bench, Outcome, Setting, Size, beside, ordered, ours, recipe
+from polyfed.papers.recipe import Bench, Outcome, Setting, Size, beside, ours, recipe
 
 PRINTED = {  # in the order of METHODS
     "S1": ("79.00 ± .08", "38.73 ± .29", "66.22 ± .11", "43.26 ± .26", "33.57 ± .28", "69.43 ± .33", "71.88 ± .30",
@@ -60,15 +55,16 @@ def settings(scale: Size):
 
 
 def taken_in(
-    bench: Bench, seed: int, model, federation, methods: Mapping[str, Algorithm], rounds: int, exchanges: int, work
+    bench: Bench, seed: int, problem: Problem, methods: Mapping[str, Algorithm], exchanges: int
 ) -> dict[str, list[float]]:
     """label -> mean accuracy of the newcomers after 0, 1, ... exchanges, FPFC's also from the common start."""
-    everyone = federation(seed)
+    everyone = problem.federation(seed)
     late = np.arange(everyone.n) % 5 == 4
     old, new = everyone.reorder(np.flatnonzero(~late)), everyone.reorder(np.flatnonzero(late))
     out = {}
     for label, method in methods.items():
-        run = pf.fit(model(seed), old, method, rounds=rounds, seed=seed, evaluate_every=0, device=bench.device, **work)
+        run = pf.fit(problem.model(seed), old, method, rounds=problem.rounds, seed=seed, evaluate_every=0,
+                     device=bench.device, **problem.work)  # fmt: skip
         history = pf.admit(run, new, exchanges).history
         out[label] = history[run.metric.name].tolist()
         if label == "FPFC":
@@ -84,24 +80,19 @@ def taken_in(
         machine="two cores", data=("mnist", "fashion_mnist"), also=("fpfc/table3-images",))  # fmt: skip
 def table3(bench: Bench) -> Outcome:
     """Does a device that comes after training gain from the clusters that were found?"""
-    fpfc = FPFC(IMAGE_LR[bench.scale], lam=IMAGE_LAMBDA[bench.scale], shared_layers="body")
-    work = image_work(bench) | {"local_epochs": bench.pick(5, 10)}
     many, few = (3, 3) if bench.rehearse else (bench.pick(200, 2000), bench.pick(20, 200))
-    parts = {"S1": (softmax, scenario(bench), nine(FPFC(0.1, lam=0.7), 4), bench.rounds(600, 2000), many, WORK)}
-    for title in ("MNIST", "Fashion-MNIST"):
-        methods = nine(fpfc, 4, bench.pick(3, 20))
-        parts[title] = (lenet, images(bench, title.lower()), methods, bench.rounds(15, 200), few, work)
+    parts = [(synthetic(bench), many), *((images(bench, title), few) for title in IMAGE_TITLES)]
     claims, panels, at = [], [], {}
-    for title, part in parts.items():
-        methods = {m: a for m, a in part[2].items() if m != "Local"}
+    for problem, exchanges in parts:
+        title, methods = problem.title, {m: a for m, a in nine(problem).items() if m != "Local"}
         some = dict(list(methods.items())[-1:]) if bench.rehearse else methods
         found = bench.by_seed(
-            f"newcomers-{title.lower()}", lambda seed, p=part, m=some: taken_in(bench, seed, *p[:2], m, *p[3:])
+            f"newcomers-{problem.key}", lambda seed, p=problem, m=some, e=exchanges: taken_in(bench, seed, p, m, e)
         )
         at[title] = {label: np.array([f[label] for f in found]) for label in found[0]}
         mine = at[title]["FPFC"][:, -1]
         claims += [
-            ordered(f"{title}: FPFC is better for a newcomer than {m}", mine, at[title][m][:, -1], 100, " points")
+            problem.better(f"FPFC is better for a newcomer than {m}", mine, at[title][m][:, -1])
             for m in METHODS[:-1] if m in at[title]
         ]  # fmt: skip
         series = {m: (list(range(v.shape[1])), (100 * v).tolist()) for m, v in at[title].items()}

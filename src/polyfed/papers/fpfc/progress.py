@@ -1,31 +1,25 @@
 """Figures 4 and 5: the nine methods on label-swapped images; and, in no figure of the paper, on S1 and H&BF."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
-from polyfed.algorithms.fpfc import FPFC
 from polyfed.data.federation import Federation
 from polyfed.experiment.compare import Comparison
 from polyfed.papers.fpfc import (
     EPOCHS,
     HBF,
     HBF_CAVEAT,
-    HBF_WORK,
-    IMAGE_LR,
+    IMAGE_TITLES,
     SYNTHETIC,
-    WORK,
+    Problem,
     hbf,
     image_settings,
-    image_work,
     images,
-    lenet,
-    linear,
     lines,
     numbers_sent,
     rounds_of,
-    scenario,
     sizes,
-    softmax,
+    synthetic,
     told_by,
 )
 from polyfed.papers.fpfc.methods import L1, LG, RIVALS, chosen, nine, tuned_nine
@@ -38,20 +32,19 @@ from polyfed.papers.recipe import (
     beside,
     grouping_of,
     metric_of,
-    ordered,
     ours,
     recipe,
 )
 from polyfed.report.table import Cell
 
 
-def ahead(found: Comparison, others: Sequence[str], when: str) -> list[Claim]:
+def ahead(problem: Problem, found: Comparison, others: Iterable[str]) -> list[Claim]:
     """FPFC above each of the others."""
     mine = metric_of(found, "FPFC")
     return [
-        ordered(f"FPFC is better than {other} {when}", mine, metric_of(found, other), 100, " points")
-        for other in others
-    ]
+        problem.better(f"FPFC is better than {other} at the last round", mine, metric_of(found, other))
+        for other in others if other != "FPFC"
+    ]  # fmt: skip
 
 
 def synthetic_settings(scale):
@@ -64,14 +57,12 @@ def synthetic_settings(scale):
         settings=synthetic_settings, data=("housing_bodyfat",))  # fmt: skip
 def progress(bench: Bench) -> Outcome:
     """How fast do the methods learn, counted in rounds and in numbers sent?"""
-    rounds, two = bench.rounds(600, 2000), FPFC(0.01, lam=4.0, nu=4.0)
-    s1 = bench.compare(
-        "s1", softmax, scenario(bench), nine(FPFC(0.1, lam=bench.pick(0.7, 0.6)), 4), rounds=rounds,
-        evaluate_every=bench.pick(20, 40), **WORK,
-    )  # fmt: skip
-    own = {"FPFC-l1": replace(two, penalty="l1")}
-    pair = bench.compare(
-        "hbf", linear, hbf(bench), nine(two, 2) | own, rounds=bench.rounds(100, 100), evaluate_every=2, **HBF_WORK
+    one, two = synthetic(bench), hbf(bench)
+    one = replace(one, fpfc=replace(one.fpfc, lam=bench.pick(0.7, 0.6)))
+    own = {"FPFC-l1": replace(two.fpfc, penalty="l1")}
+    s1, pair = (
+        bench.compare(p.key, p.model, p.federation, methods, rounds=p.rounds, evaluate_every=every, **p.work)
+        for p, methods, every in ((one, nine(one), bench.pick(20, 40)), (two, nine(two) | own, 2))
     )
     rows, clients, labels = [], bench.pick(20, 100), list(dict.fromkeys(r.label for r in s1.results))
     for label in labels:
@@ -84,7 +75,7 @@ def progress(bench: Bench) -> Outcome:
         Panel("H&BF", "round", "test RMSE", lines(pair, factor=1.0)),
     )
     figures = {"progress": curve_panels(panels, 3)}
-    claims = ahead(s1, [label for label in labels if label != "FPFC"], "at the last round of S1")
+    claims = ahead(one, s1, labels)
     notes = [
         HBF_CAVEAT,
         LG,
@@ -95,7 +86,6 @@ def progress(bench: Bench) -> Outcome:
     return Outcome([told_by("At the last round", heads, rows)], figures, claims, notes)
 
 
-NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
 LAMBDAS = (0.2, 0.4, 0.7, 1.0)
 
 
@@ -110,12 +100,11 @@ def settings_of_images(scale):
     )
 
 
-def watched(bench: Bench, name: str):
+def watched(problem: Problem):
     """seed -> Federation whose validation samples are the training samples, so that both are evaluated on the way."""
-    federation = images(bench, name)
 
     def make(seed: int) -> Federation:
-        data = federation(seed)
+        data = problem.federation(seed)
         return replace(data, validation=data.train)
 
     return make
@@ -126,16 +115,14 @@ def watched(bench: Bench, name: str):
         also=("fpfc/figure5",))  # fmt: skip
 def figure4(bench: Bench) -> Outcome:
     """Do clusters that are found pay on images whose labels are exchanged, and what does it cost to send?"""
-    outcome, panels, costs = Outcome(), [], {}
-    work = image_work(bench) | {"local_epochs": bench.pick(5, 10), "rounds": bench.rounds(15, 200)}
-    for name, title in NAMES.items():
-        fpfc, first = FPFC(IMAGE_LR[bench.scale], shared_layers="body"), bench.seeds[0]
-        choose = tuned_nine(
-            bench, f"{name}-choice", lenet, images(bench, name), fpfc, 4, LAMBDAS, L1[:-1], bench.pick(3, 20), **work
-        )
+    outcome, panels, costs, first = Outcome(), [], {}, bench.seeds[0]
+    for title in IMAGE_TITLES:
+        problem = images(bench, title)
+        choose = tuned_nine(bench, f"{problem.key}-choice", problem, LAMBDAS, L1[:-1])
         methods = choose(first)
         found = bench.compare(
-            name, lenet, watched(bench, name), methods, evaluate_every=bench.pick(1, 5), **work
+            problem.key, problem.model, watched(problem), methods, rounds=problem.rounds,
+            evaluate_every=bench.pick(1, 5), **problem.work,
         )  # fmt: skip
         rows, costs[title] = {}, {}
         for label in methods:
@@ -151,9 +138,7 @@ def figure4(bench: Bench) -> Outcome:
             ("test accuracy, %", 100.0, "", ""),
         ):  # fmt: skip
             panels.append(Panel(title, "round", y, lines(found, "round", factor, split=split, column=column)))
-        others = [label for label in methods if label != "FPFC"]
-        claims = ahead(found, others, "at the last round")
-        outcome.claims += [c._replace(text=f"{title}: {c.text}") for c in claims]
+        outcome.claims += ahead(problem, found, methods)
         most = max(costs[title], key=lambda label: costs[title][label])
         outcome.claims.append(Claim(f"{title}: IFCA sends the most", most == "IFCA", f"the most: {most}"))
         outcome.notes.append(f"{title}: {chosen([first], choose)}")

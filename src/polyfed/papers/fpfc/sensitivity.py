@@ -1,105 +1,62 @@
 """How much FPFC's settings matter: lambda (Figure E.4), local work (E.5) and xi (E.6); rho and nu, in no figure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from torch import nn
 
-from polyfed.algorithms.fpfc import FPFC
-from polyfed.data.federation import Federation
 from polyfed.experiment.compare import Comparison
 from polyfed.papers.fpfc import (
-    HBF,
+    HBF_BESIDE,
     HBF_CAVEAT,
     HBF_GRID,
-    HBF_TESTED,
-    HBF_WORK,
-    IMAGE_LAMBDA,
-    IMAGE_LR,
+    IMAGE_TITLES,
     SYNTHETIC,
-    WORK,
+    Problem,
     hbf,
     image_settings,
-    image_work,
     images,
-    lenet,
-    linear,
     rounds_of,
-    scenario,
     sizes,
-    softmax,
+    synthetic,
     told_by,
 )
 from polyfed.papers.fpfc.panels import Panel, curve_panels
-from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, Size, grouping_of, metric_of, ordered, ours, recipe
+from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, Size, grouping_of, metric_of, ours, recipe
 from polyfed.report.table import Cell, Table
 
 LAMBDAS = {"S1": (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0), "H&BF": HBF_GRID, "images": (0.0, 0.2, 0.4, 0.7, 1.0, 1.5)}
 TS = {"S1": (1, 2, 5, 10), "H&BF": (1, 5, 10, 20), "images": (1, 2, 5)}
 EPOCH = {"small": 8, "paper": 24}  # batches that the images of an average device make
 XIS, RHOS, NUS = (1e-6, 1e-4, 1e-2, 1e-1), (0.5, 1.0, 2.0, 5.0), (1e-4, 0.1, 0.5, 3.0)
-TABLES, IMAGES = ("S1", "H&BF"), ("MNIST", "Fashion-MNIST")
 Found = dict[float, tuple[np.ndarray, np.ndarray, np.ndarray]]  # value -> metric, clusters, ARI: [seeds] each
 
 
-class Part(NamedTuple):
-    """One data set: model and federation by seed, FPFC's base settings, and how it is trained."""
-
-    model: Callable[[int], nn.Module]
-    federation: Callable[[int], Federation]
-    base: FPFC
-    rounds: int
-    work: dict[str, Any]
-    grid: str
-    factor: float = 100.0
-    metric: str = "accuracy, %"
-
-    @property
-    def better(self) -> int:
-        return 1 if self.factor == 100 else -1
-
-    @property
-    def share(self) -> float:
-        return 0.0 if self.factor == 100 else HBF_TESTED
+def grid_of(problem: Problem, grids: Mapping[str, Any]) -> Any:
+    """The values for a data set; those on images are the same for both."""
+    return grids.get(problem.title, grids["images"])
 
 
-def part_of(bench: Bench, title: str) -> Part:
-    if title == "S1":
-        return Part(softmax, scenario(bench), FPFC(0.1, lam=0.7), bench.rounds(600, 2000), WORK, title)
-    if title == "H&BF":
-        base = FPFC(0.01, lam=4.0, nu=4.0)
-        return Part(linear, hbf(bench), base, bench.rounds(100, 100), HBF_WORK, title, 1.0, "RMSE")
-    base = FPFC(IMAGE_LR[bench.scale], lam=IMAGE_LAMBDA[bench.scale], shared_layers="body")
-    work = image_work(bench) | {"local_epochs": bench.pick(5, 10)}
-    return Part(lenet, images(bench, title.lower()), base, bench.rounds(15, 200), work, "images")
-
-
-def plain(title: str) -> str:
-    return title.lower().replace("&", "")
-
-
-def vary(bench: Bench, title: str, key: str, values: Sequence[float]) -> Found:
+def vary(bench: Bench, problem: Problem, key: str, values: Sequence[float]) -> Found:
     """One setting of FPFC on one data set."""
-    part = part_of(bench, title)
-    methods = {f"{key}-{v:g}": replace(part.base, **{key: v}) for v in (values[:2] if bench.rehearse else values)}
+    methods = {f"{key}-{v:g}": replace(problem.fpfc, **{key: v}) for v in (values[:2] if bench.rehearse else values)}
     found = bench.compare(
-        f"{plain(title)}-{key}", part.model, part.federation, methods, rounds=part.rounds, evaluate_every=0, **part.work
-    )
+        f"{problem.key}-{key}", problem.model, problem.federation, methods, rounds=problem.rounds, evaluate_every=0,
+        **problem.work,
+    )  # fmt: skip
     return {v: read(found, label) for v, label in zip(values, methods, strict=False)}
 
 
-def vary_work(bench: Bench, title: str, values: Sequence[int], uneven: bool) -> Found:
+def vary_work(bench: Bench, problem: Problem, values: Sequence[int], uneven: bool) -> Found:
     """T steps (passes on images) for every device, or T_i uniform on 1, ..., T for every device and round."""
-    part, out = part_of(bench, title), {}
-    work = {k: v for k, v in part.work.items() if k not in ("local_steps", "local_epochs")}
-    unit = EPOCH[bench.scale] if part.grid == "images" and not bench.rehearse else 1
+    out = {}
+    unit = EPOCH[bench.scale] if problem.title in IMAGE_TITLES and not bench.rehearse else 1
     for most in values[:2] if bench.rehearse else values:
         rule = f"{unit} * uniform(1, {most})" if uneven else unit * most
         found = bench.compare(
-            f"{plain(title)}-{'uneven' if uneven else 'equal'}-{most}", part.model, part.federation,
-            {"FPFC": part.base}, rounds=part.rounds, local_steps=rule, evaluate_every=0, **work,
+            f"{problem.key}-{'uneven' if uneven else 'equal'}-{most}", problem.model, problem.federation,
+            {"FPFC": problem.fpfc}, rounds=problem.rounds, evaluate_every=0, **problem.work_of(rule),
         )  # fmt: skip
         out[float(most)] = read(found, "FPFC")
     return out
@@ -109,26 +66,27 @@ def read(found: Comparison, label: str) -> tuple[np.ndarray, np.ndarray, np.ndar
     return (metric_of(found, label), *grouping_of(found, label))
 
 
-def table(title: str, key: str, found: Found, part: Part) -> Table:
-    rows = [(Cell(f"{v:g}"), ours(a, part.factor), ours(n), ours(s)) for v, (a, n, s) in found.items()]
-    return told_by(f"{key}, {title}", (key, part.metric, "clusters", "ARI"), rows)
+def table(problem: Problem, key: str, found: Found) -> Table:
+    rows = [(Cell(f"{v:g}"), ours(a, problem.factor), ours(n), ours(s)) for v, (a, n, s) in found.items()]
+    return told_by(f"{key}, {problem.title}", (key, problem.metric, "clusters", "ARI"), rows)
 
 
-def panel(title: str, x: str, part: Part, lines: Mapping[str, Found]) -> Panel:
+def panel(problem: Problem, x: str, lines: Mapping[str, Found]) -> Panel:
     """The metric against a setting, a line per label; on a log scale where values span decades."""
     series = {
-        label: (list(found), (part.factor * np.array([m for m, _, _ in found.values()])).T.tolist())
+        label: (list(found), (problem.factor * np.array([m for m, _, _ in found.values()])).T.tolist())
         for label, found in lines.items()
     }
     values = [v for found in lines.values() for v in found]
-    return Panel(title, x, f"test {part.metric}", series, min(values) > 0 and max(values) / min(values) > 100)
+    decades = min(values) > 0 and max(values) / min(values) > 100
+    return Panel(problem.title, x, f"test {problem.metric}", series, decades)
 
 
-def points(values: np.ndarray, part: Part | None = None) -> str:
+def points(problem: Problem, values: np.ndarray) -> str:
     """Differences of the metric in a line."""
-    if part is None or part.factor == 100:
-        return ", ".join(f"{100 * v:.1f}" for v in values) + " points"
-    return ", ".join(f"{v:.3f}" for v in values)
+    if problem.error:
+        return ", ".join(f"{v:.3f}" for v in values)
+    return ", ".join(f"{100 * v:.1f}" for v in values) + " points"
 
 
 def spread(found: Found) -> np.ndarray:
@@ -137,17 +95,16 @@ def spread(found: Found) -> np.ndarray:
     return values.max(0) - values.min(0)
 
 
-def over_lambda(bench: Bench, titles: Sequence[str]) -> Outcome:
+def over_lambda(bench: Bench, problems: Sequence[Problem]) -> Outcome:
     """Figure E.4."""
     outcome, drawn = Outcome(), []
-    for title in titles:
-        part = part_of(bench, title)
-        found = vary(bench, title, "lam", LAMBDAS[part.grid])
-        outcome.tables.append(table(title, "lambda", found, part))
-        drawn.append(panel(title, "lambda", part, {"FPFC": found}))
-        best = [list(found)[int(k)] for k in (part.better * np.array([m for m, _, _ in found.values()])).argmax(0)]
-        outcome.notes.append(f"{title}: best lambda per seed {best}")
-        if title != "S1":
+    for problem in problems:
+        found = vary(bench, problem, "lam", grid_of(problem, LAMBDAS))
+        outcome.tables.append(table(problem, "lambda", found))
+        drawn.append(panel(problem, "lambda", {"FPFC": found}))
+        best = [list(found)[int(k)] for k in (problem.sign * np.array([m for m, _, _ in found.values()])).argmax(0)]
+        outcome.notes.append(f"{problem.title}: best lambda per seed {best}")
+        if problem.title != "S1":
             continue
         right = [[v for v, (_, _, s) in found.items() if s[k] == 1] for k in range(len(bench.seeds))]
         inside = all(b in r for b, r in zip(best, right, strict=True))
@@ -160,42 +117,36 @@ def over_lambda(bench: Bench, titles: Sequence[str]) -> Outcome:
     return outcome
 
 
-def over_work(bench: Bench, titles: Sequence[str]) -> Outcome:
+def over_work(bench: Bench, problems: Sequence[Problem]) -> Outcome:
     """Figure E.5."""
     outcome, drawn = Outcome(), []
-    for title in titles:
-        part = part_of(bench, title)
-        values, lines = TS[part.grid], {}
+    for problem in problems:
+        lines = {}
         for label, uneven in (("T_i = T", False), ("T_i uniform on 1 to T", True)):
-            lines[label] = vary_work(bench, title, values, uneven)
-            outcome.tables.append(table(title, f"T, {label}", lines[label], part))
-        drawn.append(panel(title, "T", part, lines))
-        even, uneven = ({v: part.better * m for v, (m, _, _) in found.items()} for found in lines.values())
+            lines[label] = vary_work(bench, problem, grid_of(problem, TS), uneven)
+            outcome.tables.append(table(problem, f"T, {label}", lines[label]))
+        drawn.append(panel(problem, "T", lines))
+        even, uneven = ({v: m for v, (m, _, _) in found.items()} for found in lines.values())
         low, top = min(even), max(even)
-        unit = " points" if part.factor == 100 else ""
         outcome.claims += [
-            ordered(f"{title}: {text}", a, b, part.factor, unit, part.share)
-            for text, a, b in (
-                (f"uneven work costs against T = {top:g} for all", even[top], uneven[top]),
-                (f"uneven up to T = {top:g} is better than T = {low:g} for all", uneven[top], even[low]),
-            )
+            problem.better(f"uneven work costs against T = {top:g} for all", even[top], uneven[top]),
+            problem.better(f"uneven up to T = {top:g} is better than T = {low:g} for all", uneven[top], even[low]),
         ]
     outcome.figures["figure-e5"] = curve_panels(drawn, 2)
     return outcome
 
 
-def over_xi(bench: Bench, titles: Sequence[str]) -> Outcome:
+def over_xi(bench: Bench, problems: Sequence[Problem]) -> Outcome:
     """Figure E.6."""
     outcome, drawn = Outcome(), []
-    for title in titles:
-        part = part_of(bench, title)
-        found = vary(bench, title, "xi", XIS)
-        outcome.tables.append(table(title, "xi", found, part))
-        drawn.append(panel(title, "xi", part, {"FPFC": found}))
-        bound, what = (0.01, "a point of accuracy") if part.factor == 100 else (0.05, "0.05 of RMSE")
-        text = f"{title}: xi matters by less than {what}"
+    for problem in problems:
+        found = vary(bench, problem, "xi", XIS)
+        outcome.tables.append(table(problem, "xi", found))
+        drawn.append(panel(problem, "xi", {"FPFC": found}))
+        bound, what = (0.05, "0.05 of RMSE") if problem.error else (0.01, "a point of accuracy")
+        text = f"{problem.title}: xi matters by less than {what}"
         outcome.claims.append(Claim(text, bool((spread(found) < bound).all()),
-                                    "best less worst, per seed: " + points(spread(found), part)))  # fmt: skip
+                                    "best less worst, per seed: " + points(problem, spread(found))))  # fmt: skip
     outcome.figures["figure-e6"] = curve_panels(drawn, 2)
     return outcome
 
@@ -203,7 +154,7 @@ def over_xi(bench: Bench, titles: Sequence[str]) -> Outcome:
 def settings(*own: Setting):
     def of(scale: Size):
         return (sizes(scale), rounds_of(scale, 600, 2000), *own, Setting("lambda on S1, where fixed", "0.7", "ours"),
-                *SYNTHETIC, *(Setting(f"H&BF, {s.key}", s.value, s.source) for s in HBF))  # fmt: skip
+                *SYNTHETIC, *HBF_BESIDE)  # fmt: skip
 
     return of
 
@@ -212,7 +163,7 @@ def settings(*own: Setting):
         data=("housing_bodyfat",))  # fmt: skip
 def figure_e4(bench: Bench) -> Outcome:
     """For which lambda are the clusters found, and is the accuracy best there?"""
-    outcome = over_lambda(bench, TABLES)
+    outcome = over_lambda(bench, (synthetic(bench), hbf(bench)))
     outcome.notes.append(HBF_CAVEAT)
     return outcome
 
@@ -222,7 +173,7 @@ def figure_e4(bench: Bench) -> Outcome:
         data=("housing_bodyfat",), also=("fpfc/uneven-steps",))  # fmt: skip
 def figure_e5(bench: Bench) -> Outcome:
     """Does it matter if the devices of a round do not do the same amount of work?"""
-    outcome = over_work(bench, TABLES)
+    outcome = over_work(bench, (synthetic(bench), hbf(bench)))
     outcome.notes += ["uneven devices do (T + 1) / 2 on average", HBF_CAVEAT]
     return outcome
 
@@ -231,7 +182,7 @@ def figure_e5(bench: Bench) -> Outcome:
         data=("housing_bodyfat",))  # fmt: skip
 def figure_e6(bench: Bench) -> Outcome:
     """Does the width of the smoothed tip matter?"""
-    outcome = over_xi(bench, TABLES)
+    outcome = over_xi(bench, (synthetic(bench), hbf(bench)))
     outcome.notes.append(HBF_CAVEAT)
     return outcome
 
@@ -249,8 +200,8 @@ def settings_of_images(scale: Size):
         also=("fpfc/figure-e4-images", "fpfc/figure-e5-images", "fpfc/figure-e6-images"))  # fmt: skip
 def sensitivity_images(bench: Bench) -> Outcome:
     """The same on images: lambda, local work and xi."""
-    outcome = Outcome()
-    for part in (over_lambda(bench, IMAGES), over_work(bench, IMAGES), over_xi(bench, IMAGES)):
+    outcome, both = Outcome(), [images(bench, title) for title in IMAGE_TITLES]
+    for part in (over_lambda(bench, both), over_work(bench, both), over_xi(bench, both)):
         outcome.tables += part.tables
         outcome.figures |= part.figures
         outcome.claims += part.claims
@@ -262,19 +213,19 @@ def sensitivity_images(bench: Bench) -> Outcome:
         settings=settings())  # fmt: skip
 def sensitivity(bench: Bench) -> Outcome:
     """Which of the other settings need care?"""
-    part = part_of(bench, "S1")
-    found = {key: vary(bench, "S1", key, values) for key, values in (("rho", RHOS), ("nu", NUS))}
+    problem = synthetic(bench)
+    found = {key: vary(bench, problem, key, values) for key, values in (("rho", RHOS), ("nu", NUS))}
     groups = [found["nu"][v] for v in NUS if v in found["nu"] and v <= 0.5]
     same = np.ptp([n for _, n, _ in groups], axis=0) == 0
     counts = "; ".join(", ".join(f"{n:.0f}" for n in own) for own in np.array([n for _, n, _ in groups]).T)
     claims = [Claim("Remark 2: any nu from xi to 0.5 gives the same clusters", bool(same.all()),
                     f"clusters as nu rises, per seed: {counts}")]  # fmt: skip
     notes = [
-        f"rho: the best accuracy less the worst, per seed: {points(spread(found['rho']))}",
+        f"rho: the best accuracy less the worst, per seed: {points(problem, spread(found['rho']))}",
         "nu does not act in training: it decides which devices are averaged at the end",
         "rho must exceed 1/(a-1) = 0.37, or rule (6) is not the proximal step; smaller values are refused",
         "an independent implementation of this scenario in NumPy (20 devices, 600 rounds, one seed) had 85.6, 83.8 and "
         "73.0 % for rho 0.5, 1 and 2, and 83.65 to 83.8 % for xi from 1e-6 to 0.1",
     ]
-    figure = curve_panels([panel("S1", key, part, {"FPFC": f}) for key, f in found.items()], 2)
-    return Outcome([table("S1", key, f, part) for key, f in found.items()], {"sensitivity": figure}, claims, notes)
+    figure = curve_panels([panel(problem, key, {"FPFC": f}) for key, f in found.items()], 2)
+    return Outcome([table(problem, key, f) for key, f in found.items()], {"sensitivity": figure}, claims, notes)

@@ -1,23 +1,24 @@
 """Figure E.1: FPFC and IFCA from many random starts, on one draw of the data."""
 
+from dataclasses import replace
+
 import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
-from polyfed.algorithms.fpfc import FPFC
 from polyfed.algorithms.ifca import IFCA
-from polyfed.papers.fpfc import SYNTHETIC, WORK, rounds_of, scenario, sizes, softmax, told_by
+from polyfed.papers.fpfc import SYNTHETIC, rounds_of, sizes, synthetic, told_by
 from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, Size, grouping_of, metric_of, ours, recipe
 from polyfed.report.table import Cell
 
 STARTS = 50
-CASES = {"S1": ("s1", 4, 0.7), "S3": ("s3", 2, 0.6)}  # scenario, clusters, lambda at small size
+CASES = {"S1": 0.7, "S3": 0.6}  # lambda at small size
 
 
 def settings(scale: Size):
     lam = Setting("lambda", "0.7 (S1), 0.6 (S3)", "ours") if scale == "small" else Setting("lambda", "0.6", "paper")
     return (
-        *(sizes(scale, key) for key, _, _ in CASES.values()),
+        *(sizes(scale, name.lower()) for name in CASES),
         Setting("starts", f"{STARTS}, W, b ~ N(0, 1); one draw of the data, that of the first seed", "paper"),
         rounds_of(scale, 100, 2000),
         lam,
@@ -34,13 +35,13 @@ def figure_e1(bench: Bench) -> Outcome:
     count = 2 if bench.rehearse else STARTS
     many = Bench(bench.folder, bench.scale, count, bench.data_dir, bench.device, bench.watch, bench.rehearse)
     rows, claims, values = [], [], {}
-    for name, (key, k, lam) in CASES.items():
-        data = scenario(bench, key)(bench.seeds[0])
-        fpfc = FPFC(0.1, lam=bench.pick(lam, 0.6), nu=0.5)
+    for name, lam in CASES.items():
+        problem = synthetic(bench, name.lower())
+        fpfc, k = replace(problem.fpfc, lam=bench.pick(lam, 0.6), nu=0.5), problem.clusters
         found = many.compare(
-            key, softmax, data,
+            problem.key, problem.model, problem.federation(bench.seeds[0]),
             lambda seed, k=k, fpfc=fpfc: {"FPFC": fpfc, "IFCA": IFCA(0.1, k=k, init_scale=1.0, seed=seed)},
-            rounds=bench.rounds(100, 2000), evaluate_every=0, **WORK,
+            rounds=bench.rounds(100, 2000), evaluate_every=0, **problem.work,
         )  # fmt: skip
         values[name] = {m: (100 * metric_of(found, m), grouping_of(found, m)[1]) for m in ("FPFC", "IFCA")}
         for label, (accuracy, score) in values[name].items():

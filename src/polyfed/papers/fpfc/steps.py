@@ -2,30 +2,22 @@
 
 import numpy as np
 
-from polyfed.algorithms.fpfc import FPFC
 from polyfed.experiment.compare import Comparison
 from polyfed.papers.fpfc import (
-    HBF,
+    HBF_BESIDE,
     HBF_CAVEAT,
-    HBF_TESTED,
-    HBF_WORK,
-    IMAGE_LAMBDA,
-    IMAGE_LR,
+    IMAGE_TITLES,
     SYNTHETIC,
-    WORK,
+    Problem,
     hbf,
     image_settings,
-    image_work,
     images,
-    lenet,
-    linear,
     lines,
-    scenario,
     sizes,
-    softmax,
+    synthetic,
 )
 from polyfed.papers.fpfc.panels import Panel, curve_panels
-from polyfed.papers.recipe import Bench, Outcome, Setting, Size, beside, metric_of, ordered, ours, recipe
+from polyfed.papers.recipe import Bench, Outcome, Setting, Size, beside, metric_of, ours, recipe
 
 PRINTED = {"MNIST": ("86.62", "85.31", "77.05"), "Fashion-MNIST": ("68.28", "65.62", "59.34")}
 
@@ -50,12 +42,12 @@ def growing_settings(scale: Size):
         Setting("T on images", "counts mini-batch steps ('the total number of local iterations')", "paper"),
         Setting("lambda on S1", "0.7", "ours"),
         *SYNTHETIC,
-        *(Setting(f"H&BF, {s.key}", s.value, s.source) for s in HBF),
+        *HBF_BESIDE,
         *image_settings(scale),
     )
 
 
-def three(bench: Bench, key: str, model, federation, fpfc: FPFC, every: int, rounds: int, work):
+def three(bench: Bench, problem: Problem, every: int, rounds: int):
     """T growing, 10 and 5 for the same total."""
     steps, found = total(every, rounds), []
     for label, count, rule in (
@@ -63,8 +55,10 @@ def three(bench: Bench, key: str, model, federation, fpfc: FPFC, every: int, rou
         ("T=10", steps // 10, 10),
         ("T=5", steps // 5, 5),
     ):
-        settings = {**work, "rounds": bench.rounds(count, count), "evaluate_every": max(1, count // 30)}
-        found.append(bench.compare(f"{key}-{label}", model, federation, {label: fpfc}, local_steps=rule, **settings))
+        found.append(bench.compare(
+            f"{problem.key}-{label}", problem.model, problem.federation, {label: problem.fpfc},
+            rounds=bench.rounds(count, count), evaluate_every=max(1, count // 30), **problem.work_of(rule),
+        ))  # fmt: skip
     return found, by_round(found, rounds)
 
 
@@ -82,29 +76,21 @@ def by_round(found: list[Comparison], rounds: int) -> dict[str, np.ndarray]:
 def figure9(bench: Bench) -> Outcome:
     """Is it better to do little at first and more later, for the same total of local work?"""
     tables, panels, claims = [], [], []
-    s1, pair = ({k: v for k, v in work.items() if k != "local_steps"} for work in (WORK, HBF_WORK))
-    parts = {
-        "S1": (softmax, scenario(bench), FPFC(0.1, lam=0.7), 20, bench.pick(280, 623), s1),
-        "H&BF": (linear, hbf(bench), FPFC(0.01, lam=4.0, nu=4.0), 1, 40, pair),
-    }
-    for name, title in (("mnist", "MNIST"), ("fashion-mnist", "Fashion-MNIST")):
-        method = FPFC(IMAGE_LR[bench.scale], lam=IMAGE_LAMBDA[bench.scale], shared_layers="body")
-        parts[title] = (lenet, images(bench, name), method, 2, 63, image_work(bench))
-    for title, part in parts.items():
-        error = title == "H&BF"
-        factor, sign, unit, metric = (1.0, -1, "", "RMSE") if error else (100.0, 1, " points", "accuracy, %")
-        found, early = three(bench, title.lower().replace("&", ""), *part)
-        rounds, rows, series = part[4], {}, {}
-        for f, value in zip(found, PRINTED.get(title, (None, None, None)), strict=True):
+    parts = [(synthetic(bench), 20, bench.pick(280, 623)), (hbf(bench), 1, 40)]
+    parts += [(images(bench, title), 2, 63) for title in IMAGE_TITLES]
+    for problem, every, rounds in parts:
+        found, early = three(bench, problem, every, rounds)
+        rows, series, factor = {}, {}, problem.factor
+        for f, value in zip(found, PRINTED.get(problem.title, (None, None, None)), strict=True):
             label = f.results[0].label
             rows[label] = [(value, ours(early[label], factor)), (None, ours(metric_of(f, label), factor))]
             series |= lines(f, factor=factor)
-        tables.append(beside(title, (f"{metric} by round {rounds}", "at the end"), rows, first="T"))
-        panels.append(Panel(title, "round", f"test {metric}", series))
-        for other in ("T=10", "T=5"):
-            text = f"{title}: growing T is better than {other} by round {rounds}"
-            share = HBF_TESTED if error else 0.0
-            claims.append(ordered(text, sign * early["growing"], sign * early[other], factor, unit, share))
+        tables.append(beside(problem.title, (f"{problem.metric} by round {rounds}", "at the end"), rows, first="T"))
+        panels.append(Panel(problem.title, "round", f"test {problem.metric}", series))
+        claims += [
+            problem.better(f"growing T is better than {other} by round {rounds}", early["growing"], early[other])
+            for other in ("T=10", "T=5")
+        ]
     notes = [
         HBF_CAVEAT,
         "by the growing rule's last round, T = 10 and T = 5 have done less local work; at the end all have done the "

@@ -1,11 +1,11 @@
 """Table 1 and Tables E.1 to E.4: nine methods on the synthetic scenarios S1 to S5, and on Housing and Body fat."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from polyfed.algorithms.cfl import CFL
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.fedavgft import FedAvgFT
-from polyfed.algorithms.fpfc import FPFC
 from polyfed.algorithms.ifca import IFCA
 from polyfed.algorithms.pacfl import PACFL
 from polyfed.core.algorithm import Algorithm
@@ -15,18 +15,14 @@ from polyfed.papers.fpfc import (
     HBF,
     HBF_CAVEAT,
     HBF_GRID,
-    HBF_TESTED,
-    HBF_WORK,
     SYNTHETIC,
-    WORK,
+    Problem,
     hbf,
-    linear,
     numbers_sent,
     planted,
     rounds_of,
-    scenario,
     sizes,
-    softmax,
+    synthetic,
 )
 from polyfed.papers.fpfc.methods import METHODS, RIVALS, chosen, tuned_nine
 from polyfed.papers.recipe import (
@@ -39,7 +35,6 @@ from polyfed.papers.recipe import (
     grouping_of,
     joined,
     metric_of,
-    ordered,
     ours,
     recipe,
 )
@@ -75,7 +70,6 @@ COSTS = {  # numbers exchanged
     "hbf": {"FedAvg": "12120", "LG-FedAvg": "12120", "Per-FedAvg": "12120", "IFCA": "282000", "CFL": "150120",
             "PACFL": "12336", "FPFC-l1": "12120", "FPFC": "12120"},
 }  # fmt: skip
-TRUE = {"s1": (4, 4), "s2": (4, 4), "s3": (2, 2), "s4": (1, 1), "s5": (12, 50)}  # clusters, small and full
 RELEASED = ", as released"
 
 LG_ROW = "LG-FedAvg shares its top layers; this model has one layer, so it is FedAvg: the row is FedAvg's"
@@ -106,31 +100,30 @@ def released(lr: float, steps: int) -> dict[str, Algorithm]:
 
 def nine(bench: Bench, name: str, table: str) -> Outcome:
     """One synthetic scenario; the rows as released are left out of Tables E.1 to E.4 at small size."""
-    data, k = scenario(bench, name), TRUE[name][bench.pick(0, 1)]
-    settings = {**WORK, "rounds": bench.rounds(1000, 2000), "evaluate_every": 0}
-    methods = tuned_nine(
-        bench, f"{name}-choice", softmax, data, FPFC(0.1), k, GRID, rounds=bench.rounds(500, 1000), **WORK
-    )
-    found = [bench.compare(name, softmax, data, methods, **settings)]
+    problem = synthetic(bench, name)
+    data, k = problem.federation, problem.clusters
+    settings = {**problem.work, "rounds": bench.rounds(1000, 2000), "evaluate_every": 0}
+    methods = tuned_nine(bench, f"{name}-choice", replace(problem, rounds=bench.rounds(500, 1000)), GRID)
+    found = [bench.compare(name, problem.model, data, methods, **settings)]
     if name == "s1" or not bench.small:
-        found.append(bench.compare(f"{name}-released", softmax, data, released(0.1, 10), **settings))
+        found.append(bench.compare(f"{name}-released", problem.model, data, released(0.1, 10), **settings))
         epochs = {"fraction": 0.3, "local_epochs": 10, "batch_size": 100, "evaluate_every": 0}
         method, rounds = {"FedAvg-released": FedAvg(0.1)}, bench.rounds(300, 2000)
-        found.append(bench.compare(f"{name}-epochs", softmax, data, method, rounds=rounds, **epochs))
+        found.append(bench.compare(f"{name}-epochs", problem.model, data, method, rounds=rounds, **epochs))
         method = {"IFCA-released": IFCA(0.1, k=k, init_scale=1.0, averaging="gradient")}
         step = {**settings, "local_steps": 1, "rounds": bench.rounds(3000, 20000)}
-        found.append(bench.compare(f"{name}-one-step", softmax, data, method, **step))
+        found.append(bench.compare(f"{name}-one-step", problem.model, data, method, **step))
     everything, clients = joined(found), data(bench.seeds[0]).n
-    outcome = outcome_of(everything, name, table, "accuracy, %", 100, clients)
+    outcome = outcome_of(everything, problem, table, clients)
     if name in ("s1", "s3", "s4"):
         outcome.claims.append(planted(everything, "FPFC", k, "FPFC finds the planted clusters"))
     outcome.notes += [chosen(bench.seeds, methods), *NOTES]
     return outcome
 
 
-def outcome_of(found: Comparison, name: str, title: str, metric: str, factor: float, clients: int) -> Outcome:
+def outcome_of(found: Comparison, problem: Problem, title: str, clients: int) -> Outcome:
     """The table and the claims that follow from the order of the printed figures."""
-    present = {r.label for r in found.results}
+    present, name = {r.label for r in found.results}, problem.key
     printed = dict(zip(METHODS, PRINTED[name], strict=True))
     printed_groups: dict[str, tuple[str, str]] = dict(zip(GROUPERS, GROUPS[name], strict=True))
     rows = {}
@@ -142,19 +135,19 @@ def outcome_of(found: Comparison, name: str, title: str, metric: str, factor: fl
             number, score = grouping_of(found, own)
             groups = printed_groups.get(method, (None, None))
             rows[shown] = [
-                (printed[method], ours(metric_of(found, own), factor)),
+                (printed[method], ours(metric_of(found, own), problem.factor)),
                 (groups[0], ours(number)),
                 (groups[1], ours(score)),
                 (COSTS.get(name, {}).get(method), numbers_sent(found, own, clients)),
             ]
-    table = beside(title, (metric, "clusters", "ARI", "numbers sent"), rows)
+    table = beside(title, (problem.metric, "clusters", "ARI", "numbers sent"), rows)
     values = {method: float(text.split()[0]) for method, text in printed.items()}
-    return Outcome([table], claims=order(found, values, factor))
+    return Outcome([table], claims=order(found, values, problem))
 
 
-def order(found: Comparison, printed: Mapping[str, float], factor: float) -> list[Claim]:
+def order(found: Comparison, printed: Mapping[str, float], problem: Problem) -> list[Claim]:
     """FPFC above or below each other method, as printed; errors are better when they are lower."""
-    claims, sign, share = [], *((1, 0.0) if factor == 100 else (-1, HBF_TESTED))
+    claims: list[Claim] = []
     mine, present = metric_of(found, "FPFC"), {r.label for r in found.results}
     for method, value in printed.items():
         if method == "FPFC" or value == printed["FPFC"]:
@@ -164,10 +157,10 @@ def order(found: Comparison, printed: Mapping[str, float], factor: float) -> lis
             if own not in present:
                 continue
             other = metric_of(found, own)
-            above = sign * printed["FPFC"] > sign * value
+            above = problem.sign * (printed["FPFC"] - value) > 0
             text = f"FPFC is better than {shown}" if above else f"{shown} is better than FPFC"
             high, low = (mine, other) if above else (other, mine)
-            claims.append(ordered(text, sign * high, sign * low, factor, " points" if factor == 100 else "", share))
+            claims.append(problem.better(text, high, low))
     return claims
 
 
@@ -238,15 +231,13 @@ def hbf_settings(scale: Size) -> Sequence[Setting]:
 )  # fmt: skip
 def table1_hbf(bench: Bench) -> Outcome:
     """Do two regressions that have nothing to do with each other come apart?"""
-    rounds = bench.rounds(100, 100)
-    methods = tuned_nine(
-        bench, "choice", linear, hbf(bench), FPFC(0.01, nu=4.0), 2, HBF_GRID, HBF_GRID, rounds=rounds, **HBF_WORK
-    )
-    settings = {**HBF_WORK, "rounds": rounds, "evaluate_every": 0}
-    parts = (bench.compare(key, linear, hbf(bench), own, **settings)
+    problem = hbf(bench)
+    methods = tuned_nine(bench, "choice", problem, HBF_GRID, HBF_GRID)
+    settings = {**problem.work, "rounds": problem.rounds, "evaluate_every": 0}
+    parts = (bench.compare(key, problem.model, problem.federation, own, **settings)
              for key, own in (("hbf", methods), ("released", released(0.01, 20))))  # fmt: skip
     found = joined(parts)
-    outcome = outcome_of(found, "hbf", "Table 1, H&BF", "RMSE", 1, 8)
+    outcome = outcome_of(found, problem, "Table 1, H&BF", 8)
     outcome.claims.append(planted(found, "FPFC", 2, "FPFC finds the planted clusters"))
     outcome.notes += [HBF_CAVEAT, chosen(bench.seeds, methods), LG_ROW]
     return outcome

@@ -1,15 +1,15 @@
 """Does the tuner alone find the clusters? Validation data only, both regimes, on every scenario of known clusters."""
 
+from dataclasses import replace
 from typing import Literal
 
 from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
-from polyfed.algorithms.fpfc import FPFC
 from polyfed.algorithms.local import Local
 from polyfed.experiment.fit import fit
 from polyfed.experiment.tune import tune
-from polyfed.papers.fpfc import HBF, HBF_CAVEAT, HBF_WORK, SYNTHETIC, WORK, hbf, linear, scenario, sizes, softmax
+from polyfed.papers.fpfc import HBF_BESIDE, HBF_CAVEAT, SYNTHETIC, Problem, hbf, sizes, softmax, synthetic
 from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, Size, ours, recipe
 from polyfed.report.table import Cell, Table
 
@@ -31,7 +31,7 @@ def settings(scale: Size):
         Setting("a lambda is done", "validation moves by less than 1e-4, every 25 rounds, 4 in a row", "ours"),
         *SYNTHETIC,
         Setting("S1, normal features", "60 standard normal features, as in the text; start from zero", "paper"),
-        *(Setting(f"H&BF, {s.key}", s.value, s.source) for s in HBF),
+        *HBF_BESIDE,
     )  # fmt: skip
 
 
@@ -43,18 +43,18 @@ def from_zero(seed: int) -> nn.Module:
     return model
 
 
-def search(bench: Bench, seed: int, model, federation, method: FPFC, grids, rounds: int, work, choose: Choice = "best"):
+def search(bench: Bench, seed: int, problem: Problem, grids, choose: Choice):
     """What the tuner chose and what came of it, and Local for as many rounds."""
-    data = federation(seed)
-    common = {"seed": seed, "device": bench.device, **work}
+    data, rounds = problem.federation(seed), problem.rounds
+    common = {"seed": seed, "device": bench.device, **problem.work}
     found = tune(
-        model(seed), data, method, grid={k: v[:1] for k, v in grids.items()} if bench.rehearse else grids,
+        problem.model(seed), data, problem.fpfc, grid={k: v[:1] for k, v in grids.items()} if bench.rehearse else grids,
         rounds=rounds, train_on=rounds, extend=0 if bench.rehearse else 4, choose=choose, **PATIENCE, **common,
     )  # fmt: skip
     run = found.run
     assert run is not None
     assert run.clusters is not None
-    local = fit(model(seed), data, Local(method.lr), rounds=run.loop.t, **{**common, "fraction": 1.0})
+    local = fit(problem.model(seed), data, Local(problem.fpfc.lr), rounds=run.loop.t, **{**common, "fraction": 1.0})
     return {
         "regime": found.best["regime"],
         "lam": found.best["lam"],
@@ -70,21 +70,13 @@ def search(bench: Bench, seed: int, model, federation, method: FPFC, grids, roun
         data=("housing_bodyfat",))  # fmt: skip
 def tuner(bench: Bench) -> Outcome:
     """With lambda chosen on validation data alone, are the true clusters found, and is training alone beaten?"""
-    rounds = bench.rounds(600, 2000)
-    cases = {
-        "S1": (softmax, scenario(bench), FPFC(0.1), GRIDS, rounds, WORK),
-        "S1, normal features": (from_zero, scenario(bench, features="normal"), FPFC(0.1), GRIDS, rounds, WORK),
-        "S3": (softmax, scenario(bench, "s3"), FPFC(0.1), GRIDS, rounds, WORK),
-        "S4": (softmax, scenario(bench, "s4"), FPFC(0.1), GRIDS, rounds, WORK),
-        "S5": (softmax, scenario(bench, "s5"), FPFC(0.1), GRIDS, rounds, WORK),
-        "H&BF": (linear, hbf(bench), FPFC(0.01, nu=4.0), HBF_GRIDS, bench.rounds(100, 100), HBF_WORK, "simplest"),
-    }
+    normal = replace(synthetic(bench, features="normal"), model=from_zero)
+    problems = [synthetic(bench), normal, *(synthetic(bench, name) for name in ("s3", "s4", "s5")), hbf(bench)]
     rows, claims, paths = [], [], []
-    for name, case in cases.items():
-        key = name.lower().replace(", ", "-").replace(" ", "-").replace("&", "")
-        found = bench.by_seed(key, lambda seed, case=case: search(bench, seed, *case))
-        error = name == "H&BF"
-        factor, sign = (1.0, -1) if error else (100.0, 1)
+    for problem in problems:
+        how = (HBF_GRIDS, "simplest") if problem.error else (GRIDS, "best")
+        found = bench.by_seed(problem.key, lambda seed, p=problem, how=how: search(bench, seed, p, *how))
+        name, factor, sign = problem.title, problem.factor, problem.sign
         ari, gain = [f["ari"] for f in found], [factor * sign * (f["test"] - f["local"]) for f in found]
         chosen = ", ".join(f"{f['regime']} {f['lam']:g}" for f in found)
         numbers, scores = ", ".join(str(f["clusters"]) for f in found), ", ".join(f"{a:.2f}" for a in ari)
@@ -92,7 +84,7 @@ def tuner(bench: Bench) -> Outcome:
         rows.append((*map(Cell, (name, chosen, numbers, scores)), *metrics))
         claims.append(Claim(f"{name}: ARI 1 under every seed", min(ari) >= 1 - 1e-9, f"ARI {scores}"))
         if name != "S5":
-            evidence = ", ".join(f"{g:+.2f}" for g in gain) + (" RMSE" if error else " points")
+            evidence = ", ".join(f"{g:+.2f}" for g in gain) + (" RMSE" if problem.error else " points")
             claims.append(Claim(f"{name}: better than training alone under every seed", min(gain) > 0, evidence))
         for seed, f in zip(bench.seeds, found, strict=True):
             for p in f["path"]:

@@ -1,6 +1,6 @@
 """Table 2 and Figure 6: choosing lambda on one warm path, and by separate runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -8,29 +8,22 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from polyfed.algorithms.fpfc import FPFC
 from polyfed.experiment.fit import fit
 from polyfed.experiment.tune import tune
 from polyfed.papers.fpfc import (
     EPOCHS,
-    HBF,
+    HBF_BESIDE,
     HBF_CAVEAT,
     HBF_GRID,
-    HBF_TESTED,
-    HBF_WORK,
-    IMAGE_LR,
+    IMAGE_TITLES,
     SYNTHETIC,
-    WORK,
+    Problem,
     hbf,
     image_settings,
-    image_work,
     images,
-    lenet,
-    linear,
     rounds_of,
-    scenario,
     sizes,
-    softmax,
+    synthetic,
 )
 from polyfed.papers.fpfc.panels import Panel, curve_panels
 from polyfed.papers.recipe import Bench, Outcome, Setting, Size, beside, ordered, ours, recipe
@@ -46,7 +39,6 @@ PRINTED = {
     "mnist": {"cold": ("0.1", "3.94 h"), "warm": ("0.4", "0.58 h")},
     "fashion-mnist": {"cold": ("0.1", "2.80 h"), "warm": ("0.6", "0.59 h")},
 }
-TITLES = {"s1": "S1", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
 RULES = (
     Setting("warm path, a lambda is done", "validation changes by less than 1e-4 once", "paper"),
     Setting("separate runs", "in full, without early stop", "paper"),
@@ -67,21 +59,21 @@ def settings(scale: Size):
         Setting("grid, H&BF", "0 to 5 by 1", "ours"),
         *RULES,
         *SYNTHETIC,
-        *(Setting(f"H&BF, {s.key}", s.value, s.source) for s in HBF),
+        *HBF_BESIDE,
     )
 
 
-def search(bench: Bench, key: str, regime, seed: int, model, federation, method: FPFC, rounds: int, work) -> dict:
+def search(bench: Bench, problem: Problem, regime, seed: int, look: int) -> dict:
     """What a search chose and took: "path", a row per lambda; and the chosen model: "test", its curve over rounds.
 
-    The curve of a warm path is that of all lambdas up to the chosen one, which is then trained on to `rounds` in all.
+    The curve of a warm path is that of all lambdas up to the chosen one, which is then trained on to as many rounds in
+    all as a separate run has. look: rounds between looks at the validation data
     """
-    look = work.get("check_every", 10)
-    own = {k: v for k, v in work.items() if k != "check_every"}
+    rounds, own, key = problem.rounds, problem.work, problem.key
     rule = {"tolerance": 1e-4, "patience": 1} if regime == "warm" else {"tolerance": 0.0}
     found = tune(
-        model(seed), federation(seed), method, regime=regime, rounds=rounds, extend=0, check_every=look,
-        grid=GRIDS[key][regime][:2] if bench.rehearse else GRIDS[key][regime], train_on=0, seed=seed,
+        problem.model(seed), problem.federation(seed), problem.fpfc, regime=regime, rounds=rounds, extend=0,
+        check_every=look, grid=GRIDS[key][regime][:2] if bench.rehearse else GRIDS[key][regime], train_on=0, seed=seed,
         device=bench.device, **rule, **own,
     )  # fmt: skip
     legs = [(row["lam"], row["rounds"]) for row in found.rows[: found.rows.index(found.best) + 1]]
@@ -93,8 +85,8 @@ def search(bench: Bench, key: str, regime, seed: int, model, federation, method:
         if not count:
             continue
         before = run.loop.t if run is not None else 0
-        run = fit(model(seed), federation(seed), replace(method, lam=lam), rounds=count, start=run, seed=seed,
-                  evaluate_every=look, device=bench.device, **own)  # fmt: skip
+        run = fit(problem.model(seed), problem.federation(seed), replace(problem.fpfc, lam=lam), rounds=count,
+                  start=run, seed=seed, evaluate_every=look, device=bench.device, **own)  # fmt: skip
         new = [r for r in run.records if r["split"] == "test" and r["round"] > before]
         at += [r["round"] for r in new]
         test += [r[run.metric.name] for r in new]
@@ -104,17 +96,15 @@ def search(bench: Bench, key: str, regime, seed: int, model, federation, method:
     ]
 
 
-def compared(bench: Bench, parts: Mapping[str, tuple]) -> Outcome:
-    """A table, a column of Figure 6 and the claims for each data set; parts: model, federation, method, rounds per
-    lambda and work.
-    """
+def compared(bench: Bench, problems: Sequence[Problem], look: int = 10) -> Outcome:
+    """A table, a column of Figure 6 and the claims for each data set."""
     outcome, columns = Outcome(), {}
-    for key, part in parts.items():
-        title, metric, factor = ("H&BF", "RMSE", 1.0) if key == "hbf" else (TITLES[key], "accuracy, %", 100.0)
+    for problem in problems:
+        key, title, metric, factor = problem.key, problem.title, problem.metric, problem.factor
         rows, cost, test, column = {}, {}, {}, {}
         for regime, name in NAMES.items():
             found = [
-                bench.once(f"{key}-{regime}-seed{seed}", partial(search, bench, key, regime, seed, *part))
+                bench.once(f"{key}-{regime}-seed{seed}", partial(search, bench, problem, regime, seed, look))
                 for seed in bench.seeds
             ]
             cost[regime] = {k: np.array([f[k] for f in found], dtype=float) for k in ("rounds", "seconds")}
@@ -132,12 +122,10 @@ def compared(bench: Bench, parts: Mapping[str, tuple]) -> Outcome:
         columns[title] = (metric, factor, column)
         heads = ("lambda", "rounds", "time (ours in seconds)", "million numbers sent", "ARI", metric)
         outcome.tables.append(beside(title, heads, rows, first="search"))
-        sign = 1 if factor == 100 else -1
         outcome.claims += [
             *(ordered(f"{title}: the warm path takes fewer {k}", cost["cold"][k], cost["warm"][k])
               for k in ("rounds", "seconds")),
-            ordered(f"{title}: the warm path's model is better", sign * test["warm"],
-                    sign * test["cold"], factor, share=0.0 if factor == 100 else HBF_TESTED),
+            problem.better("the warm path's model is better", test["warm"], test["cold"]),
         ]  # fmt: skip
     outcome.figures["figure6"] = figure6(columns)
     return outcome
@@ -186,11 +174,7 @@ NOTES = [
         settings=settings, data=("housing_bodyfat",), also=("fpfc/figure6",))  # fmt: skip
 def table2(bench: Bench) -> Outcome:
     """Does a warm path find a lambda as good as separate runs do, in less time?"""
-    parts = {
-        "s1": (softmax, scenario(bench), FPFC(0.1), bench.rounds(2000, 2000), WORK),
-        "hbf": (linear, hbf(bench), FPFC(0.01, nu=4.0), bench.rounds(100, 100), HBF_WORK),
-    }
-    outcome = compared(bench, parts)
+    outcome = compared(bench, [replace(synthetic(bench), rounds=bench.rounds(2000, 2000)), hbf(bench)])
     outcome.notes = [HBF_CAVEAT, *NOTES]
     return outcome
 
@@ -211,11 +195,7 @@ def settings_of_images(scale: Size):
         also=("fpfc/figure6-images",))  # fmt: skip
 def table2_images(bench: Bench) -> Outcome:
     """Does the warm path pay on images too?"""
-    work = image_work(bench) | {"local_epochs": bench.pick(5, 10), "check_every": bench.pick(1, 10)}
-    method, rounds = FPFC(IMAGE_LR[bench.scale], shared_layers="body"), bench.rounds(15, 200)
-    parts = {
-        name: (lenet, images(bench, name, validation=0.2), method, rounds, work) for name in ("mnist", "fashion-mnist")
-    }
-    outcome = compared(bench, parts)
+    both = [images(bench, title, validation=0.2) for title in IMAGE_TITLES]
+    outcome = compared(bench, both, look=bench.pick(1, 10))
     outcome.notes = list(NOTES)
     return outcome
