@@ -488,8 +488,7 @@ def main() -> None:
     given = parser.parse_args()
     kinds = [(t, s) for t in SCORES for s in (*HETEROGENEITY[t], *(f"zero {score}" for score in SCORES[t]), "equal")]
     jobs = [(t, s, k, given.repeats or REPEATS[k]) for k in given.sites for t, s in kinds]
-    jobs = [job for job in jobs if job[:3] != ("logistic", "equal", 100)]  # to save time
-    jobs += [("linear", "halves", k, given.repeats or REPEATS[k]) for k in given.sites if k == min(SIZES)]
+    jobs += [(t, "halves", k, given.repeats or REPEATS[k]) for k in given.sites for t in SCORES]
     jobs += [(t, f"single {s}", k, given.repeats or SINGLE) for k in given.sites for t in SCORES for s in SCORES[t]]
     jobs += [(t, "plan", k, given.repeats or REPEATS[k]) for k in given.sites if k < 100 for t in SCORES]
     kept = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
