@@ -151,6 +151,24 @@ def test_dropout_is_keyed():
 # what is refused
 
 
+def test_bf16_rounds_what_layers_compute_and_nothing_else():
+    """bfloat16 keeps eight bits: the gradient is within a few per cent of the exact one and is not it; evaluation and
+    the weights' own precision are as without."""
+    plain, rough = (Task(cnn().float(), bf16=on) for on in (False, True))
+    w, split = plain.w0.expand(len(SIZES), -1).clone(), CLASSES.to("cpu", torch.float32)
+    for task in (plain, rough):
+        task.check(split, 3)
+    for batch in batches(split, batch_size=None):
+        exact, near = (task.gradient(w, batch)[0] for task in (plain, rough))
+        assert near.dtype == torch.float32
+        assert 2**-12 < (near - exact).norm() / exact.norm() < 2**-4
+    clients = np.arange(len(SIZES))
+    found = [task.metrics(w, split, clients) for task in (plain, rough)]
+    assert all(np.array_equal(found[0][k], found[1][k]) for k in found[0])
+    with pytest.raises(ConfigError, match="found bf16 with weights in torch"):
+        Task(cnn(), bf16=True)
+
+
 def test_batchnorm_is_refused_and_the_helper_named():
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     with pytest.raises(ModelError, match=r"layer '1' is BatchNorm1d.*polyfed\.models\.replace_batchnorm"):

@@ -57,6 +57,9 @@ class Task:
         Where to compute; None keeps the model's.
     dtype : torch.dtype or None
         Precision; None keeps the model's.
+    bf16 : bool
+        Products and convolutions of local training in bfloat16, by torch's autocast; weights, losses, gradients and
+        updates, and every evaluation, stay in float32.
     metrics : sequence of Metric or None
         What clients' models are judged by, the first leads; None: accuracy for classes, RMSE for numbers.
     class_weights : sequence of float or None
@@ -69,7 +72,7 @@ class Task:
         The model has no trainable parameter, parameters that have no values yet, or a BatchNorm that is not frozen (its
         statistics mix samples and are no part of the vector). `check` finds the rest by trying.
     ConfigError
-        The loss is unknown.
+        The loss is unknown, or bf16 is asked for with other weights than float32.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Task:
         optimizer: Optimizer = Optimizer(),  # noqa: B008  (frozen)
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        bf16: bool = False,
         metrics: Sequence[Metric] | None = None,
         class_weights: Sequence[float] | None = None,
     ):
@@ -112,7 +116,11 @@ class Task:
         known = isinstance(loss, str)
         weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float64)
         self._class_weights = None if weights is None else weights.to(self.w0.device)
-        self.stacked = Stacked(layers, self.layout, loss, self._class_weights) if known and layers else None
+        if bf16 and self.w0.dtype != torch.float32:
+            raise ConfigError(f"precision: found bf16 with weights in {self.w0.dtype}, expected torch.float32")
+        self.bf16 = bf16
+        by_layers = known and layers is not None and not bf16  # autocast is of modules
+        self.stacked = Stacked(layers, self.layout, loss, self._class_weights) if by_layers else None
         self.vectorised = known and self.stacked is None and self.w0.device.type != "cpu"
         # until `check` has tried: any model may draw, [b, 1] is reshaped, and one output is a logit
         self.random, self._reshape, self._threshold = True, True, 0.0
@@ -371,7 +379,9 @@ class Task:
             for q, view in zip(parameters, views, strict=True):
                 q.data = view
             with torch.enable_grad(), self._drawing(batch.seed(i) if self.random and batch.seed else 0):
-                loss = self._mean_loss(module(_input(batch.x[i, :b])), batch.y[i, :b], _weight(batch, i, b))
+                with self._precision():
+                    output = module(_input(batch.x[i, :b]))
+                loss = self._mean_loss(output.to(w.dtype), batch.y[i, :b], _weight(batch, i, b))
             yield i, views, parameters, loss
 
     def hvp(self, w: Tensor, v: Tensor, batch: Batch) -> Tensor:
@@ -406,7 +416,9 @@ class Task:
         _training(module, self._local.still)
         w = w.detach().requires_grad_()
         with torch.enable_grad():
-            per_sample = self.per_sample_loss(self._stacked_outputs(module, w, batch.x), batch.y)
+            with self._precision():
+                output = self._stacked_outputs(module, w, batch.x)
+            per_sample = self.per_sample_loss(output.to(w.dtype), batch.y)
             loss = per_sample.mean(1) if batch.weight is None else (per_sample * batch.weight).sum(1)
             (g,) = torch.autograd.grad(loss.sum(), w)
         return g, loss.detach()
@@ -428,6 +440,9 @@ class Task:
 
     def _drawing(self, key: int) -> AbstractContextManager[object]:
         return Keyed(key, self.device) if self.random else nullcontext()
+
+    def _precision(self) -> AbstractContextManager[object]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
     def _parts(self, module: nn.Module) -> list[nn.Module]:
         return [module.get_submodule(name) for name in self._still]

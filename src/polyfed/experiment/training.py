@@ -161,6 +161,11 @@ class Training(Table):
     dtype: Annotated[torch.dtype, PRECISION] | None = setting(
         None, doc="Precision of all arithmetic: float32 or float64. Default: the model's."
     )
+    precision: Literal["bf16"] | None = setting(
+        None,
+        doc="bf16: products and convolutions of local training in bfloat16, the weights in float32; for convolutional "
+        "networks.",
+    )
     evaluate_every: int = setting(
         1,
         ge=0,
@@ -312,8 +317,8 @@ class Training(Table):
         inside = 0.0 if self.optimizer == "adamw" else self.weight_decay
         judges = metrics_of(self.metrics) if metrics is None else metrics
         return Task(
-            model, loss, weight_decay=inside, optimizer=optimizer, device=device, dtype=self.dtype, metrics=judges,
-            class_weights=class_weights,
+            model, loss, weight_decay=inside, optimizer=optimizer, device=device, dtype=self.dtype,
+            bf16=self.precision == "bf16", metrics=judges, class_weights=class_weights,
         )  # fmt: skip
 
     def dump(self) -> dict[str, Any]:
