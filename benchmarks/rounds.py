@@ -1,11 +1,12 @@
 """Seconds per round on one core and on all: polyfed by each of its paths, plain loops, compiled JAX; and the peak.
 
     python benchmarks/rounds.py [--workload A B C D] [--repeats 5] [--cores 1 2] [--clock processor]
-                                [--data-dir PATH] [--json FILE]
+                                [--data-dir PATH] [--pfllib PATH] [--json FILE]
 
 Everything runs interleaved in one process per number of cores, which is pinned to them, on the same clients and
 samples, so that what else the machine does touches all alike. polyfed runs what `fit` runs, without evaluation. JAX is
-timed where it is installed (workloads B, C and D). `--clock processor` counts processor time in place of wall time: on
+timed where it is installed (workloads B, C and D), PFLlib's own code where a checkout of it is given (A, B and C), and
+bfloat16 on A. `--clock processor` counts processor time in place of wall time: on
 a machine that does other things one core's figures can be compared by it, those of several cores cannot.
 """
 
@@ -27,6 +28,7 @@ import compiled
 import numpy as np
 import plain
 import torch
+from pfllib import PFLlib
 from torch import nn
 from torch.utils import mkldnn as mkldnn_utils
 from workloads import WORKLOADS, Workload, flops_per_sample
@@ -78,9 +80,10 @@ class Ours:
     """polyfed's path: the core's loop with the local engine, always at the same round of the schedule."""
 
     def __init__(
-        self, w: Workload, federation: pf.Federation, t: int, plan: Plan | None = None, path: str | None = None
-    ):
-        self.task = Task(w.build(federation))
+        self, w: Workload, federation: pf.Federation, t: int, plan: Plan | None = None, path: str | None = None,
+        bf16: bool = False,
+    ):  # fmt: skip
+        self.task = Task(w.build(federation), bf16=bf16)
         keys, schedule = client_keys(federation.names), Uniform(w.fraction)
         size, samples = schedule.size(federation.n), w.work.per_step(federation.train.counts)
         plan = plan or make_plan(self.task, size, samples, path=path)
@@ -144,7 +147,9 @@ def sample_passes(work: Work, counts: np.ndarray) -> int:
     return int(counts.sum() * (work.steps if isinstance(work.steps, int) else work.epochs))
 
 
-def measure(name: str, cores: int, repeats: int, clock: str, data_dir: Path | None) -> dict[str, Any]:
+def measure(
+    name: str, cores: int, repeats: int, clock: str, data_dir: Path | None, folder: Path | None
+) -> dict[str, Any]:
     """Seconds of everything, {"polyfed": [...], "loop": [...], ...}, and what belongs beside them."""
     w = WORKLOADS[name]
     federation = w.federation(data_dir)
@@ -157,6 +162,8 @@ def measure(name: str, cores: int, repeats: int, clock: str, data_dir: Path | No
     if ours.plan.path == "native":
         torchs = Ours(w, federation, t, path="closed form")
         runs["polyfed, torch path"] = torchs.clients if server else torchs.round
+    if name == "A":
+        runs["polyfed, bf16"] = Ours(w, federation, t, bf16=True).round
     for threads in sorted({1, cores}):
         for best in (False, True):
             label = f"{'best ' * best}loop" + f", {threads} threads" * (threads > 1)
@@ -164,6 +171,9 @@ def measure(name: str, cores: int, repeats: int, clock: str, data_dir: Path | No
     jax = compiled.Jax(w.build(federation), federation.train, clients) if compiled.HERE and name != "A" else None
     if jax is not None:
         runs["JAX, compiled"] = partial(in_jax, w, jax)
+    if folder is not None and isinstance(w.algorithm, FedAvg):
+        lr, epochs, batch = w.algorithm.lr, w.work.epochs, w.work.batch_size or 0
+        runs["PFLlib"] = PFLlib(folder, w.build(federation), federation.train, clients, lr, epochs, batch).round
     products = peaks(jax)
     now = time.process_time if clock == "processor" else time.perf_counter
     times: dict[str, list[float]] = {label: [] for label in [*runs, *products]}
@@ -218,6 +228,7 @@ def main() -> None:
     parser.add_argument("--cores", nargs="+", type=int, default=sorted({1, cores()}), help="how many to use, in turn")
     parser.add_argument("--clock", choices=["wall", "processor"], default="wall")
     parser.add_argument("--data-dir", type=Path, help="folder with Fashion-MNIST; without it random images are used")
+    parser.add_argument("--pfllib", type=Path, help="folder of a checkout of PFLlib, to time its code too")
     parser.add_argument("--json", type=Path, help="also write the results to this file")
     arguments = parser.parse_args()
     if len(arguments.cores) > 1:  # one process each: thread pools are made once
@@ -231,8 +242,9 @@ def main() -> None:
             arguments.json.write_text(json.dumps(parts, indent=1) + "\n")
         return
     (k,) = arguments.cores
-    if hasattr(os, "sched_setaffinity"):
+    if hasattr(os, "sched_setaffinity") and len(os.sched_getaffinity(0)) > k:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-k:])
+        os.execv(sys.executable, [sys.executable, __file__, *sys.argv[1:]])  # libraries count cores as they are loaded
     if k == 1:
         compiled.one_core()
     print(
@@ -242,7 +254,7 @@ def main() -> None:
         print("no --data-dir: random images in place of Fashion-MNIST")
     results = []
     for name in arguments.workload:
-        results.append(measure(name, k, arguments.repeats, arguments.clock, arguments.data_dir))
+        results.append(measure(name, k, arguments.repeats, arguments.clock, arguments.data_dir, arguments.pfllib))
         show(results[-1])
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")
