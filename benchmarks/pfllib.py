@@ -16,7 +16,7 @@ from polyfed.core.split import Split
 
 
 class PFLlib:
-    """The clients of one round. folder: a checkout of PFLlib, whose server needs h5py; follows the classes of its commit 004a405."""
+    """The clients of one round. folder: a checkout of PFLlib, whose server needs h5py; its classes as of 004a405."""
 
     def __init__(
         self, folder: Path, model: nn.Module, train: Split, clients: Sequence[int], lr: float, epochs: int, batch: int
@@ -28,7 +28,7 @@ class PFLlib:
         )
         parts = [train.select([k]) for k in clients]
         samples = [list(zip(part.x.float(), part.y, strict=True)) for part in parts]
-        base.read_client_data = lambda dataset, k, *_, **__: samples[k]
+        vars(base)["read_client_data"] = lambda dataset, k, *_, **__: samples[k]
         arguments = SimpleNamespace(
             model=model, algorithm="FedAvg", dataset="", device="cpu", save_folder_name="", num_classes=10, few_shot=0,
             batch_size=batch, local_learning_rate=lr, local_epochs=epochs, learning_rate_decay=False,
