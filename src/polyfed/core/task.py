@@ -290,12 +290,13 @@ class Task:
         keep: float | Tensor = 1.0
         add: Tensor | None = None
         if isinstance(rate, Tensor) or rate:
-            keep = (1 - torch.as_tensor(rate, dtype=torch.float64, device=w.device)).to(w.dtype)
+            # a number stays one: to read it back from an accelerator would be to wait for it
+            each = (1 - torch.as_tensor(rate, dtype=torch.float64)).to(w.dtype)
             if anchor is not None:
                 # by what is not kept as it was rounded: a model at its anchor stays there
                 share = strength / (strength + self.weight_decay) if self.weight_decay else 1.0
-                add = anchor * ((1 - keep.double()) * share).to(w.dtype)
-            keep = keep.expand(len(w), -1) if keep.dim() == 2 else keep if keep.dim() else float(keep)
+                add = anchor * ((1 - each.double()) * share).to(w.dtype)
+            keep = each.expand(len(w), -1) if each.dim() else each.tolist()
         if shift is not None:
             add = -lr * shift if add is None else add - lr * shift
         return Drift(keep, add)

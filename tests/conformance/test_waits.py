@@ -1,0 +1,65 @@
+"""How often a round makes an accelerator wait: counted on the CPU, by the operations that read values back.
+
+A number taken out of a tensor, a mask as an index, the places of what is not zero: the processor has to know what the
+accelerator found before it can go on, and the accelerator runs dry meanwhile. Copies to the CPU are not seen here.
+"""
+
+from collections import Counter
+
+import pytest
+import torch
+from instances import METHODS, kind_of, train
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from polyfed.core.task import Task
+
+READ = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2", "unique_dim")
+
+
+class Waits(TorchDispatchMode):
+    """Counts them by operation."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name, places = func.overloadpacket.__name__, args[1] if len(args) > 1 else ()
+        masks = name.startswith("index") and isinstance(places, list | tuple)
+        if name in READ or (masks and any(p is not None and p.dtype == torch.bool for p in places)):
+            self.found[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def waits(method, steps: int, kind: str, rounds: int = 2) -> Counter:
+    with Waits() as seen:
+        train(method, kind=kind, rounds=rounds, local_steps=steps, evaluate_every=0)
+    return seen.found
+
+
+@pytest.fixture(autouse=True)
+def in_torch(monkeypatch):
+    monkeypatch.setenv("POLYFED_NATIVE", "0")
+    waits(METHODS["fedavg"], 1, "linear")  # what torch does the first time only
+
+
+# cfl reads for every cluster that it finds
+@pytest.mark.parametrize("name", [m for m in METHODS if not m.startswith("cfl")])
+def test_waiting_does_not_grow_with_the_local_steps(name):
+    few, many = (waits(METHODS[name], steps, kind_of(METHODS[name])) for steps in (2, 5))
+    assert many == few
+
+
+@pytest.mark.parametrize("vmap", [False, True], ids=["layers", "vmap"])
+def test_fedavg_waits_twice_a_round(vmap, monkeypatch):
+    """Once for the round's number, once to hear whether the replies are finite; on both paths of an accelerator."""
+    if vmap:
+        before = Task.__init__
+
+        def init(self, *args, **settings):
+            before(self, *args, **settings)
+            self.stacked, self.vectorised = None, True
+
+        monkeypatch.setattr(Task, "__init__", init)
+    few, many = (waits(METHODS["fedavg"], 3, "mlp", rounds) for rounds in (2, 4))
+    assert (many - few).total() == 2 * 2
