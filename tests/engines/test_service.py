@@ -1,4 +1,4 @@
-"""The systemd unit and the container file: their commands are commands of polyfed."""
+"""The systemd unit, the container file and the operators' guide: their commands are commands of polyfed."""
 
 import re
 import shlex
@@ -14,20 +14,25 @@ from polyfed.cli import app
 
 ROOT = Path(__file__).parents[2]
 UNIT, IMAGE = (ROOT / "examples" / "network" / name for name in ("polyfed-client@.service", "Containerfile"))
+GUIDE = ROOT / "docs" / "sites.md"
 
 
 def commands() -> list[str]:
     (started,) = re.findall(r"^ExecStart=/opt/polyfed/bin/polyfed (.*)$", UNIT.read_text(), flags=re.M)
     inside = re.findall(r"^# +podman run .* polyfed \\\n# +(.*)$", IMAGE.read_text(), flags=re.M)
     assert len(inside) == 2
-    return [started, *inside]
+    typed = re.findall(r"^(?:/opt/polyfed/bin/)?polyfed (.*)$", GUIDE.read_text(), flags=re.M)
+    assert len(typed) == 6
+    return [started, *inside, *typed]
 
 
 @pytest.mark.parametrize("line", commands(), ids=lambda line: line.split()[0])
 def test_its_command_is_one_of_polyfeds(line):
     """Names and values of options are read as they would be before the command begins."""
-    name, *arguments = shlex.split(line)
-    typer.main.get_command(app).commands[name].make_context(name, arguments)
+    command, words = typer.main.get_command(app), shlex.split(line, comments=True)
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    command.make_context(command.name, words)
 
 
 def test_every_path_in_a_container_is_a_volume():
