@@ -8,6 +8,7 @@ the command line, called in this process: `cli(...)` gives the exit status and w
 import os
 import re
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -26,14 +27,24 @@ LIMIT = 0.25
 
 def pytest_addoption(parser):
     parser.addoption("--fast", action="store_true", help="the first case of every test that slow.txt does not name")
-    parser.addoption("--without", default="", help="A,B: packages that are not there, as far as the tests can see")
+    parser.addoption("--without", default="", help="A,B: packages that tests do not find, nor processes of theirs")
     parser.addoption("--measure", action="store_true", help="write slow.txt anew")
 
 
 def pytest_configure(config):
-    sys.modules |= dict.fromkeys(filter(None, config.getoption("--without").split(",")))
+    if without := config.getoption("--without"):
+        hide(config, without.split(","))
     if config.getoption("--measure") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Stopwatch())
+
+
+def hide(config, packages: list[str]) -> None:
+    """In this process, and in those that tests start: Python imports sitecustomize as it starts."""
+    sys.modules |= dict.fromkeys(packages)
+    folder = tempfile.TemporaryDirectory()
+    config.add_cleanup(folder.cleanup)
+    Path(folder.name, "sitecustomize.py").write_text(f"import sys\nsys.modules |= dict.fromkeys({packages})\n")
+    os.environ["PYTHONPATH"] = os.pathsep.join([folder.name, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def function_of(nodeid: str) -> str:

@@ -104,6 +104,22 @@ def test_heart_disease_counts():
     json.dumps(fed.describe())
 
 
+def test_a_pixel_that_is_the_same_in_all_images_stays_and_others_are_standardised(tmp_path):
+    rng = np.random.default_rng(0)
+    for name in "ab":
+        x = rng.normal(5, 3, (20, 1, 4, 4)).astype(np.float32)
+        x[:, 0, 1, 2] = 7
+        np.savez(tmp_path / f"{name}.npz", x=x, y=np.arange(20) % 2)
+    train = load(tmp_path, standardise="client").partition(seed=0).train
+    for i in range(2):
+        own = train.x[int(train.offsets[i]) : int(train.offsets[i + 1]), 0].double()
+        moving = torch.ones(4, 4, dtype=torch.bool)
+        moving[1, 2] = False
+        assert (own[:, 1, 2] == 7).all()
+        assert own.mean(0)[moving].abs().max() < 1e-6
+        assert (own.var(0, unbiased=False)[moving] - 1).abs().max() < 1e-5
+
+
 def test_pooled_standardisation_of_training_rows():
     fed = load("heart-disease").partition(seed=4)
     assert fed.train.x.double().mean(0).abs().max() < 1e-5

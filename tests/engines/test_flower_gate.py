@@ -2,17 +2,21 @@
 
 import asyncio
 import importlib
+import os
+import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace as Some
 
 import pytest
 
 from polyfed.core.errors import ConfigError
-from polyfed.engines.flower_child import HEADER, MOST, Gate
+from polyfed.engines.flower_child import FEW, HEADER, MOST, SIZE, Bound, Gate
 
 SECRET = b"0123"
 
 
-def ask(path: str, method: str = "POST", **headers: str) -> int:
+def ask(path: str, method: str = "POST", bound: Bound | None = None, **headers: str) -> int:
     """The status of an answer; 200 where the request was let through."""
     said = []
 
@@ -27,7 +31,7 @@ def ask(path: str, method: str = "POST", **headers: str) -> int:
 
     given = [(key.replace("_", "-").encode(), value.encode()) for key, value in headers.items()]
     scope = {"type": "http", "path": path, "method": method, "headers": given}
-    asyncio.run(Gate(app, SECRET)(scope, receive, send))
+    asyncio.run(Gate(app, SECRET, bound)(scope, receive, send))
     return said[0]["status"]
 
 
@@ -58,12 +62,79 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(size, status):
     assert ask("/v1/fleet/push-object", content_length=size) == status
 
 
+@pytest.mark.parametrize(("size", "status"), [(FEW, 200), (FEW + 1, 413)])
+def test_what_is_no_piece_of_a_message_is_small(size, status):
+    """The server's own requests may be larger: it announces messages to many sites at once."""
+    assert ask("/v1/fleet/push-messages", content_length=str(size)) == status
+    assert ask("/v1/runtime/push-messages", content_length=str(size), polyfed_secret=SECRET.decode()) == 200
+
+
+class Store:
+    """Flower's handlers, as far as they matter here: one reply to each message, its pieces are held."""
+
+    def __init__(self, asked):
+        self.asked, self.held = set(asked), 0
+
+    def push_messages(self, request, state):
+        return Some(objects_to_push=["a"] * (request.messages_list[0].metadata.reply_to_message_id in self.asked))
+
+    def push_object(self, request, state):
+        self.held += len(request.object_content)
+        return Some(stored=True)
+
+
+def announced(to: str) -> Some:
+    return Some(messages_list=[Some(metadata=Some(reply_to_message_id=to))], node=Some(node_id=7))
+
+
+def piece(size: int, node: int = 7) -> Some:
+    return Some(object_content=bytes(size), node=Some(node_id=node))
+
+
+def test_a_site_cannot_fill_the_superlinks_memory():
+    """Whatever it announces, what is held of it is two of the largest replies for each message that it was sent."""
+    store = Store(asked=["first", "second"])
+    bound = Bound(store, lambda: Some(stored=False))
+    sent = {SIZE.decode(): "100", "content_length": "10"}
+    assert ask("/v1/fleet/pull-messages", bound=bound, **sent) == 200
+    assert bound.most == MOST, "nobody but the server says how large a reply may be"
+    assert ask("/v1/runtime/x", bound=bound, polyfed_secret=SECRET.decode(), **sent) == 200
+    for _ in range(5):
+        for to in ("first", "second", "never sent"):
+            store.push_messages(announced(to), None)
+            for _ in range(5):
+                store.push_object(piece(90), None)
+    assert store.held <= 2 * 2 * 100
+    assert store.push_object(piece(90, node=8), None).stored, "other sites have room"
+
+
+def test_a_reply_that_fits_is_taken_and_the_next_one_too():
+    store = Store(asked=["first", "second"])
+    bound = Bound(store, lambda: Some(stored=False))
+    bound.most = 100
+    for to in ("first", "second"):
+        store.push_messages(announced(to), None)
+        assert all(store.push_object(piece(50), None).stored for _ in range(2))
+    assert store.held == 200
+
+
 def test_a_body_of_unknown_size_is_refused():
     assert ask("/v1/fleet/push-object", transfer_encoding="chunked") == 411
 
 
 def test_the_header_is_the_one_that_is_sent():
     assert HEADER == b"polyfed-secret"
+
+
+def test_packages_that_are_hidden_from_tests_are_hidden_from_their_processes(tmp_path, request, monkeypatch):
+    for name in ("a_package", "another"):
+        (tmp_path / f"{name}.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    plugin = request.config.pluginmanager.getplugin(str(Path(__file__).parents[1] / "conftest.py"))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    plugin.hide(request.config, ["a_package"])
+    say = "import importlib.util as u; print(*(n for n in ('a_package', 'another') if u.find_spec(n)))"
+    assert subprocess.run([sys.executable, "-c", say], capture_output=True, text=True).stdout.split() == ["another"]
 
 
 def test_without_flower_one_line_says_what_to_install(monkeypatch, cli):

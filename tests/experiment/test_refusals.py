@@ -113,5 +113,5 @@ def test_what_a_method_refuses_is_found_without_making_the_servers_state(monkeyp
         return real(self, task, w0, n)
 
     monkeypatch.setattr(pf.FedAMP, "init_server", watched)
-    prepare(nn.Linear(4, 2), FED, pf.FedAMP(), Training(rounds=1))
+    prepare(nn.Linear(4, 100_000), FED, pf.FedAMP(), Training(rounds=1))
     assert set(made) == {"meta"}

@@ -87,6 +87,18 @@ def test_arrays_and_their_own_test_samples(tmp_path):
     assert np.allclose(here.final["test"]["loss"], there.final["test"]["loss"], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("scope", ["client", "pooled"])
+def test_arrays_at_sites_are_not_standardised(tmp_path, scope):
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in NAMES:
+        np.savez(data / f"{name}.npz", x=np.eye(6, 4, dtype=np.float32), y=np.arange(6) % 2)
+    file = experiment(tmp_path / "study.toml", FEDAVG, f'[columns]\nstandardise = "{scope}"')
+    with pytest.raises(PolyfedError, match=f"columns.standardise: found '{scope}', expected none for npz files"):
+        at_sites(file, Sites(tmp_path, data))
+    assert not (tmp_path / "vaults").exists()
+
+
 def test_another_version_or_name_is_refused(tmp_path):
     data = folder(tmp_path / "data")
     file, sites = experiment(tmp_path / "study.toml", FEDAVG, CLIENT), Sites(tmp_path, data)

@@ -8,10 +8,9 @@ from typing import Literal
 
 import numpy as np
 import torch
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from polyfed.algorithms._shared.clusters import components
 from polyfed.algorithms._shared.similarity import mirrored, similarity, unit
 from polyfed.core.algorithm import Down, Personal, Server
 from polyfed.core.settings import setting
@@ -153,8 +152,7 @@ class FedACS(Personal):
         A = torch.eye(n, dtype=torch.float64, device=pool.device)
         if len(pool):
             A[pool[:, None], pool] = weights(known, self.quantile)
-        groups = connected_components(csr_matrix((A > 0).cpu().numpy()), directed=False)[1]
-        found = {"clusters": torch.as_tensor(groups).long()}
+        found = {"clusters": components(n, *A.nonzero().T)}
         return found | ({"mixing": A} if n <= REPORTED else {})
 
 

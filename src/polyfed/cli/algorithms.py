@@ -14,8 +14,8 @@ def algorithms(
 
     [dim]polyfed algorithms fpfc[/dim]
     """
-    from polyfed.cli.console import stdout
     from polyfed.cli.describe import overview, portrait
+    from polyfed.cli.screen import stdout
 
     stdout.print(overview() if name is None else portrait(name))
     return 0

@@ -72,7 +72,7 @@ def new_method(
     polyfed check fed_mine.py[/dim]
     """
     import polyfed.algorithms  # noqa: F401  (registers the methods)
-    from polyfed.cli.console import stdout
+    from polyfed.cli.screen import stdout
     from polyfed.core.algorithm import REGISTRY
     from polyfed.core.errors import ConfigError
 
@@ -101,7 +101,7 @@ def check(
 
     [dim]polyfed check fed_mine.py[/dim]
     """
-    from polyfed.cli.console import stdout
+    from polyfed.cli.screen import stdout
     from polyfed.core.algorithm import REGISTRY
     from polyfed.core.errors import ConfigError
     from polyfed.experiment.userfile import algorithms_of

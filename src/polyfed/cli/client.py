@@ -6,26 +6,40 @@ from typing import Annotated, Literal
 from typer import Option
 
 from polyfed.cli import options as o
+from polyfed.core.errors import ConfigError, closest
+
+MADE = ("pooled", "labels", "signature")  # what methods and experiments may ask of a site that is made of its samples
 
 
 def client(
-    key: Annotated[Path, Option(help="The site's file, from polyfed keys add.", metavar="FILE", show_default=False)],
-    data: Annotated[Path, Option(help="The site's own file or folder.", metavar="PATH", show_default=False)],
+    key: Annotated[
+        Path, Option(help="The site's key: a file from polyfed keys add.", metavar="FILE", show_default=False)
+    ],
+    data: Annotated[Path, Option(help="The site's own file, CSV or npz.", metavar="FILE", show_default=False)],
     vault: Annotated[
-        Path, Option(help="Folder for what the site keeps: its private state and its model.", show_default=False)
+        Path,
+        Option(
+            help="Folder for what the site keeps, its private state and its model: one for each run.",
+            metavar="DIR",
+            show_default=False,
+        ),
     ],
     server: Annotated[
         str | None, Option(help="HOST:PORT of the server, where it is not the one in the key.", metavar="HOST:PORT")
     ] = None,
     allow: Annotated[
-        list[str] | None, Option(help="Let this leave the site, which is made from raw data; repeatable.")
+        list[str] | None,
+        Option(
+            help=f"Let leave the site what is made of samples and not by training: {', '.join(MADE)}.",
+            metavar="A,B,...",
+        ),
     ] = None,
     metrics: Annotated[
         Literal["none", "aggregate", "own"],
         Option(help="What the server writes down of how good models are here: nothing, a mean over sites, or all."),
     ] = "own",
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Show what would leave the site, and send nothing else.")
+        bool, Option("--dry-run", help="Ask the server what it wants, show what would leave the site, and stop.")
     ] = False,
     yes: Annotated[bool, Option("--yes", help="Agree to what will leave the site without being asked.")] = False,
     quiet: o.Quiet = False,
@@ -43,10 +57,16 @@ def client(
     from polyfed.sites.consent import Consent
     from polyfed.sites.keys import site_key, warning
 
+    allowed = [word.strip() for words in allow or () for word in words.split(",")]
+    for word in allowed:
+        if word not in MADE:
+            raise ConfigError(f"--allow: found {word!r}{closest(word, MADE)}, expected {', '.join(MADE)}")
+    if not data.is_file():
+        raise ConfigError(f"--data: {data} is not a file")
     given, say = site_key(key), Events(vault, quiet)
     if line := warning("this site's key", given.until, "ask the server's operator for a new one"):
         say(f"note: {line}")
-    consent = Consent(frozenset(allow or ()), metrics, _leave if dry_run else None if yes else _ask)
+    consent = Consent(frozenset(allowed), metrics, _leave if dry_run else None if yes else _ask)
     member = Member(given.site, data, vault, consent, say, say.show)
     Attendance(given, member.answer, lambda: member.finished, vault / "flower", say, server).run()
     return 0

@@ -118,7 +118,7 @@ def config(
     from rich.table import Table
     from rich.text import Text
 
-    from polyfed.cli.console import stdout
+    from polyfed.cli.screen import stdout
 
     if as_toml:
         if key is not None:

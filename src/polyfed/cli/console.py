@@ -1,16 +1,15 @@
 """What the terminal shows: progress while training, and the results. Plain lines where output is not a terminal."""
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from polyfed.cli.screen import stderr, stdout
 from polyfed.core.metric import short
 from polyfed.experiment.compare import Result, Watch
 from polyfed.experiment.watching import Callback
@@ -18,12 +17,7 @@ from polyfed.experiment.watching import Progress as Step
 from polyfed.report.read import Study, finite
 from polyfed.report.table import STYLES, Table
 
-WIDE = 140  # columns for tables that go to a file or a pipe
 TENTHS = 10  # plain progress lines per run, when there is one run only
-
-
-stdout = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)
-stderr = Console(stderr=True, width=None if sys.stderr.isatty() else WIDE, highlight=False)
 
 
 class Show(Watch):

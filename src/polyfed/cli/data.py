@@ -21,8 +21,8 @@ def list_() -> int:
 
     [dim]polyfed data list[/dim]
     """
-    from polyfed.cli.console import stdout
     from polyfed.cli.inspect import catalogue
+    from polyfed.cli.screen import stdout
 
     stdout.print(catalogue())
     return 0
@@ -37,7 +37,7 @@ def fetch(
 
     [dim]polyfed data fetch fashion-mnist --data-dir ~/data[/dim]
     """
-    from polyfed.cli.console import stdout
+    from polyfed.cli.screen import stdout
     from polyfed.data import fetch as get
 
     for path in get(name, Path(data_dir).expanduser() if data_dir else None):

@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from polyfed.cli.console import stderr
+from polyfed.cli.screen import stderr
 
 NAME = "events.log"
 

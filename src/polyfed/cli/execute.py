@@ -102,6 +102,7 @@ def _many(parts: Parts, folder: Path, quiet: bool, resume: bool) -> str:
             watch=show,
             config=e.toml(),
             describe=lambda label: parts.describe(by_label[label]),
+            report=False,  # `execute` writes it
         )
     return "interrupted" if found.status == "interrupted" else _diverged(found)
 

@@ -29,7 +29,7 @@ def export(
     """
     import json
 
-    from polyfed.cli.console import stdout
+    from polyfed.cli.screen import stdout
     from polyfed.core.errors import ConfigError
     from polyfed.experiment.export import from_vault
     from polyfed.experiment.opened import Opened

@@ -24,7 +24,7 @@ def predict(
     [dim]polyfed export answer/runs/ditto-seed0 --client west
     polyfed predict west.safetensors new-patients.csv --out predictions.csv[/dim]
     """
-    from polyfed.cli.console import stderr
+    from polyfed.cli.screen import stderr
     from polyfed.core.errors import ConfigError, RunError
     from polyfed.data.sheets import read
     from polyfed.experiment.folder import csv_text

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from polyfed.cli import options as o
+from polyfed.core.errors import ConfigError, closest
 
 if TYPE_CHECKING:
     from polyfed.cli.events import Events
@@ -18,14 +19,26 @@ def server(
     sites: Annotated[
         str | None,
         Option(
-            help="Begin with these sites, or with the first N that connect; all with a key otherwise.", metavar="N|A,B"
+            help="Who takes part: these sites, or the first N that connect. Default: all with a key.", metavar="N|A,B"
         ),
     ] = None,
     keys: Annotated[Path, Option(help="Folder made by polyfed keys.", metavar="DIR")] = Path("keys"),
     host: Annotated[str, Option(help="Address of this machine to listen at.", metavar="HOST")] = "0.0.0.0",
-    port: Annotated[int | None, Option(help="Port to listen at; that of the keys' address otherwise.")] = None,
-    wait: Annotated[float | None, Option(help="Seconds that a round waits for its sites.", metavar="S")] = None,
-    quorum: Annotated[int | None, Option(help="Go on when N of a round's sites have answered.", metavar="N")] = None,
+    port: Annotated[
+        int | None, Option(help="Port to listen at. Default: that of the keys' address.", metavar="PORT")
+    ] = None,
+    wait: Annotated[
+        float | None,
+        Option(
+            help="Seconds to wait for all sites of a round before --quorum will do. Default: for ever.",
+            metavar="S",
+            min=0,
+        ),
+    ] = None,
+    quorum: Annotated[
+        int | None,
+        Option(help="After --wait, go on when N sites of a round have answered. Default: all.", metavar="N", min=1),
+    ] = None,
     resume: Annotated[bool, Option("--resume", help="Continue the run in --out.")] = False,
     out: o.Out = None,
     force: o.Force = False,
@@ -47,9 +60,11 @@ def server(
     from polyfed.report import read, write_report
     from polyfed.sites.keys import Keys
 
+    if quorum is not None and wait is None:
+        raise ConfigError("--quorum: found without --wait, the seconds after which fewer sites will do")
     since = stop.interruptions()
     here = Keys(keys)
-    known = here.accepted().values()
+    wanted = _wanted(sites, [*here.accepted().values()], keys)
     with claimed(out, experiment.stem, force, resume) as folder:
         say = Events(folder, quiet)
         for line in here.warnings():
@@ -57,10 +72,7 @@ def server(
         transport = Flower(here, folder / "flower", say, host, port)
         say(f"listening at {host}:{transport.port}")
         try:
-            if sites is None or sites.isdigit():
-                names = _first(transport, int(sites or len(known)), say)
-            else:
-                names = [name.strip() for name in sites.split(",")]
+            names = _first(transport, wanted, say) if isinstance(wanted, int) else wanted
             run = serve(experiment, transport, folder, sites=names, resume=resume, wait=wait, quorum=quorum, say=say)
         finally:
             transport.close()
@@ -69,6 +81,22 @@ def server(
             return stop.status(since)
         results(read(folder), write_report(folder))
     return 0
+
+
+def _wanted(sites: str | None, known: list[str], keys: Path) -> int | list[str]:
+    """Names, or a number. Raises ConfigError for sites that would be waited for in vain."""
+    if sites is not None and not sites.isdigit():
+        names = [name.strip() for name in sites.split(",")]
+        for name in names:
+            if name not in known:
+                raise ConfigError(
+                    f"--sites: {name!r} has no valid key in {keys}{closest(name, known)}; polyfed keys add"
+                )
+        return names
+    n = len(known) if sites is None else int(sites)
+    if not 1 <= n <= len(known):
+        raise ConfigError(f"--sites: found {n}, and {len(known)} sites have a valid key in {keys}; polyfed keys add")
+    return n
 
 
 def _first(transport: "Flower", n: int, say: "Events") -> list[str]:

@@ -12,7 +12,9 @@ LINES = 10
 
 def status(
     folder: Annotated[Path, Argument(help="A server's run, or a site's vault.", show_default=False)],
-    lines: Annotated[int, Option("--lines", "-n", help="How many of the last events to show.")] = LINES,
+    lines: Annotated[
+        int, Option("--lines", "-n", help="How many of the last events to show.", metavar="N", min=1)
+    ] = LINES,
 ) -> int:
     """Show whether a server or site runs, who is connected, and its last events."""
     from polyfed.cli.events import NAME

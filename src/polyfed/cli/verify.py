@@ -23,7 +23,7 @@ def verify(
     """
     if asked_by(run):
         pin()
-    from polyfed.cli.console import stdout
+    from polyfed.cli.screen import stdout
     from polyfed.core.errors import ConfigError, RunError, closest
     from polyfed.experiment.files import config_of
     from polyfed.experiment.verify import verify

@@ -30,8 +30,11 @@ __all__ = [
     "check",
     "make",
     "mean",
+    "outlined",
     "started",
 ]
+
+SMALL = 1 << 20  # numbers, of a server's state that is made to see what it is like
 
 REGISTRY: Registry[type["Algorithm"]] = Registry("algorithm.name")
 
@@ -440,6 +443,17 @@ def started(algorithm: Algorithm, task: "Task", n: int) -> Server:
     state = algorithm.init_server(task, task.w0.clone(), n)
     state = state if isinstance(state, Server) else Server(state)
     return state._replace(each={**state.each, KNOWN: task.w0.new_zeros(n)})
+
+
+def outlined(algorithm: Algorithm, task: "Task", n: int) -> State:
+    """What `started` would hold, for its shapes and for what the method refuses; where it could be large, without it.
+
+    torch's operators without storage (its meta device) load its compiler, seconds of imports, which a small run need
+    not wait for.
+    """
+    small = n * n * task.p <= SMALL
+    state = algorithm.init_server(task, task.w0.clone() if small else task.w0.to("meta"), n)
+    return state.whole() if isinstance(state, Server) else state
 
 
 def make(name: str, /, **settings: Any) -> Algorithm:

@@ -1,11 +1,15 @@
 """The ledger: every message weighed. Bytes, exchanges and seconds, per client, direction and round."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 import torch
 from torch import Tensor
 
 from polyfed.core.messages import Down, State
+
+if TYPE_CHECKING:
+    import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
 
 def row_bytes(state: State) -> int:
@@ -60,8 +64,10 @@ class Ledger:
             self._rows = [np.concatenate(self._rows)]
         return self._rows[0] if self._rows else np.zeros((0, len(COLUMNS)))
 
-    def frame(self) -> pd.DataFrame:
+    def frame(self) -> "pd.DataFrame":
         """The ledger as a table; bytes are integers."""
+        import pandas as pd  # here, because it is slow to import  # pyright: ignore[reportMissingTypeStubs]
+
         named = zip(COLUMNS, self.array().T, strict=True)
         return pd.DataFrame({name: a if name == "seconds" else a.astype(np.int64) for name, a in named})
 

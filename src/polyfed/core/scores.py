@@ -79,7 +79,18 @@ def _terms_against_the_rest(added: Callable[[np.ndarray, np.ndarray], np.ndarray
 
 
 def _auc(seen: Seen) -> float:
-    return _against_the_rest(lambda y, rank: float(_module().roc_auc_score(y, rank)), seen)
+    """How often a sample of the class ranks above one that is not of it, a tie counted as half (Mann and Whitney).
+
+    By sorting: scikit-learn's takes 60 times as long on a small site, most of it to check its arguments.
+    """
+
+    def auc(y: np.ndarray, rank: np.ndarray) -> float:
+        _, at, counts = np.unique(rank, return_inverse=True, return_counts=True)
+        middle = np.cumsum(counts) - (counts + 1) / 2  # ranks from 0, of ties their mean
+        n = int(y.sum())
+        return float((middle[at][y].sum() - n * (n - 1) / 2) / (n * (len(y) - n)))
+
+    return _against_the_rest(auc, seen)
 
 
 def _average_precision(seen: Seen) -> float:

@@ -85,9 +85,9 @@ def floor_quota(counts: np.ndarray, total: int) -> np.ndarray:
 
 
 def standardise(train: Tensor, others: Sequence[Tensor], constant: np.ndarray, method: str) -> None:
-    """Scale inputs in place with statistics of `train: [N, d]`, the training rows, only.
+    """Scale inputs in place with statistics of `train: [N, ...]`, the training rows, only.
 
-    others: tensors [*, d] to scale likewise (validation, test)     constant: [d] bool, columns left as they are
+    others: tensors [*, ...] to scale likewise (validation, test)     constant: [...] bool, inputs left as they are
     method: "z-score", "minmax" (training rows to [-1, 1]) or "unit" (to [0, 1])
     A column that is constant in `train` alone is centred but not scaled.
     """
@@ -98,7 +98,6 @@ def standardise(train: Tensor, others: Sequence[Tensor], constant: np.ndarray, m
         low, high = x.amin(0), x.amax(0)
         shift, scale = (low, high - low) if method == "unit" else ((low + high) / 2, (high - low) / 2)
     scale[scale < 1e-12] = 1
-    for k in np.flatnonzero(constant):
-        shift[k], scale[k] = 0, 1
+    shift[constant], scale[constant] = 0, 1
     for t in (train, *others):
         t.copy_((t.double() - shift) / scale)

@@ -388,7 +388,8 @@ def _arrays(said: Mapping[str, Any], columns: Columns) -> Settled:
     if columns.weights is not None:
         raise DataError(f"columns.weights: found {columns.weights!r}, expected none for npz files at sites")
     if columns.standardise not in (None, "none"):
-        raise DataError(f"columns.standardise: found {columns.standardise!r}, expected none for npz files at sites")
+        then = "expected none for npz files at sites, which are trained on as they are; scale them beforehand"
+        raise DataError(f"columns.standardise: found {columns.standardise!r}, {then}")
     for name, s in said.items():
         for key, what in (("inputs", "inputs"), ("targets", "targets")):
             if s[key] != one[key]:

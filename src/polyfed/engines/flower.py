@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from polyfed.core.errors import RunError
 from polyfed.engines import flower_api as flwr
-from polyfed.engines.flower_child import HEADER
+from polyfed.engines.flower_child import HEADER, SIZE
 from polyfed.sites.keys import Keys, split, write
 from polyfed.sites.message import Message, pack, unpack
 
@@ -76,13 +76,15 @@ def main(grid, context):
 
 
 class Known:
-    """Shows the secret that `Gate` asks for."""
+    """Shows the secret that `Gate` asks for, and says what is the most that a site may send at once."""
 
-    def __init__(self, secret: bytes):
-        self.secret = secret
+    def __init__(self, secret: bytes, most: Callable[[], int] | None = None):
+        self.secret, self.most = secret, most
 
     def intercept(self, context: Any, call_next: Callable[[Any], Any]) -> Any:
         context.request.headers[HEADER.decode()] = self.secret.decode()
+        if self.most is not None:
+            context.request.headers[SIZE.decode()] = str(self.most())
         return call_next(context)
 
 
@@ -152,8 +154,10 @@ def runtime(address: str, authority: bytes | None, *more: Any) -> Any:
 class Door:
     """Where pieces of work of a kind are waiting: a SuperLink or SuperNode."""
 
-    def __init__(self, address: str, authority: bytes | None, secret: bytes, kind: str):
-        self.kind, self._open = kind, partial(runtime, address, authority, Known(secret))
+    def __init__(
+        self, address: str, authority: bytes | None, secret: bytes, kind: str, most: Callable[[], int] | None = None
+    ):
+        self.kind, self._open = kind, partial(runtime, address, authority, Known(secret, most))
         signed = flwr.SuperExecAuthHttpInterceptor(
             master_secret=secret, protected_methods=["/flwr.proto.Runtime/AcquireTask"]
         )
@@ -263,7 +267,7 @@ class Flower:
         )
         if not started.run_id:
             raise RunError(f"Flower's SuperLink starts no run; its last words are in {self.folder / 'superlink.log'}")
-        door = Door(self._local, self._authority, self._secret, flwr.TaskType.SERVER_APP)
+        door = Door(self._local, self._authority, self._secret, flwr.TaskType.SERVER_APP, lambda: self.most)
         task = None
         while task is None:
             task = door.take()

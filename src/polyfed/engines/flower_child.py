@@ -2,6 +2,7 @@
 
 Flower serves all its interfaces at one port, and by itself asks only the sites for a key: whoever reaches the port may
 also start runs and register keys. `Gate` leaves to the outside what sites need, and reads no body that is too large.
+`Bound` keeps a site from filling the SuperLink's memory with what nobody takes.
 """
 
 import hmac
@@ -9,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -16,17 +18,50 @@ from pathlib import Path
 from typing import Any
 
 HEADER = b"polyfed-secret"
-MOST = 16 << 20  # bytes of one request; Flower cuts messages into pieces of 5 MiB
+SIZE = b"polyfed-most"  # bytes of the largest reply, which the server learns while it runs
+MOST = 16 << 20  # bytes of one piece; Flower cuts messages into pieces of 5 MiB
+FEW = 1 << 20  # bytes of any other request; the announcement of a message has 70 for each piece of it
 Scope = MutableMapping[str, Any]
 Send = Callable[[Scope], Awaitable[None]]
 App = Callable[[Scope, Callable[[], Awaitable[Scope]], Send], Awaitable[None]]
 
 
+class Bound:
+    """How much of a site's replies a SuperLink holds until the server takes them: two of the largest, each time that it
+    was asked. Flower takes one reply to a message, but of any size.
+
+    handlers: Flower's, of what sites send     refused: makes its answer to a piece that it does not take
+    """
+
+    def __init__(self, handlers: Any, refused: Callable[[], Any]):
+        self.most = MOST
+        self._held, self._answered, self._lock = Counter[int](), set[str](), threading.Lock()
+        self._announce, self._push, self._refused = handlers.push_messages, handlers.push_object, refused
+        handlers.push_messages, handlers.push_object = self.announce, self.push
+
+    def announce(self, request: Any, state: Any) -> Any:
+        """A reply, of which the pieces will follow; announced again, it gets no more room."""
+        found = self._announce(request=request, state=state)
+        to = str(request.messages_list[0].metadata.reply_to_message_id)
+        with self._lock:
+            if found.objects_to_push and to not in self._answered:
+                self._answered.add(to)
+                self._held[request.node.node_id] = 0
+        return found
+
+    def push(self, request: Any, state: Any) -> Any:
+        """A piece."""
+        with self._lock:
+            self._held[request.node.node_id] += len(request.object_content)
+            full = self._held[request.node.node_id] > 2 * self.most
+        return self._refused() if full else self._push(request=request, state=state)
+
+
 class Gate:
     """Lets through what sites ask for, and everything for who knows the secret."""
 
-    def __init__(self, app: App, secret: bytes):
-        self.app, self.secret = app, secret
+    def __init__(self, app: App, secret: bytes, bound: Bound | None = None):
+        self.app, self.secret, self.bound = app, secret, bound
 
     async def __call__(self, scope: Scope, receive: Callable[[], Awaitable[Scope]], send: Send) -> None:
         status = self._refused(scope) if scope["type"] == "http" else None
@@ -38,12 +73,15 @@ class Gate:
 
     def _refused(self, scope: Scope) -> int | None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        outside = scope["path"].startswith("/v1/fleet/") or scope["path"] == "/health"
-        if not outside and not hmac.compare_digest(headers.get(HEADER, b""), self.secret):
+        ours = hmac.compare_digest(headers.get(HEADER, b""), self.secret)
+        if not ours and not scope["path"].startswith("/v1/fleet/") and scope["path"] != "/health":
             return 404
+        if ours and self.bound is not None and headers.get(SIZE, b"").isdigit():
+            self.bound.most = int(headers[SIZE])
         if scope["method"] == "POST":
             size = headers.get(b"content-length", b"")
-            return 411 if not size.isdigit() else 413 if int(size) > MOST else None
+            most = MOST if ours or scope["path"] == "/v1/fleet/push-object" else FEW
+            return 411 if not size.isdigit() else 413 if int(size) > most else None
         return None
 
 
@@ -53,7 +91,9 @@ def main(arguments: Sequence[str]) -> None:
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     sys.argv = [f"flower-{kind}", "--superexec-auth-secret-file", str(secret), "--isolation", "process", *arguments[3:]]
     if kind == "superlink":
-        gate = _module("starlette.middleware").Middleware(Gate, secret=secret.read_bytes())
+        refused = partial(_module("flwr.proto.message_pb2").PushObjectResponse, stored=False)
+        bound = Bound(_module("flwr.superlink.servicer.fleet.fleet_handlers"), refused)
+        gate = _module("starlette.middleware").Middleware(Gate, secret=secret.read_bytes(), bound=bound)
         _module("flwr.superlink.extensions").get_middleware = partial(tuple[Any], [gate])
     _module(f"flwr.{kind}.cli.flower_{kind}").__dict__[f"flower_{kind}"]()
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.core.algorithm import Algorithm, Down, Round, Server, State
+from polyfed.core.algorithm import Algorithm, Down, Round, State, outlined
 from polyfed.core.batches import Work
 from polyfed.core.compiled import path_of
 from polyfed.core.engine import Answers, Engine
@@ -205,9 +205,7 @@ def make_rows(
     start = algorithm.init_client(task, task.w0)
     per_row = sum(t.numel() * t.element_size() for t in start.values())
     w = task.p * task.w0.element_size()
-    shapes = algorithm.init_server(task, task.w0.to("meta"), n)
-    shapes = shapes.whole() if isinstance(shapes, Server) else shapes
-    server = sum(t.numel() * t.element_size() for t in shapes.values())
+    server = sum(t.numel() * t.element_size() for t in outlined(algorithm, task, n).values())
     moving = (min(cohort, LEAST) if added else cohort) * 4 * w + cohort * 2 * per_row
     have = memory() if task.device.type == "cpu" else torch.cuda.mem_get_info(task.device)[0]
     if 2 * server + moving > have:

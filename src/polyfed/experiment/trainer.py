@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from polyfed.core import checkpoint
-from polyfed.core.algorithm import Algorithm
+from polyfed.core.algorithm import Algorithm, outlined
 from polyfed.core.algorithm import check as check_algorithm
 from polyfed.core.augment import augmentation
 from polyfed.core.batches import Work
@@ -258,7 +258,7 @@ def prepare(
         # what the method refuses is said here, before anything is written; a server's state may be larger than memory
         if schedule.late(federation.n):
             refuse_late(algorithm, federation.n)
-        algorithm.init_server(task, task.w0.to("meta"), federation.n)
+        outlined(algorithm, task, federation.n)
         check_optimizer(algorithm, task, federation, work)
         note = t.robust and check_robust(algorithm, t.robust, model, loss, federation, work, schedule)
     cohort = schedule.size(federation.n) if isinstance(schedule, Uniform) else federation.n

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -35,8 +35,11 @@ class Own(Yardstick, abstract=True):
     """
 
     citation = CITATION
+    uses: ClassVar[tuple[str, ...]] = ()  # modules of scikit-learn
 
     def check(self, task: Task) -> None:
+        for name in self.uses:  # slow to load: once, and not in every process of runs side by side
+            _sklearn(name)
         if callable(task.loss):
             name = getattr(task.loss, "__name__", "a function")
             raise ConfigError(f"{self.name}: knows the losses cross-entropy and mse, found {name}; leave the row out")
@@ -163,6 +166,7 @@ class OwnLinear(Own):
     penalty: float | None = setting(None, gt=0, source="ours")
 
     name = "own-linear"
+    uses = ("preprocessing", "linear_model", "model_selection")
     certificates = (
         "tests/yardsticks/test_own.py::test_the_linear_model_is_scikit_learns: identity",
         "tests/yardsticks/test_own.py::test_the_penalty_is_the_best_of_a_cross_validation: brute force",
@@ -199,6 +203,7 @@ class OwnTrees(Own):
     min_samples_leaf: int | None = setting(None, ge=1, source="ours")
 
     name = "own-trees"
+    uses = ("ensemble",)
     certificates = ("tests/yardsticks/test_own.py::test_the_trees_are_scikit_learns: identity",)
 
     def probabilities(self, x: np.ndarray, y: np.ndarray, u: np.ndarray | None = None) -> Predict:
@@ -238,5 +243,5 @@ def _flat(x: Tensor) -> np.ndarray:
 
 
 def _sklearn(name: str) -> Any:
-    """A module of scikit-learn, which says no types; loaded when a yardstick is fitted."""
+    """A module of scikit-learn, which says no types; loaded when a run with a yardstick is checked."""
     return import_module(f"sklearn.{name}")

@@ -3,6 +3,7 @@
 import copy
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,15 @@ from polyfed.core.newcomer import Newcomer
 from polyfed.core.randomness import generator, key_of, mix
 from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
+
+
+def components(n: int, i: Tensor, j: Tensor) -> Tensor:
+    """[n] labels of the connected components of n nodes with edges between i and j, numbered by their first node."""
+    from scipy.sparse import coo_matrix  # slow to import
+    from scipy.sparse.csgraph import connected_components
+
+    edges = coo_matrix((np.ones(len(i), dtype=bool), (i.cpu().numpy(), j.cpu().numpy())), shape=(n, n))
+    return torch.as_tensor(connected_components(edges, directed=False)[1], device=i.device).long()
 
 
 class Clustered(Algorithm, abstract=True):

@@ -20,12 +20,10 @@ The state (start) holds tensors only. m clients, d parameters, r nodes, s partic
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from polyfed.algorithms._shared.clusters import components
 from polyfed.algorithms.fpfc.penalty import Fusion
 from polyfed.core.algorithm import State
 
@@ -356,9 +354,7 @@ def _components(r: int, near: Callable[[slice], Tensor], device: torch.device) -
         i, j = label[i + k], label[j]
         new = i != j
         if new.any():
-            edges = (np.ones(int(new.sum()), dtype=bool), (i[new].cpu().numpy(), j[new].cpu().numpy()))
-            _, joined = connected_components(coo_matrix(edges, shape=(r, r)), directed=False)
-            label = torch.as_tensor(joined, dtype=torch.int64, device=device)[label]
+            label = components(r, i[new], j[new])[label]
     return first_seen(label)
 
 

@@ -9,11 +9,10 @@ The state (start) holds tensors only. n clients, q parameters, n (n-1) / 2 pairs
 """
 
 import torch
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from polyfed.algorithms._shared.clusters import components
 from polyfed.algorithms.fpfc.penalty import Fusion, shrinkage
 from polyfed.core.algorithm import State
 
@@ -98,12 +97,8 @@ def clusters(state: State, nu: float) -> Tensor:
     n, held = len(w), row >= 0
     theta = torch.pdist(w)
     theta[held] = c[held] * state["delta"].norm(dim=1)[row[held]]
-    never = (~held & (theta == 0)).cpu().numpy()  # pairs not updated yet
-    theta = theta.cpu().numpy()
-    i, j = torch.triu_indices(n, n, 1).numpy()
-    near = (theta <= nu) & ~never
-    graph = coo_matrix((near[near], (i[near], j[near])), shape=(n, n))
-    return torch.as_tensor(connected_components(graph, directed=False)[1], device=w.device).long()
+    never = ~held & (theta == 0)  # pairs not updated yet
+    return components(n, *torch.triu_indices(n, n, 1, device=w.device)[:, (theta <= nu) & ~never])
 
 
 def memory(n: int, q: int, itemsize: int = 4) -> int:

@@ -1,0 +1,57 @@
+"""What `polyfed server` and `polyfed client` refuse before anything starts: what would be waited for in vain."""
+
+import pytest
+
+from polyfed.cli.client import MADE
+from polyfed.core.algorithm import REGISTRY
+from polyfed.sites.consent import RAW
+
+
+def test_what_may_be_allowed_is_what_is_asked_for():
+    import polyfed.algorithms  # noqa: F401
+
+    assert {*MADE} == {*RAW} | {name for cls in REGISTRY.values() for name in cls.discloses}
+
+
+@pytest.fixture
+def told(cli, tmp_path):
+    """What a command with a wrong option says, in one line."""
+    pytest.importorskip("flwr", reason="needs the extra [flower]")
+    assert cli("keys", "init", "localhost:8123").status == 0
+    for name in ("bern", "oslo"):
+        assert cli("keys", "add", name).status == 0
+    (tmp_path / "bern.csv").write_text("age,ill\n1,0\n")
+
+    def run(*words: str) -> str:
+        done = cli(*words)
+        assert (done.status, done.err.count("\n")) == (2, 1), done.err
+        assert not (tmp_path / "runs").exists()
+        assert not (tmp_path / "vault").exists()
+        return done.err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--sites bren,oslo", "'bren' has no valid key in keys (did you mean 'bern'?)"),
+        ("--sites 3", "found 3, and 2 sites have a valid key"),
+        ("--sites 0", "found 0, and 2 sites"),
+        ("--quorum 1", "--quorum: found without --wait"),
+    ],
+)
+def test_a_server_does_not_wait_for_sites_that_cannot_come(told, options, said):
+    assert said in told("server", "experiment.toml", *options.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--key bern.key --data bern.csv --allow pooled,lables", "found 'lables' (did you mean 'labels'?)"),
+        ("--key bern.key --data brn.csv", "brn.csv is not a file"),
+        ("--key bern.csv --data bern.csv --allow pooled,labels --allow signature", "bern.csv: not a site's key"),
+    ],
+)
+def test_a_site_says_what_is_wrong_before_it_asks_the_server(told, options, said):
+    assert said in told("client", "--vault", "vault", *options.split())
