@@ -35,6 +35,13 @@ class Grid:
         )
 
 
+def connect(there: flower.Flower) -> None:
+    """As the real one, everything that was asked is open again."""
+    there._grid = Grid()
+    for asked in there._asked.values():
+        asked.ids = []
+
+
 @pytest.fixture
 def there(tmp_path, monkeypatch):
     """A transport with one site, bern, that is connected; `said` is what it has said. Its seconds pass in no time."""
@@ -43,7 +50,7 @@ def there(tmp_path, monkeypatch):
     sleep = lambda seconds: now.__setitem__(0, now[0] + seconds)  # noqa: E731
     monkeypatch.setattr(flower, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     monkeypatch.setattr(flower.flwr, "Message", lambda content, **_: SimpleNamespace(content=content))
-    monkeypatch.setattr(flower.Flower, "_connect", lambda self: setattr(self, "_grid", Grid()))
+    monkeypatch.setattr(flower.Flower, "_connect", connect)
     monkeypatch.setattr(flower.Flower, "_look", lambda self: None)
     monkeypatch.setattr(flower.Flower, "_drop", lambda self: None)
     said = []
@@ -83,6 +90,17 @@ def test_a_reply_that_flower_has_lost_is_asked_for_again_at_once(there):
     assert there.pull(["bern"])["bern"].head == {"found": 1}
 
 
+@pytest.mark.parametrize("end", ["push_messages", "pull_messages"])
+def test_a_server_that_cannot_hand_a_message_over_begins_anew_with_flower(there, end):
+    """Flower's SuperLink has forgotten what was to come with the message, or has a part of the reply only."""
+    grid = there._grid
+    setattr(grid, end, lambda _: (_ for _ in ()).throw(flower.flwr.ObjectPushError("2", 1, "0")))
+    there.push({"bern": Message({"n": 1})})
+    there.pull(["bern"], seconds=10)
+    assert there._grid is not grid
+    assert there._grid.sent == [pack(Message({"n": 1}))]
+
+
 def test_a_site_that_has_come_anew_is_asked_again_at_once_and_one_that_is_away_when_it_is_back(there):
     there.push({"bern": Message({"n": 1})})
     there._online = {}
@@ -107,19 +125,23 @@ def attendance(tmp_path, monkeypatch):
     return found
 
 
+FAULTS = [ConnectionResetError(), flower.flwr.ObjectPushError("2", 1, "0"), flower.flwr.ObjectPullError("2", "gone")]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda e: type(e).__name__)
 @pytest.mark.parametrize("lost", ["pull_task_input", "push_message", "push_task_output"])
-def test_a_supernode_that_waits_for_a_reply_which_cannot_come_is_started_again(attendance, monkeypatch, lost):
+def test_a_supernode_that_waits_for_a_reply_which_cannot_come_is_started_again(attendance, monkeypatch, lost, fault):
     """Otherwise it would take no message any more: neither the same, asked again, nor another."""
     question = SimpleNamespace(content=flower.enveloped(b"question"))
     monkeypatch.setattr(flower.flwr, "Message", lambda content, **_: content)
     for name in ("pull_task_input", "push_message", "push_task_output"):
         monkeypatch.setitem(vars(flower.flwr), name, lambda *_: (question, None, None, None))
-    monkeypatch.setitem(vars(flower.flwr), lost, lambda *_: (_ for _ in ()).throw(ConnectionResetError()))
+    monkeypatch.setitem(vars(flower.flwr), lost, lambda *_: (_ for _ in ()).throw(fault))
     monkeypatch.setattr(flower.Task, "_beat", lambda self: None)
     client = SimpleNamespace(close=lambda: None)
     attendance._serve(flower.Task(client, ""))
     assert attendance.stopped == [True]
-    assert attendance.said[0].endswith("whole (ConnectionResetError); the server will ask again")
+    assert attendance.said[0].endswith(f"whole ({type(fault).__name__}); the server will ask again")
     monkeypatch.setitem(vars(flower.flwr), lost, lambda *_: (question, None, None, None))
     attendance._serve(flower.Task(client, ""))
     assert attendance.stopped == [True]
