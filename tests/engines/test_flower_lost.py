@@ -1,6 +1,9 @@
 """What gets lost between server and site is asked for again: Flower's part is played here, without its processes."""
 
+import os
 import socket
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -163,3 +166,19 @@ def test_a_site_waits_for_a_server_behind_something_that_takes_connections_for_i
         with pytest.raises(RunError, match="does not speak TLS"):
             attendance._reach()
     assert attendance.said[0].startswith("no answer from 127.0.0.1:")
+
+
+@pytest.mark.parametrize("end", ["", "raise ValueError"])
+def test_a_process_of_flowers_that_does_nothing_any_more_is_ended(tmp_path, end):
+    """Its main part returns where it has met an error that it does not repeat; a thread is left."""
+    place = tmp_path / "flwr" / "supernode" / "cli"
+    place.mkdir(parents=True)
+    for package in (place, *place.parents[:2]):
+        (package / "__init__.py").touch()
+    body = f"threading.Thread(target=time.sleep, args=(60,)).start()\n    {end}"
+    (place / "flower_supernode.py").write_text(f"import threading, time\ndef flower_supernode():\n    {body}\n")
+    command = [sys.executable, "-m", "polyfed.engines.flower_child", "supernode", str(os.getpid()), os.devnull]
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, timeout=50, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert ("ValueError" in done.stderr) == bool(end)

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -55,7 +56,12 @@ def main(arguments: Sequence[str]) -> None:
     if kind == "superlink":
         gate = _module("starlette.middleware").Middleware(Gate, secret=secret.read_bytes())
         _module("flwr.superlink.extensions").get_middleware = partial(tuple[Any], [gate])
-    _module(f"flwr.{kind}.cli.flower_{kind}").__dict__[f"flower_{kind}"]()
+    try:
+        _module(f"flwr.{kind}.cli.flower_{kind}").__dict__[f"flower_{kind}"]()
+    except Exception:
+        traceback.print_exc()
+    finally:  # a SuperNode that has given its server up does nothing any more, but a thread would keep it alive
+        os._exit(1)
 
 
 def _module(name: str) -> Any:
