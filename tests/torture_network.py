@@ -3,19 +3,22 @@
     make torture-network [ONLY=superlink,supernode] [METHODS=scaffold,fedcet] [SEED=0]
 
 A server and three sites, each a process of its own, train method after method; in each run something is killed or
-disturbed once. The state of the server and of every site must be that of a run on one machine. Prints a line for each
-case, with what the operators of both sides have seen.
+disturbed once. The state of the server and of every site must be that of a run on one machine; where a reply cannot be
+used, that of a run without its site in that round, and the server says so. Prints a line for each case, with what the
+operators of both sides have seen.
 """
 
 import argparse
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -25,11 +28,67 @@ sys.path += [str(Path(__file__).parent / name) for name in ("engines", "conforma
 from network import SITES, Federation, loops, private
 
 from polyfed.core.rounds import Loop
-from polyfed.core.schedule import Uniform
+from polyfed.core.schedule import Replay, Uniform
+from polyfed.engines import flower
 
 METHODS = ("fedavg", "scaffold", "fedcet", "fpfc")
 ROUNDS = 3
 MOMENTS = ("before", "during", "after")
+PATIENCE = 10.0  # seconds until a site is asked again, where a case needs it
+
+
+class Wire:
+    """Carries a site's bytes to the server and back as they are, but for one, as the file `spoil` in its folder says.
+
+    "up 3": a bit of the third piece from now on that leaves the site     spoiled: how many bits were changed so far
+    """
+
+    def __init__(self, server: int, folder: Path):
+        self.server, self.spoil, self.spoiled = server, folder / "spoil", 0
+        self.lock = threading.Lock()
+        self.door = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.door.getsockname()[1]}"
+        threading.Thread(target=self._open, daemon=True).start()
+
+    def _open(self) -> None:
+        while True:
+            site = self.door.accept()[0]
+            try:
+                server = socket.create_connection(("127.0.0.1", self.server))
+            except OSError:
+                site.close()
+                continue
+            for ends in ((site, server, "up"), (server, site, "down")):
+                threading.Thread(target=self._carry, args=ends, daemon=True).start()
+
+    def _carry(self, source: socket.socket, to: socket.socket, way: str) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                to.sendall(self._passed(data, way))
+        for end in (source, to):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def _passed(self, data: bytes, way: str) -> bytes:
+        with self.lock:
+            if not self.spoil.exists() or not (said := self.spoil.read_text()).startswith(way):
+                return data
+            if left := int(said.split()[1]) - 1:
+                self.spoil.write_text(f"{way} {left}")
+                return data
+            self.spoil.unlink()
+            self.spoiled += 1
+            return data[:-1] + bytes([data[-1] ^ 1])
+
+
+class Wired(Federation):
+    """Sites that reach the server through a wire each."""
+
+    def server(self, name: str) -> str:
+        if not hasattr(self, "wires"):
+            self.wires = {n: Wire(self.transport.port, self.folder / n) for n in self.names}
+        return self.wires[name].address
 
 
 def children(pid: int) -> list[int]:
@@ -79,11 +138,50 @@ class Faults:
         if asked is not None and asked.ids:
             there.transport._send(site)
 
+    @staticmethod
+    def up(there: Federation, site: str, piece: int) -> None:
+        """A bit of what carries the reply is changed on the wire."""
+        there.faults[site] = f"up {piece}"
+
+    @staticmethod
+    def down(there: Federation, site: str, piece: int) -> None:
+        """A bit of what carries the message is changed on the wire."""
+        (there.folder / site / "spoil").write_text(f"down {piece}")
+
+    @staticmethod
+    def cut(there: Federation, site: str) -> None:
+        """The reply's way from the site's process to Flower's beside it ends in the middle."""
+        there.faults[site] = "cut"
+
+    @staticmethod
+    def doubled(there: Federation, site: str) -> None:
+        """Two replies to one message."""
+        there.faults[site] = "doubled"
+
+    @staticmethod
+    def garbled(there: Federation, site: str) -> None:
+        """A bit of the reply has changed before it leaves."""
+        there.faults[site] = "garbled"
+
+    @staticmethod
+    def nan(there: Federation, site: str) -> None:
+        """A reply with NaN."""
+        there.faults[site] = "nan"
+
+    @staticmethod
+    def shape(there: Federation, site: str) -> None:
+        """A reply with a tensor of another shape."""
+        there.faults[site] = "shape"
+
 
 FAULTS = [name for name in vars(Faults) if not name.startswith("_")]
+WIRE = ("up", "down")  # by which piece is spoiled
+REPLIES = ("cut", "doubled")  # of one round
+LOST = ("garbled", "nan", "shape")  # of one round, which goes on without that site
+WHEN = dict.fromkeys(WIRE, (1, 2, 3, 4, 5, 6)) | dict.fromkeys(REPLIES + LOST, ("once",))
 
 
-def disturbed(loop: Loop, fault, moment: str, rng: random.Random) -> None:
+def disturbed(loop: Loop, fault, moment: str, rng: random.Random, there: Federation) -> None:
     """Run the loop; in its second round something happens."""
     for t in range(ROUNDS):
         if t == 1 and moment == "before":
@@ -91,28 +189,39 @@ def disturbed(loop: Loop, fault, moment: str, rng: random.Random) -> None:
         if t == 1 and moment == "during":
             threading.Timer(rng.uniform(0.2, 6), fault).start()
         loop.step()
+        there.faults.clear()
         if t == 1 and moment == "after":
             fault()
 
 
-def case(there: Federation, label: str, name: str, moment: str, rng: random.Random) -> str:
+def case(there: Wired, label: str, name: str, moment: str | int, rng: random.Random) -> str:
     """What differs from one machine; "" if nothing does."""
     mark = f"-{name}-{moment}"
-    here, far = loops(there, label, Uniform(), mark)
-    site = rng.choice(SITES)
-    for _ in range(ROUNDS):
-        here.step()
-    fault = lambda: getattr(Faults, name)(there, site)  # noqa: E731
+    here, far = loops(there, label, Uniform(), mark, 2 if name in LOST else None)
+    site, said = rng.choice(SITES), len(there.said)
+    spoiled = there.wires[site].spoiled
+    flower.PATIENCE = PATIENCE if name in WIRE or name in REPLIES else 120.0
+    piece = [moment] if name in WIRE else []
+    fault = lambda: getattr(Faults, name)(there, site, *piece)  # noqa: E731
     if name == "twice":  # from the loop's own thread
         pull = there.transport.pull
         there.transport.pull = lambda *a, **k: (fault(), pull(*a, **k))[1]
-        disturbed(far, lambda: None, moment, rng)
+        disturbed(far, lambda: None, moment, rng, there)
         there.transport.pull = pull
     else:
-        disturbed(far, fault, moment, rng)
+        disturbed(far, fault, moment if moment in MOMENTS else "before", rng, there)
+    if name in LOST:
+        here.schedule = Replay.of(far.ledger.frame())
+    for _ in range(ROUNDS):
+        here.step()
     wrong = [f"server {k}" for k in here.server if not torch.equal(here.server[k], far.server[k])]
     for i, mine in enumerate(private(there, label, far, mark)):
         wrong += [f"{SITES[i]} {k}" for k, t in here.engine.rows.tensors.items() if not torch.equal(t[i], mine[k])]
+    missing = [line for line in there.said[said:] if f"round 1: {site} is missing: " in line]
+    if len(missing) != (name in LOST):
+        wrong.append(f"the log: {missing}")
+    if there.wires[site].spoiled != spoiled + (name in WIRE):
+        wrong.append("the wire, which has changed nothing")
     return ", ".join(wrong)
 
 
@@ -124,11 +233,11 @@ def main() -> int:
     given = parser.parse_args()
     rng, bad = random.Random(given.seed), 0
     with tempfile.TemporaryDirectory() as folder:
-        there = Federation(Path(folder))
+        there = Wired(Path(folder))
         try:
             there.ask(do="echo", seconds=300)
             for name in given.only.split(","):
-                for moment in MOMENTS:
+                for moment in WHEN.get(name, MOMENTS):
                     for label in given.methods.split(","):
                         seen, told = len(there.said), {n: len(there.told(n)) for n in SITES}
                         start = time.monotonic()

@@ -1,6 +1,7 @@
-"""One site of the tests' federation, as a process of its own: python flower_site.py KEY FOLDER.
+"""One site of the tests' federation, as a process of its own: python flower_site.py KEY FOLDER [SERVER].
 
-It answers for every method of the conformance table: a message's head says for which.
+It answers for every method of the conformance table: a message's head says for which, and what is to go wrong with the
+reply.
 """
 
 import os
@@ -17,16 +18,33 @@ from instances import BATCH, METHODS, federation, kind_of, model, steps
 
 from polyfed.core.batches import Work
 from polyfed.core.task import Task
+from polyfed.engines import flower_api
 from polyfed.engines.flower_site import Attendance
 from polyfed.sites import Message, Site, Vault, pack, unpack
 from polyfed.sites.keys import site_key
 
 
+def spoiled(reply: bytes, fault: str) -> bytes:
+    """The reply of a program that is wrong."""
+    if fault == "garbled":
+        return bytes([reply[0] ^ 1]) + reply[1:]
+    message = unpack(reply, 1 << 30, "this site")
+    name, t = next((name, t) for name, t in message.tensors.items() if t.is_floating_point())
+    t = torch.full_like(t, torch.nan) if fault == "nan" else t.flatten()[1:]
+    return pack(message._replace(tensors=message.tensors | {name: t}))
+
+
+push_message = flower_api.push_message
+
+
 class Member:
-    """What `polyfed client` has in its place."""
+    """What `polyfed client` has in its place.
+
+    fault: what goes wrong with the next reply, on its way from this process
+    """
 
     def __init__(self, name: str, folder: Path):
-        self.name, self.folder, self.finished = name, folder, False
+        self.name, self.folder, self.finished, self.fault = name, folder, False, ""
         self.sites: dict[str, Site] = {}
 
     def site(self, head: dict) -> Site:
@@ -55,15 +73,32 @@ class Member:
             return pack(Message({"n": message.head.get("n")}, message.tensors))
         if do == "die":
             os._exit(1)
-        return pack(self.site(message.head).answer(message))
+        reply, self.fault = pack(self.site(message.head).answer(message)), message.head.get("fault", "")
+        return spoiled(reply, self.fault) if self.fault in ("nan", "shape", "garbled") else reply
+
+    def push(self, client, reply, context) -> None:
+        """Takes the place of Flower's `push_message`."""
+        fault, self.fault = self.fault, ""
+        if fault.startswith("up"):
+            (self.folder / "spoil").write_text(fault)  # see `Wire`
+        if fault == "cut":  # Flower's SuperNode gets the announcement of a reply, and no more
+            client.PushObject = self._cut
+        if fault == "doubled":
+            push_message(client, reply, context)
+            time.sleep(2)  # the first has left for the server
+        push_message(client, reply, context)
+
+    def _cut(self, request) -> None:
+        raise ConnectionResetError("the connection was cut")
 
 
-def main(key: str, folder: str) -> None:
+def main(key: str, folder: str, server: str | None = None) -> None:
     torch.set_num_threads(1)
     given, folder = site_key(Path(key)), Path(folder)
     member = Member(given.site, folder)
+    flower_api.push_message = member.push
     say = lambda line: print(line, flush=True)  # noqa: E731
-    Attendance(given, member.answer, lambda: member.finished, folder / "flower", say).run()
+    Attendance(given, member.answer, lambda: member.finished, folder / "flower", say, server).run()
 
 
 if __name__ == "__main__":

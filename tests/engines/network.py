@@ -11,7 +11,7 @@ from torch import Tensor
 
 sys.path += [str(Path(__file__).parents[1] / "conformance")]
 
-from instances import BATCH, METHODS, NAMES, federation, kind_of, model, steps
+from instances import BATCH, CLASSES, METHODS, NAMES, federation, kind_of, model, steps
 
 from polyfed.core.batches import Work
 from polyfed.core.randomness import client_keys
@@ -20,6 +20,7 @@ from polyfed.core.task import Task
 from polyfed.engines import flower
 from polyfed.engines.local import LocalEngine, make_plan, make_rows
 from polyfed.engines.remote import RemoteEngine
+from polyfed.experiment.rehearsal import forms
 from polyfed.sites import Message
 from polyfed.sites.keys import Keys
 
@@ -43,7 +44,12 @@ class Federation:
         for name in names:
             self.keys.add(name, folder)
         self.transport = flower.Flower(self.keys, folder / "server", self.said.append, host="127.0.0.1")
+        self.faults: dict[str, str] = {}  # by site: what goes wrong there with the replies to what is sent now
         self.processes = {name: self.start(name) for name in names}
+
+    def server(self, name: str) -> str:
+        """Where a site finds the server."""
+        return self.keys.address
 
     def start(self, name: str) -> subprocess.Popen:
         command = [
@@ -51,6 +57,7 @@ class Federation:
             str(HERE / "flower_site.py"),
             str(self.folder / f"{name}.key"),
             str(self.folder / name),
+            self.server(name),
         ]
         with (self.folder / f"{name}.txt").open("ab") as out:
             return subprocess.Popen(
@@ -80,12 +87,14 @@ class Federation:
 class Labelled:
     """The transport, for one method."""
 
-    def __init__(self, transport, label: str, mark: str):
-        self.transport, self.label, self.mark, self.most = transport, label, mark, transport.most
+    def __init__(self, there: Federation, label: str, mark: str):
+        self.there, self.transport, self.most = there, there.transport, there.transport.most
+        self.more = {"label": label, "mark": mark}
 
     def push(self, messages) -> None:
+        faults = self.there.faults
         self.transport.push(
-            {n: Message(m.head | {"label": self.label, "mark": self.mark}, m.tensors) for n, m in messages.items()}
+            {n: Message(m.head | self.more | {"fault": faults.get(n, "")}, m.tensors) for n, m in messages.items()}
         )
 
     def pull(self, names, enough=None, seconds=None):
@@ -95,7 +104,7 @@ class Labelled:
         pass
 
 
-def loops(there: Federation, label: str, schedule, mark: str = "") -> tuple[Loop, Loop]:
+def loops(there: Federation, label: str, schedule, mark: str = "", quorum: int | None = None) -> tuple[Loop, Loop]:
     """The same run here and at the sites. mark: tells runs of one method apart"""
     method, fed = METHODS[label], federation()
     at = np.arange(len(SITES))
@@ -107,8 +116,19 @@ def loops(there: Federation, label: str, schedule, mark: str = "") -> tuple[Loop
     rows, plan = make_rows(method, task, len(at), len(at), None), make_plan(task, len(at), 8, chunk=1, workers=1)
     here = LocalEngine(task, data, rows, client_keys(SITES), work, 3, plan)
     counts = data["train"].counts
-    remote = RemoteEngine(SITES, counts, Labelled(there.transport, label, mark), work, 3)
     other = Task(model(kind_of(method)), device="cpu")
+    up = forms(method, other, data["train"].x.shape[1:], CLASSES, CLASSES)
+    remote = RemoteEngine(
+        SITES,
+        counts,
+        Labelled(there, label, mark),
+        work,
+        3,
+        expected=lambda t, phase: up.of(method.phases(t), phase),
+        seconds=None if quorum is None else 300,
+        quorum=quorum,
+        say=there.said.append,
+    )
     return (
         Loop(task, counts, SITES, method, schedule, here, 3),
         Loop(other, counts, SITES, method, schedule, remote, 3),

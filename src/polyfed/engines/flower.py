@@ -40,7 +40,8 @@ TTL = 7 * 86400.0  # seconds for which Flower keeps a message
 STATE = "state.json"  # for `polyfed status`
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 Say = Callable[[str], None]
-Faults = (flwr.HTTPError, flwr.RunNotRunningException, OSError)  # how Flower fails, by whatever cause
+# how Flower fails, by whatever cause
+Faults = (flwr.HTTPError, flwr.RunNotRunningException, flwr.ObjectPullError, flwr.ObjectPushError, OSError)
 
 APP = {
     "pyproject.toml": b"""

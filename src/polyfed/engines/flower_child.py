@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from functools import partial
@@ -95,7 +96,12 @@ def main(arguments: Sequence[str]) -> None:
         bound = Bound(_module("flwr.superlink.servicer.fleet.fleet_handlers"), refused)
         gate = _module("starlette.middleware").Middleware(Gate, secret=secret.read_bytes(), bound=bound)
         _module("flwr.superlink.extensions").get_middleware = partial(tuple[Any], [gate])
-    _module(f"flwr.{kind}.cli.flower_{kind}").__dict__[f"flower_{kind}"]()
+    try:
+        _module(f"flwr.{kind}.cli.flower_{kind}").__dict__[f"flower_{kind}"]()
+    except Exception:
+        traceback.print_exc()
+    finally:  # a SuperNode that has given its server up does nothing any more, but a thread would keep it alive
+        os._exit(1)
 
 
 def _module(name: str) -> Any:

@@ -131,9 +131,10 @@ class Attendance:
                     return
             except ssl.SSLCertVerificationError as e:
                 raise RunError(f"{where} is not the server of this key: {e.verify_message}") from None
-            except ssl.SSLError as e:
-                raise RunError(f"{where} does not speak TLS ({e.reason})") from None
             except OSError as e:
+                # what forwards connections to a server that is down takes them and hangs up
+                if isinstance(e, ssl.SSLError) and not isinstance(e, ssl.SSLEOFError):
+                    raise RunError(f"{where} does not speak TLS ({e.reason})") from None
                 self._tell(f"no answer from {where} ({e.strerror or e}); waiting for it")
                 time.sleep(PAUSE)
 
@@ -185,21 +186,30 @@ class Attendance:
         return None
 
     def _serve(self, task: Task) -> None:
-        """Answer one message. If Flower fails on the way, the server asks again."""
+        """Answer one message.
+
+        A SuperNode waits for the reply for ever, and takes no message meanwhile: where the way to it fails, it is
+        started again, and the server asks who is connected anew again.
+        """
+        assert self._node is not None
         with task:
             try:
                 message, context, _, _ = flwr.pull_task_input(task.client)
                 data = opened(message.content)
             except (*Faults, ValueError, RuntimeError) as e:
                 self._tell(f"a message did not arrive whole ({type(e).__name__}); the server will ask again")
+                self._node.stop(at_once=True)
                 return
             digest = hashlib.sha256(data).digest()
             if digest != self._last[0]:
                 self._last = digest, self.answer(data)
-            with suppress(*Faults):
+            try:
                 self._sent = False
                 flwr.push_message(task.client, flwr.Message(enveloped(self._last[1]), reply_to=message), context)
                 flwr.push_task_output(task.client, context, flwr.SubStatus.COMPLETED, "")
+            except Faults as e:
+                self._tell(f"a reply did not leave whole ({type(e).__name__}); the server will ask again")
+                self._node.stop(at_once=True)
         self._coming = 0.0
 
     def _tell(self, line: str) -> None:
