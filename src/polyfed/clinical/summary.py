@@ -165,7 +165,7 @@ class ClinicalFit:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What must be known beside the table: what was modelled, the sites left out, how far it came, and its price."""
+        """What must be known beside the table: what was modelled, the sites left out, how far it came, its price."""
         without = [f"{name} ({row['why']})" for name, row in self.sites.to_dict("index").items() if not row["meta"]]
         up, down = (int(self.bytes[way].to_numpy().max()) for way in ("up", "down"))
         found = [*([self.about] if self.about else []), f"log-likelihood {self.loglik:.4f}"]

@@ -342,10 +342,11 @@ def _scale(study: Study) -> words.Scale:
 
 
 def _signed(gain: float, scale: words.Scale) -> str:
-    """`+3.2 points`, or `0.032 better` where more may be worse."""
+    """`+3.2 points`, or `0.032 better` where more may be worse, and `no difference` where the figures show none."""
     if scale.percent:
         return f"{scale.signed(gain)}{scale.difference_unit}"
-    return f"{scale.signed(abs(gain)).removeprefix('+')} {'better' if gain >= 0 else 'worse'}"
+    size = scale.signed(abs(gain))
+    return f"{size[1:]} {'better' if gain > 0 else 'worse'}" if size[0] == "+" else "no difference"
 
 
 def _loss(gain: Interval, scale: words.Scale, more: str = "") -> str:
