@@ -268,6 +268,7 @@ def test_the_effort_for_two_points_is_said(tmp_path):
     correct = {"local": rng.random((4, PATIENTS)) < 0.7, "fedavg": rng.random((4, PATIENTS)) < 0.7}
     text = report.answer(write_scores(tmp_path, correct, 0, 4))
     assert "A gain of 2 points in the mean" in text
+    assert "with 5 seeds it would take about" in text
     assert "times as many samples" in text
 
 

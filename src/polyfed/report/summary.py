@@ -89,7 +89,8 @@ def lines(study: Study) -> tuple[str, list[Line]]:
     rest = len(every) - len(shown)
     more = [f"{len(of) - EACH} {v[:-1]}" for v, of in parts.items() if len(of) > EACH]
     undecided = len(every) - sum(map(len, parts.values()))
-    more += [f"{undecided} without a clear difference"] * bool(undecided)
+    clear = f"{undecided} without a clear difference" if undecided < len(every) else "none clearly gains or loses"
+    more += [clear] * bool(undecided)
     name = f"{rest} more clients" if shown else f"all {rest} clients"
     return what, [*shown, *[Line(name, "", f"{words.listed(more)}; see the table of clients")] * bool(rest)]
 
@@ -314,10 +315,13 @@ def _effort(study: Study, method: str, reference: str) -> list[str]:
         return [f"{text} would be seen here four times in five."]
     if seeds is not None:
         return [f"{text} would take about {seeds} seeds to be seen four times in five."]
-    more = f"about {words.figures(times, 2)} times as many samples"
+    factor = words.figures(times, 2) if times < 10 else f"{pairs.round_up(times):,}"
+    more = f"about {factor} times as many samples"
     if len(study.seeds) == 1:
         return [f"{text} would take {more} to be seen four times in five."]
-    return [f"{text} cannot be seen with these samples, however many the seeds: it would take {more}."]
+    return [
+        f"{text} cannot be seen with these samples, however many the seeds: with {len(study.seeds)} seeds it would take {more}."
+    ]
 
 
 def _level(study: Study, label: str) -> str:
