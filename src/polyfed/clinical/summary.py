@@ -176,11 +176,7 @@ class ClinicalFit:
         if without:
             found.append(f"no fit of their own, so not in the meta-analysis: {'; '.join(without)}")
         cost = f"{words.count(self.rounds, 'exchange')} with every site, at most {words.size(up)} up"
-        return (
-            *([self.about] if self.about else []),
-            *found,
-            f"{self.method}: {cost} and {words.size(down)} down per site",
-        )
+        return (*found, f"{self.method}: {cost} and {words.size(down)} down per site")
 
     def __repr__(self) -> str:
         return f"<ClinicalFit {self.table().title}>"

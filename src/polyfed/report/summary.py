@@ -319,9 +319,8 @@ def _effort(study: Study, method: str, reference: str) -> list[str]:
     more = f"about {factor} times as many samples"
     if len(study.seeds) == 1:
         return [f"{text} would take {more} to be seen four times in five."]
-    return [
-        f"{text} cannot be seen with these samples, however many the seeds: with {len(study.seeds)} seeds it would take {more}."
-    ]
+    now = f"with {len(study.seeds)} seeds it would take {more}"
+    return [f"{text} cannot be seen with these samples, however many the seeds: {now}."]
 
 
 def _level(study: Study, label: str) -> str:
