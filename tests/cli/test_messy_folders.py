@@ -127,8 +127,11 @@ def without(name):
         (without("age"), (), "two.csv: no column 'age', which one.csv has; add it there (empty cells are gaps), or"),
         (changed(more=list("abc" * 4)), (), "one.csv: no column 'more', which two.csv has"),
         (changed(age=["<5"] + ["7"] * 11), (), "'age' holds numbers and texts ('<5' in d/two.csv, line 2)"),
-        (changed(age="old"), (), "'age' holds numbers and texts ('old' in d/two.csv, line 2)"),
+        (changed(age="old"), (), "('old' in d/two.csv, line 2), name texts that stand for a gap in gaps; leave"),
         (changed(y=[""] + ["1"] * 11), (), "d/two.csv, line 2, column 'y': found '', expected a target (1 of 24 rows"),
+        (changed(y=[""] + ["1"] * 11), (), "leave them out); name another column with --target"),
+        ([{"Age" if k == "age" else k: v for k, v in row.items()} for row in ROWS], (),
+         "two.csv: no column 'age' (did you mean 'Age'?), which one.csv has"),
         (without("y"), (), "d/two.csv: no column 'y', the target; it has age, ward"),
         (ROWS, ("--target", "wart"), "no column 'wart', which columns.target names (did you mean 'ward'?)"),
         (ROWS, ("--drop", "war"), "no column 'war', which columns.drop names (did you mean 'ward'?)"),
@@ -159,6 +162,16 @@ def test_what_a_wrong_folder_is_told(cli, tmp_path, rows, words, said):
     assert found.status in (1, 2)
     assert said in found.err
     assert len(found.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("value", ["yes", "1", "0"])
+def test_a_target_with_one_value_everywhere_is_named(cli, tmp_path, value):
+    for name in ("one", "two"):
+        write(tmp_path / "d" / f"{name}.csv", changed(y=value))
+    found = cli("run", "--data", "d", *SHORT)
+    assert found.status == 1
+    expected = f"d: target 'y': found {value} in every row of every file, expected two classes or more"
+    assert found.err == f"polyfed: {expected}\n"
 
 
 def test_a_column_of_weights_weighs_rows_and_is_no_input(cli, tmp_path):

@@ -43,6 +43,22 @@ def test_the_hospitals_and_a_run_of_them(cli, tmp_path):
     assert f"{int(fed.train.counts.sum())} patients" in said.out
 
 
+def test_what_is_modelled_and_what_categories_are_compared_with_is_said(cli, folder):
+    for path in folder.glob("*.csv"):
+        table = pd.read_csv(path)
+        table["vital"] = np.where(table["died"] == 1, "dead", "alive")
+        table["ward"] = ["icu", "medicine"] * (len(table) // 2)
+        table.to_csv(path, index=False)
+    said = cli("regress", folder, "--target", "vital", "--columns", "age,ward")
+    assert said.out.count("target vital: dead, against alive; categories against ward=icu") == 1
+    alone = cli("regress", folder, "--target", "died", "--columns", "age,ward")
+    assert alone.out.splitlines()[3:7] == said.out.splitlines()[3:7]
+    refused = cli("regress", folder, "--model", "cox", "--time", "days", "--event", "vital", "--columns", "age")
+    assert "column 'vital': found 'alive', expected 1 (it happened) or 0 (censored)" in refused.err.replace(
+        "dead", "alive"
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

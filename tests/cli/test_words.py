@@ -1,6 +1,8 @@
 """What the command line says about itself, the methods and the data."""
 
 import dataclasses
+import inspect
+import itertools
 import subprocess
 import sys
 
@@ -8,6 +10,7 @@ import pytest
 
 import polyfed
 import polyfed.algorithms
+from polyfed.cli import app
 from polyfed.cli.describe import sources
 from polyfed.core.algorithm import REGISTRY
 
@@ -56,6 +59,27 @@ def test_every_help_has_an_example(cli, command):
     said = cli(*command.split(), "--help")
     assert said.status == 0
     assert f"polyfed {command.split()[0]}" in " ".join(said.out.split("Options")[0].split("Usage")[1].split()[3:])
+
+
+EVERY = [c.callback for c in app.registered_commands if c.callback]
+
+
+@pytest.mark.parametrize("command", EVERY, ids=lambda c: c.__name__)
+def test_help_says_what_every_argument_is_and_fills_its_lines(cli, command):
+    said = cli(command.__name__.replace("_", "-"), "--help").out.replace("│", " ")
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        (about,) = parameter.annotation.__metadata__
+        if about.hidden:
+            continue
+        assert about.help
+        assert all(word in said.split() for word in about.help.split()), f"{parameter.name} has no meaning"
+    prose = said.split("╭─")[0].split("\n")
+    paragraph = ""
+    for line, following in itertools.pairwise(line.strip() for line in prose):
+        paragraph = paragraph or line
+        if line and following and not paragraph.startswith("polyfed "):
+            assert len(f"{line} {following.split()[0]}") > 76, f"broken early: {line}"
+        paragraph = paragraph if line else ""
 
 
 def test_help_does_not_wait_for_torch():

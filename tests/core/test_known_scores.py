@@ -59,6 +59,22 @@ def test_two_classes_as_scikit_learn_has_them(name, expected):
     assert score(name, P, Y, 0.5) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("scorer", "name", "expected"),
+    [
+        (sk.make_scorer(sk.fbeta_score, beta=2), "fbeta_score:beta-2", sk.fbeta_score(Y, GUESS, beta=2)),
+        (sk.make_scorer(sk.hamming_loss, greater_is_better=False), "hamming_loss", -sk.hamming_loss(Y, GUESS)),
+        (sk.get_scorer("roc_auc"), "roc_auc_score", sk.roc_auc_score(Y, P[:, 1])),
+        (sk.get_scorer("neg_log_loss"), "log_loss", -sk.log_loss(Y, P)),
+        (sk.make_scorer(sk.matthews_corrcoef), "matthews_corrcoef", sk.matthews_corrcoef(Y, GUESS)),
+    ],
+)
+def test_a_scorer_itself_is_a_metric(scorer, name, expected):
+    (metric,) = metrics_of([scorer])
+    assert metric.name == name
+    assert metric.of(Seen(torch.as_tensor(Z), torch.as_tensor(Y))) == pytest.approx(expected, abs=1e-12)
+
+
 def test_many_classes_as_scikit_learn_has_them():
     z, y = made(5)
     p, guess, hot = softmax(z, axis=1), z.argmax(1), np.eye(5)[y]

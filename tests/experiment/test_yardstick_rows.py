@@ -1,5 +1,6 @@
 """Yardsticks as rows of a comparison: no bytes, the same scores and terms per sample, resumed, verified, reported."""
 
+import csv
 import json
 import shutil
 import signal
@@ -105,6 +106,9 @@ def test_an_interrupted_pooled_training_goes_on(tmp_path, monkeypatch):
 
 def test_an_oracle_is_marked_in_every_table_and_never_chosen(folder):
     study = read(folder)
+    for table in (compare_table(study), cost_table(study)):  # everybody's data do not move for nothing
+        line = next(line for line in csv.DictReader(table.to("csv").splitlines()) if line["method"] == "pooled-oracle")
+        assert line["bytes_per_client"] == ""
     for table in (compare_table(study), client_table(study), cost_table(study)):
         text = table.to("markdown")
         assert "pooled-oracle" in text

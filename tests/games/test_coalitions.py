@@ -127,6 +127,7 @@ def test_the_folder_holds_tables_pictures_and_a_page(found):
         assert word in page
     assert imread(found.folder / "coalitions.png").shape[2] == 4
     assert "<svg" in (found.folder / "coalitions.svg").read_text()
+    assert (found.folder / "coalitions.pdf").read_bytes().startswith(b"%PDF")
     saved = json.loads((found.folder / "coalitions.json").read_text())
     assert len(saved["help"]) == 20
     table = pd.read_csv(found.folder / "coalitions-help.csv")

@@ -250,11 +250,25 @@ def test_what_would_be_enough_is_said_instead_of_an_absurd_interval(tmp_path):
     assert all(math.isnan(g.low) for g in found.gains.values())
 
 
+@pytest.mark.parametrize("names", [("ditto", "fedavg"), ("fedavg", "ditto")])
+def test_what_would_be_enough_is_that_of_the_method_shown(tmp_path, names):
+    """RMSE of the own model 30, 3, 20: one method wavers wildly, the other is better and wavers less."""
+    wild, better = names
+    values = {"local": [[30.0], [3.0], [20.0]], wild: [[90.0], [1.0], [1.0]], better: [[33.0], [1.0], [8.0]]}
+    study = report.read(write_comparison(tmp_path, values, metric="rmse", classes=None))
+    found = pairs.client_verdicts(study)["client-0"]
+    needs = {method: g.enough for method, g in found.gains.items()}
+    assert len(set(needs.values())) == 2
+    assert found.shown == better
+    assert found.text == f"{FEW}; {needs[better]} would do"
+
+
 def test_the_effort_for_two_points_is_said(tmp_path):
     rng = np.random.default_rng(2)
     correct = {"local": rng.random((4, PATIENTS)) < 0.7, "fedavg": rng.random((4, PATIENTS)) < 0.7}
     text = report.answer(write_scores(tmp_path, correct, 0, 4))
     assert "A gain of 2 points in the mean" in text
+    assert "with 5 seeds it would take about" in text
     assert "times as many samples" in text
 
 

@@ -226,6 +226,14 @@ def test_the_headline_says_whom_the_common_model_harms(tmp_path):
     assert len(head.split()) < 70
 
 
+def test_equal_scores_are_called_so_where_more_may_be_worse(tmp_path):
+    same = [[2.0, 3.0], [2.1, 3.2]]
+    study = report.read(write_comparison(tmp_path, {"local": same, "fedavg": same}, metric="rmse", classes=None))
+    _, each = summary.lines(study)
+    assert all(line.text.startswith("no difference with fedavg") for line in each)
+    assert "0.000 better" not in report.answer(study)
+
+
 def test_every_client_has_a_line_with_verdict_method_and_gain(tmp_path):
     against, each = summary.lines(harmed(tmp_path))
     assert "own model (local)" in against

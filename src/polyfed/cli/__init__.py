@@ -8,7 +8,8 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from inspect import cleandoc
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -39,7 +40,8 @@ from polyfed.experiment import stop
 ABOUT = """
 Federated learning when one model does not fit all.
 
-Start with [bold]polyfed run[/bold]: four hospitals, three methods, ten seeds; no download, under a minute.
+Start with [bold]polyfed run[/bold]: four hospitals, three methods beside own models and yardsticks, ten seeds; no
+download, under a minute.
 """
 
 COMPLETE = "_POLYFED_COMPLETE"
@@ -93,7 +95,7 @@ def call(arguments: Sequence[str], debug: bool = False) -> int:
     since = stop.interruptions()
     try:
         with stop.terminable():
-            command = typer.main.get_command(app)  # called as such it would turn an interruption into a silent 130
+            command = _legible(typer.main.get_command(app))  # called as such it turns an interruption into a silent 130
             with command.make_context("polyfed", list(arguments)) as context:
                 return command.invoke(context) or 0
     except typer.Exit as e:
@@ -125,6 +127,20 @@ def call(arguments: Sequence[str], debug: bool = False) -> int:
             "same command run with --debug",
             1,
         )
+
+
+def _legible(command: Any) -> Any:
+    """The command with help whose paragraphs break where the terminal does (examples keep their lines), and with what
+    its arguments are: the typer that Flower holds back loses that under click 8.5."""
+    for sub in getattr(command, "commands", {}).values():
+        _legible(sub)
+    paragraphs = cleandoc(command.help or "").split("\n\n")
+    command.help = "\n\n".join(p if p.startswith("[dim]") else " ".join(p.split()) for p in paragraphs)
+    hints = get_type_hints(command.callback, include_extras=True) if command.callback else {}
+    for parameter in command.params:
+        if parameter.param_type_name == "argument" and not parameter.help:
+            parameter.help = hints[parameter.name].__metadata__[0].help
+    return command
 
 
 def _help(arguments: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ def admit(
         str, Option(help="offered: the best of the method's models (such as a cluster's); common: the initial model.")
     ] = "offered",
     target: Annotated[
-        str | None, Option(help="Target column of CSV files. Default: the last.", metavar="COLUMN")
+        str | None, Option(help="Target column of CSV files. Default: the run's, else the last.", metavar="COLUMN")
     ] = None,
     out: Annotated[
         Path | None, Option(help="Folder for the results. Default: runs/<time>-admit-<run>.", rich_help_panel=o.WHERE)
@@ -26,7 +26,8 @@ def admit(
 ) -> int:
     """Add new clients to a finished run by the method's own rule, and report each one's model after every exchange.
 
-    The run and its clients stay as they are. A file's name is the client's; inputs are not rescaled.
+    The run and its clients stay as they are. A file's name is the client's. Rows of a CSV file are
+    prepared as those of the run were; inputs of npz files are taken as they are.
 
     [dim]polyfed admit runs/a/runs/ditto-seed0 --data oslo.csv --exchanges 20[/dim]
     """

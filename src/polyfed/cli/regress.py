@@ -1,5 +1,6 @@
 """polyfed regress: one regression over the rows of all sites, with intervals, as if they had been pooled."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,8 +46,8 @@ def regress(
         raise ConfigError(f"--{wrong[0]}: {model} takes {', '.join(takes)}")
     chosen = [c.strip() for c in columns.split(",")] if columns else None
     if Path(data).is_dir() and any(Path(data).glob("*.csv")) and not (Path(data) / "config.toml").exists():
-        names, sites = tables(Path(data), model, given, chosen)
-        found = clinical.fit(sites, model, ties=ties, names=names, level=level)
+        names, sites, about = tables(Path(data), model, given, chosen)
+        found = replace(clinical.fit(sites, model, ties=ties, names=names, level=level), about=about)
     elif chosen or any(given.values()):
         raise ConfigError(
             f"--{wrong[0] if wrong else 'columns' if chosen else takes[0]}: of CSV files; {data} has none"
@@ -82,8 +83,9 @@ def federation(data: str) -> "Federation":
 
 def tables(
     folder: Path, model: str, given: dict[str, str | None], columns: list[str] | None
-) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """The sites' names and (x, target, ...) of a folder with a CSV file per site, columns taken by their names."""
+) -> tuple[list[str], list[tuple[Any, ...]], str]:
+    """The sites' names, (x, target, ...) of a folder with a CSV file per site, columns taken by their names, and what
+    the target is and what categories are compared with."""
     import numpy as np
     import pandas as pd
 
@@ -119,7 +121,7 @@ def tables(
     table.advice = "leave such rows out"
     if problems := table.problems():
         raise DataError(f"{folder}: {'; '.join(problems)}")
-    targets = table.targets()[0]
+    targets, labels = table.targets()
     sites = []
     for sheet, target in zip(sheets, targets, strict=True):
         x: dict[str, Any] = {}
@@ -132,4 +134,10 @@ def tables(
         if given["exposure"]:
             parts.append(np.array(sheet.numbers(given["exposure"]), dtype=float))
         sites.append((pd.DataFrame(x), *parts))
-    return [sheet.name for sheet in sheets], sites
+    said = f"time {wanted[0]}, event {wanted[1]} (1: it happened)" if cox else f"target {wanted[0]}"
+    said += "" if cox or given["target"] else " (the last column)"
+    if labels:
+        said += f": {labels[-1]}, against {', '.join(labels[:-1])}"
+    if references := [f"{c.name}={c.values[0]}" for c in table.inputs if c.kind == "category"]:
+        said += f"; categories against {', '.join(references)}"
+    return [sheet.name for sheet in sheets], sites, said

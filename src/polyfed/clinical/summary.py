@@ -53,6 +53,8 @@ class ClinicalFit:
         Of the intervals.
     ratio : str
         What exp(estimate) is called.
+    about : str
+        What the target is and what categories are compared with, where `polyfed regress` read them from files.
     """
 
     model: str
@@ -70,6 +72,7 @@ class ClinicalFit:
     method: str
     level: float
     ratio: str = ""
+    about: str = ""
 
     @classmethod
     def of(
@@ -162,10 +165,10 @@ class ClinicalFit:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What must be known beside the table: the sites left out, whether the fit has arrived, and its price."""
+        """What must be known beside the table: what was modelled, the sites left out, how far it came, its price."""
         without = [f"{name} ({row['why']})" for name, row in self.sites.to_dict("index").items() if not row["meta"]]
         up, down = (int(self.bytes[way].to_numpy().max()) for way in ("up", "down"))
-        found = [f"log-likelihood {self.loglik:.4f}"]
+        found = [*([self.about] if self.about else []), f"log-likelihood {self.loglik:.4f}"]
         if self.left > 1e-4:
             found.append(
                 f"{self.method} has not arrived: the next Newton step is {words.figures(self.left)} standard errors"

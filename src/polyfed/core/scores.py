@@ -264,11 +264,13 @@ _ALL = (
     LOSS,
 )  # fmt: skip
 KNOWN = {m.name: m for m in _ALL}
+UNDEFINED = "one class, or a value that scikit-learn does not define"
 Metrics = str | Metric | Callable[..., Any] | Sequence[Any]
 
 
 def metrics_of(given: Metrics | None) -> tuple[Metric, ...]:
-    """What was asked for as metrics: names ("auc,brier", or a list), metrics, and functions (output, target) -> number.
+    """What was asked for as metrics: names ("auc,brier", or a list), metrics, functions (output, target) -> number, and
+    scikit-learn's scorers.
 
     A name that is not known here may be one of a scikit-learn scorer. Raises ConfigError, in one line.
     """
@@ -289,6 +291,8 @@ def _one(item: Any) -> Metric:
         return named(item.strip())
     if isinstance(item, Metric):
         metric = item
+    elif hasattr(item, "_score_func"):  # what scikit-learn's make_scorer gives
+        metric = _scorer(item)
     elif callable(item):
         metric = Metric(getattr(item, "__name__", type(item).__name__), compute=partial(_called, item))
     else:
@@ -301,6 +305,14 @@ def _one(item: Any) -> Metric:
     if known(metric.name) not in (None, metric):
         raise ConfigError(f"metrics: {metric.name!r} is the name of a known metric; give another")
     return metric
+
+
+def _scorer(item: Any) -> Metric:
+    """A scikit-learn scorer under the name of its function and its settings, such as `fbeta_score:beta-2`."""
+    name = ":".join([item._score_func.__name__, *(f"{key}-{value}" for key, value in item._kwargs.items())])
+    if (same := known(name)) is not None and repr(_module().get_scorer(name)) == repr(item):
+        return same
+    return Metric(name, compute=partial(_scored, item), decimals=3, lacks=UNDEFINED)
 
 
 def _called(function: Callable[[Tensor, Tensor], Any], seen: Seen) -> Any:
@@ -318,8 +330,7 @@ def named(text: str) -> Metric:
         takes = "pinball:0.9 and ece:15 take one number, the others none"
         raise ConfigError(f"metrics: found {shown(text)}; {takes}")
     if text in (scorers := _module().get_scorer_names()):
-        lacks = "one class, or a value that scikit-learn does not define"
-        return Metric(text, compute=partial(_scored, text), decimals=3, lacks=lacks)
+        return Metric(text, compute=partial(_scored, text), decimals=3, lacks=UNDEFINED)
     near = closest(text, [*KNOWN, *scorers])
     known = ", ".join(KNOWN)
     raise ConfigError(f"metrics: found {shown(text)}{near}, expected one of {known}, or a scikit-learn scorer")
@@ -352,15 +363,15 @@ def _set(name: str, value: str, text: str) -> Metric:
     return dataclasses.replace(base, name=text, title=title, compute=compute, terms=added)
 
 
-def _scored(name: str, seen: Seen) -> float:
-    """A scikit-learn scorer's value, by the model's answers as an estimator gives them."""
+def _scored(scorer: Any, seen: Seen) -> float:
+    """A scikit-learn scorer's value, by the model's answers as an estimator gives them. scorer: itself, or its name"""
     with _quiet, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of scores that are not defined
-        return _answered(name, seen)
+        return _answered(_module().get_scorer(scorer), seen)
 
 
-def _answered(name: str, seen: Seen) -> float:
-    scorer, base = _module().get_scorer(name), _module("sklearn.base")
+def _answered(scorer: Any, seen: Seen) -> float:
+    base = _module("sklearn.base")
     if seen.kind == "numbers":
         predicted, true = seen.numbers
         return float(scorer(_estimator(base.RegressorMixin, {"predict": predicted}), predicted, true))

@@ -18,11 +18,12 @@ POOLED = (
     "sums to the others"
 )
 OWN = "{what} standardised by each client with the mean and variance of its own training rows"
+EVENT = "1 (it happened) or 0 (censored)"
 HINTS = {
     "date": "dates; give days since an event, or years, as numbers",
     "identifier": "texts that are all distinct, so they identify rows",
     "text": "too many texts; name it in categories if it is one",
-    "mixed": "numbers and texts",
+    "mixed": "numbers and texts; name texts that stand for a gap in gaps",
 }
 
 
@@ -110,7 +111,8 @@ class Table:
             has = next(s for s in self.sheets if c.name in s.columns)
             files = ", ".join(Path(s.where).name for s in c.lacking)
             then = "add it there (empty cells are gaps), or drop it"
-            yield f"{files}: no column {c.name!r}, which {Path(has.where).name} has; {then}"
+            known = closest(c.name, c.lacking[0].columns)
+            yield f"{files}: no column {c.name!r}{known}, which {Path(has.where).name} has; {then}"
         if c.kind not in USABLE:
             what, semicolon, then = HINTS[c.kind].partition(";")
             yield f"column {c.name!r} holds {what}{_odd(c)}{semicolon and ','}{then}"
@@ -127,7 +129,8 @@ class Table:
                 yield f"{sheet.where}: no column {c.name!r}, the target{known}"
         elif c.gap:
             where, cell = c.gap
-            yield f"{where}: found {cell!r}, expected a target ({c.gaps} of {c.cells} rows have none; leave them out)"
+            said = f"{where}: found {cell!r}, expected a target ({c.gaps} of {c.cells} rows have none; leave them out)"
+            yield said if self.columns.outcome else f"{said}; name another column with --target"
         elif labels is not None and c.name != self.columns.time:
             for sheet in self.sheets:
                 for row, cell in enumerate(sheet.columns[c.name]):
@@ -136,9 +139,12 @@ class Table:
                         yield f"{sheet.at(row, c.name)}: found {cell[:40]!r}{known}"
                         return
         elif task in ("regression", "survival") and c.odd is not None:
-            yield f"{c.odd[0]}: found {c.odd[1]!r}, expected a number"
+            expected = EVENT if c.name == self.columns.event else "a number"
+            yield f"{c.odd[0]}: found {c.odd[1]!r}, expected {expected}"
         elif task == "binary" and len(c.values) != 2:
             yield f"target {c.name!r}: found {len(c.values)} different values ({c.shown}), expected two"
+        elif c.kind == "constant" and task in ("auto", *CLASSES) and (c.range is None or c.whole):
+            yield f"target {c.name!r}: found {c.shown} in every row of every file, expected two classes or more"
         elif c.kind not in USABLE and c.kind != "constant" and task not in CLASSES:
             hint, odd = HINTS[c.kind].partition(";")[0], _odd(c)
             yield f"target {c.name!r} holds {hint}{odd}; name another column with --target, or state the task"
@@ -216,7 +222,7 @@ class Table:
             event = np.array(sheet.numbers(self.columns.event), dtype=np.float64)
         for values, name, wrong, expected in (
             (time, self.columns.time, time < 0, "a time of 0 or more"),
-            (event, self.columns.event, ~np.isin(event, (0, 1)), "1 (it happened) or 0 (censored)"),
+            (event, self.columns.event, ~np.isin(event, (0, 1)), EVENT),
         ):
             if wrong.any():
                 row = int(np.flatnonzero(wrong)[0])

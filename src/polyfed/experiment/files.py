@@ -44,7 +44,7 @@ NAMES = (
     "common.jsonl", "clients.csv", "ledger.csv", "assignments.csv", "report.json", "summary.json", "log.txt",
     "scores.safetensors", "report.html", "report-clients.csv", "report-figures/*", "results.csv", "tune.svg",
     "admission.svg", "leave.csv", "coalitions.json", "coalitions-*.csv", "coalitions.png", "coalitions.svg",
-    "sites.json",
+    "coalitions.pdf", "sites.json",
 )  # fmt: skip
 RECIPE = ("kept/*.json", "outcome.md", "table[0-9]*-*.csv")  # beside recipe.txt
 PART = re.compile(r"(?!\d{8}-\d{6}-).+-seed-?\d+")  # a run of a comparison, and not a folder that was named by its time

@@ -45,7 +45,7 @@ STEPS = Annotated[str, Words('an expression in the round k such as "ceil(k/20)" 
 EACH = Annotated[Sequence[int], Words("a list with one number per client")]
 NAMED = Annotated[Mapping[str, int], Words("a table with one number per client")]
 WEIGHTS = Annotated[Sequence[float], Words("a list with one number per class")]
-BY_LABEL = Annotated[Mapping[str, float], Words("a table with one number per class")]
+BY_LABEL = Annotated[Mapping[str, float], Words("a table with one number for each label, a text")]
 FUNCTION = Annotated[Callable[..., Any], Words("a function")]
 BATCH = Annotated[int, Limits(ge=1, le=COUNTED), Words("an integer of at least 1, full")]
 SEEDS = 10_000

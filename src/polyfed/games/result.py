@@ -373,7 +373,7 @@ class Coalitions:
         with out.locked():
             for name in ("values", "help", "clients", "partitions", "agreement"):
                 out.write(f"coalitions-{name}.csv", csv_text(getattr(self, name)))
-            for form in ("png", "svg"):
+            for form in ("png", "svg", "pdf"):
                 save(self.figure(), self.folder / f"coalitions.{form}")
             out.write("coalitions.json", json.dumps(_finite(self._json()), indent=1))
             out.write("report.html", page(self))

@@ -243,7 +243,7 @@ def _files(found: "Coalitions") -> str:
         "coalitions-values.csv": "every score: seed, coalition, client, and the folder of its run",
         "coalitions-help.csv": "Shapley values and leave-one-out of every pair, with intervals",
         "coalitions.json": "all tables in one file",
-        "coalitions.svg, coalitions.png": "the picture",
+        "coalitions.svg, coalitions.pdf, coalitions.png": "the picture",
     }
     rows = tuple((Cell(k), Cell(v)) for k, v in told.items())
     return Table("Files", ("file<", "holds<"), rows).to("html")

@@ -84,7 +84,7 @@ class Evidence:
         need = intervals.needed(self.spread, self.share, LARGE * self.unit, comparisons)
         if need is None:
             return "more seeds"
-        return f"{need.splits} seeds" if need.splits else f"about {round_up(self.samples * need.times)} samples"
+        return f"{need.splits} seeds" if need.splits else f"about {round_up(self.samples * need.times):,} samples"
 
 
 def round_up(number: float) -> int:
@@ -168,7 +168,8 @@ def verdict(
     gains = {x: against(x, reference).interval(len(others)) for x in others} if judged is None else dict(judged)
     signs = [g.sign for g in gains.values()]
     if all(s is None for s in signs):
-        enough = [g.enough for g in gains.values() if g.enough]
+        shown = sorted(gains.values(), key=lambda g: -g.mean if math.isfinite(g.mean) else math.inf)  # the best first
+        enough = [g.enough for g in shown if g.enough]
         blind = any(g.blind for g in gains.values())
         text = f"{FEW}; {enough[0]} would do" if enough else BLIND if blind else ONE_SEED
         return Verdict(None, text, best, gains, reference)

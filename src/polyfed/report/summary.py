@@ -89,7 +89,8 @@ def lines(study: Study) -> tuple[str, list[Line]]:
     rest = len(every) - len(shown)
     more = [f"{len(of) - EACH} {v[:-1]}" for v, of in parts.items() if len(of) > EACH]
     undecided = len(every) - sum(map(len, parts.values()))
-    more += [f"{undecided} without a clear difference"] * bool(undecided)
+    clear = f"{undecided} without a clear difference" if undecided < len(every) else "none clearly gains or loses"
+    more += [clear] * bool(undecided)
     name = f"{rest} more clients" if shown else f"all {rest} clients"
     return what, [*shown, *[Line(name, "", f"{words.listed(more)}; see the table of clients")] * bool(rest)]
 
@@ -314,10 +315,12 @@ def _effort(study: Study, method: str, reference: str) -> list[str]:
         return [f"{text} would be seen here four times in five."]
     if seeds is not None:
         return [f"{text} would take about {seeds} seeds to be seen four times in five."]
-    more = f"about {words.figures(times, 2)} times as many samples"
+    factor = words.figures(times, 2) if times < 10 else f"{pairs.round_up(times):,}"
+    more = f"about {factor} times as many samples"
     if len(study.seeds) == 1:
         return [f"{text} would take {more} to be seen four times in five."]
-    return [f"{text} cannot be seen with these samples, however many the seeds: it would take {more}."]
+    now = f"with {len(study.seeds)} seeds it would take {more}"
+    return [f"{text} cannot be seen with these samples, however many the seeds: {now}."]
 
 
 def _level(study: Study, label: str) -> str:
@@ -342,10 +345,11 @@ def _scale(study: Study) -> words.Scale:
 
 
 def _signed(gain: float, scale: words.Scale) -> str:
-    """`+3.2 points`, or `0.032 better` where more may be worse."""
+    """`+3.2 points`, or `0.032 better` where more may be worse, and `no difference` where the figures show none."""
     if scale.percent:
         return f"{scale.signed(gain)}{scale.difference_unit}"
-    return f"{scale.signed(abs(gain)).removeprefix('+')} {'better' if gain >= 0 else 'worse'}"
+    size = scale.signed(abs(gain))
+    return f"{size[1:]} {'better' if gain > 0 else 'worse'}" if size[0] == "+" else "no difference"
 
 
 def _loss(gain: Interval, scale: words.Scale, more: str = "") -> str:
