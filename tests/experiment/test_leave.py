@@ -100,6 +100,12 @@ def test_a_comparison_is_repeated_for_every_method_and_seed_with_intervals(cli, 
         rows.bytes_before == rows.bytes_after
     ).all()  # FedAvg's messages do not depend on how many clients there are
     assert {(r, s) for r, s in zip(table.seeds, table.method, strict=True)} == {(3, "fedavg"), (3, "local")}
+    page = (tmp_path / "two/leave.html").read_text()
+    assert "What does the leaving of va and switzerland cost?" in page
+    assert page.count("the mean of those who stay changes by") == 2
+    assert f"{100 * rows.change.iloc[2]:.1f}".lstrip("-") in page
+    assert page.count("clearly") >= 2
+    assert page.count('<th scope="row"') == len(table)
 
 
 def federation():

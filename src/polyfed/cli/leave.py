@@ -50,6 +50,9 @@ def leave(
         found.save()
         stdout.print()
         show_table(found.summary())
-        stdout.print(f"\nthe runs without {', '.join(names)}: {folder}", soft_wrap=True, markup=False)
+        stdout.print(
+            f"\nwhat it costs: {folder / 'leave.html'}\nthe runs without {', '.join(names)}: {folder}",
+            soft_wrap=True, markup=False,
+        )  # fmt: skip
 
     return execute(without(resolve(config), names, everyone), out, force, quiet, left=said)

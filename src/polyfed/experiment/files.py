@@ -43,8 +43,8 @@ NAMES = (
     "models/*.safetensors", "models/.*.draft", ".*.draft", "checkpoint/**/*", "rows/**/*", "metrics.jsonl",
     "common.jsonl", "clients.csv", "ledger.csv", "assignments.csv", "report.json", "summary.json", "log.txt",
     "scores.safetensors", "report.html", "report-clients.csv", "report-figures/*", "results.csv", "tune.svg",
-    "admission.svg", "leave.csv", "coalitions.json", "coalitions-*.csv", "coalitions.png", "coalitions.svg",
-    "coalitions.pdf", "sites.json",
+    "admission.svg", "leave.csv", "leave.html", "coalitions.json", "coalitions-*.csv", "coalitions.png",
+    "coalitions.svg", "coalitions.pdf", "sites.json",
 )  # fmt: skip
 RECIPE = ("kept/*.json", "outcome.md", "table[0-9]*-*.csv")  # beside recipe.txt
 PART = re.compile(r"(?!\d{8}-\d{6}-).+-seed-?\d+")  # a run of a comparison, and not a folder that was named by its time

@@ -28,13 +28,12 @@ from polyfed.experiment.run import position
 from polyfed.experiment.watching import Callback
 from polyfed.report import files as reading
 from polyfed.report.combined import Tested, evidence, jointly, tested, together
+from polyfed.report.departure import MEAN
 from polyfed.report.pairs import Evidence
 
 if TYPE_CHECKING:
     from polyfed.experiment.opened import Opened
     from polyfed.report import Table
-
-MEAN = "mean"  # the row that is no client
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,16 +69,19 @@ class Departure:
         return departure_table(self)
 
     def save(self) -> Path:
-        """Write leave.csv into the folder of the runs without those who left.
+        """Write leave.csv and leave.html into the folder of the runs without those who left.
 
         Returns
         -------
         Path
-            The file.
+            The table's file.
         """
+        from polyfed.report.departure import departure_page
+
         store = RunFolder(self.folder)
         with store.locked():
             store.write("leave.csv", csv_text(self.table))
+            store.write("leave.html", departure_page(self))
         return self.folder / "leave.csv"
 
 

@@ -1,10 +1,13 @@
-"""What a leaving costs those who stay, as a table."""
+"""What a leaving costs those who stay, as a table and as a page."""
 
 import math
+from html import escape
 from typing import TYPE_CHECKING
 
 from polyfed.report import words
 from polyfed.report.table import Cell, Table
+
+MEAN = "mean"  # the row that is no client
 
 if TYPE_CHECKING:
     from polyfed.experiment.leave import Departure
@@ -43,3 +46,28 @@ def departure_table(found: "Departure") -> Table:
         f"Trained anew from the initial model, so nothing of {who} is in it; polyfed verify repeats it.",
     )
     return Table(f"What the leaving of {who} costs", columns, tuple(rows), notes)
+
+
+def departure_page(found: "Departure") -> str:
+    """The page: what changes for those who stay, on average and for whom clearly, then the table."""
+    from polyfed.report.page import page, table
+
+    scale, who, said = words.Scale(found.metric), words.listed(list(found.left)), []
+    rows = found.table.to_dict("records")
+    for method in dict.fromkeys(r["method"] for r in rows):
+        of = [r for r in rows if r["method"] == method]
+        mean = next(r for r in of if r["client"] == MEAN)
+        limits = f" (95 % interval {scale.range(mean['low'], mean['high'])})" if math.isfinite(mean["low"]) else ""
+        text = f"{method}: without {who}, the mean of those who stay changes by {scale.signed(mean['change'])}"
+        gain, lose = ([r["client"] for r in of if r["clear"] and r["client"] != MEAN and s * r["change"] > 0]
+                      for s in (1, -1))  # fmt: skip
+        each = [f"{words.listed(names)} clearly {verb}{'s' * (len(names) == 1)}"
+                for names, verb in ((gain, "gain"), (lose, "lose")) if names]  # fmt: skip
+        said.append(
+            f"{text}{scale.difference_unit}{limits}; {' and '.join(each) or 'no client clearly gains or loses'}."
+        )
+    top = f'<div class="answer"><p class="headline">{escape(" ".join(said))}</p></div>'
+    stay, seeds = len({r["client"] for r in rows} - {MEAN}), int(found.table["seeds"].max())
+    about = f"{words.count(stay, 'client')} {'stay' if stay > 1 else 'stays'} · {words.count(seeds, 'seed')}"
+    return page(f"What does the leaving of {who} cost?", about, top,
+                [("Those who stay", table(departure_table(found), "leave"))], "polyfed leave")  # fmt: skip
