@@ -114,6 +114,18 @@ def test_a_site_that_has_come_anew_is_asked_again_at_once_and_one_that_is_away_w
     assert len(there._grid.sent) == 2
 
 
+def test_the_rest_of_a_reply_is_not_waited_for_when_its_site_has_gone(there):
+    def pull(part: str) -> bytes:
+        if part == "1":
+            return b"one"
+        there._online = {"bern": (1, "later")}
+        raise flower.flwr.ObjectUnavailableError("2")
+
+    there.push({"bern": Message({"n": 1})})
+    with pytest.raises(flower.flwr.ObjectPullError, match="bern has gone"):
+        there._objects(object_ids=["1", "2"], pull_object_fn=pull)
+
+
 @pytest.fixture
 def attendance(tmp_path, monkeypatch):
     """A site's end that has a SuperNode; `said` is what it has said, `stopped` how often it has stopped that."""

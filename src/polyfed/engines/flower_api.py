@@ -15,7 +15,7 @@ VERSION = "1.41"
 NAMES = {
     "httpx": "HTTPError",
     "flwr.supercore.run": "RunNotRunningException",
-    "flwr.supercore.inflatable.inflatable_utils": "ObjectPullError ObjectPushError",
+    "flwr.supercore.inflatable.inflatable_utils": "ObjectPullError ObjectPushError ObjectUnavailableError pull_objects",
     "flwr.app": "Array ArrayRecord Message RecordDict",
     # what the server asks of its SuperLink
     "flwr.supercore.control": "ControlHttpClient",
