@@ -109,7 +109,7 @@ class PACFL(Clustered):
     -----
     A client that is first picked later sends its signature then. It joins the nearest cluster (in the sense of
     `linkage`) within the threshold; the others found new clusters, which begin at the common start. Clients already
-    placed is moved.
+    placed stay where they are.
     The signature is sent as `basis` vectors of the input's dimension per class, zeros where a client has no samples. It
     is computed from raw inputs, and tells the server a good deal about them.
     """
