@@ -95,6 +95,7 @@ def test_a_batch_of_padding_keeps_its_weights():
     [
         ({"class_weights": [1.0]}, "class-weights: found 1 numbers, expected one for each of 2 classes"),
         ({"class_weights": {"0": 1.0}}, "class-weights: found none for the class '1'"),
+        ({"class_weights": {0: 1.0}}, "class-weights: found none for the class '1'"),
         ({"class_weights": {"a": 1.0}}, "class-weights: unknown class 'a'"),
         ({"class_weights": [1.0, -1.0]}, "class_weights: found"),
         ({"class_weights": "even"}, "class_weights: found 'even'"),

@@ -94,6 +94,10 @@ class Comparison:
     status: str = "finished"
     folder: Path | None = None
 
+    def __repr__(self) -> str:
+        labels = dict.fromkeys(r.label for r in self.results)
+        return f"<Comparison of {', '.join(labels)}: {len(self.results)} runs, {self.status}>"
+
     @property
     def runs(self) -> dict[tuple[str, int], Run]:
         """(label, seed) -> Run, for the runs that were trained (and kept) by this call."""

@@ -222,6 +222,8 @@ class Training(Table):
         self._read("batch_size", str, lambda text: None if text == "full" else text)
         if self.metrics is not None:
             self._read("metrics", object, metrics_of)
+        # labels are texts in files; in Python they may be the numbers that they are
+        self._read("class_weights", Mapping, lambda table: {str(label): w for label, w in table.items()})
         super().__post_init__()
         each = self.local_steps
         self.require(not isinstance(each, Sized) or len(each) > 0, "local_steps", "one number per client")

@@ -308,6 +308,9 @@ class Coalitions:
     folder: Path | None = None
     split: str = "test"
 
+    def __repr__(self) -> str:
+        return f"<Coalitions of {', '.join(self.names)}: {self.method}, {len(self.seeds)} seeds, {self.trainings} runs>"
+
     @staticmethod
     def open(folder: str | Path) -> "Coalitions":
         """The results of a folder, from its runs.
