@@ -135,7 +135,8 @@ class Attendance:
                 # what forwards connections to a server that is down takes them and hangs up
                 if isinstance(e, ssl.SSLError) and not isinstance(e, ssl.SSLEOFError):
                     raise RunError(f"{where} does not speak TLS ({e.reason})") from None
-                self._tell(f"no answer from {where} ({e.strerror or e}); waiting for it")
+                hung_up = isinstance(e, ssl.SSLEOFError | ConnectionResetError)
+                self._tell(f"no answer from {where} ({'it hangs up' if hung_up else e.strerror or e}); waiting for it")
                 time.sleep(PAUSE)
 
     def _leave(self) -> None:
