@@ -12,7 +12,7 @@ import pytest
 from halfway import STATEFUL, Crash, crash_after, half, in_files, killed, rows_of, same
 from instances import METHODS, train
 
-from polyfed.core import checkpoint
+from polyfed.core import algorithm, checkpoint
 from polyfed.core.errors import RunError
 from polyfed.core.rows import MappedRows, MemoryRows
 from polyfed.engines import local
@@ -183,6 +183,7 @@ def test_rows_damaged_while_a_run_goes_on_end_it_in_one_line(files, tmp_path):
 
 def short(monkeypatch, memory: int) -> None:
     monkeypatch.setattr(local, "memory", lambda: memory)
+    monkeypatch.setattr(algorithm, "SMALL", 0)  # the estimate is that of a large federation
 
 
 def little(name: str) -> int:
