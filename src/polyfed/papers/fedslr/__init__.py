@@ -29,6 +29,8 @@ DATA = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100", "Tiny ImageNet": "tiny-i
 FULL = {"cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000}
 SMALL = "Fashion-MNIST"
 CLIENTS, SAMPLES = 20, 150  # at small size
+GKR, MIXED = "FedSLR, GKR", "FedSLR, mixed"  # two rows of one run
+LABELS = {GKR: "FedSLR", MIXED: "FedSLR", "FedRep, released": "FedPer"}  # the runs that the rows are from
 
 # One run: 1000 rounds x 10 clients x 75 steps of 20 images. ResNet-18 takes 0.56e9 multiply-adds forward per image of
 # 32 x 32, three times that with the backward pass: 2 x 3 x 0.56e9 x 20 x 750 000 = 5.0e16 operations, 1.4 hours at
