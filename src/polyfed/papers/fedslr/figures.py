@@ -174,7 +174,8 @@ def hidden(bench: Bench, folder: Path, seed: int, data: str, show: bool) -> dict
     several = [i for i, c in enumerate(counts) if (c > 4).sum() > 2] or [int(np.argmax([len(c) for c in counts]))]
     client = int(np.random.default_rng(seed).choice(several))
     x, y = samples[client]
-    place = TSNE(perplexity=min(30, len(x) / 3), init="random", method="exact", random_state=seed)
+    place = TSNE(perplexity=min(30, len(x) / 3), init="random", method="exact", random_state=seed,
+                 max_iter=250 if bench.rehearse else 1000)  # fmt: skip
     shown = {e: place.fit_transform(features(model, of[e][client], x)[0].astype(float)) for e in apart}
     said = {f"{e}, {c}": features(model, w[client], x)[1] for (e, c), w in pairs.items()}
     picture = {"client": client, "labels": y.numpy(), "places": shown, "predicted": said}
