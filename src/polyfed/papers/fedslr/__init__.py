@@ -79,21 +79,25 @@ def common_settings(scale: Size) -> tuple[Setting, ...]:
         )
     return (
         *own,
-        Setting("non-IID", "every client its own class prior from Dirichlet(0.1); a class that is used up is redrawn "
-                "(the released code starts it again)", "paper"),
-        Setting("test", "100 test images per client in its class ratio, largest remainder; mean over all clients",
-                "paper"),
+        Setting("non-IID", "every client its own class prior from Dirichlet(0.1)", "paper"),
+        Setting("a class that is used up", "is redrawn, so that no image is in two clients (released: starts again)",
+                "ours"),
+        Setting("test", "100 test images per client in its class ratio; mean over all clients", "paper"),
+        Setting("test, rounding", "largest remainder, exactly 100 (released: rounded down, 59 to 98)", "ours"),
         Setting("local work", "2 epochs of batches of 20, lr 0.1 x 0.998^t, weight decay 1e-3", "paper"),
         Setting("mu, eta_g, personal epochs", "1e-3, 10, 1", "paper"),
         Setting("personal part", "from zero, without weight decay (released: from the initial weights, with)", "ours"),
     )  # fmt: skip
 
 
-def settings(*own: Setting, without: Sequence[str] = ()) -> Callable[[Size], Sequence[Setting]]:
-    """Settings of a recipe: its own first. without: those that it varies."""
+def settings(
+    *own: Setting | Mapping[Size, Setting], without: Sequence[str] = ()
+) -> Callable[[Size], Sequence[Setting]]:
+    """Settings of a recipe: its own first, one for all sizes or one of each. without: those that it varies."""
 
     def of(scale: Size) -> Sequence[Setting]:
-        return (*own, *(s for s in common_settings(scale) if s.key not in without))
+        mine = (s if isinstance(s, Setting) else s[scale] for s in own)
+        return (*mine, *(s for s in common_settings(scale) if s.key not in without))
 
     return of
 
