@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
@@ -34,8 +35,8 @@ POINTS = {"factor": 100.0, "unit": " points"}
 RATE, LATENCY = 50e6, 5e-3  # bits per second of the common medium, seconds per message
 SETTINGS = (
     Setting("Figure 3", "accuracy less FedAvg's, in points, of every client; clients of all seeds together", "ours"),
-    Setting("Figure 4", "the last round's models, drawn for one client of the first seed with three classes or more; "
-            "t-SNE of its test images, exact, perplexity 30 or a third of the images", "ours"),
+    Setting("Figure 4", "the last round's models, for a client of the first seed, drawn among those with ten test "
+            "images of three classes or more; exact t-SNE, perplexity 30 or a third of the images", "ours"),
     Setting("Figure 5", f"{RATE / 1e6:.0f} Mbit/s shared by the clients of a round, and {1e3 * LATENCY:.0f} ms per "
             "message; the paper measures in a WLAN whose rate it does not give", "ours"),
 )  # fmt: skip
@@ -56,11 +57,11 @@ def joined(parts: Sequence[Outcome]) -> Outcome:
 
 
 def curve(found: Comparison, row: str) -> tuple[list[float], list[list[float]]]:
-    """(rounds, [seed][evaluated round]) test accuracy in per cent of a row of Table 1."""
-    if row == GKR:
-        return over_rounds(found, "FedSLR", "accuracy", 100)
-    at, values = column(found, LABELS.get(row, row), found.metric.name)
-    return at, (100 * np.array(values)).tolist()
+    """(rounds, [seed][evaluated round]) test accuracy in per cent of a row of Table 1, without the start."""
+    label = LABELS.get(row, row)
+    at, values = over_rounds(found, label, "accuracy") if row == GKR else column(found, label, found.metric.name)
+    trained = np.array(at) > 0
+    return np.array(at)[trained].tolist(), (100 * np.array(values)[:, trained]).tolist()
 
 
 def figure2(runs: Mapping[str, Comparison]) -> Outcome:
@@ -68,7 +69,7 @@ def figure2(runs: Mapping[str, Comparison]) -> Outcome:
     figures = {
         f"figure2-{kind}": curve_panels(
             [Panel(title, "round", "test accuracy, %", {row: curve(f, row) for row in rows})
-             for title, f in runs.items()], min(2, len(runs)), 2.9,
+             for title, f in runs.items()], min(2, len(runs)), 2.9, 3,
         )
         for kind, rows in (("common", COMMON), ("personal", PERSONAL))
     }  # fmt: skip
@@ -141,6 +142,7 @@ def violins(gains: Mapping[str, np.ndarray]) -> Figure:
 
 # ---- Figure 4 -------------------------------------------------------------------------------------------------------
 
+FEW = 10  # test images of a class that is counted
 PAIRS = [(e, c) for e in ("personal", "global") for c in ("personal", "global")]  # extractor, classifier
 
 
@@ -171,7 +173,7 @@ def hidden(bench: Bench, folder: Path, seed: int, data: str, show: bool) -> dict
                 found.append(float(silhouette_score(features(model, of[e][i], x)[0], y)))
     if not show:
         return {"accuracy": accuracy, "silhouette": apart}
-    several = [i for i, c in enumerate(counts) if (c > 4).sum() > 2] or [int(np.argmax([len(c) for c in counts]))]
+    several = [i for i, c in enumerate(counts) if (c >= FEW).sum() > 2] or [int(np.argmax([len(c) for c in counts]))]
     client = int(np.random.default_rng(seed).choice(several))
     x, y = samples[client]
     place = TSNE(perplexity=min(30, len(x) / 3), init="random", method="exact", random_state=seed,
@@ -218,7 +220,9 @@ def four(found: Mapping[str, Any]) -> Figure:
     """Places by t-SNE of the extractor, a row each; colour: the class that the classifier says; crosses: wrong."""
     labels = np.array(found["labels"])
     classes = np.unique(np.concatenate([labels, *(np.array(p) for p in found["predicted"].values())]))
-    colour = dict(zip(classes.tolist(), categories(len(classes)), strict=True))
+    many = len(classes) > len(SERIES)
+    palette = [colormaps["tab20"](k % 20) for k in range(len(classes))] if many else categories(len(classes))
+    colour = dict(zip(classes.tolist(), palette, strict=True))
     with styled():
         figure = Figure(figsize=(7.2, 6.2), layout="constrained")
         axes = figure.subplots(2, 2).ravel()
@@ -228,7 +232,7 @@ def four(found: Mapping[str, Any]) -> Figure:
                 for right, marker in ((True, "o"), (False, "x")):
                     some = (said == k) & ((said == labels) == right)
                     ax.scatter(xy[some, 0], xy[some, 1], s=18, marker=marker, color=colour[k], linewidths=1.1)
-            ax.set_title(f"{e} extractor, {c} classifier: {(said != labels).sum()} of {len(labels)} wrong")
+            ax.set_title(f"{e} extractor,\n{c} classifier: {(said != labels).sum()} of {len(labels)} wrong")
             ax.set(xticks=[], yticks=[])
         handles = [axes[0].scatter([], [], s=18, color=colour[k], label=f"class {k}") for k in classes.tolist()]
         handles.append(axes[0].scatter([], [], s=18, marker="x", color=INK, label="wrong"))
@@ -323,5 +327,6 @@ def figure5(bench: Bench, found: Comparison) -> Outcome:
         Claim("SCAFFOLD's takes twice as long as FedAvg's", abs(ratio - 2) < 0.1, f"{ratio:.2f} times"),
     ]  # fmt: skip
     notes = ["Figure 5's socket is the loopback: it has no WLAN's rate, and shows that time goes with bytes"]
-    panel = Panel("", "round", "seconds of communication", series)
-    return Outcome(tables, {"figure5": curve_panels([panel], 1, 2.9)}, claims, notes)
+    figure = curve_panels([Panel("", "round", "seconds of communication", series)], 1, 2.9)
+    figure.axes[0].set_ylim(0)
+    return Outcome(tables, {"figure5": figure}, claims, notes)
