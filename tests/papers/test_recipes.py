@@ -203,7 +203,7 @@ def test_a_recipe_says_what_it_is(name):
     assert r.title
     assert r.about
     assert all(0 < r.minutes[size] for size in SIZES)
-    for size in SIZES:
+    for size in r.sizes:
         assert {s.source for s in r.settings(size)} <= {"paper", "code", "ours"}
 
 
