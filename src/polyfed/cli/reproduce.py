@@ -36,7 +36,7 @@ def reproduce(
     """
     if name is None:
         return _list()
-    from polyfed.cli.console import Show
+    from polyfed.cli.console import Show, stdout
     from polyfed.core.errors import ConfigError
     from polyfed.data.datasets import default_dir
     from polyfed.experiment import files, stop
@@ -53,6 +53,7 @@ def reproduce(
     if takes is not None:
         takes *= len(which) / r.seeds
     elif not rehearse:
+        stdout.print("training three rounds of every kind of method, to see how long all will take")
         takes = estimate(r, size, which, where, device or "auto")
     _say_before(r, size, which, takes)
     if (takes or 0) > LONG and not (yes or rehearse or _agreed()):
