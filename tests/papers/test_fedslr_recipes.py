@@ -1,16 +1,29 @@
-"""FedSLR's recipes: what decides a peak, and Per-FedAvg's step size."""
+"""FedSLR's recipes: every table and figure under its own number, what the figures are made of, and what decides a
+claim."""
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 
 from polyfed.algorithms.perfedavg import PerFedAvg
+from polyfed.experiment.compare import Comparison, Result
+from polyfed.models import build
 from polyfed.papers import Bench, find
+from polyfed.papers.fedslr import GKR, MIXED, last, method, train
+from polyfed.papers.fedslr.figures import LATENCY, PERSONAL, RATE, features, hidden, measured, seconds
 from polyfed.papers.fedslr.sweeps import peak
-from polyfed.papers.fedslr.table1 import methods
-from polyfed.papers.recipe import ordered
+from polyfed.papers.fedslr.table1 import PRINTED, iid_pairs, methods
+from polyfed.papers.recipe import metric_of, ordered
 
 HIGH, LOW = np.array([0.8, 0.9, 0.85]), np.array([0.7, 0.82, 0.76])
 OPEN = HIGH + np.array([0.1, -0.1, 0.02])
+
+
+@pytest.mark.parametrize("number", [*(f"table{k}" for k in range(1, 10)), *(f"figure{k}" for k in (2, 3, 4, 5))])
+def test_every_table_and_figure_has_its_number(number):
+    """Figure 1 is a drawing."""
+    assert number[-1] in find(f"fedslr/{number}").title
 
 
 @pytest.mark.parametrize(
@@ -28,3 +41,55 @@ def test_per_fedavgs_beta_is_the_papers_at_paper_scale_alone(scale, beta, source
     assert isinstance(method, PerFedAvg)
     assert method.lr == beta
     assert [s.source for s in find("fedslr/table1").settings(scale) if s.key == "Per-FedAvg's beta"] == [source]
+
+
+@pytest.mark.parametrize("column", [0, 2, 4])
+def test_claims_of_the_iid_columns_are_true_of_the_printed_figures(column):
+    """The text's claim, mixed above every other personal method, and the printed order of the common models."""
+    printed = {row: values[column] for row, values in PRINTED.items()}
+    found = iid_pairs(printed)
+    assert all(printed[a] > printed[b] for a, b in found if None not in (printed[a], printed[b]))
+    assert {b for a, b in found if a == MIXED} >= set(PERSONAL) - {MIXED}
+    assert any(GKR in pair for pair in found)
+
+
+def test_what_the_last_layer_is_given():
+    """Its weights times that are the model's answers, under the parameters that were asked for."""
+    model, x = build("mlp", (6,), 4, 0, hidden=(5, 3)), torch.randn(7, 6)
+    w = torch.randn(sum(p.numel() for p in model.parameters()))
+    found, said = features(model, w, x)
+    *_, weight, bias = (p.detach().numpy() for p in model.parameters())
+    assert found.shape == (7, 3)
+    assert np.array_equal((found @ weight.T + bias).argmax(1), said)
+    assert np.array_equal(w[-4:].numpy(), bias)
+
+
+def test_extractors_and_classifiers_in_four_pairs(data_dir, tmp_path):
+    """Both personal is the deployed model, both global the GKR: accuracies are those of the run."""
+    bench = Bench(tmp_path, seeds=1, data_dir=data_dir("fashion_mnist"), rehearse=True)
+    found = train(bench, "runs", {"FedSLR": method(bench)}, rounds=2)
+    of = hidden(bench, found.results[0].folder, 0, "CIFAR-10", show=True)
+    mean = {pair: np.mean(values) for pair, values in of["accuracy"].items()}
+    assert mean["personal, personal"] == pytest.approx(metric_of(found, "FedSLR")[0], abs=1e-6)
+    assert mean["global, global"] == pytest.approx(last(found, "FedSLR")[0], abs=1e-6)
+    picture = of["picture"]
+    for pair, said in picture["predicted"].items():
+        right = np.mean(np.array(said) == picture["labels"])
+        assert right == pytest.approx(of["accuracy"][pair][picture["client"]], abs=1e-6)
+
+
+def test_seconds_of_communication_are_those_of_the_bytes(tmp_path):
+    """Two clients that share a medium wait for each other's bytes, not for each other's latency."""
+    columns = {"exchanges": 1, "down_bytes": [100, 300, 50, 50], "up_bytes": [25, 75, 20, 30]}
+    pd.DataFrame({"round": [1, 1, 2, 2], **columns}).to_csv(tmp_path / "ledger.csv")
+    found = Comparison([Result("FedAvg", 0, "finished", folder=tmp_path)])
+    assert seconds(found, "FedAvg")[0] == pytest.approx(8 * np.array([500, 150]) / RATE + 2 * LATENCY)
+
+
+def test_messages_through_a_real_socket():
+    """What arrives is what the ledger bills: SCAFFOLD's twice FedAvg's, FedSLR's less from its uplink on."""
+    rows = measured(1, 0.001)
+    sent = {label: row["bytes"] for label, row in rows.items()}
+    assert sent["SCAFFOLD"] == pytest.approx(2 * sent["FedAvg"], abs=16)
+    assert sent["FedAvg"] / 2 < sent["FedSLR, last round"] < sent["FedSLR, first round"] == sent["FedAvg"]
+    assert all(0 < s for row in rows.values() for s in row["seconds"])

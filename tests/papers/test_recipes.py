@@ -6,6 +6,7 @@ import signal
 import sys
 import tomllib
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from polyfed.experiment.fit import fit
 from polyfed.models import build
 from polyfed.papers import RECIPES, Bench, Outcome, find
 from polyfed.papers import load as recipes
-from polyfed.papers.recipe import SIZES, beside, curves, metric_of, ordered, ours, write
+from polyfed.papers.recipe import SIZES, Pilot, beside, curves, metric_of, ordered, ours, write
 
 ALL = sorted(recipes())
 
@@ -46,6 +47,25 @@ def test_other_settings_are_refused(tmp_path):
     small(Bench(tmp_path, seeds=1))
     with pytest.raises(ConfigError, match="another local-steps"):
         small(Bench(tmp_path, seeds=1), local_steps=3)
+
+
+def test_a_pilot_multiplies_what_a_round_takes(tmp_path, monkeypatch):
+    """Seconds of a round, times rounds, methods and seeds, of three rounds that were trained."""
+    monkeypatch.setattr(sys.modules[Pilot.__module__], "perf_counter", count().__next__)
+    pilot = Pilot(tmp_path, seeds=1)
+    pilot.count = 4
+    found = small(pilot, rounds=50)
+    assert pilot.seconds == 2 * 50 * 4
+    assert [r.summary["rounds"] for r in found.results] == [3, 3]
+
+
+def test_a_middle_size_is_estimated_before_it_starts(cli, monkeypatch):
+    monkeypatch.setitem(RECIPES, "fedslr/table4", started("fedslr/table4"))
+    before, _, _ = cli("reproduce", "fedslr/table4", "--scale", "middle").out.rpartition("STARTED")
+    assert "a few seconds on this machine" in before
+    said = cli("reproduce", "fpfc/table1", "--scale", "middle")
+    assert (said.status, len(said.err.splitlines())) == (2, 1)
+    assert "expected small or paper for fpfc/table1" in said.err
 
 
 def test_a_value_is_computed_once(tmp_path):
@@ -140,7 +160,6 @@ def test_a_name_means_one_recipe():
     assert len(set(names)) == len(names)
     assert all(find(n) is r for r in recipes().values() for n in r.also)
     assert find("fedslr/table8") is find("fedslr/table7")
-    assert {find(f"fedslr/figure{k}").name for k in (2, 3, 4, 5)} == {"fedslr/curves"}
 
 
 def test_another_name_shares_the_folder(cli, monkeypatch, tmp_path):
@@ -184,7 +203,7 @@ def test_a_recipe_says_what_it_is(name):
     assert r.title
     assert r.about
     assert all(0 < r.minutes[size] for size in SIZES)
-    for size in SIZES:
+    for size in r.sizes:
         assert {s.source for s in r.settings(size)} <= {"paper", "code", "ours"}
 
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 def reproduce(
     name: Annotated[str | None, Argument(help="A recipe, such as fpfc/table1; without it, all are listed.")] = None,
-    scale: Annotated[str, Option(help="small: minutes on two cores; paper: the real thing.")] = "small",
+    scale: Annotated[
+        str, Option(help="small: minutes on two cores; paper: the real thing; middle: between, where a recipe has it.")
+    ] = "small",
     seeds: Annotated[str | None, Option(help="Number of seeds, or a list of them: 5 or 0,3,7.")] = None,
     data_dir: o.DataDir = None,
     device: o.Device = None,
@@ -34,26 +36,32 @@ def reproduce(
     """
     if name is None:
         return _list()
-    from polyfed.cli.console import Show
+    from polyfed.cli.console import Show, stdout
     from polyfed.core.errors import ConfigError
     from polyfed.data.datasets import default_dir
     from polyfed.experiment import files, stop
     from polyfed.papers import Bench, find
-    from polyfed.papers.recipe import SIZES, write
+    from polyfed.papers.recipe import estimate, write
 
     r = find(name)
-    if scale not in SIZES:
-        raise ConfigError(f"--scale: found {scale!r}, expected small or paper")
+    if scale not in r.sizes:
+        raise ConfigError(f"--scale: found {scale!r}, expected {' or '.join(r.sizes)} for {r.name}")
     folder = out or Path("runs") / "reproduce" / f"{r.name.replace('/', '-')}-{'rehearsal' if rehearse else scale}"
     which = _seeds(seeds, r.seeds)
     size: Any = scale
-    _say_before(r, size, which)
-    if r.minutes[size] > LONG and not (yes or rehearse or _agreed()):
+    where, takes = data_dir or default_dir(), r.minutes.get(size)
+    if takes is not None:
+        takes *= len(which) / r.seeds
+    elif not rehearse:
+        stdout.print("training three rounds of every kind of method, to see how long all will take")
+        takes = estimate(r, size, which, where, device or "auto")
+    _say_before(r, size, which, takes)
+    if (takes or 0) > LONG and not (yes or rehearse or _agreed()):
         return 1
     since = stop.interruptions()
     with _claimed(folder, f"{r.name} {scale}{' rehearsal' if rehearse else ''}", force):
         with Show(False, quiet) as show:
-            bench = Bench(folder, size, which, data_dir or default_dir(), device or "auto", show, rehearse)
+            bench = Bench(folder, size, which, where, device or "auto", show, rehearse)
             try:
                 outcome = r.run(bench)
             except KeyboardInterrupt:
@@ -138,15 +146,14 @@ def minutes(count: float) -> str:
     return f"{count / 60:.0f} h" if count < 60 * 48 else f"{count / 60 / 24:.0f} days"
 
 
-def _say_before(r: "Recipe", scale: Any, seeds: list[int]) -> None:
+def _say_before(r: "Recipe", scale: Any, seeds: list[int], takes: float | None) -> None:
     from polyfed.cli.console import show_table, stdout
     from polyfed.papers.recipe import settings_table
 
     stdout.print(f"[bold]{r.name}[/bold]: {r.title}")
     stdout.print(r.about, markup=False)
-    where = "two cores" if scale == "small" else r.machine
-    share = len(seeds) / r.seeds
-    time = minutes(share * r.minutes[scale])
+    where = {"small": "two cores", "middle": "this machine, by three rounds"}.get(scale, r.machine)
+    time = minutes(takes or 0)
     about = "a few" if time == "seconds" else "about"
     stdout.print(f"seeds {seeds}; {about} {time} on {where}\n", markup=False)
     show_table(settings_table(r.settings(scale)))

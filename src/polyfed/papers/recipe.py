@@ -4,11 +4,13 @@ so that a second call continues where the first was cut off, and ends in an `Out
 
 import json
 import re
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -32,8 +34,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
-Size = Literal["small", "paper"]
-SIZES: tuple[Size, ...] = ("small", "paper")
+Size = Literal["small", "middle", "paper"]
+SIZES: tuple[Size, ...] = ("small", "paper")  # that every recipe has
 Source = Literal["paper", "code", "ours"]
 
 
@@ -76,6 +78,7 @@ class Recipe:
     minutes: about how long each size takes, on two cores (small) and on `machine` (paper)
     data: data sets that it reads from a data folder; () where everything ships with polyfed
     also: other names that it answers to, in full, such as those of a paper's tables that are one experiment
+    middle: whether it has a size in between; how long that takes is estimated by a `Pilot` before it starts
     """
 
     name: str
@@ -88,6 +91,11 @@ class Recipe:
     seeds: int = 3
     also: tuple[str, ...] = ()
     order: int = 0
+    middle: bool = False
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        return ("small", "middle", "paper") if self.middle else SIZES
 
     @property
     def about(self) -> str:
@@ -108,12 +116,13 @@ def recipe(
     data: tuple[str, ...] = (),
     seeds: int = 3,
     also: tuple[str, ...] = (),
+    middle: bool = False,
 ) -> Callable[[Callable[["Bench"], Outcome]], Callable[["Bench"], Outcome]]:
     """Register the function below as a recipe. minutes: (small, paper)"""
 
     def add(run: Callable[[Bench], Outcome]) -> Callable[[Bench], Outcome]:
         times = dict(zip(SIZES, minutes, strict=True))
-        RECIPES[name] = Recipe(name, title, run, settings, times, machine, data, seeds, also, len(RECIPES))
+        RECIPES[name] = Recipe(name, title, run, settings, times, machine, data, seeds, also, len(RECIPES), middle)
         return run
 
     return add
@@ -122,7 +131,7 @@ def recipe(
 class Bench:
     """Where a recipe runs: its size, seeds and folder, and the memory of what is already done.
 
-    scale: "small" or "paper"     seeds: of data, start and cohorts     data_dir: folder of data sets
+    scale: "small", "middle" or "paper"     seeds: of data, start and cohorts     data_dir: folder of data sets
     rehearse: cut every run to one round, to see that all is in place; the figures then mean nothing
     """
 
@@ -145,13 +154,15 @@ class Bench:
     def small(self) -> bool:
         return self.scale == "small"
 
-    def pick(self, small: Any, paper: Any) -> Any:
-        """The value for this size."""
+    def pick(self, small: Any, paper: Any, middle: Any = None) -> Any:
+        """The value for this size; the middle one's is the paper's unless it has one of its own."""
+        if self.scale == "middle" and middle is not None:
+            return middle
         return small if self.small else paper
 
-    def rounds(self, small: int, paper: int) -> int:
+    def rounds(self, small: int, paper: int, middle: int | None = None) -> int:
         """Rounds for this size, one in a rehearsal."""
-        count = self.pick(small, paper)
+        count = self.pick(small, paper, middle)
         return min(count, 1) if self.rehearse else count
 
     def compare(
@@ -229,6 +240,41 @@ class Bench:
             raise KeyboardInterrupt
         write_atomically(path, json.dumps(value, indent=1, default=_jsonable).encode())
         return json.loads(path.read_text())
+
+
+class Pilot(Bench):
+    """A bench that trains three rounds of one method of each kind under one seed, and adds up how long all rounds of
+    all methods would take.
+
+    count: how many seeds are meant     seconds: of training alone, all rounds and seeds; evaluations come on top
+    """
+
+    seconds = 0.0
+    count = 1
+
+    def compare(self, key, model, federation, algorithms, *, seeds=None, **settings):  # pyright: ignore[reportIncompatibleMethodOverride]
+        methods = algorithms(self.seeds[0]) if callable(algorithms) else algorithms
+        short = settings | {"rounds": 3, "evaluate_every": 3 if settings.get("evaluate_every") else 0}
+        known: dict[type[Algorithm], tuple[float, Result]] = {}
+        for label, method in methods.items():
+            if type(method) not in known:
+                ends: list[float] = []
+                short["callbacks"] = (*settings.get("callbacks", ()), lambda _, ends=ends: ends.append(perf_counter()))
+                place = f"{key}-{label}"
+                found = super().compare(place, model, federation, {label: method}, seeds=self.seeds[:1], **short)
+                taken = ends[1] - ends[0] if len(ends) > 1 else 0.0  # the first round has what is done once
+                known[type(method)] = taken, found.results[0]
+            self.seconds += known[type(method)][0] * settings["rounds"] * len(seeds or range(self.count))
+        return Comparison([replace(known[type(m)][1], label=label) for label, m in methods.items()])
+
+
+def estimate(r: Recipe, scale: Size, seeds: Sequence[int], data_dir: str | Path | None, device: str) -> float:
+    """Minutes that a recipe takes here, from three rounds of every kind of method."""
+    with tempfile.TemporaryDirectory() as folder:
+        pilot = Pilot(Path(folder), scale, seeds[:1], data_dir, device)
+        pilot.count = len(seeds)
+        r.run(pilot)
+    return pilot.seconds / 60
 
 
 def _traced(settings: Mapping[str, Any]) -> list[str]:

@@ -28,7 +28,9 @@ from polyfed.papers.recipe import Bench, Claim, Setting, Size, ordered
 DATA = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100", "Tiny ImageNet": "tiny-imagenet"}
 FULL = {"cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000}
 SMALL = "Fashion-MNIST"
-CLIENTS, SAMPLES = 20, 150  # at small size
+CLIENTS, SAMPLES = 20, {"small": 150, "middle": 500}  # at small and middle size
+GKR, MIXED = "FedSLR, GKR", "FedSLR, mixed"  # two rows of one run
+LABELS = {GKR: "FedSLR", MIXED: "FedSLR", "FedRep, released": "FedPer"}  # the runs that the rows are from
 
 # One run: 1000 rounds x 10 clients x 75 steps of 20 images. ResNet-18 takes 0.56e9 multiply-adds forward per image of
 # 32 x 32, three times that with the backward pass: 2 x 3 x 0.56e9 x 20 x 750 000 = 5.0e16 operations, 1.4 hours at
@@ -47,8 +49,9 @@ UNKNOWN = (
 
 
 def lam(bench: Bench) -> float:
-    """Weight of the nuclear norm: the paper's, or twenty times as much for a twenty-fifth of the rounds."""
-    return bench.pick(2e-3, 1e-4)
+    """Weight of the nuclear norm: the paper's, or twenty times as much for a twenty-fifth of the rounds; at middle size
+    as much more as there are fewer rounds."""
+    return bench.pick(2e-3, 1e-4, 2.5e-4)
 
 
 def method(bench: Bench, **changes: Any) -> FedSLR:
@@ -60,11 +63,24 @@ def common_settings(scale: Size) -> tuple[Setting, ...]:
     """What all experiments have in common."""
     if scale == "small":
         own = (
-            Setting("data", f"Fashion-MNIST, {CLIENTS * SAMPLES} images drawn by the seed", "ours"),
-            Setting("clients", f"{CLIENTS} with {SAMPLES} images, 5 a round, drawn without replacement", "ours"),
+            Setting("data", f"Fashion-MNIST, {CLIENTS * SAMPLES['small']} images drawn by the seed", "ours"),
+            Setting(
+                "clients", f"{CLIENTS} with {SAMPLES['small']} images, 5 a round, drawn without replacement", "ours"
+            ),
             Setting("model", "mlp 784-100-50-10, 84 060 numbers", "ours"),
             Setting("rounds", "40", "ours"),
             Setting("lambda", "2e-3, 20 times the paper's, so that ranks fall in so few rounds", "ours"),
+        )
+    elif scale == "middle":
+        own = (
+            Setting("data", f"CIFAR-100, {CLIENTS * SAMPLES['middle']} images drawn by the seed", "ours"),
+            Setting(
+                "clients", f"{CLIENTS} with {SAMPLES['middle']} images, 5 a round, drawn without replacement", "ours"
+            ),
+            Setting("model", "cnn of McMahan et al., 5 x 5 convolutions of 32 and 64 channels and 512 units", "ours"),
+            Setting("augmentation", "mirror, and crop (pad 4), each with probability 1/2", "code"),
+            Setting("rounds", "400", "ours"),
+            Setting("lambda", "2.5e-4, as much more than the paper's as there are fewer rounds", "ours"),
         )
     else:
         own = (
@@ -77,21 +93,25 @@ def common_settings(scale: Size) -> tuple[Setting, ...]:
         )
     return (
         *own,
-        Setting("non-IID", "every client its own class prior from Dirichlet(0.1); a class that is used up is redrawn "
-                "(the released code starts it again)", "paper"),
-        Setting("test", "100 test images per client in its class ratio, largest remainder; mean over all clients",
-                "paper"),
+        Setting("non-IID", "every client its own class prior from Dirichlet(0.1)", "paper"),
+        Setting("a class that is used up", "is redrawn, so that no image is in two clients (released: starts again)",
+                "ours"),
+        Setting("test", "100 test images per client in its class ratio; mean over all clients", "paper"),
+        Setting("test, rounding", "largest remainder, exactly 100 (released: rounded down, 59 to 98)", "ours"),
         Setting("local work", "2 epochs of batches of 20, lr 0.1 x 0.998^t, weight decay 1e-3", "paper"),
         Setting("mu, eta_g, personal epochs", "1e-3, 10, 1", "paper"),
         Setting("personal part", "from zero, without weight decay (released: from the initial weights, with)", "ours"),
     )  # fmt: skip
 
 
-def settings(*own: Setting, without: Sequence[str] = ()) -> Callable[[Size], Sequence[Setting]]:
-    """Settings of a recipe: its own first. without: those that it varies."""
+def settings(
+    *own: Setting | Mapping[Size, Setting], without: Sequence[str] = ()
+) -> Callable[[Size], Sequence[Setting]]:
+    """Settings of a recipe: its own first, one for all sizes or one of each. without: those that it varies."""
 
     def of(scale: Size) -> Sequence[Setting]:
-        return (*own, *(s for s in common_settings(scale) if s.key not in without))
+        mine = (s if isinstance(s, Setting) else s[scale] for s in own)
+        return (*mine, *(s for s in common_settings(scale) if s.key not in without))
 
     return of
 
@@ -100,9 +120,11 @@ def federation(bench: Bench, data: str = "CIFAR-100", iid: bool = False) -> Call
     """seed -> the clients; data: at paper scale."""
 
     def make(seed: int) -> Federation:
-        if bench.small:
-            found = fashion(bench.data_dir)
-            some = np.random.default_rng(seed).permutation(len(found.x))[: CLIENTS * SAMPLES]
+        if count := SAMPLES.get(bench.scale):
+            found = (
+                fashion(bench.data_dir) if bench.small else load("cifar100", data_dir=bench.data_dir, normalise=True)
+            )
+            some = np.random.default_rng(seed).permutation(len(found.x))[: CLIENTS * count]
             found = replace(found, x=found.x[some], y=found.y[some])
         else:
             found = load(DATA[data], data_dir=bench.data_dir, normalise=True)
@@ -113,7 +135,7 @@ def federation(bench: Bench, data: str = "CIFAR-100", iid: bool = False) -> Call
                     f"polyfed data fetch {found.name} --data-dir ANOTHER-FOLDER"
                 )
         how = IID() if iid else DirichletPrior(0.1)
-        return found.partition(how, bench.pick(CLIENTS, 100), seed, test="ratio")
+        return found.partition(how, bench.pick(CLIENTS, 100, CLIENTS), seed, test="ratio")
 
     return make
 
@@ -130,6 +152,8 @@ def network(bench: Bench, data: str = "CIFAR-100") -> Callable[[int], nn.Module]
     def make(seed: int) -> nn.Module:
         if bench.small:
             return build("mlp", (1, 28, 28), 10, seed, hidden=(100, 50))
+        if bench.scale == "middle":
+            return build("cnn", (3, 32, 32), 100, seed)
         return resnet(data, seed)
 
     return make
@@ -146,8 +170,8 @@ def work(bench: Bench, data: str = "CIFAR-100") -> dict[str, Any]:
     """The work of a round, as settings of `fit`."""
     padding = 8 if data == "Tiny ImageNet" else 4
     return {
-        "rounds": bench.rounds(40, 1000), "fraction": bench.pick(0.25, 0.1), "local_epochs": 2, "batch_size": 20,
-        "weight_decay": 1e-3, "lr_decay": 0.998, "evaluate_every": 0,
+        "rounds": bench.rounds(40, 1000, 400), "fraction": bench.pick(0.25, 0.1, 0.25),
+        "local_epochs": 2, "batch_size": 20, "weight_decay": 1e-3, "lr_decay": 0.998, "evaluate_every": 0,
         **({} if bench.small else {"augment": f"flip+crop:{padding},p=0.5"}),
     }  # fmt: skip
 

@@ -21,9 +21,11 @@ class Panel(NamedTuple):
     log_x: bool = False
 
 
-def curve_panels(parts: Sequence[Panel], columns: int, height: float = 2.3) -> Figure:
+def curve_panels(parts: Sequence[Panel], columns: int, height: float = 2.3, names: int = 5) -> Figure:
     """Panels row by row, a line per label: the mean over seeds, their range as a band. One legend for all. The last
     labels are those in colour.
+
+    names: of the legend in a row
     """
     labels = list(dict.fromkeys(label for part in parts for label in part.series))
     look = looks(labels[::-1], {label: "own" if label == "Local" else "method" for label in labels})
@@ -52,7 +54,7 @@ def curve_panels(parts: Sequence[Panel], columns: int, height: float = 2.3) -> F
         for ax in axes.flat[len(parts) :]:
             ax.set_visible(False)
         if len(labels) > 1:
-            figure.legend(handles=list(handles.values()), loc="outside upper left", ncols=min(5, len(labels)))
+            figure.legend(handles=list(handles.values()), loc="outside upper left", ncols=min(names, len(labels)))
     return figure
 
 

@@ -30,7 +30,7 @@ from polyfed.papers.recipe import Bench, Setting, Size
 PARTITIONS = {"pathological": "pathological:2,sizes=rest,order=label", "dirichlet": "dirichlet:0.1,capped=true,least=1"}
 CLIENTS, BATCH = 20, 10
 SAMPLES, HIDDEN = 6000, 64  # of the small size
-RATE = {"small": 0.05, "paper": 0.005}
+RATE = {"small": 0.05, "middle": 0.005, "paper": 0.005}
 FUSION = {"pathological": 1.0, "dirichlet": 0.5}  # FPFC's lambda
 
 # docs/benchmark.html of TsingZ0/PFLlib at d832e76: (pathological, Dirichlet)
@@ -84,7 +84,7 @@ def settings(scale: Size) -> tuple[Setting, ...]:
         else Setting("model", "5x5 convolutions of 32 and 64 channels, 512 units; 582,026 parameters", "code"),
         Setting("local work", "one epoch, batches of 10", "paper"),
         Setting("lr", "0.05", "ours") if small else Setting("lr", "0.005, the code's default", "code"),
-        Setting("rounds", "30", "ours") if small else Setting("rounds", "2000", "paper"),
+        Setting("rounds", "2000", "paper") if scale == "paper" else Setting("rounds", "30" if small else "500", "ours"),
         Setting("Per-FedAvg", "first order, alpha = lr", "code"),
         Setting("FedRep", "one epoch for the head, one for the body", "code"),
         Setting("FPFC", "lambda 1 (pathological) and 0.5, from one run of the small size on another seed", "ours"),

@@ -11,7 +11,7 @@ GPU = "one large GPU"
 
 
 @recipe("pfllib/fashion-mnist-pathological", "Leaderboard, Fashion-MNIST, two classes per client", minutes=MINUTES,
-        settings=settings, machine=GPU, data=("fashion_mnist",))  # fmt: skip
+        settings=settings, machine=GPU, data=("fashion_mnist",), middle=True)  # fmt: skip
 def pathological(bench: Bench) -> Outcome:
     """What does the leaderboard's protocol report with two classes per client, and what a last round that is not chosen
     by test accuracy?
@@ -20,7 +20,7 @@ def pathological(bench: Bench) -> Outcome:
 
 
 @recipe("pfllib/fashion-mnist-dirichlet", "Leaderboard, Fashion-MNIST, Dirichlet(0.1)", minutes=MINUTES,
-        settings=settings, machine=GPU, data=("fashion_mnist",))  # fmt: skip
+        settings=settings, machine=GPU, data=("fashion_mnist",), middle=True)  # fmt: skip
 def dirichlet(bench: Bench) -> Outcome:
     """What does the leaderboard's protocol report with Dirichlet(0.1) classes, and what a last round that is not chosen
     by test accuracy?
@@ -31,7 +31,7 @@ def dirichlet(bench: Bench) -> Outcome:
 def _column(bench: Bench, partition: str) -> Outcome:
     contenders = methods(bench.scale, partition)
     found = bench.compare(
-        partition, model(bench), federation(bench, partition), contenders, rounds=bench.rounds(30, 2000),
+        partition, model(bench), federation(bench, partition), contenders, rounds=bench.rounds(30, 2000, 500),
         local_epochs=1, batch_size=BATCH, evaluate_every=1,
     )  # fmt: skip
     history, column = curves(found), ("pathological", "dirichlet").index(partition)
