@@ -119,8 +119,8 @@ class Task:
         if bf16 and self.w0.dtype != torch.float32:
             raise ConfigError(f"precision: found bf16 with weights in {self.w0.dtype}, expected torch.float32")
         self.bf16 = bf16
-        by_layers = known and layers is not None and not bf16  # autocast is of modules
-        self.stacked = Stacked(layers, self.layout, loss, self._class_weights) if by_layers else None
+        layers = layers if not bf16 else None  # autocast is of modules
+        self.stacked = Stacked(layers, self.layout, loss, self._class_weights) if known and layers else None
         self.vectorised = known and self.stacked is None and self.w0.device.type != "cpu"
         # until `check` has tried: any model may draw, [b, 1] is reshaped, and one output is a logit
         self.random, self._reshape, self._threshold = True, True, 0.0
@@ -296,7 +296,7 @@ class Task:
                 # by what is not kept as it was rounded: a model at its anchor stays there
                 share = strength / (strength + self.weight_decay) if self.weight_decay else 1.0
                 add = anchor * ((1 - each.double()) * share).to(w.dtype)
-            keep = each.expand(len(w), -1) if each.dim() else each.tolist()
+            keep = each.expand(len(w), -1) if each.dim() else float(each.numpy())
         if shift is not None:
             add = -lr * shift if add is None else add - lr * shift
         return Drift(keep, add)
