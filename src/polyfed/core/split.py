@@ -4,7 +4,7 @@ Everything that trains or evaluates reads its samples from here; `data.Federatio
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -79,9 +79,14 @@ class Split:
 
     def select(self, clients: Sequence[int] | np.ndarray) -> "Split":
         """The samples of the named clients only, in the order given."""
-        some = Split.of([self.client(int(i)) for i in clients])
+        return self.given(clients, torch.cat([self.x[self.rows(int(i))] for i in clients]))
+
+    def given(self, clients: Sequence[int] | np.ndarray, x: Tensor) -> "Split":
+        """The named clients' targets with other inputs `x`, which lie in the order given."""
+        y = torch.cat([self.y[self.rows(int(i))] for i in clients])
         weight = None if self.weight is None else torch.cat([self.weight[self.rows(int(i))] for i in clients])
-        return replace(some, unit=self.units(clients), weight=weight)
+        offsets = np.concatenate([[0], np.cumsum(self.counts[np.asarray(clients)])])
+        return Split(x, y, offsets, self.units(clients), weight)
 
     def units(self, clients: int | Sequence[int] | np.ndarray) -> Tensor | None:
         """Shift and scale of the targets of some clients, [..., 2]; None where targets are trained on as they are."""

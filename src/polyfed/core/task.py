@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
 from math import isfinite, prod
+from typing import cast
 
 import numpy as np
 import torch
@@ -117,7 +118,7 @@ class Task:
         # until `check` has tried: any model may draw, [b, 1] is reshaped, and one output is a logit
         self.random, self._reshape, self._threshold = True, True, 0.0
         self._embeds = self.integers = any(isinstance(m, EMBEDDINGS) for m in self.model.modules())
-        self._local = threading.local()
+        self._local, self._above = threading.local(), dict[int, Task]()
 
     @property
     def device(self) -> torch.device:
@@ -198,6 +199,86 @@ class Task:
             On the task's device.
         """
         return self.layout.load_(copy.deepcopy(self.model), w)
+
+    # the upper layers by themselves
+
+    def cut(self, only: Tensor) -> int | None:
+        """Below which of the model's modules nothing is trained.
+
+        Parameters
+        ----------
+        only : Tensor
+            [..., p], not 0 for what is trained.
+
+        Returns
+        -------
+        int or None
+            How many lie below. None where they have no parameters, the model is not a `Sequential`, or it may draw
+            random numbers.
+        """
+        if self._pieces is None or (self.stacked is None and self.random):
+            return None
+        trained = [bool(v.any()) for v in only.split_with_sizes(self.layout.sizes, -1)]
+        for k, (mine, before) in enumerate(self._pieces):
+            if any(trained[e] for e in mine):
+                return k if before else None
+        return None
+
+    @cached_property
+    def _pieces(self) -> list[tuple[list[int], bool]] | None:
+        """Each module of a sequence: its parameters, by place, and whether the modules below have some, all others.
+
+        None for a model that is no sequence.
+        """
+        if type(self.model) is not nn.Sequential:
+            return None
+        place = {id(q): k for k, q in enumerate(_trainable(self.model))}
+        mine = [[place[id(q)] for q in _trainable(module)] for module in _sequence(self.model)]
+        first = [min(itertools.chain(*mine[k:]), default=0) for k in range(len(mine))]
+        return [(m, max(itertools.chain(*mine[:k]), default=first[k]) < first[k]) for k, m in enumerate(mine)]
+
+    def above(self, cut: int) -> "Task":
+        """The same loss and optimiser for the modules from `cut` on, whose parameters end the vector."""
+        if cut not in self._above:
+            model, weights = nn.Sequential(*_sequence(self.model)[cut:]), self._class_weights
+            task = Task(
+                model,
+                self.loss,
+                weight_decay=self.weight_decay,
+                optimizer=self.optimizer,
+                class_weights=None if weights is None else [float(c) for c in weights],
+            )
+            task.random, task._reshape = self.random, self._reshape
+            self._above[cut] = task
+        return self._above[cut]
+
+    def through(self, w: Tensor, clients: list[Tensor], cut: int) -> Tensor:
+        """What the modules below `cut` make of samples in training.
+
+        Parameters
+        ----------
+        w : Tensor
+            [s, p] the clients' models.
+        clients : list of Tensor
+            [b, ...] inputs of each.
+        cut : int
+            As `cut` gives it.
+
+        Returns
+        -------
+        Tensor
+            [N, ...], all of the first client's, then the second's, ...
+        """
+        module, parameters = self._workspace()
+        _training(module, self._local.still)
+        below, out = nn.Sequential(*_sequence(module)[:cut]), list[Tensor]()
+        for row, x in zip(w, clients, strict=True):
+            for q, view in zip(parameters, self.layout.views(row), strict=True):
+                q.data = view
+            x = x.to(w.dtype) if x.is_floating_point() or not self.integers else x
+            with torch.no_grad():
+                out.append(below(_input(x)))
+        return torch.cat(out)
 
     # gradients
 
@@ -423,7 +504,7 @@ class Task:
         if not hasattr(self._local, "module"):
             module = copy.deepcopy(self.model)
             self._local.module, self._local.still = module, self._parts(module)
-            self._local.parameters = [q for q in module.parameters() if q.requires_grad]
+            self._local.parameters = _trainable(module)
         return self._local.module, self._local.parameters
 
     def _drawing(self, key: int) -> AbstractContextManager[object]:
@@ -916,6 +997,15 @@ def _is_tensor(given: object) -> bool:
 
 def _finite(t: Tensor) -> bool:
     return bool(t.isfinite().all())
+
+
+def _sequence(model: nn.Module) -> list[nn.Module]:
+    """The modules of a `Sequential`, one that stands in two places twice."""
+    return [*cast("nn.Sequential", model)]
+
+
+def _trainable(module: nn.Module) -> list[nn.Parameter]:
+    return [q for q in module.parameters() if q.requires_grad]
 
 
 def _training(module: nn.Module, parts: list[nn.Module]) -> None:
