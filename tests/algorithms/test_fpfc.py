@@ -10,6 +10,7 @@ from scipy.optimize import linprog
 from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
+from polyfed.algorithms.fpfc import pairs
 from polyfed.algorithms.fpfc.pairs import pair_index
 from polyfed.algorithms.fpfc.penalty import shrinkage
 from polyfed.algorithms.fpfc.window import lambda_window
@@ -101,11 +102,13 @@ class Plain:
                     self.v[i, j] += self.rho * (self.w[i] - self.w[j] - self.theta[i, j])
 
 
+@pytest.mark.parametrize("block", [pairs.BLOCK, 1], ids=["blocks of pairs", "pair by pair"])
 @pytest.mark.parametrize(
     ("fraction", "lam", "rho"), [(1.0, 0.5, 1.0), (0.5, 0.5, 1.0), (0.5, 1.2, 2.0), (0.5, 0.0, 1.0)]
 )
-def test_dual_only_storage_is_the_plain_double_loop(fraction, lam, rho):
+def test_dual_only_storage_is_the_plain_double_loop(fraction, lam, rho, block, monkeypatch):
     """All w, theta and v agree to 1e-10 over 60 rounds that visit every branch."""
+    monkeypatch.setattr(pairs, "BLOCK", block)
     problem = LeastSquares(seed=0, clients=6, dim=4)
     run = problem.fit(pf.FPFC(0.05, lam=lam, rho=rho, merge=False), rounds=60, steps=3, fraction=fraction)
     plain = Plain([lambda w, i=i: problem.gradient(i, w) for i in range(6)], np.zeros(4), lam, rho)
