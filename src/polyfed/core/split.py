@@ -3,7 +3,7 @@
 Everything that trains or evaluates reads its samples from here; `data.Federation` holds two or three of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -76,6 +76,19 @@ class Split:
     def client(self, i: int) -> tuple[Tensor, Tensor]:
         """Client i's (x, y): views, not copies."""
         return self.x[self.rows(i)], self.y[self.rows(i)]
+
+    def of_all(self, clients: np.ndarray) -> list[Callable[[slice], Tensor]]:
+        """Inputs and targets of some clients, end to end: functions that give those from one place to another.
+
+        Clients that follow one another are read where they lie.
+        """
+        counts, first = self.counts[clients], self.offsets[clients]
+        if len(clients) and (np.diff(clients) == 1).all():
+            rows = slice(int(first[0]), int(first[-1] + counts[-1]))
+            return [t[rows].__getitem__ for t in (self.x, self.y)]
+        index = np.arange(counts.sum()) + np.repeat(first - np.cumsum(counts) + counts, counts)
+        at = torch.as_tensor(index, device=self.x.device)
+        return [lambda some, t=t: t.index_select(0, at[some]) for t in (self.x, self.y)]
 
     def select(self, clients: Sequence[int] | np.ndarray) -> "Split":
         """The samples of the named clients only, in the order given."""

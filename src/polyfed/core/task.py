@@ -35,6 +35,7 @@ from polyfed.core.typed import add_, copy_, named_modules
 Loss = str | Callable[[Tensor, Tensor], Tensor]
 BLOCK = 8192  # samples per forward pass when evaluating
 TRIED = 64  # samples that metrics are tried on
+FEW = 32  # classes up to which their losses are worked out for many samples at once
 
 
 class Task:
@@ -499,6 +500,12 @@ class Task:
 
         return torch.func.vmap(forward)(self.layout.views(w), x)
 
+    def _each_outputs(self, w: Tensor, x: Tensor) -> Tensor:
+        """Every model's outputs on its own samples in evaluation mode: [s, p], [s, b, ...] -> [s, b, ...]."""
+        if self.stacked is not None:
+            return self.stacked.outputs(w, x)
+        return self._stacked_outputs(self._workspace()[0].eval(), w, x)
+
     def _workspace(self) -> tuple[nn.Module, list[nn.Parameter]]:
         """This thread's own copy of the module and its trainable parameters."""
         if not hasattr(self._local, "module"):
@@ -553,7 +560,10 @@ class Task:
             [s, b].
         """
         if self.loss == "cross-entropy":
-            loss = F.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
+            if output.shape[2] <= FEW or output.stride(2) != 1:  # along samples, not along the few classes of each
+                loss = F.cross_entropy(output.transpose(1, 2), target, reduction="none")
+            else:
+                loss = F.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
             return loss if self._class_weights is None else loss * self._class_weights.to(loss.dtype)[target]
         gap = output.flatten(2) - target.reshape(output.flatten(2).shape)
         return gap.square().mean(2)
@@ -649,18 +659,17 @@ class Task:
                 yield torch.tensor([i], device=w.device), {k: v[None] for k, v in sums.items()}
         elif len(w) > 1 and w.stride(0) == 0:
             owner = np.repeat(np.arange(len(clients)), counts)
-            index = np.arange(len(owner)) + np.repeat(split.offsets[clients] - np.cumsum(counts) + counts, counts)
-            for k in range(0, max(len(index), 1), BLOCK):
-                at = torch.as_tensor(index[k : k + BLOCK], device=w.device)
-                output = self._block_outputs(w[0], split.x.index_select(0, at))
-                who = owner[k : k + BLOCK]
+            x, y = split.of_all(clients)
+            for k in range(0, max(len(owner), 1), BLOCK):
+                some, who = slice(k, k + BLOCK), owner[k : k + BLOCK]
+                output = self._block_outputs(w[0], x(some))
                 rows, unit = torch.as_tensor(who, device=w.device), split.units(clients[who])
-                yield rows, self._per_sample(seen(rows, output, split.y.index_select(0, at), unit), unit)
-        elif self.stacked is not None:
+                yield rows, self._per_sample(seen(rows, output, y(some), unit), unit)
+        elif self.batched:
             for chunk in alike(counts, max(1, BLOCK // max(1, int(counts.max(initial=1)))), np.argsort(-counts)):
                 batch = self._cast(padded(replace(split, unit=None, weight=None), clients[chunk]), w)
                 rows, unit = torch.as_tensor(chunk, device=w.device), split.units(clients[chunk])
-                output = self.stacked.outputs(w[rows], batch.x)
+                output = self._each_outputs(w[rows], batch.x)
                 each = None if unit is None else unit[:, None].expand(*batch.y.shape[:2], 2).flatten(0, 1)
                 found = Seen(restored(output.flatten(0, 1), each), batch.y.flatten(0, 1), self._threshold)
                 values = self._per_sample(found, each)
