@@ -370,8 +370,10 @@ class Task:
                 share = strength / (strength + self.weight_decay) if self.weight_decay else 1.0
                 add = anchor * ((1 - keep.double()) * share).to(w.dtype)
             keep = keep.expand(len(w), -1) if keep.dim() == 2 else keep if keep.dim() else float(keep)
-        if shift is not None:
-            add = -lr * shift if add is None else add - lr * shift
+        if shift is not None and (add is None or isinstance(lr, Tensor)):
+            add = -lr * shift if add is None else add.sub_(lr * shift)
+        elif shift is not None and add is not None:
+            add.sub_(shift, alpha=float(lr))
         return Drift(keep, add)
 
     def descent_on(self, w: Tensor, batch: Batch, lr: float | Tensor, drift: Drift) -> Callable[[], None] | None:
