@@ -86,7 +86,7 @@ class Split:
         if len(clients) and (np.diff(clients) == 1).all():
             rows = slice(int(first[0]), int(first[-1] + counts[-1]))
             return [t[rows].__getitem__ for t in (self.x, self.y)]
-        index = np.arange(counts.sum()) + np.repeat(first - np.cumsum(counts) + counts, counts)
+        index = np.arange(int(counts.sum())) + np.repeat(first - np.cumsum(counts) + counts, counts)
         at = torch.as_tensor(index, device=self.x.device)
         return [lambda some, t=t: t.index_select(0, at[some]) for t in (self.x, self.y)]
 
