@@ -26,7 +26,7 @@ def upper(task: Task, w: Tensor, data: Batches, only: Tensor) -> Upper | None:
     only: [p] or [s, p], not 0 for what is trained
     """
     cut = task.cut(only)
-    if cut is None or data.work.augment is not None or data.seen < data.samples.sum():
+    if cut is None or data.work.augment is not None or data.seen < data.split.counts[data.clients].sum():
         return None
     x = task.through(w, [data.split.client(int(c))[0] for c in data.clients], cut)
     above = task.above(cut)
