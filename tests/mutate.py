@@ -62,7 +62,7 @@ BY_HAND = (  # mutations that once survived every test: file, what was there, wh
     ("fedamp", "self.lam / self.alpha", "self.lam * self.alpha"),
     ("fedamp", "local_sgd(task, u,", "local_sgd(task, client['w'] if type(self) is FedAMP else u,"),
     ("fedamp", "local_sgd(task, u,", "local_sgd(task, client['w'] if type(self) is HeurFedAMP else u,"),
-    ("fedspa", "change.mean(0)", "change.sum(0) / unpack(server['mask'][round.ids], len(w)).sum(0).clamp(min=1)"),
+    ("fedspa", "change / s", "change / unpack(server['mask'][round.ids], len(w)).sum(0).clamp(min=1)"),
     ("cfl", "norms.max() <= self.eps2", "norms.mean() <= self.eps2"),
     ("fedcet", "self.safety / L.max()", "self.safety / L.mean()"),
     ("fedcet", "0.98 * L[round.ids]", "1.0 * L[round.ids]"),

@@ -7,10 +7,12 @@ Every command is one that the operators of real sites type; docs/sites.md explai
 
 import argparse
 import os
+import random
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import polyfed as pf
@@ -32,9 +34,11 @@ def hospitals(folder: Path, n: int = 4) -> dict[str, Path]:
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """Not one of those that connections are given: one of these might take it before the server does."""
+    while True:
+        with socket.socket() as s, suppress(OSError):
+            s.bind(("127.0.0.1", random.randrange(20000, 32000)))
+            return s.getsockname()[1]
 
 
 def say(command: list[str]) -> None:

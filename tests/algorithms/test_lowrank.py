@@ -2,9 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 from matrices import MultiOutput, matrix, shrink_singular
+from torch import nn
 
 import polyfed as pf
+from polyfed.algorithms._shared.lowrank import sheets, shrink_layers
+from polyfed.core.layout import Layout
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +104,25 @@ def test_neither_solves_p1(problem):
     assert np.abs(found["gpgd"] - weaker).max() < error["gpgd"] / 3
     rank = {name: np.linalg.matrix_rank(w, tol=1e-6) for name, w in found.items()}
     assert rank["lpgd"] == 12 > rank["fedslr"] == np.linalg.matrix_rank(solution, tol=1e-6)
+
+
+@pytest.mark.parametrize("amount", [1e-8, 1e-4, 0.3, 1.0, 30.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(12, 40), (40, 12), (20, 20)])
+def test_shrunk_layers_are_those_of_the_singular_values(shape, dtype, amount):
+    """To the rounding of the layer, whichever way they are found, and of the rank that the values left say."""
+    rng = np.random.default_rng(0)
+    low = rng.normal(size=(shape[0], 3)) @ rng.normal(size=(3, shape[1]))  # three values of some 20, the rest 1e-3
+    for given in (rng.normal(size=shape), low + 1e-4 * rng.normal(size=shape), np.zeros(shape)):
+        w = torch.tensor(given, dtype=dtype).flatten()
+        layers = sheets(Layout(nn.Linear(shape[1], shape[0], bias=False)))
+        bad = torch.full_like(w, torch.nan)
+        found = shrink_layers(torch.stack([w, 2 * w, bad]), layers, amount)
+        assert found[2].isnan().all()
+        for row, scale in zip(found, (1, 2), strict=False):
+            U, S, Vh = np.linalg.svd(scale * w.double().view(shape).numpy(), full_matrices=False)
+            exact = (U * np.maximum(S - amount, 0)) @ Vh
+            rounding = 20 * torch.finfo(dtype).eps * max(S[0], 1e-30)
+            assert np.abs(row.double().view(shape).numpy() - exact).max() <= rounding
+            left = np.linalg.svd(row.double().view(shape).numpy(), compute_uv=False)
+            assert (left[S <= amount] <= rounding).all()

@@ -97,6 +97,55 @@ def test_a_model_without_a_gradient_stays_at_its_anchor():
     assert ((w - anchor).abs() <= 2.0**-22 * anchor.abs()).all()
 
 
+class Counted(nn.Conv1d):
+    """How many samples have gone through it."""
+
+    samples = 0
+
+    def forward(self, x):
+        Counted.samples += len(x)
+        return super().forward(x)
+
+
+def convolution():
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        parts = nn.Unflatten(1, (1, 4)), Counted(1, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(9, 5), nn.Tanh()
+        return nn.Sequential(*parts, nn.Linear(5, 3)).double()
+
+
+@pytest.mark.parametrize("work", [{"epochs": 3, "batch_size": 4}, {"steps": 5, "batch_size": None}])
+@pytest.mark.parametrize("net", [mlp, convolution], ids=["chain", "convolution"])
+def test_what_frozen_layers_give_is_computed_once(net, work):
+    """The loop through the whole network in which their gradients count for nothing."""
+    task = Task(net(), weight_decay=0.2)
+    task.check(SPLIT, 3)
+    start, anchor, shift = torch.randn(3, 4, task.p, dtype=torch.float64)
+    clients = [3, 0, 2, 1]
+    for layers in (("head",), ("0" if net is mlp else "4", "head")):
+        only, Counted.samples = task.layout.mask(*layers).double(), 0
+        rest = {"pull": (0.7, anchor[clients]), "shift": shift[clients], "only": only}
+        out = local_sgd(task, start[clients], batches(SPLIT, clients, **work), 0.1, **rest)
+        assert net is mlp or Counted.samples == sum(SIZES)
+        for row, i in enumerate(clients):
+
+            def direction(w, g, i=i, only=only):
+                return only * (g + 0.2 * w + 0.7 * (w - anchor[i]) + shift[i])
+
+            assert (out[row] - by_hand(task, start[i], i, 0.1, correct=direction, **work)).abs().max() < 1e-12
+        still = only == 0
+        assert torch.equal(out[:, still], start[clients][:, still])
+
+
+def test_frozen_layers_that_share_a_parameter_with_the_rest_are_no_part_by_themselves():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    net[2].weight = net[0].weight
+    task = Task(net)
+    task.check(SPLIT, 3)
+    assert task.cut(task.layout.mask("head")) == 4
+    assert task.cut(task.layout.mask("2.bias", "head")) is None
+
+
 def test_a_step_size_per_client():
     task, work = Task(mlp()), {"epochs": 1, "batch_size": 4}
     start = torch.randn(4, task.p, dtype=torch.float64)

@@ -108,6 +108,31 @@ def test_metrics_are_means_over_own_samples_and_nan_for_none(build, shared):
     assert np.isnan(found["accuracy"][1])
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["own models", "one model"])
+@pytest.mark.parametrize("classes", [3, 50], ids=["few classes", "many"])
+@pytest.mark.parametrize("path", ["closed form", "vectorised", "client by client"])
+def test_metrics_of_any_clients_in_any_order(path, classes, shared):
+    """Those that follow one another, and others, are each judged on their own samples."""
+    split = split_of(10, 3, 8, 5, 7, outputs=classes)
+    task = Task(mlp(outputs=classes) if path == "closed form" else Wrapped(mlp(outputs=classes)))
+    task.vectorised = path == "vectorised"
+    w = task.w0.expand(5, -1) if shared else torch.randn(5, task.p, dtype=torch.float64)
+    for clients in ([0, 1, 2, 3, 4], [1, 2, 3], [2], [4, 0, 3], [3, 2, 1]):
+        found = task.metrics(w[: len(clients)], split, np.array(clients))
+        for row, i in enumerate(clients):
+            x, y = split.client(i)
+            output = task.module(w[row]).eval()(x).detach()
+            assert found["loss"][row] == pytest.approx(float(F.cross_entropy(output, y)), rel=1e-12)
+            assert found["accuracy"][row] == pytest.approx(float((output.argmax(1) == y).double().mean()), rel=1e-12)
+
+
+def test_a_tie_is_no_guess_at_the_right_class():
+    """Of equal outputs the first class is the guess, so that a model of zeros is right on the first class only."""
+    task = Task(nn.Linear(4, 3).double())
+    found = task.metrics(torch.zeros(1, task.p).double(), CLASSES, np.array([0]))
+    assert found["accuracy"][0] == pytest.approx(float((CLASSES.client(0)[1] == 0).double().mean()))
+
+
 def test_metrics_of_a_callable_loss():
     split = split_of(6, 0, 3, regression=True)
     task = Task(mlp(), lambda out, y: F.l1_loss(out, y))

@@ -1,9 +1,11 @@
 """A server's transport in this process, and sites in processes of their own: what the tests of Flower share."""
 
 import os
+import random
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -29,9 +31,11 @@ SITES = NAMES[:3]
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """Not one of those that connections are given: one of these might take it before the server does."""
+    while True:
+        with socket.socket() as s, suppress(OSError):
+            s.bind(("127.0.0.1", random.randrange(20000, 32000)))
+            return s.getsockname()[1]
 
 
 class Federation:

@@ -80,6 +80,24 @@ def test_the_kernel_takes_torchs_steps(name, loss, dtype, tolerance, instruction
             assert (torchs - ours).abs().max() <= tolerance * torchs.abs().max()
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)], ids=["32", "64"])
+@pytest.mark.parametrize("name", ["linear", "relu", "three"])
+def test_the_kernel_trains_only_what_it_is_to(name, dtype, tolerance, instructions):
+    """Layers, single numbers, and another part of the model for each client; the rest stays to the last bit."""
+    task = Task(chain(name), weight_decay=0.01, dtype=dtype)
+    split = task.place(split_of())
+    w, anchor, shift = 0.1 * torch.randn(3, len(SIZES), task.p, dtype=dtype)
+    each = (torch.rand(len(SIZES), task.p) < 0.5).to(dtype)
+    for work in WORK:
+        for only in (task.layout.mask("head").to(dtype), task.layout.mask("0" if name == "three" else "head"), each):
+            stated = {"pull": (0.3, anchor), "shift": shift, "only": only}
+            torchs, ours = (local_sgd(task, w, batches(split, work, n), 0.05, **stated) for n in (False, True))
+            assert (torchs - ours).abs().max() <= tolerance * torchs.abs().max()
+            still = only.expand_as(w) == 0
+            assert torch.equal(ours[still], w[still])
+            assert not torch.equal(ours, w)
+
+
 @needed
 def test_a_client_comes_out_the_same_to_the_last_bit_whoever_is_trained_with_it():
     """So the result does not depend on chunks and threads."""

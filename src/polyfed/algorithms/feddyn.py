@@ -56,7 +56,7 @@ class FedDyn(Algorithm):
     def local_update(self, task, client, down, data, round):
         x, gi = down["w"], client["g"]
         w = local_sgd(task, x, data, self.lr, pull=(self.alpha, x), shift=-gi)  # (1)
-        return {"g": gi - self.alpha * (w - x)}, {"w": w}  # (2)
+        return {"g": gi.sub(w - x, alpha=self.alpha)}, {"w": w}  # (2)
 
     def conserved(self, server, clients):
         return {"h = mean g_i": server["h"] - clients["g"].mean(0)}

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polyfed.algorithms._shared.bits import pack, unpack
+from polyfed.algorithms._shared.bits import pack, positions, unpack
 from polyfed.algorithms._shared.lowrank import sheets
 from polyfed.core.algorithm import Algorithm, Down, Server
 from polyfed.core.layout import Layout
@@ -42,7 +42,7 @@ def erdos_renyi_kernel(layout: Layout, density: float) -> list[tuple[slice, int]
 
 def largest(score: Tensor, k: int) -> Tensor:
     """[s, d] bool: the k entries of largest score in each row."""
-    return torch.zeros_like(score, dtype=torch.bool).scatter_(1, score.topk(k).indices, True)
+    return torch.zeros_like(score, dtype=torch.bool).scatter_(1, score.topk(k, sorted=False).indices, True)
 
 
 @dataclass(frozen=True)
@@ -114,17 +114,16 @@ class FedSpa(Algorithm):
 
     def downlink(self, server, round):
         w, ids = server["w"], round.ids
-        mask = unpack(server["mask"][ids], len(w))
-        return Down(each={"w": w.expand(len(ids), -1)[mask].view(len(ids), -1)})
+        kept = positions(unpack(server["mask"][ids], len(w)))
+        return Down(each={"w": w.expand(len(ids), -1).gather(1, kept)})
 
     def local_update(self, task, client, down, data, round):
         mask = client["mask"]
-        start = down["w"].new_zeros(mask.shape)
-        start[mask] = down["w"].flatten()
-        kept = mask.to(start.dtype)
-        w = local_sgd(task, start, data, self.lr, only=kept)
+        kept = positions(mask)
+        start = down["w"].new_zeros(mask.shape).scatter_(1, kept, down["w"])
+        w = local_sgd(task, start, data, self.lr, only=mask.to(start.dtype))
         new = self._searched(task, w, mask, data, round.t) if self.search == "dst" else self._drawn(task, client, data)
-        change = (start - w)[mask].view(down["w"].shape)
+        change = down["w"] - w.gather(1, kept)
         return {"mask": new, "drawn": torch.ones_like(client["drawn"])}, {"dw": change, "mask": pack(new)}
 
     def _searched(self, task, w, mask, data, t):
@@ -132,9 +131,12 @@ class FedSpa(Algorithm):
         g = task.gradient(w, data.whole(), need_loss=False)[0]
         new = mask.clone()
         for span, k in erdos_renyi_kernel(task.layout, self.density):
-            leaving = int(share * k)
-            stay = largest(w[:, span].abs().masked_fill(~mask[:, span], -1), k - leaving)
-            new[:, span] = stay | largest(g[:, span].abs().masked_fill(stay, -1), leaving)
+            if leaving := int(share * k):
+                kept = positions(mask[:, span])
+                smallest = w[:, span].gather(1, kept).abs().topk(leaving, largest=False, sorted=False).indices
+                new[:, span].scatter_(1, kept.gather(1, smallest), False)
+                score = g[:, span].abs().scatter_(1, positions(new[:, span]), -1.0)
+                new[:, span] |= largest(score, leaving)
         return new
 
     def _drawn(self, task, client, data):
@@ -152,9 +154,9 @@ class FedSpa(Algorithm):
 
     def aggregate(self, server, up, round):
         w, s = server["w"], len(round.ids)
-        change = w.new_zeros(s, len(w))
-        change[unpack(server["mask"][round.ids], len(w))] = up["dw"].flatten()
-        return {"w": w - change.mean(0), "mask": server["mask"].index_copy(0, round.ids, up["mask"])}
+        kept = positions(unpack(server["mask"][round.ids], len(w)))
+        change = torch.zeros_like(w).index_add_(0, kept.flatten(), up["dw"].flatten())
+        return {"w": w - change / s, "mask": server["mask"].index_copy(0, round.ids, up["mask"])}
 
     def deployment(self, server, round):
         return Down(shared={"w": server["w"]})

@@ -26,8 +26,8 @@ class LPGD(Algorithm):
 
     Notes
     -----
-    It does not solve FedSLR's problem (P1), and the mean of low-rank models is of higher rank. A singular value
-    decomposition of every layer at every step is slow for large layers.
+    It does not solve FedSLR's problem (P1), and the mean of low-rank models is of higher rank. A decomposition of every
+    layer at every step is slow for large layers.
     """
 
     lr: float = setting(0.1, source="FedSLR's paper")

@@ -16,7 +16,7 @@ class Scaffold(Algorithm):
 
         y <- y - lr (g_i(y) - c_i + c), from y = x                                  (3)
         c_i+ = g_i(x)                                  option I                     (4)
-        c_i+ = c_i - c + (x - y) / (K lr)              option II                    (4)
+        c_i+ = c_i - c - (y - x) / (K lr)              option II                    (4)
         x <- x + server_lr mean_S(y_i - x),   c <- c + (1/n) sum_S(c_i+ - c_i)      (5)
 
     Parameters
@@ -63,12 +63,12 @@ class Scaffold(Algorithm):
 
     def local_update(self, task, client, down, data, round):
         x, c, ci = down["w"], down["c"], client["c"]
-        y = local_sgd(task, x, data, self.lr, shift=c - ci)  # (3)
+        dw = local_sgd(task, x, data, self.lr, shift=c - ci) - x  # (3)
         if self.option == 1:
-            ci_new = task.gradient(x, data.whole())[0]  # (4), option I
+            dc = task.gradient(x, data.whole())[0] - ci  # (4), option I
         else:
-            ci_new = ci - c + (x - y) / (data.steps[:, None].to(x.dtype) * self.lr)  # (4), option II
-        return {"c": ci_new}, {"dw": y - x, "dc": ci_new - ci}
+            dc = (dw / (-self.lr * data.steps[:, None].to(x.dtype))).sub_(c)  # (4), option II
+        return {"c": ci + dc}, {"dw": dw, "dc": dc}
 
     def conserved(self, server, clients):
         return {"c = mean c_i": server["c"] - clients["c"].mean(0)}

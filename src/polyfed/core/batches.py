@@ -148,6 +148,19 @@ class Batches:
         other._padded, other.taken = self._padded, self.taken
         return other
 
+    def on(self, x: Tensor) -> "Batches":
+        """The same batches with other inputs: `x: [N, ...]`, all of the first client's, then the second's, ..."""
+        at = np.arange(len(self.clients))
+        split = self.split.given(self.clients, x)
+        other = Batches(split, at, self._keys, self.work, self._seed, self._round, self._purpose, self.native)
+        other.taken = self.taken
+        return other
+
+    @property
+    def seen(self) -> int:
+        """Samples of all steps of all clients; one that is seen twice counts twice."""
+        return int((self._steps * np.minimum(self._counts, self.work.batch_size or self._counts)).sum())
+
     @property
     def full_batch(self) -> bool:
         """Whether every step sees all of a client's samples."""

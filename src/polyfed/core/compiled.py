@@ -45,10 +45,10 @@ def chain_of(task: Task) -> list[Layer] | None:
     return layers
 
 
-def train(task: Task, w: Tensor, data: Batches, lr: float | Tensor, drift: Drift) -> bool:
+def train(task: Task, w: Tensor, data: Batches, lr: float | Tensor, drift: Drift, only: Tensor | None = None) -> bool:
     """All of `data`'s steps in place, w <- keep w + add - lr gradient; False, and nothing done, where it cannot.
 
-    w: [s, p], without gaps
+    w: [s, p], without gaps     only: [p] or [s, p], ones and zeros: what is trained
     """
     split, run, layers = data.split, kernel() if data.native else None, chain_of(task)
     if run is None or layers is None or data.work.augment is not None or split.weight is not None:
@@ -64,11 +64,15 @@ def train(task: Task, w: Tensor, data: Batches, lr: float | Tensor, drift: Drift
         return False
     x, y = split.x.contiguous(), split.targets.contiguous()
     add = None if drift.add is None else drift.add.to(w.dtype).expand_as(w).contiguous()
+    if only is not None:
+        only = only[0] if only.dim() == 2 and only.stride(0) == 0 else only
+        only = only.to(w.dtype).contiguous()
     data.repeat()
     run.train(
         layers, str(task.loss), w.data_ptr(), len(w), w.element_size(), x.data_ptr(), y.data_ptr(),
         split.offsets[data.clients], split.counts[data.clients], data.steps.numpy(), data.work.batch_size,
         data.order_keys(), _each(lr, len(w)), _each(keep, len(w)), None if add is None else add.data_ptr(),
+        None if only is None else only.data_ptr(), only is not None and only.dim() == 2,
     )  # fmt: skip
     return True
 

@@ -8,7 +8,8 @@ from torch import Tensor
 from polyfed.core import compiled
 from polyfed.core.batches import Batches
 from polyfed.core.errors import ConfigError
-from polyfed.core.stacked import first
+from polyfed.core.frozen import upper
+from polyfed.core.stacked import Drift, first
 from polyfed.core.task import Task
 from polyfed.core.typed import row_norms
 
@@ -51,7 +52,8 @@ def local_sgd(
     prox : callable or None
         w -> [s, p], applied after every step.
     only : Tensor or None
-        [p] or [s, p], ones and zeros: what is trained; the rest stays as it is. None: everything.
+        [p] or [s, p], ones and zeros: what is trained; the rest stays as it is. None: everything. The outputs of
+        layers at the bottom that stay as they are, are computed once.
 
     Returns
     -------
@@ -66,17 +68,19 @@ def local_sgd(
     w = w.clone(memory_format=torch.contiguous_format)
     if prox is not None and not task.optimizer.plain:
         raise ConfigError(f"optimizer: found {task.optimizer.name!r}, expected plain sgd for a method's proximal steps")
-    if correct is None and prox is None and only is None and task.optimizer.plain:
-        drift = task.drift(w, lr, pull, shift)
-        if compiled.train(task, w, data, lr, drift):
-            return w
-        if (batch := data.same) is not None and (descend := task.descent_on(w, batch, lr, drift)) is not None:
-            for _ in data.repeat():
-                descend()
-            return w
-        for batch in data:
-            task.descend_(w[: batch.rows], batch, first(lr, batch.rows), drift.first(batch.rows))
+    if only is not None and correct is None and prox is None and (above := upper(task, w, data, only)) is not None:
+        rest = slice(above.start, None)
+        pulled = None if pull is None else (_at(pull[0], rest), pull[1][..., rest])
+        moved = None if shift is None else shift[..., rest]
+        w[:, rest] = local_sgd(above.task, w[:, rest], above.data, lr, pull=pulled, shift=moved, only=only[..., rest])
         return w
+    if correct is None and prox is None and task.optimizer.plain:
+        drift = task.drift(w, lr, pull, shift)
+        if compiled.train(task, w, data, lr, drift, only):
+            return w
+        if only is None:
+            _descend(task, w, data, lr, drift)
+            return w
     advance = None if task.optimizer.plain else task.optimizer.start(w, only)
     direction = _direction(pull, shift, correct, only)
     if (batch := data.same) is not None and (gradient := task.gradient_on(w, batch)) is not None:
@@ -110,6 +114,16 @@ def local_sgd(
             new = prox(full)[:m]
         w[:m] = new if batch.live is None else torch.where(batch.live > 0, new, w[:m])
     return w
+
+
+def _descend(task: Task, w: Tensor, data: Batches, lr: float | Tensor, drift: Drift) -> None:
+    """All of `data`'s steps in place, w <- keep w + add - lr gradient, by torch."""
+    if (batch := data.same) is not None and (descend := task.descent_on(w, batch, lr, drift)) is not None:
+        for _ in data.repeat():
+            descend()
+        return
+    for batch in data:
+        task.descend_(w[: batch.rows], batch, first(lr, batch.rows), drift.first(batch.rows))
 
 
 def sgd_with_curvature(
@@ -174,6 +188,11 @@ def _direction(
         return d if only is None else d * only
 
     return direction
+
+
+def _at(value: float | Tensor, where: slice) -> float | Tensor:
+    """The part of a number, or of a tensor that broadcasts to [s, p], that belongs to these parameters."""
+    return value[..., where] if isinstance(value, Tensor) and value.dim() and value.shape[-1] > 1 else value
 
 
 def soft_threshold(w: Tensor, amount: float | Tensor) -> Tensor:

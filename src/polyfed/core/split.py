@@ -3,8 +3,8 @@
 Everything that trains or evaluates reads its samples from here; `data.Federation` holds two or three of them.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -77,11 +77,29 @@ class Split:
         """Client i's (x, y): views, not copies."""
         return self.x[self.rows(i)], self.y[self.rows(i)]
 
+    def of_all(self, clients: np.ndarray) -> list[Callable[[slice], Tensor]]:
+        """Inputs and targets of some clients, end to end: functions that give those from one place to another.
+
+        Clients that follow one another are read where they lie.
+        """
+        counts, first = self.counts[clients], self.offsets[clients]
+        if len(clients) and (np.diff(clients) == 1).all():
+            rows = slice(int(first[0]), int(first[-1] + counts[-1]))
+            return [t[rows].__getitem__ for t in (self.x, self.y)]
+        index = np.arange(int(counts.sum())) + np.repeat(first - np.cumsum(counts) + counts, counts)
+        at = torch.as_tensor(index, device=self.x.device)
+        return [lambda some, t=t: t.index_select(0, at[some]) for t in (self.x, self.y)]
+
     def select(self, clients: Sequence[int] | np.ndarray) -> "Split":
         """The samples of the named clients only, in the order given."""
-        some = Split.of([self.client(int(i)) for i in clients])
+        return self.given(clients, torch.cat([self.x[self.rows(int(i))] for i in clients]))
+
+    def given(self, clients: Sequence[int] | np.ndarray, x: Tensor) -> "Split":
+        """The named clients' targets with other inputs `x`, which lie in the order given."""
+        y = torch.cat([self.y[self.rows(int(i))] for i in clients])
         weight = None if self.weight is None else torch.cat([self.weight[self.rows(int(i))] for i in clients])
-        return replace(some, unit=self.units(clients), weight=weight)
+        offsets = np.concatenate([[0], np.cumsum(self.counts[np.asarray(clients)])])
+        return Split(x, y, offsets, self.units(clients), weight)
 
     def units(self, clients: int | Sequence[int] | np.ndarray) -> Tensor | None:
         """Shift and scale of the targets of some clients, [..., 2]; None where targets are trained on as they are."""

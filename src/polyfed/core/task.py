@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
 from math import isfinite, prod
+from typing import cast
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from polyfed.core.typed import add_, copy_, named_modules
 Loss = str | Callable[[Tensor, Tensor], Tensor]
 BLOCK = 8192  # samples per forward pass when evaluating
 TRIED = 64  # samples that metrics are tried on
+FEW = 32  # classes up to which their losses are worked out for many samples at once
 
 
 class Task:
@@ -125,7 +127,7 @@ class Task:
         # until `check` has tried: any model may draw, [b, 1] is reshaped, and one output is a logit
         self.random, self._reshape, self._threshold = True, True, 0.0
         self._embeds = self.integers = any(isinstance(m, EMBEDDINGS) for m in self.model.modules())
-        self._local = threading.local()
+        self._local, self._above = threading.local(), dict[int, Task]()
 
     @property
     def device(self) -> torch.device:
@@ -206,6 +208,87 @@ class Task:
             On the task's device.
         """
         return self.layout.load_(copy.deepcopy(self.model), w)
+
+    # the upper layers by themselves
+
+    def cut(self, only: Tensor) -> int | None:
+        """Below which of the model's modules nothing is trained.
+
+        Parameters
+        ----------
+        only : Tensor
+            [..., p], not 0 for what is trained.
+
+        Returns
+        -------
+        int or None
+            How many lie below. None where they have no parameters, the model is not a `Sequential`, or it may draw
+            random numbers.
+        """
+        if self._pieces is None or (self.stacked is None and self.random):
+            return None
+        trained = [bool(v.any()) for v in only.split_with_sizes(self.layout.sizes, -1)]
+        for k, (mine, before) in enumerate(self._pieces):
+            if any(trained[e] for e in mine):
+                return k if before else None
+        return None
+
+    @cached_property
+    def _pieces(self) -> list[tuple[list[int], bool]] | None:
+        """Each module of a sequence: its parameters, by place, and whether the modules below have some, all others.
+
+        None for a model that is no sequence.
+        """
+        if type(self.model) is not nn.Sequential:
+            return None
+        place = {id(q): k for k, q in enumerate(_trainable(self.model))}
+        mine = [[place[id(q)] for q in _trainable(module)] for module in _sequence(self.model)]
+        first = [min(itertools.chain(*mine[k:]), default=0) for k in range(len(mine))]
+        return [(m, max(itertools.chain(*mine[:k]), default=first[k]) < first[k]) for k, m in enumerate(mine)]
+
+    def above(self, cut: int) -> "Task":
+        """The same loss and optimiser for the modules from `cut` on, whose parameters end the vector."""
+        if cut not in self._above:
+            model, weights = nn.Sequential(*_sequence(self.model)[cut:]), self._class_weights
+            task = Task(
+                model,
+                self.loss,
+                weight_decay=self.weight_decay,
+                optimizer=self.optimizer,
+                bf16=self.bf16,
+                class_weights=None if weights is None else [float(c) for c in weights],
+            )
+            task.random, task._reshape = self.random, self._reshape
+            self._above[cut] = task
+        return self._above[cut]
+
+    def through(self, w: Tensor, clients: list[Tensor], cut: int) -> Tensor:
+        """What the modules below `cut` make of samples in training.
+
+        Parameters
+        ----------
+        w : Tensor
+            [s, p] the clients' models.
+        clients : list of Tensor
+            [b, ...] inputs of each.
+        cut : int
+            As `cut` gives it.
+
+        Returns
+        -------
+        Tensor
+            [N, ...], all of the first client's, then the second's, ...
+        """
+        module, parameters = self._workspace()
+        _training(module, self._local.still)
+        below, out = nn.Sequential(*_sequence(module)[:cut]), list[Tensor]()
+        for row, x in zip(w, clients, strict=True):
+            for q, view in zip(parameters, self.layout.views(row), strict=True):
+                q.data = view
+            x = x.to(w.dtype) if x.is_floating_point() or not self.integers else x
+            with torch.no_grad(), self._precision():
+                out.append(below(_input(x)).to(w.dtype))
+        return torch.cat(out)
 
     # gradients
 
@@ -297,8 +380,10 @@ class Task:
                 share = strength / (strength + self.weight_decay) if self.weight_decay else 1.0
                 add = anchor * ((1 - each.double()) * share).to(w.dtype)
             keep = each.expand(len(w), -1) if each.dim() else float(each.numpy())
-        if shift is not None:
+        if shift is not None and (add is None or isinstance(lr, Tensor)):
             add = -lr * shift if add is None else add - lr * shift
+        elif shift is not None and add is not None:
+            add = torch.sub(add, shift, alpha=float(lr))
         return Drift(keep, add)
 
     def descent_on(self, w: Tensor, batch: Batch, lr: float | Tensor, drift: Drift) -> Callable[[], None] | None:
@@ -431,12 +516,18 @@ class Task:
 
         return torch.func.vmap(forward)(self.layout.views(w), x)
 
+    def _each_outputs(self, w: Tensor, x: Tensor) -> Tensor:
+        """Every model's outputs on its own samples in evaluation mode: [s, p], [s, b, ...] -> [s, b, ...]."""
+        if self.stacked is not None:
+            return self.stacked.outputs(w, x)
+        return self._stacked_outputs(self._workspace()[0].eval(), w, x)
+
     def _workspace(self) -> tuple[nn.Module, list[nn.Parameter]]:
         """This thread's own copy of the module and its trainable parameters."""
         if not hasattr(self._local, "module"):
             module = copy.deepcopy(self.model)
             self._local.module, self._local.still = module, self._parts(module)
-            self._local.parameters = [q for q in module.parameters() if q.requires_grad]
+            self._local.parameters = _trainable(module)
         return self._local.module, self._local.parameters
 
     def _drawing(self, key: int) -> AbstractContextManager[object]:
@@ -488,7 +579,10 @@ class Task:
             [s, b].
         """
         if self.loss == "cross-entropy":
-            loss = F.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
+            if output.shape[2] <= FEW or output.stride(2) != 1:  # along samples, not along the few classes of each
+                loss = F.cross_entropy(output.transpose(1, 2), target, reduction="none")
+            else:
+                loss = F.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
             return loss if self._class_weights is None else loss * self._class_weights.to(loss.dtype)[target]
         gap = output.flatten(2) - target.reshape(output.flatten(2).shape)
         return gap.square().mean(2)
@@ -584,18 +678,17 @@ class Task:
                 yield torch.tensor([i], device=w.device), {k: v[None] for k, v in sums.items()}
         elif len(w) > 1 and w.stride(0) == 0:
             owner = np.repeat(np.arange(len(clients)), counts)
-            index = np.arange(len(owner)) + np.repeat(split.offsets[clients] - np.cumsum(counts) + counts, counts)
-            for k in range(0, max(len(index), 1), BLOCK):
-                at = torch.as_tensor(index[k : k + BLOCK], device=w.device)
-                output = self._block_outputs(w[0], split.x.index_select(0, at))
-                who = owner[k : k + BLOCK]
+            x, y = split.of_all(clients)
+            for k in range(0, max(len(owner), 1), BLOCK):
+                some, who = slice(k, k + BLOCK), owner[k : k + BLOCK]
+                output = self._block_outputs(w[0], x(some))
                 rows, unit = torch.as_tensor(who, device=w.device), split.units(clients[who])
-                yield rows, self._per_sample(seen(rows, output, split.y.index_select(0, at), unit), unit)
-        elif self.stacked is not None:
+                yield rows, self._per_sample(seen(rows, output, y(some), unit), unit)
+        elif self.batched:
             for chunk in alike(counts, max(1, BLOCK // max(1, int(counts.max(initial=1)))), np.argsort(-counts)):
                 batch = self._cast(padded(replace(split, unit=None, weight=None), clients[chunk]), w)
                 rows, unit = torch.as_tensor(chunk, device=w.device), split.units(clients[chunk])
-                output = self.stacked.outputs(w[rows], batch.x)
+                output = self._each_outputs(w[rows], batch.x)
                 each = None if unit is None else unit[:, None].expand(*batch.y.shape[:2], 2).flatten(0, 1)
                 found = Seen(restored(output.flatten(0, 1), each), batch.y.flatten(0, 1), self._threshold)
                 values = self._per_sample(found, each)
@@ -932,6 +1025,15 @@ def _is_tensor(given: object) -> bool:
 
 def _finite(t: Tensor) -> bool:
     return bool(t.isfinite().all())
+
+
+def _sequence(model: nn.Module) -> list[nn.Module]:
+    """The modules of a `Sequential`, one that stands in two places twice."""
+    return [*cast("nn.Sequential", model)]
+
+
+def _trainable(module: nn.Module) -> list[nn.Parameter]:
+    return [q for q in module.parameters() if q.requires_grad]
 
 
 def _training(module: nn.Module, parts: list[nn.Module]) -> None:

@@ -101,6 +101,7 @@ def main(arguments: Sequence[str]) -> None:
     except Exception:
         traceback.print_exc()
     finally:  # a SuperNode that has given its server up does nothing any more, but a thread would keep it alive
+        sys.stdout.flush()
         os._exit(1)
 
 

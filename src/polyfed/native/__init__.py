@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-VERSION = 1  # of the call, as in kernel.cpp: a library that was built for another is not used
+VERSION = 2  # of the call, as in kernel.cpp: a library that was built for another is not used
 SETS = ("baseline", "avx2", "avx512")
 ACTIVATIONS = ("", "ReLU", "Tanh", "Sigmoid")
 LOSSES = ("cross-entropy", "mse")
@@ -39,6 +39,8 @@ class Job(ctypes.Structure):
         ("lr", ctypes.c_void_p),
         ("keep", ctypes.c_void_p),
         ("add", ctypes.c_void_p),
+        ("only", ctypes.c_void_p),
+        ("each", ctypes.c_int64),
     ]
 
 
@@ -79,6 +81,8 @@ class Kernel:
         lr: np.ndarray,
         keep: np.ndarray,
         add: int | None,
+        only: int | None = None,
+        each: bool = False,
     ) -> None:
         """Local training of some clients in place: w <- keep w + add - lr gradient, each client its own steps.
 
@@ -86,6 +90,7 @@ class Kernel:
             targets, and [clients, p]; of numbers of `size` bytes, without gaps
         first, count, steps: [clients] int64     batch: samples per step; None: all
         keys: [clients, 2] uint64 of the Philox generators that draw the orders     lr, keep: [clients] float64
+        only: address of [p], or with `each` of [clients, p] numbers, 0 for what is not trained
         """
         shape = np.array(
             [(n.inputs, n.outputs, n.bias, ACTIVATIONS.index(n.activation)) for n in layers], dtype=np.int64
@@ -96,6 +101,7 @@ class Kernel:
         job = Job(
             len(layers), shape.ctypes.data, LOSSES.index(loss), clients, p, w, x, y, first.ctypes.data,
             count.ctypes.data, steps.ctypes.data, batch or 0, keys.ctypes.data, lr.ctypes.data, keep.ctypes.data, add,
+            only, p * each,
         )  # fmt: skip
         failed = self._library.polyfed_train(ctypes.byref(job), size, SETS.index(self.set))
         if failed:

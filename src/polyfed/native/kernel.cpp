@@ -37,6 +37,8 @@ struct Job {
     const uint64_t *keys;        // [clients, 2] of the generators that draw the order of samples
     const double *lr, *keep;     // [clients]: w <- keep w + add - lr gradient
     const void *add;             // [clients, p], or null
+    const void *only;            // [p] or [clients, p]: not 0 for what is trained; or null, where all is
+    int64_t each;                // p where `only` has a row per client, else 0
 };
 
 // NumPy's Generator(Philox(key)).permutation: the order of samples is that of `core/batches.py`.
@@ -166,7 +168,7 @@ namespace baseline {
 #include "train.inc"
 }
 
-EXPORT int polyfed_version() { return 1; }
+EXPORT int polyfed_version() { return 2; }
 
 // 2: AVX-512, 1: AVX2 with FMA, 0: what every processor has
 EXPORT int polyfed_widest() {

@@ -30,8 +30,9 @@ def part(layout: Layout, layers: str | tuple[str, ...], where: str = "algorithm"
 
 def spans(shared: Tensor) -> list[tuple[slice, bool]]:
     """`shared: [p]` as runs of neighbours that are all shared, or all not. Slices cost a tenth of what masks do."""
-    edges = [0, *(np.flatnonzero(np.diff(shared.cpu().numpy())) + 1).tolist(), len(shared)]
-    return [(slice(a, b), bool(shared[a])) for a, b in itertools.pairwise(edges)]
+    here = shared.cpu().numpy()
+    edges = [0, *(np.flatnonzero(here[1:] != here[:-1]) + 1).tolist(), len(here)]
+    return [(slice(a, b), bool(here[a])) for a, b in itertools.pairwise(edges)]
 
 
 def split(shared: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:

@@ -57,37 +57,34 @@ def messages(state: State, ids: Tensor) -> Tensor:
     row = state["row"][pair]
     busy = (row >= 0).to(w.dtype) / n
     weight = torch.where(i < j, 2 * state["c"][pair] - 1, 1 - 2 * state["c"][pair]) * busy
-    zeta = w[ids] * (1 - busy.sum(1, keepdim=True))
-    zeta += embedding_bag(j, w, per_sample_weights=busy, mode="sum")
+    share = torch.zeros(len(ids), n, dtype=w.dtype, device=w.device).scatter_(1, j, busy)
+    zeta = torch.addmm(w[ids] * (1 - busy.sum(1, keepdim=True)), share, w)
     if len(state["delta"]):
         zeta += embedding_bag(row.clamp(min=0), state["delta"], per_sample_weights=weight, mode="sum")
     return zeta
 
 
 def advance(state: State, ids: Tensor, w_new: Tensor, fusion: Fusion, t: int) -> State:
-    """The state after the uploads w_new [s, q] of `ids`: the pairs with at least one of them, each once, c in place.
+    """The state after the uploads w_new [s, q] of `ids`: the pairs with at least one of them, each once, in place.
 
     An idle pair gives its vector's place back.
     """
-    n, w = len(state["w"]), state["w"].index_copy(0, ids, w_new)
+    n, w = len(state["w"]), state["w"].index_copy_(0, ids, w_new)
     i, j = torch.triu_indices(n, n, 1, device=w.device)
     active = torch.zeros(n, dtype=torch.bool, device=w.device).index_fill(0, ids, True)
     changed = (active[i] | active[j]).nonzero()[:, 0]
     delta, c, row = state["delta"], state["c"], state["row"]
-    spare = _unused(delta, row)
-    for at in changed.split(BLOCK // max(1, w.shape[1]) or 1):
-        before, mine = c[at], row[at]
-        new = w.index_select(0, i[at]).sub_(w.index_select(0, j[at]))
-        held = (mine >= 0).nonzero()[:, 0]
-        v = delta.index_select(0, mine[held]).mul_((1 - before[held])[:, None])  # v_ij / rho
-        new = new.add_(v) if len(held) == len(at) else new.index_add_(0, held, v)
-        c[at] = now = shrinkage(new.norm(dim=1), *fusion[:5])  # (6)
-        busy = (before != 1) | (now != 1)
-        row[at] = mine.masked_fill(~busy, -1)
-        entering = at[busy & (mine < 0)]
-        delta, spare = _room(delta, spare, len(entering))
-        row[entering], spare = spare[: len(entering)], spare[len(entering) :]
-        delta.index_copy_(0, row[at[busy]], new[busy] if not busy.all() else new)
+    i, j, before, mine = i[changed], j[changed], c[changed], row[changed]
+    renew = _renewed if BLOCK // 4 > w.shape[1] else _renewed_alone
+    now = shrinkage(renew(w, i, j, delta, mine, 1 - before), *fusion[:5])  # (6)
+    busy = (before != 1) | (now != 1)
+    entering = (busy & (mine < 0)).nonzero()[:, 0]
+    mine = mine.masked_fill(~busy, -1)
+    c[changed], row[changed] = now, mine
+    delta, spare = _room(delta, _unused(delta, row), len(entering))
+    row[changed[entering]] = spare[: len(entering)]
+    for at in entering.split(max(1, BLOCK // max(1, w.shape[1]))):
+        delta.index_copy_(0, row[changed[at]], w.index_select(0, i[at]).sub_(w.index_select(0, j[at])))
     return {"w": w, "delta": _compact(delta, row), "c": c, "row": row}
 
 
@@ -116,6 +113,36 @@ def report(state: State) -> dict[str, int]:
 def pair_index(i: Tensor, j: Tensor, n: int) -> Tensor:
     """Position of the pair (i, j), i < j, in the list of all pairs in row order."""
     return i * (2 * n - i - 1) // 2 + j - i - 1
+
+
+def _renewed(w: Tensor, i: Tensor, j: Tensor, delta: Tensor, row: Tensor, keep: Tensor) -> Tensor:
+    """Norms of delta_ij = w_i - w_j + v_ij / rho, v_ij / rho = keep delta_ij; the vectors that are held, in place."""
+    size = max(1, BLOCK // max(1, w.shape[1]))
+    room = w.new_empty(2, min(size, len(row)), w.shape[1])  # for all blocks: fresh memory costs more than the sums
+    norms: list[Tensor] = []
+    for at in torch.arange(len(row), device=w.device).split(size):
+        new, v = room[:, : len(at)]
+        torch.index_select(w, 0, i[at], out=new)
+        new.sub_(torch.index_select(w, 0, j[at], out=v))
+        if len(held := (row[at] >= 0).nonzero()[:, 0]):
+            mine = row[at[held]]
+            v = torch.index_select(delta, 0, mine, out=v[: len(held)]).mul_(keep[at[held], None])
+            whole = len(held) == len(at)
+            delta.index_copy_(0, mine, new.add_(v) if whole else new.index_add_(0, held, v)[held])
+        norms.append(torch.linalg.vector_norm(new, dim=1))
+    return torch.cat(norms) if norms else keep
+
+
+def _renewed_alone(w: Tensor, i: Tensor, j: Tensor, delta: Tensor, row: Tensor, keep: Tensor) -> Tensor:
+    """The same for vectors so long that a pair at a time is enough: each is read and written once."""
+    norms: list[Tensor] = []
+    difference, models = w.new_empty(w.shape[1]), w.unbind()
+    for a, b, at, share in zip(*(t.tolist() for t in (i, j, row, keep)), strict=True):
+        new = torch.sub(models[a], models[b], out=difference)
+        if at >= 0:
+            new = torch.add(difference, delta[at], alpha=share, out=delta[at])
+        norms.append(torch.linalg.vector_norm(new))
+    return torch.stack(norms) if norms else keep
 
 
 def _unused(delta: Tensor, row: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from polyfed.algorithms.fpfc import devicedual, pairs
 from polyfed.core.algorithm import Server, State
 
 MOST_PAIRED = 200  # clients up to which solver "auto" keeps a vector per pair
+LARGE = 1.0  # GB of pairs above which the plan says what the other solver would take
 AXES = {  # of both servers' states; all else is free, for pairs in a list are no [n, n]
     **dict.fromkeys(("centre", "settings", "common", "shared"), "shared"),
     **dict.fromkeys(("w", "Q", "groups"), "each"),
@@ -39,8 +40,9 @@ def by_axes(state: State) -> Server:
 def plan(method: Any, n: int, w: Tensor) -> str:
     """The solver, why, and the server's memory at its peak, for n clients whose models to fuse are like w: [..., q]."""
     server = of(method, n)
-    size = server.memory(n, w.shape[-1], itemsize=w.element_size()) / 1e9
-    return f"solver {server.NAME} ({_why(method, n)}), server memory up to {size:.2g} GB"
+    size, least = (s.memory(n, w.shape[-1], itemsize=w.element_size()) / 1e9 for s in (server, devicedual))
+    other = f", with device-dual {least:.2g} GB" if server is pairs and size > LARGE and method.xi > 0 else ""
+    return f"solver {server.NAME} ({_why(method, n)}), server memory up to {size:.2g} GB{other}"
 
 
 def in_step(method: Any, n: int) -> str | None:
