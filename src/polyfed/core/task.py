@@ -247,19 +247,30 @@ class Task:
         return [(m, max(itertools.chain(*mine[:k]), default=first[k]) < first[k]) for k, m in enumerate(mine)]
 
     def above(self, cut: int) -> "Task":
-        """The same loss and optimiser for the modules from `cut` on, whose parameters end the vector."""
+        """The same loss and optimiser for the upper modules, whose parameters end the vector.
+
+        Parameters
+        ----------
+        cut : int
+            How many modules lie below, as `cut` gives it.
+
+        Returns
+        -------
+        Task
+            Of the modules from `cut` on.
+        """
         if cut not in self._above:
             model, weights = nn.Sequential(*_sequence(self.model)[cut:]), self._class_weights
             task = Task(
                 model,
                 self.loss,
                 weight_decay=self.weight_decay,
-                optimizer=self.optimizer,
                 bf16=self.bf16,
                 class_weights=None if weights is None else [float(c) for c in weights],
             )
             task.random, task._reshape = self.random, self._reshape
             self._above[cut] = task
+        self._above[cut].optimizer = self.optimizer  # which a rehearsal replaces
         return self._above[cut]
 
     def through(self, w: Tensor, clients: list[Tensor], cut: int) -> Tensor:
