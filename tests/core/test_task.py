@@ -190,7 +190,7 @@ def test_bf16_rounds_what_layers_compute_and_nothing_else():
     clients = np.arange(len(SIZES))
     found = [task.metrics(w, split, clients) for task in (plain, rough)]
     assert all(np.array_equal(found[0][k], found[1][k]) for k in found[0])
-    with pytest.raises(ConfigError, match="found bf16 with weights in torch"):
+    with pytest.raises(ConfigError, match="found bf16 with weights in float64, expected float32"):
         Task(cnn(), bf16=True)
 
 

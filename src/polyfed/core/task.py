@@ -119,7 +119,8 @@ class Task:
         weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float64)
         self._class_weights = None if weights is None else weights.to(self.w0.device)
         if bf16 and self.w0.dtype != torch.float32:
-            raise ConfigError(f"precision: found bf16 with weights in {self.w0.dtype}, expected torch.float32")
+            found = str(self.w0.dtype).removeprefix("torch.")
+            raise ConfigError(f"precision: found bf16 with weights in {found}, expected float32")
         self.bf16 = bf16
         layers = layers if not bf16 else None  # autocast is of modules
         self.stacked = Stacked(layers, self.layout, loss, self._class_weights) if known and layers else None
