@@ -97,6 +97,15 @@ def children(pid: int) -> list[int]:
     return [int(p) for p in found.split()]
 
 
+def told(what: str):
+    """The test's site spoils its reply as the message tells it."""
+
+    def spoil(there: Federation, site: str) -> None:
+        there.faults[site] = what
+
+    return staticmethod(spoil)
+
+
 class Faults:
     """What can happen, by name; each is given the federation and a site."""
 
@@ -148,30 +157,9 @@ class Faults:
         """A bit of what carries the message is changed on the wire."""
         (there.folder / site / "spoil").write_text(f"down {piece}")
 
-    @staticmethod
-    def cut(there: Federation, site: str) -> None:
-        """The reply's way from the site's process to Flower's beside it ends in the middle."""
-        there.faults[site] = "cut"
-
-    @staticmethod
-    def doubled(there: Federation, site: str) -> None:
-        """Two replies to one message."""
-        there.faults[site] = "doubled"
-
-    @staticmethod
-    def garbled(there: Federation, site: str) -> None:
-        """A bit of the reply has changed before it leaves."""
-        there.faults[site] = "garbled"
-
-    @staticmethod
-    def nan(there: Federation, site: str) -> None:
-        """A reply with NaN."""
-        there.faults[site] = "nan"
-
-    @staticmethod
-    def shape(there: Federation, site: str) -> None:
-        """A reply with a tensor of another shape."""
-        there.faults[site] = "shape"
+    # a reply cut off between the site's process and Flower's beside it, sent twice, with a bit changed before it
+    # leaves, with NaN, with a tensor of another shape
+    cut, doubled, garbled, nan, shape = map(told, ("cut", "doubled", "garbled", "nan", "shape"))
 
 
 FAULTS = [name for name in vars(Faults) if not name.startswith("_")]

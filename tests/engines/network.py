@@ -1,18 +1,16 @@
 """A server's transport in this process, and sites in processes of their own: what the tests of Flower share."""
 
 import os
-import random
-import socket
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
-sys.path += [str(Path(__file__).parents[1] / "conformance")]
+sys.path += [str(Path(__file__).parents[1] / "conformance"), str(Path(__file__).parents[2] / "examples/network")]
 
+from demo import free_port
 from instances import BATCH, CLASSES, METHODS, NAMES, federation, kind_of, model, steps
 
 from polyfed.core.batches import Work
@@ -28,14 +26,6 @@ from polyfed.sites.keys import Keys
 
 HERE = Path(__file__).parent
 SITES = NAMES[:3]
-
-
-def free_port() -> int:
-    """Not one of those that connections are given: one of these might take it before the server does."""
-    while True:
-        with socket.socket() as s, suppress(OSError):
-            s.bind(("127.0.0.1", random.randrange(20000, 32000)))
-            return s.getsockname()[1]
 
 
 class Federation:

@@ -198,7 +198,8 @@ class FPFC(Algorithm):
         rho = self.rho * (~shared).to(own.dtype)
         zeta, w = (assemble(shared, down["common"], x) for x in (down.get("zeta", own), own))
         w = local_sgd(task, w, data, self.lr, pull=(rho, zeta))
-        return {"w": w[:, ~shared]}, {"w": w[:, ~shared], "common": w[:, shared]}
+        common, own = split(shared, w)
+        return {"w": own}, {"w": own, "common": common}
 
     def aggregate(self, server, up, round):
         """The participants' part of the state, in place."""
