@@ -12,7 +12,6 @@ from polyfed.algorithms.fedbuff import FedBuff
 from polyfed.core.schedule import Asynchronous, Delays, Timed, Uniform
 from polyfed.experiment.compare import Comparison
 from polyfed.papers.fpfc import (
-    EPOCHS,
     HBF_CAVEAT,
     IMAGE_TITLES,
     SYNTHETIC,
@@ -175,16 +174,14 @@ def reported(parts: list[tuple[Problem, Comparison]]) -> Outcome:
 
 
 def settings_of_images(scale: Size):
-    small = scale == "small"
     return (
         Setting("delays", "from being sent a model to the reply: uniform on [0, 800] s", "paper"),
         Setting("synchronous", "FPFC: 5 of 20 devices a round", "paper"),
         Setting("asynchronous", "all devices at work, every reply taken by itself", "paper"),
         Setting("shared layers", "synchronous: the round's mean; asynchronous: those of the last reply", "ours"),
         Setting("step size", "decays by virtual time, as every 5 synchronous rounds", "ours"),
-        Setting("rounds", f"{15 if small else 200} synchronous ones, and as long in virtual time", "ours"),
-        EPOCHS[scale],
-        *image_settings(scale),
+        Setting("rounds", "synchronous ones, and as long in virtual time", "ours"),
+        *image_settings(scale, ("participation, images",)),
     )
 
 

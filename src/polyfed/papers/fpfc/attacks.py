@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 
 from polyfed.experiment.compare import Comparison
 from polyfed.papers.fpfc import (
-    EPOCHS,
     SYNTHETIC,
     Problem,
     image_settings,
@@ -19,7 +18,7 @@ from polyfed.papers.fpfc import (
     synthetic,
     told_by,
 )
-from polyfed.papers.fpfc.methods import LG, METHODS, nine
+from polyfed.papers.fpfc.methods import FIRST, IMAGE_LAMBDAS, LG, METHODS, RIVALS, chosen, nine, tuned_nine
 from polyfed.papers.fpfc.panels import Panel, curve_panels
 from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, Size, ordered, ours, recipe
 from polyfed.report.table import Cell, Table
@@ -145,29 +144,34 @@ def attacks(bench: Bench) -> Outcome:
 
 
 def settings_of_images(scale: Size):
-    shares = ("0 and 40 %", "ours") if scale == "small" else ("0 to 80 % in steps of 20 %", "paper")
     return (
-        rounds_of(scale, 15, 200),
-        EPOCHS[scale],
-        Setting("attackers", *shares),
+        Setting("attackers", "0 to 80 % in steps of 20 %", "paper"),
         Setting("FPFC, FPFC-l1", "the last layer is attacked", "paper"),
         Setting("FPFC: attackers' convolutions", "returned as received: the paper does not say", "ours"),
         Setting("FPFC, convolutions trained", "attackers train theirs beside the forged layer, the worst case", "ours"),
         Setting("FPFC, all layers", "the convolutions are forged too", "ours"),
         Setting("median", "coordinate-wise, of the shared layers in place of their mean", "ours"),
         Setting("the other methods", "the whole upload is attacked", "ours"),
-        Setting("rivals", "FPFC-l1 lambda 0.1; CFL eps1 0.5, eps2 1; PACFL 3 vectors, threshold 4", "ours"),
         Setting("rivals and variants", "one seed at small size", "ours"),
+        Setting("precision", "float64", "ours"),
         *THREATS,
-        *image_settings(scale),
+        Setting("FPFC: lambda from", ", ".join(map(str, IMAGE_LAMBDAS)), "ours"),
+        FIRST,
+        Setting("tuned", "without attackers", "ours"),
+        *(s for s in RIVALS if s.key != "tuned"),
+        rounds_of(scale, 15, 200),
+        *image_settings(scale, ("lambda, images", "rounds, images")),
     )
 
 
 def on_images(bench: Bench, title: str, figure: str, variants: bool) -> Outcome:
     """The nine methods on one data set; variants: other readings of what an attacker's shared layers are."""
-    shares, few = ((0.0, 0.4), bench.seeds[:1]) if bench.small else (RATIOS, bench.seeds)
-    problem = images(bench, title)
-    methods, fpfc = nine(problem), problem.fpfc
+    shares, first = (0.0, 0.4) if bench.rehearse else RATIOS, bench.seeds[:1]
+    few = first if bench.small else bench.seeds
+    problem = replace(images(bench, title), rounds=bench.rounds(15, 200))
+    choose = tuned_nine(bench, f"{problem.key}-choice", problem, IMAGE_LAMBDAS)
+    methods = choose(first[0])
+    fpfc = methods["FPFC"]
     own = {"tensors": ("w",), "others": "received"}
     cases = {m: (methods[m], bench.seeds if m in ("FPFC", "FedAvg") else few, None, own if "FPFC" in m else {})
              for m in reversed(methods)}  # fmt: skip
@@ -185,7 +189,7 @@ def on_images(bench: Bench, title: str, figure: str, variants: bool) -> Outcome:
         for attack in list(ATTACKS)[: 1 if bench.rehearse else None]
     }
     tables, claims = summarised(found, "FPFC" if bench.rehearse else "FedAvg")
-    return Outcome(tables, {figure: panels(found, METHODS)}, claims, list(IMAGE_NOTES))
+    return Outcome(tables, {figure: panels(found, METHODS)}, claims, [chosen(first, choose), *IMAGE_NOTES])
 
 
 IMAGE_NOTES = (

@@ -17,7 +17,6 @@ from polyfed.core.algorithm import Algorithm
 from polyfed.core.errors import Diverged
 from polyfed.core.metric import having, mean_of
 from polyfed.data.federation import Federation
-from polyfed.experiment.fit import fit
 from polyfed.papers.fpfc import Problem
 from polyfed.papers.recipe import Bench, Setting
 
@@ -35,6 +34,8 @@ RIVALS = (
     Setting("PACFL", "3 vectors per class; smallest angle or sum of all, thresholds at the quantiles "
             f"{', '.join(f'{q:g}' for q in QUANTILES)} of the devices' angles", "ours"),
 )  # fmt: skip
+FIRST = Setting("chosen", "under the first seed, for all seeds", "ours")
+IMAGE_LAMBDAS = (0.2, 0.3, 0.4, 0.5, 0.7)  # of FPFC, where it is tuned on images
 Candidates = Mapping[str, Algorithm]
 
 
@@ -90,8 +91,8 @@ def by_validation(bench: Bench, problem: Problem, data: Federation, candidates: 
     scores = {}
     for name, method in candidates.items():
         try:
-            run = fit(problem.model(seed), data, method, rounds=problem.rounds, seed=seed, evaluate_every=0,
-                      device=bench.device, **problem.work)  # fmt: skip
+            run = bench.fit(problem.model(seed), data, method, rounds=problem.rounds, seed=seed, evaluate_every=0,
+                            **problem.work)  # fmt: skip
             scores[name] = mean_of(run.metric.merit(having(run.metric, run.final["validation"])))
         except Diverged:
             scores[name] = -np.inf
@@ -104,8 +105,8 @@ def by_angle(bench: Bench, problem: Problem, data: Federation, method: PACFL, se
     for angle in ("smallest", "sum"):
         trial = replace(method, angle=angle)
         loss = problem.work.get("loss", "cross-entropy")
-        run = fit(problem.model(seed), data, trial, rounds=1, local_steps=1, batch_size=None, loss=loss, seed=seed,
-                  evaluate_every=0, device=bench.device)  # fmt: skip
+        run = bench.fit(problem.model(seed), data, trial, rounds=1, local_steps=1, batch_size=None, loss=loss,
+                        seed=seed, evaluate_every=0)  # fmt: skip
         angles = run.loop.server["angles"].cpu().numpy()[np.triu_indices(data.n, 1)]
         for value in np.unique(np.quantile(angles, QUANTILES).round(3)):
             found[f"{angle} {value:g}"] = replace(trial, threshold=float(value))

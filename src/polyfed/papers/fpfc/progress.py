@@ -6,7 +6,6 @@ from dataclasses import replace
 from polyfed.data.federation import Federation
 from polyfed.experiment.compare import Comparison
 from polyfed.papers.fpfc import (
-    EPOCHS,
     HBF,
     HBF_CAVEAT,
     IMAGE_TITLES,
@@ -22,7 +21,7 @@ from polyfed.papers.fpfc import (
     synthetic,
     told_by,
 )
-from polyfed.papers.fpfc.methods import L1, LG, RIVALS, chosen, nine, tuned_nine
+from polyfed.papers.fpfc.methods import FIRST, IMAGE_LAMBDAS, LG, RIVALS, chosen, nine, tuned_nine
 from polyfed.papers.fpfc.panels import Panel, bars, curve_panels
 from polyfed.papers.recipe import (
     Bench,
@@ -86,17 +85,12 @@ def progress(bench: Bench) -> Outcome:
     return Outcome([told_by("At the last round", heads, rows)], figures, claims, notes)
 
 
-LAMBDAS = (0.2, 0.4, 0.7, 1.0)
-
-
 def settings_of_images(scale):
     return (
-        rounds_of(scale, 15, 200),
-        EPOCHS[scale],
-        Setting("FPFC: lambda from", ", ".join(map(str, LAMBDAS)), "ours"),
-        Setting("chosen", "under the first seed, for all seeds, on a fifth of its training images", "ours"),
+        Setting("FPFC: lambda from", ", ".join(map(str, IMAGE_LAMBDAS)), "ours"),
+        FIRST,
         *RIVALS,
-        *(s for s in image_settings(scale) if not s.key.startswith("lambda")),
+        *image_settings(scale, ("lambda, images",)),
     )
 
 
@@ -112,17 +106,17 @@ def watched(problem: Problem):
 
 @recipe("fpfc/figure4", "Figures 4 and 5: nine methods on label-swapped MNIST and Fashion-MNIST", minutes=(40, 4000),
         settings=settings_of_images, machine="two cores", data=("mnist", "fashion_mnist"),
-        also=("fpfc/figure5",))  # fmt: skip
+        also=("fpfc/figure5",), middle=True)  # fmt: skip
 def figure4(bench: Bench) -> Outcome:
     """Do clusters that are found pay on images whose labels are exchanged, and what does it cost to send?"""
     outcome, panels, costs, first = Outcome(), [], {}, bench.seeds[0]
     for title in IMAGE_TITLES:
         problem = images(bench, title)
-        choose = tuned_nine(bench, f"{problem.key}-choice", problem, LAMBDAS, L1[:-1])
+        choose = tuned_nine(bench, f"{problem.key}-choice", problem, IMAGE_LAMBDAS)
         methods = choose(first)
         found = bench.compare(
             problem.key, problem.model, watched(problem), methods, rounds=problem.rounds,
-            evaluate_every=bench.pick(1, 5), **problem.work,
+            evaluate_every=bench.pick(2, 5), **problem.work,
         )  # fmt: skip
         rows, costs[title] = {}, {}
         for label in methods:

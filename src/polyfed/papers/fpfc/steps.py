@@ -43,7 +43,7 @@ def growing_settings(scale: Size):
         Setting("lambda on S1", "0.7", "ours"),
         *SYNTHETIC,
         *HBF_BESIDE,
-        *image_settings(scale),
+        *image_settings(scale, ("rounds, images", "epochs")),
     )
 
 
