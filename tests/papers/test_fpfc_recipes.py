@@ -8,7 +8,8 @@ import pytest
 import polyfed as pf
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.papers import Bench, find
-from polyfed.papers.fpfc import Problem, even, figure1, table1
+from polyfed.papers import fpfc as problems
+from polyfed.papers.fpfc import HIDDEN, Problem, even, figure1, newcomers, table1
 from polyfed.papers.fpfc.methods import METHODS, by_validation, nine
 from polyfed.papers.recipe import grouping_of
 
@@ -83,3 +84,25 @@ def test_evenly_spread_labels_show_the_clusters(data_dir, tmp_path):
     )  # fmt: skip
     number, score = grouping_of(found, "FPFC")
     assert (number.tolist(), score.tolist()) == ([4.0], [1.0])
+
+
+@pytest.mark.parametrize(
+    ("scale", "shared", "own"), [("small", 197 * HIDDEN, 10 * HIDDEN + 10), ("middle", 2572, 4010)]
+)
+def test_all_layers_but_the_last_are_shared_on_images(scale, shared, own, data_dir, tmp_path):
+    """At every size; the small one's perceptron is trained by the compiled kernel or in closed form."""
+    bench = Bench(tmp_path, scale, 1, data_dir("mnist"), rehearse=True)
+    images = problems.images(bench, "MNIST")
+    run = bench.fit(images.model(0), images.federation(0), images.fpfc, rounds=1, evaluate_every=0, **images.work)
+    assert run.loop.server["w"].shape == (20, own)
+    assert run.loop.server["common"].numel() == shared
+    assert run.clusters.shape == (20,)
+
+
+def test_newcomers_are_kept_out_of_training_and_of_the_choice_of_settings():
+    """One device of each cluster comes later."""
+    data = pf.Federation.from_arrays([(np.full((4, 1), float(k)), np.arange(4) % 2) for k in range(20)])
+    old, new = newcomers.parted(data)
+    first = [[float(part.train.client(i)[0][0, 0]) for i in range(part.n)] for part in (old, new)]
+    assert first[1] == [4, 9, 14, 19]
+    assert sorted(first[0] + first[1]) == list(range(20))

@@ -84,11 +84,11 @@ def image_settings(scale: Size, without: Sequence[str] = ()) -> tuple[Setting, .
         )
     else:
         own = (
-            Setting("model", f"perceptron 784-{HIDDEN}-10, {785 * HIDDEN} + {10 * HIDDEN + 10} numbers", "ours"),
-            Setting("images", "{} for training, {} for the test".format(*FEWER[scale]), "ours"),
+            Setting("model", f"perceptron 196-{HIDDEN}-10, {197 * HIDDEN} + {10 * HIDDEN + 10} numbers", "ours"),
+            Setting("images", "{} for training, {} for the test, at 14x14 pixels".format(*FEWER[scale]), "ours"),
             Setting("rounds, images", str(small), "ours"),
             Setting("epochs", "5", "ours"),
-            Setting("batches, lr", "of 10, 0.1", "ours"),
+            Setting("batches, lr", "of 10, 0.2", "ours"),
             Setting("lambda, images", "0.4", "code"),
         )
     return tuple(s for s in (*IMAGES, *own) if s.key not in without)
@@ -205,24 +205,32 @@ def linear(seed: int) -> nn.Module:
 
 
 def images(bench: Bench, title: str, validation: float | None = None) -> Problem:
-    """Label-swapped images, with a perceptron on a few of them at small size."""
+    """Label-swapped images; at small size a few of them, of half the side, and a perceptron."""
 
     def make(seed: int) -> Federation:
         data = load(title.lower(), data_dir=bench.data_dir)
         if count := FEWER.get(bench.scale):
             data = fewer(data, *((400, 200) if bench.rehearse else count), seed)
+        if bench.small:
+            data = replace(data, x=halved(data.x), x_test=halved(data.x_test))
         return data.partition(
             "dirichlet:1.0+label-swap:4", 20, seed, test="independent", validation_fraction=validation
         )
 
     work = {"fraction": 0.5, "batch_size": bench.pick(10, 100, 50), "local_epochs": bench.pick(5, 10, 5),
             "lr_decay": 0.9, "lr_decay_every": 5}  # fmt: skip
-    fpfc = FPFC(bench.pick(0.1, 0.01, 0.1), lam=0.4, shared_layers="body")
+    fpfc = FPFC(bench.pick(0.2, 0.01, 0.1), lam=0.4, shared_layers="body")
     model, first = bench.pick(perceptron, lenet), bench.pick(3, 20, 6)
     return Problem(title, model, make, fpfc, bench.rounds(*IMAGE_ROUNDS), work, clusters=4, first_round=first)
 
 
 IMAGE_TITLES = ("MNIST", "Fashion-MNIST")
+
+
+def halved(x: np.ndarray | None) -> np.ndarray:
+    """Images [n, 1, 28, 28] with every two by two pixels averaged: [n, 1, 14, 14]."""
+    assert x is not None
+    return x.reshape(-1, 1, 14, 2, 14, 2).mean((3, 5)).astype(x.dtype)
 
 
 def fewer(data: Dataset, train: int, test: int, seed: int) -> Dataset:
@@ -236,7 +244,7 @@ def fewer(data: Dataset, train: int, test: int, seed: int) -> Dataset:
 
 def perceptron(seed: int) -> nn.Module:
     """In place of the paper's network: as there, all layers but the last are shared."""
-    return build("mlp", (1, 28, 28), 10, seed, hidden=HIDDEN)
+    return build("mlp", (1, 14, 14), 10, seed, hidden=HIDDEN)
 
 
 def lenet(seed: int) -> nn.Module:

@@ -53,6 +53,7 @@ def settings(scale: Size):
         Setting("FPFC: lambda from", ", ".join(map(str, GRID)) + " (S1); "
                 + ", ".join(map(str, IMAGE_LAMBDAS)) + " (images)", "ours"),
         FIRST,
+        Setting("trial runs, S1", "1000 rounds" if scale == "paper" else "200 rounds", "ours"),
         *RIVALS,
         *SYNTHETIC,
         *image_settings(scale, ("lambda, images",)),
@@ -95,7 +96,8 @@ def table3(bench: Bench) -> Outcome:
     claims, panels, at, selected, first = [], [], {}, [], bench.seeds[0]
     for problem, exchanges, lambdas in parts:
         title = problem.title
-        known = replace(problem, federation=lambda seed, p=problem: parted(p.federation(seed))[0])
+        trial = bench.rounds(200, 1000, 200) if lambdas is GRID else problem.rounds
+        known = replace(problem, federation=lambda seed, p=problem: parted(p.federation(seed))[0], rounds=trial)
         choose = tuned_nine(bench, f"{problem.key}-choice", known, lambdas)
         selected.append(f"{title}: {chosen([first], choose)}")
         methods = {m: a for m, a in choose(first).items() if m != "Local"}
