@@ -56,9 +56,9 @@ IMAGES = (
     Setting("participation, images", "half of the devices (the text: 30 to 50 %)", "code"),
     Setting("step size", "x 0.9 every 5 rounds, for every method", "paper"),
 )
-FEWER = {"small": (2000, 5000), "middle": (12_000, 10_000)}  # images of the training and of the test set
+FEWER = {"small": (2000, 5000), "middle": (6000, 10_000)}  # images of the training and of the test set
 HIDDEN = 50  # units of the small size's perceptron
-IMAGE_ROUNDS = (30, 200, 60)  # small, paper, middle
+IMAGE_ROUNDS = (30, 200, 100)  # small, paper, middle
 LENET = "two convolutions of 6 and 16 channels and one linear layer, 2572 + 4010 numbers"
 
 
@@ -79,7 +79,7 @@ def image_settings(scale: Size, without: Sequence[str] = ()) -> tuple[Setting, .
             Setting("images", "{} for training, {} for the test".format(*FEWER[scale]), "ours"),
             Setting("rounds, images", str(middle), "ours"),
             Setting("epochs", "5", "ours"),
-            Setting("batches, lr", "of 50, 0.1", "ours"),
+            Setting("batches, lr", "of 25, 0.1", "ours"),
             Setting("lambda, images", "0.4", "code"),
         )
     else:
@@ -217,7 +217,7 @@ def images(bench: Bench, title: str, validation: float | None = None) -> Problem
             "dirichlet:1.0+label-swap:4", 20, seed, test="independent", validation_fraction=validation
         )
 
-    work = {"fraction": 0.5, "batch_size": bench.pick(10, 100, 50), "local_epochs": bench.pick(5, 10, 5),
+    work = {"fraction": 0.5, "batch_size": bench.pick(10, 100, 25), "local_epochs": bench.pick(5, 10, 5),
             "lr_decay": 0.9, "lr_decay_every": 5}  # fmt: skip
     fpfc = FPFC(bench.pick(0.2, 0.01, 0.1), lam=0.4, shared_layers="body")
     model, first = bench.pick(perceptron, lenet), bench.pick(3, 20, 6)
