@@ -60,7 +60,7 @@ def test_the_better_candidate_is_chosen_on_validation_data(tmp_path):
     candidates = {"still": pf.FedAvg(1e-9), "good": pf.FedAvg(0.1), "wild": pf.FedAvg(1e6)}
     model = lambda seed: pf.models.build("linear", (4,), 1, init="zeros")  # noqa: E731
     planted = problem(FPFC(0.1), model, local_steps=5, batch_size=None, loss="mse")
-    found = by_validation(Bench(tmp_path), planted, data, candidates, 0)
+    found = by_validation(Bench(tmp_path), "choice", planted, data, candidates, 0)
     assert found["best"] == "good"
     assert found["scores"]["wild"] == -np.inf
 

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
@@ -264,10 +263,6 @@ class Pilot(Bench):
     seconds = 0.0
     count = 1
 
-    def __init__(self, *args: Any, **settings: Any):
-        super().__init__(*args, **settings)
-        self._fits = WeakKeyDictionary[Any, dict[tuple[type[Algorithm], int], tuple[Run, float]]]()  # by federation
-
     def compare(self, key, model, federation, algorithms, *, seeds=None, **settings):  # pyright: ignore[reportIncompatibleMethodOverride]
         methods = algorithms(self.seeds[0]) if callable(algorithms) else algorithms
         short = settings | {"rounds": 3, "evaluate_every": 3 if settings.get("evaluate_every") else 0}
@@ -284,17 +279,12 @@ class Pilot(Bench):
         return Comparison([replace(known[type(m)][1], label=label) for label, m in methods.items()])
 
     def fit(self, model, federation, method, *, rounds, **settings):
-        kind = type(method), rounds
-        if kind not in self._fits.get(federation, {}):
-            ends: list[float] = []
-            run = super().fit(
-                model, federation, method, rounds=min(rounds, 3), callbacks=[lambda _: ends.append(perf_counter())],
-                **settings,
-            )  # fmt: skip
-            taken = (ends[1] - ends[0]) * rounds if len(ends) > 1 else 0.0
-            self._fits.setdefault(federation, {})[kind] = run, taken
-        run, taken = self._fits[federation][kind]
-        self.seconds += taken
+        ends: list[float] = []
+        run = super().fit(
+            model, federation, method, rounds=min(rounds, 3), callbacks=[lambda _: ends.append(perf_counter())],
+            **settings,
+        )  # fmt: skip
+        self.seconds += (ends[1] - ends[0] if len(ends) > 1 else 0.0) * rounds
         return run
 
     def tune(self, model, federation, method, *, rounds, **settings):

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
@@ -14,11 +13,9 @@ from polyfed.algorithms.local import Local
 from polyfed.algorithms.pacfl import PACFL
 from polyfed.algorithms.perfedavg import PerFedAvg
 from polyfed.core.algorithm import Algorithm
-from polyfed.core.errors import Diverged
-from polyfed.core.metric import having, mean_of
 from polyfed.data.federation import Federation
 from polyfed.papers.fpfc import Problem
-from polyfed.papers.recipe import Bench, Setting
+from polyfed.papers.recipe import Bench, Setting, metric_of
 
 METHODS = ("Local", "FedAvg", "LG-FedAvg", "Per-FedAvg", "IFCA", "CFL", "PACFL", "FPFC-l1", "FPFC")
 LG = "LG-FedAvg shares its top layers; a model of one layer makes it FedAvg, so it has no line of its own there"
@@ -72,8 +69,7 @@ def tuned_nine(
 
         def best(label: str, candidates: Candidates) -> Algorithm:
             some = dict(list(candidates.items())[:1]) if bench.rehearse else candidates
-            chosen = bench.once(f"{key}-{label}-seed{seed}", partial(by_validation, bench, problem, data, some, seed))
-            return candidates[chosen["best"]]
+            return candidates[by_validation(bench, f"{key}-{label}", problem, data, some, seed)["best"]]
 
         cfl, group = usual["CFL"], usual["FPFC-l1"]
         return usual | {
@@ -86,16 +82,18 @@ def tuned_nine(
     return methods
 
 
-def by_validation(bench: Bench, problem: Problem, data: Federation, candidates: Candidates, seed: int) -> dict:
+def by_validation(
+    bench: Bench, key: str, problem: Problem, data: Federation, candidates: Candidates, seed: int
+) -> dict:
     """{"best": the candidate with the best validation metric, "scores": all of them}; higher is better."""
-    scores = {}
-    for name, method in candidates.items():
-        try:
-            run = bench.fit(problem.model(seed), data, method, rounds=problem.rounds, seed=seed, evaluate_every=0,
-                            **problem.work)  # fmt: skip
-            scores[name] = mean_of(run.metric.merit(having(run.metric, run.final["validation"])))
-        except Diverged:
-            scores[name] = -np.inf
+    labels = {name: name.replace(", ", "-").replace(" ", "-") for name in candidates}
+    found = bench.compare(
+        f"{key}-seed{seed}", problem.model(seed), data, {labels[name]: a for name, a in candidates.items()},
+        seeds=[seed], rounds=problem.rounds, evaluate_every=0, **problem.work,
+    )  # fmt: skip
+    column = f"validation_{found.metric.name}"
+    merits = {name: found.metric.merit(metric_of(found, label, column)) for name, label in labels.items()}
+    scores = {name: float(np.nan_to_num(m, nan=-np.inf)[0]) for name, m in merits.items()}  # NaN: diverged
     return {"best": max(scores, key=lambda name: scores[name]), "scores": scores}
 
 
