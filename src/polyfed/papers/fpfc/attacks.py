@@ -236,14 +236,14 @@ IMAGE_NOTES = (
 )
 
 
-@recipe("fpfc/figure7", "Figure 7: clients that attack on label-swapped Fashion-MNIST", minutes=(25, 20000),
+@recipe("fpfc/figure7", "Figure 7: clients that attack on label-swapped Fashion-MNIST", minutes=(3, 20000),
         settings=settings_of_images, machine="two cores", data=("fashion_mnist",))  # fmt: skip
 def figure7(bench: Bench) -> Outcome:
     """What is left of FPFC's robustness where layers are shared, and averaged?"""
     return on_images(bench, "Fashion-MNIST", "figure7", variants=False)
 
 
-@recipe("fpfc/attacks-images", "Figure E.3: clients that attack on label-swapped MNIST", minutes=(30, 25000),
+@recipe("fpfc/attacks-images", "Figure E.3: clients that attack on label-swapped MNIST", minutes=(3, 25000),
         settings=settings_of_images, machine="two cores", data=("mnist",), also=("fpfc/figure-e3",))  # fmt: skip
 def attacks_images(bench: Bench) -> Outcome:
     """The same on digits, with other readings of what an attacker sends besides its last layer."""

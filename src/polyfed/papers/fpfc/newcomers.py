@@ -87,7 +87,7 @@ def taken_in(
     return out
 
 
-@recipe("fpfc/table3", "Table 3: newcomers on S1 and on label-swapped images", minutes=(40, 2500), settings=settings,
+@recipe("fpfc/table3", "Table 3: newcomers on S1 and on label-swapped images", minutes=(3, 2500), settings=settings,
         machine="two cores", data=("mnist", "fashion_mnist"), also=("fpfc/table3-images",), middle=True)  # fmt: skip
 def table3(bench: Bench) -> Outcome:
     """Does a device that comes after training gain from the clusters that were found?"""

@@ -104,7 +104,7 @@ def watched(problem: Problem):
     return make
 
 
-@recipe("fpfc/figure4", "Figures 4 and 5: nine methods on label-swapped MNIST and Fashion-MNIST", minutes=(40, 4000),
+@recipe("fpfc/figure4", "Figures 4 and 5: nine methods on label-swapped MNIST and Fashion-MNIST", minutes=(1, 4000),
         settings=settings_of_images, machine="two cores", data=("mnist", "fashion_mnist"),
         also=("fpfc/figure5",), middle=True)  # fmt: skip
 def figure4(bench: Bench) -> Outcome:

@@ -199,7 +199,7 @@ def settings_of_images(scale: Size):
     return (uneven, passes, *image_settings(scale))
 
 
-@recipe("fpfc/sensitivity-images", "Figures E.4, E.5 and E.6 on label-swapped images", minutes=(40, 9000),
+@recipe("fpfc/sensitivity-images", "Figures E.4, E.5 and E.6 on label-swapped images", minutes=(2, 9000),
         settings=settings_of_images, machine="two cores", data=("mnist", "fashion_mnist"),
         also=("fpfc/figure-e4-images", "fpfc/figure-e5-images", "fpfc/figure-e6-images"))  # fmt: skip
 def sensitivity_images(bench: Bench) -> Outcome:
