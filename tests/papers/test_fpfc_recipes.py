@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from matplotlib.colors import to_rgb
 
 import polyfed as pf
@@ -11,6 +12,7 @@ from polyfed.algorithms.fpfc import FPFC
 from polyfed.papers import Bench, find
 from polyfed.papers import fpfc as problems
 from polyfed.papers.fpfc import HIDDEN, Problem, even, figure1, newcomers, table1, warmup
+from polyfed.papers.fpfc.asynchronous import Blended
 from polyfed.papers.fpfc.methods import METHODS, by_validation, nine
 from polyfed.papers.recipe import grouping_of
 
@@ -118,3 +120,18 @@ def test_bars_of_seconds_have_the_colour_of_their_search():
     bars = [patch.get_facecolor()[:3] for patch in drawn.axes[-1].patches]
     assert lines[0] != lines[1]
     assert np.allclose(bars, [to_rgb(lines[k]) for k in (0, 0, 1, 1)])
+
+
+def test_shared_layers_are_moved_part_of_the_way():
+    """After one round from a common start: start + part (mean - start); the fused layers as FPFC has them."""
+    rng = np.random.default_rng(0)
+    data = pf.Federation.from_arrays([(rng.normal(size=(12, 5)), rng.integers(0, 3, 12)) for _ in range(4)])
+    model = pf.models.build("mlp", (5,), 3, hidden=4)
+    start = torch.cat([q.detach().flatten() for q in model.parameters()])[: 5 * 4 + 4]
+    work = {"rounds": 1, "local_steps": 3, "batch_size": None, "evaluate_every": 0}
+    usual, blended = (
+        pf.fit(model, data, method, **work).loop.server
+        for method in (FPFC(0.1, shared_layers="body"), Blended(0.1, shared_layers="body", part=0.2))
+    )
+    assert torch.allclose(blended["common"], start + 0.2 * (usual["common"] - start), atol=1e-7)
+    assert torch.equal(blended["w"], usual["w"])
