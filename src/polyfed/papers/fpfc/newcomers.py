@@ -20,7 +20,7 @@ from polyfed.papers.fpfc import (
     sizes,
     synthetic,
 )
-from polyfed.papers.fpfc.methods import FIRST, IMAGE_LAMBDAS, METHODS, RIVALS, chosen, tuned_nine
+from polyfed.papers.fpfc.methods import IMAGE_LAMBDAS, METHODS, ONCE, chosen, tuned_nine
 from polyfed.papers.fpfc.panels import Panel, curve_panels
 from polyfed.papers.recipe import Bench, Outcome, Setting, Size, beside, ours, recipe
 
@@ -52,9 +52,8 @@ def settings(scale: Size):
         Setting("FPFC", "v = 0, theta = w_i - w_j; start: the best of the clusters' models", "ours"),
         Setting("FPFC: lambda from", ", ".join(map(str, GRID)) + " (S1); "
                 + ", ".join(map(str, IMAGE_LAMBDAS)) + " (images)", "ours"),
-        FIRST,
         Setting("trial runs, S1", "1000 rounds" if scale == "paper" else "200 rounds", "ours"),
-        *RIVALS,
+        *ONCE,
         *SYNTHETIC,
         *image_settings(scale, ("lambda, images",)),
     )  # fmt: skip

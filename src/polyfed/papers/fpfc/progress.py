@@ -21,7 +21,7 @@ from polyfed.papers.fpfc import (
     synthetic,
     told_by,
 )
-from polyfed.papers.fpfc.methods import FIRST, IMAGE_LAMBDAS, LG, RIVALS, chosen, nine, tuned_nine
+from polyfed.papers.fpfc.methods import IMAGE_LAMBDAS, LG, ONCE, chosen, nine, tuned_nine
 from polyfed.papers.fpfc.panels import Panel, bars, curve_panels
 from polyfed.papers.recipe import (
     Bench,
@@ -88,8 +88,7 @@ def progress(bench: Bench) -> Outcome:
 def settings_of_images(scale):
     return (
         Setting("FPFC: lambda from", ", ".join(map(str, IMAGE_LAMBDAS)), "ours"),
-        FIRST,
-        *RIVALS,
+        *ONCE,
         *image_settings(scale, ("lambda, images",)),
     )
 
