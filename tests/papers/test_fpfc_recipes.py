@@ -4,11 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from matplotlib.colors import to_rgb
 
 import polyfed as pf
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.papers import Bench, find
-from polyfed.papers.fpfc import Problem, even, figure1, table1
+from polyfed.papers import fpfc as problems
+from polyfed.papers.fpfc import HIDDEN, Problem, even, figure1, newcomers, table1, warmup
+from polyfed.papers.fpfc.asynchronous import Blended
 from polyfed.papers.fpfc.methods import METHODS, by_validation, nine
 from polyfed.papers.recipe import grouping_of
 
@@ -59,7 +63,7 @@ def test_the_better_candidate_is_chosen_on_validation_data(tmp_path):
     candidates = {"still": pf.FedAvg(1e-9), "good": pf.FedAvg(0.1), "wild": pf.FedAvg(1e6)}
     model = lambda seed: pf.models.build("linear", (4,), 1, init="zeros")  # noqa: E731
     planted = problem(FPFC(0.1), model, local_steps=5, batch_size=None, loss="mse")
-    found = by_validation(Bench(tmp_path), planted, data, candidates, 0)
+    found = by_validation(Bench(tmp_path), "choice", planted, data, candidates, 0)
     assert found["best"] == "good"
     assert found["scores"]["wild"] == -np.inf
 
@@ -83,3 +87,51 @@ def test_evenly_spread_labels_show_the_clusters(data_dir, tmp_path):
     )  # fmt: skip
     number, score = grouping_of(found, "FPFC")
     assert (number.tolist(), score.tolist()) == ([4.0], [1.0])
+
+
+@pytest.mark.parametrize(
+    ("scale", "shared", "own"), [("small", 197 * HIDDEN, 10 * HIDDEN + 10), ("middle", 2572, 4010)]
+)
+def test_all_layers_but_the_last_are_shared_on_images(scale, shared, own, data_dir, tmp_path):
+    """At every size; the small one's perceptron is trained by the compiled kernel or in closed form."""
+    bench = Bench(tmp_path, scale, 1, data_dir("mnist"), rehearse=True)
+    images = problems.images(bench, "MNIST")
+    run = bench.fit(images.model(0), images.federation(0), images.fpfc, rounds=1, evaluate_every=0, **images.work)
+    assert run.loop.server["w"].shape == (20, own)
+    assert run.loop.server["common"].numel() == shared
+    assert run.clusters.shape == (20,)
+
+
+def test_newcomers_are_kept_out_of_training_and_of_the_choice_of_settings():
+    """One device of each cluster comes later."""
+    data = pf.Federation.from_arrays([(np.full((4, 1), float(k)), np.arange(4) % 2) for k in range(20)])
+    old, new = newcomers.parted(data)
+    first = [[float(part.train.client(i)[0][0, 0]) for i in range(part.n)] for part in (old, new)]
+    assert first[1] == [4, 9, 14, 19]
+    assert sorted(first[0] + first[1]) == list(range(20))
+
+
+def test_bars_of_seconds_have_the_colour_of_their_search():
+    """Figure 6: a search's bars and its line belong together."""
+    path = [{"lam": lam, "validation": 0.5, "rounds": 1, "seconds": 1.0} for lam in (0.0, 0.5)]
+    found = [{"path": path, "at": [1, 2], "test": [0.4, 0.5]}]
+    drawn = warmup.figure6({"S1": ("accuracy, %", 100.0, {"separate": found, "warm-up": found})})
+    lines = [line.get_color() for line in drawn.axes[0].get_lines()]
+    bars = [patch.get_facecolor()[:3] for patch in drawn.axes[-1].patches]
+    assert lines[0] != lines[1]
+    assert np.allclose(bars, [to_rgb(lines[k]) for k in (0, 0, 1, 1)])
+
+
+def test_shared_layers_are_moved_part_of_the_way():
+    """After one round from a common start: start + part (mean - start); the fused layers as FPFC has them."""
+    rng = np.random.default_rng(0)
+    data = pf.Federation.from_arrays([(rng.normal(size=(12, 5)), rng.integers(0, 3, 12)) for _ in range(4)])
+    model = pf.models.build("mlp", (5,), 3, hidden=4)
+    start = torch.cat([q.detach().flatten() for q in model.parameters()])[: 5 * 4 + 4]
+    work = {"rounds": 1, "local_steps": 3, "batch_size": None, "evaluate_every": 0}
+    usual, blended = (
+        pf.fit(model, data, method, **work).loop.server
+        for method in (FPFC(0.1, shared_layers="body"), Blended(0.1, shared_layers="body", part=0.2))
+    )
+    assert torch.allclose(blended["common"], start + 0.2 * (usual["common"] - start), atol=1e-7)
+    assert torch.equal(blended["w"], usual["w"])

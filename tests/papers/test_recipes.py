@@ -13,6 +13,7 @@ import pytest
 from scipy import stats
 
 from polyfed.algorithms.fedavg import FedAvg
+from polyfed.algorithms.fpfc import FPFC
 from polyfed.algorithms.local import Local
 from polyfed.core.errors import ConfigError
 from polyfed.data import load
@@ -57,6 +58,27 @@ def test_a_pilot_multiplies_what_a_round_takes(tmp_path, monkeypatch):
     found = small(pilot, rounds=50)
     assert pilot.seconds == 2 * 50 * 4
     assert [r.summary["rounds"] for r in found.results] == [3, 3]
+
+
+def test_a_pilot_counts_fits_and_searches_that_are_kept_by_seed(tmp_path, monkeypatch):
+    """Three rounds of each are trained; all rounds, values and seeds are counted."""
+    monkeypatch.setattr(sys.modules[Pilot.__module__], "perf_counter", count().__next__)
+    pilot, data = Pilot(tmp_path, seeds=1), load("heart-disease").partition(seed=0)
+    pilot.count = 4
+    model, trained = build("linear", data.input_shape, 2), []
+
+    def search(seed: int) -> float:
+        run = pilot.fit(model, data, FedAvg(lr=0.1), rounds=50, seed=seed, local_steps=1, batch_size=None)
+        trained.append(run.loop.t)
+        assert pilot.seconds == 50
+        settings = {"grid": (0.0, 0.1), "regime": "cold", "tolerance": 0.0, "local_steps": 1, "batch_size": None}
+        found = pilot.tune(model, data, FPFC(0.1), rounds=50, extend=0, check_every=1, train_on=0, **settings)
+        trained.extend(row["rounds"] for row in found.rows)
+        return sum(row["seconds"] for row in found.rows) * 50 / 3
+
+    (searched,) = pilot.by_seed("x", search)
+    assert trained == [3, 3, 3]
+    assert pilot.seconds == pytest.approx(4 * (50 + searched))
 
 
 def test_a_middle_size_is_estimated_before_it_starts(cli, monkeypatch):

@@ -200,4 +200,13 @@ def _together(downs: list[Down]) -> Down:
     first = downs[0]
     shared = {name: t for name, t in first.shared.items() if all(d.shared[name] is t for d in downs)}
     own = [{**{k: t[None] for k, t in d.shared.items() if k not in shared}, **d.each} for d in downs]
-    return Down(shared, {name: torch.cat([each[name] for each in own]) for name in own[0]})
+    return Down(shared, {name: _rows([each[name] for each in own]) for name in own[0]})
+
+
+def _rows(parts: list[Tensor]) -> Tensor:
+    """[m, ...] from m of [1, ...]; where one server has more groups than another, zeros that are never read."""
+    most = max((t.shape[1] for t in parts if t.dim() > 1), default=0)
+    return torch.cat([
+        t if t.dim() < 2 or t.shape[1] == most else torch.cat([t, t.new_zeros(1, most - t.shape[1], *t.shape[2:])], 1)
+        for t in parts
+    ])  # fmt: skip

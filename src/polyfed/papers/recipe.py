@@ -25,7 +25,10 @@ from polyfed.engines.local import pick_device
 from polyfed.experiment import parallel
 from polyfed.experiment.compare import Comparison, Result, Watch, compare, config_of
 from polyfed.experiment.files import unsealed
+from polyfed.experiment.fit import fit
+from polyfed.experiment.run import Run
 from polyfed.experiment.stop import interruptions
+from polyfed.experiment.tune import Tuned, tune
 from polyfed.report import intervals
 from polyfed.report.style import save, write_atomically
 from polyfed.report.table import Cell, Table
@@ -199,6 +202,14 @@ class Bench:
             raise KeyboardInterrupt
         return found
 
+    def fit(self, model: Any, federation: Any, method: Algorithm, *, rounds: int, **settings: Any) -> Run:
+        """`polyfed.fit` on this bench's device."""
+        return fit(model, federation, method, rounds=rounds, device=self.device, **settings)
+
+    def tune(self, model: Any, federation: Any, method: Algorithm, *, rounds: int, **settings: Any) -> Tuned:
+        """`polyfed.tune` on this bench's device."""
+        return tune(model, federation, method, rounds=rounds, device=self.device, **settings)
+
     def each(self, key: str, compute: Callable[[int], T]) -> list[T]:
         """compute(seed) for every seed. Where there is room, processes apart compute it side by side beforehand: what
         takes long must be kept in the folder, by `once` or `compare`, and is then only read here.
@@ -266,6 +277,27 @@ class Pilot(Bench):
                 known[type(method)] = taken, found.results[0]
             self.seconds += known[type(method)][0] * settings["rounds"] * len(seeds or range(self.count))
         return Comparison([replace(known[type(m)][1], label=label) for label, m in methods.items()])
+
+    def fit(self, model, federation, method, *, rounds, **settings):
+        ends: list[float] = []
+        run = super().fit(
+            model, federation, method, rounds=min(rounds, 3), callbacks=[lambda _: ends.append(perf_counter())],
+            **settings,
+        )  # fmt: skip
+        self.seconds += (ends[1] - ends[0] if len(ends) > 1 else 0.0) * rounds
+        return run
+
+    def tune(self, model, federation, method, *, rounds, **settings):
+        short = min(rounds, 3)
+        found = super().tune(model, federation, method, rounds=short, **settings)
+        self.seconds += sum(row["seconds"] for row in found.rows) * rounds / short
+        return found
+
+    def each(self, key, compute):
+        before = self.seconds
+        found = [compute(seed) for seed in self.seeds]
+        self.seconds = before + (self.seconds - before) * self.count
+        return found
 
 
 def estimate(r: Recipe, scale: Size, seeds: Sequence[int], data_dir: str | Path | None, device: str) -> float:

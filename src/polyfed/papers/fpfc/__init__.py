@@ -49,35 +49,56 @@ HBF_CAVEAT = (
 )
 
 IMAGES = (
-    Setting("devices", "20, Dirichlet(1.0) per class, training and test sets dealt out independently", "code"),
+    Setting("devices, images", "20, Dirichlet(1.0) per class, training and test sets dealt out independently", "code"),
     Setting("clusters", "4 of 5 devices, each with another two labels exchanged: 0/8, 1/7, 2/6, 3/5", "code"),
-    Setting("model", "two convolutions of 6 and 16 channels, shared by all, one linear layer: 6582 numbers", "paper"),
+    Setting("layers", "all but the last are shared by all devices, as in the paper; the last is fused", "paper"),
     Setting("shared layers", "mean over the round's participants, weighted by samples", "ours"),
+    Setting("participation, images", "half of the devices (the text: 30 to 50 %)", "code"),
+    Setting("step size", "x 0.9 every 5 rounds", "paper"),
+    Setting("step size of the rivals", "falls as FPFC's (released: IFCA's alone does)", "ours"),
 )
-EPOCHS = {"small": Setting("epochs", "5", "ours"), "paper": Setting("epochs", "10", "paper")}
-FEWER = (2000, 1000)  # images at small size, training and test
+FEWER = {"small": (2000, 5000), "middle": (6000, 10_000)}  # images of the training and of the test set
+HIDDEN = 50  # units of the small size's perceptron
+IMAGE_ROUNDS = (30, 200, 100)  # small, paper, middle
+LENET = "two convolutions of 6 and 16 channels and one linear layer, 2572 + 4010 numbers"
 
 
-def image_settings(scale: Size) -> tuple[Setting, ...]:
-    """Data, model and local work on images."""
+def image_settings(scale: Size, without: Sequence[str] = ()) -> tuple[Setting, ...]:
+    """Data, model, rounds and local work on images. without: keys of what a recipe has its own way"""
+    small, middle, paper = IMAGE_ROUNDS[0], IMAGE_ROUNDS[2], IMAGE_ROUNDS[1]
     if scale == "paper":
         own = (
-            Setting("local work", "batches of 100, lr 0.01, x 0.9 every 5 rounds, half of the devices", "paper"),
-            Setting("lambda on images", "0.4 (the code's README; 0.1 in Table 2)", "code"),
+            Setting("model", LENET, "code"),
+            Setting("rounds, images", str(paper), "code"),
+            Setting("epochs", "10", "paper"),
+            Setting("batches, lr", "of 100, 0.01", "paper"),
+            Setting("lambda, images", "0.4 (the code's README; 0.1 in Table 2)", "code"),
+        )
+    elif scale == "middle":
+        own = (
+            Setting("model", LENET, "code"),
+            Setting("images", "{} for training, {} for the test".format(*FEWER[scale]), "ours"),
+            Setting("rounds, images", str(middle), "ours"),
+            Setting("epochs", "5", "ours"),
+            Setting("batches, lr", "of 25, 0.1", "ours"),
+            Setting("lambda, images", "0.4", "code"),
         )
     else:
         own = (
-            Setting("images", f"{FEWER[0]} for training, {FEWER[1]} for the test", "ours"),
-            Setting("local work", "batches of 10, lr 0.1, x 0.9 every 5 rounds, half of the devices", "ours"),
-            Setting("lambda on images", "1 (0.4 is 5 points worse on so few of them)", "ours"),
+            Setting("model", f"perceptron 196-{HIDDEN}-10, {197 * HIDDEN} + {10 * HIDDEN + 10} numbers", "ours"),
+            Setting("images", "{} for training, {} for the test, at 14x14 pixels".format(*FEWER[scale]), "ours"),
+            Setting("rounds, images", str(small), "ours"),
+            Setting("epochs", "5", "ours"),
+            Setting("batches, lr", "of 10, 0.2", "ours"),
+            Setting("lambda, images", "0.4", "code"),
         )
-    return (*IMAGES, *own)
+    return tuple(s for s in (*IMAGES, *own) if s.key not in without)
 
 
 def sizes(scale: Size, name: str = "s1") -> Setting:
     """The devices' samples."""
     small = {"s1": 20, "s2": 20, "s3": 16, "s4": 12, "s5": 12}
-    if scale == "small":
+    if scale != "paper":
         return Setting("devices", f"{small[name]} ({name.upper()}), at most 1500 samples each", "ours")
     full = 50 if name in ("s4", "s5") else 100
     return Setting("devices", f"{full} ({name.upper()}), 250 to about 25 000 samples each", "paper")
@@ -85,7 +106,7 @@ def sizes(scale: Size, name: str = "s1") -> Setting:
 
 def rounds_of(scale: Size, small: int, paper: int) -> Setting:
     """How many rounds, and whose choice that is."""
-    return Setting("rounds", str(small), "ours") if scale == "small" else Setting("rounds", str(paper), "code")
+    return Setting("rounds", str(paper), "code") if scale == "paper" else Setting("rounds", str(small), "ours")
 
 
 @dataclass(frozen=True)
@@ -141,16 +162,16 @@ CLUSTERS = {"s1": (4, 4), "s2": (4, 4), "s3": (2, 2), "s4": (1, 1), "s5": (12, 5
 
 
 def synthetic(bench: Bench, name: str = "s1", features: str = "uniform") -> Problem:
-    """A synthetic scenario; the seed draws data and split."""
+    """A synthetic scenario, at middle size the small one; the seed draws data and split."""
 
     def make(seed: int) -> Federation:
-        data = load(f"fpfc-{name}", scale=bench.pick("small", "full"), features=features, seed=seed)
+        data = load(f"fpfc-{name}", scale=bench.pick("small", "full", "small"), features=features, seed=seed)
         return data.partition(seed=seed)
 
     title = name.upper() + (f", {features} features" if features != "uniform" else "")
     work = {"fraction": 0.3, "local_steps": 10, "batch_size": None}
-    clusters = CLUSTERS[name][bench.pick(0, 1)]
-    return Problem(title, softmax, make, FPFC(0.1, lam=0.7), bench.rounds(600, 2000), work, clusters)
+    clusters = CLUSTERS[name][bench.pick(0, 1, 0)]
+    return Problem(title, softmax, make, FPFC(0.1, lam=0.7), bench.rounds(600, 2000, 600), work, clusters)
 
 
 def softmax(seed: int) -> nn.Module:
@@ -185,23 +206,32 @@ def linear(seed: int) -> nn.Module:
 
 
 def images(bench: Bench, title: str, validation: float | None = None) -> Problem:
-    """Label-swapped images, fewer of them at small size."""
+    """Label-swapped images; at small size a few of them, of half the side, and a perceptron."""
 
     def make(seed: int) -> Federation:
         data = load(title.lower(), data_dir=bench.data_dir)
+        if count := FEWER.get(bench.scale):
+            data = fewer(data, *((400, 200) if bench.rehearse else count), seed)
         if bench.small:
-            data = fewer(data, *((400, 200) if bench.rehearse else FEWER), seed)
+            data = replace(data, x=halved(data.x), x_test=halved(data.x_test))
         return data.partition(
             "dirichlet:1.0+label-swap:4", 20, seed, test="independent", validation_fraction=validation
         )
 
-    work = {"fraction": 0.5, "batch_size": bench.pick(10, 100), "local_epochs": bench.pick(5, 10), "lr_decay": 0.9,
-            "lr_decay_every": 5}  # fmt: skip
-    fpfc = FPFC(bench.pick(0.1, 0.01), lam=bench.pick(1.0, 0.4), shared_layers="body")
-    return Problem(title, lenet, make, fpfc, bench.rounds(15, 200), work, clusters=4, first_round=bench.pick(3, 20))
+    work = {"fraction": 0.5, "batch_size": bench.pick(10, 100, 25), "local_epochs": bench.pick(5, 10, 5),
+            "lr_decay": 0.9, "lr_decay_every": 5}  # fmt: skip
+    fpfc = FPFC(bench.pick(0.2, 0.01, 0.1), lam=0.4, shared_layers="body")
+    model, first = bench.pick(perceptron, lenet), bench.pick(3, 20, 6)
+    return Problem(title, model, make, fpfc, bench.rounds(*IMAGE_ROUNDS), work, clusters=4, first_round=first)
 
 
 IMAGE_TITLES = ("MNIST", "Fashion-MNIST")
+
+
+def halved(x: np.ndarray | None) -> np.ndarray:
+    """Images [n, 1, 28, 28] with every two by two pixels averaged: [n, 1, 14, 14]."""
+    assert x is not None
+    return x.reshape(-1, 1, 14, 2, 14, 2).mean((3, 5)).astype(x.dtype)
 
 
 def fewer(data: Dataset, train: int, test: int, seed: int) -> Dataset:
@@ -211,6 +241,11 @@ def fewer(data: Dataset, train: int, test: int, seed: int) -> Dataset:
     rng = np.random.default_rng(seed)
     a, b = rng.permutation(len(data.x))[:train], rng.permutation(len(data.x_test))[:test]
     return replace(data, x=data.x[a], y=data.y[a], x_test=data.x_test[b], y_test=data.y_test[b])
+
+
+def perceptron(seed: int) -> nn.Module:
+    """In place of the paper's network: as there, all layers but the last are shared."""
+    return build("mlp", (1, 14, 14), 10, seed, hidden=HIDDEN)
 
 
 def lenet(seed: int) -> nn.Module:

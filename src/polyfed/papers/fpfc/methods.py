@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
@@ -14,12 +13,9 @@ from polyfed.algorithms.local import Local
 from polyfed.algorithms.pacfl import PACFL
 from polyfed.algorithms.perfedavg import PerFedAvg
 from polyfed.core.algorithm import Algorithm
-from polyfed.core.errors import Diverged
-from polyfed.core.metric import having, mean_of
 from polyfed.data.federation import Federation
-from polyfed.experiment.fit import fit
 from polyfed.papers.fpfc import Problem
-from polyfed.papers.recipe import Bench, Setting
+from polyfed.papers.recipe import Bench, Setting, metric_of
 
 METHODS = ("Local", "FedAvg", "LG-FedAvg", "Per-FedAvg", "IFCA", "CFL", "PACFL", "FPFC-l1", "FPFC")
 LG = "LG-FedAvg shares its top layers; a model of one layer makes it FedAvg, so it has no line of its own there"
@@ -35,6 +31,8 @@ RIVALS = (
     Setting("PACFL", "3 vectors per class; smallest angle or sum of all, thresholds at the quantiles "
             f"{', '.join(f'{q:g}' for q in QUANTILES)} of the devices' angles", "ours"),
 )  # fmt: skip
+ONCE = tuple(s._replace(value=s.value.replace("per seed", "under the first seed, for all")) for s in RIVALS)
+IMAGE_LAMBDAS = (0.2, 0.3, 0.4, 0.5, 0.7)  # of FPFC, where it is tuned on images
 Candidates = Mapping[str, Algorithm]
 
 
@@ -71,8 +69,7 @@ def tuned_nine(
 
         def best(label: str, candidates: Candidates) -> Algorithm:
             some = dict(list(candidates.items())[:1]) if bench.rehearse else candidates
-            chosen = bench.once(f"{key}-{label}-seed{seed}", partial(by_validation, bench, problem, data, some, seed))
-            return candidates[chosen["best"]]
+            return candidates[by_validation(bench, f"{key}-{label}", problem, data, some, seed)["best"]]
 
         cfl, group = usual["CFL"], usual["FPFC-l1"]
         return usual | {
@@ -85,16 +82,18 @@ def tuned_nine(
     return methods
 
 
-def by_validation(bench: Bench, problem: Problem, data: Federation, candidates: Candidates, seed: int) -> dict:
+def by_validation(
+    bench: Bench, key: str, problem: Problem, data: Federation, candidates: Candidates, seed: int
+) -> dict:
     """{"best": the candidate with the best validation metric, "scores": all of them}; higher is better."""
-    scores = {}
-    for name, method in candidates.items():
-        try:
-            run = fit(problem.model(seed), data, method, rounds=problem.rounds, seed=seed, evaluate_every=0,
-                      device=bench.device, **problem.work)  # fmt: skip
-            scores[name] = mean_of(run.metric.merit(having(run.metric, run.final["validation"])))
-        except Diverged:
-            scores[name] = -np.inf
+    labels = {name: name.replace(", ", "-").replace(" ", "-") for name in candidates}
+    found = bench.compare(
+        f"{key}-seed{seed}", problem.model(seed), data, {labels[name]: a for name, a in candidates.items()},
+        seeds=[seed], rounds=problem.rounds, evaluate_every=0, **problem.work,
+    )  # fmt: skip
+    column = f"validation_{found.metric.name}"
+    merits = {name: found.metric.merit(metric_of(found, label, column)) for name, label in labels.items()}
+    scores = {name: float(np.nan_to_num(m, nan=-np.inf)[0]) for name, m in merits.items()}  # NaN: diverged
     return {"best": max(scores, key=lambda name: scores[name]), "scores": scores}
 
 
@@ -104,8 +103,8 @@ def by_angle(bench: Bench, problem: Problem, data: Federation, method: PACFL, se
     for angle in ("smallest", "sum"):
         trial = replace(method, angle=angle)
         loss = problem.work.get("loss", "cross-entropy")
-        run = fit(problem.model(seed), data, trial, rounds=1, local_steps=1, batch_size=None, loss=loss, seed=seed,
-                  evaluate_every=0, device=bench.device)  # fmt: skip
+        run = bench.fit(problem.model(seed), data, trial, rounds=1, local_steps=1, batch_size=None, loss=loss,
+                        seed=seed, evaluate_every=0)  # fmt: skip
         angles = run.loop.server["angles"].cpu().numpy()[np.triu_indices(data.n, 1)]
         for value in np.unique(np.quantile(angles, QUANTILES).round(3)):
             found[f"{angle} {value:g}"] = replace(trial, threshold=float(value))

@@ -43,7 +43,7 @@ def growing_settings(scale: Size):
         Setting("lambda on S1", "0.7", "ours"),
         *SYNTHETIC,
         *HBF_BESIDE,
-        *image_settings(scale),
+        *image_settings(scale, ("rounds, images", "epochs")),
     )
 
 
@@ -71,7 +71,7 @@ def by_round(found: list[Comparison], rounds: int) -> dict[str, np.ndarray]:
     return out
 
 
-@recipe("fpfc/figure9", "Figure 9: local work that grows with the rounds", minutes=(6, 120), settings=growing_settings,
+@recipe("fpfc/figure9", "Figure 9: local work that grows with the rounds", minutes=(1, 120), settings=growing_settings,
         machine="two cores", data=("housing_bodyfat", "mnist", "fashion_mnist"))  # fmt: skip
 def figure9(bench: Bench) -> Outcome:
     """Is it better to do little at first and more later, for the same total of local work?"""

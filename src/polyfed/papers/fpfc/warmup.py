@@ -2,16 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from polyfed.experiment.fit import fit
-from polyfed.experiment.tune import tune
 from polyfed.papers.fpfc import (
-    EPOCHS,
     HBF_BESIDE,
     HBF_CAVEAT,
     HBF_GRID,
@@ -21,14 +17,13 @@ from polyfed.papers.fpfc import (
     hbf,
     image_settings,
     images,
-    rounds_of,
     sizes,
     synthetic,
 )
 from polyfed.papers.fpfc.panels import Panel, curve_panels
 from polyfed.papers.recipe import Bench, Outcome, Setting, Size, beside, ordered, ours, recipe
 
-IMAGE_GRID = (0.0, 0.4, 0.8, 1.2)
+IMAGE_GRID = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8)
 GRIDS = {
     "s1": {"warm": (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5), "cold": (0.0, 0.5, 0.6, 0.7, 0.8, 1.0, 2.0, 3.0)},
     "hbf": dict.fromkeys(("warm", "cold"), HBF_GRID),
@@ -42,7 +37,11 @@ PRINTED = {
 RULES = (
     Setting("warm path, a lambda is done", "validation changes by less than 1e-4 once", "paper"),
     Setting("separate runs", "in full, without early stop", "paper"),
-    Setting("looks at validation", "every 10 rounds (every round on small images)", "ours"),
+    Setting(
+        "looks at validation",
+        "every 10 rounds (on images every round at small size, every second at middle size)",
+        "ours",
+    ),
     Setting("path ends", "where validation drops by more than two standard errors", "ours"),
     Setting("chosen model", "the path's trained on to as many rounds in all as a separate run has", "ours"),
 )
@@ -71,10 +70,10 @@ def search(bench: Bench, problem: Problem, regime, seed: int, look: int) -> dict
     """
     rounds, own, key = problem.rounds, problem.work, problem.key
     rule = {"tolerance": 1e-4, "patience": 1} if regime == "warm" else {"tolerance": 0.0}
-    found = tune(
+    found = bench.tune(
         problem.model(seed), problem.federation(seed), problem.fpfc, regime=regime, rounds=rounds, extend=0,
         check_every=look, grid=GRIDS[key][regime][:2] if bench.rehearse else GRIDS[key][regime], train_on=0, seed=seed,
-        device=bench.device, **rule, **own,
+        **rule, **own,
     )  # fmt: skip
     legs = [(row["lam"], row["rounds"]) for row in found.rows[: found.rows.index(found.best) + 1]]
     if regime == "cold":
@@ -85,8 +84,8 @@ def search(bench: Bench, problem: Problem, regime, seed: int, look: int) -> dict
         if not count:
             continue
         before = run.loop.t if run is not None else 0
-        run = fit(problem.model(seed), problem.federation(seed), replace(problem.fpfc, lam=lam), rounds=count,
-                  start=run, seed=seed, evaluate_every=look, device=bench.device, **own)  # fmt: skip
+        run = bench.fit(problem.model(seed), problem.federation(seed), replace(problem.fpfc, lam=lam), rounds=count,
+                        start=run, seed=seed, evaluate_every=look, **own)  # fmt: skip
         new = [r for r in run.records if r["split"] == "test" and r["round"] > before]
         at += [r["round"] for r in new]
         test += [r[run.metric.name] for r in new]
@@ -103,10 +102,7 @@ def compared(bench: Bench, problems: Sequence[Problem], look: int = 10) -> Outco
         key, title, metric, factor = problem.key, problem.title, problem.metric, problem.factor
         rows, cost, test, column = {}, {}, {}, {}
         for regime, name in NAMES.items():
-            found = [
-                bench.once(f"{key}-{regime}-seed{seed}", partial(search, bench, problem, regime, seed, look))
-                for seed in bench.seeds
-            ]
+            found = bench.by_seed(f"{key}-{regime}", lambda seed, p=problem, r=regime: search(bench, p, r, seed, look))
             cost[regime] = {k: np.array([f[k] for f in found], dtype=float) for k in ("rounds", "seconds")}
             test[regime] = np.array([f["test"][-1] for f in found])
             column[name] = found
@@ -135,7 +131,7 @@ def figure6(columns: Mapping[str, tuple[str, float, dict[str, list[dict]]]]) -> 
     """A column per data set. Above: validation over lambda, with bars of seconds (right scale). Below: test metric over
     rounds. Columns: title -> metric, factor and by search a result per seed; the first seed's are drawn.
     """
-    from polyfed.report.style import SERIES, styled
+    from polyfed.report.style import styled
 
     above, below = [], []
     for title, (metric, factor, by_search) in columns.items():
@@ -149,11 +145,11 @@ def figure6(columns: Mapping[str, tuple[str, float, dict[str, list[dict]]]]) -> 
     with styled():
         for ax, (_, _, by_search) in zip(figure.axes, columns.values(), strict=False):
             right: Any = ax.twinx()
-            for k, (found, colour) in enumerate(zip(by_search.values(), SERIES, strict=False)):
+            for k, (found, line) in enumerate(zip(by_search.values(), ax.get_lines(), strict=True)):
                 at = np.array([p["lam"] for p in found[0]["path"]])
                 wide = 0.4 * min(np.diff(at), default=1.0)
                 seconds = [p["seconds"] for p in found[0]["path"]]
-                right.bar(at + (k - 0.5) * wide, seconds, wide, color=colour, alpha=0.25)
+                right.bar(at + (k - 0.5) * wide, seconds, wide, color=line.get_color(), alpha=0.25)
             right.grid(False)
             right.spines["right"].set_visible(True)
             right.set_ylabel("seconds (bars)")
@@ -181,21 +177,20 @@ def table2(bench: Bench) -> Outcome:
 
 def settings_of_images(scale: Size):
     return (
-        rounds_of(scale, 15, 200),
-        EPOCHS[scale],
-        Setting("grid", "0, 0.4, 0.8, 1.2", "ours"),
+        Setting("rounds per lambda, at most", "as many as of a run", "ours"),
+        Setting("grid", ", ".join(f"{v:g}" for v in IMAGE_GRID), "ours"),
         Setting("validation", "a fifth of a device's training images", "ours"),
         *RULES,
-        *(s for s in image_settings(scale) if not s.key.startswith("lambda")),
+        *image_settings(scale, ("lambda, images",)),
     )
 
 
-@recipe("fpfc/table2-images", "Table 2 and Figure 6: the same on label-swapped images", minutes=(15, 1700),
+@recipe("fpfc/table2-images", "Table 2 and Figure 6: the same on label-swapped images", minutes=(1, 1700),
         settings=settings_of_images, machine="two cores", data=("mnist", "fashion_mnist"),
-        also=("fpfc/figure6-images",))  # fmt: skip
+        also=("fpfc/figure6-images",), middle=True)  # fmt: skip
 def table2_images(bench: Bench) -> Outcome:
     """Does the warm path pay on images too?"""
     both = [images(bench, title, validation=0.2) for title in IMAGE_TITLES]
-    outcome = compared(bench, both, look=bench.pick(1, 10))
+    outcome = compared(bench, both, look=bench.pick(1, 10, 2))
     outcome.notes = list(NOTES)
     return outcome
