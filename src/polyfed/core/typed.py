@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 InstanceNorm = nn.modules.instancenorm._InstanceNorm
@@ -60,3 +61,8 @@ def seeded(seed: int) -> Generator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
+
+
+def is_batched(t: Tensor) -> bool:
+    """Whether a tensor inside `torch.func.vmap` differs from one of the vmapped to the next."""
+    return is_batchedtensor(t)
