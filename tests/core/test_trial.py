@@ -103,7 +103,9 @@ def test_masks_differ_between_clients_steps_seeds_and_rounds():
 def test_dropout_keeps_each_number_with_its_probability():
     """100,000 keyed draws at p = 0.3: 70 % are kept, divided by 0.7; 5 standard deviations."""
     task = Task(Net(lambda s, x: s.m[0](F.dropout(x, 0.3, s.training)), nn.Linear(1000, 1)), lambda out, y: out.mean())
-    batch = Batch(torch.ones(1, 100, 1000).double(), torch.zeros(1, 100, 1).double(), seed=lambda row: 1)
+    batch = Batch(
+        torch.ones(1, 100, 1000).double(), torch.zeros(1, 100, 1).double(), seed=lambda: np.array([1], dtype=np.uint64)
+    )
     g = task.layout.named(task.gradient(task.w0[None], batch)[0])["m.0.weight"]  # mean over samples of mask / 0.7
     assert abs(float(g.mean()) * 0.7 - 0.7) < 5 * (0.21 / 100_000) ** 0.5
     assert float(g.std()) * 0.7 == pytest.approx((0.21 / 100) ** 0.5, rel=0.15)

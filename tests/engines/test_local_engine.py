@@ -16,6 +16,7 @@ from polyfed.core.batches import PADDING
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.rows import MappedRows, MemoryRows
 from polyfed.core.task import Task
+from polyfed.core.worker import Stopwatch
 from polyfed.engines import local
 from polyfed.engines.local import CACHE, WORTH, make_plan, make_rows, pick_device
 
@@ -61,6 +62,27 @@ def test_stacked_weights_fit_a_cores_cache_and_every_worker_has_a_chunk(cohort, 
 def test_a_module_runs_client_by_client():
     plan = make_plan(Task(Module(), device="cpu"), 10, 32)
     assert (plan.chunk, plan.path, plan.device) == (1, "client by client", "cpu")
+
+
+@pytest.mark.parametrize("samples", [0, 10_000])
+def test_on_an_accelerator_models_and_activations_fit_the_memory(samples, monkeypatch):
+    """The cohort where it fits; of less memory less, but one client, by what vectors and samples take."""
+
+    class There(Task):
+        device = property(lambda task: torch.device("cuda", 0))
+
+    task = There(Module(), device="cpu")
+    task.vectorised, task.sample_bytes = True, samples
+    each, chunks = task.p * 4 + 32 * samples, []  # the model and what a step of 32 samples keeps
+    for clients in (1, 8, 64, 1024):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, held=clients * each: (held, 0))
+        plan = make_plan(task, 50, 20, most=32)
+        assert plan.workers == 1
+        assert plan.chunk == 1 or plan.chunk * each <= clients * each
+        chunks.append(plan.chunk)
+    assert chunks == sorted(chunks)
+    assert chunks[0] == 1
+    assert chunks[-1] == 50
 
 
 def test_the_plan_can_be_overridden():
@@ -183,6 +205,68 @@ def test_every_client_runs_once_with_others_like_it(chunk, batch_size, workers):
         assert steps == sorted(steps, reverse=True)
         if batch_size is None:
             assert max(samples) <= PADDING * min(samples), "padding costs more than it saves"
+
+
+class Full(FedAvg, abstract=True):
+    """FedAvg on an accelerator whose memory holds so many clients at once."""
+
+    holds = 2
+
+    def local_update(self, task, client, down, data, round):
+        if len(round.ids) > self.holds:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return super().local_update(task, client, down, data, round)
+
+
+def test_what_does_not_fit_an_accelerators_memory_is_done_in_halves(caplog):
+    """With the same numbers, and a line each time that the chunks get smaller, for good."""
+    settings = {"rounds": 3, "batch_size": 8, "chunk": 6, "workers": 1, "dtype": torch.float64, "device": "cpu"}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+    expected = pf.fit(model, federation(), FedAvg(), **settings)
+    assert not caplog.records
+    found = pf.fit(model, federation(), Full(), **settings)
+    said = [record.message for record in caplog.records]
+    assert said == [f"{n} clients at once do not fit the memory of cpu: now {-(-n // 2)}" for n in (6, 3)]
+    torch.testing.assert_close(found.personal, expected.personal, rtol=0, atol=1e-12)
+    assert found.ledger.drop(columns="seconds").equals(expected.ledger.drop(columns="seconds"))
+
+
+def test_one_client_that_does_not_fit_is_an_error_of_one_line():
+    class Fuller(Full, abstract=True):
+        holds = 0
+
+    with pytest.raises(RunError, match="one client's step does not fit the memory of cpu; lower batch_size") as error:
+        pf.fit(nn.Linear(6, 3), federation(), Fuller(), rounds=1, workers=1, device="cpu")
+    assert "\n" not in str(error.value)
+
+
+def test_a_devices_seconds_are_its_own_and_waited_for_once(monkeypatch):
+    """Two events in its queue; nobody waits for them before the seconds are asked for."""
+    queue, waited = [], []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = 1500.0 * len(queue)
+            queue.append(self)
+
+        def synchronize(self):
+            waited.append(self)
+
+        def elapsed_time(self, other):
+            assert waited == [other]
+            return other.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    watch = Stopwatch(torch.device("cuda"))
+    watch.stop()
+    assert len(queue) == 2
+    assert not waited
+    assert watch.seconds() == 1.5
 
 
 def test_threads_are_given_back():

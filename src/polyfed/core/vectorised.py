@@ -9,14 +9,49 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
+import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from polyfed.core.dropout import DROPOUTS, Key, dropped
+from polyfed.core.batches import on_device
+from polyfed.core.dropout import DROPOUTS, Key, dropped, halves
+from polyfed.core.layout import Layout
 from polyfed.core.typed import is_batched
 
-UNFOLDED = True  # `benchmarks/cuda.py` compares the two on a device
+UNFOLDED = True  # `benchmarks/accelerator.py` compares the two on a device
+
+
+def stacked_outputs(module: nn.Module, layout: Layout, w: Tensor, x: Tensor, keys: np.ndarray | None = None) -> Tensor:
+    """Every model's outputs on its own samples: [s, p], [s, b, ...] -> [s, b, ...].
+
+    keys: [s] uint64, of the dropouts of this pass; None: nothing may be drawn
+    """
+
+    def forward(views: list[Tensor], x: Tensor, *key: Tensor) -> Tensor:
+        named = {e.name: v for e, v in zip(layout.entries, views, strict=True)}
+        with Many(Key(*key) if key else None):
+            return torch.func.functional_call(module, named, (x,))
+
+    drawn = () if keys is None else on_device(halves(keys), w.device).unbind()
+    return torch.func.vmap(forward)(layout.views(w), x, *drawn)
+
+
+def saved_bytes(make: Callable[[], Tensor], besides: Sequence[Tensor]) -> int:
+    """Bytes that `make` keeps for a backward pass of its result. besides: what is there anyway."""
+    known = {t.untyped_storage().data_ptr() for t in besides}
+    kept = dict[int, int]()
+
+    def pack(t: Tensor) -> Tensor:
+        kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        result = make()  # kept until the bytes are counted, or their places would be used again
+        found = sum(size for at, size in kept.items() if at not in known)
+    del result
+    return found
 
 
 class Many(TorchFunctionMode):
@@ -37,7 +72,13 @@ class Many(TorchFunctionMode):
             if made is not None:
                 self._count += 1
                 return made
+        if func is F.group_norm:  # vmap has no rule for it channels last
+            return _group_norm(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _group_norm(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return F.group_norm(input.contiguous(), *args, **kwargs)
 
 
 def _convolved(

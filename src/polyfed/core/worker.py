@@ -180,8 +180,9 @@ class Worker:
             log.warning(
                 "%d clients at once do not fit the memory of %s: now %d", len(positions), self.plan.device, self._most
             )
-        cut = range(0, len(positions), self._most)
-        return [chunk for k in cut for chunk in self._fitting(run, positions[k : k + self._most])]
+        size = self._most
+        cut = [positions[k : k + size] for k in range(0, len(positions), size)]
+        return [chunk for some in cut for chunk in self._fitting(run, some)]
 
     def _in_order(self, function: Callable[[Any], Any], items: Sequence[Any], first_alone: bool) -> Iterator[Any]:
         """`function` of every item on the worker threads, in the order of items; only a few wait for their turn."""
