@@ -17,6 +17,7 @@ import polyfed as pf
 from polyfed import models
 from polyfed.core import vectorised
 from polyfed.core.batches import Batch
+from polyfed.core.check import check
 from polyfed.core.split import Split
 from polyfed.core.typed import seeded
 
@@ -55,7 +56,7 @@ def compare(model: str, clients: int, batch: int, repeats: int, device: torch.de
         vectorised.UNFOLDED = unfolded
         task = pf.Task(models.build(model, shape, 10, seed=0), device=device, bf16=bf16)
         task.vectorised = True
-        task.check(split, 10)
+        check(task, split, 10)
         w, times = task.w0.expand(clients, -1).clone(), list[float]()
         for k in range(repeats + 3):
             synchronize(device)

@@ -502,10 +502,18 @@ def test_one_output_for_three_classes_has_no_accuracy():
     assert set(evaluation.metrics(task, task.w0.expand(3, -1), SPLIT, np.arange(3))) == {"loss"}
 
 
-def test_many_models_at_once_only_where_every_operation_can():
-    """What an accelerator does in one pass; dropout has no rule for it and goes client by client."""
-    for build, expected in ((lambda: Wrapped(mlp()), True), (cnn, True), (RANDOM["F.dropout"], False)):
-        task = Task(build())
-        task.vectorised = True  # as on an accelerator
-        check(task, SPLIT, 3)
-        assert task.vectorised == expected
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda: Wrapped(mlp()), True),
+        (cnn, True),
+        *((make, name in ("F.dropout", "nn.Dropout")) for name, make in RANDOM.items()),
+    ],
+    ids=["module", "cnn", *RANDOM],
+)
+def test_many_models_at_once_only_where_every_operation_can(build, expected):
+    """What an accelerator does in one pass; what draws but by plain dropout goes client by client."""
+    task = Task(build())
+    task.vectorised = True  # as on an accelerator
+    check(task, SPLIT, 3)
+    assert task.vectorised == expected

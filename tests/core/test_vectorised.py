@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyfed.core import vectorised
 from polyfed.core.batches import Batch
+from polyfed.core.check import check
 from polyfed.core.dropout import Key, halves, kept
 from polyfed.core.layout import Layout
 from polyfed.core.randomness import mix
@@ -70,7 +71,7 @@ def tasks(build, loss="cross-entropy", split=SPLIT, **settings) -> tuple[Task, T
     one, many = (Task(model, loss, **settings) for _ in range(2))
     many.vectorised = True
     for task in (one, many):
-        task.check(split, None if split.y.is_floating_point() else 3)
+        check(task, split, None if split.y.is_floating_point() else 3)
     return one, many
 
 
