@@ -13,6 +13,7 @@ from polyfed.core.scores import fitting
 from polyfed.core.split import Split
 from polyfed.core.task import Task, model_input
 from polyfed.core.trial import reason, train_twice
+from polyfed.core.typed import row_norms
 from polyfed.core.vectorised import saved_bytes, stacked_outputs
 
 ROUGH = 0.1  # share of a gradient that rounding, in bfloat16 too, stays below, and other draws exceed
@@ -101,7 +102,7 @@ def _try_many(task: Task, x: Tensor, y: Tensor, weighted: bool) -> None:
     many = task.gradient(w, batch)[0]
     task.vectorised = False
     one = task.gradient(w, batch)[0]
-    task.vectorised = bool(((many - one).norm(dim=1) <= ROUGH * one.norm(dim=1)).all())
+    task.vectorised = bool((row_norms(many - one) <= ROUGH * row_norms(one)).all())
     module, inputs = task.workspace(training=True)[0], task.cast(batch, w).x
 
     def kept(b: int) -> int:
