@@ -65,6 +65,16 @@ def test_many_models_at_once_are_the_cpus_in_float32(name, kind, loss, batch_siz
     assert (cuda.personal.cpu() - cpu.personal).abs().max() < 1e-4
 
 
+def test_tf32_rounds_products_to_ten_bits_and_only_if_asked():
+    runs = [
+        pf.fit(model("cnn"), federation(), pf.FedAvg(), rounds=1, batch_size=None, local_epochs=1, **more).loop
+        for more in ({"device": "cpu"}, {"device": DEVICE}, {"device": DEVICE, "precision": "tf32"})
+    ]
+    cpu, exact, rough = (run.server["w"].cpu() - run.task.w0.cpu() for run in runs)
+    assert (exact - cpu).norm() / cpu.norm() < 1e-5
+    assert 1e-5 < (rough - cpu).norm() / cpu.norm() < 2**-7
+
+
 def test_dropouts_masks_are_the_cpus():
     key = Key(-1234567, 987654321)
     there, here = (kept(key, 3, 100_000, 0.3, torch.device(d)) for d in (DEVICE, "cpu"))

@@ -12,11 +12,12 @@ from polyfed import native
 from polyfed.algorithms.ditto import Ditto
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.fpfc import FPFC
-from polyfed.core.batches import PADDING
+from polyfed.core.batches import PADDING, Work
 from polyfed.core.errors import ConfigError, RunError
+from polyfed.core.messages import Round
 from polyfed.core.rows import MappedRows, MemoryRows
 from polyfed.core.task import Task
-from polyfed.core.worker import Stopwatch
+from polyfed.core.worker import Plan, Stopwatch, Worker
 from polyfed.engines import local
 from polyfed.engines.local import CACHE, WORTH, make_plan, make_rows, pick_device
 
@@ -64,13 +65,15 @@ def test_a_module_runs_client_by_client():
     assert (plan.chunk, plan.path, plan.device) == (1, "client by client", "cpu")
 
 
+class There(Task):
+    """Says of itself that it is on an accelerator."""
+
+    device = property(lambda task: torch.device("cuda", 0))
+
+
 @pytest.mark.parametrize("samples", [0, 10_000])
 def test_on_an_accelerator_models_and_activations_fit_the_memory(samples, monkeypatch):
     """The cohort where it fits; of less memory less, but one client, by what vectors and samples take."""
-
-    class There(Task):
-        device = property(lambda task: torch.device("cuda", 0))
-
     task = There(Module(), device="cpu")
     task.vectorised, task.sample_bytes = True, samples
     each, chunks = task.p * 4 + 32 * samples, []  # the model and what a step of 32 samples keeps
@@ -243,8 +246,8 @@ def test_one_client_that_does_not_fit_is_an_error_of_one_line():
 
 
 def test_a_devices_seconds_are_its_own_and_waited_for_once(monkeypatch):
-    """Two events in its queue; nobody waits for them before the seconds are asked for."""
-    queue, waited = [], []
+    """Two events in its queue, around what is asked of it; nobody waits for them before the seconds are wanted."""
+    queue = []
 
     class Event:
         def __init__(self, enable_timing):
@@ -252,21 +255,49 @@ def test_a_devices_seconds_are_its_own_and_waited_for_once(monkeypatch):
 
         def record(self):
             self.at = 1500.0 * len(queue)
-            queue.append(self)
+            queue.append("event")
 
         def synchronize(self):
-            waited.append(self)
+            queue.append("waited for")
 
         def elapsed_time(self, other):
-            assert waited == [other]
+            assert queue[-1] == "waited for"
             return other.at - self.at
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    watch = Stopwatch(torch.device("cuda"))
-    watch.stop()
-    assert len(queue) == 2
-    assert not waited
-    assert watch.seconds() == 1.5
+    watch = chunk(There(nn.Linear(6, 3)), lambda *asked: queue.append("work"))
+    assert queue == ["event", "work", "event"]
+    assert watch.seconds() == 3.0
+    assert queue[3:] == ["waited for"]
+
+
+def chunk(task: Task, local_update) -> Stopwatch:
+    """What a chunk of one client, whose training is this function, took."""
+
+    class Method:
+        def local_update(self, *asked):
+            return {}, {"w": local_update(*asked)}
+
+    split, one = federation().train, torch.ones(1)
+    round = Round(0, 6, 0, one.long(), one, one.long())
+    worker = Worker(task, split, np.arange(6, dtype=np.uint64), Work(), 0, Plan(1, 1, "cuda", "vectorised"))
+    return worker._chunk(Method(), MemoryRows(6, {}), {}, round, one.long(), np.array([1]))[2]
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_tf32_is_for_local_training_on_an_accelerator_and_asked_for(on, monkeypatch):
+    """torch's own setting of it, which differs between products and convolutions, holds before and after."""
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Stopwatch(torch.device("cpu")))
+    monkeypatch.setattr(Stopwatch, "record", lambda watch: None, raising=False)
+    before, seen = flags(), []
+    chunk(There(nn.Linear(6, 3), tf32=on), lambda *asked: seen.append(flags()))
+    chunk(Task(nn.Linear(6, 3), tf32=on), lambda *asked: seen.append(flags()))
+    assert seen == [(on, on), before]
+    assert flags() == before
+
+
+def flags() -> tuple[bool, bool]:
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
 
 
 def test_threads_are_given_back():

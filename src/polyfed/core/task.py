@@ -59,6 +59,8 @@ class Task:
     bf16 : bool
         Products and convolutions of local training in bfloat16, by torch's autocast; weights, losses, gradients and
         updates, and every evaluation, stay in float32.
+    tf32 : bool
+        On a CUDA device, float32 products and convolutions of local training by TF32's tensor cores.
     metrics : sequence of Metric or None
         What clients' models are judged by, the first leads; None: accuracy for classes, RMSE for numbers.
     class_weights : sequence of float or None
@@ -84,6 +86,7 @@ class Task:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         bf16: bool = False,
+        tf32: bool = False,
         metrics: Sequence[Metric] | None = None,
         class_weights: Sequence[float] | None = None,
     ):
@@ -118,7 +121,7 @@ class Task:
         if bf16 and self.w0.dtype != torch.float32:
             found = str(self.w0.dtype).removeprefix("torch.")
             raise ConfigError(f"precision: found bf16 with weights in {found}, expected float32")
-        self.bf16 = bf16
+        self.bf16, self.tf32 = bf16, tf32
         layers = layers if not bf16 else None  # autocast is of modules
         self.stacked = Stacked(layers, self.layout, loss, self.class_weights) if known and layers else None
         self.vectorised = self.stacked is None and self.w0.device.type != "cpu"

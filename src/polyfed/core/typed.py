@@ -63,6 +63,23 @@ def seeded(seed: int) -> Generator[None]:
         yield
 
 
+@contextmanager
+def tf32(on: bool) -> Generator[None]:
+    """Inside, CUDA devices round the factors of float32 products and convolutions to TF32's 10 bits, or none of them.
+
+    torch's own default rounds those of convolutions.
+    """
+    flags: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+    before = [f.allow_tf32 for f in flags]
+    try:
+        for f in flags:
+            f.allow_tf32 = on
+        yield
+    finally:
+        for f, value in zip(flags, before, strict=True):
+            f.allow_tf32 = value
+
+
 def is_batched(t: Tensor) -> bool:
     """Whether a tensor inside `torch.func.vmap` differs from one of the vmapped to the next."""
     return is_batchedtensor(t)

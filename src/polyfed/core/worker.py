@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -26,6 +27,7 @@ from polyfed.core.optimizers import StepSizes
 from polyfed.core.rows import Rows
 from polyfed.core.split import Split
 from polyfed.core.task import Task
+from polyfed.core.typed import tf32
 from polyfed.core.uplinks import Part, Tally, added_up, diverged, joined, rows_of
 
 log = logging.getLogger("polyfed")
@@ -216,7 +218,7 @@ class Worker:
     ) -> tuple[State, State, "Stopwatch", np.ndarray]:
         """method: with its step sizes as of the round `round.t` in which the messages were sent"""
         watch = Stopwatch(self.task.device)
-        with torch.no_grad():
+        with torch.no_grad(), tf32(self.task.tf32) if self.task.device.type == "cuda" else nullcontext():
             # one stream of batches per exchange: a second local solve of a round draws its own
             purpose = "batches" if round.phase == 0 else f"batches {round.phase}"
             data = Batches(
