@@ -282,6 +282,17 @@ def _kept(task: Task, samples: int) -> int:
     return vectorised.saved_bytes(lambda: vectorised.stacked_outputs(module, task.layout, w, x).sum(), (w, x))
 
 
+@pytest.mark.parametrize("samples", [1, 3, 9, 1000])
+def test_many_models_are_evaluated_in_parts_of_the_memory(samples, monkeypatch):
+    task = tasks(NETS["dropout"])[1]
+    w = torch.randn(4, task.p, dtype=torch.float64)
+    x = torch.randn(4, 5, 36, dtype=torch.float64)
+    whole = task.each_outputs(w, x)
+    monkeypatch.setattr("polyfed.core.task.AT_ONCE", samples * task.sample_bytes)
+    torch.testing.assert_close(task.each_outputs(w, x), whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(whole[2], task.outputs(w[2], x[2]), rtol=0, atol=1e-12)
+
+
 def test_saved_bytes_grow_with_the_samples_alone():
     task = Task(NETS["conv"]())
     few, more, most = (_kept(task, b) for b in (1, 2, 3))

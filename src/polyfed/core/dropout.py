@@ -38,13 +38,14 @@ def key_from(key: int) -> Key:
 
 def kept(key: Key, count: int, n: int, p: float, device: torch.device) -> Tensor:
     """[n] bool: True with probability 1 - p. count: which of the step's dropouts it is."""
-    x = _places(n, _signed((count + 1) * GOLDEN), device) ^ key.low
+    # of a size that batches with fewer samples share
+    x = _places(1 << (n - 1).bit_length(), _signed((count + 1) * GOLDEN), device)[:n] ^ key.low
     x = _shifted(x, 16).mul_(_signed(0x7FEB352D)) + key.high
     x = _shifted(_shifted(x, 15).mul_(_signed(0x846CA68B)), 16)
-    return x < int((1 - p) * 2**32) - 2**31
+    return x < min(int((1 - p) * 2**32), 2**32 - 1) - 2**31
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=16)
 def _places(n: int, start: int, device: torch.device) -> Tensor:
     """[n] hashes of the places."""
     x = torch.arange(n, dtype=torch.int32, device=device) + start

@@ -32,6 +32,7 @@ from polyfed.core.vectorised import stacked_outputs
 
 Loss = str | Callable[[Tensor, Tensor], Tensor]
 BLOCK = 8192  # samples per forward pass when evaluating
+AT_ONCE = 1 << 30  # bytes of activations when evaluating many models on their own samples
 FEW = 32  # classes up to which their losses are worked out for many samples at once
 
 
@@ -467,7 +468,17 @@ class Task:
         """
         if self.stacked is not None:
             return self.stacked.outputs(w, x)
-        return stacked_outputs(self.workspace(training=False)[0], self.layout, w, x)
+        module = self.workspace(training=False)[0]
+        most = max(1, AT_ONCE // max(1, self.sample_bytes))
+        rows, b = min(most, len(w)), max(1, most // len(w))
+        out = [
+            [
+                stacked_outputs(module, self.layout, w[i : i + rows], x[i : i + rows, k : k + b])
+                for i in range(0, len(w), rows)
+            ]
+            for k in range(0, max(x.shape[1], 1), b)
+        ]
+        return torch.cat([torch.cat(some) for some in out], 1)
 
     def workspace(self, training: bool) -> tuple[nn.Module, list[nn.Parameter]]:
         """This thread's own copy of the module and its trainable parameters.
