@@ -136,11 +136,12 @@ def test_no_convolution_has_a_group_per_client():
 # the same numbers, whatever is drawn and however ragged
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(
     "work", [{"batch_size": 4, "epochs": 2}, {"batch_size": None, "steps": 3}], ids=["mini", "full"]
 )
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize(
+    ("net", "dtype"), [*((net, torch.float64) for net in NETS), ("residual", torch.float32)], ids=[*NETS, "float32"]
+)
 def test_many_at_once_are_those_one_after_another(net, work, dtype):
     one, many = tasks(NETS[net], dtype=dtype)
     split = many.place(SPLIT)
