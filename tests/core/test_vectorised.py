@@ -300,13 +300,15 @@ def test_saved_bytes_grow_with_the_samples_alone():
     assert most - more == more - few > 0
 
 
-def test_a_batch_of_nobody_moves_nobody():
-    one, many = tasks(NETS["conv"])
+@pytest.mark.parametrize("sizes", [[2, 0], [0, 0]])
+@pytest.mark.parametrize("loss", ["cross-entropy", lambda out, y: F.nll_loss(out, y)], ids=["named", "own"])
+def test_a_batch_of_nobody_moves_nobody(loss, sizes):
+    one, many = tasks(NETS["conv"], loss)
     x = torch.randn(2, 3, 36, dtype=torch.float64)
-    y = torch.zeros(2, 3, dtype=torch.int64)
-    weight = torch.tensor([[0.5, 0.5, 0], [0, 0, 0]], dtype=torch.float64)
-    batch = Batch(x, y, weight, [2, 0])
+    weight = (torch.arange(3) < torch.tensor(sizes)[:, None]) / 2.0
+    batch = Batch(x, torch.zeros(2, 3, dtype=torch.int64), weight.double(), sizes)
     w = one.w0.expand(2, -1)
     found, expected = (task.gradient(w, batch)[0] for task in (many, one))
+    assert many.vectorised
     assert not found[1].any()
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)

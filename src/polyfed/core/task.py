@@ -419,6 +419,8 @@ class Task:
         return out.add_(v, alpha=self.weight_decay) if self.weight_decay else out
 
     def _vectorised(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        if batch.sizes is not None and not any(batch.sizes):
+            return torch.zeros_like(w), w.new_zeros(len(w))
         module, _ = self.workspace(training=True)
         w = w.detach().requires_grad_()
         with torch.enable_grad():
