@@ -32,8 +32,7 @@ def halves(keys: np.ndarray) -> np.ndarray:
 
 def key_from(key: int) -> Key:
     """Of one client and step."""
-    low, high = halves(np.array([key], dtype=np.uint64))[:, 0].tolist()
-    return Key(low, high)
+    return Key(_signed(key & 0xFFFFFFFF), _signed(key >> 32))
 
 
 def kept(key: Key, count: int, n: int, p: float, device: torch.device) -> Tensor:

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from polyfed.core.dropout import DROPOUTS, dropped, key_from
 from polyfed.core.errors import ModelError
 from polyfed.core.randomness import mix
-from polyfed.core.typed import BatchNorm, named_modules
+from polyfed.core.typed import BatchNorm, named_modules, unwatched
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _generators = threading.Lock()
@@ -89,9 +89,12 @@ class _Dropout(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in DROPOUTS and (made := dropped(func, self._key, self._keyed.count, *args, **kwargs)) is not None:
-            self._keyed.count, self._keyed.drew = self._keyed.count + 1, True
-            return made
+        if func in DROPOUTS:
+            with unwatched():
+                made = dropped(func, self._key, self._keyed.count, *args, **kwargs)
+            if made is not None:
+                self._keyed.count, self._keyed.drew = self._keyed.count + 1, True
+                return made
         return func(*args, **kwargs)
 
 

@@ -3,13 +3,14 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
+from torch.utils._python_dispatch import _pop_mode_temporarily
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 InstanceNorm = nn.modules.instancenorm._InstanceNorm
@@ -78,6 +79,11 @@ def tf32(on: bool) -> Generator[None]:
     finally:
         for f, value in zip(flags, before, strict=True):
             f.allow_tf32 = value
+
+
+def unwatched() -> AbstractContextManager[object]:
+    """Inside, the innermost dispatch mode does not see what torch does."""
+    return _pop_mode_temporarily()
 
 
 def is_batched(t: Tensor) -> bool:
