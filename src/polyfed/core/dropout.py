@@ -2,7 +2,8 @@
 
 So they do not depend on the device, on the memory's layout, on padding behind a client's samples or on how many clients
 are computed at once, and those of many clients are drawn in one go. Integers of 32 bits do, hashed by a finaliser of
-full avalanche (lowbias32 of C. Wellons, 2018): on a processor about half the time of torch's own draws.
+full avalanche (lowbias32 of C. Wellons, 2018): on a processor no slower than torch's own draws, and twice as fast for
+many thousand numbers.
 """
 
 from collections.abc import Callable
