@@ -105,7 +105,9 @@ def test_masks_differ_between_clients_steps_seeds_and_rounds():
 def test_dropout_keeps_each_number_with_its_probability():
     """100,000 keyed draws at p = 0.3: 70 % are kept, divided by 0.7; 5 standard deviations."""
     task = Task(Net(lambda s, x: s.m[0](F.dropout(x, 0.3, s.training)), nn.Linear(1000, 1)), lambda out, y: out.mean())
-    batch = Batch(torch.ones(1, 100, 1000).double(), torch.zeros(1, 100, 1).double(), seed=lambda row: 1)
+    batch = Batch(
+        torch.ones(1, 100, 1000).double(), torch.zeros(1, 100, 1).double(), seed=lambda: np.array([1], dtype=np.uint64)
+    )
     g = task.layout.named(task.gradient(task.w0[None], batch)[0])["m.0.weight"]  # mean over samples of mask / 0.7
     assert abs(float(g.mean()) * 0.7 - 0.7) < 5 * (0.21 / 100_000) ** 0.5
     assert float(g.std()) * 0.7 == pytest.approx((0.21 / 100) ** 0.5, rel=0.15)
@@ -500,10 +502,18 @@ def test_one_output_for_three_classes_has_no_accuracy():
     assert set(evaluation.metrics(task, task.w0.expand(3, -1), SPLIT, np.arange(3))) == {"loss"}
 
 
-def test_many_models_at_once_only_where_every_operation_can():
-    """What an accelerator does in one pass; dropout has no rule for it and goes client by client."""
-    for build, expected in ((lambda: Wrapped(mlp()), True), (cnn, True), (RANDOM["F.dropout"], False)):
-        task = Task(build())
-        task.vectorised = True  # as on an accelerator
-        check(task, SPLIT, 3)
-        assert task.vectorised == expected
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda: Wrapped(mlp()), True),
+        (cnn, True),
+        *((make, name in ("F.dropout", "nn.Dropout")) for name, make in RANDOM.items()),
+    ],
+    ids=["module", "cnn", *RANDOM],
+)
+def test_many_models_at_once_only_where_every_operation_can(build, expected):
+    """What an accelerator does in one pass; what draws but by plain dropout goes client by client."""
+    task = Task(build())
+    task.vectorised = True  # as on an accelerator
+    check(task, SPLIT, 3)
+    assert task.vectorised == expected

@@ -12,10 +12,12 @@ from polyfed import native
 from polyfed.algorithms.ditto import Ditto
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.fpfc import FPFC
-from polyfed.core.batches import PADDING
+from polyfed.core.batches import PADDING, Work
 from polyfed.core.errors import ConfigError, RunError
+from polyfed.core.messages import Round
 from polyfed.core.rows import MappedRows, MemoryRows
 from polyfed.core.task import Task
+from polyfed.core.worker import Plan, Stopwatch, Worker
 from polyfed.engines import local
 from polyfed.engines.local import CACHE, WORTH, make_plan, make_rows, pick_device
 
@@ -61,6 +63,29 @@ def test_stacked_weights_fit_a_cores_cache_and_every_worker_has_a_chunk(cohort, 
 def test_a_module_runs_client_by_client():
     plan = make_plan(Task(Module(), device="cpu"), 10, 32)
     assert (plan.chunk, plan.path, plan.device) == (1, "client by client", "cpu")
+
+
+class There(Task):
+    """Says of itself that it is on an accelerator."""
+
+    device = property(lambda task: torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("samples", [0, 10_000])
+def test_on_an_accelerator_models_and_activations_fit_the_memory(samples, monkeypatch):
+    """The cohort where it fits; of less memory less, but one client, by what vectors and samples take."""
+    task = There(Module(), device="cpu")
+    task.vectorised, task.sample_bytes = True, samples
+    each, chunks = task.p * 4 + 32 * samples, []  # the model and what a step of 32 samples keeps
+    for clients in (1, 8, 64, 1024):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, held=clients * each: (held, 0))
+        plan = make_plan(task, 50, 20, most=32)
+        assert plan.workers == 1
+        assert plan.chunk == 1 or plan.chunk * each <= clients * each
+        chunks.append(plan.chunk)
+    assert chunks == sorted(chunks)
+    assert chunks[0] == 1
+    assert chunks[-1] == 50
 
 
 def test_the_plan_can_be_overridden():
@@ -183,6 +208,96 @@ def test_every_client_runs_once_with_others_like_it(chunk, batch_size, workers):
         assert steps == sorted(steps, reverse=True)
         if batch_size is None:
             assert max(samples) <= PADDING * min(samples), "padding costs more than it saves"
+
+
+class Full(FedAvg, abstract=True):
+    """FedAvg on an accelerator whose memory holds so many clients at once."""
+
+    holds = 2
+
+    def local_update(self, task, client, down, data, round):
+        if len(round.ids) > self.holds:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return super().local_update(task, client, down, data, round)
+
+
+def test_what_does_not_fit_an_accelerators_memory_is_done_in_halves(caplog):
+    """With the same numbers, and a line each time that the chunks get smaller, for good."""
+    settings = {"rounds": 3, "batch_size": 8, "chunk": 6, "workers": 1, "dtype": torch.float64, "device": "cpu"}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+    expected = pf.fit(model, federation(), FedAvg(), **settings)
+    assert not caplog.records
+    found = pf.fit(model, federation(), Full(), **settings)
+    said = [record.message for record in caplog.records]
+    assert said == [f"{n} clients at once do not fit the memory of cpu: now {-(-n // 2)}" for n in (6, 3)]
+    torch.testing.assert_close(found.personal, expected.personal, rtol=0, atol=1e-12)
+    assert found.ledger.drop(columns="seconds").equals(expected.ledger.drop(columns="seconds"))
+
+
+def test_one_client_that_does_not_fit_is_an_error_of_one_line():
+    class Fuller(Full, abstract=True):
+        holds = 0
+
+    with pytest.raises(RunError, match="one client's step does not fit the memory of cpu; lower batch_size") as error:
+        pf.fit(nn.Linear(6, 3), federation(), Fuller(), rounds=1, workers=1, device="cpu")
+    assert "\n" not in str(error.value)
+
+
+def test_a_devices_seconds_are_its_own_and_waited_for_once(monkeypatch):
+    """Two events in its queue, around what is asked of it; nobody waits for them before the seconds are wanted."""
+    queue = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = 1500.0 * len(queue)
+            queue.append("event")
+
+        def synchronize(self):
+            queue.append("waited for")
+
+        def elapsed_time(self, other):
+            assert queue[-1] == "waited for"
+            return other.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    watch = chunk(There(nn.Linear(6, 3)), lambda *asked: queue.append("work"))
+    assert queue == ["event", "work", "event"]
+    assert watch.seconds() == 3.0
+    assert queue[3:] == ["waited for"]
+
+
+def chunk(task: Task, local_update) -> Stopwatch:
+    """What a chunk of one client, whose training is this function, took."""
+
+    class Method:
+        def local_update(self, *asked):
+            return {}, {"w": local_update(*asked)}
+
+    split, one = federation().train, torch.ones(1)
+    round = Round(0, 6, 0, one.long(), one, one.long())
+    worker = Worker(task, split, np.arange(6, dtype=np.uint64), Work(), 0, Plan(1, 1, "cuda", "vectorised"))
+    return worker._chunk(Method(), MemoryRows(6, {}), {}, round, one.long(), np.array([1]))[2]
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_tf32_is_for_local_training_on_an_accelerator_and_asked_for(on, monkeypatch):
+    """torch's own setting of it, which differs between products and convolutions, holds before and after."""
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Stopwatch(torch.device("cpu")))
+    monkeypatch.setattr(Stopwatch, "record", lambda watch: None, raising=False)
+    before, seen = flags(), []
+    chunk(There(nn.Linear(6, 3), tf32=on), lambda *asked: seen.append(flags()))
+    chunk(Task(nn.Linear(6, 3), tf32=on), lambda *asked: seen.append(flags()))
+    assert seen == [(on, on), before]
+    assert flags() == before
+
+
+def flags() -> tuple[bool, bool]:
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
 
 
 def test_threads_are_given_back():

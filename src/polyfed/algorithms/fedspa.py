@@ -141,9 +141,9 @@ class FedSpa(Algorithm):
 
     def _drawn(self, task, client, data):
         new = client["mask"].clone()
-        seed = next(iter(data.again("mask", steps=1))).seed
+        keys = next(iter(data.again("mask", steps=1))).seed()
         for i in (~client["drawn"]).nonzero()[:, 0].tolist():
-            generator = torch.Generator().manual_seed(seed(i) % 2**63)
+            generator = torch.Generator().manual_seed(int(keys[i]) % 2**63)
             score = torch.rand(1, task.p, generator=generator).to(new.device)
             for span, k in erdos_renyi_kernel(task.layout, self.density):
                 new[i, span] = largest(score[:, span], k)[0]

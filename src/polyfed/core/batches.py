@@ -31,7 +31,7 @@ class Batch(NamedTuple):
     weight: [m, b]   1/b_i on the b_i real samples of client i, times their `Split.shares`, 0 on padding; None: all 1/b
     sizes: [m] b_i, or None: all b
     live: [m, 1] 0/1 float; None: every row still has a step to take
-    seed: row -> an integer that identifies (round, client, step), for keyed draws inside a model (dropout)
+    seed: () -> [m] uint64 that identify (round, client, step), for keyed draws inside a model (dropout)
     weighted: whether the weight of a real sample may be another than 1/b_i
     """
 
@@ -40,7 +40,7 @@ class Batch(NamedTuple):
     weight: Tensor | None = None
     sizes: list[int] | None = None
     live: Tensor | None = None
-    seed: Callable[[int], int] | None = None
+    seed: Callable[[], np.ndarray] | None = None
     weighted: bool = False
 
     @property
@@ -208,14 +208,16 @@ class Batches:
                 yield every._replace(seed=self._seeds(k))
             return
         for first, at_work, rows in self._blocks(1):
+            waiting = (at_work.sum(1) < rows).tolist()
+            live = self._live(at_work) if any(waiting) else None
             for k, m in enumerate(rows.tolist()):
                 yield Batch(
                     self._augmented(x[:m], first + k),
                     y[:m],
                     None if weight is None else weight[:m],
                     None if sizes is None else sizes[:m],
-                    self._live(at_work[k, :m]),
-                    self._seeds(first + k),
+                    live[k, :m] if live is not None and waiting[k] else None,
+                    self._seeds(first + k, m),
                     every.weighted,
                 )
 
@@ -229,9 +231,10 @@ class Batches:
             real = np.arange(width) < sizes[:, :, None]
             full = (sizes == width) | ~at_work
             # decided for all steps at once: a step of a small model is so short that even this would show
-            at, weighted = torch.as_tensor(index, device=self.split.x.device), self.split.weight is not None
+            at, weighted = on_device(index, self.split.x.device), self.split.weight is not None
             weights = None if full.all() and not weighted else _weights(self.split, real, at)
             ragged, waiting = (~full.all(1)).tolist(), (at_work.sum(1) < rows).tolist()
+            live = self._live(at_work) if any(waiting) else None
             for k, m in enumerate(rows.tolist()):
                 x, y = _take(self.split, at[k, :m], self.clients[:m])
                 yield Batch(
@@ -239,8 +242,8 @@ class Batches:
                     y,
                     weights[k, :m] if weights is not None and (weighted or ragged[k]) else None,
                     sizes[k, :m].tolist() if ragged[k] else None,
-                    self._live(at_work[k, :m]) if waiting[k] else None,
-                    self._seeds(first + k),
+                    live[k, :m] if live is not None and waiting[k] else None,
+                    self._seeds(first + k, m),
                     weighted,
                 )
 
@@ -267,14 +270,13 @@ class Batches:
             raise ConfigError(f"augment: made {[*changed.shape]} of {[*flat.shape]}, expected the same shape")
         return changed.reshape(x.shape)
 
-    def _seeds(self, k: int) -> Callable[[int], int]:
-        return lambda row: int(mix(self._seed, self._round, int(self._keys[row]), k))
+    def _seeds(self, k: int, m: int | None = None) -> Callable[[], np.ndarray]:
+        return lambda: mix(self._seed, self._round, self._keys[:m], k)
 
-    def _live(self, at_work: np.ndarray) -> Tensor | None:
-        if at_work.all():
-            return None
+    def _live(self, at_work: np.ndarray) -> Tensor:
+        """[k, s] -> [k, s, 1], for all steps in one copy."""
         dtype = self.split.x.dtype if self.split.x.is_floating_point() else torch.float32
-        return torch.as_tensor(at_work[:, None], dtype=dtype, device=self.split.x.device)
+        return on_device(at_work[:, :, None], self.split.x.device).to(dtype)
 
     def _drawn(
         self, orders: list[Iterator[np.ndarray]], first: int, count: int, width: int
@@ -307,6 +309,12 @@ class Batches:
                 yield order[j : j + width]
 
 
+def on_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """The array's numbers there; a CUDA device gets them from pinned memory, without a wait for what it is doing."""
+    t = torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
+    return t.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else t.to(device)
+
+
 def padded(split: Split, clients: np.ndarray) -> Batch:
     """All samples of `clients: [s]` as one batch of s rows; for one client a view without a copy."""
     counts, offsets, weighted = split.counts[clients], split.offsets[clients], split.weight is not None
@@ -316,7 +324,7 @@ def padded(split: Split, clients: np.ndarray) -> Batch:
         return Batch(x[None], trained(y, split.units(clients))[None])
     real = column < counts[:, None]
     index = np.where(real, offsets[:, None] + column, np.minimum(offsets, len(split.x) - 1)[:, None])
-    at = torch.as_tensor(index, device=split.x.device)
+    at = on_device(index, split.x.device)
     x, y = _take(split, at, clients)
     weight = None if real.all() and not weighted else _weights(split, real, at)
     return Batch(x, y, weight, None if real.all() else counts.tolist(), weighted=weighted)
@@ -345,5 +353,5 @@ def _weights(split: Split, real: np.ndarray, at: Tensor) -> Tensor:
     """real: [..., b] bool, at: [..., b] rows of the split -> [..., b] `Batch.weight`."""
     size = np.maximum(real.sum(-1, keepdims=True), 1)
     dtype = split.x.dtype if split.x.is_floating_point() else torch.float64  # for tokens, until the model's is known
-    mean = torch.as_tensor(real / size, device=split.x.device)
+    mean = on_device(real / size, split.x.device)
     return (mean if split.shares is None else mean * split.shares[at]).to(dtype)

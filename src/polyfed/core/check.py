@@ -13,7 +13,10 @@ from polyfed.core.scores import fitting
 from polyfed.core.split import Split
 from polyfed.core.task import Task, model_input
 from polyfed.core.trial import reason, train_twice
+from polyfed.core.typed import row_norms
+from polyfed.core.vectorised import saved_bytes, stacked_outputs
 
+ROUGH = 0.1  # share of a gradient that rounding, in bfloat16 too, stays below, and other draws exceed
 TRIED = 64  # samples that metrics are tried on
 
 
@@ -79,9 +82,36 @@ def check(task: Task, split: Split, classes: int | None, who: str = "the model")
         _check_weighted(task, split)
     if task.vectorised:
         try:
-            task.gradient(task.w0.expand(2, -1), Batch(x.expand(2, *x.shape), y.expand(2, *y.shape)))
-        except Exception:  # random numbers, or an operation that has no rule for many models at once
+            _try_many(task, x, y, split.weight is not None)
+        except Exception:  # an operation that has no rule for many models at once, or random numbers but dropout's
             task.vectorised = False
+
+
+def _try_many(task: Task, x: Tensor, y: Tensor, weighted: bool) -> None:
+    """Settle whether many models are computed at once, and what a sample then takes of the memory.
+
+    They are where two models, one on both samples and one on the second and padding, have the gradients that they have
+    one after another: not where a model mixes a batch's samples.
+    """
+    w, sizes = task.w0.expand(2, -1).clone(), [len(x), 1]
+    real = np.arange(len(x)) < np.array(sizes)[:, None]
+    weight = torch.as_tensor(real / real.sum(1, keepdims=True), device=w.device)
+    keys = np.arange(2, dtype=np.uint64)
+    pair = torch.stack([x, x.flip(0)]), torch.stack([y, y.flip(0)])
+    batch = Batch(*pair, weight, sizes, seed=lambda: keys, weighted=weighted)
+    many = task.gradient(w, batch)[0]
+    task.vectorised = False
+    one = task.gradient(w, batch)[0]
+    task.vectorised = bool((row_norms(many - one) <= ROUGH * row_norms(one)).all())
+    module, inputs = task.workspace(training=True)[0], task.cast(batch, w).x
+
+    def kept(b: int) -> int:
+        start, some = w[:1].clone().requires_grad_(), inputs[:1, :b].clone()
+        drawn = keys[:1] if task.random else None
+        with torch.enable_grad(), task.precision():
+            return saved_bytes(lambda: stacked_outputs(module, task.layout, start, some, drawn), (start, some))
+
+    task.sample_bytes = kept(len(x)) - (kept(len(x) - 1) if len(x) > 1 else 0)
 
 
 def _outputs_of(task: Task, x: Tensor, split: Split, who: str) -> Tensor:

@@ -67,9 +67,11 @@ def above(task: Task, cut: int) -> Task:
             task.loss,
             weight_decay=task.weight_decay,
             bf16=task.bf16,
+            tf32=task.tf32,
             class_weights=None if weights is None else [float(c) for c in weights],
         )
         known[cut].random, known[cut].reshape = task.random, task.reshape
+        known[cut].vectorised = task.vectorised and known[cut].stacked is None
     known[cut].optimizer = task.optimizer  # which a rehearsal replaces
     return known[cut]
 

@@ -13,11 +13,12 @@ from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyfed.core.batches import Batch
+from polyfed.core.batches import Batch, on_device
 from polyfed.core.errors import ConfigError, DataError, ModelError, closest
 from polyfed.core.layout import Layout
 from polyfed.core.metric import Metric
@@ -27,9 +28,11 @@ from polyfed.core.split import Split
 from polyfed.core.stacked import LOSSES, Drift, Stacked, chain
 from polyfed.core.trial import EMBEDDINGS, Keyed, check_structure, reason, still
 from polyfed.core.typed import add_, copy_, named_modules
+from polyfed.core.vectorised import stacked_outputs
 
 Loss = str | Callable[[Tensor, Tensor], Tensor]
 BLOCK = 8192  # samples per forward pass when evaluating
+AT_ONCE = 1 << 30  # bytes of activations when evaluating many models on their own samples
 FEW = 32  # classes up to which their losses are worked out for many samples at once
 
 
@@ -57,6 +60,8 @@ class Task:
     bf16 : bool
         Products and convolutions of local training in bfloat16, by torch's autocast; weights, losses, gradients and
         updates, and every evaluation, stay in float32.
+    tf32 : bool
+        On a CUDA device, float32 products and convolutions of local training by TF32's tensor cores.
     metrics : sequence of Metric or None
         What clients' models are judged by, the first leads; None: accuracy for classes, RMSE for numbers.
     class_weights : sequence of float or None
@@ -82,6 +87,7 @@ class Task:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         bf16: bool = False,
+        tf32: bool = False,
         metrics: Sequence[Metric] | None = None,
         class_weights: Sequence[float] | None = None,
     ):
@@ -116,10 +122,11 @@ class Task:
         if bf16 and self.w0.dtype != torch.float32:
             found = str(self.w0.dtype).removeprefix("torch.")
             raise ConfigError(f"precision: found bf16 with weights in {found}, expected float32")
-        self.bf16 = bf16
+        self.bf16, self.tf32 = bf16, tf32
         layers = layers if not bf16 else None  # autocast is of modules
         self.stacked = Stacked(layers, self.layout, loss, self.class_weights) if known and layers else None
-        self.vectorised = known and self.stacked is None and self.w0.device.type != "cpu"
+        self.vectorised = self.stacked is None and self.w0.device.type != "cpu"
+        self.sample_bytes = 0  # of memory that a sample takes in a vectorised step, as `check` finds
         # until `check` has tried: any model may draw, [b, 1] is reshaped, and one output is a logit
         self.random, self.reshape = True, True
         self.threshold: float | None = 0.0
@@ -372,12 +379,13 @@ class Task:
         Rows without samples are left out.
         """
         module, parameters = self.workspace(training=True)
+        keys = self._keys(batch)
         for i in range(len(w)):
             b = batch.x.shape[1] if batch.sizes is None else batch.sizes[i]
             if b == 0:
                 continue
             views = self.point(parameters, w[i])
-            with torch.enable_grad(), self._drawing(batch.seed(i) if self.random and batch.seed else 0):
+            with torch.enable_grad(), self._drawing(0 if keys is None else int(keys[i])):
                 with self.precision():
                     output = module(model_input(batch.x[i, :b]))
                 loss = self.mean_loss(output.to(w.dtype), batch.y[i, :b], _weight(batch, i, b))
@@ -411,22 +419,39 @@ class Task:
         return out.add_(v, alpha=self.weight_decay) if self.weight_decay else out
 
     def _vectorised(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        if batch.sizes is not None and not any(batch.sizes):
+            return torch.zeros_like(w), w.new_zeros(len(w))
         module, _ = self.workspace(training=True)
         w = w.detach().requires_grad_()
         with torch.enable_grad():
             with self.precision():
-                output = self._stacked_outputs(module, w, batch.x)
-            per_sample = self.per_sample_loss(output.to(w.dtype), batch.y)
-            loss = per_sample.mean(1) if batch.weight is None else (per_sample * batch.weight).sum(1)
+                output = stacked_outputs(module, self.layout, w, batch.x, self._keys(batch))
+            loss = self._many_losses(output.to(w.dtype), batch)
             (g,) = torch.autograd.grad(loss.sum(), w)
         return g, loss.detach()
 
-    def _stacked_outputs(self, module: nn.Module, w: Tensor, x: Tensor) -> Tensor:
-        def forward(views: list[Tensor], x: Tensor) -> Tensor:
-            named = {e.name: v for e, v in zip(self.layout.entries, views, strict=True)}
-            return torch.func.functional_call(module, named, (x,))
+    def _many_losses(self, output: Tensor, batch: Batch) -> Tensor:
+        """Each client's mean loss: [s, b, ...] -> [s]."""
+        if not callable(self.loss):
+            each = self.per_sample_loss(output, batch.y)
+            return each.mean(1) if batch.weight is None else (each * batch.weight).sum(1)
+        many = torch.func.vmap(self.mean_loss)
+        if batch.weighted and batch.weight is not None:
+            each = many(output.flatten(0, 1)[:, None], batch.y.flatten(0, 1)[:, None])
+            return (each.view(batch.weight.shape) * batch.weight).sum(1)
+        if batch.sizes is None:
+            return many(output, batch.y)
+        sizes, loss = np.array(batch.sizes), output.new_zeros(len(output))
+        for b in np.unique(sizes[sizes > 0]).tolist():  # the loss of b samples, which padding is none of
+            rows = on_device(np.flatnonzero(sizes == b), output.device)
+            loss = loss.index_add(0, rows, many(output[rows, :b], batch.y[rows, :b]))
+        return loss
 
-        return torch.func.vmap(forward)(self.layout.views(w), x)
+    def _keys(self, batch: Batch) -> np.ndarray | None:
+        """[s] uint64, of what the model draws in this step."""
+        if not self.random:
+            return None
+        return batch.seed() if batch.seed else np.zeros(len(batch.x), dtype=np.uint64)
 
     def each_outputs(self, w: Tensor, x: Tensor) -> Tensor:
         """Every model's outputs on its own samples in evaluation mode, computed together; where `batched` only.
@@ -445,7 +470,17 @@ class Task:
         """
         if self.stacked is not None:
             return self.stacked.outputs(w, x)
-        return self._stacked_outputs(self.workspace(training=False)[0], w, x)
+        module = self.workspace(training=False)[0]
+        most = max(1, AT_ONCE // max(1, self.sample_bytes))
+        rows, b = min(most, len(w)), max(1, most // len(w))
+        out = [
+            [
+                stacked_outputs(module, self.layout, w[i : i + rows], x[i : i + rows, k : k + b])
+                for i in range(0, len(w), rows)
+            ]
+            for k in range(0, max(x.shape[1], 1), b)
+        ]
+        return torch.cat([torch.cat(some) for some in out], 1)
 
     def workspace(self, training: bool) -> tuple[nn.Module, list[nn.Parameter]]:
         """This thread's own copy of the module and its trainable parameters.

@@ -7,16 +7,18 @@ So torch's random numbers are keyed, and anything else that changes from one pas
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from polyfed.core.dropout import DROPOUTS, dropped, key_from
 from polyfed.core.errors import ModelError
 from polyfed.core.randomness import mix
-from polyfed.core.typed import BatchNorm, named_modules
+from polyfed.core.typed import BatchNorm, named_modules, unwatched
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _generators = threading.Lock()
@@ -25,17 +27,27 @@ _generators = threading.Lock()
 class Keyed(TorchDispatchMode):
     """Inside, the k-th random operation draws from (key, k), whatever other threads do.
 
-    Worker threads share torch's generators, so each random operation seeds them, draws, and puts them back as they
-    were, under a lock. Operations that are given a generator of their own are left alone.
+    Dropout has masks of its own (`dropout.py`). Worker threads share torch's generators, so each other random operation
+    seeds them, draws, and puts them back as they were, under a lock. Operations that are given a generator of their own
+    are left alone.
     device: of a tensor     drew: whether any number was drawn
     """
 
     def __init__(self, key: int, device: torch.device):
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self.key, self.count, self.drew = key, 0, False
+        self._dropout = _Dropout(self)
         self.generators = [torch.default_generator]
         if device.type == "cuda":
             self.generators.append(torch.cuda.default_generators[device.index])
+
+    def __enter__(self) -> Self:
+        self._dropout.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # pyright: ignore[reportUnknownMemberType]
+        self._dropout.__exit__(*raised)  # pyright: ignore[reportUnknownMemberType]
 
     def __torch_dispatch__(
         self,
@@ -64,6 +76,26 @@ class Keyed(TorchDispatchMode):
                     g.set_state(state)
         self.count += 1
         return result
+
+
+class _Dropout(TorchFunctionMode):
+    """The dropouts among these operations, whose masks are the same on every device and for many clients at once."""
+
+    def __init__(self, keyed: Keyed):
+        super().__init__()
+        self._keyed, self._key = keyed, key_from(keyed.key)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in DROPOUTS:
+            with unwatched():
+                made = dropped(func, self._key, self._keyed.count, *args, **kwargs)
+            if made is not None:
+                self._keyed.count, self._keyed.drew = self._keyed.count + 1, True
+                return made
+        return func(*args, **kwargs)
 
 
 def reason(e: BaseException) -> str:

@@ -3,12 +3,14 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
+from torch.utils._python_dispatch import _pop_mode_temporarily
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 InstanceNorm = nn.modules.instancenorm._InstanceNorm
@@ -60,3 +62,30 @@ def seeded(seed: int) -> Generator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
+
+
+@contextmanager
+def tf32(on: bool) -> Generator[None]:
+    """Inside, CUDA devices round the factors of float32 products and convolutions to TF32's 10 bits, or none of them.
+
+    torch's own default rounds those of convolutions.
+    """
+    flags: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+    before = [f.allow_tf32 for f in flags]
+    try:
+        for f in flags:
+            f.allow_tf32 = on
+        yield
+    finally:
+        for f, value in zip(flags, before, strict=True):
+            f.allow_tf32 = value
+
+
+def unwatched() -> AbstractContextManager[object]:
+    """Inside, the innermost dispatch mode does not see what torch does."""
+    return _pop_mode_temporarily()
+
+
+def is_batched(t: Tensor) -> bool:
+    """Whether a tensor inside `torch.func.vmap` differs from one of the vmapped to the next."""
+    return is_batchedtensor(t)

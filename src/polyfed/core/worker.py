@@ -4,11 +4,15 @@ Chunks run on worker threads with one intra-op thread each. What is computed doe
 chunked, only how fast (and the last bits of sums).
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,12 +22,15 @@ from torch import Tensor
 from polyfed.core.algorithm import Algorithm, Down, Round, State
 from polyfed.core.batches import Batches, Work, alike
 from polyfed.core.compiled import PATH
+from polyfed.core.errors import RunError
 from polyfed.core.optimizers import StepSizes
 from polyfed.core.rows import Rows
 from polyfed.core.split import Split
 from polyfed.core.task import Task
+from polyfed.core.typed import tf32
 from polyfed.core.uplinks import Part, Tally, added_up, diverged, joined, rows_of
 
+log = logging.getLogger("polyfed")
 AHEAD = 4  # chunks per thread that may be done before their turn
 
 
@@ -51,6 +58,44 @@ class Reply(NamedTuple):
     bad: int | None = None
 
 
+class Stopwatch:
+    """Seconds between its making and `stop`: on a CUDA device those of the device, which are asked for at the end only,
+    since to ask is to wait for it."""
+
+    def __init__(self, device: torch.device):
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []
+        self._spent = 0.0
+        self._mark(0)
+
+    def _mark(self, which: int) -> None:
+        if self._events:
+            self._events[which].record()
+        else:
+            self._spent = time.perf_counter() - self._spent
+
+    def stop(self) -> None:
+        self._mark(1)
+
+    def seconds(self) -> float:
+        if not self._events:
+            return self._spent
+        self._events[1].synchronize()
+        return self._events[0].elapsed_time(self._events[1]) / 1000
+
+
+class Done(NamedTuple):
+    """A chunk of clients that were run: their positions in the cohort, on the host and on the device; their private
+    rows, what is kept of their uplinks, the first row that is not finite, and what it cost."""
+
+    positions: np.ndarray
+    at: Tensor
+    private: State
+    part: Part
+    lost: int | None
+    watch: Stopwatch
+    taken: np.ndarray
+
+
 class Worker:
     """Runs clients of one federation on one device.
 
@@ -69,6 +114,7 @@ class Worker:
     ):
         self.task, self.train, self.keys, self.work, self.seed, self.plan = task, train, keys, work, seed, plan
         self.step_sizes = step_sizes
+        self._most = plan.chunk  # clients at once: fewer once they did not fit
         self._pool = ThreadPoolExecutor(plan.workers) if plan.workers > 1 else None
 
     def close(self) -> None:
@@ -95,26 +141,50 @@ class Worker:
         scaled = {t: algorithm.decayed(self.step_sizes.at(t)) for t in sorted(set(sent.tolist()))}
         at = [np.flatnonzero(sent == t) for t in scaled] if len(scaled) > 1 else [np.arange(len(ids))]
         parts = [c for t, some in zip(scaled, at, strict=True) for c in self._chunks(ids, some, t)]
-        places = [torch.as_tensor(positions, device=round.ids.device) for positions in parts]
 
-        def work(at: Tensor) -> tuple[State, Part, int | None, float, np.ndarray]:
-            private, up, spent, taken = self._chunk(scaled, rows, down, round, at)
-            if server is not None and at is places[0]:
+        def run(positions: np.ndarray) -> Done:
+            at = torch.as_tensor(positions, device=round.ids.device)
+            method = scaled[int(sent[positions[0]])]
+            some = round.take(at)._replace(t=int(sent[positions[0]]))
+            private, up, watch, taken = self._chunk(method, rows, down, some, at, ids[positions])
+            if server is not None and positions[0] == parts[0][0]:
                 tally.added |= added_up(algorithm.aggregate, server, up, round.take(at))
-            return private, tally.reduce(up, at), diverged(private.values()), spent, taken
+            return Done(positions, at, private, tally.reduce(up, at), diverged(private.values()), watch, taken)
 
         seconds, steps = np.empty(len(ids)), np.empty(len(ids), dtype=np.int64)
-        private: list[State] = []
-        for positions, at, (mine, part, lost, spent, taken) in zip(
-            parts, places, self._in_order(work, places, first_alone=server is not None), strict=True
-        ):
-            bad = [row for row in (part.bad, lost) if row is not None]
+        private, places, watches = list[State](), list[Tensor](), list[tuple[np.ndarray, Stopwatch]]()
+        fitting = partial(self._fitting, run)
+        for chunk in chain.from_iterable(self._in_order(fitting, parts, first_alone=server is not None)):
+            bad = [row for row in (chunk.part.bad, chunk.lost) if row is not None]
             if bad:
-                return Reply(seconds, steps, int(positions[min(bad)])), {}
-            tally.add(part, at)
-            private.append(mine)
-            seconds[positions], steps[positions] = spent / len(positions), taken
+                return Reply(seconds, steps, int(chunk.positions[min(bad)])), {}
+            tally.add(chunk.part, chunk.at)
+            steps[chunk.positions] = chunk.taken
+            private.append(chunk.private)
+            places.append(chunk.at)
+            watches.append((chunk.positions, chunk.watch))
+        for positions, watch in watches:
+            seconds[positions] = watch.seconds() / len(positions)
         return Reply(seconds, steps), joined(private, places)
+
+    def _fitting(self, run: Callable[[np.ndarray], Done], positions: np.ndarray) -> list[Done]:
+        """`run` of all these clients at once, or of as many as the accelerator's memory holds."""
+        if len(positions) <= self._most:
+            try:
+                return [run(positions)]
+            except torch.OutOfMemoryError:
+                if len(positions) == 1:
+                    where = self.plan.device
+                    raise RunError(f"one client's step does not fit the memory of {where}; lower batch_size") from None
+            # here the failed step's tensors are gone, which the error held
+            torch.cuda.empty_cache()
+            self._most = -(-len(positions) // 2)
+            log.warning(
+                "%d clients at once do not fit the memory of %s: now %d", len(positions), self.plan.device, self._most
+            )
+        size = self._most
+        cut = [positions[k : k + size] for k in range(0, len(positions), size)]
+        return [chunk for some in cut for chunk in self._fitting(run, some)]
 
     def _in_order(self, function: Callable[[Any], Any], items: Sequence[Any], first_alone: bool) -> Iterator[Any]:
         """`function` of every item on the worker threads, in the order of items; only a few wait for their turn."""
@@ -140,26 +210,24 @@ class Worker:
     def _chunks(self, ids: np.ndarray, at: np.ndarray, t: int) -> list[np.ndarray]:
         """The positions `at` in the cohort, longest work first, cut into chunks of similar clients."""
         who = ids[at]
-        found = chunks(self.work, self.train.counts[who], self.keys[who], self.seed, t, self.plan.chunk)
+        found = chunks(self.work, self.train.counts[who], self.keys[who], self.seed, t, self._most)
         return [at[c] for c in found]
 
     def _chunk(
-        self, scaled: dict[int, Algorithm], rows: Rows, down: State, round: Round, at: Tensor
-    ) -> tuple[State, State, float, np.ndarray]:
-        """scaled: the method as of each round in which messages were sent"""
-        start = time.perf_counter()
-        with torch.no_grad():
-            round = round.take(at)
-            round = round._replace(t=int(round.sent[0]))
-            ids = round.ids.cpu().numpy()
+        self, method: Algorithm, rows: Rows, down: State, round: Round, at: Tensor, ids: np.ndarray
+    ) -> tuple[State, State, "Stopwatch", np.ndarray]:
+        """method: with its step sizes as of the round `round.t` in which the messages were sent"""
+        watch = Stopwatch(self.task.device)
+        with torch.no_grad(), tf32(self.task.tf32) if self.task.device.type == "cuda" else nullcontext():
             # one stream of batches per exchange: a second local solve of a round draws its own
             purpose = "batches" if round.phase == 0 else f"batches {round.phase}"
             data = Batches(
                 self.train, ids, self.keys[ids], self.work, self.seed, round.t, purpose, self.plan.path == PATH
             )
             mine = {name: rows_of(t, at) for name, t in down.items()}
-            private, up = scaled[round.t].local_update(self.task, rows.gather(round.ids), mine, data, round)
-        return private, up, time.perf_counter() - start, data.taken
+            private, up = method.local_update(self.task, rows.gather(round.ids), mine, data, round)
+        watch.stop()
+        return private, up, watch, data.taken
 
 
 def chunks(work: Work, counts: np.ndarray, keys: np.ndarray, seed: int, t: int, most: int) -> list[np.ndarray]:

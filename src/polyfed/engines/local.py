@@ -56,13 +56,15 @@ def make_plan(
     chunk: int | None = None,
     workers: int | None = None,
     path: str | None = None,
+    most: float | None = None,
 ) -> Plan:
-    """The plan for cohorts of `cohort` clients with `batch` samples per step each.
+    """The plan for cohorts of `cohort` clients with `batch` samples per step each, `most` at most.
 
     On CPU a model whose clients are computed together runs in chunks whose weights fit a core's cache, one chunk per
     worker thread at least, and a thread only for `WORTH` products of a cohort's step: small operations would wait for
     the interpreter's lock longer than they take. Any other model runs client by client. On an accelerator the cohort
-    is one chunk.
+    is one chunk, or as many clients as half of the free memory holds: eight vectors each, and twice what a step keeps
+    for its backward pass, whose gradients are as large.
     """
     on_cpu = task.device.type == "cpu"
     enough = max(1, int(cohort * batch * task.p // WORTH)) if task.batched else cohort
@@ -75,11 +77,16 @@ def make_plan(
         elif on_cpu:
             chunk = max(1, min(-(-cohort // threads), CACHE // size))
         else:
-            free = torch.cuda.mem_get_info(task.device)[0] if task.device.type == "cuda" else 1 << 33
-            chunk = max(1, min(cohort, int(free // 4 // (8 * size))))
+            each = 8 * size + 2 * (most or batch) * task.sample_bytes
+            chunk = max(1, min(cohort, int(free_memory(task.device) // 2 // each)))
     elif chunk < 1:
         raise ConfigError(f"chunk: found {chunk}, expected at least 1")
     return Plan(chunk, threads, str(task.device), path)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of a device's memory that are free for use."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory()
 
 
 class LocalEngine:
@@ -210,7 +217,7 @@ def make_rows(
     w = task.p * task.w0.element_size()
     server = sum(t.numel() * t.element_size() for t in outlined(algorithm, task, n).values())
     moving = (min(cohort, LEAST) if added else cohort) * 4 * w + cohort * 2 * per_row
-    have = memory() if task.device.type == "cpu" else torch.cuda.mem_get_info(task.device)[0]
+    have = free_memory(task.device)
     if 2 * server + moving > have:
         raise RunError(
             f"{algorithm.name} with {n} clients and {task.p:,} parameters does not fit: the server's state takes "

@@ -264,7 +264,9 @@ def prepare(
         note = t.robust and check_robust(algorithm, t.robust, model, loss, federation, work, schedule)
     cohort = schedule.size(federation.n) if isinstance(schedule, Uniform) else federation.n
     path = path_of(task, work, federation.train)
-    plan = make_plan(task, cohort, work.per_step(federation.train.counts), t.chunk, t.workers, path)
+    counts = federation.train.counts
+    most = min(int(counts.max()), work.batch_size or int(counts.max()))
+    plan = make_plan(task, cohort, work.per_step(counts), t.chunk, t.workers, path, most)
     t = dataclasses.replace(t, loss=loss, dtype=task.dtype, local_epochs=None if steps else t.epochs)
     return Trainer(task, federation, algorithm, t, work, schedule, cohort, plan, attackers, note, start, describe or {})
 

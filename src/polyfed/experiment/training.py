@@ -161,10 +161,10 @@ class Training(Table):
     dtype: Annotated[torch.dtype, PRECISION] | None = setting(
         None, doc="Precision of all arithmetic: float32 or float64. Default: the model's."
     )
-    precision: Literal["bf16"] | None = setting(
+    precision: Literal["bf16", "tf32"] | None = setting(
         None,
         doc="bf16: products and convolutions of local training in bfloat16, the weights in float32; for convolutional "
-        "networks.",
+        "networks. tf32: on a CUDA device, their factors rounded to 10 bits.",
     )
     evaluate_every: int = setting(
         1,
@@ -320,7 +320,7 @@ class Training(Table):
         judges = metrics_of(self.metrics) if metrics is None else metrics
         return Task(
             model, loss, weight_decay=inside, optimizer=optimizer, device=device, dtype=self.dtype,
-            bf16=self.precision == "bf16", metrics=judges, class_weights=class_weights,
+            bf16=self.precision == "bf16", tf32=self.precision == "tf32", metrics=judges, class_weights=class_weights,
         )  # fmt: skip
 
     def dump(self) -> dict[str, Any]:
