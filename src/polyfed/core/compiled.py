@@ -1,5 +1,6 @@
 """Local training by the compiled kernel (`native/`): for which tasks, data and steps, and how it is called."""
 
+from collections.abc import Sequence
 from math import prod
 
 import numpy as np
@@ -8,36 +9,55 @@ from torch import Tensor, nn
 
 from polyfed.core.batches import Batches, Work
 from polyfed.core.split import Split
-from polyfed.core.stacked import Drift
+from polyfed.core.stacked import ACTIVATIONS, LOSSES, Drift, chain
 from polyfed.core.task import Task
-from polyfed.native import Layer, kernel
+from polyfed.native import Layer, Pair, kernel
 
 PATH = "native"
 
 
 def path_of(task: Task, work: Work | None = None, split: Split | None = None) -> str:
     """How plain local steps on these samples are made: "native", "closed form", "vectorised" or "client by client"."""
-    if task.stacked is None:
-        return "vectorised" if task.vectorised else "client by client"
-    plain = work is None or work.augment is None
-    weighed = split is not None and split.weight is not None
-    return PATH if plain and not weighed and kernel() is not None and chain_of(task) else "closed form"
+    plain = (work is None or work.augment is None) and (split is None or split.weight is None)
+    if plain and kernel() is not None and layers_of(task, None if split is None else split.x.shape[1:]) is not None:
+        return PATH
+    return "closed form" if task.stacked is not None else "vectorised" if task.vectorised else "client by client"
 
 
-def chain_of(task: Task) -> list[Layer] | None:
-    """The model as the kernel takes it: linear layers, at most one activation behind each, on the CPU."""
+def layers_of(task: Task, sample: torch.Size | None) -> list[Layer] | None:
+    """The model as the kernel takes it, on the CPU: convolutions, each pooled or not, then linear layers, at most one
+    activation behind each.
+
+    sample: shape of one, which a model with convolutions needs
+    """
     if (
-        task.stacked is None
-        or task.stacked.class_weights is not None
+        task.loss not in LOSSES
+        or task._class_weights is not None
+        or task.bf16
         or not task.optimizer.plain
         or task.device.type != "cpu"
         or task.dtype not in (torch.float32, torch.float64)
     ):
         return None
-    layers: list[Layer] = []
-    for m in task.stacked.layers:
+    if task.stacked is not None:
+        return _chained([], task.stacked.layers)
+    modules = _flat(task.model)
+    at = next((k for k, m in enumerate(modules) if type(m) is nn.Linear), 0)
+    if sample is None or not at or not all(q.requires_grad for q in task.model.parameters()):
+        return None
+    linear = chain(nn.Sequential(*modules[at:]))
+    seen = _convolutions(modules[:at], sample)
+    if linear is None or seen is None or seen[-1].outputs * prod(seen[-1].places) != linear[0].in_features:
+        return None
+    layers = _chained(seen, linear)
+    return layers if layers is not None and sum(n.numbers for n in layers) == task.p else None
+
+
+def _chained(layers: list[Layer], modules: list[nn.Module]) -> list[Layer] | None:
+    """With these linear layers and activations behind them."""
+    for m in modules:
         if isinstance(m, nn.Linear):
-            layers.append(Layer(m.in_features, m.out_features, len([*m.parameters()]) == 2, ""))
+            layers.append(Layer(m.in_features, m.out_features, m.bias is not None))
         elif layers[-1].activation:
             return None
         else:
@@ -45,12 +65,60 @@ def chain_of(task: Task) -> list[Layer] | None:
     return layers
 
 
+def _convolutions(modules: list[nn.Module], sample: torch.Size) -> list[Layer] | None:
+    """Modules that take images and give rows, as layers of the kernel."""
+    *modules, last = modules
+    if type(last) is not nn.Flatten or (last.start_dim, last.end_dim) != (1, -1):
+        return None
+    if modules and type(modules[0]) is nn.Unflatten and modules[0].dim == 1 and len(sample) == 2:
+        sample = torch.Size([*modules.pop(0).unflattened_size, *sample[1:]])
+    if len(sample) != 3:
+        return None
+    layers: list[Layer] = []
+    channels, *image = sample
+    for m in modules:
+        before = layers[-1] if layers else None
+        if type(m) is nn.Conv2d and m.padding_mode == "zeros" and (m.groups, m.in_channels) == (1, channels):
+            window, around = _pair(m.kernel_size), m.padding
+            if isinstance(around, str):
+                around = tuple((w - 1) // 2 for w in window) if around == "same" else (0, 0)
+                if m.padding == "same" and not all(w % 2 for w in window):
+                    return None
+            if _pair(m.stride) != (1, 1) or _pair(m.dilation) != (1, 1):
+                return None
+            layers.append(Layer(m.in_channels, m.out_channels, m.bias is not None, "", window, _pair(around), _pair(image)))
+            channels = m.out_channels
+        elif before is not None and type(m) in ACTIVATIONS and not before.activation:
+            layers[-1] = before._replace(activation=type(m).__name__)
+        elif before is not None and type(m) is nn.MaxPool2d and before.pool == (1, 1) and not m.ceil_mode:
+            pool = _pair(m.kernel_size)
+            if _pair(m.stride) != pool or _pair(m.padding) != (0, 0) or _pair(m.dilation) != (1, 1):
+                return None
+            layers[-1] = before._replace(pool=pool)
+        elif type(m) is not nn.Identity:
+            return None
+        image = layers[-1].places if layers else image
+        if min(image) < 1:
+            return None
+    return layers or None
+
+
+def _flat(model: nn.Module) -> list[nn.Module]:
+    """The modules of a sequence, and of the sequences in it."""
+    return [m for part in model for m in _flat(part)] if type(model) is nn.Sequential else [model]
+
+
+def _pair(value: int | Sequence[int]) -> Pair:
+    high, wide = (value, value) if isinstance(value, int) else value
+    return high, wide
+
+
 def train(task: Task, w: Tensor, data: Batches, lr: float | Tensor, drift: Drift, only: Tensor | None = None) -> bool:
     """All of `data`'s steps in place, w <- keep w + add - lr gradient; False, and nothing done, where it cannot.
 
     w: [s, p], without gaps     only: [p] or [s, p], ones and zeros: what is trained
     """
-    split, run, layers = data.split, kernel() if data.native else None, chain_of(task)
+    split, run, layers = data.split, kernel() if data.native else None, layers_of(task, data.split.x.shape[1:])
     if run is None or layers is None or data.work.augment is not None or split.weight is not None:
         return False
     kind = torch.int64 if task.loss == "cross-entropy" else w.dtype
@@ -58,7 +126,7 @@ def train(task: Task, w: Tensor, data: Batches, lr: float | Tensor, drift: Drift
     if (
         split.x.dtype != w.dtype
         or split.y.dtype != kind
-        or prod(split.x.shape[1:]) != layers[0].inputs
+        or prod(split.x.shape[1:]) != layers[0].inputs * max(1, prod(layers[0].image))
         or (isinstance(keep, Tensor) and (keep.dim() != 2 or keep.stride(1) not in (0, 1) or keep.shape[1] != 1))
     ):
         return False

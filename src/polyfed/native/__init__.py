@@ -8,15 +8,19 @@ import ctypes
 import os
 from collections.abc import Sequence
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-VERSION = 2  # of the call, as in kernel.cpp: a library that was built for another is not used
+VERSION = 3  # of the call, as in kernel.cpp: a library that was built for another is not used
 SETS = ("baseline", "avx2", "avx512")
 ACTIVATIONS = ("", "ReLU", "Tanh", "Sigmoid")
 LOSSES = ("cross-entropy", "mse")
+
+
+Pair = tuple[int, int]
 
 
 class Job(ctypes.Structure):
@@ -45,12 +49,31 @@ class Job(ctypes.Structure):
 
 
 class Layer(NamedTuple):
-    """A linear layer, and the activation that follows it: "", "ReLU", "Tanh" or "Sigmoid"."""
+    """A linear layer or a convolution, and the activation that follows it: "", "ReLU", "Tanh" or "Sigmoid".
+
+    inputs, outputs: numbers, or channels     window: of a convolution; none for a linear layer
+    around, image, pool: the zeros around its input, that input, and the cells that the largest is taken of
+    """
 
     inputs: int
     outputs: int
     bias: bool
-    activation: str
+    activation: str = ""
+    window: Pair = (0, 0)
+    around: Pair = (0, 0)
+    image: Pair = (0, 0)
+    pool: Pair = (1, 1)
+
+    @property
+    def places(self) -> Pair:
+        """High and wide: what comes out of a convolution, pooled."""
+        high, wide = (n + 2 * a - w + 1 for n, a, w in zip(self.image, self.around, self.window, strict=True))
+        return high // self.pool[0], wide // self.pool[1]
+
+    @property
+    def numbers(self) -> int:
+        """Weights and biases."""
+        return (self.inputs * max(1, prod(self.window)) + self.bias) * self.outputs
 
 
 class Kernel:
@@ -92,10 +115,10 @@ class Kernel:
         keys: [clients, 2] uint64 of the Philox generators that draw the orders     lr, keep: [clients] float64
         only: address of [p], or with `each` of [clients, p] numbers, 0 for what is not trained
         """
-        shape = np.array(
-            [(n.inputs, n.outputs, n.bias, ACTIVATIONS.index(n.activation)) for n in layers], dtype=np.int64
-        )
-        p = int(sum((n.inputs + n.bias) * n.outputs for n in layers))
+        rows = [(n.inputs, n.outputs, n.bias, ACTIVATIONS.index(n.activation), n.window, n.around, n.image, n.pool)
+                for n in layers]  # fmt: skip
+        shape = np.array([np.hstack(row) for row in rows], dtype=np.int64)
+        p = sum(n.numbers for n in layers)
         arrays = [np.ascontiguousarray(a) for a in (shape, first, count, steps, keys, lr, keep)]
         shape, first, count, steps, keys, lr, keep = arrays
         job = Job(

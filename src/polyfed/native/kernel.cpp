@@ -1,4 +1,4 @@
-// Local training of chains of linear layers, one client after another: what `core/stacked.py` computes for many clients
+// Local training of chains of linear layers, and of convolutions before them, one client after another: what `core/stacked.py` computes for many clients
 // at once, for the same batches in the same order. A client's weights stay in the cache, samples are read where they
 // lie, and a step's gradient goes straight into the weights together with a method's pull and shift.
 //
@@ -21,12 +21,15 @@
 #endif
 
 enum Activation { NONE, RELU, TANH, SIGMOID };
+enum { SHAPE = 12 };
 enum Loss { CROSS_ENTROPY, MSE };
 
 // What one call trains; filled in by ctypes (polyfed/native/__init__.py has the same fields in the same order).
 struct Job {
-    int64_t layers;              // linear layers
-    const int64_t *shape;        // [layers, 4]: inputs, outputs, whether there is a bias, the activation that follows
+    int64_t layers;              // convolutions, then linear layers
+    const int64_t *shape;        // [layers, SHAPE]: inputs, outputs, whether there is a bias, the activation that follows;
+                                 // of a convolution, else 0: its window, the zeros around its input, the input, the cells
+                                 // that are pooled; high and wide each
     int64_t loss, clients, p;    // p: numbers in a model
     void *w;                     // [clients, p] the start, and the result
     const void *x;               // [N, inputs] samples of everybody
@@ -102,28 +105,24 @@ class Order {
     }
 };
 
-// Memory of one thread's solve, in lines of 64 bytes.
+// Memory of one thread's solve, in lines of 64 bytes: what is taken before it is reserved is only added up.
 class Arena {
     char *start = nullptr, *next = nullptr;
 
    public:
     ~Arena() { std::free(start); }
 
-    void reserve(size_t bytes) {
-        start = (char *)std::malloc(bytes + 64);
+    void reserve() {
+        const size_t bytes = next - start;
+        start = (char *)std::calloc(bytes + 64, 1);
         if (!start) throw std::bad_alloc();
         next = (char *)(((uintptr_t)start + 63) & ~(uintptr_t)63);
     }
 
     template <typename T>
-    static size_t size(int64_t n) {
-        return ((size_t)n * sizeof(T) + 63) & ~(size_t)63;
-    }
-
-    template <typename T>
     T *take(int64_t n) {
         T *found = (T *)next;
-        next += size<T>(n);
+        next += ((size_t)n * sizeof(T) + 63) & ~(size_t)63;
         return found;
     }
 };
@@ -139,6 +138,9 @@ class Arena {
 #define DOTS 5    // samples and outputs of a block whose sums stay in registers
 #define ROWS 5    // rows of a block, and
 #define COLUMNS 4  // vectors of each
+#define PLACES 14  // places, with two vectors of channels each, whose sums stay in registers
+#define UP_TO_PLACES UP_TO_14
+#define VECTORS 10  // of a row of a window
 namespace avx512 {
 #include "train.inc"
 }
@@ -148,8 +150,12 @@ namespace avx512 {
 #undef ROWS
 #define TARGET target("avx2,fma")
 #define BYTES 32
+#undef PLACES
+#undef UP_TO_PLACES
 #define DOTS 3
 #define ROWS 3
+#define PLACES 6
+#define UP_TO_PLACES UP_TO_6
 namespace avx2 {
 #include "train.inc"
 }
@@ -158,17 +164,23 @@ namespace avx2 {
 #undef DOTS
 #undef ROWS
 #undef COLUMNS
+#undef PLACES
+#undef UP_TO_PLACES
+#undef VECTORS
 #endif
 #define TARGET unused
 #define BYTES 16
 #define DOTS 3
 #define ROWS 3
 #define COLUMNS 4
+#define PLACES 6
+#define UP_TO_PLACES UP_TO_6
+#define VECTORS 10
 namespace baseline {
 #include "train.inc"
 }
 
-EXPORT int polyfed_version() { return 2; }
+EXPORT int polyfed_version() { return 3; }
 
 // 2: AVX-512, 1: AVX2 with FMA, 0: what every processor has
 EXPORT int polyfed_widest() {
