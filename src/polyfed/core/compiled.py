@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from polyfed.core.batches import Batches, Work
 from polyfed.core.split import Split
-from polyfed.core.stacked import ACTIVATIONS, LOSSES, Drift, chain
+from polyfed.core.stacked import ACTIVATIONS, LOSSES, Drift, chain, flat, flattens
 from polyfed.core.task import Task
 from polyfed.native import Layer, Pair, kernel
 
@@ -41,7 +41,7 @@ def layers_of(task: Task, sample: torch.Size | None) -> list[Layer] | None:
         return None
     if task.stacked is not None:
         return _chained([], task.stacked.layers)
-    modules = _flat(task.model)
+    modules = flat(task.model)
     at = next((k for k, m in enumerate(modules) if type(m) is nn.Linear), 0)
     if sample is None or not at or not all(q.requires_grad for q in task.model.parameters()):
         return None
@@ -57,7 +57,7 @@ def _chained(layers: list[Layer], modules: list[nn.Module]) -> list[Layer] | Non
     """With these linear layers and activations behind them."""
     for m in modules:
         if isinstance(m, nn.Linear):
-            layers.append(Layer(m.in_features, m.out_features, m.bias is not None))
+            layers.append(Layer(m.in_features, m.out_features, _biased(m)))
         elif layers[-1].activation:
             return None
         else:
@@ -68,31 +68,32 @@ def _chained(layers: list[Layer], modules: list[nn.Module]) -> list[Layer] | Non
 def _convolutions(modules: list[nn.Module], sample: torch.Size) -> list[Layer] | None:
     """Modules that take images and give rows, as layers of the kernel."""
     *modules, last = modules
-    if type(last) is not nn.Flatten or (last.start_dim, last.end_dim) != (1, -1):
+    if not flattens(last):
         return None
-    if modules and type(modules[0]) is nn.Unflatten and modules[0].dim == 1 and len(sample) == 2:
-        sample = torch.Size([*modules.pop(0).unflattened_size, *sample[1:]])
-    if len(sample) != 3:
+    shape = [*sample]
+    if modules and type(modules[0]) is nn.Unflatten and modules[0].dim == 1:
+        shape = [*modules.pop(0)(torch.empty(1, *sample, device="meta")).shape[1:]]
+    if len(shape) != 3:
         return None
     layers: list[Layer] = []
-    channels, *image = sample
+    channels, image = shape[0], _pair(shape[1:])
     for m in modules:
         before = layers[-1] if layers else None
         if type(m) is nn.Conv2d and m.padding_mode == "zeros" and (m.groups, m.in_channels) == (1, channels):
             window, around = _pair(m.kernel_size), m.padding
-            if isinstance(around, str):
-                around = tuple((w - 1) // 2 for w in window) if around == "same" else (0, 0)
-                if m.padding == "same" and not all(w % 2 for w in window):
-                    return None
-            if _pair(m.stride) != (1, 1) or _pair(m.dilation) != (1, 1):
+            even = around == "same" and not all(n % 2 for n in window)
+            if even or _pair(m.stride) != (1, 1) or _pair(m.dilation) != (1, 1):
                 return None
-            layers.append(Layer(m.in_channels, m.out_channels, m.bias is not None, "", window, _pair(around), _pair(image)))
+            if isinstance(around, str):
+                around = [n // 2 for n in window] if around == "same" else 0
+            layers.append(Layer(m.in_channels, m.out_channels, _biased(m), "", window, _pair(around), image))
             channels = m.out_channels
         elif before is not None and type(m) in ACTIVATIONS and not before.activation:
             layers[-1] = before._replace(activation=type(m).__name__)
-        elif before is not None and type(m) is nn.MaxPool2d and before.pool == (1, 1) and not m.ceil_mode:
+        elif before is not None and type(m) is nn.MaxPool2d and before.pool == (1, 1):
             pool = _pair(m.kernel_size)
-            if _pair(m.stride) != pool or _pair(m.padding) != (0, 0) or _pair(m.dilation) != (1, 1):
+            plain = not m.ceil_mode and not m.return_indices and _pair(m.stride) == pool
+            if not plain or _pair(m.padding) != (0, 0) or _pair(m.dilation) != (1, 1):
                 return None
             layers[-1] = before._replace(pool=pool)
         elif type(m) is not nn.Identity:
@@ -103,9 +104,8 @@ def _convolutions(modules: list[nn.Module], sample: torch.Size) -> list[Layer] |
     return layers or None
 
 
-def _flat(model: nn.Module) -> list[nn.Module]:
-    """The modules of a sequence, and of the sequences in it."""
-    return [m for part in model for m in _flat(part)] if type(model) is nn.Sequential else [model]
+def _biased(layer: nn.Module) -> bool:
+    return len([*layer.parameters()]) == 2
 
 
 def _pair(value: int | Sequence[int]) -> Pair:
