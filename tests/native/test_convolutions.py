@@ -144,8 +144,9 @@ UNKNOWN = [
     nn.Conv2d(1, 4, 3, stride=2), nn.Conv2d(1, 4, 3, dilation=2), nn.Conv2d(1, 4, 2, padding="same"),
     nn.Conv2d(1, 4, 3, padding=1, padding_mode="circular"), nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(1, 4, 3)),
     *map(_behind, (
-        nn.GELU(), nn.Dropout(), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 3, groups=2),
-        nn.Sequential(nn.ReLU(), nn.Sigmoid()), nn.MaxPool2d(3, 2), nn.MaxPool2d(2, padding=1), nn.MaxPool2d(4, ceil_mode=True), nn.AvgPool2d(2),
+        nn.GELU(), nn.Dropout(), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 3, groups=2), nn.AvgPool2d(2),
+        nn.MaxPool2d(3, 2), nn.MaxPool2d(2, padding=1), nn.MaxPool2d(4, ceil_mode=True),
+        nn.Sequential(nn.ReLU(), nn.Sigmoid()),
     )),
 ]  # fmt: skip
 
