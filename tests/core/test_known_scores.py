@@ -10,6 +10,8 @@ from scipy.special import expit, softmax
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
+from polyfed.core import evaluation
+from polyfed.core.check import check
 from polyfed.core.errors import ConfigError
 from polyfed.core.metric import Metric, Seen
 from polyfed.core.scores import KNOWN, metrics_of, named
@@ -234,7 +236,7 @@ def test_a_metric_that_does_not_fit_is_refused_before_training(kind, given, told
     y = x[:, 0] if kind == "numbers" else torch.arange(6) % outputs
     task = Task(nn.Linear(4, outputs), "mse" if kind == "numbers" else "cross-entropy", metrics=metrics_of(given))
     with pytest.raises(ConfigError) as found:
-        task.check(Split.of([(x, y)]), None if kind == "numbers" else outputs)
+        check(task, Split.of([(x, y)]), None if kind == "numbers" else outputs)
     assert told in str(found.value)
     assert "\n" not in str(found.value)
 
@@ -255,8 +257,8 @@ def test_probabilities_are_known_as_such_by_trying():
     model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))
     task = Task(model, nll, metrics=metrics_of("log-loss"))
     split = Split.of([(x, y)])
-    task.check(split, 3)
-    found, p = task.metrics(task.w0[None], split, np.arange(1)), model(x).detach().double()
+    check(task, split, 3)
+    found, p = evaluation.metrics(task, task.w0[None], split, np.arange(1)), model(x).detach().double()
     assert found["log-loss"][0] == pytest.approx(-p[torch.arange(80), y].log().mean(), abs=1e-6)
     assert found["log-loss"][0] == pytest.approx(found["loss"][0], abs=1e-6)
 
@@ -265,7 +267,7 @@ def test_survival_targets_lead_by_their_concordance():
     x = torch.randn(30, 4)
     target = torch.stack([x[:, 0].exp(), (x[:, 1] > 0).float()], 1)
     task, split = Task(nn.Linear(4, 1), survival, metrics=metrics_of("concordance")), Split.of([(x, target)])
-    task.check(split, None)
+    check(task, split, None)
     w = torch.zeros(1, 5)
     w[0, 0] = -1.0  # the risk is the order of times, reversed
-    assert task.metrics(w, split, np.arange(1))["concordance"][0] == 1.0
+    assert evaluation.metrics(task, w, split, np.arange(1))["concordance"][0] == 1.0

@@ -10,6 +10,8 @@ from small import Wrapped, mlp, split_of
 from torch import nn
 
 import polyfed as pf
+from polyfed.core import evaluation
+from polyfed.core.check import check
 from polyfed.core.metric import Metric, written
 from polyfed.core.scores import ACCURACY, KNOWN, LOSS, RMSE, leading, read
 from polyfed.core.task import Task
@@ -35,10 +37,11 @@ def own_loss(output, target):
 )
 def test_a_metric_per_client_sees_each_clients_own_samples(module, loss, common, monkeypatch):
     """By the closed form, the module, a callable loss; one model for all or one each; in blocks of a few samples."""
-    monkeypatch.setattr("polyfed.core.task.BLOCK", 7)
+    for where in ("task", "evaluation"):
+        monkeypatch.setattr(f"polyfed.core.{where}.BLOCK", 7)
     task, split = Task(module, loss, metrics=[MEDIAN, ACCURACY]), split_of(9, 0, 20, 3)
     w = task.w0.expand(4, -1) if common else torch.stack([task.w0 * k for k in (1.0, 0.5, -1.0, 2.0)])
-    found, plain = task.metrics(w, split, np.arange(4)), Task(module, loss).metrics(w, split, np.arange(4))
+    found, plain = (evaluation.metrics(t, w, split, np.arange(4)) for t in (task, Task(module, loss)))
     for i in (0, 2, 3):
         x, y = split.client(i)
         picked = task.module(w[i])(x)[torch.arange(len(y)), y]
@@ -50,7 +53,9 @@ def test_a_metric_per_client_sees_each_clients_own_samples(module, loss, common,
 
 def test_a_model_whose_outputs_are_not_finite_has_no_value():
     task, split = Task(mlp(), metrics=[MEDIAN]), split_of(5)
-    assert np.isnan(task.metrics(torch.full_like(task.w0, torch.inf)[None], split, np.arange(1))["median"][0])
+    assert np.isnan(
+        evaluation.metrics(task, torch.full_like(task.w0, torch.inf)[None], split, np.arange(1))["median"][0]
+    )
 
 
 def test_which_way_is_better():
@@ -73,7 +78,7 @@ def test_a_summary_gives_the_metric_back_and_an_older_one_by_its_name():
 @pytest.mark.parametrize(("regression", "loss", "lead"), [(False, "cross-entropy", ACCURACY), (True, "mse", RMSE)])
 def test_the_metric_that_leads_follows_from_the_targets(regression, loss, lead):
     task, split = Task(mlp(), loss), split_of(4, regression=regression)
-    task.check(split, None if regression else 3)
+    check(task, split, None if regression else 3)
     assert task.scores == (lead,)
 
 

@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from small import Wrapped, batches, mlp, split_of
 from torch import nn
 
+from polyfed.core.check import check
+from polyfed.core.frozen import cut
 from polyfed.core.solvers import local_sgd, sgd_with_curvature, soft_threshold
 from polyfed.core.task import Task
 
@@ -119,7 +121,7 @@ def convolution():
 def test_what_frozen_layers_give_is_computed_once(net, work):
     """The loop through the whole network in which their gradients count for nothing."""
     task = Task(net(), weight_decay=0.2)
-    task.check(SPLIT, 3)
+    check(task, SPLIT, 3)
     start, anchor, shift = torch.randn(3, 4, task.p, dtype=torch.float64)
     clients = [3, 0, 2, 1]
     for layers in (("head",), ("0" if net is mlp else "4", "head")):
@@ -141,9 +143,9 @@ def test_frozen_layers_that_share_a_parameter_with_the_rest_are_no_part_by_thems
     net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)).double()
     net[2].weight = net[0].weight
     task = Task(net)
-    task.check(SPLIT, 3)
-    assert task.cut(task.layout.mask("head")) == 4
-    assert task.cut(task.layout.mask("2.bias", "head")) is None
+    check(task, SPLIT, 3)
+    assert cut(task, task.layout.mask("head")) == 4
+    assert cut(task, task.layout.mask("2.bias", "head")) is None
 
 
 def test_a_step_size_per_client():

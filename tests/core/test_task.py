@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from small import Wrapped, batches, mlp, split_of
 from torch import nn
 
+from polyfed.core import evaluation
+from polyfed.core.check import check
 from polyfed.core.errors import ConfigError, ModelError
 from polyfed.core.solvers import local_sgd
 from polyfed.core.split import Split
@@ -78,10 +80,10 @@ def test_mse_of_one_output_against_flat_targets(build):
     """[b, 1] against [b] is one number per sample, never a [b, b] table."""
     split = Split(CLASSES.x, CLASSES.x.sum(1), CLASSES.offsets)
     task = Task(build().double(), "mse")
-    task.check(split, None)
+    check(task, split, None)
     w = torch.randn(3, task.p, dtype=torch.float64)
     _, losses = task.gradient(w, batches(split).whole())
-    metrics = task.metrics(w, split, np.arange(3))
+    metrics = evaluation.metrics(task, w, split, np.arange(3))
     for i in range(3):
         x, y = split.client(i)
         expected = float((task.outputs(w[i], x)[:, 0] - y).square().mean())
@@ -97,7 +99,7 @@ def test_metrics_are_means_over_own_samples_and_nan_for_none(build, shared):
     task = Task(build())
     w = torch.randn(3, task.p, dtype=torch.float64)
     w = w[0].expand(3, -1) if shared else w
-    found = task.metrics(w, split, np.arange(3))
+    found = evaluation.metrics(task, w, split, np.arange(3))
     assert set(found) == {"loss", "accuracy"}
     for i in (0, 2):
         x, y = split.client(i)
@@ -118,7 +120,7 @@ def test_metrics_of_any_clients_in_any_order(path, classes, shared):
     task.vectorised = path == "vectorised"
     w = task.w0.expand(5, -1) if shared else torch.randn(5, task.p, dtype=torch.float64)
     for clients in ([0, 1, 2, 3, 4], [1, 2, 3], [2], [4, 0, 3], [3, 2, 1]):
-        found = task.metrics(w[: len(clients)], split, np.array(clients))
+        found = evaluation.metrics(task, w[: len(clients)], split, np.array(clients))
         for row, i in enumerate(clients):
             x, y = split.client(i)
             output = task.module(w[row]).eval()(x).detach()
@@ -129,14 +131,14 @@ def test_metrics_of_any_clients_in_any_order(path, classes, shared):
 def test_a_tie_is_no_guess_at_the_right_class():
     """Of equal outputs the first class is the guess, so that a model of zeros is right on the first class only."""
     task = Task(nn.Linear(4, 3).double())
-    found = task.metrics(torch.zeros(1, task.p).double(), CLASSES, np.array([0]))
+    found = evaluation.metrics(task, torch.zeros(1, task.p).double(), CLASSES, np.array([0]))
     assert found["accuracy"][0] == pytest.approx(float((CLASSES.client(0)[1] == 0).double().mean()))
 
 
 def test_metrics_of_a_callable_loss():
     split = split_of(6, 0, 3, regression=True)
     task = Task(mlp(), lambda out, y: F.l1_loss(out, y))
-    found = task.metrics(task.w0.expand(3, -1), split, np.arange(3))
+    found = evaluation.metrics(task, task.w0.expand(3, -1), split, np.arange(3))
     x, y = split.client(2)
     assert found["loss"][2] == pytest.approx(float(F.l1_loss(task.outputs(task.w0, x), y)))
     assert np.isnan(found["loss"][1])
@@ -182,13 +184,13 @@ def test_bf16_rounds_what_layers_compute_and_nothing_else():
     plain, rough = (Task(cnn().float(), bf16=on) for on in (False, True))
     w, split = plain.w0.expand(len(SIZES), -1).clone(), CLASSES.to("cpu", torch.float32)
     for task in (plain, rough):
-        task.check(split, 3)
+        check(task, split, 3)
     for batch in batches(split, batch_size=None):
         exact, near = (task.gradient(w, batch)[0] for task in (plain, rough))
         assert near.dtype == torch.float32
         assert 2**-12 < (near - exact).norm() / exact.norm() < 2**-4
     clients = np.arange(len(SIZES))
-    found = [task.metrics(w, split, clients) for task in (plain, rough)]
+    found = [evaluation.metrics(task, w, split, clients) for task in (plain, rough)]
     assert all(np.array_equal(found[0][k], found[1][k]) for k in found[0])
     with pytest.raises(ConfigError, match="found bf16 with weights in float64, expected float32"):
         Task(cnn(), bf16=True)
@@ -231,7 +233,7 @@ def test_an_unknown_loss_is_refused():
 )
 def test_a_model_that_does_not_fit_is_refused_in_one_line(build, loss, split, words):
     with pytest.raises(ModelError, match=words) as error:
-        Task(build(), loss).check(split, 3 if split is CLASSES else None)
+        check(Task(build(), loss), split, 3 if split is CLASSES else None)
     assert "\n" not in str(error.value)
 
 

@@ -11,7 +11,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import polyfed as pf
+from polyfed.core import evaluation
 from polyfed.core.batches import Batch
+from polyfed.core.check import check
 from polyfed.core.errors import ModelError
 from polyfed.core.solvers import local_sgd
 from polyfed.core.split import Split
@@ -112,10 +114,10 @@ def test_dropout_keeps_each_number_with_its_probability():
 def test_a_model_that_draws_nothing_is_not_keyed():
     for build in (cnn, lambda: Wrapped(mlp()), lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.0)).double()):
         task = Task(build())
-        task.check(SPLIT, 3)
+        check(task, SPLIT, 3)
         assert not task.random
     task = Task(RANDOM["LSTM"]())
-    task.check(SPLIT, 3)
+    check(task, SPLIT, 3)
     assert task.random
 
 
@@ -206,7 +208,7 @@ REFUSED = {
 @pytest.mark.parametrize(("build", "words"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_trained_is_refused_by_name_in_one_line(build, words, loss):
     with pytest.raises(ModelError, match=words) as error:
-        Task(build(), loss).check(SPLIT, 3)
+        check(Task(build(), loss), SPLIT, 3)
     assert "\n" not in str(error.value)
 
 
@@ -243,7 +245,7 @@ def test_a_structure_that_cannot_be_trained_is_refused(build, words):
 )
 def test_a_loss_that_cannot_be_derived_is_refused(loss, words):
     with pytest.raises(ModelError, match=words) as error:
-        Task(mlp(), loss).check(SPLIT, 3)
+        check(Task(mlp(), loss), SPLIT, 3)
     assert "\n" not in str(error.value)
 
 
@@ -288,7 +290,7 @@ def test_a_frozen_batchnorm_normalises_by_its_statistics_which_stay(build):
             m.running_mean.normal_()
             m.running_var.uniform_(0.5, 2)
     task = Task(model)
-    task.check(SPLIT, 3)
+    check(task, SPLIT, 3)
     assert not task.random, "dropout inside a frozen part in evaluation mode is off"
     fixed = {name: t.clone() for name, t in task.fixed.items()}
     x, y = SPLIT.client(0)
@@ -301,7 +303,11 @@ def test_a_frozen_batchnorm_normalises_by_its_statistics_which_stay(build):
     for view, reference in zip(task.layout.views(g[0]), expected, strict=True):
         assert torch.allclose(view, reference, atol=1e-12)
     local_sgd(task, task.w0.expand(3, -1), batches(SPLIT, epochs=2, batch_size=4), 0.1)
-    assert all(torch.equal(fixed[name], t) for name, t in task._workspace()[0].state_dict().items() if name in fixed)
+    assert all(
+        torch.equal(fixed[name], t)
+        for name, t in task.workspace(training=True)[0].state_dict().items()
+        if name in fixed
+    )
 
 
 def test_fixed_is_what_the_vector_does_not_hold():
@@ -335,7 +341,7 @@ def test_tied_weights_train_as_autograd_says():
     torch.manual_seed(0)
     model = tied()
     task = Task(model)
-    task.check(SPLIT, 3)
+    check(task, SPLIT, 3)
     assert task.p == 16 + 4 + 4 + 15
     assert task.fixed == {}
     x, y = SPLIT.client(0)
@@ -369,7 +375,7 @@ class Tokens(nn.Module):
 def test_tokens_reach_the_embedding_as_integers(batch_size, dtype):
     torch.manual_seed(0)
     task = Task(Tokens(), dtype=dtype)
-    task.check(TOKENS, 3)
+    check(task, TOKENS, 3)
     split = task.place(TOKENS)
     assert split.x.dtype == torch.int64
     w = task.w0.expand(3, -1).clone()
@@ -387,7 +393,7 @@ def test_tokens_reach_the_embedding_as_integers(batch_size, dtype):
                 assert torch.allclose(view, r, atol=1e-6 if dtype == torch.float32 else 1e-13)
     trained = local_sgd(task, w, batches(split, batch_size=batch_size, epochs=2), 0.1)
     assert trained.dtype == dtype
-    found = task.metrics(trained, split, np.arange(3))
+    found = evaluation.metrics(task, trained, split, np.arange(3))
     x, y = split.client(1)
     assert found["loss"][1] == pytest.approx(float(F.cross_entropy(task.outputs(trained[1], x), y)))
 
@@ -397,26 +403,29 @@ def test_integers_become_floats_where_no_layer_embeds_them():
     for build in (lambda: nn.Linear(6, 3).double(), lambda: Wrapped(nn.Linear(6, 3).double())):
         torch.manual_seed(0)
         task = Task(build())
-        task.check(TOKENS, 3)
+        check(task, TOKENS, 3)
         assert task.place(TOKENS).x.dtype == torch.float64
         w = task.w0.expand(3, -1)
         for a, b in zip(batches(TOKENS, batch_size=4), batches(floats, batch_size=4), strict=True):
             assert torch.allclose(task.gradient(w[: a.rows], a)[0], task.gradient(w[: b.rows], b)[0], atol=1e-15)
-        assert task.metrics(w, TOKENS, np.arange(3))["loss"][0] == task.metrics(w, floats, np.arange(3))["loss"][0]
+        assert (
+            evaluation.metrics(task, w, TOKENS, np.arange(3))["loss"][0]
+            == evaluation.metrics(task, w, floats, np.arange(3))["loss"][0]
+        )
 
 
 def test_a_model_that_looks_up_by_hand_gets_integers():
     model = Net(lambda s, x: s.m[0](F.one_hot(x, 11).double().mean(1)), nn.Linear(11, 3))
     task = Task(model)
-    task.check(TOKENS, 3)
+    check(task, TOKENS, 3)
     assert task.integers
 
 
 def test_tokens_out_of_range_and_floats_to_an_embedding_are_told_so():
     with pytest.raises(ModelError, match=r"IndexError index out of range.*integers from 0 to 10"):
-        Task(Tokens(10)).check(TOKENS, 3)
+        check(Task(Tokens(10)), TOKENS, 3)
     with pytest.raises(ModelError, match="takes integers, and the inputs are floats"):
-        Task(Tokens()).check(Split(TOKENS.x.float(), TOKENS.y, TOKENS.offsets), 3)
+        check(Task(Tokens()), Split(TOKENS.x.float(), TOKENS.y, TOKENS.offsets), 3)
 
 
 # callable losses
@@ -441,7 +450,7 @@ def test_a_callable_loss_pairs_each_output_with_its_own_target(loss, column):
     split = Split(SPLIT.x, y[:, None] if column else y, SPLIT.offsets)
     model = Net(lambda s, x: s.m[0](x)[:, 0], nn.Linear(4, 1)) if column else nn.Linear(4, 1).double()
     task = Task(model, loss)
-    task.check(split, None)
+    check(task, split, None)
     xi, yi = split.client(0)
     batch = Batch(xi[None], yi[None])
     each = [task.loss_of(task.w0[None], Batch(xi[None, k : k + 1], yi[None, k : k + 1])) for k in range(len(xi))]
@@ -450,7 +459,7 @@ def test_a_callable_loss_pairs_each_output_with_its_own_target(loss, column):
     found = task.gradient(task.w0[None], batch)[1]
     assert found is not None
     assert float(found) == pytest.approx(mean)
-    metrics = task.metrics(task.w0.expand(3, -1), split, np.arange(3))
+    metrics = evaluation.metrics(task, task.w0.expand(3, -1), split, np.arange(3))
     assert metrics["loss"][0] == pytest.approx(mean)
     gap = task.outputs(task.w0, xi).flatten() - yi.flatten()
     assert metrics["rmse"][0] == pytest.approx(float(gap.square().mean().sqrt()))
@@ -479,16 +488,16 @@ def test_one_output_for_two_classes_is_cut_where_the_loss_is_indifferent(loss, p
         model[0].weight.fill_(1)
         model[0].bias.zero_()
     task = Task(model, loss)
-    task.check(BINARY, 2)
-    assert task.metrics(task.w0.expand(3, -1), BINARY, np.arange(3))["accuracy"].tolist() == [1, 1, 1]
-    worst = task.metrics(-task.w0.expand(3, -1), BINARY, np.arange(3))["accuracy"]
+    check(task, BINARY, 2)
+    assert evaluation.metrics(task, task.w0.expand(3, -1), BINARY, np.arange(3))["accuracy"].tolist() == [1, 1, 1]
+    worst = evaluation.metrics(task, -task.w0.expand(3, -1), BINARY, np.arange(3))["accuracy"]
     assert worst.tolist() == [0, 0, 0]
 
 
 def test_one_output_for_three_classes_has_no_accuracy():
     task = Task(nn.Linear(4, 1).double(), lambda out, y: F.mse_loss(out[:, 0], y.double()))
-    task.check(SPLIT, 3)
-    assert set(task.metrics(task.w0.expand(3, -1), SPLIT, np.arange(3))) == {"loss"}
+    check(task, SPLIT, 3)
+    assert set(evaluation.metrics(task, task.w0.expand(3, -1), SPLIT, np.arange(3))) == {"loss"}
 
 
 def test_many_models_at_once_only_where_every_operation_can():
@@ -496,5 +505,5 @@ def test_many_models_at_once_only_where_every_operation_can():
     for build, expected in ((lambda: Wrapped(mlp()), True), (cnn, True), (RANDOM["F.dropout"], False)):
         task = Task(build())
         task.vectorised = True  # as on an accelerator
-        task.check(SPLIT, 3)
+        check(task, SPLIT, 3)
         assert task.vectorised == expected

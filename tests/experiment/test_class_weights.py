@@ -7,6 +7,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 import polyfed as pf
+from polyfed.core import evaluation
 from polyfed.core.batches import Batch, padded
 from polyfed.core.errors import ConfigError
 from polyfed.core.task import Task
@@ -46,7 +47,7 @@ def test_a_weight_is_that_many_copies_of_the_sample(path):
         task.descend_(stepped, batch, 1.0)
         second = task.hvp(w, torch.ones_like(w), batch)
         found.append([torch.as_tensor(v) for v in (g, loss, task.loss_of(w, batch), w - stepped, second)])
-        assert task.metrics(w, split, np.arange(2))["loss"] == pytest.approx(loss.numpy())
+        assert evaluation.metrics(task, w, split, np.arange(2))["loss"] == pytest.approx(loss.numpy())
     for weighted, repeated in zip(*found, strict=True):
         factor = torch.tensor([len(k) / len(y) for k, (_, y) in zip(many, sites, strict=True)])
         wanted = repeated * factor.view(2, *[1] * (repeated.dim() - 1))

@@ -10,7 +10,9 @@ from torch import nn
 
 import polyfed as pf
 from polyfed import clinical
+from polyfed.core import evaluation
 from polyfed.core.batches import Batches, Work, padded
+from polyfed.core.check import check
 from polyfed.core.errors import ConfigError, DataError, PolyfedError
 from polyfed.core.split import Split
 from polyfed.core.task import Task
@@ -58,7 +60,7 @@ def test_a_weight_is_that_many_copies_of_the_sample(path, loss):
     model, found = nn.Linear(4, outputs) if path == "closed form" else Odd(outputs), []
     for split in weighted(loss == "cross-entropy"):
         task = Task(model, loss, dtype=torch.float64)
-        task.check(split, 3 if outputs == 3 else None)
+        check(task, split, 3 if outputs == 3 else None)
         if path == "vectorised" and callable(loss):
             return  # for named losses alone
         task.vectorised = path == "vectorised"
@@ -125,7 +127,7 @@ def test_scores_and_the_weight_of_a_client_do_not_ask_for_them():
     split, _ = weighted()
     plain, task = replace(split, weight=None), Task(nn.Linear(4, 3), dtype=torch.float64)
     for w in (task.w0.expand(2, -1), task.w0.repeat(2, 1)):
-        found, wanted = (task.metrics(w, task.place(s), EVERYONE) for s in (split, plain))
+        found, wanted = (evaluation.metrics(task, w, task.place(s), EVERYONE) for s in (split, plain))
         assert {k: v.tolist() for k, v in found.items()} == {k: v.tolist() for k, v in wanted.items()}
     batches = Batches(split, EVERYONE, EVERYONE, Work(), 0, 0)
     assert batches.samples.tolist() == list(SIZES)

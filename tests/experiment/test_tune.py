@@ -10,8 +10,8 @@ from problems import LeastSquares
 from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
+from polyfed.core import evaluation
 from polyfed.core.errors import ConfigError, RunError
-from polyfed.core.task import Task
 from polyfed.experiment.folder import RunFolder
 from polyfed.experiment.tune import GRIDS, Watch, _Kept, tune
 from polyfed.experiment.window import WindowAdvice, window_for
@@ -126,18 +126,18 @@ def test_test_data_are_not_looked_at_before_lambda_is_chosen(monkeypatch):
     common = honest.validation.x.numpy()[:10]
     misleading = planted(test=[(common, 1e6 * np.ones(10))] * 10)
     searching, seen = [True], []
-    metrics = Task.metrics
+    metrics = evaluation.metrics
 
-    def watched(self, w, split, clients):
+    def watched(task, w, split, clients):
         if searching[0]:
             seen.append(int(split.counts[0]))
-        return metrics(self, w, split, clients)
+        return metrics(task, w, split, clients)
 
     class Search(Watch):
         def begin(self, regime, value, done, total):
             searching[0] = regime != "final"
 
-    monkeypatch.setattr(Task, "metrics", watched)
+    monkeypatch.setattr(evaluation, "metrics", watched)
     settings = {"grid": [0.0, 7.0, 200.0], "rounds": 50, "train_on": 10, "watch": Search(), **SETTINGS}
     a = tune(model(), honest, pf.FPFC(0.1), **settings)
     searching[0] = True

@@ -6,35 +6,30 @@ otherwise the module itself, one client after another, its parameters pointed at
 """
 
 import copy
-import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
-from math import isfinite, prod
-from typing import cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyfed.core.batches import Batch, alike, padded
+from polyfed.core.batches import Batch
 from polyfed.core.errors import ConfigError, DataError, ModelError, closest
 from polyfed.core.layout import Layout
-from polyfed.core.metric import Metric, Seen
+from polyfed.core.metric import Metric
 from polyfed.core.optimizers import Optimizer
-from polyfed.core.scores import DEFAULT, fitting
-from polyfed.core.split import Split, restored, trained
+from polyfed.core.scores import DEFAULT
+from polyfed.core.split import Split
 from polyfed.core.stacked import LOSSES, Drift, Stacked, chain
-from polyfed.core.trial import EMBEDDINGS, Keyed, check_structure, reason, still, train_twice
+from polyfed.core.trial import EMBEDDINGS, Keyed, check_structure, reason, still
 from polyfed.core.typed import add_, copy_, named_modules
 
 Loss = str | Callable[[Tensor, Tensor], Tensor]
 BLOCK = 8192  # samples per forward pass when evaluating
-TRIED = 64  # samples that metrics are tried on
 FEW = 32  # classes up to which their losses are worked out for many samples at once
 
 
@@ -104,8 +99,8 @@ class Task:
         except (RuntimeError, TypeError, ValueError, AttributeError) as e:
             raise ModelError(f"{type(model).__name__} cannot be copied: {reason(e)}") from None
         self.loss, self.weight_decay, self.optimizer = loss, weight_decay, optimizer
-        self._asked = tuple(metrics or ())
-        self.scores, self._settled = self._asked or DEFAULT, False  # `check` keeps what fits
+        self.asked = tuple(metrics or ())
+        self.scores, self.settled = self.asked or DEFAULT, False  # `check` keeps what fits
         self.layout = Layout(self.model)
         self.p = self.layout.p
         self.w0 = self.layout.flatten(self.model)
@@ -117,18 +112,19 @@ class Task:
         layers = chain(self.model)
         known = isinstance(loss, str)
         weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float64)
-        self._class_weights = None if weights is None else weights.to(self.w0.device)
+        self.class_weights = None if weights is None else weights.to(self.w0.device)
         if bf16 and self.w0.dtype != torch.float32:
             found = str(self.w0.dtype).removeprefix("torch.")
             raise ConfigError(f"precision: found bf16 with weights in {found}, expected float32")
         self.bf16 = bf16
         layers = layers if not bf16 else None  # autocast is of modules
-        self.stacked = Stacked(layers, self.layout, loss, self._class_weights) if known and layers else None
+        self.stacked = Stacked(layers, self.layout, loss, self.class_weights) if known and layers else None
         self.vectorised = known and self.stacked is None and self.w0.device.type != "cpu"
         # until `check` has tried: any model may draw, [b, 1] is reshaped, and one output is a logit
-        self.random, self._reshape, self._threshold = True, True, 0.0
-        self._embeds = self.integers = any(isinstance(m, EMBEDDINGS) for m in self.model.modules())
-        self._local, self._above = threading.local(), dict[int, Task]()
+        self.random, self.reshape = True, True
+        self.threshold: float | None = 0.0
+        self.embeds = self.integers = any(isinstance(m, EMBEDDINGS) for m in self.model.modules())
+        self._local = threading.local()
 
     @property
     def device(self) -> torch.device:
@@ -210,98 +206,6 @@ class Task:
         """
         return self.layout.load_(copy.deepcopy(self.model), w)
 
-    # the upper layers by themselves
-
-    def cut(self, only: Tensor) -> int | None:
-        """Below which of the model's modules nothing is trained.
-
-        Parameters
-        ----------
-        only : Tensor
-            [..., p], not 0 for what is trained.
-
-        Returns
-        -------
-        int or None
-            How many lie below. None where they have no parameters, the model is not a `Sequential`, or it may draw
-            random numbers.
-        """
-        if self._pieces is None or (self.stacked is None and self.random):
-            return None
-        trained = [bool(v.any()) for v in only.split_with_sizes(self.layout.sizes, -1)]
-        for k, (mine, before) in enumerate(self._pieces):
-            if any(trained[e] for e in mine):
-                return k if before else None
-        return None
-
-    @cached_property
-    def _pieces(self) -> list[tuple[list[int], bool]] | None:
-        """Each module of a sequence: its parameters, by place, and whether the modules below have some, all others.
-
-        None for a model that is no sequence.
-        """
-        if type(self.model) is not nn.Sequential:
-            return None
-        place = {id(q): k for k, q in enumerate(_trainable(self.model))}
-        mine = [[place[id(q)] for q in _trainable(module)] for module in _sequence(self.model)]
-        first = [min(itertools.chain(*mine[k:]), default=0) for k in range(len(mine))]
-        return [(m, max(itertools.chain(*mine[:k]), default=first[k]) < first[k]) for k, m in enumerate(mine)]
-
-    def above(self, cut: int) -> "Task":
-        """The same loss and optimiser for the upper modules, whose parameters end the vector.
-
-        Parameters
-        ----------
-        cut : int
-            How many modules lie below, as `cut` gives it.
-
-        Returns
-        -------
-        Task
-            Of the modules from `cut` on.
-        """
-        if cut not in self._above:
-            model, weights = nn.Sequential(*_sequence(self.model)[cut:]), self._class_weights
-            task = Task(
-                model,
-                self.loss,
-                weight_decay=self.weight_decay,
-                bf16=self.bf16,
-                class_weights=None if weights is None else [float(c) for c in weights],
-            )
-            task.random, task._reshape = self.random, self._reshape
-            self._above[cut] = task
-        self._above[cut].optimizer = self.optimizer  # which a rehearsal replaces
-        return self._above[cut]
-
-    def through(self, w: Tensor, clients: list[Tensor], cut: int) -> Tensor:
-        """What the modules below `cut` make of samples in training.
-
-        Parameters
-        ----------
-        w : Tensor
-            [s, p] the clients' models.
-        clients : list of Tensor
-            [b, ...] inputs of each.
-        cut : int
-            As `cut` gives it.
-
-        Returns
-        -------
-        Tensor
-            [N, ...], all of the first client's, then the second's, ...
-        """
-        module, parameters = self._workspace()
-        _training(module, self._local.still)
-        below, out = nn.Sequential(*_sequence(module)[:cut]), list[Tensor]()
-        for row, x in zip(w, clients, strict=True):
-            for q, view in zip(parameters, self.layout.views(row), strict=True):
-                q.data = view
-            x = x.to(w.dtype) if x.is_floating_point() or not self.integers else x
-            with torch.no_grad(), self._precision():
-                out.append(below(_input(x)).to(w.dtype))
-        return torch.cat(out)
-
     # gradients
 
     def gradient(self, w: Tensor, batch: Batch, need_loss: bool = True) -> tuple[Tensor, Tensor | None]:
@@ -321,7 +225,7 @@ class Task:
         tuple of Tensor
             [s, p] gradients, and [s] losses or None.
         """
-        g, loss = self._undecayed(w, self._cast(batch, w), need_loss)
+        g, loss = self._undecayed(w, self.cast(batch, w), need_loss)
         if self.weight_decay:
             g.add_(w, alpha=self.weight_decay)
             if loss is not None:
@@ -345,7 +249,7 @@ class Task:
         """
         if self.stacked is None:
             return None
-        gradient = self.stacked.gradient_on(w, self._cast(batch, w))
+        gradient = self.stacked.gradient_on(w, self.cast(batch, w))
         decay = self.weight_decay
         return (lambda: gradient().add_(w, alpha=decay)) if decay else gradient
 
@@ -419,7 +323,7 @@ class Task:
         """
         if self.stacked is None or batch.live is not None:
             return None
-        return self.stacked.descent_on(w, self._cast(batch, w), lr, drift)
+        return self.stacked.descent_on(w, self.cast(batch, w), lr, drift)
 
     def descend_(self, w: Tensor, batch: Batch, lr: float | Tensor, drift: Drift | None = None) -> None:
         """One gradient step in place: w <- keep * w + add - lr * gradient of the loss, without weight decay.
@@ -439,7 +343,7 @@ class Task:
         if (descend := self.descent_on(w, batch, lr, drift)) is not None:
             descend()
             return
-        batch = self._cast(batch, w)
+        batch = self.cast(batch, w)
         if not self.batched:
             empty = [] if batch.sizes is None else [i for i, b in enumerate(batch.sizes) if b == 0]
             for i in empty:
@@ -467,19 +371,16 @@ class Task:
 
         Rows without samples are left out.
         """
-        module, parameters = self._workspace()
-        _training(module, self._local.still)
+        module, parameters = self.workspace(training=True)
         for i in range(len(w)):
             b = batch.x.shape[1] if batch.sizes is None else batch.sizes[i]
             if b == 0:
                 continue
-            views = self.layout.views(w[i])
-            for q, view in zip(parameters, views, strict=True):
-                q.data = view
+            views = self.point(parameters, w[i])
             with torch.enable_grad(), self._drawing(batch.seed(i) if self.random and batch.seed else 0):
-                with self._precision():
-                    output = module(_input(batch.x[i, :b]))
-                loss = self._mean_loss(output.to(w.dtype), batch.y[i, :b], _weight(batch, i, b))
+                with self.precision():
+                    output = module(model_input(batch.x[i, :b]))
+                loss = self.mean_loss(output.to(w.dtype), batch.y[i, :b], _weight(batch, i, b))
             yield i, views, parameters, loss
 
     def hvp(self, w: Tensor, v: Tensor, batch: Batch) -> Tensor:
@@ -500,7 +401,7 @@ class Task:
             [s, p].
         """
         out = torch.zeros_like(w, memory_format=torch.contiguous_format)
-        for i, _, parameters, loss in self._losses(w, self._cast(batch, w)):
+        for i, _, parameters, loss in self._losses(w, self.cast(batch, w)):
             with torch.enable_grad():
                 grads = torch.autograd.grad(loss, parameters, create_graph=True)
                 slope = torch.stack([(g * u).sum() for g, u in zip(grads, self.layout.views(v[i]), strict=True)]).sum()
@@ -510,11 +411,10 @@ class Task:
         return out.add_(v, alpha=self.weight_decay) if self.weight_decay else out
 
     def _vectorised(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        module, _ = self._workspace()
-        _training(module, self._local.still)
+        module, _ = self.workspace(training=True)
         w = w.detach().requires_grad_()
         with torch.enable_grad():
-            with self._precision():
+            with self.precision():
                 output = self._stacked_outputs(module, w, batch.x)
             per_sample = self.per_sample_loss(output.to(w.dtype), batch.y)
             loss = per_sample.mean(1) if batch.weight is None else (per_sample * batch.weight).sum(1)
@@ -528,24 +428,79 @@ class Task:
 
         return torch.func.vmap(forward)(self.layout.views(w), x)
 
-    def _each_outputs(self, w: Tensor, x: Tensor) -> Tensor:
-        """Every model's outputs on its own samples in evaluation mode: [s, p], [s, b, ...] -> [s, b, ...]."""
+    def each_outputs(self, w: Tensor, x: Tensor) -> Tensor:
+        """Every model's outputs on its own samples in evaluation mode, computed together; where `batched` only.
+
+        Parameters
+        ----------
+        w : Tensor
+            [s, p] the clients' models.
+        x : Tensor
+            [s, b, ...] inputs.
+
+        Returns
+        -------
+        Tensor
+            [s, b, ...].
+        """
         if self.stacked is not None:
             return self.stacked.outputs(w, x)
-        return self._stacked_outputs(self._workspace()[0].eval(), w, x)
+        return self._stacked_outputs(self.workspace(training=False)[0], w, x)
 
-    def _workspace(self) -> tuple[nn.Module, list[nn.Parameter]]:
-        """This thread's own copy of the module and its trainable parameters."""
+    def workspace(self, training: bool) -> tuple[nn.Module, list[nn.Parameter]]:
+        """This thread's own copy of the module and its trainable parameters.
+
+        Parameters
+        ----------
+        training : bool
+            Its mode; frozen parts in evaluation mode stay in it.
+
+        Returns
+        -------
+        tuple
+            nn.Module, and a list of nn.Parameter.
+        """
         if not hasattr(self._local, "module"):
             module = copy.deepcopy(self.model)
             self._local.module, self._local.still = module, self._parts(module)
-            self._local.parameters = _trainable(module)
+            self._local.parameters = trainable(module)
+        if training:
+            _training(self._local.module, self._local.still)
+        else:
+            self._local.module.eval()
         return self._local.module, self._local.parameters
+
+    def point(self, parameters: list[nn.Parameter], w: Tensor) -> list[Tensor]:
+        """Let the parameters of a workspace be views of a vector.
+
+        Parameters
+        ----------
+        parameters : list of nn.Parameter
+            As `workspace` gives them.
+        w : Tensor
+            [p] the vector.
+
+        Returns
+        -------
+        list of Tensor
+            The views.
+        """
+        views = self.layout.views(w)
+        for q, view in zip(parameters, views, strict=True):
+            q.data = view
+        return views
 
     def _drawing(self, key: int) -> AbstractContextManager[object]:
         return Keyed(key, self.device) if self.random else nullcontext()
 
-    def _precision(self) -> AbstractContextManager[object]:
+    def precision(self) -> AbstractContextManager[object]:
+        """Inside, products and convolutions are in bfloat16 where `bf16` asks for it.
+
+        Returns
+        -------
+        context manager
+            Of torch's autocast, or of nothing.
+        """
         return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
     def _parts(self, module: nn.Module) -> list[nn.Module]:
@@ -553,25 +508,49 @@ class Task:
 
     # losses and metrics
 
-    def _mean_loss(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
-        """The mean over samples; with weight: [b] the weighted sum."""
+    def mean_loss(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
+        """The loss over samples.
+
+        Parameters
+        ----------
+        output, target : Tensor
+            [b, ...].
+        weight : Tensor or None
+            [b] for the weighted sum; None: the mean.
+
+        Returns
+        -------
+        Tensor
+            A scalar.
+        """
         if weight is not None:
             if not callable(self.loss):
                 return (self.per_sample_loss(output.reshape(1, len(output), -1), target[None])[0] * weight).sum()
-            each = [self._mean_loss(output[k : k + 1], target[k : k + 1]) for k in range(len(target))]
+            each = [self.mean_loss(output[k : k + 1], target[k : k + 1]) for k in range(len(target))]
             return (torch.stack(each) * weight).sum()
         if callable(self.loss):
-            return self.loss(self._aligned(output, target), target).mean()
+            return self.loss(self.aligned(output, target), target).mean()
         if self.loss == "cross-entropy":
-            if self._class_weights is not None:
+            if self.class_weights is not None:
                 return self.per_sample_loss(output[None], target[None]).mean()
             return F.cross_entropy(output, target)
         return F.mse_loss(output.reshape(target.shape), target)
 
-    def _aligned(self, output: Tensor, target: Tensor) -> Tensor:
-        """Outputs [b, 1] as float targets [b], or the reverse: a loss would broadcast them to [b, b]."""
+    def aligned(self, output: Tensor, target: Tensor) -> Tensor:
+        """Outputs [b, 1] as float targets [b], or the reverse: a loss would broadcast them to [b, b].
+
+        Parameters
+        ----------
+        output, target : Tensor
+            [b, ...].
+
+        Returns
+        -------
+        Tensor
+            The outputs.
+        """
         a, b = output.shape, target.shape
-        if self._reshape and target.is_floating_point() and (a == (*b, 1) or b == (*a, 1)):
+        if self.reshape and target.is_floating_point() and (a == (*b, 1) or b == (*a, 1)):
             return output.reshape(b)
         return output
 
@@ -595,7 +574,7 @@ class Task:
                 loss = F.cross_entropy(output.transpose(1, 2), target, reduction="none")
             else:
                 loss = F.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
-            return loss if self._class_weights is None else loss * self._class_weights.to(loss.dtype)[target]
+            return loss if self.class_weights is None else loss * self.class_weights.to(loss.dtype)[target]
         gap = output.flatten(2) - target.reshape(output.flatten(2).shape)
         return gap.square().mean(2)
 
@@ -615,189 +594,12 @@ class Task:
         Tensor
             [s].
         """
-        batch = self._cast(batch, w)
+        batch = self.cast(batch, w)
         out: list[Tensor] = []
         for i in range(len(w)):
             b = batch.x.shape[1] if batch.sizes is None else batch.sizes[i]
-            out.append(self._mean_loss(self.outputs(w[i], batch.x[i, :b]), batch.y[i, :b], _weight(batch, i, b)))
+            out.append(self.mean_loss(self.outputs(w[i], batch.x[i, :b]), batch.y[i, :b], _weight(batch, i, b)))
         return torch.stack(out)
-
-    @torch.no_grad()
-    def metrics(self, w: Tensor, split: Split, clients: np.ndarray) -> dict[str, np.ndarray]:
-        """The mean loss and every metric that fits, of each client's model on its own samples.
-
-        Parameters
-        ----------
-        w : Tensor
-            [s, p] the clients' models.
-        split : Split
-            The samples.
-        clients : array
-            [s] positions in `split`.
-
-        Returns
-        -------
-        dict of array
-            [s] each; NaN for a client without samples, or where a metric has no value.
-        """
-        totals: dict[str, Tensor] = {}
-        kept: list[tuple[Tensor, Seen]] | None = [] if any(m.per == "client" for m in self.scores) else None
-        for rows, values in self._scored(w, split, clients, kept):
-            for name, v in values.items():
-                if name not in totals:
-                    totals[name] = torch.zeros(len(w), dtype=torch.float64, device=w.device)
-                totals[name].index_add_(0, rows, v.double())
-        counts = split.counts[clients]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            means = {k: np.where(counts > 0, t.cpu().numpy() / counts, np.nan) for k, t in totals.items()}
-        means |= {m.name: np.sqrt(means[m.name]) for m in self.scores if m.root and m.name in means}
-        return means | (self._whole(kept, counts) if kept else {})
-
-    def _whole(self, kept: list[tuple[Tensor, Seen]], counts: np.ndarray) -> dict[str, np.ndarray]:
-        """The metrics that need all samples of a client, in double precision: {name: [s]}."""
-        rows, output, target = (
-            torch.cat(parts).cpu() for parts in zip(*((r, s.output, s.target) for r, s in kept), strict=True)
-        )
-        order = rows.argsort(stable=True)
-        output, target, cuts = output[order].double(), target[order], np.concatenate([[0], np.cumsum(counts)])
-        seen = [Seen(output[a:b], target[a:b], self._threshold) for a, b in itertools.pairwise(map(int, cuts))]
-        return {m.name: np.array([m.of(s) for s in seen]) for m in self.scores if m.per == "client"}
-
-    def _scored(
-        self, w: Tensor, split: Split, clients: np.ndarray, kept: list[tuple[Tensor, Seen]] | None
-    ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        """What `metrics` adds up: (rows of w, values to add to those rows), together covering every sample once.
-
-        One model for all clients (rows that are views of one vector) takes a few large passes over all samples; models
-        that can be computed together go in chunks of similar clients; any other goes client by client.
-        kept: receives (the row of every sample, what was seen) where a metric needs all samples of a client
-        """
-        counts = split.counts[clients]
-
-        def seen(rows: Tensor, output: Tensor, target: Tensor, unit: Tensor | None) -> Seen:
-            found = Seen(restored(output, unit), target, self._threshold)
-            if kept is not None:
-                kept.append((rows, found))
-            return found
-
-        if callable(self.loss):
-            for i, c in enumerate(clients):
-                x, y = split.client(int(c))
-                output, unit = self.outputs(w[i], x), split.units([int(c)])
-                loss = self._mean_loss(output, trained(y, unit)) * len(x) if len(x) else output.sum() * 0
-                found = seen(torch.full((len(y),), i, device=w.device), output, y, unit)
-                sums = {"loss": loss} | {k: v.sum() for k, v in self._score(found).items()}
-                yield torch.tensor([i], device=w.device), {k: v[None] for k, v in sums.items()}
-        elif len(w) > 1 and w.stride(0) == 0:
-            owner = np.repeat(np.arange(len(clients)), counts)
-            x, y = split.of_all(clients)
-            for k in range(0, max(len(owner), 1), BLOCK):
-                some, who = slice(k, k + BLOCK), owner[k : k + BLOCK]
-                output = self._block_outputs(w[0], x(some))
-                rows, unit = torch.as_tensor(who, device=w.device), split.units(clients[who])
-                yield rows, self._per_sample(seen(rows, output, y(some), unit), unit)
-        elif self.batched:
-            for chunk in alike(counts, max(1, BLOCK // max(1, int(counts.max(initial=1)))), np.argsort(-counts)):
-                batch = self._cast(padded(replace(split, unit=None, weight=None), clients[chunk]), w)
-                rows, unit = torch.as_tensor(chunk, device=w.device), split.units(clients[chunk])
-                output = self._each_outputs(w[rows], batch.x)
-                each = None if unit is None else unit[:, None].expand(*batch.y.shape[:2], 2).flatten(0, 1)
-                found = Seen(restored(output.flatten(0, 1), each), batch.y.flatten(0, 1), self._threshold)
-                values = self._per_sample(found, each)
-                real = 1.0 if batch.weight is None else batch.weight > 0
-                if kept is not None:
-                    some = torch.ones_like(output[..., 0]) > 0 if batch.weight is None else batch.weight > 0
-                    at = rows[:, None].expand(some.shape)[some]
-                    seen(at, output[some], batch.y[some], None if each is None else each[some.flatten()])
-                yield rows, {k: (v.view(batch.y.shape[:2]) * real).sum(1) for k, v in values.items()}
-        else:
-            for i, c in enumerate(clients):
-                for xb, yb in self._blocks(*split.client(int(c))):
-                    rows, unit = torch.full((len(yb),), i, device=w.device), split.units([int(c)])
-                    yield rows, self._per_sample(seen(rows, self._block_outputs(w[i], xb), yb, unit), unit)
-
-    def per_sample(self, w: Tensor, x: Tensor, y: Tensor, unit: Tensor | None = None) -> dict[str, Tensor]:
-        """What every sample adds to the metrics: their mean is the metric; see `terms` for those that are no means.
-
-        Parameters
-        ----------
-        w : Tensor
-            [p] one model.
-        x, y : Tensor
-            [b, ...] samples and their targets.
-        unit : Tensor or None
-            [1, 2] shift and scale of the targets, as a `Split` has them.
-
-        Returns
-        -------
-        dict of Tensor
-            [b] each; without the loss where that is a callable, which gives a mean.
-        """
-        return self.terms(restored(self.outputs(w, x), unit), y, unit)
-
-    def terms(self, output: Tensor, target: Tensor, unit: Tensor | None = None) -> dict[str, Tensor]:
-        """`per_sample` of outputs, whatever gave them.
-
-        Parameters
-        ----------
-        output, target : Tensor
-            [b, ...] outputs, in the targets' own units, and the targets of the same samples.
-        unit : Tensor or None
-            [1, 2] shift and scale of the targets, as a `Split` has them.
-
-        Returns
-        -------
-        dict of Tensor
-            As `per_sample`.
-        """
-        found = Seen(output, target, self._threshold)
-        values = self._score(found) if callable(self.loss) else self._per_sample(found, unit)
-        exact = Seen(output.cpu().double(), target.cpu(), self._threshold)
-        return values | {m.name: torch.as_tensor(m.terms(exact)) for m in self.scores if m.terms and m.fits(exact)}
-
-    @torch.no_grad()
-    def judged(
-        self, outputs: Sequence[Tensor], targets: Sequence[Tensor], units: Sequence[Tensor | None]
-    ) -> dict[str, np.ndarray]:
-        """`metrics` of outputs, whatever gave them, in double precision.
-
-        Parameters
-        ----------
-        outputs, targets : sequence of Tensor
-            Of every client, [b, ...] each, on the CPU, in the targets' own units.
-        units : sequence of Tensor or None
-            [1, 2] each: shift and scale of the targets, as a `Split` has them.
-
-        Returns
-        -------
-        dict of array
-            As `metrics`.
-        """
-        pairs = zip(outputs, targets, strict=True)
-        exact = [(o.double(), y.double() if y.is_floating_point() else y) for o, y in pairs]
-        seen = [Seen(o, y, self._threshold) for o, y in exact]
-        losses = [
-            float(self._mean_loss(trained(o, unit), trained(y, unit))) if len(y) else np.nan
-            for (o, y), unit in zip(exact, units, strict=True)
-        ]
-        found = {m.name: np.array([m.of(s) for s in seen]) for m in self.scores if m.compute}
-        return {"loss": np.array(losses), **found}
-
-    def _per_sample(self, seen: Seen, unit: Tensor | None) -> dict[str, Tensor]:
-        """[b] loss and score of every sample; the loss is that of the targets as they are trained on."""
-        loss = self.per_sample_loss(seen.output[None], seen.target[None])[0]
-        loss = loss if unit is None else (loss.double() / unit[..., 1].square()).to(loss.dtype)
-        return {"loss": loss, **self._score(seen)}
-
-    def _score(self, seen: Seen) -> dict[str, Tensor]:
-        """{metric: [b]}: what each sample adds to the metrics that are means over samples, where they fit."""
-        mine = ((m.name, m.compute) for m in self.scores if m.per == "sample" and (self._settled or m.fits(seen)))
-        return {name: compute(seen) for name, compute in mine if compute}
-
-    @staticmethod
-    def _blocks(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        for k in range(0, max(len(x), 1), BLOCK):
-            yield x[k : k + BLOCK], y[k : k + BLOCK]
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
         """The model's outputs in evaluation mode.
@@ -814,22 +616,33 @@ class Task:
         Tensor
             [b, ...].
         """
-        return torch.cat([self._block_outputs(w, xb) for xb, _ in self._blocks(x, x)])
-
-    def _block_outputs(self, w: Tensor, x: Tensor) -> Tensor:
         if x.is_floating_point() or not self.integers:
             x = x.to(w.dtype)
+        blocks = [x[k : k + BLOCK] for k in range(0, max(len(x), 1), BLOCK)]
         with torch.no_grad(), self._drawing(0) if self.stacked is None else nullcontext():
             if self.stacked is not None:
-                return self.stacked.outputs(w[None], x[None])[0]
-            module, parameters = self._workspace()
-            module.eval()
-            for q, view in zip(parameters, self.layout.views(w), strict=True):
-                q.data = view
-            return module(_input(x))
+                out = [self.stacked.outputs(w[None], block[None])[0] for block in blocks]
+            else:
+                module, parameters = self.workspace(training=False)
+                self.point(parameters, w)
+                out = [module(model_input(block)) for block in blocks]
+        return out[0] if len(out) == 1 else torch.cat(out)
 
-    def _cast(self, batch: Batch, w: Tensor) -> Batch:
-        """The batch in the precision of w; integers stay what they are where the model embeds them."""
+    def cast(self, batch: Batch, w: Tensor) -> Batch:
+        """The batch in the precision of w; integers stay what they are where the model embeds them.
+
+        Parameters
+        ----------
+        batch : Batch
+            s rows.
+        w : Tensor
+            [s, p] the clients' models.
+
+        Returns
+        -------
+        Batch
+            The same samples.
+        """
         x, y, weight = batch[:3]
         if x.dtype != w.dtype and (x.is_floating_point() or not self.integers):
             batch = batch._replace(x=x.to(w.dtype))
@@ -839,212 +652,17 @@ class Task:
             batch = batch._replace(weight=weight.to(w.dtype))
         return batch
 
-    # what fits
-
-    def check(self, split: Split, classes: int | None, who: str = "the model") -> None:
-        """Try the model and its loss on two samples.
-
-        Parameters
-        ----------
-        split : Split
-            Where the samples are from.
-        classes : int or None
-            How many there are; None for a regression.
-        who : str
-            What an error calls the model.
-
-        Raises
-        ------
-        ModelError
-            In one line, what cannot be trained: an output that is not a tensor or does not fit the targets; a loss that
-            is not a number, or does not depend on every trainable parameter; and whatever would make a run depend on
-            the order in which clients are run, by layer: buffers that a training pass changes, state outside of
-            parameters, random numbers that are not torch's.
-        """
-        x, y = (t.to(self.device) for t in _few(split))
-        y = y.to(self.dtype) if y.is_floating_point() else y
-        output = self._outputs_of(x, split, who)
-        shape = list(output.shape[1:])
-        self._check_targets(shape, y, classes or (0 if y.is_floating_point() else int(split.y.max()) + 1), who)
-        if callable(self.loss) and len(shape) == 1 and shape[0] > 1 and not y.is_floating_point():
-            self._threshold = 0.5 if _probable(output) else 0.0
-        some = output, y
-        if self._asked:  # a function or scorer is tried on more than two samples
-            at = torch.linspace(0, len(split.x) - 1, min(len(split.x), TRIED)).long()
-            some = self._block_outputs(self.w0.clone(), split.x[at].to(self.device)), split.y[at]
-        self.scores = fitting(self._asked, Seen(some[0].cpu(), some[1].cpu(), self._threshold), classes or 0)
-        self._settled = True
-        if self.stacked is not None:
-            return
-        batch = self._cast(Batch(x[None], y[None]), self.w0)
-        module, parameters = self._workspace()
-        views = self.layout.views(self.w0.clone())
-        for q, view in zip(parameters, views, strict=True):
-            q.data = view
-
-        def step() -> tuple[Tensor, Tensor]:
-            _training(module, self._local.still)
-            with torch.enable_grad():
-                output = module(_input(batch.x[0]))
-                return output, self._tried_loss(output, batch.y[0])
-
-        def evaluate() -> Tensor:
-            module.eval()
-            with torch.no_grad():
-                return module(_input(batch.x[0]))
-
-        try:
-            self.random = train_twice(module, parameters, step, evaluate, who)
-        except ModelError:
-            raise
-        except Exception as e:
-            raise ModelError(f"{who} cannot be trained on inputs of shape {list(x.shape[1:])}: {reason(e)}") from None
-        if split.weight is not None and callable(self.loss):
-            self._check_weighted(split)
-        if self.vectorised:
-            try:
-                self._vectorised(
-                    self.w0.expand(2, -1), self._cast(Batch(x.expand(2, *x.shape), y.expand(2, *y.shape)), self.w0)
-                )
-            except Exception:  # random numbers, or an operation that has no rule for many models at once
-                self.vectorised = False
-
-    def _outputs_of(self, x: Tensor, split: Split, who: str) -> Tensor:
-        """The outputs in evaluation mode; settles whether the model takes integers."""
-        errors: list[Exception] = []
-        for integers in (False,) if x.is_floating_point() else (True,) if self._embeds else (False, True):
-            self.integers = integers
-            try:
-                output = self._block_outputs(self.w0.clone(), x)
-                break
-            except Exception as e:
-                errors.append(e)
-        else:
-            hint = ""
-            if self._embeds and x.is_floating_point():
-                hint = "; it has an embedding, which takes integers, and the inputs are floats"
-            elif self._embeds:
-                hint = f"; the inputs are integers from {int(split.x.min())} to {int(split.x.max())}"
-            raise ModelError(f"{who} does not accept inputs of shape {list(x.shape[1:])}: {reason(errors[0])}{hint}")
-        if not _is_tensor(output):
-            raise ModelError(
-                f"{who} returns a {type(output).__name__}, expected one tensor [samples, ...]; "
-                "wrap it in a module that returns the tensor to be trained"
-            )
-        if not output.is_floating_point() or output.dim() == 0 or len(output) != len(x):
-            raise ModelError(
-                f"{who} returns {output.dtype} of shape {list(output.shape)} for {len(x)} samples, "
-                f"expected floats of shape [{len(x)}, ...]"
-            )
-        return output
-
-    def _check_targets(self, shape: list[int], y: Tensor, classes: int, who: str) -> None:
-        if self.loss == "cross-entropy":
-            if y.is_floating_point():
-                raise ModelError(
-                    "cross-entropy needs integer class labels, the targets are floats; use loss='mse' for numbers, or "
-                    "make the federation with task='classification' if they are labels"
-                )
-            if len(shape) != 1 or shape[0] < classes:
-                raise ModelError(
-                    f"{who} returns output of shape {shape} per sample, expected [{classes}] for {classes} classes"
-                )
-        elif self.loss == "mse":
-            if not y.is_floating_point():
-                raise ModelError(
-                    "mse needs float targets, the labels are integers; use loss='cross-entropy' for labels, or make "
-                    "the federation with task='regression' if they are numbers"
-                )
-            if len(y) * prod(shape) != y.numel():
-                labels = "; if they are labels, make the federation with task='classification'" if y.dim() == 1 else ""
-                raise ModelError(
-                    f"{who} returns output of shape {shape} per sample, expected {list(y.shape[1:])} like "
-                    f"the targets{labels}"
-                )
-        elif not y.is_floating_point() and prod(shape) == 1:
-            self._threshold = self._indifferent(shape) if classes == 2 else None
-
-    def _tried_loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """`_mean_loss` with errors of a callable reported as its own; settles whether it wants its outputs reshaped."""
-        if not callable(self.loss):
-            return self._mean_loss(output, target)
-        errors: list[Exception] = []
-        for reshape in (True, False):  # a loss that takes the column out itself fails on reshaped outputs
-            self._reshape = reshape
-            try:
-                loss = self.loss(self._aligned(output, target), target)
-            except Exception as e:
-                errors.append(e)
-                continue
-            if not _is_tensor(loss) or not loss.is_floating_point():
-                kind = loss.dtype if _is_tensor(loss) else type(loss).__name__
-                raise ModelError(f"loss: returned a {kind}, expected a float tensor for (output, target)")
-            return loss.mean()
-        shapes = f"outputs {list(output.shape)} and targets {list(target.shape)} ({target.dtype})"
-        raise ModelError(f"loss: fails on {shapes}: {reason(errors[0])}")
-
-    def _check_weighted(self, split: Split) -> None:
-        """Raise ConfigError if the loss of some samples is not the mean over their losses, one by one."""
-        at = torch.linspace(0, len(split.x) - 1, min(len(split.x), TRIED)).long()
-        name = getattr(self.loss, "__name__", type(self.loss).__name__)
-        try:
-            some = self.place(Split(split.x[at], split.y[at], np.array([0, len(at)])))
-            output = self.outputs(self.w0, some.x)
-            mean = self._mean_loss(output, some.y)
-            each = self._mean_loss(output, some.y, torch.full_like(mean, 1 / len(at)).expand(len(at)))
-            fits = not getattr(self.loss, "whole", False) and bool(torch.isclose(mean, each, rtol=1e-3))
-        except Exception:  # it does not take one sample
-            fits = False
-        if not fits:
-            raise ConfigError(f"weights: the loss {name} is no mean over samples, which weights of samples need")
-
-    def _indifferent(self, shape: list[int]) -> float | None:
-        """The output at which a loss on labels 0 and 1 prefers neither: 1/2 for probabilities, else 0 for logits."""
-
-        def preference(z: float) -> float:
-            output, label = torch.full((1, *shape), z, dtype=self.dtype), torch.zeros(1, dtype=torch.int64)
-            try:
-                return float(self._mean_loss(output, label + 1) - self._mean_loss(output, label))
-            except Exception:
-                return float("nan")
-
-        return 0.5 if abs(preference(0.5)) < 1e-6 else 0.0 if isfinite(preference(-1.0)) else None
-
-
-def _few(split: Split) -> tuple[Tensor, Tensor]:
-    """Two samples to try a model on; of integer inputs those with the smallest and the largest number."""
-    if split.x.is_floating_point():
-        return split.x[:2], split.y[:2]
-    size = split.x[0].numel()
-    at = torch.stack([split.x.argmin(), split.x.argmax()]).div(size, rounding_mode="floor")
-    return split.x[at], split.y[at]
-
-
-def _probable(output: Tensor) -> bool:
-    """Whether outputs [b, C] are probabilities of C classes."""
-    return bool((output >= 0).all()) and bool(((output.sum(1) - 1).abs() < 1e-4).all())
-
 
 def _weight(batch: Batch, i: int, b: int) -> Tensor | None:
     """The weights of row i's samples, where they are not all the same."""
     return batch.weight[i, :b] if batch.weighted and batch.weight is not None else None
 
 
-def _is_tensor(given: object) -> bool:
-    """A model and a loss of the user's promise a tensor; not all keep it."""
-    return isinstance(given, Tensor)
-
-
 def _finite(t: Tensor) -> bool:
     return bool(t.isfinite().all())
 
 
-def _sequence(model: nn.Module) -> list[nn.Module]:
-    """The modules of a `Sequential`, one that stands in two places twice."""
-    return [*cast("nn.Sequential", model)]
-
-
-def _trainable(module: nn.Module) -> list[nn.Parameter]:
+def trainable(module: nn.Module) -> list[nn.Parameter]:
     return [q for q in module.parameters() if q.requires_grad]
 
 
@@ -1055,6 +673,6 @@ def _training(module: nn.Module, parts: list[nn.Module]) -> None:
         part.eval()
 
 
-def _input(x: Tensor) -> Tensor:
+def model_input(x: Tensor) -> Tensor:
     """Images go in channels-last, as the convolution weights do."""
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x

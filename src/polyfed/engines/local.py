@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyfed.core import evaluation
 from polyfed.core.algorithm import Algorithm, Down, Round, State, outlined
 from polyfed.core.batches import Work
 from polyfed.core.compiled import path_of
@@ -140,7 +141,9 @@ class LocalEngine:
         most = max(1, block // (self.task.p * self.task.w0.element_size()))
         size = min(most, -(-n // self.workers))
         blocks = [np.arange(k, min(k + size, n)) for k in range(0, n, size)]
-        parts = self.worker.map(lambda ids: self.task.metrics(self.personal(algorithm, down, ids), data, ids), blocks)
+        parts = self.worker.map(
+            lambda ids: evaluation.metrics(self.task, self.personal(algorithm, down, ids), data, ids), blocks
+        )
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def personal(self, algorithm: Algorithm, down: Down, ids: np.ndarray) -> Tensor:

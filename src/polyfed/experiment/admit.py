@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from polyfed.algorithms.local import Local
 from polyfed.core.algorithm import KNOWN, Algorithm, State
 from polyfed.core.batches import padded
+from polyfed.core.check import check
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.ledger import COLUMNS
 from polyfed.core.metric import Metric
@@ -194,7 +195,7 @@ def admit(
     fits(run.outline, newcomers)
     loop = run.loop
     task = loop.task
-    task.check(newcomers.train, run.outline.classes)
+    check(task, newcomers.train, run.outline.classes)
     splits = {k: s.to(task.device, task.dtype) for k, s in (("train", newcomers.train), ("test", newcomers.test))}
     split = "test" if len(newcomers.test.x) else "train"
     lr = getattr(loop.algorithm, "lr", None)

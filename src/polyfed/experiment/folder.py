@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
-from polyfed.core import checkpoint
+from polyfed.core import checkpoint, evaluation
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.cells import marked
 from polyfed.core.errors import RunError
@@ -223,7 +223,7 @@ def scores(run: Run) -> dict[str, Tensor]:
     ids = np.arange(len(test.x)) if known is None else np.concatenate(known["test"])
     parts: dict[str, list[Tensor]] = {}
     for i, outputs in run.answers():
-        for name, values in task.terms(outputs, test.client(i)[1], test.units([i])).items():
+        for name, values in evaluation.terms(task, outputs, test.client(i)[1], test.units([i])).items():
             lost = math.isnan(run.final["test"][name][i])  # an attacker's
             values = torch.full_like(values, math.nan) if lost else values
             parts.setdefault(name, []).append(values.cpu())

@@ -11,6 +11,7 @@ from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingType
 from torch import Tensor
 
 from polyfed.algorithms.local import Local
+from polyfed.core import evaluation
 from polyfed.core.split import Split, restored
 from polyfed.data.federation import Federation
 from polyfed.experiment.run import Run, raw, splits
@@ -73,7 +74,7 @@ class Measured(Run):
         split = splits(self.federation)[name]
         targets = [split.client(i)[1].cpu() for i in range(self.federation.n)]
         units = [split.units([i]) for i in range(self.federation.n)]
-        return self.loop.task.judged(self.outputs[name], targets, units)
+        return evaluation.judged(self.loop.task, self.outputs[name], targets, units)
 
     def answers(self, block: int = 0) -> Iterator[tuple[int, Tensor]]:
         task = self.loop.task

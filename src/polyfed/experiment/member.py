@@ -24,6 +24,7 @@ from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.core.algorithm import check as check_algorithm
 from polyfed.core.augment import augmentation
 from polyfed.core.batches import Work
+from polyfed.core.check import check
 from polyfed.core.checkpoint import reason
 from polyfed.core.columns import Columns
 from polyfed.core.errors import DataError, PolyfedError, RunError
@@ -259,7 +260,7 @@ class Begun:
             self.preparation, data = file.fitted(settled)
         else:
             self.preparation, data = None, file.prepared(settled)
-        task.check(data["train"], settled.classes, str(head["model"].get("name")))
+        check(task, data["train"], settled.classes, str(head["model"].get("name")))
         placed = {key: task.place(split) for key, split in data.items()}
         vault.same("data", _digest_of(placed), "its data have changed since the run began; restore the file as it was")
         steps = local_steps_of(head["steps"], [name])

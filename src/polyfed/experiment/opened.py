@@ -19,6 +19,7 @@ from polyfed.core import checkpoint, scores
 from polyfed.core.algorithm import REGISTRY, Algorithm, State
 from polyfed.core.augment import augmentation
 from polyfed.core.batches import Work
+from polyfed.core.check import check
 from polyfed.core.errors import ConfigError, PolyfedError, RunError
 from polyfed.core.ledger import COLUMNS, Ledger
 from polyfed.core.metric import Metric
@@ -311,7 +312,7 @@ class Opened(Run):
         return attacked if forged else fed
 
     def evaluate(self, models: Tensor | None, split: str = "test") -> dict[str, np.ndarray]:
-        self.loop.task.check(self.federation.train, self.federation.classes)
+        check(self.loop.task, self.federation.train, self.federation.classes)
         return super().evaluate(models, split)
 
     def parts(self) -> tuple[nn.Module, Federation, Training, Algorithm]:

@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from polyfed.core import evaluation
 from polyfed.core.algorithm import Algorithm, State
 from polyfed.core.errors import ConfigError, RunError, closest
 from polyfed.core.ledger import Ledger
@@ -228,7 +229,7 @@ class Run:
         if models.shape[-1:] != (task.p,) or models.dim() > 2 or (models.dim() == 2 and len(models) != n):
             raise ConfigError(f"models: found shape {list(models.shape)}, expected [{task.p}] or [{n}, {task.p}]")
         data = found[split].to(task.device, task.dtype)
-        return task.metrics(models.to(task.device, task.dtype).expand(n, -1), data, np.arange(n))
+        return evaluation.metrics(task, models.to(task.device, task.dtype).expand(n, -1), data, np.arange(n))
 
     @property
     def parameters(self) -> np.ndarray:

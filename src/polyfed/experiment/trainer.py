@@ -18,6 +18,7 @@ from polyfed.core.algorithm import Algorithm, outlined
 from polyfed.core.algorithm import check as check_algorithm
 from polyfed.core.augment import augmentation
 from polyfed.core.batches import Work
+from polyfed.core.check import check
 from polyfed.core.compiled import PATH, path_of
 from polyfed.core.engine import Engine, Silent
 from polyfed.core.errors import ConfigError, Diverged, RunError
@@ -248,7 +249,7 @@ def prepare(
     check_algorithm(algorithm, task.dtype)
     if len(federation.train.x) == 0:
         raise ConfigError("federation: no client has a training sample")
-    task.check(federation.train, federation.classes, type(model).__name__)
+    check(task, federation.train, federation.classes, type(model).__name__)
     schedule, steps = t.schedule_for(federation.names), local_steps_of(t.local_steps, federation.names)
     work = Work(t.epochs, steps, t.batch_size, augmentation(t.augment, federation.input_shape))
     note = None

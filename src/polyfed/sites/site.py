@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyfed.core import evaluation
 from polyfed.core.algorithm import Algorithm, Round, State
 from polyfed.core.batches import Work
 from polyfed.core.compiled import path_of
@@ -90,7 +91,7 @@ class Site:
 
     def _evaluate(self, message: Message, base: Version) -> Message:
         w, parameters = self.personal(base, message.tensors)
-        found = self.task.metrics(w, self.data[str(message.head["split"])], np.arange(1))
+        found = evaluation.metrics(self.task, w, self.data[str(message.head["split"])], np.arange(1))
         metrics = {name: float(values[0]) for name, values in found.items()}
         return Message({"metrics": metrics, "parameters": parameters})
 
