@@ -32,7 +32,7 @@ def layers_of(task: Task, sample: torch.Size | None) -> list[Layer] | None:
     """
     if (
         task.loss not in LOSSES
-        or task._class_weights is not None
+        or task.class_weights is not None
         or task.bf16
         or not task.optimizer.plain
         or task.device.type != "cpu"
