@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from math import prod
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -24,7 +25,10 @@ def path_of(task: Task, work: Work | None = None, split: Split | None = None) ->
     return "closed form" if task.stacked is not None else "vectorised" if task.vectorised else "client by client"
 
 
-def layers_of(task: Task, sample: torch.Size | None) -> list[Layer] | None:
+_known = WeakKeyDictionary[Task, dict[torch.Size | None, tuple[Layer, ...] | None]]()
+
+
+def layers_of(task: Task, sample: torch.Size | None) -> tuple[Layer, ...] | None:
     """The model as the kernel takes it, on the CPU: convolutions, each pooled or not, then linear layers, at most one
     activation behind each.
 
@@ -39,8 +43,15 @@ def layers_of(task: Task, sample: torch.Size | None) -> list[Layer] | None:
         or task.dtype not in (torch.float32, torch.float64)
     ):
         return None
-    if task.stacked is not None:
-        return _chained([], task.stacked.layers)
+    known = _known.setdefault(task, {})
+    if sample not in known:
+        found = _layers(task, sample) if task.stacked is None else _chained([], task.stacked.layers)
+        known[sample] = None if found is None else tuple(found)
+    return known[sample]
+
+
+def _layers(task: Task, sample: torch.Size | None) -> list[Layer] | None:
+    """Of a model with convolutions."""
     modules = flat(task.model)
     at = next((k for k, m in enumerate(modules) if type(m) is nn.Linear), 0)
     if sample is None or not at or not all(q.requires_grad for q in task.model.parameters()):
@@ -135,12 +146,14 @@ def train(task: Task, w: Tensor, data: Batches, lr: float | Tensor, drift: Drift
     if only is not None:
         only = only[0] if only.dim() == 2 and only.stride(0) == 0 else only
         only = only.to(w.dtype).contiguous()
+    batch, none = data.work.batch_size, np.empty(0, dtype=np.uint64)
     data.repeat()
     run.train(
         layers, str(task.loss), w.data_ptr(), len(w), w.element_size(), x.data_ptr(), y.data_ptr(),
-        split.offsets[data.clients], split.counts[data.clients], data.steps.numpy(), data.work.batch_size,
-        data.order_keys(), _each(lr, len(w)), _each(keep, len(w)), None if add is None else add.data_ptr(),
-        None if only is None else only.data_ptr(), only is not None and only.dim() == 2,
+        split.offsets[data.clients], split.counts[data.clients], data.steps.numpy(), batch,
+        none if batch is None else data.order_keys(), _each(lr, len(w)), _each(keep, len(w)),
+        None if add is None else add.data_ptr(), None if only is None else only.data_ptr(),
+        only is not None and only.dim() == 2,
     )  # fmt: skip
     return True
 

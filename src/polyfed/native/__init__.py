@@ -6,7 +6,6 @@ environment, the library trains by torch alone. ctypes lets go of the interprete
 
 import ctypes
 import os
-from collections.abc import Sequence
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -89,7 +88,7 @@ class Kernel:
 
     def train(
         self,
-        layers: Sequence[Layer],
+        layers: tuple[Layer, ...],
         loss: str,
         w: int,
         clients: int,
@@ -112,15 +111,13 @@ class Kernel:
         w, x, y, add: addresses of [clients, p] models, [N, inputs] samples, [N] classes (int64) or [N, outputs]
             targets, and [clients, p]; of numbers of `size` bytes, without gaps
         first, count, steps: [clients] int64     batch: samples per step; None: all
-        keys: [clients, 2] uint64 of the Philox generators that draw the orders     lr, keep: [clients] float64
+        keys: [clients, 2] uint64 of the Philox generators that draw the orders; without batches nothing is drawn
+        lr, keep: [clients] float64
         only: address of [p], or with `each` of [clients, p] numbers, 0 for what is not trained
         """
-        rows = [(n.inputs, n.outputs, n.bias, ACTIVATIONS.index(n.activation), n.window, n.around, n.image, n.pool)
-                for n in layers]  # fmt: skip
-        shape = np.array([np.hstack(row) for row in rows], dtype=np.int64)
-        p = sum(n.numbers for n in layers)
-        arrays = [np.ascontiguousarray(a) for a in (shape, first, count, steps, keys, lr, keep)]
-        shape, first, count, steps, keys, lr, keep = arrays
+        shape, p = _table(layers)
+        arrays = [np.ascontiguousarray(a) for a in (first, count, steps, keys, lr, keep)]
+        first, count, steps, keys, lr, keep = arrays
         job = Job(
             len(layers), shape.ctypes.data, LOSSES.index(loss), clients, p, w, x, y, first.ctypes.data,
             count.ctypes.data, steps.ctypes.data, batch or 0, keys.ctypes.data, lr.ctypes.data, keep.ctypes.data, add,
@@ -144,6 +141,14 @@ class Kernel:
             ctypes.c_void_p(found.ctypes.data),
         )
         return found
+
+
+@cache
+def _table(layers: tuple[Layer, ...]) -> tuple[np.ndarray, int]:
+    """The layers as the kernel reads them, and how many numbers they have."""
+    rows = [(n.inputs, n.outputs, n.bias, ACTIVATIONS.index(n.activation), *n.window, *n.around, *n.image, *n.pool)
+            for n in layers]  # fmt: skip
+    return np.array(rows, dtype=np.int64), sum(n.numbers for n in layers)
 
 
 @cache

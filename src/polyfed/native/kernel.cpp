@@ -38,7 +38,7 @@ struct Job {
     const int64_t *first, *count;  // [clients] of each client's samples
     const int64_t *steps;        // [clients]
     int64_t batch;               // samples per step; 0: all
-    const uint64_t *keys;        // [clients, 2] of the generators that draw the order of samples
+    const uint64_t *keys;        // [clients, 2] of the generators that draw the order of samples in batches
     const double *lr, *keep;     // [clients]: w <- keep w + add - lr gradient
     const void *add;             // [clients, p], or null
     const void *only;            // [p] or [clients, p]: not 0 for what is trained; or null, where all is
