@@ -158,6 +158,19 @@ def train(task: Task, w: Tensor, data: Batches, lr: float | Tensor, drift: Drift
     return True
 
 
+def renewed(w: Tensor, i: Tensor, j: Tensor, delta: Tensor, row: Tensor, keep: Tensor, new: Tensor) -> bool:
+    """new [k, p] = w[i] - w[j] + keep delta[row], which goes into those rows; False, and nothing done, where it cannot.
+
+    Every number as torch rounds it. Where row [k] is below 0 there is none.
+    """
+    run, tensors = kernel(), (w, i, j, delta, row, keep, new)
+    exact = w.dtype in (torch.float32, torch.float64) and w.dtype == delta.dtype == keep.dtype == new.dtype
+    if run is None or not exact or not all(t.is_contiguous() and t.device.type == "cpu" for t in tensors):
+        return False
+    run.renew(w.element_size(), len(i), w.shape[1], *(t.data_ptr() for t in tensors))
+    return True
+
+
 def _each(value: float | Tensor, s: int) -> np.ndarray:
     """A number, or a tensor [s, 1], as one number per client."""
     one = value.reshape(-1).double().numpy() if isinstance(value, Tensor) else np.float64(value)

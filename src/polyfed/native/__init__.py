@@ -131,6 +131,13 @@ class Kernel:
                 else IndexError("class out of range")
             )
 
+    def renew(self, size: int, count: int, p: int, *addresses: int) -> None:
+        """FPFC's pair vectors, new = w[i] - w[j] + keep delta[row], each in its row if that is not below 0.
+
+        addresses: of w [n, p], i, j [count], delta [rows, p], row, keep [count], and new [count, p]; indices are int64
+        """
+        self._library.polyfed_renew(size, *map(ctypes.c_int64, (count, p)), *map(ctypes.c_void_p, addresses))
+
     def permutations(self, key: np.ndarray, times: int, n: int) -> np.ndarray:
         """[times, n]: what NumPy's Generator(Philox(key=key)).permutation(n) gives, call after call."""
         found, key = np.empty((times, n), dtype=np.int64), np.ascontiguousarray(key, dtype=np.uint64)

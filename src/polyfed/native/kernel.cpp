@@ -200,6 +200,28 @@ EXPORT void polyfed_permutation(const uint64_t *key, int64_t times, int64_t n, i
     for (int64_t k = 0; k < times; k++) order.permutation(into + k * n, n);
 }
 
+// new[k] = w[i[k]] - w[j[k]] + keep[k] delta[row[k]], which takes that row's place; rows below 0 are not there. Every
+// number is rounded as torch does it: the product lies in memory before it is added.
+template <typename T>
+static void renew(int64_t count, int64_t p, const T *w, const int64_t *i, const int64_t *j, T *delta, const int64_t *row,
+                  const T *keep, T *into) {
+    for (int64_t k = 0; k < count; k++, into += p) {
+        const T *a = w + i[k] * p, *b = w + j[k] * p, share = keep[k];
+        T *held = row[k] < 0 ? nullptr : delta + row[k] * p;
+        if (held && k + 1 < count && row[k + 1] >= 0)
+            for (int64_t c = 0; c < p; c += 64 / sizeof(T)) __builtin_prefetch(delta + row[k + 1] * p + c, 1);
+        for (int64_t c = 0; held && c < p; c++) held[c] *= share;
+        for (int64_t c = 0; c < p; c++) into[c] = a[c] - b[c];
+        for (int64_t c = 0; held && c < p; c++) held[c] = into[c] += held[c];
+    }
+}
+
+EXPORT void polyfed_renew(int wide, int64_t count, int64_t p, const void *w, const int64_t *i, const int64_t *j,
+                          void *delta, const int64_t *row, const void *keep, void *into) {
+    if (wide == 8) renew(count, p, (const double *)w, i, j, (double *)delta, row, (const double *)keep, (double *)into);
+    else renew(count, p, (const float *)w, i, j, (float *)delta, row, (const float *)keep, (float *)into);
+}
+
 // 0; 1 where there is not memory enough; 2 for a class that the model has no output for
 EXPORT int polyfed_train(const Job *job, int wide, int width) {
     try {
