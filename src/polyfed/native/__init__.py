@@ -1,4 +1,4 @@
-"""The compiled kernel for local training of chains (kernel.cpp), and how it is found and called.
+"""The compiled kernel for local training (kernel.cpp), and how it is found and called.
 
 It is built when the package is installed where a C++ compiler is; without it, or with POLYFED_NATIVE=0 in the
 environment, the library trains by torch alone. ctypes lets go of the interpreter's lock during a call.
