@@ -37,6 +37,7 @@ import polyfed as pf
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.core.batches import Work
+from polyfed.core.compiled import path_of
 from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Uniform
@@ -86,7 +87,7 @@ class Ours:
         self.task = Task(w.build(federation), bf16=bf16)
         keys, schedule = client_keys(federation.names), Uniform(w.fraction)
         size, samples = schedule.size(federation.n), w.work.per_step(federation.train.counts)
-        plan = plan or make_plan(self.task, size, samples, path=path)
+        plan = plan or make_plan(self.task, size, samples, path=path or path_of(self.task, w.work, federation.train))
         self.plan, self.t = plan, t
         rows = make_rows(w.algorithm, self.task, federation.n, schedule.size(federation.n), None)
         engine = LocalEngine(self.task, {"train": federation.train}, rows, keys, w.work, SEED, plan)
@@ -160,7 +161,7 @@ def measure(
     if server:
         runs["polyfed, whole round"] = ours.round
     if ours.plan.path == "native":
-        torchs = Ours(w, federation, t, path="closed form")
+        torchs = Ours(w, federation, t, path="torch")
         runs["polyfed, torch path"] = torchs.clients if server else torchs.round
     if name == "A":
         runs["polyfed, bf16"] = Ours(w, federation, t, bf16=True).round

@@ -244,3 +244,11 @@ def test_the_model_given_is_not_touched():
     local_sgd(task, task.w0.expand(3, -1), batches(CLASSES.to("cpu", torch.float32), epochs=1, batch_size=4), 0.1)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert next(model.parameters()).dtype == torch.float64
+
+
+def test_an_activation_that_stands_in_two_places_acts_in_both():
+    act = nn.ReLU()
+    model = nn.Sequential(nn.Linear(4, 5), act, nn.Linear(5, 6), act, nn.Linear(6, 2))
+    task, x = Task(model), torch.randn(7, 4)
+    assert task.stacked is not None
+    assert torch.allclose(task.outputs(task.w0, x), model(x), atol=1e-6)

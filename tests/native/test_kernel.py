@@ -8,7 +8,7 @@ from torch import nn
 import polyfed as pf
 from polyfed import native
 from polyfed.core.batches import Batches, Work
-from polyfed.core.compiled import path_of
+from polyfed.core.compiled import path_of, renewed
 from polyfed.core.errors import Diverged, RunError
 from polyfed.core.optimizers import Optimizer
 from polyfed.core.randomness import client_keys
@@ -230,3 +230,19 @@ def test_scaled_targets_are_trained_on_as_torch_does():
     w = task.w0.expand(len(SIZES), -1)
     torchs, ours = (local_sgd(task, w, batches(split, WORK[0], n), 0.1) for n in (False, True))
     assert (torchs - ours).abs().max() < 1e-12
+
+
+@needed
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["32", "64"])
+def test_fpfcs_pair_vectors_are_torchs_to_the_last_bit(dtype, instructions):
+    """Of pairs that have a vector and of those that have none: so the server's state does not say who made it."""
+    w, delta, keep = torch.randn(9, 61, dtype=dtype), torch.randn(36, 61, dtype=dtype), torch.rand(20, dtype=dtype)
+    i, j = torch.triu_indices(9, 9, 1)[:, torch.randperm(36)[:20]]
+    row = torch.randperm(36)[:20].masked_fill(torch.rand(20) < 0.3, -1)
+    held, found, new = row >= 0, delta.clone(), torch.empty(20, 61, dtype=dtype)
+    assert renewed(w, i, j, found, row, keep, new)
+    wanted = w[i] - w[j]
+    wanted[held] += keep[held, None] * delta[row[held]]
+    assert torch.equal(new, wanted)
+    assert torch.equal(found, delta.index_copy(0, row[held], wanted[held]))
+    assert not renewed(w, i, j, found.t().contiguous().t(), row, keep, new)

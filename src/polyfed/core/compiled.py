@@ -1,6 +1,8 @@
 """Local training by the compiled kernel (`native/`): for which tasks, data and steps, and how it is called."""
 
+from collections.abc import Sequence
 from math import prod
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -8,36 +10,65 @@ from torch import Tensor, nn
 
 from polyfed.core.batches import Batches, Work
 from polyfed.core.split import Split
-from polyfed.core.stacked import Drift
+from polyfed.core.stacked import ACTIVATIONS, LOSSES, Drift, chain, flat, flattens
 from polyfed.core.task import Task
-from polyfed.native import Layer, kernel
+from polyfed.native import Layer, Pair, kernel
 
 PATH = "native"
 
 
 def path_of(task: Task, work: Work | None = None, split: Split | None = None) -> str:
     """How plain local steps on these samples are made: "native", "closed form", "vectorised" or "client by client"."""
-    if task.stacked is None:
-        return "vectorised" if task.vectorised else "client by client"
-    plain = work is None or work.augment is None
-    weighed = split is not None and split.weight is not None
-    return PATH if plain and not weighed and kernel() is not None and chain_of(task) else "closed form"
+    plain = (work is None or work.augment is None) and (split is None or split.weight is None)
+    if plain and kernel() is not None and layers_of(task, None if split is None else split.x.shape[1:]) is not None:
+        return PATH
+    return "closed form" if task.stacked is not None else "vectorised" if task.vectorised else "client by client"
 
 
-def chain_of(task: Task) -> list[Layer] | None:
-    """The model as the kernel takes it: linear layers, at most one activation behind each, on the CPU."""
+_known = WeakKeyDictionary[Task, dict[torch.Size | None, tuple[Layer, ...] | None]]()
+
+
+def layers_of(task: Task, sample: torch.Size | None) -> tuple[Layer, ...] | None:
+    """The model as the kernel takes it, on the CPU: convolutions, each pooled or not, then linear layers, at most one
+    activation behind each.
+
+    sample: shape of one, which a model with convolutions needs
+    """
     if (
-        task.stacked is None
-        or task.stacked.class_weights is not None
+        task.loss not in LOSSES
+        or task.class_weights is not None
+        or task.bf16
         or not task.optimizer.plain
         or task.device.type != "cpu"
         or task.dtype not in (torch.float32, torch.float64)
     ):
         return None
-    layers: list[Layer] = []
-    for m in task.stacked.layers:
+    known = _known.setdefault(task, {})
+    if sample not in known:
+        found = _layers(task, sample) if task.stacked is None else _chained([], task.stacked.layers)
+        known[sample] = None if found is None else tuple(found)
+    return known[sample]
+
+
+def _layers(task: Task, sample: torch.Size | None) -> list[Layer] | None:
+    """Of a model with convolutions."""
+    modules = flat(task.model)
+    at = next((k for k, m in enumerate(modules) if type(m) is nn.Linear), 0)
+    if sample is None or not at or not all(q.requires_grad for q in task.model.parameters()):
+        return None
+    linear = chain(nn.Sequential(*modules[at:]))
+    seen = _convolutions(modules[:at], sample)
+    if linear is None or seen is None or seen[-1].outputs * prod(seen[-1].places) != linear[0].in_features:
+        return None
+    layers = _chained(seen, linear)
+    return layers if layers is not None and sum(n.numbers for n in layers) == task.p else None
+
+
+def _chained(layers: list[Layer], modules: list[nn.Module]) -> list[Layer] | None:
+    """With these linear layers and activations behind them."""
+    for m in modules:
         if isinstance(m, nn.Linear):
-            layers.append(Layer(m.in_features, m.out_features, len([*m.parameters()]) == 2, ""))
+            layers.append(Layer(m.in_features, m.out_features, _biased(m)))
         elif layers[-1].activation:
             return None
         else:
@@ -45,12 +76,60 @@ def chain_of(task: Task) -> list[Layer] | None:
     return layers
 
 
+def _convolutions(modules: list[nn.Module], sample: torch.Size) -> list[Layer] | None:
+    """Modules that take images and give rows, as layers of the kernel."""
+    *modules, last = modules
+    if not flattens(last):
+        return None
+    shape = [*sample]
+    if modules and type(modules[0]) is nn.Unflatten and modules[0].dim == 1:
+        shape = [*modules.pop(0)(torch.empty(1, *sample, device="meta")).shape[1:]]
+    if len(shape) != 3:
+        return None
+    layers: list[Layer] = []
+    channels, image = shape[0], _pair(shape[1:])
+    for m in modules:
+        before = layers[-1] if layers else None
+        if type(m) is nn.Conv2d and m.padding_mode == "zeros" and (m.groups, m.in_channels) == (1, channels):
+            window, around = _pair(m.kernel_size), m.padding
+            even = around == "same" and not all(n % 2 for n in window)
+            if even or _pair(m.stride) != (1, 1) or _pair(m.dilation) != (1, 1):
+                return None
+            if isinstance(around, str):
+                around = [n // 2 for n in window] if around == "same" else 0
+            layers.append(Layer(m.in_channels, m.out_channels, _biased(m), "", window, _pair(around), image))
+            channels = m.out_channels
+        elif before is not None and type(m) in ACTIVATIONS and not before.activation:
+            layers[-1] = before._replace(activation=type(m).__name__)
+        elif before is not None and type(m) is nn.MaxPool2d and before.pool == (1, 1):
+            pool = _pair(m.kernel_size)
+            plain = not m.ceil_mode and not m.return_indices and _pair(m.stride) == pool
+            if not plain or _pair(m.padding) != (0, 0) or _pair(m.dilation) != (1, 1):
+                return None
+            layers[-1] = before._replace(pool=pool)
+        elif type(m) is not nn.Identity:
+            return None
+        image = layers[-1].places if layers else image
+        if min(image) < 1:
+            return None
+    return layers or None
+
+
+def _biased(layer: nn.Module) -> bool:
+    return len([*layer.parameters()]) == 2
+
+
+def _pair(value: int | Sequence[int]) -> Pair:
+    high, wide = (value, value) if isinstance(value, int) else value
+    return high, wide
+
+
 def train(task: Task, w: Tensor, data: Batches, lr: float | Tensor, drift: Drift, only: Tensor | None = None) -> bool:
     """All of `data`'s steps in place, w <- keep w + add - lr gradient; False, and nothing done, where it cannot.
 
     w: [s, p], without gaps     only: [p] or [s, p], ones and zeros: what is trained
     """
-    split, run, layers = data.split, kernel() if data.native else None, chain_of(task)
+    split, run, layers = data.split, kernel() if data.native else None, layers_of(task, data.split.x.shape[1:])
     if run is None or layers is None or data.work.augment is not None or split.weight is not None:
         return False
     kind = torch.int64 if task.loss == "cross-entropy" else w.dtype
@@ -58,7 +137,7 @@ def train(task: Task, w: Tensor, data: Batches, lr: float | Tensor, drift: Drift
     if (
         split.x.dtype != w.dtype
         or split.y.dtype != kind
-        or prod(split.x.shape[1:]) != layers[0].inputs
+        or prod(split.x.shape[1:]) != layers[0].inputs * max(1, prod(layers[0].image))
         or (isinstance(keep, Tensor) and (keep.dim() != 2 or keep.stride(1) not in (0, 1) or keep.shape[1] != 1))
     ):
         return False
@@ -67,13 +146,28 @@ def train(task: Task, w: Tensor, data: Batches, lr: float | Tensor, drift: Drift
     if only is not None:
         only = only[0] if only.dim() == 2 and only.stride(0) == 0 else only
         only = only.to(w.dtype).contiguous()
+    batch, none = data.work.batch_size, np.empty(0, dtype=np.uint64)
     data.repeat()
     run.train(
         layers, str(task.loss), w.data_ptr(), len(w), w.element_size(), x.data_ptr(), y.data_ptr(),
-        split.offsets[data.clients], split.counts[data.clients], data.steps.numpy(), data.work.batch_size,
-        data.order_keys(), _each(lr, len(w)), _each(keep, len(w)), None if add is None else add.data_ptr(),
-        None if only is None else only.data_ptr(), only is not None and only.dim() == 2,
+        split.offsets[data.clients], split.counts[data.clients], data.steps.numpy(), batch,
+        none if batch is None else data.order_keys(), _each(lr, len(w)), _each(keep, len(w)),
+        None if add is None else add.data_ptr(), None if only is None else only.data_ptr(),
+        only is not None and only.dim() == 2,
     )  # fmt: skip
+    return True
+
+
+def renewed(w: Tensor, i: Tensor, j: Tensor, delta: Tensor, row: Tensor, keep: Tensor, new: Tensor) -> bool:
+    """new [k, p] = w[i] - w[j] + keep delta[row], which goes into those rows; False, and nothing done, where it cannot.
+
+    Every number as torch rounds it. Where row [k] is below 0 there is none.
+    """
+    run, tensors = kernel(), (w, i, j, delta, row, keep, new)
+    exact = w.dtype in (torch.float32, torch.float64) and w.dtype == delta.dtype == keep.dtype == new.dtype
+    if run is None or not exact or not all(t.is_contiguous() and t.device.type == "cpu" for t in tensors):
+        return False
+    run.renew(w.element_size(), len(i), w.shape[1], *(t.data_ptr() for t in tensors))
     return True
 
 

@@ -62,27 +62,32 @@ class Signal(NamedTuple):
     inputs: Tensor
 
 
+def flat(module: nn.Module) -> list[nn.Module]:
+    """The modules of a sequence and of the sequences in it, one that stands in two places twice."""
+    if type(module) is not nn.Sequential:
+        return [module]
+    return [m for part in module for m in flat(part)]
+
+
 def chain(module: nn.Module) -> list[nn.Module] | None:
     """The module as a list of Linear and activation layers, or None when it is not such a chain."""
     layers: list[nn.Module] = []
-    for m in module.children() if isinstance(module, nn.Sequential) else [module]:
-        if type(m) is nn.Sequential:
-            inner = chain(m)
-            if inner is None:
-                return None
-            layers += inner
-        elif type(m) is nn.Flatten and m.start_dim == 1 and m.end_dim == -1 and not layers:
-            continue
-        elif (type(m) in ACTIVATIONS and layers) or (
+    for m in flat(module):
+        if (type(m) in ACTIVATIONS and layers) or (
             type(m) is nn.Linear and all(q.requires_grad for q in m.parameters())
         ):
             layers.append(m)
-        elif type(m) is not nn.Identity:
+        elif type(m) is not nn.Identity and (layers or not flattens(m)):
             return None
-    if type(module) not in (nn.Sequential, nn.Linear) or not layers or not isinstance(layers[-1], nn.Linear):
+    if not layers or not isinstance(layers[-1], nn.Linear):
         return None
     parameters = [q for m in layers for q in m.parameters()]  # tied ones have one place in the vector for two layers
     return layers if len({id(q) for q in parameters}) == len(parameters) else None
+
+
+def flattens(m: nn.Module) -> bool:
+    """Whether it makes a row of every sample."""
+    return type(m) is nn.Flatten and (m.start_dim, m.end_dim) == (1, -1)
 
 
 class Stacked:

@@ -1,4 +1,4 @@
-"""The compiled kernel for local training of chains (kernel.cpp), and how it is found and called.
+"""The compiled kernel for local training (kernel.cpp), and how it is found and called.
 
 It is built when the package is installed where a C++ compiler is; without it, or with POLYFED_NATIVE=0 in the
 environment, the library trains by torch alone. ctypes lets go of the interpreter's lock during a call.
@@ -6,17 +6,20 @@ environment, the library trains by torch alone. ctypes lets go of the interprete
 
 import ctypes
 import os
-from collections.abc import Sequence
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-VERSION = 2  # of the call, as in kernel.cpp: a library that was built for another is not used
+VERSION = 3  # of the call, as in kernel.cpp: a library that was built for another is not used
 SETS = ("baseline", "avx2", "avx512")
 ACTIVATIONS = ("", "ReLU", "Tanh", "Sigmoid")
 LOSSES = ("cross-entropy", "mse")
+
+
+Pair = tuple[int, int]
 
 
 class Job(ctypes.Structure):
@@ -45,12 +48,31 @@ class Job(ctypes.Structure):
 
 
 class Layer(NamedTuple):
-    """A linear layer, and the activation that follows it: "", "ReLU", "Tanh" or "Sigmoid"."""
+    """A linear layer or a convolution, and the activation that follows it: "", "ReLU", "Tanh" or "Sigmoid".
+
+    inputs, outputs: numbers, or channels     window: of a convolution; none for a linear layer
+    around, image, pool: the zeros around its input, that input, and the cells that the largest is taken of
+    """
 
     inputs: int
     outputs: int
     bias: bool
-    activation: str
+    activation: str = ""
+    window: Pair = (0, 0)
+    around: Pair = (0, 0)
+    image: Pair = (0, 0)
+    pool: Pair = (1, 1)
+
+    @property
+    def places(self) -> Pair:
+        """High and wide: what comes out of a convolution, pooled."""
+        high, wide = (n + 2 * a - w + 1 for n, a, w in zip(self.image, self.around, self.window, strict=True))
+        return high // self.pool[0], wide // self.pool[1]
+
+    @property
+    def numbers(self) -> int:
+        """Weights and biases."""
+        return (self.inputs * max(1, prod(self.window)) + self.bias) * self.outputs
 
 
 class Kernel:
@@ -66,7 +88,7 @@ class Kernel:
 
     def train(
         self,
-        layers: Sequence[Layer],
+        layers: tuple[Layer, ...],
         loss: str,
         w: int,
         clients: int,
@@ -89,15 +111,13 @@ class Kernel:
         w, x, y, add: addresses of [clients, p] models, [N, inputs] samples, [N] classes (int64) or [N, outputs]
             targets, and [clients, p]; of numbers of `size` bytes, without gaps
         first, count, steps: [clients] int64     batch: samples per step; None: all
-        keys: [clients, 2] uint64 of the Philox generators that draw the orders     lr, keep: [clients] float64
+        keys: [clients, 2] uint64 of the Philox generators that draw the orders; without batches nothing is drawn
+        lr, keep: [clients] float64
         only: address of [p], or with `each` of [clients, p] numbers, 0 for what is not trained
         """
-        shape = np.array(
-            [(n.inputs, n.outputs, n.bias, ACTIVATIONS.index(n.activation)) for n in layers], dtype=np.int64
-        )
-        p = int(sum((n.inputs + n.bias) * n.outputs for n in layers))
-        arrays = [np.ascontiguousarray(a) for a in (shape, first, count, steps, keys, lr, keep)]
-        shape, first, count, steps, keys, lr, keep = arrays
+        shape, p = _table(layers)
+        arrays = [np.ascontiguousarray(a) for a in (first, count, steps, keys, lr, keep)]
+        first, count, steps, keys, lr, keep = arrays
         job = Job(
             len(layers), shape.ctypes.data, LOSSES.index(loss), clients, p, w, x, y, first.ctypes.data,
             count.ctypes.data, steps.ctypes.data, batch or 0, keys.ctypes.data, lr.ctypes.data, keep.ctypes.data, add,
@@ -111,6 +131,13 @@ class Kernel:
                 else IndexError("class out of range")
             )
 
+    def renew(self, size: int, count: int, p: int, *addresses: int) -> None:
+        """FPFC's pair vectors, new = w[i] - w[j] + keep delta[row], each in its row if that is not below 0.
+
+        addresses: of w [n, p], i, j [count], delta [rows, p], row, keep [count], and new [count, p]; indices are int64
+        """
+        self._library.polyfed_renew(size, *map(ctypes.c_int64, (count, p)), *map(ctypes.c_void_p, addresses))
+
     def permutations(self, key: np.ndarray, times: int, n: int) -> np.ndarray:
         """[times, n]: what NumPy's Generator(Philox(key=key)).permutation(n) gives, call after call."""
         found, key = np.empty((times, n), dtype=np.int64), np.ascontiguousarray(key, dtype=np.uint64)
@@ -121,6 +148,14 @@ class Kernel:
             ctypes.c_void_p(found.ctypes.data),
         )
         return found
+
+
+@cache
+def _table(layers: tuple[Layer, ...]) -> tuple[np.ndarray, int]:
+    """The layers as the kernel reads them, and how many numbers they have."""
+    rows = [(n.inputs, n.outputs, n.bias, ACTIVATIONS.index(n.activation), *n.window, *n.around, *n.image, *n.pool)
+            for n in layers]  # fmt: skip
+    return np.array(rows, dtype=np.int64), sum(n.numbers for n in layers)
 
 
 @cache

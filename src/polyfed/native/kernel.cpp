@@ -1,4 +1,4 @@
-// Local training of chains of linear layers, one client after another: what `core/stacked.py` computes for many clients
+// Local training of chains of linear layers, and of convolutions before them, one client after another: what `core/stacked.py` computes for many clients
 // at once, for the same batches in the same order. A client's weights stay in the cache, samples are read where they
 // lie, and a step's gradient goes straight into the weights together with a method's pull and shift.
 //
@@ -11,6 +11,7 @@
 #include <limits>
 #include <new>
 #include <stdexcept>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -21,12 +22,15 @@
 #endif
 
 enum Activation { NONE, RELU, TANH, SIGMOID };
+enum { SHAPE = 12 };
 enum Loss { CROSS_ENTROPY, MSE };
 
 // What one call trains; filled in by ctypes (polyfed/native/__init__.py has the same fields in the same order).
 struct Job {
-    int64_t layers;              // linear layers
-    const int64_t *shape;        // [layers, 4]: inputs, outputs, whether there is a bias, the activation that follows
+    int64_t layers;              // convolutions, then linear layers
+    const int64_t *shape;        // [layers, SHAPE]: inputs, outputs, whether there is a bias, the activation that follows;
+                                 // of a convolution, else 0: its window, the zeros around its input, the input, the cells
+                                 // that are pooled; high and wide each
     int64_t loss, clients, p;    // p: numbers in a model
     void *w;                     // [clients, p] the start, and the result
     const void *x;               // [N, inputs] samples of everybody
@@ -34,7 +38,7 @@ struct Job {
     const int64_t *first, *count;  // [clients] of each client's samples
     const int64_t *steps;        // [clients]
     int64_t batch;               // samples per step; 0: all
-    const uint64_t *keys;        // [clients, 2] of the generators that draw the order of samples
+    const uint64_t *keys;        // [clients, 2] of the generators that draw the order of samples in batches
     const double *lr, *keep;     // [clients]: w <- keep w + add - lr gradient
     const void *add;             // [clients, p], or null
     const void *only;            // [p] or [clients, p]: not 0 for what is trained; or null, where all is
@@ -102,28 +106,24 @@ class Order {
     }
 };
 
-// Memory of one thread's solve, in lines of 64 bytes.
+// Memory of one thread's solve, in lines of 64 bytes: what is taken before it is reserved is only added up.
 class Arena {
     char *start = nullptr, *next = nullptr;
 
    public:
     ~Arena() { std::free(start); }
 
-    void reserve(size_t bytes) {
-        start = (char *)std::malloc(bytes + 64);
+    void reserve() {
+        const size_t bytes = next - start;
+        start = (char *)std::calloc(bytes + 64, 1);
         if (!start) throw std::bad_alloc();
         next = (char *)(((uintptr_t)start + 63) & ~(uintptr_t)63);
     }
 
     template <typename T>
-    static size_t size(int64_t n) {
-        return ((size_t)n * sizeof(T) + 63) & ~(size_t)63;
-    }
-
-    template <typename T>
     T *take(int64_t n) {
         T *found = (T *)next;
-        next += size<T>(n);
+        next += ((size_t)n * sizeof(T) + 63) & ~(size_t)63;
         return found;
     }
 };
@@ -139,6 +139,9 @@ class Arena {
 #define DOTS 5    // samples and outputs of a block whose sums stay in registers
 #define ROWS 5    // rows of a block, and
 #define COLUMNS 4  // vectors of each
+#define PLACES 14  // places, with two vectors of channels each, whose sums stay in registers
+#define UP_TO_PLACES UP_TO_14
+#define VECTORS 10  // of a row of a window
 namespace avx512 {
 #include "train.inc"
 }
@@ -148,8 +151,12 @@ namespace avx512 {
 #undef ROWS
 #define TARGET target("avx2,fma")
 #define BYTES 32
+#undef PLACES
+#undef UP_TO_PLACES
 #define DOTS 3
 #define ROWS 3
+#define PLACES 6
+#define UP_TO_PLACES UP_TO_6
 namespace avx2 {
 #include "train.inc"
 }
@@ -158,17 +165,23 @@ namespace avx2 {
 #undef DOTS
 #undef ROWS
 #undef COLUMNS
+#undef PLACES
+#undef UP_TO_PLACES
+#undef VECTORS
 #endif
 #define TARGET unused
 #define BYTES 16
 #define DOTS 3
 #define ROWS 3
 #define COLUMNS 4
+#define PLACES 6
+#define UP_TO_PLACES UP_TO_6
+#define VECTORS 10
 namespace baseline {
 #include "train.inc"
 }
 
-EXPORT int polyfed_version() { return 2; }
+EXPORT int polyfed_version() { return 3; }
 
 // 2: AVX-512, 1: AVX2 with FMA, 0: what every processor has
 EXPORT int polyfed_widest() {
@@ -185,6 +198,28 @@ EXPORT int polyfed_widest() {
 EXPORT void polyfed_permutation(const uint64_t *key, int64_t times, int64_t n, int64_t *into) {
     Order order(key);
     for (int64_t k = 0; k < times; k++) order.permutation(into + k * n, n);
+}
+
+// new[k] = w[i[k]] - w[j[k]] + keep[k] delta[row[k]], which takes that row's place; rows below 0 are not there. Every
+// number is rounded as torch does it: the product lies in memory before it is added.
+template <typename T>
+static void renew(int64_t count, int64_t p, const T *w, const int64_t *i, const int64_t *j, T *delta, const int64_t *row,
+                  const T *keep, T *into) {
+    for (int64_t k = 0; k < count; k++, into += p) {
+        const T *a = w + i[k] * p, *b = w + j[k] * p, share = keep[k];
+        T *held = row[k] < 0 ? nullptr : delta + row[k] * p;
+        if (held && k + 1 < count && row[k + 1] >= 0)
+            for (int64_t c = 0; c < p; c += 64 / sizeof(T)) __builtin_prefetch(delta + row[k + 1] * p + c, 1);
+        for (int64_t c = 0; held && c < p; c++) held[c] *= share;
+        for (int64_t c = 0; c < p; c++) into[c] = a[c] - b[c];
+        for (int64_t c = 0; held && c < p; c++) held[c] = into[c] += held[c];
+    }
+}
+
+EXPORT void polyfed_renew(int wide, int64_t count, int64_t p, const void *w, const int64_t *i, const int64_t *j,
+                          void *delta, const int64_t *row, const void *keep, void *into) {
+    if (wide == 8) renew(count, p, (const double *)w, i, j, (double *)delta, row, (const double *)keep, (double *)into);
+    else renew(count, p, (const float *)w, i, j, (float *)delta, row, (const float *)keep, (float *)into);
 }
 
 // 0; 1 where there is not memory enough; 2 for a class that the model has no output for

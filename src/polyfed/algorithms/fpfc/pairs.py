@@ -15,6 +15,7 @@ from torch.nn.functional import embedding_bag
 from polyfed.algorithms._shared.clusters import components
 from polyfed.algorithms.fpfc.penalty import Fusion, shrinkage
 from polyfed.core.algorithm import State
+from polyfed.core.compiled import renewed
 
 NAME = "pairs"
 BLOCK = 1 << 18  # numbers per block of pair vectors, so that a block stays in the cache
@@ -122,6 +123,9 @@ def _renewed(w: Tensor, i: Tensor, j: Tensor, delta: Tensor, row: Tensor, keep: 
     norms: list[Tensor] = []
     for at in torch.arange(len(row), device=w.device).split(size):
         new, v = room[:, : len(at)]
+        if renewed(w, i[at], j[at], delta, row[at], keep[at], new):
+            norms.append(torch.linalg.vector_norm(new, dim=1))
+            continue
         torch.index_select(w, 0, i[at], out=new)
         new.sub_(torch.index_select(w, 0, j[at], out=v))
         if len(held := (row[at] >= 0).nonzero()[:, 0]):
