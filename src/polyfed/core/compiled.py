@@ -67,11 +67,12 @@ def train(task: Task, w: Tensor, data: Batches, lr: float | Tensor, drift: Drift
     if only is not None:
         only = only[0] if only.dim() == 2 and only.stride(0) == 0 else only
         only = only.to(w.dtype).contiguous()
+    keys = np.zeros((len(w), 2), np.uint64) if data.full_batch else data.order_keys()
     data.repeat()
     run.train(
         layers, str(task.loss), w.data_ptr(), len(w), w.element_size(), x.data_ptr(), y.data_ptr(),
         split.offsets[data.clients], split.counts[data.clients], data.steps.numpy(), data.work.batch_size,
-        data.order_keys(), _each(lr, len(w)), _each(keep, len(w)), None if add is None else add.data_ptr(),
+        keys, _each(lr, len(w)), _each(keep, len(w)), None if add is None else add.data_ptr(),
         None if only is None else only.data_ptr(), only is not None and only.dim() == 2,
     )  # fmt: skip
     return True

@@ -25,6 +25,7 @@ from polyfed.core.task import Task
 from polyfed.core.uplinks import Part, Tally, added_up, diverged, joined, rows_of
 
 AHEAD = 4  # chunks per thread that may be done before their turn
+SMALL = 1 << 20  # products of a full-batch step (samples, padded, times parameters) that cost less than another call
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class Worker:
     def _chunks(self, ids: np.ndarray, at: np.ndarray, t: int) -> list[np.ndarray]:
         """The positions `at` in the cohort, longest work first, cut into chunks of similar clients."""
         who = ids[at]
-        found = chunks(self.work, self.train.counts[who], self.keys[who], self.seed, t, self.plan.chunk)
+        found = chunks(self.work, self.train.counts[who], self.keys[who], self.seed, t, self.plan.chunk, self.task.p)
         return [at[c] for c in found]
 
     def _chunk(
@@ -162,13 +163,23 @@ class Worker:
         return private, up, time.perf_counter() - start, data.taken
 
 
-def chunks(work: Work, counts: np.ndarray, keys: np.ndarray, seed: int, t: int, most: int) -> list[np.ndarray]:
-    """Clients with `counts` [m] samples, longest work first, cut into chunks of at most `most` similar ones."""
+def chunks(
+    work: Work, counts: np.ndarray, keys: np.ndarray, seed: int, t: int, most: int, p: int = 0
+) -> list[np.ndarray]:
+    """Clients with `counts` [m] samples, longest work first, cut into chunks of at most `most` similar ones.
+
+    p: parameters. Full batches so small that padding them costs less than another call need not be similar.
+    """
     taken = work.taken(counts, t, keys, seed)
     if work.batch_size is None:
-        found = alike(counts, most, np.argsort(-counts, kind="stable"))
+        order = np.argsort(-counts, kind="stable")
+        small = len(counts) * int(counts.max(initial=0)) * p <= SMALL
+        found = _cut(order, most) if small else alike(counts, most, order)
         return [c[np.argsort(-taken[c], kind="stable")] for c in found]
-    order = np.lexsort((-counts, -taken))
+    return _cut(np.lexsort((-counts, -taken)), most)
+
+
+def _cut(order: np.ndarray, most: int) -> list[np.ndarray]:
     return [order[k : k + most] for k in range(0, len(order), most)]
 
 
