@@ -22,7 +22,7 @@ from polyfed.core.optimizers import StepSizes
 from polyfed.core.rows import Rows
 from polyfed.core.split import Split
 from polyfed.core.task import Task
-from polyfed.core.uplinks import Part, Tally, added_up, diverged, joined, rows_of
+from polyfed.core.uplinks import Part, Tally, added_up, diverged, rows_of
 
 AHEAD = 4  # chunks per thread that may be done before their turn
 SMALL = 1 << 20  # products of a full-batch step (samples, padded, times parameters) that cost less than another call
@@ -84,8 +84,10 @@ class Worker:
 
     def run(
         self, algorithm: Algorithm, rows: Rows, down: State, round: Round, tally: Tally, server: State | None = None
-    ) -> tuple[Reply, State]:
-        """One exchange of the clients `round.ids`, whose uplinks go into `tally`: (the cost, private rows [m, ...]).
+    ) -> tuple[Reply, list[tuple[Tensor, State]]]:
+        """One exchange of the clients `round.ids`, whose uplinks go into `tally`.
+
+        Returns the cost, and the clients' private rows by chunk: (their positions [s] in the cohort, [s, ...] each).
 
         A client works as of the round in which its message was sent: it cannot know when its reply will be taken.
 
@@ -105,17 +107,17 @@ class Worker:
             return private, tally.reduce(up, at), diverged(private.values()), spent, taken
 
         seconds, steps = np.empty(len(ids)), np.empty(len(ids), dtype=np.int64)
-        private: list[State] = []
+        private: list[tuple[Tensor, State]] = []
         for positions, at, (mine, part, lost, spent, taken) in zip(
             parts, places, self._in_order(work, places, first_alone=server is not None), strict=True
         ):
             bad = [row for row in (part.bad, lost) if row is not None]
             if bad:
-                return Reply(seconds, steps, int(positions[min(bad)])), {}
+                return Reply(seconds, steps, int(positions[min(bad)])), []
             tally.add(part, at)
-            private.append(mine)
+            private.append((at, mine))
             seconds[positions], steps[positions] = spent / len(positions), taken
-        return Reply(seconds, steps), joined(private, places)
+        return Reply(seconds, steps), private
 
     def _in_order(self, function: Callable[[Any], Any], items: Sequence[Any], first_alone: bool) -> Iterator[Any]:
         """`function` of every item on the worker threads, in the order of items; only a few wait for their turn."""
