@@ -19,7 +19,10 @@ sys.exit(status)
     [
         ("torch,pandas,scipy,matplotlib", "keys --help"),
         ("torch._dynamo,sympy,pandas,sklearn,matplotlib", "algorithms"),
-        ("torch._dynamo,sympy", "run --algorithm fedacs --data digits --clients 4 --rounds 1 --seeds 1 --quiet"),
+        (
+            "torch._dynamo,sympy,sklearn.ensemble,matplotlib.pyplot",
+            "run --algorithm fedacs --data digits --clients 4 --rounds 1 --seeds 1 --quiet",
+        ),
     ],
     ids=lambda text: text.split()[0],
 )

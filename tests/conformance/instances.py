@@ -3,9 +3,12 @@
 A new method file is a new row without another line. `VARIANTS` adds settings that take another path through a method.
 """
 
+import os
 from functools import cache
+from zlib import crc32
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 from traffic import TWO_LAYERS
@@ -117,11 +120,19 @@ def kind_of(method: Algorithm) -> str:
 
 
 def train(method: Algorithm, fed: pf.Federation | None = None, kind: str | None = None, **settings) -> pf.Run:
-    """A short run on the small federation, one worker unless told otherwise."""
+    """A short run on the small federation, one worker unless told otherwise.
+
+    Half of the methods and models train without the kernel, so that the contract and the kill tests see both paths at
+    no cost; test_native.py has every method on both.
+    """
     settings = {
         "rounds": ROUNDS, "local_epochs": 2, "local_steps": steps(method), "batch_size": BATCH, "seed": 3, "workers": 1,
     } | settings  # fmt: skip
-    return pf.fit(model(kind or kind_of(method)), fed or federation(), method, **settings)
+    kind = kind or kind_of(method)
+    with pytest.MonkeyPatch.context() as patch:
+        if crc32(f"{method!r} {kind}".encode()) % 2 and "POLYFED_NATIVE" not in os.environ:
+            patch.setenv("POLYFED_NATIVE", "0")
+        return pf.fit(model(kind), fed or federation(), method, **settings)
 
 
 def loop(

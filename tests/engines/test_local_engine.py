@@ -17,7 +17,7 @@ from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.messages import Round
 from polyfed.core.rows import MappedRows, MemoryRows
 from polyfed.core.task import Task
-from polyfed.core.worker import Plan, Stopwatch, Worker
+from polyfed.core.worker import SMALL, Plan, Stopwatch, Worker
 from polyfed.engines import local
 from polyfed.engines.local import CACHE, WORTH, make_plan, make_rows, pick_device
 
@@ -200,7 +200,8 @@ class Spy(FedAvg, abstract=True):
 def test_every_client_runs_once_with_others_like_it(chunk, batch_size, workers):
     spy = Spy()
     settings = {"rounds": 1, "batch_size": batch_size, "chunk": chunk, "workers": workers, "device": "cpu"}
-    pf.fit(nn.Linear(6, 3), federation(), spy, **settings)
+    run = pf.fit(nn.Linear(6, 1000), federation(), spy, **settings)
+    assert max(SIZES) * len(SIZES) * run.loop.task.p > SMALL
     assert sorted(i for ids, _, _ in spy.calls for i in ids) == list(range(len(SIZES)))
     for ids, samples, steps in spy.calls:
         assert len(ids) <= chunk
@@ -298,6 +299,14 @@ def test_tf32_is_for_local_training_on_an_accelerator_and_asked_for(on, monkeypa
 
 def flags() -> tuple[bool, bool]:
     return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 100])
+def test_small_full_batches_share_a_call_however_unlike(chunk):
+    spy = Spy()
+    run = pf.fit(nn.Linear(6, 3), federation(), spy, rounds=1, batch_size=None, chunk=chunk, workers=1, device="cpu")
+    assert max(SIZES) * len(SIZES) * run.loop.task.p < SMALL
+    assert len(spy.calls) == -(-len(SIZES) // chunk)
 
 
 def test_threads_are_given_back():

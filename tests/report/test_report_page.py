@@ -123,6 +123,9 @@ def test_the_page_can_go_elsewhere_and_faults_are_one_line(tmp_path):
     run = write_run(tmp_path / "run", [0.7, 0.8])
     assert report.write_report(run, tmp_path / "out.html") == tmp_path / "out.html"
     assert report.write_report([run], tmp_path) == tmp_path / "report.html"
+    page = (tmp_path / "report.html").read_text()
+    report.write_report(report.read(run), tmp_path)
+    assert (tmp_path / "report.html").read_text() == page
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot write"):
         report.write_report(run, tmp_path / "file" / "x.html")

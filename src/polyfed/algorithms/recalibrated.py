@@ -4,7 +4,6 @@ patients", Journal of Clinical Epidemiology 61 (2008), methods 1 and 2.
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -76,7 +75,7 @@ class Recalibrated(Personal):
     def local_update(self, task, client, down, data, round):
         w, own = local_sgd(task, down["w"], data, self.lr), down["w"].clone()
         weight, bias = (at.to(own.device) for at in _last_layer(task))
-        every = data.whole()
+        every, checked = data.whole(), False
         for i, mine in enumerate(own):
             b = every.x.shape[1] if every.sizes is None else every.sizes[i]
             x, y, u = every.x[i, :b], every.y[i, :b].cpu().numpy(), np.ones(b)
@@ -86,9 +85,12 @@ class Recalibrated(Personal):
             if not len(x) or not z.isfinite().all():
                 continue
             a, c = self._fitted(z.double().cpu().numpy().reshape(len(x), -1), y, u)
-            mine[weight] *= a
+            if self.slope:
+                mine[weight] *= a
             mine[bias] = a * mine[bias] + torch.as_tensor(c).to(mine)
-            _check(a * z[:2] + torch.as_tensor(c).to(z).reshape(z.shape[1:]), task.outputs(mine, x[:2]))
+            if not checked:  # a fact about the model, the same for every client
+                _check(a * z[:2] + torch.as_tensor(c).to(z).reshape(z.shape[1:]), task.outputs(mine, x[:2]))
+                checked = True
         return {"w": own}, {"w": w}
 
     def aggregate(self, server, up, round):
@@ -109,27 +111,31 @@ class Recalibrated(Personal):
 def _newton(z: np.ndarray, y: np.ndarray, u: np.ndarray, scale: bool) -> tuple[float, np.ndarray]:
     """The minimum over c, and over a where `scale`, of the convex mean_j u_j loss(a z_j + c, y_j) + (a - 1)^2/(2 b)."""
     b, k = z.shape
-    share, mean = np.maximum(np.bincount(y, u, minlength=k), 0.5), partial(np.average, axis=0, weights=u)
-    share, picked = share / share.sum(), mean(z[np.arange(b), y])
+    picked = z[np.arange(b), y] @ (v := u / u.sum())  # v @ and @ v: means over samples
+    share = np.maximum(np.bincount(y, u, minlength=k), 0.5)
+    share, z = share / share.sum(), np.ascontiguousarray(z.T)
     theta = np.append(np.zeros(k), 1.0)  # c, a
 
     def value(theta: np.ndarray) -> tuple[float, np.ndarray]:
-        logits = theta[k] * z + theta[:k]
-        top = logits.max(1, keepdims=True)
+        logits = theta[k] * z + theta[:k, None]
+        top = logits.max(0)
         e = np.exp(logits - top)
-        total = e.sum(1, keepdims=True)
-        f = mean((np.log(total) + top)[:, 0]) - share @ theta[:k] - theta[k] * picked + (theta[k] - 1) ** 2 / (2 * b)
+        total = e.sum(0)
+        f = (np.log(total) + top) @ v - share @ theta[:k] - theta[k] * picked + (theta[k] - 1) ** 2 / (2 * b)
         return float(f), e / total
 
     f, p = value(theta)
+    g, H = np.zeros(k + 1), np.eye(k + 1)
     for _ in range(100):
-        pz = (p * z).sum(1, keepdims=True)
-        g = np.append(mean(p) - share, (mean(pz[:, 0]) - picked + (theta[k] - 1) / b) * scale)
-        H = np.zeros((k + 1, k + 1))
+        mean = p @ v
+        g[:k] = mean - share
         # c + t is c for every t: the sum of c stays zero
-        H[:k, :k] = np.diag(mean(p)) - (u[:, None] * p).T @ p / b + 1 / k
-        H[:k, k] = H[k, :k] = mean(p * (z - pz)) * scale
-        H[k, k] = mean((p * z * z).sum(1) - pz[:, 0] ** 2) + 1 / b
+        H[:k, :k] = np.diag(mean) - (v * p) @ p.T + 1 / k
+        if scale:
+            pz = (p * z).sum(0)
+            g[k] = pz @ v - picked + (theta[k] - 1) / b
+            H[:k, k] = H[k, :k] = (p * (z - pz)) @ v
+            H[k, k] = ((p * z * z).sum(0) - pz**2) @ v + 1 / b
         step = np.linalg.lstsq(H, g, rcond=None)[0]
         near = g @ step  # twice what is left to gain
         new, q = value(theta - step)

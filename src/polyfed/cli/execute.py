@@ -44,7 +44,8 @@ def execute(
             return stop.status(since)
         from polyfed.report import read, write_report
 
-        results(read(folder), write_report(folder))
+        study = read(folder)
+        results(study, write_report(study))
         if left is not None:
             left(folder)
         files.forget_old(folder)

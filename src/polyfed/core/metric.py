@@ -73,7 +73,10 @@ class Seen:
             return self.output.double().numpy() if self._several else self.probabilities
         import torch
 
-        z, top = self._logits, self._logits.argmax(1, keepdim=True)
+        z = self._logits
+        if z.shape[1] == 2:
+            return (z - z.flip(1)).numpy()
+        top = z.argmax(1, keepdim=True)
         most = z.gather(1, top)
         rest = (z - most).exp().sum(1, keepdim=True) - (z - most).exp()  # lost to rounding for the likeliest class
         without = z.scatter(1, top, -torch.inf)

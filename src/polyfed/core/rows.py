@@ -63,7 +63,7 @@ class MemoryRows:
     def scatter(self, ids: Tensor, state: State) -> None:
         """Write `state: [s, ...]` into the rows of `ids`."""
         for name, values in state.items():
-            self.tensors[name][ids] = values
+            self.tensors[name].index_copy_(0, ids, values)
 
     def snapshot(self) -> State:
         """What a checkpoint must hold."""

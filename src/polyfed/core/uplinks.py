@@ -228,7 +228,8 @@ class Tally:
             if "weighted" in self.added[name]:
                 sums[name, "weighted"] = weighted_sum(self._share[at], up[name])
         kept = {name: t for name, t in up.items() if name not in self.added}
-        return Part(kept, sums, row_bytes(up), diverged(up.values()))
+        finite = {name for (name, _), total in sums.items() if torch.isfinite(total.sum())}  # as its rows then are
+        return Part(kept, sums, row_bytes(up), diverged(t for name, t in up.items() if name not in finite))
 
     def add(self, part: Part, at: Tensor) -> None:
         """Take a chunk in. The order of calls decides the last bits of sums."""

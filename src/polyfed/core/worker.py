@@ -28,10 +28,11 @@ from polyfed.core.rows import Rows
 from polyfed.core.split import Split
 from polyfed.core.task import Task
 from polyfed.core.typed import tf32
-from polyfed.core.uplinks import Part, Tally, added_up, diverged, joined, rows_of
+from polyfed.core.uplinks import Part, Tally, added_up, diverged, rows_of
 
 log = logging.getLogger("polyfed")
 AHEAD = 4  # chunks per thread that may be done before their turn
+SMALL = 1 << 20  # products of a full-batch step (samples, padded, times parameters) that cost less than another call
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,10 @@ class Worker:
 
     def run(
         self, algorithm: Algorithm, rows: Rows, down: State, round: Round, tally: Tally, server: State | None = None
-    ) -> tuple[Reply, State]:
-        """One exchange of the clients `round.ids`, whose uplinks go into `tally`: (the cost, private rows [m, ...]).
+    ) -> tuple[Reply, list[tuple[Tensor, State]]]:
+        """One exchange of the clients `round.ids`, whose uplinks go into `tally`.
+
+        Returns the cost, and the clients' private rows by chunk: (their positions [s] in the cohort, [s, ...] each).
 
         A client works as of the round in which its message was sent: it cannot know when its reply will be taken.
 
@@ -152,20 +155,19 @@ class Worker:
             return Done(positions, at, private, tally.reduce(up, at), diverged(private.values()), watch, taken)
 
         seconds, steps = np.empty(len(ids)), np.empty(len(ids), dtype=np.int64)
-        private, places, watches = list[State](), list[Tensor](), list[tuple[np.ndarray, Stopwatch]]()
+        private, watches = list[tuple[Tensor, State]](), list[tuple[np.ndarray, Stopwatch]]()
         fitting = partial(self._fitting, run)
         for chunk in chain.from_iterable(self._in_order(fitting, parts, first_alone=server is not None)):
             bad = [row for row in (chunk.part.bad, chunk.lost) if row is not None]
             if bad:
-                return Reply(seconds, steps, int(chunk.positions[min(bad)])), {}
+                return Reply(seconds, steps, int(chunk.positions[min(bad)])), []
             tally.add(chunk.part, chunk.at)
             steps[chunk.positions] = chunk.taken
-            private.append(chunk.private)
-            places.append(chunk.at)
+            private.append((chunk.at, chunk.private))
             watches.append((chunk.positions, chunk.watch))
         for positions, watch in watches:
             seconds[positions] = watch.seconds() / len(positions)
-        return Reply(seconds, steps), joined(private, places)
+        return Reply(seconds, steps), private
 
     def _fitting(self, run: Callable[[np.ndarray], Done], positions: np.ndarray) -> list[Done]:
         """`run` of all these clients at once, or of as many as the accelerator's memory holds."""
@@ -210,7 +212,7 @@ class Worker:
     def _chunks(self, ids: np.ndarray, at: np.ndarray, t: int) -> list[np.ndarray]:
         """The positions `at` in the cohort, longest work first, cut into chunks of similar clients."""
         who = ids[at]
-        found = chunks(self.work, self.train.counts[who], self.keys[who], self.seed, t, self._most)
+        found = chunks(self.work, self.train.counts[who], self.keys[who], self.seed, t, self._most, self.task.p)
         return [at[c] for c in found]
 
     def _chunk(
@@ -230,13 +232,23 @@ class Worker:
         return private, up, watch, data.taken
 
 
-def chunks(work: Work, counts: np.ndarray, keys: np.ndarray, seed: int, t: int, most: int) -> list[np.ndarray]:
-    """Clients with `counts` [m] samples, longest work first, cut into chunks of at most `most` similar ones."""
+def chunks(
+    work: Work, counts: np.ndarray, keys: np.ndarray, seed: int, t: int, most: int, p: int = 0
+) -> list[np.ndarray]:
+    """Clients with `counts` [m] samples, longest work first, cut into chunks of at most `most` similar ones.
+
+    p: parameters. Full batches so small that padding them costs less than another call need not be similar.
+    """
     taken = work.taken(counts, t, keys, seed)
     if work.batch_size is None:
-        found = alike(counts, most, np.argsort(-counts, kind="stable"))
+        order = np.argsort(-counts, kind="stable")
+        small = len(counts) * int(counts.max(initial=0)) * p <= SMALL
+        found = _cut(order, most) if small else alike(counts, most, order)
         return [c[np.argsort(-taken[c], kind="stable")] for c in found]
-    order = np.lexsort((-counts, -taken))
+    return _cut(np.lexsort((-counts, -taken)), most)
+
+
+def _cut(order: np.ndarray, most: int) -> list[np.ndarray]:
     return [order[k : k + most] for k in range(0, len(order), most)]
 
 

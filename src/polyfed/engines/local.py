@@ -125,7 +125,7 @@ class LocalEngine:
                 self._old.append((before.ids, self.rows.gather(before.ids).whole()))
             self._settle()
         reply, private = self.worker.run(algorithm, self.rows, received, round, tally, server)
-        self._new.append((round, private))
+        self._new += [(round.take(at), rows) for at, rows in private if rows]
         return reply
 
     def _settle(self) -> None:

@@ -1,4 +1,6 @@
-"""`local_steps` as `fit` takes it: a number, an expression, a function of the round, or a number per client."""
+"""`local_steps` as `fit` takes it: a number, an expression, a function of the round, or a number per client; and how
+many rounds of that work an evaluation is worth.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from polyfed.core.batches import Each
+from polyfed.core.batches import Each, Work
 from polyfed.core.errors import ConfigError, closest
 from polyfed.core.randomness import key_of
 from polyfed.experiment.expression import Expression
 
+FREE = 20_000_000  # products (samples times parameters) of an evaluation that takes about a millisecond
 INTEGER: type[Any] = np.integer
 LocalSteps = int | str | Sequence[int] | Mapping[str, int] | Callable[[int], int]
 
@@ -69,6 +72,23 @@ def recorded(rule: int | Callable[[int], int] | Each | None) -> int | str | dict
     if isinstance(rule, Listed):
         return dict(rule.steps)
     return rule if rule is None or isinstance(rule, int) else getattr(rule, "text", "function")
+
+
+def between_evaluations(samples: int, counts: np.ndarray, keys: np.ndarray, work: Work, share: float, p: int) -> int:
+    """Rounds between evaluations: 1, 2, 5, 10, 20, ..., the first with at most a tenth of the arithmetic of training.
+
+    It is counted, not timed, so that the same run has the same curve everywhere: a sample that is evaluated costs one
+    pass, one that is trained on three. Evaluations of at most `FREE` products are made after every round.
+
+    samples: evaluated     counts: [n] training samples     share: of the clients, that train in a round
+    """
+    rounds = 1
+    if samples * p > FREE:
+        trained = share * (work.taken(counts, 0, keys) * np.minimum(counts, work.batch_size or counts)).sum()
+        for rounds in (b * 10**k for k in range(6) for b in (1, 2, 5)):
+            if 10 * samples <= 3 * rounds * trained:
+                break
+    return rounds
 
 
 def _count(value: Any, what: str) -> int:

@@ -39,7 +39,7 @@ from polyfed.experiment.rehearsal import adds_up, check_optimizer, check_robust
 from polyfed.experiment.resume import continue_from, digest
 from polyfed.experiment.run import Run, splits
 from polyfed.experiment.start import start_from
-from polyfed.experiment.steps import local_steps_of, recorded
+from polyfed.experiment.steps import between_evaluations, local_steps_of, recorded
 from polyfed.experiment.stop import interruptible
 from polyfed.experiment.training import Training
 from polyfed.experiment.watching import Callback, Progress
@@ -263,11 +263,19 @@ def prepare(
         check_optimizer(algorithm, task, federation, work)
         note = t.robust and check_robust(algorithm, t.robust, model, loss, federation, work, schedule)
     cohort = schedule.size(federation.n) if isinstance(schedule, Uniform) else federation.n
+    every = t.evaluate_every
+    if every is None:
+        found, share = splits(federation), cohort / federation.n
+        looked = sum(len(found[name].x) for name in watched(found))
+        keys = client_keys(federation.names)
+        every = between_evaluations(looked, federation.train.counts, keys, work, share, task.p)
     path = path_of(task, work, federation.train)
     counts = federation.train.counts
     most = min(int(counts.max()), work.batch_size or int(counts.max()))
     plan = make_plan(task, cohort, work.per_step(counts), t.chunk, t.workers, path, most)
-    t = dataclasses.replace(t, loss=loss, dtype=task.dtype, local_epochs=None if steps else t.epochs)
+    t = dataclasses.replace(
+        t, loss=loss, dtype=task.dtype, local_epochs=None if steps else t.epochs, evaluate_every=every
+    )
     return Trainer(task, federation, algorithm, t, work, schedule, cohort, plan, attackers, note, start, describe or {})
 
 
@@ -302,6 +310,11 @@ def _saved(store: RunFolder, resume: bool) -> Saved | None:
     return None
 
 
+def watched(data: Mapping[str, Split]) -> list[str]:
+    """The splits that are evaluated on the way."""
+    return [name for name in data if name != "train"] or [*data]
+
+
 class _Session:
     """A run under way: training, evaluation, history, checkpoints.
 
@@ -318,9 +331,9 @@ class _Session:
         trainer: Trainer,
     ):
         self.run, self.loop, self.first, self.store, self.callbacks = run, run.loop, first, store, callbacks
-        self.rounds, self.every = run.settings["rounds"], trainer.training.evaluate_every
+        self.rounds, self.every = run.settings["rounds"], trainer.training.evaluate_every or 0
         self.trainer, self.attackers = trainer, trainer.attackers
-        self.watched = [name for name in data if name != "train"] or [*data]
+        self.watched = watched(data)
         self.all_of_them = [*dict.fromkeys([*self.watched, *data])]  # in this order, whatever was evaluated before
 
     def train(self) -> Run:

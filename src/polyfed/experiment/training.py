@@ -166,12 +166,13 @@ class Training(Table):
         doc="bf16: products and convolutions of local training in bfloat16, the weights in float32; for convolutional "
         "networks. tf32: on a CUDA device, their factors rounded to 10 bits.",
     )
-    evaluate_every: int = setting(
-        1,
+    evaluate_every: int | None = setting(
+        None,
         ge=0,
         le=COUNTED,
         decides=False,
-        doc="Rounds between evaluations. The last round is always evaluated; 0: only the last.",
+        doc="Rounds between evaluations. The last round is always evaluated; 0: only the last. Default: 1 where "
+        "evaluating is cheap, else so many that it takes at most a tenth of the arithmetic of training.",
     )
     checkpoint_every: int | None = setting(
         None,

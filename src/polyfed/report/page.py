@@ -52,7 +52,7 @@ class Drawing(NamedTuple):
 
 
 def write_report(
-    paths: str | Path | Iterable[str | Path], out: str | Path | None = None, figures: bool = False
+    paths: str | Path | Iterable[str | Path] | Study, out: str | Path | None = None, figures: bool = False
 ) -> Path:
     """Write report.html for run and comparison folders.
 
@@ -61,8 +61,8 @@ def write_report(
 
     Parameters
     ----------
-    paths : path or iterable of paths
-        Run or comparison folders.
+    paths : path, iterable of paths or Study
+        Run or comparison folders, or what `read` has made of them.
     out : path or None
         The file, or a folder to put it in; None: into the first folder given. What is written beside a page of another
         name begins with that name.
@@ -80,7 +80,7 @@ def write_report(
     RunError
         A folder cannot be read, or a file cannot be written.
     """
-    study = read(paths)
+    study = paths if isinstance(paths, Study) else read(paths)
     target = Path(out) if out is not None else study.paths[0] / "report.html"
     if target.is_dir():
         target = target / "report.html"

@@ -83,7 +83,8 @@ class Site:
         told: dict[str, Any] = {"t": t, "phase": phase}
         if reply.bad is not None:
             return Message(told | {"diverged": True})
-        rows.scatter(here, private)
+        for at, mine in private:
+            rows.scatter(here[at], mine)
         self.vault.save((t, phase), rows.snapshot(), version(head["keep"]))
         up = tally.uplinks()
         told |= {"steps": int(reply.steps[0]), "seconds": time.perf_counter() - begun}
