@@ -132,7 +132,7 @@ def figure6(columns: Mapping[str, tuple[str, float, dict[str, list[dict]]]]) -> 
     """A column per data set. Above: validation over lambda, with bars of seconds (right scale). Below: test metric over
     rounds. Columns: title -> metric, factor and by search a result per seed; the first seed's are drawn.
     """
-    from polyfed.report.style import SERIES, styled
+    from polyfed.report.style import styled
 
     above, below = [], []
     for title, (metric, factor, by_search) in columns.items():
@@ -146,11 +146,11 @@ def figure6(columns: Mapping[str, tuple[str, float, dict[str, list[dict]]]]) -> 
     with styled():
         for ax, (_, _, by_search) in zip(figure.axes, columns.values(), strict=False):
             right: Any = ax.twinx()
-            for k, (found, colour) in enumerate(zip(by_search.values(), SERIES, strict=False)):
+            for k, (found, line) in enumerate(zip(by_search.values(), ax.lines, strict=True)):
                 at = np.array([p["lam"] for p in found[0]["path"]])
-                wide = 0.4 * min(np.diff(at), default=1.0)
+                wide = max(0.4 * min(np.diff(at), default=1.0), np.ptp(at) / 40)
                 seconds = [p["seconds"] for p in found[0]["path"]]
-                right.bar(at + (k - 0.5) * wide, seconds, wide, color=colour, alpha=0.25)
+                right.bar(at + (k - 0.5) * wide, seconds, wide, color=line.get_color(), alpha=0.25)
             right.grid(False)
             right.spines["right"].set_visible(True)
             right.set_ylabel("seconds (bars)")
