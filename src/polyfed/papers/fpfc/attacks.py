@@ -39,9 +39,10 @@ from polyfed.threats import (
 
 ATTACKS = {"same value": SameValue(100.0), "sign flip": SignFlip(10.0), "Gaussian noise": GaussianNoise(100.0)}
 THREATS = (
-    Setting("same value", "c (1, ..., 1), c ~ N(0, 100^2), drawn anew for every upload", "paper"),
+    Setting("same value", "c (1, ..., 1), c ~ N(0, 100^2)", "paper"),
     Setting("sign flip", "-|c| w, c ~ N(0, 10^2)", "paper"),
     Setting("Gaussian noise", "N(0, 100^2 I)", "paper"),
+    Setting("draws", "c and the noise anew for every upload; who attacks once, for all rounds", "ours"),
 )
 OTHERS = {"label flip": LabelFlip(1.0), "scaled update": ScaledUpdate(10.0)}  # not in the paper
 RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8)
@@ -64,7 +65,7 @@ def settings(scale: Size):
         Setting("lambda", "0.7", "ours"),
         *THREATS,
         Setting("label flip, scaled update", "labels y -> 9 - y; ten times the update", "ours"),
-        Setting("attackers", "0 to 80 % of the devices in steps of 20 %, the same in every round", "paper"),
+        Setting("attackers", "0 to 80 % of the devices in steps of 20 %", "paper"),
         Setting("robust rules", "for FedAvg; assumed share of false uploads 0.4", "ours"),
         Setting("rivals", "FPFC-l1 lambda 0.1; CFL eps1 0.5, eps2 1; PACFL 3 vectors, threshold 4", "ours"),
         Setting("rivals and rules", "one seed at small size", "ours"),

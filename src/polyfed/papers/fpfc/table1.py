@@ -171,7 +171,7 @@ def settings(name: str):
             rounds_of(scale, 1000, 2000),
             Setting("FPFC: lambda from", ", ".join(map(str, GRID)) + ", cold", "ours"),
             Setting("trial runs", "500 rounds" if scale == "small" else "1000 rounds", "ours"),
-            Setting("FPFC-l1", "nu 0.5", "paper"),
+            Setting("FPFC-l1", "nu 0.5 (the text: from xi to 0.5; the code: 4)", "ours"),
             *RIVALS,
             *SYNTHETIC,
         )

@@ -51,7 +51,7 @@ NAMES = {"cold": "separate", "warm": "warm-up"}
 def settings(scale: Size):
     return (
         sizes(scale),
-        Setting("rounds per lambda, at most", "2000 (S1), 100 (H&BF)", "code"),
+        Setting("rounds per lambda, at most, S1", "2000", "code"),
         Setting(
             "grid, S1", "warm 0 to 3.5 by 0.5 (the paper's); separate 0, 0.5 to 0.8 by 0.1, 1, 2, 3 (ours)", "ours"
         ),
