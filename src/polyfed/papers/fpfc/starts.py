@@ -28,7 +28,7 @@ def settings(scale: Size):
     )
 
 
-@recipe("fpfc/figure-e1", "Figure E.1: FPFC and IFCA from 50 random starts on S1 and S3", minutes=(5, 900),
+@recipe("fpfc/figure-e1", "Figure E.1: FPFC and IFCA from 50 random starts on S1 and S3", minutes=(3, 900),
         settings=settings, seeds=1)  # fmt: skip
 def figure_e1(bench: Bench) -> Outcome:
     """Does what is found depend on where training starts?"""

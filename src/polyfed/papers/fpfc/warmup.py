@@ -167,7 +167,7 @@ NOTES = [
 ]
 
 
-@recipe("fpfc/table2", "Table 2 and Figure 6: lambda by a warm path and by separate runs", minutes=(5, 600),
+@recipe("fpfc/table2", "Table 2 and Figure 6: lambda by a warm path and by separate runs", minutes=(4, 600),
         settings=settings, data=("housing_bodyfat",), also=("fpfc/figure6",))  # fmt: skip
 def table2(bench: Bench) -> Outcome:
     """Does a warm path find a lambda as good as separate runs do, in less time?"""
