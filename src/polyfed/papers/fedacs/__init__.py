@@ -75,7 +75,7 @@ def work(bench: Bench) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=2)
-def images(name: str, folder: str | Path | None, halved: bool) -> Dataset:
+def images(name: str, folder: str | Path | None, halved: bool = False) -> Dataset:
     """A data set, read once. halved: CIFAR-10 at half its width and height, means of 2 x 2 pixels"""
     data = load(name, data_dir=folder)
     if not (halved and name == "cifar10"):
@@ -91,15 +91,16 @@ def clients(
     partition: str = "dirichlet-prior:0.5,samples=50",
     n: int | None = None,
     at_most: int | None = None,
+    halved: bool = False,
 ) -> Make:
     """seed -> Federation of images; a client's test set has the class ratio of its training samples.
 
-    at_most: training images in all, drawn at random; None: what the partition takes
+    at_most: training images in all, drawn at random; None: what the partition takes     halved: as in `images`
     """
     n = 8 if bench.rehearse else n or bench.pick(40, 100)
 
     def make(seed: int) -> Federation:
-        data = images(name, bench.data_dir, bench.small)
+        data = images(name, bench.data_dir, halved)
         if at_most is not None and at_most < len(data):
             some = np.random.default_rng(seed).permutation(len(data))[:at_most]
             data = replace(data, x=data.x[some], y=data.y[some])
@@ -108,9 +109,9 @@ def clients(
     return make
 
 
-def net(bench: Bench, name: str = "fashion-mnist") -> Callable[[int], nn.Module]:
-    """seed -> the common start: softmax regression when small, else the CNN."""
-    side = bench.pick(16, 32)
+def net(bench: Bench, name: str = "fashion-mnist", halved: bool = False) -> Callable[[int], nn.Module]:
+    """seed -> the common start: softmax regression when small, else the CNN. halved: as in `images`"""
+    side = 16 if halved else 32
     shape = (3, side, side) if name == "cifar10" else (1, 28, 28)
     return lambda seed: build(bench.pick("linear", "cnn"), shape, 10, seed=seed)
 
@@ -177,9 +178,8 @@ def common_settings(scale: Size) -> list[Setting]:
 
 
 def model_setting(scale: Size) -> Setting:
-    linear = "softmax regression on the pixels, CIFAR-10 at 16 x 16"
     cnn = "CNN: 5x5x32, 5x5x64, 2x2 pools, dense 512"
-    return Setting("model", linear if scale == "small" else cnn, "ours")
+    return Setting("model", "softmax regression on the pixels" if scale == "small" else cnn, "ours")
 
 
 def work_settings(scale: Size) -> list[Setting]:

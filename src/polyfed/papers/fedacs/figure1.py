@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from polyfed.core.algorithm import Algorithm
 from polyfed.papers.fedacs import (
     NOT_TO_BE_MATCHED,
     apart,
@@ -70,6 +71,7 @@ def settings(scale: Size) -> Sequence[Setting]:
         Setting("FedACS: pool", "all clients", "paper"),
         Setting("test set per client", "100 images in the class ratio of its training images", "ours"),
         model_setting(scale),
+        *([Setting("CIFAR-10", "at 16 x 16, means of 2 x 2 pixels", "ours")] if small else []),
         Setting("rounds", rounds, "ours"),
         *(s for s in work_settings(scale) if s.key not in ("rounds",)),
         Setting("tuned", "under the first seed, for all seeds", "ours"),
@@ -81,12 +83,13 @@ def run(bench: Bench, name: str, key: str) -> dict[str, np.ndarray]:
     panel, k = PANELS[key], bench.pick(0, 1)
     n = panel.clients[k]
     at_most = MANY * n if bench.small and key == "a" else None
-    model, federation = net(bench, name), clients(bench, name, panel.partition[k], n, at_most)
+    model = net(bench, name, bench.small)
+    federation = clients(bench, name, panel.partition[k], n, at_most, bench.small)
     given = {**work(bench), "rounds": bench.rounds(*panel.rounds), "fraction": panel.fraction[k]}
     first = bench.seeds[0]
     tasks = [(f"{name}-{key}-{m}", first, partial(tuned, bench, f"{name}-{key}", m, model, federation, first, **given))
              for m in METHODS]  # fmt: skip
-    methods = dict(zip(METHODS, bench.all_of(tasks), strict=True))
+    methods: dict[str, Algorithm] = dict(zip(METHODS, bench.all_of(tasks), strict=True))
     found = bench.compare(f"{name}-{key}", model, federation, methods, evaluate_every=0, **given)
     return {m: metric_of(found, m) for m in METHODS}
 
