@@ -16,6 +16,8 @@ import polyfed as pf
 from polyfed.cli import describe
 from polyfed.cli.config import keys
 from polyfed.experiment.rehearsal import counted
+from polyfed.papers import load as recipes
+from polyfed.papers.recipe import Setting
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -42,7 +44,8 @@ GROUPS = {  # title of a reference page: the modules whose names it shows
 
 def pages() -> dict[str, str]:
     """{path of a page in the site: its Markdown} of all pages that are not files of docs/."""
-    return methods() | {"settings.md": settings()} | reference() | copied()
+    made = {"settings.md": settings(), "experiments/settings.md": experiments()}
+    return methods() | made | reference() | copied()
 
 
 # methods
@@ -141,6 +144,35 @@ def settings() -> str:
             "\n".join([f"## {title}\n\n{text}\n", "| key | default | meaning | takes |", "| :-- " * 4 + "|", *rows])
         )
     return "\n\n".join(parts) + "\n"
+
+
+def experiments() -> str:
+    """Every setting of every recipe and whose it is."""
+    lines = [
+        "# Settings of the experiments",
+        "",
+        "Every setting of every recipe and whose it is: the paper's text, the authors' released code, or ours. "
+        "`polyfed reproduce NAME` prints the same before it starts.",
+    ]
+    for r in recipes().values():
+        sizes: dict[Setting, list[str]] = {}
+        for size in r.sizes:
+            for s in r.settings(size):
+                sizes.setdefault(s, []).append(size)
+        order = list(dict.fromkeys(s.key for s in sizes))
+        lines += [
+            "",
+            f"## {r.name}",
+            "",
+            f"{cell(r.title)}.",
+            "",
+            "| setting | value | size | whose |",
+            "| :-- " * 4 + "|",
+        ]
+        for s in sorted(sizes, key=lambda s: order.index(s.key)):
+            where = "every" if len(sizes[s]) == len(r.sizes) else ", ".join(sizes[s])
+            lines.append(f"| {cell(s.key)} | {cell(s.value)} | {where} | {s.source} |")
+    return "\n".join(lines) + "\n"
 
 
 # reference

@@ -18,6 +18,7 @@ import pytest
 import polyfed.algorithms  # now, so that a walk takes back its own methods only
 from polyfed.core.algorithm import REGISTRY
 from polyfed.core.scores import KNOWN
+from polyfed.papers import load as recipes
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -87,6 +88,18 @@ def test_every_method_has_a_page_with_all_its_settings():
         for f in dataclasses.fields(cls):
             assert f"| `{f.name.replace('_', '-')}` |" in text, (name, f.name)
         assert cls.citation in text
+
+
+def test_every_setting_of_every_recipe_is_in_its_table_with_whose_it_is():
+    tables = site()["experiments/settings.md"].split("\n## ")[1:]
+    found = recipes()
+    assert [table.split("\n")[0] for table in tables] == list(found)
+    cell = generator().cell
+    for table, r in zip(tables, found.values(), strict=True):
+        for size in r.sizes:
+            for s in r.settings(size):
+                row = rf"^\| {re.escape(f'{cell(s.key)} | {cell(s.value)}')} \| (every|.*{size}.*) \| {s.source} \|$"
+                assert re.search(row, table, re.M), (r.name, s)
 
 
 def test_prose_of_a_docstring_shows_every_character():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_hex, to_rgb
 
 import polyfed as pf
 from polyfed.algorithms.fpfc import FPFC
@@ -66,6 +66,20 @@ def test_the_better_candidate_is_chosen_on_validation_data(tmp_path):
     found = by_validation(Bench(tmp_path), "choice", planted, data, candidates, 0)
     assert found["best"] == "good"
     assert found["scores"]["wild"] == -np.inf
+
+
+def test_a_search_has_one_colour_in_figure_6():
+    """Its line of validation and its bars of seconds, which stand at the same lambdas."""
+
+    def found(seconds):
+        path = [{"lam": lam, "validation": 0.5, "seconds": seconds} for lam in (0.0, 0.5, 1.0)]
+        return [{"path": path, "at": [10, 20], "test": [0.4, 0.5]}]
+
+    columns = {"S1": ("accuracy, %", 100.0, {"separate": found(8.0), "warm-up": found(1.0)})}
+    above, below, bars = warmup.figure6(columns).axes
+    for line, same, bar, seconds in zip(above.lines, below.lines, bars.containers, (8.0, 1.0), strict=True):
+        assert {b.get_height() for b in bar} == {seconds}
+        assert {to_hex(b.get_facecolor()) for b in bar} == {to_hex(line.get_color())} == {to_hex(same.get_color())}
 
 
 def test_squared_l2_pulls_together_and_never_merges():

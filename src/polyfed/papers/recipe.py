@@ -211,25 +211,27 @@ class Bench:
         return tune(model, federation, method, rounds=rounds, device=self.device, **settings)
 
     def each(self, key: str, compute: Callable[[int], T]) -> list[T]:
-        """compute(seed) for every seed. Where there is room, processes apart compute it side by side beforehand: what
-        takes long must be kept in the folder, by `once` or `compare`, and is then only read here.
+        """compute(seed) for every seed, as `all_of` does it. key: what is computed, for the progress display"""
+        return self.all_of([(key, seed, partial(compute, seed)) for seed in self.seeds])
 
-        key: what is computed, for the progress display
+    def all_of(self, tasks: Sequence[tuple[str, int, Callable[[], T]]]) -> list[T]:
+        """What the tasks return, (label, seed, task) each. Where there is room, processes apart compute it side by side
+        beforehand: what takes long must be kept in the folder, by `once` or `compare`, and is then only read here.
         """
         room = parallel.room(pick_device(self.device).type)
-        if min(room, len(self.seeds)) == 1:
-            return [compute(seed) for seed in self.seeds]
+        if min(room, len(tasks)) == 1:
+            return [task() for _, _, task in tasks]
 
-        def apart(seed: int) -> None:
-            compute(seed)
+        def apart(task: Callable[[], T]) -> None:
+            task()
 
         watch, self.watch = self.watch, Watch()
-        watch.start(len(self.seeds))
+        watch.start(len(tasks))
         try:
-            tasks = [partial(apart, seed) for seed in self.seeds]
-            for k, _ in parallel.side_by_side(tasks, room, lambda k: watch.begin(key, self.seeds[k])):
-                watch.end(Result(key, self.seeds[k], "finished"), resumed=False)
-            return [compute(seed) for seed in self.seeds]
+            kept = [partial(apart, task) for _, _, task in tasks]
+            for k, _ in parallel.side_by_side(kept, room, lambda k: watch.begin(*tasks[k][:2])):
+                watch.end(Result(*tasks[k][:2], "finished"), resumed=False)
+            return [task() for _, _, task in tasks]
         finally:
             self.watch = watch
 

@@ -78,7 +78,7 @@ def all_runs(bench: Bench, name: str, tau: int) -> dict[str, dict[str, list[dict
     return {label: {step: [k[label][step] for k in kept] for step in steps} for label, steps in kept[0].items()}
 
 
-@recipe("fedcet/equal-bytes", "Beyond the paper: error at equal bytes, unlike Hessians", minutes=(4, 20),
+@recipe("fedcet/equal-bytes", "Beyond the paper: error at equal bytes, unlike Hessians", minutes=(3, 20),
         settings=settings)  # fmt: skip
 def equal_bytes(bench: Bench) -> Outcome:
     """Where clients do drift and every method has its best step, how near does each come for the same bytes?"""

@@ -100,7 +100,8 @@ def common_settings(scale: Size) -> tuple[Setting, ...]:
         Setting("test, rounding", "largest remainder, exactly 100 (released: rounded down, 59 to 98)", "ours"),
         Setting("local work", "2 epochs of batches of 20, lr 0.1 x 0.998^t, weight decay 1e-3", "paper"),
         Setting("mu, eta_g, personal epochs", "1e-3, 10, 1", "paper"),
-        Setting("personal part", "from zero, without weight decay (released: from the initial weights, with)", "ours"),
+        Setting("personal part, start", "zero; the paper does not say (released: the initial weights)", "ours"),
+        Setting("personal part, weight decay", "none (released: 1e-3)", "paper"),
     )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def downlink(found: Comparison, label: str) -> Series:
 
 
 @recipe("fedslr/curves", "Over the rounds: accuracy, ranks, sizes, downlink (no figure of the paper)",
-        minutes=(2, 5 * 5 * PAPER_MINUTES), machine=MACHINE, data=("fashion_mnist",), seeds=5, middle=True,
+        minutes=(1, 5 * 5 * PAPER_MINUTES), machine=MACHINE, data=("fashion_mnist",), seeds=5, middle=True,
         settings=settings(Setting("lambda of FedSLR", "1/2, 1 and 5 times that below", "ours")))  # fmt: skip
 def progress(bench: Bench) -> Outcome:
     """When do ranks and downlink fall, and is accuracy lost for it on the way?"""

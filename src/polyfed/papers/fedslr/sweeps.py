@@ -115,7 +115,7 @@ def smaller(what: str, runs: Mapping[float, tuple[Comparison, str]]):
     ]  # fmt: skip
 
 
-@recipe("fedslr/table3", "Table 3: lambda", minutes=(2, several(5)), machine=MACHINE, data=("fashion_mnist",), seeds=5,
+@recipe("fedslr/table3", "Table 3: lambda", minutes=(1, several(5)), machine=MACHINE, data=("fashion_mnist",), seeds=5,
         middle=True, settings=settings(
             {"small": Setting("lambda", "1e-3 to 2e-2, where ranks fall in 40 rounds; beside them the paper's", "ours"),
              "middle": Setting("lambda", "2.5 times the paper's, which are beside them", "ours"),
@@ -135,7 +135,7 @@ def table3(bench: Bench) -> Outcome:
     return Outcome([table(bench, "Table 3", "lambda", runs, TABLE3)], {}, claims, [FOREIGN, *NOTES])
 
 
-@recipe("fedslr/table4", "Table 4: mu", minutes=(3, several(5)), machine=MACHINE, data=("fashion_mnist",), seeds=5,
+@recipe("fedslr/table4", "Table 4: mu", minutes=(2, several(5)), machine=MACHINE, data=("fashion_mnist",), seeds=5,
         middle=True, settings=settings(
             {"small": Setting("mu", "1e-5 to 5e-2, a wider range than the paper's; the smallest and the middle one "
                               f"again with {LONGER} rounds", "ours"),
@@ -183,7 +183,7 @@ def peak(middle: float, below: Claim, above: Claim) -> Claim:
     return Claim("the mixed model's accuracy peaks at a middle mu", holds, evidence)
 
 
-@recipe("fedslr/table5", "Table 5: eta_g", minutes=(2, several(4)), machine=MACHINE, data=("fashion_mnist",), seeds=5,
+@recipe("fedslr/table5", "Table 5: eta_g", minutes=(1, several(4)), machine=MACHINE, data=("fashion_mnist",), seeds=5,
         middle=True, settings=settings(Setting("eta_g", "2, 10, 20, 100", "paper")))  # fmt: skip
 def table5(bench: Bench) -> Outcome:
     """What does the global step size do?"""
@@ -199,7 +199,7 @@ def table5(bench: Bench) -> Outcome:
     return Outcome([table(bench, "Table 5", "eta_g", runs, TABLE5)], {}, claims, [FOREIGN, *NOTES])
 
 
-@recipe("fedslr/table6", "Table 6: local epochs", minutes=(2, several(4)), machine=MACHINE, data=("fashion_mnist",),
+@recipe("fedslr/table6", "Table 6: local epochs", minutes=(1, several(4)), machine=MACHINE, data=("fashion_mnist",),
         seeds=5, middle=True,
         settings=settings(Setting("epochs", "1, 2, 3, 4 for the common part", "paper")))  # fmt: skip
 def table6(bench: Bench) -> Outcome:

@@ -102,7 +102,7 @@ IID_MUS = (1e-2, 5e-2)  # beside 1e-3: at small size, in the IID column, where t
 
 
 @recipe("fedslr/table1", "Tables 1 and 2, Figures 2, 3, 4 and 5: accuracy, gigabytes and sizes of thirteen methods",
-        minutes=(10, 5 * 6 * 13 * PAPER_MINUTES), settings=rates, machine=MACHINE, data=("fashion_mnist",),
+        minutes=(5, 5 * 6 * 13 * PAPER_MINUTES), settings=rates, machine=MACHINE, data=("fashion_mnist",),
         seeds=5, also=tuple(f"fedslr/figure{k}" for k in (2, 3, 4, 5)), middle=True)  # fmt: skip
 def table1(bench: Bench) -> Outcome:
     """Is a common low-rank model with sparse personal parts better than other personal models, and its common part

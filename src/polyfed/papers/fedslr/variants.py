@@ -47,7 +47,7 @@ def ranks(found: Comparison, label: str) -> str:
 
 
 @recipe("fedslr/variants", "A.2 and A.3: LPGD, GPGD, and other structures",
-        minutes=(5, 5 * (7 * PAPER_MINUTES + DECOMPOSITIONS)), machine=MACHINE, data=("fashion_mnist",), seeds=5,
+        minutes=(3, 5 * (7 * PAPER_MINUTES + DECOMPOSITIONS)), machine=MACHINE, data=("fashion_mnist",), seeds=5,
         settings=settings(
             Setting("structures", "common + personal part; LR+S is FedSLR, S sparse, LR low rank", "paper"),
             Setting("thresholds", "lambda eta_g and lr mu whatever the norms", "paper"),

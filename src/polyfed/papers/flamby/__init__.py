@@ -194,10 +194,14 @@ def converged(bench: Bench, case: Case) -> tuple[Study, dict[str, tuple[str, flo
     common = {"batch_size": None, "loss": case.losses[1], "metrics": case.metric, "evaluate_every": 0}
     work = {**common, "rounds": rounds, "local_steps": STEPS}
     grid, draws = (GRID[2:3], 1) if bench.rehearse else (GRID, bench.pick(1, 5))
+    tried = {
+        f"step-{label.lower()}-{draw}": (label, draw, partial(held_out, case, data, make, grid, work, draw))
+        for label, (_, make) in methods(case).items() for draw in range(draws)
+    }  # fmt: skip
+    bench.all_of([(label, draw, partial(bench.once, key, one)) for key, (label, draw, one) in tried.items()])
     chosen, final = {}, {}
     for label, (setting, make) in methods(case).items():
-        tried = [partial(held_out, case, data, make, grid, work, draw) for draw in range(draws)]
-        values = [bench.once(f"step-{label.lower()}-{k}", one) for k, one in enumerate(tried)]
+        values = [bench.once(key, one) for key, (of, _, one) in tried.items() if of == label]
         best = grid[int(np.argmin(np.sum(values, axis=0)))]
         chosen[label], final[label] = (setting, best), make(best)
     model = case.model(1)

@@ -94,7 +94,7 @@ def heart() -> Case:
     )  # fmt: skip
 
 
-@recipe("flamby/heart", "FLamby's Fed-Heart-Disease, by its protocol and trained to the end", minutes=(5, 30),
+@recipe("flamby/heart", "FLamby's Fed-Heart-Disease, by its protocol and trained to the end", minutes=(3, 30),
         settings=settings, seeds=5)  # fmt: skip
 def run(bench: Bench) -> Outcome:
     """Is FedAvg below the own models at all four hospitals, as FLamby's result files say, and still so when every

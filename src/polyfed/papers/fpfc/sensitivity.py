@@ -172,7 +172,7 @@ def figure_e4(bench: Bench) -> Outcome:
     return outcome
 
 
-@recipe("fpfc/figure-e5", "Figure E.5: different amounts of local work, on S1 and H&BF", minutes=(2, 60),
+@recipe("fpfc/figure-e5", "Figure E.5: different amounts of local work, on S1 and H&BF", minutes=(1, 60),
         settings=settings(Setting("uneven", "T_i uniform on 1, ..., T for every device and round", "paper")),
         data=("housing_bodyfat",), also=("fpfc/uneven-steps",))  # fmt: skip
 def figure_e5(bench: Bench) -> Outcome:
@@ -182,7 +182,7 @@ def figure_e5(bench: Bench) -> Outcome:
     return outcome
 
 
-@recipe("fpfc/figure-e6", "Figure E.6: xi, on S1 and H&BF", minutes=(1, 40), settings=settings(),
+@recipe("fpfc/figure-e6", "Figure E.6: xi, on S1 and H&BF", minutes=(0.5, 40), settings=settings(),
         data=("housing_bodyfat",))  # fmt: skip
 def figure_e6(bench: Bench) -> Outcome:
     """Does the width of the smoothed tip matter?"""
@@ -213,7 +213,7 @@ def sensitivity_images(bench: Bench) -> Outcome:
     return outcome
 
 
-@recipe("fpfc/sensitivity", "Sensitivity to rho and nu on S1 (no figure of the paper)", minutes=(2, 60),
+@recipe("fpfc/sensitivity", "Sensitivity to rho and nu on S1 (no figure of the paper)", minutes=(1, 60),
         settings=settings())  # fmt: skip
 def sensitivity(bench: Bench) -> Outcome:
     """Which of the other settings need care?"""
