@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.colors import to_hex
 
 import polyfed as pf
 from polyfed.algorithms.fpfc import FPFC
@@ -123,17 +123,6 @@ def test_newcomers_are_kept_out_of_training_and_of_the_choice_of_settings():
     first = [[float(part.train.client(i)[0][0, 0]) for i in range(part.n)] for part in (old, new)]
     assert first[1] == [4, 9, 14, 19]
     assert sorted(first[0] + first[1]) == list(range(20))
-
-
-def test_bars_of_seconds_have_the_colour_of_their_search():
-    """Figure 6: a search's bars and its line belong together."""
-    path = [{"lam": lam, "validation": 0.5, "rounds": 1, "seconds": 1.0} for lam in (0.0, 0.5)]
-    found = [{"path": path, "at": [1, 2], "test": [0.4, 0.5]}]
-    drawn = warmup.figure6({"S1": ("accuracy, %", 100.0, {"separate": found, "warm-up": found})})
-    lines = [line.get_color() for line in drawn.axes[0].get_lines()]
-    bars = [patch.get_facecolor()[:3] for patch in drawn.axes[-1].patches]
-    assert lines[0] != lines[1]
-    assert np.allclose(bars, [to_rgb(lines[k]) for k in (0, 0, 1, 1)])
 
 
 def test_shared_layers_are_moved_part_of_the_way():

@@ -93,7 +93,8 @@ class Spy(LocalEngine):
         tally.added = {}  # every row is kept
         reply = super().exchange(algorithm, received, round, tally)
         self.seen.append({k: v.clone() for k, v in tally.uplinks().items()})
-        self.private.append({k: v.clone() for k, v in self._new[-1][1].items()})
+        chunks = [rows for _, rows in self._new]  # of unlike clients each, in the same order in every run
+        self.private.append({k: torch.cat([rows[k] for rows in chunks]) for k in (chunks or [{}])[0]})
         return reply
 
 
