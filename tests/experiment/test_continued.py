@@ -74,6 +74,19 @@ def test_changed_data_are_refused_by_name(tmp_path, word, change):
         train(other, model=torch.nn.Linear(3, 3), out=tmp_path, resume=True)
 
 
+def test_a_model_that_drew_other_numbers_is_not_continued(tmp_path, monkeypatch):
+    """Dropout's masks were once torch's own; a checkpoint of then says nothing of them. Without dropout it goes on."""
+    drops, plain = (torch.nn.Sequential(torch.nn.Linear(3, 4), m, torch.nn.Linear(4, 2))
+                    for m in (torch.nn.Dropout(), torch.nn.GELU()))  # fmt: skip
+    now = folder_module.fingerprint
+    monkeypatch.setattr(folder_module, "fingerprint", lambda run: {k: v for k, v in now(run).items() if k != "draws"})
+    for model, name in ((drops, "drops"), (plain, "plain")):
+        train(model=model, out=tmp_path / name, rounds=1)
+    assert train(model=plain, out=tmp_path / "plain", rounds=2, resume=True).loop.t == 2
+    with pytest.raises(RunError, match="cannot resume .*drew other numbers in the version that it was begun with"):
+        train(model=drops, out=tmp_path / "drops", rounds=2, resume=True)
+
+
 class Backbone(torch.nn.Module):
     """A head on frozen features, with a buffer."""
 

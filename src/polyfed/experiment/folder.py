@@ -27,6 +27,7 @@ from torch import Tensor
 from polyfed.core import checkpoint, evaluation
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.cells import marked
+from polyfed.core.dropout import DRAWS
 from polyfed.core.errors import RunError
 from polyfed.core.ledger import COLUMNS
 from polyfed.core.metric import Metric, having, mean_of, written
@@ -234,7 +235,10 @@ def scores(run: Run) -> dict[str, Tensor]:
 def fingerprint(run: Run) -> dict[str, Any]:
     """What must not change between a run and its continuation."""
     s, keys = run.settings, [*Training.deciding(), "model", "algorithm", "plan"]
-    parts = {"data": s["data"].get("digest"), "fixed": run.loop.task.fixed_digest}
+    task = run.loop.task
+    parts = {"data": s["data"].get("digest"), "fixed": task.fixed_digest}
+    if task.random and task.stacked is None:
+        parts["draws"] = DRAWS
     return json.loads(json.dumps({k: s.get(k) for k in keys} | parts))
 
 

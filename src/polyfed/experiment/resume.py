@@ -20,7 +20,7 @@ def continue_from(
     for line in warnings:
         store.log(line)
     now = fingerprint(run)
-    for key, then in meta["fingerprint"].items():
+    for key, then in ({"draws": None} | meta["fingerprint"]).items():
         if now.get(key) != then:
             raise RunError(f"cannot resume {store.path}: {_changed(key, now.get(key), then)}")
     run.loop.restore(tensors, meta)
@@ -52,6 +52,8 @@ def _changed(key: str, now: Any, then: Any) -> str:
             f"its clients were trained by the path {then['path']!r}, here it is {now['path']!r}, which gives other "
             "last bits; the compiled kernel has to be built, and not switched off by POLYFED_NATIVE=0"
         )
+    if key == "draws":
+        return "the model's random layers (dropout) drew other numbers in the version that it was begun with"
     if key == "fixed":
         return "the model's frozen parameters or buffers are not those it began with"
     return f"{key} is {now!r} here and was {then!r} in the checkpoint"
