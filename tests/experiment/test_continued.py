@@ -83,7 +83,7 @@ def test_a_model_that_drew_other_numbers_is_not_continued(tmp_path, monkeypatch)
     for model, name in ((drops, "drops"), (plain, "plain")):
         train(model=model, out=tmp_path / name, rounds=1)
     assert train(model=plain, out=tmp_path / "plain", rounds=2, resume=True).loop.t == 2
-    with pytest.raises(RunError, match="cannot resume .*drew other numbers in the version that it was begun with"):
+    with pytest.raises(RunError, match=r"cannot resume .*drew other numbers in the version that it was begun with"):
         train(model=drops, out=tmp_path / "drops", rounds=2, resume=True)
 
 
