@@ -159,7 +159,8 @@ class _Wire(LocalEngine):
         tally.added = {}  # every row is kept
         reply = super().exchange(algorithm, received, round, tally)
         up = dict(tally.uplinks())
-        homes = {t.untyped_storage().data_ptr() for t in (*self.rows.snapshot().values(), *self._new[-1][1].values())}
+        private = [*self.rows.snapshot().values(), *(t for _, rows in self._new for t in rows.values())]
+        homes = {t.untyped_storage().data_ptr() for t in private}
         messages = {f"down {k}": t for k, t in received.items()} | {f"up {k}": t for k, t in up.items()}
         aliased = [k for k, t in messages.items() if t.untyped_storage().data_ptr() in homes]
         kept, sent = ({k: t.clone() for k, t in part.items()} for part in (received, up))

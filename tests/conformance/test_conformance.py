@@ -140,8 +140,12 @@ class Wire(LocalEngine):
         before = {k: v.clone() for k, v in self.loop.server.items()}
         tally.added = {}  # every row is kept
         reply = super().exchange(algorithm, received, round, tally)
-        up, private = dict(tally.uplinks()), self._new[-1][1]
-        homes = {t.untyped_storage().data_ptr() for t in (*self.rows.tensors.values(), *private.values())}
+        up, private, new = (
+            dict(tally.uplinks()),
+            self.made(round.ids),
+            [t for _, rows in self._new for t in rows.values()],
+        )
+        homes = {t.untyped_storage().data_ptr() for t in (*self.rows.tensors.values(), *new)}
         messages = {f"down {k}": t for k, t in received.items()} | {f"up {k}": t for k, t in up.items()}
         shared = [k for k, t in messages.items() if t.untyped_storage().data_ptr() in homes]
         copies = [{k: t.clone() for k, t in part.items()} for part in (received, up, private)]

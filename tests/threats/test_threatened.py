@@ -93,8 +93,7 @@ class Spy(LocalEngine):
         tally.added = {}  # every row is kept
         reply = super().exchange(algorithm, received, round, tally)
         self.seen.append({k: v.clone() for k, v in tally.uplinks().items()})
-        chunks = [rows for _, rows in self._new]  # of unlike clients each, in the same order in every run
-        self.private.append({k: torch.cat([rows[k] for rows in chunks]) for k in (chunks or [{}])[0]})
+        self.private.append(self.made(round.ids))
         return reply
 
 

@@ -228,6 +228,9 @@ class Worker:
             )
             mine = {name: rows_of(t, at) for name, t in down.items()}
             private, up = method.local_update(self.task, rows.gather(round.ids), mine, data, round)
+            # a private row must not lie in a message, which the server may change in place
+            sent = {t.untyped_storage().data_ptr() for t in (*mine.values(), *up.values())}
+            private = {k: t.clone() if t.untyped_storage().data_ptr() in sent else t for k, t in private.items()}
         watch.stop()
         return private, up, watch, data.taken
 
