@@ -22,7 +22,7 @@
 #endif
 
 enum Activation { NONE, RELU, TANH, SIGMOID };
-enum { SHAPE = 12 };
+enum { SHAPE = 12, NEAR = 1 << 20 };  // numbers that describe a layer; bytes of weights that a core's second cache holds
 enum Loss { CROSS_ENTROPY, MSE };
 
 // What one call trains; filled in by ctypes (polyfed/native/__init__.py has the same fields in the same order).
