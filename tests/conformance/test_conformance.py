@@ -12,6 +12,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from exchanged import private_rows
 from extended import Extended
 from halfway import killed
 from instances import BATCH, CLASSES, METHODS, NAMES, ROUNDS, SIZES, SMALL, federation, kind_of, loop, model, train
@@ -142,7 +143,7 @@ class Wire(LocalEngine):
         reply = super().exchange(algorithm, received, round, tally)
         up, private, new = (
             dict(tally.uplinks()),
-            self.made(round.ids),
+            private_rows(self, round.ids),
             [t for _, rows in self._new for t in rows.values()],
         )
         homes = {t.untyped_storage().data_ptr() for t in (*self.rows.tensors.values(), *new)}

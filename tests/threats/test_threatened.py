@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from exchanged import private_rows
 
 import polyfed as pf
 from polyfed import threats
@@ -93,7 +94,7 @@ class Spy(LocalEngine):
         tally.added = {}  # every row is kept
         reply = super().exchange(algorithm, received, round, tally)
         self.seen.append({k: v.clone() for k, v in tally.uplinks().items()})
-        self.private.append(self.made(round.ids))
+        self.private.append(private_rows(self, round.ids))
         return reply
 
 

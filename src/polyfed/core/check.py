@@ -51,7 +51,7 @@ def check(task: Task, split: Split, classes: int | None, who: str = "the model")
         task.threshold = 0.5 if _probable(output) else 0.0
     some = output, y
     if task.asked:  # a function or scorer is tried on more than two samples
-        at = torch.linspace(0, len(split.x) - 1, min(len(split.x), TRIED)).long()
+        at = _spread(split)
         some = task.outputs(task.w0.clone(), split.x[at].to(task.device)), split.y[at]
     task.scores = fitting(task.asked, Seen(some[0].cpu(), some[1].cpu(), task.threshold), classes or 0)
     task.settled = True
@@ -193,7 +193,7 @@ def _tried_loss(task: Task, output: Tensor, target: Tensor) -> Tensor:
 
 def _check_weighted(task: Task, split: Split) -> None:
     """Raise ConfigError if the loss of some samples is not the mean over their losses, one by one."""
-    at = torch.linspace(0, len(split.x) - 1, min(len(split.x), TRIED)).long()
+    at = _spread(split)
     name = getattr(task.loss, "__name__", type(task.loss).__name__)
     try:
         some = task.place(Split(split.x[at], split.y[at], np.array([0, len(at)])))
@@ -218,6 +218,11 @@ def _indifferent(task: Task, shape: list[int]) -> float | None:
             return float("nan")
 
     return 0.5 if abs(preference(0.5)) < 1e-6 else 0.0 if isfinite(preference(-1.0)) else None
+
+
+def _spread(split: Split) -> Tensor:
+    """Positions of at most `TRIED` samples, from first to last."""
+    return torch.linspace(0, len(split.x) - 1, min(len(split.x), TRIED)).long()
 
 
 def _few(split: Split) -> tuple[Tensor, Tensor]:

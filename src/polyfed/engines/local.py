@@ -128,14 +128,6 @@ class LocalEngine:
         self._new += [(round.take(at), rows) for at, rows in private if rows]
         return reply
 
-    def made(self, ids: Tensor) -> State:
-        """Private rows that the last exchange made: [m, ...] each, of the clients `ids: [m]`."""
-        if not self._new:
-            return {}
-        place = {int(i): k for k, i in enumerate(torch.cat([round.ids for round, _ in self._new]))}
-        at = [place[int(i)] for i in ids]
-        return {name: torch.cat([rows[name] for _, rows in self._new])[at] for name in self._new[0][1]}
-
     def _settle(self) -> None:
         for round, private in self._new:
             self.rows.scatter(round.ids, private)
