@@ -25,12 +25,19 @@ def reproduce(
     out: Annotated[
         Path | None, Option(help="Folder for the results. Default: runs/reproduce/<recipe>-<scale>.")
     ] = None,
+    record: Annotated[
+        Path | None,
+        Option("--from", help="Go on from a record, the file that an earlier call wrote; nothing is computed twice."),
+    ] = None,
     force: Annotated[bool, Option("--force", help="Start over, whatever the folder holds.")] = False,
     rehearse: Annotated[bool, Option("--rehearse", help="Run two rounds of everything, to check the set-up.")] = False,
     yes: Annotated[bool, Option("--yes", "-y", help="Start a long run without asking.")] = False,
     quiet: o.Quiet = False,
 ) -> int:
     """Repeat an experiment of a paper. A second call with the same folder continues where the first one stopped.
+
+    The folder's record.jsonl.gz has every number of every run that is over: --from goes on from it in another folder,
+    polyfed verify trains its runs again.
 
     [dim]polyfed reproduce fpfc/table1[/dim]
     """
@@ -42,30 +49,39 @@ def reproduce(
     from polyfed.experiment import files, stop
     from polyfed.papers import Bench, find
     from polyfed.papers.recipe import estimate, write
+    from polyfed.papers.record import load, pack, unpack
 
     r = find(name)
     if scale not in r.sizes:
         raise ConfigError(f"--scale: found {scale!r}, expected {' or '.join(r.sizes)} for {r.name}")
     folder = out or Path("runs") / "reproduce" / f"{r.name.replace('/', '-')}-{'rehearsal' if rehearse else scale}"
-    which = _seeds(seeds, r.seeds)
+    what, before = f"{r.name} {scale}{' rehearsal' if rehearse else ''}", load(record) if record is not None else None
+    if before is not None and str(before.about) != what:
+        raise ConfigError(f"--from {record}: found a record of {before.about}, expected one of {what}")
+    which = before.about.seeds if before is not None and seeds is None else _seeds(seeds, r.seeds)
+    device = device or (before.about.device if before is not None else "auto")
     size: Any = scale
     where, takes = data_dir or default_dir(), r.minutes.get(size)
     if takes is not None:
         takes *= len(which) / r.seeds
     elif not rehearse:
         stdout.print("training three rounds of every kind of method, to see how long all will take")
-        takes = estimate(r, size, which, where, device or "auto")
+        takes = estimate(r, size, which, where, device)
     _say_before(r, size, which, takes)
     if (takes or 0) > LONG and not (yes or rehearse or _agreed()):
         return 1
     since = stop.interruptions()
-    with _claimed(folder, f"{r.name} {scale}{' rehearsal' if rehearse else ''}", force):
+    with _claimed(folder, what, force):
+        if before is not None:
+            unpack(before, folder)
         with Show(False, quiet) as show:
-            bench = Bench(folder, size, which, where, device or "auto", show, rehearse)
+            bench = Bench(folder, size, which, where, device, show, rehearse, record)
             try:
                 outcome = r.run(bench)
             except KeyboardInterrupt:
                 return _interrupted(folder, stop.status(since))
+            finally:
+                pack(bench, r.name)
         page = write(r, bench, outcome)
         files.forget_old(folder)
     _say_after(outcome, page)

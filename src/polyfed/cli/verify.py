@@ -1,23 +1,38 @@
 """polyfed verify: train a run again and see whether the same numbers come out."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from polyfed.cli import options as o
 from polyfed.cli.portable import asked_by, pin
+
+if TYPE_CHECKING:
+    from polyfed.experiment.verify import Verdict
 
 
 def verify(
-    run: Annotated[Path, Argument(help="Folder of a run or of a comparison.", show_default=False)],
+    run: Annotated[
+        Path,
+        Argument(help="Folder of a run or of a comparison, or the record of a recipe (a file).", show_default=False),
+    ],
     only: Annotated[
-        str | None, Option("--run", help="One run of a comparison.", metavar="LABEL-seedK", show_default=False)
+        str | None,
+        Option(
+            "--run",
+            help="One run of a comparison, or KEY/LABEL-seedK of a record.",
+            metavar="LABEL-seedK",
+            show_default=False,
+        ),
     ] = None,
+    data_dir: o.DataDir = None,
 ) -> int:
     """Train a finished run again in a temporary folder and compare server, models and history bit for bit.
 
     The folder is not changed. Exit status 0: all equal, 1: something differs. Bits are equal on processors with the
-    same instructions, and for a run with --portable on every x86 processor with AVX2.
+    same instructions, and for a run with --portable on every x86 processor with AVX2. A run of a record, which
+    polyfed reproduce writes, is trained by its recipe; --data-dir is for that.
 
     [dim]polyfed verify runs/a --run ditto-seed0[/dim]
     """
@@ -28,6 +43,23 @@ def verify(
     from polyfed.experiment.files import config_of
     from polyfed.experiment.verify import verify
 
+    equal = True
+
+    def tell(name: str, found: "Verdict") -> None:
+        nonlocal equal
+        equal = equal and found.equal
+        stdout.print(f"{name}: {'comes out again, bit for bit' if found.equal else 'does not come out again'}")
+        for part, text in found.parts.items():
+            stdout.print(f"  {part:<8} {text}", markup=False, soft_wrap=True)
+        for part, (then, now) in found.versions.items():
+            stdout.print(f"  {part}: {then} in the run, {now} here", markup=False, soft_wrap=True)
+
+    if run.is_file():
+        from polyfed.data.datasets import default_dir
+        from polyfed.papers import record
+
+        record.verify(run, only, data_dir or default_dir(), tell)
+        return 0 if equal else 1
     folders = [run]
     if config_of(run).name == "comparison.toml":
         folders = sorted(p.parent for p in (run / "runs").glob("*/config.toml"))
@@ -39,13 +71,6 @@ def verify(
         folders = [p for p in folders if only in (None, p.name)]
     elif only is not None:
         raise ConfigError(f"--run: {run} is a run, not a comparison; leave it out")
-    equal = True
     for folder in folders:
-        found = verify(folder)
-        equal = equal and found.equal
-        stdout.print(f"{folder}: {'comes out again, bit for bit' if found.equal else 'does not come out again'}")
-        for name, text in found.parts.items():
-            stdout.print(f"  {name:<8} {text}", markup=False, soft_wrap=True)
-        for name, (then, now) in found.versions.items():
-            stdout.print(f"  {name}: {then} in the run, {now} here", markup=False, soft_wrap=True)
+        tell(str(folder), verify(folder))
     return 0 if equal else 1

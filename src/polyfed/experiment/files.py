@@ -46,7 +46,7 @@ NAMES = (
     "admission.svg", "leave.csv", "leave.html", "coalitions.json", "coalitions-*.csv", "coalitions.png",
     "coalitions.svg", "coalitions.pdf", "sites.json",
 )  # fmt: skip
-RECIPE = ("kept/*.json", "outcome.md", "table[0-9]*-*.csv")  # beside recipe.txt
+RECIPE = ("kept/*.json", "outcome.md", "record.jsonl.gz", "table[0-9]*-*.csv")  # beside recipe.txt
 PART = re.compile(r"(?!\d{8}-\d{6}-).+-seed-?\d+")  # a run of a comparison, and not a folder that was named by its time
 HEADER = "# Written by polyfed; the last line is a checksum. To run an edited copy: polyfed run copy.toml\n"
 PATIENCE = 30.0  # seconds for the processes of a run that was killed to end

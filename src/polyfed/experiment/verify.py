@@ -3,6 +3,7 @@
 import contextlib
 import tempfile
 import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 from polyfed.core import checkpoint
 from polyfed.core.errors import ConfigError, Diverged, RunError
 from polyfed.core.rounds import part
+from polyfed.core.settings import is_table
 from polyfed.core.typed import norm
 from polyfed.experiment.build import Parts
 from polyfed.experiment.config import resolve
@@ -20,6 +22,8 @@ from polyfed.experiment.files import unsealed
 from polyfed.experiment.fit import fit
 from polyfed.experiment.folder import client_model
 from polyfed.report import files as reading
+
+Differs = Callable[[Path, Path], str]  # how a run folder differs from another one, or nothing
 
 
 @dataclass(frozen=True)
@@ -61,20 +65,58 @@ def verify(folder: Path) -> Verdict:
             run = fit(parts.model(seed), parts.federation(seed), method.algorithm, training, out=again)
             if run.status == "interrupted":
                 raise KeyboardInterrupt
-        return _compared(folder, again, config)
+        return compared(folder, again, config, WHOLE)
 
 
-def _compared(folder: Path, again: Path, config: dict[str, Any]) -> Verdict:
+def compared(folder: Path, again: Path, config: dict[str, Any], parts: Mapping[str, Differs]) -> Verdict:
+    """What is said of each part of two run folders. config: of the first one"""
     before: dict[str, str] | None = reading.summary(folder).get("digest")
     now: dict[str, str] = reading.summary(again)["digest"]
     said: dict[str, str] = {}
-    for name, differs in (("server", _server), ("models", _models), ("history", _history)):
+    for name, differs in parts.items():
         same = before is None or before.get(name) == now.get(name)  # runs of older versions have none
         said[name] = differs(folder, again) or ("equal" if same else "differs from its digest in summary.json")
+    return Verdict(said, _versions(config, again))
+
+
+def _versions(config: dict[str, Any], again: Path) -> dict[str, tuple[str, str]]:
+    """Those that differ between a run's config.toml and that of the run made again."""
     last = {k.partition("-from-round-")[0]: v for k, v in config.get("versions", {}).items()}
     here = tomllib.loads((again / "config.toml").read_text())["versions"]
     changed = {k: (last.get(k, "unknown"), here.get(k, "unknown")) for k in (*here, *last)}
-    return Verdict(said, {k: v for k, v in changed.items() if v[0] != v[1]})
+    return {k: v for k, v in changed.items() if v[0] != v[1]}
+
+
+def _summary(folder: Path, again: Path) -> str:
+    """The first number of the summary that differs, seconds and digests aside."""
+
+    def flat(value: dict[str, Any], name: str = "") -> dict[str, Any]:
+        parts = (flat(v, f"{name}{k} ") if is_table(v) else {f"{name}{k}": v} for k, v in value.items())
+        return {k: v for part in parts for k, v in part.items()}
+
+    a, b = (
+        flat({k: v for k, v in reading.summary(f).items() if k not in ("seconds", "digest")}) for f in (folder, again)
+    )
+    return next((f"differs{_by(k, a.get(k), b.get(k))}" for k in {**a, **b} if a.get(k) != b.get(k)), "")
+
+
+def _clients(folder: Path, again: Path) -> str:
+    """The first of the columns in `folder` that differs."""
+    a, b = reading.clients(folder), reading.clients(again)
+    for column in a.columns:
+        x, y = (f[column].tolist() if column in f else [] for f in (a, b))
+        if len(x) != len(y):
+            return f"differs in its {column}: {len(x)} in the run, {len(y)} here"
+        for name, one, other in zip(a["client"], x, y, strict=True):
+            if one != other and not (one != one and other != other):  # both NaN
+                return f"differs{_by(f'{column} of client {name!r}', one, other)}"
+    return ""
+
+
+def _by(what: str, x: Any, y: Any) -> str:
+    """What differs and by how much."""
+    numbers = isinstance(x, int | float) and isinstance(y, int | float)
+    return f" ({what}{f' by {abs(x - y) / max(abs(x), abs(y)):.1e}, relative' if numbers else ''})"
 
 
 def _server(folder: Path, again: Path) -> str:
@@ -100,9 +142,8 @@ def _history(folder: Path, again: Path) -> str:
             x: Any = one[key]
             y: Any = other.get(key)
             if x != y:
-                numbers = isinstance(x, int | float) and isinstance(y, int | float)
-                by = f" by {abs(x - y) / max(abs(x), abs(y)):.1e}, relative" if numbers else ""
-                return f"differs from round {one['round']} on ({one['split']} {key}{by})"
+                what = f"{one['split']} {key}"
+                return f"differs from round {one['round']} on{_by(what, x, y)}"
     return "" if len(a) == len(b) else f"differs: {len(a)} evaluations in the run, {len(b)} here"
 
 
@@ -117,3 +158,18 @@ def _apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> str:
         x, y = t.double().nan_to_num(), b[k].double().nan_to_num()
         worst = max(worst, norm(x - y) / max(norm(x), norm(y), 1e-300))
     return f"differs by {worst:.1e}, relative" if worst else ""
+
+
+def _unseen(folder: Path, again: Path) -> str:
+    """Left to the digest."""
+    return ""
+
+
+WHOLE: dict[str, Differs] = {"server": _server, "models": _models, "history": _history}
+RECORDED: dict[str, Differs] = {  # of a run whose checkpoint and models are not there
+    "server": _unseen,
+    "models": _unseen,
+    "history": _history,
+    "summary": _summary,
+    "clients": _clients,
+}

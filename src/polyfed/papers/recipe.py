@@ -7,6 +7,7 @@ import re
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -136,6 +137,7 @@ class Bench:
 
     scale: "small", "middle" or "paper"     seeds: of data, start and cohorts     data_dir: folder of data sets
     rehearse: cut every run to one round, to see that all is in place; the figures then mean nothing
+    record: the record (see record.py) that the folder was made from
     """
 
     def __init__(
@@ -147,8 +149,10 @@ class Bench:
         device: str = "auto",
         watch: Watch | None = None,
         rehearse: bool = False,
+        record: Path | None = None,
     ):
         self.folder, self.data_dir, self.device, self.rehearse = folder, data_dir, device, rehearse
+        self.record = record
         self.scale: Size = scale
         self.seeds = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
         self.watch = watch or Watch()
@@ -162,6 +166,12 @@ class Bench:
         if self.scale == "middle" and middle is not None:
             return middle
         return small if self.small else paper
+
+    def under(self, seeds: Sequence[int]) -> "Bench":
+        """The same bench with other seeds."""
+        other = copy(self)
+        other.seeds = list(seeds)
+        return other
 
     def rounds(self, small: int, paper: int, middle: int | None = None) -> int:
         """Rounds for this size, one in a rehearsal."""
@@ -188,19 +198,25 @@ class Bench:
                 lambda s: self.compare(f"{key}/seed{s}", model, federation, algorithms(s), seeds=[s], **settings),
             )
             return joined(parts)
-        place = self.folder / key
-        settings = {"device": self.device, **settings}
         which = list(self.seeds if seeds is None else seeds)
-        plain = {kebab(k): v for k, v in settings.items() if isinstance(v, int | float | str)}
-        config = config_of(algorithms, which, plain) | {"traced": _traced(settings)}
-        _same_experiment(place, config)
+        config = self.check(key, algorithms, which, settings)
         found = compare(
-            model, federation, algorithms, seeds=which, out=place, resume=True, keep=False, watch=self.watch,
-            config=config, report=False, **settings,
+            model, federation, algorithms, seeds=which, out=self.folder / key, resume=True, keep=False,
+            watch=self.watch, config=config, report=False, **{"device": self.device, **settings},
         )  # fmt: skip
         if found.status == "interrupted":
             raise KeyboardInterrupt
         return found
+
+    def check(
+        self, key: str, algorithms: Mapping[str, Algorithm], seeds: Sequence[int], settings: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """What comparison.toml of the folder `key` is to hold; refused where it holds something else."""
+        settings = {"device": self.device, **settings}
+        plain = {kebab(k): v for k, v in settings.items() if isinstance(v, int | float | str)}
+        config = config_of(algorithms, list(seeds), plain) | {"traced": _traced(settings)}
+        same_experiment(self.folder / key, config, self.record)
+        return config
 
     def fit(self, model: Any, federation: Any, method: Algorithm, *, rounds: int, **settings: Any) -> Run:
         """`polyfed.fit` on this bench's device."""
@@ -317,14 +333,16 @@ def _traced(settings: Mapping[str, Any]) -> list[str]:
     return sorted(re.sub(r" at 0x[0-9a-f]+", "", text) for text in odd)
 
 
-def _same_experiment(place: Path, config: Mapping[str, Any]) -> None:
-    """Refuse to mix runs of two versions of a recipe in one folder; seeds may be added."""
+def same_experiment(place: Path, config: Mapping[str, Any], record: Path | None = None) -> None:
+    """Refuse to mix runs of two versions of a recipe in one folder, or from a record; seeds may be added."""
     path = place / "comparison.toml"
     if not path.exists():
         return
     before, config = unsealed(path), tomllib.loads(tomli_w.dumps(dict(config)))
     for key in sorted({*before, *config} - {"seeds"}):
         if before.get(key) != config.get(key):
+            if record is not None:
+                raise ConfigError(f"{record}: holds runs with another {key} than this version of the recipe has")
             raise ConfigError(f"{place}: holds runs with another {key}; start again with --force or another --out")
 
 

@@ -74,7 +74,7 @@ def tuned_nine(
         cfl, group = usual["CFL"], usual["FPFC-l1"]
         return usual | {
             "CFL": best("CFL", {f"{e:g}, {r * e:g}": replace(cfl, eps1=e, eps2=r * e) for e in EPS1 for r in RATIOS}),
-            "PACFL": best("PACFL", by_angle(bench, problem, data, PACFL(fpfc.lr, basis=3), seed)),
+            "PACFL": best("PACFL", by_angle(bench, f"{key}-angles", problem, data, PACFL(fpfc.lr, basis=3), seed)),
             "FPFC-l1": best("FPFC-l1", {f"{v:g}": replace(group, lam=v) for v in l1}),
             "FPFC": best("FPFC", {f"{v:g}": replace(fpfc, lam=v) for v in lambdas}),
         }
@@ -97,18 +97,19 @@ def by_validation(
     return {"best": max(scores, key=lambda name: scores[name]), "scores": scores}
 
 
-def by_angle(bench: Bench, problem: Problem, data: Federation, method: PACFL, seed: int) -> dict[str, PACFL]:
+def by_angle(bench: Bench, key: str, problem: Problem, data: Federation, method: PACFL, seed: int) -> dict[str, PACFL]:
     """PACFL with thresholds from the angles between the devices, of which it takes the smallest or the sum."""
-    found: dict[str, PACFL] = {}
-    for angle in ("smallest", "sum"):
-        trial = replace(method, angle=angle)
+    trials = {angle: replace(method, angle=angle) for angle in ("smallest", "sum")}
+
+    def thresholds(trial: PACFL) -> list[float]:
         loss = problem.work.get("loss", "cross-entropy")
         run = bench.fit(problem.model(seed), data, trial, rounds=1, local_steps=1, batch_size=None, loss=loss,
                         seed=seed, evaluate_every=0)  # fmt: skip
         angles = run.loop.server["angles"].cpu().numpy()[np.triu_indices(data.n, 1)]
-        for value in np.unique(np.quantile(angles, QUANTILES).round(3)):
-            found[f"{angle} {value:g}"] = replace(trial, threshold=float(value))
-    return found
+        return np.unique(np.quantile(angles, QUANTILES).round(3)).tolist()
+
+    found = bench.once(f"{key}-seed{seed}", lambda: {angle: thresholds(trial) for angle, trial in trials.items()})
+    return {f"{angle} {value:g}": replace(trials[angle], threshold=value) for angle in trials for value in found[angle]}
 
 
 def chosen(seeds: Sequence[int], methods: Callable[[int], Mapping[str, Algorithm]]) -> str:

@@ -33,7 +33,7 @@ def settings(scale: Size):
 def figure_e1(bench: Bench) -> Outcome:
     """Does what is found depend on where training starts?"""
     count = 2 if bench.rehearse else STARTS
-    many = Bench(bench.folder, bench.scale, count, bench.data_dir, bench.device, bench.watch, bench.rehearse)
+    many = bench.under(range(count))
     rows, claims, values = [], [], {}
     for name, lam in CASES.items():
         problem = synthetic(bench, name.lower())
