@@ -227,15 +227,15 @@ def test_a_class_that_the_model_has_no_output_for_is_refused():
         local_sgd(task, task.w0.expand(5, -1), batches(split, WORK[0], True), 0.1)
 
 
-@needed
+@pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("batch_size", [None, 4])
-def test_a_client_without_samples_only_drifts(batch_size):
+def test_a_client_without_samples_only_drifts(batch_size, native):
     task, split = Task(chain("linear")), split_of(sizes=(4, 0)).to("cpu", torch.float32)
-    w = local_sgd(
-        task, task.w0.expand(2, -1), batches(split, Work(steps=3, batch_size=batch_size), True), 0.1,
-        shift=torch.ones(2, task.p),
-    )  # fmt: skip
+    work, shift = Work(steps=3, batch_size=batch_size), torch.ones(2, task.p)
+    w = local_sgd(task, task.w0.expand(2, -1), batches(split, work, native), 0.1, shift=shift)
     assert torch.allclose(w[1], task.w0 - 0.3, atol=1e-6)
+    alone = local_sgd(task, task.w0[None], batches(split, work, native, [0]), 0.1, shift=shift[:1])
+    assert torch.allclose(w[0], alone[0], atol=1e-6)
 
 
 def test_scaled_targets_are_trained_on_as_torch_does():

@@ -287,7 +287,7 @@ class Batches:
         index = np.empty((count, len(orders), width), dtype=np.int64)
         sizes = np.zeros((count, len(orders)), dtype=np.int64)
         for i, order in enumerate(orders):
-            index[:, i] = int(self.split.offsets[self.clients[i]])
+            index[:, i] = min(int(self.split.offsets[self.clients[i]]), len(self.split.x) - 1)  # of a client without any
             for k in range(min(count, int(self._steps[i]) - first)):
                 part = next(order)
                 index[k, i, : len(part)] = part
@@ -307,7 +307,7 @@ class Batches:
         drawn = (rng.permutation(n) for _ in epochs)
         for order in list(drawn) if few else drawn:
             order += start
-            for j in range(0, n, width):
+            for j in range(0, max(1, n), width):  # a client without samples takes its steps on none
                 yield order[j : j + width]
 
 
