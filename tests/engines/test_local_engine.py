@@ -17,9 +17,9 @@ from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.messages import Round
 from polyfed.core.rows import MappedRows, MemoryRows
 from polyfed.core.task import Task
-from polyfed.core.worker import SMALL, Plan, Stopwatch, Worker
+from polyfed.core.worker import SMALL, Plan, Stopwatch, Worker, chunks
 from polyfed.engines import local
-from polyfed.engines.local import CACHE, WORTH, make_plan, make_rows, pick_device
+from polyfed.engines.local import CACHE, ROOM, WORTH, make_plan, make_rows, pick_device
 
 SIZES = (5, 40, 12, 30, 13, 31)
 
@@ -48,15 +48,17 @@ class Module(nn.Module):
 
 @pytest.mark.parametrize("cohort", [1, 2, 7, 100])
 @pytest.mark.parametrize("width", [4, 784, 20_000])
-def test_stacked_weights_fit_a_cores_cache_and_every_worker_has_a_chunk(cohort, width):
+@pytest.mark.parametrize(("path", "room"), [("closed form", CACHE), ("native", ROOM)])
+def test_a_chunks_models_fit_their_room_and_every_worker_has_a_chunk(cohort, width, path, room):
+    """A core's cache, where clients are computed together; the kernel itself takes one after another."""
     task = chain(width)
-    plan = make_plan(task, cohort, 1000)
+    plan = make_plan(task, cohort, 1000, path=path)
     bytes_each = task.p * 4
-    assert plan.path == ("closed form" if native.built() is None else "native")
-    assert plan.chunk == 1 or plan.chunk * bytes_each <= CACHE
+    assert make_plan(task, cohort, 1000).path == ("closed form" if native.built() is None else "native")
+    assert plan.chunk == 1 or plan.chunk * bytes_each <= room
     assert plan.workers <= cohort
     assert plan.chunk <= -(-cohort // plan.workers)
-    full = min(-(-cohort // plan.workers), CACHE // bytes_each)
+    full = min(-(-cohort // plan.workers), room // bytes_each)
     assert plan.chunk == max(1, full)
 
 
@@ -185,12 +187,15 @@ def test_fit_with_little_memory_gives_the_same_bits(monkeypatch, tmp_path):
 
 @dataclass(frozen=True)
 class Spy(FedAvg, abstract=True):
-    """FedAvg that writes down who was in each of its calls."""
+    """FedAvg that writes down who was in each of its calls, and looks at all of their samples at once if it is to."""
 
     calls: list = field(default_factory=list)
+    looks: bool = False
 
     def local_update(self, task, client, down, data, round):
         self.calls.append((round.ids.tolist(), data.samples.tolist(), data.steps.tolist()))
+        if self.looks:
+            data.again("look").whole()
         return super().local_update(task, client, down, data, round)
 
 
@@ -198,7 +203,7 @@ class Spy(FedAvg, abstract=True):
 @pytest.mark.parametrize("batch_size", [8, None])
 @pytest.mark.parametrize("chunk", [1, 2, 4, 100])
 def test_every_client_runs_once_with_others_like_it(chunk, batch_size, workers):
-    spy = Spy()
+    spy = Spy(looks=batch_size is None)
     settings = {"rounds": 1, "batch_size": batch_size, "chunk": chunk, "workers": workers, "device": "cpu"}
     run = pf.fit(nn.Linear(6, 1000), federation(), spy, **settings)
     assert max(SIZES) * len(SIZES) * run.loop.task.p > SMALL
@@ -209,6 +214,31 @@ def test_every_client_runs_once_with_others_like_it(chunk, batch_size, workers):
         assert steps == sorted(steps, reverse=True)
         if batch_size is None:
             assert max(samples) <= PADDING * min(samples), "padding costs more than it saves"
+
+
+@pytest.mark.skipif(native.built() is None, reason="the kernel is not built here")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_full_batches_that_are_never_padded_share_a_call_however_unlike(workers):
+    """The kernel takes each client's samples where they lie: a call shows it, then each worker makes one."""
+    spy = Spy()
+    settings = {"rounds": 2, "batch_size": None, "chunk": 100, "device": "cpu"}
+    model = nn.Linear(6, 1000)
+    run = pf.fit(model, federation(), spy, **settings, workers=workers)
+    assert max(SIZES) * len(SIZES) * run.loop.task.p > SMALL
+    for calls in (spy.calls[: workers + 1], spy.calls[workers + 1 :]):
+        assert len(calls) == workers + 1
+        assert sorted(i for ids, _, _ in calls for i in ids) == list(range(len(SIZES)))
+    one = pf.fit(model, federation(), Spy(), **(settings | {"chunk": 1}), workers=1)
+    assert torch.allclose(run.server["w"], one.server["w"], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.skipif(native.built() is None, reason="the kernel is not built here")
+def test_chunks_of_the_kernel_take_equally_long():
+    """Clients are dealt out by their steps: nobody waits for a worker that has the largest ones."""
+    sizes = np.array([10 * 2**k for k in range(8)] * 2)
+    found = chunks(Work(1, None, 10), sizes, np.arange(16, dtype=np.uint64), 0, 0, 100, parts=2)
+    assert sorted(np.concatenate(found).tolist()) == list(range(16))
+    assert sizes[found[0]].sum() == sizes[found[1]].sum()
 
 
 class Full(FedAvg, abstract=True):

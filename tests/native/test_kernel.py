@@ -80,6 +80,22 @@ def test_the_kernel_takes_torchs_steps(name, loss, dtype, tolerance, instruction
             assert (torchs - ours).abs().max() <= tolerance * torchs.abs().max()
 
 
+@pytest.mark.parametrize("native", [False, True])
+def test_what_is_added_and_subtracted_is_their_difference(native):
+    """By either path, with vectors that all clients share, that lie apart in memory, and of another precision."""
+    task, split = Task(chain(), dtype=torch.float64), split_of()
+    w = task.w0.expand(len(SIZES), -1)
+    shift, minus = torch.randn(task.p, dtype=torch.float64).expand_as(w), torch.randn(task.p, len(SIZES)).T
+    before = minus.clone()
+    for pull in (None, (0.3, w)):
+        apart = local_sgd(task, w, batches(split, WORK[0], native), 0.05, pull=pull, shift=shift, minus=minus)
+        one = local_sgd(task, w, batches(split, WORK[0], native), 0.05, pull=pull, shift=shift - minus)
+        assert (apart - one).abs().max() < 1e-12
+        assert (apart - w).abs().min(1).values.max() > 0
+    assert torch.equal(minus, before)
+    assert torch.equal(w, task.w0.expand_as(w))
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)], ids=["32", "64"])
 @pytest.mark.parametrize("name", ["linear", "relu", "three"])
 def test_the_kernel_trains_only_what_it_is_to(name, dtype, tolerance, instructions):
@@ -211,15 +227,15 @@ def test_a_class_that_the_model_has_no_output_for_is_refused():
         local_sgd(task, task.w0.expand(5, -1), batches(split, WORK[0], True), 0.1)
 
 
-@needed
+@pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("batch_size", [None, 4])
-def test_a_client_without_samples_only_drifts(batch_size):
+def test_a_client_without_samples_only_drifts(batch_size, native):
     task, split = Task(chain("linear")), split_of(sizes=(4, 0)).to("cpu", torch.float32)
-    w = local_sgd(
-        task, task.w0.expand(2, -1), batches(split, Work(steps=3, batch_size=batch_size), True), 0.1,
-        shift=torch.ones(2, task.p),
-    )  # fmt: skip
+    work, shift = Work(steps=3, batch_size=batch_size), torch.ones(2, task.p)
+    w = local_sgd(task, task.w0.expand(2, -1), batches(split, work, native), 0.1, shift=shift)
     assert torch.allclose(w[1], task.w0 - 0.3, atol=1e-6)
+    alone = local_sgd(task, task.w0[None], batches(split, work, native, [0]), 0.1, shift=shift[:1])
+    assert torch.allclose(w[0], alone[0], atol=1e-6)
 
 
 def test_scaled_targets_are_trained_on_as_torch_does():

@@ -55,7 +55,7 @@ class FedDyn(Algorithm):
 
     def local_update(self, task, client, down, data, round):
         x, gi = down["w"], client["g"]
-        w = local_sgd(task, x, data, self.lr, pull=(self.alpha, x), shift=-gi)  # (1)
+        w = local_sgd(task, x, data, self.lr, pull=(self.alpha, x), minus=gi)  # (1)
         return {"g": gi.sub(w - x, alpha=self.alpha)}, {"w": w}  # (2)
 
     def conserved(self, server, clients):

@@ -63,7 +63,7 @@ class Scaffold(Algorithm):
 
     def local_update(self, task, client, down, data, round):
         x, c, ci = down["w"], down["c"], client["c"]
-        dw = local_sgd(task, x, data, self.lr, shift=c - ci).sub_(x)  # (3)
+        dw = local_sgd(task, x, data, self.lr, shift=c, minus=ci).sub_(x)  # (3)
         if self.option == 1:
             dc = task.gradient(x, data.whole())[0] - ci  # (4), option I
         else:

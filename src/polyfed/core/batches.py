@@ -125,6 +125,7 @@ class Batches:
         self._steps = work.taken(self._counts, round, keys, seed)
         self._padded: Batch | None = None
         self.taken = np.zeros_like(self._steps)  # [s] steps so far, those of `again` included
+        self.padded = [False]  # whether `whole` was asked for, of these or of others made of them
         self.steps = torch.as_tensor(self._steps, device=split.x.device)
         self.samples = torch.as_tensor(self._counts, device=split.x.device)
 
@@ -145,7 +146,7 @@ class Batches:
         if steps is not None:
             work = replace(work, steps=steps)
         other = Batches(self.split, self.clients, self._keys, work, self._seed, self._round, purpose, self.native)
-        other._padded, other.taken = self._padded, self.taken
+        other._padded, other.taken, other.padded = self._padded, self.taken, self.padded
         return other
 
     def on(self, x: Tensor) -> "Batches":
@@ -153,7 +154,7 @@ class Batches:
         at = np.arange(len(self.clients))
         split = self.split.given(self.clients, x)
         other = Batches(split, at, self._keys, self.work, self._seed, self._round, self._purpose, self.native)
-        other.taken = self.taken
+        other.taken, other.padded = self.taken, self.padded
         return other
 
     @property
@@ -186,6 +187,7 @@ class Batches:
 
     def whole(self) -> Batch:
         """All training samples of every client, as one batch of s rows."""
+        self.padded[0] = True
         if self._padded is None:
             self._padded = padded(self.split, self.clients)._replace(seed=self._seeds(-1))
         return self._padded
@@ -285,7 +287,7 @@ class Batches:
         index = np.empty((count, len(orders), width), dtype=np.int64)
         sizes = np.zeros((count, len(orders)), dtype=np.int64)
         for i, order in enumerate(orders):
-            index[:, i] = int(self.split.offsets[self.clients[i]])
+            index[:, i] = min(int(self.split.offsets[self.clients[i]]), len(self.split.x) - 1)  # of a client without any
             for k in range(min(count, int(self._steps[i]) - first)):
                 part = next(order)
                 index[k, i, : len(part)] = part
@@ -305,7 +307,7 @@ class Batches:
         drawn = (rng.permutation(n) for _ in epochs)
         for order in list(drawn) if few else drawn:
             order += start
-            for j in range(0, n, width):
+            for j in range(0, max(1, n), width):  # a client without samples takes its steps on none
                 yield order[j : j + width]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyfed.core.batches import Batches, Work
 from polyfed.core.split import Split
-from polyfed.core.stacked import ACTIVATIONS, LOSSES, Drift, chain, flat, flattens
+from polyfed.core.stacked import ACTIVATIONS, LOSSES, Affine, chain, flat, flattens
 from polyfed.core.task import Task
 from polyfed.native import Layer, Pair, kernel
 
@@ -124,38 +124,42 @@ def _pair(value: int | Sequence[int]) -> Pair:
     return high, wide
 
 
-def train(task: Task, w: Tensor, data: Batches, lr: float | Tensor, drift: Drift, only: Tensor | None = None) -> bool:
-    """All of `data`'s steps in place, w <- keep w + add - lr gradient; False, and nothing done, where it cannot.
+def train(
+    task: Task, start: Tensor, data: Batches, lr: float | Tensor, drift: Affine, only: Tensor | None = None
+) -> Tensor | None:
+    """The models after all of `data`'s steps w <- keep w + add - lr gradient; None, and nothing done, where it cannot.
 
-    w: [s, p], without gaps     only: [p] or [s, p], ones and zeros: what is trained
+    start: [s, p]     only: [p] or [s, p], ones and zeros: what is trained
     """
     split, run, layers = data.split, kernel() if data.native else None, layers_of(task, data.split.x.shape[1:])
     if run is None or layers is None or data.work.augment is not None or split.weight is not None:
-        return False
-    kind = torch.int64 if task.loss == "cross-entropy" else w.dtype
-    keep = drift.keep
+        return None
+    kind = torch.int64 if task.loss == "cross-entropy" else start.dtype
+    keep, (s, p) = drift.keep, start.shape
     if (
-        split.x.dtype != w.dtype
+        split.x.dtype != start.dtype
         or split.y.dtype != kind
         or prod(split.x.shape[1:]) != layers[0].inputs * max(1, prod(layers[0].image))
         or (isinstance(keep, Tensor) and (keep.dim() != 2 or keep.stride(1) not in (0, 1) or keep.shape[1] != 1))
     ):
-        return False
-    x, y = split.x.contiguous(), split.targets.contiguous()
-    add = None if drift.add is None else drift.add.to(w.dtype).expand_as(w).contiguous()
-    if only is not None:
-        only = only[0] if only.dim() == 2 and only.stride(0) == 0 else only
-        only = only.to(w.dtype).contiguous()
+        return None
+    x, y, w = split.x.contiguous(), split.targets.contiguous(), start.new_empty(s, p)
+    # rows of a vector that all clients share stay one
+    vectors = [
+        t.to(w.dtype).expand(s, p) for t in (start, *(v for _, v in drift.terms), *([] if only is None else [only]))
+    ]
+    vectors = [t if p == 1 or t.stride(1) == 1 else t.contiguous() for t in vectors]
+    rows = [(t.data_ptr(), t.stride(0)) for t in vectors]
     batch, none = data.work.batch_size, np.empty(0, dtype=np.uint64)
     data.repeat()
     run.train(
-        layers, str(task.loss), w.data_ptr(), len(w), w.element_size(), x.data_ptr(), y.data_ptr(),
+        layers, str(task.loss), w.data_ptr(), rows[0], s, w.element_size(), x.data_ptr(), y.data_ptr(),
         split.offsets[data.clients], split.counts[data.clients], data.steps.numpy(), batch,
-        none if batch is None else data.order_keys(), _each(lr, len(w)), _each(keep, len(w)),
-        None if add is None else add.data_ptr(), None if only is None else only.data_ptr(),
-        only is not None and only.dim() == 2,
+        none if batch is None else data.order_keys(), _each(lr, s), _each(keep, s),
+        [(_each(by, s), at) for (by, _), at in zip(drift.terms, rows[1:], strict=False)],
+        None if only is None else rows[-1],
     )  # fmt: skip
-    return True
+    return w
 
 
 def renewed(w: Tensor, i: Tensor, j: Tensor, delta: Tensor, row: Tensor, keep: Tensor, new: Tensor) -> bool:

@@ -22,15 +22,18 @@ def local_sgd(
     *,
     pull: tuple[float | Tensor, Tensor] | None = None,
     shift: Tensor | None = None,
+    minus: Tensor | None = None,
     correct: Callable[[Tensor, Tensor], Tensor] | None = None,
     prox: Callable[[Tensor], Tensor] | None = None,
     only: Tensor | None = None,
 ) -> Tensor:
-    """Mini-batch SGD, each client its own number of steps: w <- prox(w - lr (g + strength (w - anchor) + shift)).
+    """Mini-batch SGD, each client its own number of steps: w <- prox(w - lr d), where
 
-    A pull and a shift are numbers, which cost next to nothing in a step; `correct` is for directions of another form,
-    a function that is called at every step. The run's local optimiser, where it is another one, takes the steps in the
-    direction that lr multiplies here.
+        d = g + strength (w - anchor) + shift - minus
+
+    A pull, `shift` and `minus` are numbers, which cost next to nothing in a step; `correct` is for directions of
+    another form, a function that is called at every step. The run's local optimiser, where it is another one, takes the
+    steps in the direction d.
 
     Parameters
     ----------
@@ -46,7 +49,9 @@ def local_sgd(
         (strength, anchor): a pull towards anchor [s, p], the gradient of strength/2 ||w - anchor||^2 (FedProx:
         ``pull=(self.mu, x)``). The strength is a number, or a tensor that broadcasts to [s, p].
     shift : Tensor or None
-        [s, p], added to every gradient (SCAFFOLD: ``shift=c - ci``).
+        [s, p], added to every gradient.
+    minus : Tensor or None
+        [s, p], subtracted from every gradient (SCAFFOLD: ``shift=c, minus=ci``).
     correct : callable or None
         (w, g) -> [s, p]: what takes the place of the mean-loss gradients g.
     prox : callable or None
@@ -65,24 +70,28 @@ def local_sgd(
     ConfigError
         The run's local optimiser is not plain SGD, and the method takes proximal steps.
     """
-    w = w.clone(memory_format=torch.contiguous_format)
     if prox is not None and not task.optimizer.plain:
         raise ConfigError(f"optimizer: found {task.optimizer.name!r}, expected plain sgd for a method's proximal steps")
     if only is not None and correct is None and prox is None and (above := upper(task, w, data, only)) is not None:
         rest = slice(above.start, None)
         pulled = None if pull is None else (_at(pull[0], rest), pull[1][..., rest])
-        moved = None if shift is None else shift[..., rest]
-        w[:, rest] = local_sgd(above.task, w[:, rest], above.data, lr, pull=pulled, shift=moved, only=only[..., rest])
+        plus, less = (None if v is None else v[..., rest] for v in (shift, minus))
+        w = _copied(w)
+        w[:, rest] = local_sgd(
+            above.task, w[:, rest], above.data, lr, pull=pulled, shift=plus, minus=less, only=only[..., rest]
+        )
         return w
     if correct is None and prox is None and task.optimizer.plain:
-        drift = task.drift(w, lr, pull, shift)
-        if compiled.train(task, w, data, lr, drift, only):
-            return w
+        drift = task.affine(w, lr, pull, shift, minus)
+        if (trained := compiled.train(task, w, data, lr, drift, only)) is not None:
+            return trained
         if only is None:
-            _descend(task, w, data, lr, drift)
+            w = _copied(w)
+            _descend(task, w, data, lr, drift.summed())
             return w
+    w = _copied(w)
     advance = None if task.optimizer.plain else task.optimizer.start(w, only)
-    direction = _direction(pull, shift, correct, only)
+    direction = _direction(pull, shift, minus, correct, only)
     if (batch := data.same) is not None and (gradient := task.gradient_on(w, batch)) is not None:
         for _ in data.repeat():
             step = direction(w, gradient())
@@ -114,6 +123,10 @@ def local_sgd(
             new = prox(full)[:m]
         w[:m] = new if batch.live is None else torch.where(batch.live > 0, new, w[:m])
     return w
+
+
+def _copied(w: Tensor) -> Tensor:
+    return w.clone(memory_format=torch.contiguous_format)
 
 
 def _descend(task: Task, w: Tensor, data: Batches, lr: float | Tensor, drift: Drift) -> None:
@@ -174,6 +187,7 @@ def sgd_with_curvature(
 def _direction(
     pull: tuple[float | Tensor, Tensor] | None,
     shift: Tensor | None,
+    minus: Tensor | None,
     correct: Callable[[Tensor, Tensor], Tensor] | None,
     only: Tensor | None,
 ) -> Callable[[Tensor, Tensor], Tensor]:
@@ -185,6 +199,8 @@ def _direction(
             d = d + pull[0] * (w - pull[1])
         if shift is not None:
             d = d + shift
+        if minus is not None:
+            d = d - minus
         return d if only is None else d * only
 
     return direction

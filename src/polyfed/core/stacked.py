@@ -44,6 +44,23 @@ class Drift(NamedTuple):
         return w if self.add is None else w.add_(self.add)
 
 
+class Affine(NamedTuple):
+    """A drift whose `add` is a sum: of factors (numbers, or tensors that broadcast to [s, p]) times [s, p] vectors."""
+
+    keep: float | Tensor
+    terms: list[tuple[float | Tensor, Tensor]]
+
+    def summed(self) -> Drift:
+        """With the sum worked out."""
+        total: Tensor | None = None
+        for by, vector in self.terms:
+            if total is None:
+                total = by * vector
+            else:
+                total = total + by * vector if isinstance(by, Tensor) else torch.add(total, vector, alpha=by)
+        return Drift(self.keep, total)
+
+
 def first(value: float | Tensor, m: int) -> float | Tensor:
     """The first m clients' part of a number, or of a tensor that broadcasts to [s, p]."""
     return value[:m] if isinstance(value, Tensor) and value.dim() == 2 else value

@@ -25,7 +25,7 @@ from polyfed.core.metric import Metric
 from polyfed.core.optimizers import Optimizer
 from polyfed.core.scores import DEFAULT
 from polyfed.core.split import Split
-from polyfed.core.stacked import LOSSES, Drift, Stacked, chain
+from polyfed.core.stacked import LOSSES, Affine, Drift, Stacked, chain
 from polyfed.core.trial import EMBEDDINGS, Keyed, check_structure, reason, still
 from polyfed.core.typed import add_, copy_, named_modules
 from polyfed.core.vectorised import stacked_outputs
@@ -291,23 +291,32 @@ class Task:
         Drift
             For `descend_`.
         """
+        return self.affine(w, lr, pull, shift).summed()
+
+    def affine(
+        self,
+        w: Tensor,
+        lr: float | Tensor,
+        pull: tuple[float | Tensor, Tensor] | None = None,
+        shift: Tensor | None = None,
+        minus: Tensor | None = None,
+    ) -> Affine:
+        """`drift` with its vectors as they are given. minus: as in `local_sgd`"""
         strength, anchor = pull if pull is not None else (0.0, None)
         rate = lr * (strength + self.weight_decay)
         keep: float | Tensor = 1.0
-        add: Tensor | None = None
+        terms: list[tuple[float | Tensor, Tensor]] = []
         if isinstance(rate, Tensor) or rate:
             # a number stays one: to read it back from an accelerator would be to wait for it
             each = (1 - torch.as_tensor(rate, dtype=torch.float64)).to(w.dtype)
             if anchor is not None:
                 # by what is not kept as it was rounded: a model at its anchor stays there
                 share = strength / (strength + self.weight_decay) if self.weight_decay else 1.0
-                add = anchor * ((1 - each.double()) * share).to(w.dtype)
+                by = ((1 - each.double()) * share).to(w.dtype)
+                terms.append((by if by.dim() else float(by.numpy()), anchor))
             keep = each.expand(len(w), -1) if each.dim() else float(each.numpy())
-        if shift is not None and (add is None or isinstance(lr, Tensor)):
-            add = -lr * shift if add is None else add - lr * shift
-        elif shift is not None and add is not None:
-            add = torch.sub(add, shift, alpha=float(lr))
-        return Drift(keep, add)
+        terms += [(-lr, shift)] * (shift is not None) + [(lr, minus)] * (minus is not None)
+        return Affine(keep, terms)
 
     def descent_on(self, w: Tensor, batch: Batch, lr: float | Tensor, drift: Drift) -> Callable[[], None] | None:
         """`descend_` as a function, for many steps on one batch.

@@ -86,7 +86,8 @@ class Stopwatch:
 
 class Done(NamedTuple):
     """A chunk of clients that were run: their positions in the cohort, on the host and on the device; their private
-    rows, what is kept of their uplinks, the first row that is not finite, and what it cost."""
+    rows, what is kept of their uplinks, the first row that is not finite, what it cost, and whether the method asked
+    for their samples as one padded batch."""
 
     positions: np.ndarray
     at: Tensor
@@ -95,6 +96,7 @@ class Done(NamedTuple):
     lost: int | None
     watch: Stopwatch
     taken: np.ndarray
+    padded: bool
 
 
 class Worker:
@@ -143,21 +145,36 @@ class Worker:
         ids, sent = round.ids.cpu().numpy(), round.sent.cpu().numpy()
         scaled = {t: algorithm.decayed(self.step_sizes.at(t)) for t in sorted(set(sent.tolist()))}
         at = [np.flatnonzero(sent == t) for t in scaled] if len(scaled) > 1 else [np.arange(len(ids))]
-        parts = [c for t, some in zip(scaled, at, strict=True) for c in self._chunks(ids, some, t)]
+        unlike = self.plan.path == PATH and self.work.batch_size is not None
+        parts = [c for t, some in zip(scaled, at, strict=True) for c in self._chunks(ids, some, t, unlike)]
+        # where a method leaves all full batches to the kernel, clients need not be alike: the smallest show whether
+        least = max(self.plan.workers * len(scaled), -(-len(ids) // self._most))
+        trying = self.plan.path == PATH and not unlike and len(parts) > 1 + least
+        parts = [*parts[-1:], *parts[:-1]] if trying else parts
 
         def run(positions: np.ndarray) -> Done:
             at = torch.as_tensor(positions, device=round.ids.device)
             method = scaled[int(sent[positions[0]])]
             some = round.take(at)._replace(t=int(sent[positions[0]]))
-            private, up, watch, taken = self._chunk(method, rows, down, some, at, ids[positions])
+            private, up, watch, data = self._chunk(method, rows, down, some, at, ids[positions])
             if server is not None and positions[0] == parts[0][0]:
                 tally.added |= added_up(algorithm.aggregate, server, up, round.take(at))
-            return Done(positions, at, private, tally.reduce(up, at), diverged(private.values()), watch, taken)
+            lost = diverged(private.values())
+            return Done(positions, at, private, tally.reduce(up, at), lost, watch, data.taken, data.padded[0])
+
+        def done() -> Iterator[Done]:
+            left = parts
+            if trying or server is not None:
+                first, left = self._fitting(run, parts[0]), parts[1:]
+                yield from first
+                if trying and not any(chunk.padded for chunk in first):
+                    rest = [np.setdiff1d(some, parts[0]) for some in at]
+                    left = [c for t, some in zip(scaled, rest, strict=True) for c in self._chunks(ids, some, t, True)]
+            yield from chain.from_iterable(self._in_order(partial(self._fitting, run), left))
 
         seconds, steps = np.empty(len(ids)), np.empty(len(ids), dtype=np.int64)
         private, watches = list[tuple[Tensor, State]](), list[tuple[np.ndarray, Stopwatch]]()
-        fitting = partial(self._fitting, run)
-        for chunk in chain.from_iterable(self._in_order(fitting, parts, first_alone=server is not None)):
+        for chunk in done():
             bad = [row for row in (chunk.part.bad, chunk.lost) if row is not None]
             if bad:
                 return Reply(seconds, steps, int(chunk.positions[min(bad)])), []
@@ -188,17 +205,14 @@ class Worker:
         cut = [positions[k : k + size] for k in range(0, len(positions), size)]
         return [chunk for some in cut for chunk in self._fitting(run, some)]
 
-    def _in_order(self, function: Callable[[Any], Any], items: Sequence[Any], first_alone: bool) -> Iterator[Any]:
+    def _in_order(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
         """`function` of every item on the worker threads, in the order of items; only a few wait for their turn."""
         if self._pool is None or len(items) == 1:
             yield from map(function, items)
             return
         waiting: deque[Future[Any]] = deque()
         try:
-            for k, item in enumerate(items):
-                if k == 0 and first_alone:
-                    yield function(item)
-                    continue
+            for item in items:
                 waiting.append(self._pool.submit(function, item))
                 if len(waiting) > AHEAD * self.plan.workers:
                     yield waiting.popleft().result()
@@ -209,15 +223,15 @@ class Worker:
                 left.cancel()
             wait(waiting)
 
-    def _chunks(self, ids: np.ndarray, at: np.ndarray, t: int) -> list[np.ndarray]:
-        """The positions `at` in the cohort, longest work first, cut into chunks of similar clients."""
-        who = ids[at]
-        found = chunks(self.work, self.train.counts[who], self.keys[who], self.seed, t, self._most, self.task.p)
+    def _chunks(self, ids: np.ndarray, at: np.ndarray, t: int, unlike: bool) -> list[np.ndarray]:
+        """The positions `at` in the cohort in chunks of similar clients, or unlike ones in a chunk for each worker."""
+        who, parts = ids[at], self.plan.workers if unlike else None
+        found = chunks(self.work, self.train.counts[who], self.keys[who], self.seed, t, self._most, self.task.p, parts)
         return [at[c] for c in found]
 
     def _chunk(
         self, method: Algorithm, rows: Rows, down: State, round: Round, at: Tensor, ids: np.ndarray
-    ) -> tuple[State, State, "Stopwatch", np.ndarray]:
+    ) -> tuple[State, State, "Stopwatch", Batches]:
         """method: with its step sizes as of the round `round.t` in which the messages were sent"""
         watch = Stopwatch(self.task.device)
         with torch.no_grad(), tf32(self.task.tf32) if self.task.device.type == "cuda" else nullcontext():
@@ -232,27 +246,34 @@ class Worker:
             sent = {t.untyped_storage().data_ptr() for t in (*mine.values(), *up.values())}
             private = {k: t.clone() if t.untyped_storage().data_ptr() in sent else t for k, t in private.items()}
         watch.stop()
-        return private, up, watch, data.taken
+        return private, up, watch, data
 
 
 def chunks(
-    work: Work, counts: np.ndarray, keys: np.ndarray, seed: int, t: int, most: int, p: int = 0
+    work: Work,
+    counts: np.ndarray,
+    keys: np.ndarray,
+    seed: int,
+    t: int,
+    most: int,
+    p: int = 0,
+    parts: int | None = None,
 ) -> list[np.ndarray]:
     """Clients with `counts` [m] samples, longest work first, cut into chunks of at most `most` similar ones.
 
     p: parameters. Full batches so small that padding them costs less than another call need not be similar.
+    parts: that many chunks of equal work instead, or as many as `most` needs
     """
-    taken = work.taken(counts, t, keys, seed)
-    if work.batch_size is None:
-        order = np.argsort(-counts, kind="stable")
-        small = len(counts) * int(counts.max(initial=0)) * p <= SMALL
-        found = _cut(order, most) if small else alike(counts, most, order)
-        return [c[np.argsort(-taken[c], kind="stable")] for c in found]
-    return _cut(np.lexsort((-counts, -taken)), most)
-
-
-def _cut(order: np.ndarray, most: int) -> list[np.ndarray]:
-    return [order[k : k + most] for k in range(0, len(order), most)]
+    taken, full = work.taken(counts, t, keys, seed), work.batch_size is None
+    order = np.argsort(-counts, kind="stable") if full else np.lexsort((-counts, -taken))
+    if parts is not None:
+        k = min(len(order), max(parts, -(-len(order) // most)))
+        found = [order[i::k] for i in range(k)]
+    elif full and len(counts) * int(counts.max(initial=0)) * p > SMALL:
+        found = alike(counts, most, order)
+    else:
+        found = [order[k : k + most] for k in range(0, len(order), most)]
+    return [c[np.argsort(-taken[c], kind="stable")] for c in found]
 
 
 def expand(down: Down, m: int) -> State:

@@ -15,7 +15,7 @@ from torch import Tensor
 from polyfed.core import evaluation
 from polyfed.core.algorithm import Algorithm, Down, Round, State, outlined
 from polyfed.core.batches import Work
-from polyfed.core.compiled import path_of
+from polyfed.core.compiled import PATH, path_of
 from polyfed.core.engine import Answers, Engine
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.optimizers import StepSizes
@@ -27,6 +27,7 @@ from polyfed.core.uplinks import Tally, rows_of
 from polyfed.core.worker import Plan, Reply, Worker, expand
 
 CACHE = 1_500_000  # bytes of stacked weights that stay in a core's cache
+ROOM = 8_000_000  # bytes of models that the kernel is given at a time: memory for vectors of this size is used again
 LEAST = 64  # uplinks that are there at a time where they are added up: those of a few chunks per thread
 WORTH = 2_000_000  # products of a step (samples times parameters) below which a thread costs more than it brings
 
@@ -75,7 +76,7 @@ def make_plan(
         if not task.batched:
             chunk = 1
         elif on_cpu:
-            chunk = max(1, min(-(-cohort // threads), CACHE // size))
+            chunk = max(1, min(-(-cohort // threads), (ROOM if path == PATH else CACHE) // size))
         else:
             each = 8 * size + 2 * (most or batch) * task.sample_bytes
             chunk = max(1, min(cohort, int(free_memory(task.device) // 2 // each)))

@@ -6,6 +6,7 @@ environment, the library trains by torch alone. ctypes lets go of the interprete
 
 import ctypes
 import os
+from collections.abc import Sequence
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -13,13 +14,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-VERSION = 3  # of the call, as in kernel.cpp: a library that was built for another is not used
+VERSION = 4  # of the call, as in kernel.cpp: a library that was built for another is not used
 SETS = ("baseline", "avx2", "avx512")
 ACTIVATIONS = ("", "ReLU", "Tanh", "Sigmoid")
 LOSSES = ("cross-entropy", "mse")
 
 
 Pair = tuple[int, int]
+Rows = tuple[int, int]  # an address, and from one client's row how many numbers to the next; 0: the same for all
 
 
 class Job(ctypes.Structure):
@@ -32,6 +34,8 @@ class Job(ctypes.Structure):
         ("clients", ctypes.c_int64),
         ("p", ctypes.c_int64),
         ("w", ctypes.c_void_p),
+        ("start", ctypes.c_void_p),
+        ("start_each", ctypes.c_int64),
         ("x", ctypes.c_void_p),
         ("y", ctypes.c_void_p),
         ("first", ctypes.c_void_p),
@@ -41,9 +45,12 @@ class Job(ctypes.Structure):
         ("keys", ctypes.c_void_p),
         ("lr", ctypes.c_void_p),
         ("keep", ctypes.c_void_p),
-        ("add", ctypes.c_void_p),
+        ("terms", ctypes.c_int64),
+        ("term", ctypes.c_void_p),
+        ("term_each", ctypes.c_void_p),
+        ("by", ctypes.c_void_p),
         ("only", ctypes.c_void_p),
-        ("each", ctypes.c_int64),
+        ("only_each", ctypes.c_int64),
     ]
 
 
@@ -91,6 +98,7 @@ class Kernel:
         layers: tuple[Layer, ...],
         loss: str,
         w: int,
+        start: Rows,
         clients: int,
         size: int,
         x: int,
@@ -102,26 +110,29 @@ class Kernel:
         keys: np.ndarray,
         lr: np.ndarray,
         keep: np.ndarray,
-        add: int | None,
-        only: int | None = None,
-        each: bool = False,
+        terms: Sequence[tuple[np.ndarray, Rows]] = (),
+        only: Rows | None = None,
     ) -> None:
-        """Local training of some clients in place: w <- keep w + add - lr gradient, each client its own steps.
+        """Local training of some clients: w <- keep w + add - lr gradient from `start`, each client its own steps.
 
-        w, x, y, add: addresses of [clients, p] models, [N, inputs] samples, [N] classes (int64) or [N, outputs]
-            targets, and [clients, p]; of numbers of `size` bytes, without gaps
+        w, x, y: addresses of [clients, p] results, [N, inputs] samples, [N] classes (int64) or [N, outputs] targets;
+            of numbers of `size` bytes, without gaps
         first, count, steps: [clients] int64     batch: samples per step; None: all
         keys: [clients, 2] uint64 of the Philox generators that draw the orders; without batches nothing is drawn
         lr, keep: [clients] float64
-        only: address of [p], or with `each` of [clients, p] numbers, 0 for what is not trained
+        terms: add is the sum of factors [clients] times rows
+        only: 0 for what is not trained
         """
         shape, p = _table(layers)
-        arrays = [np.ascontiguousarray(a) for a in (first, count, steps, keys, lr, keep)]
-        first, count, steps, keys, lr, keep = arrays
+        by, added = (
+            np.array([by for by, _ in terms]),
+            np.array([rows for _, rows in terms], dtype=np.int64).reshape(-1, 2),
+        )
+        arrays = [np.ascontiguousarray(a) for a in (first, count, steps, keys, lr, keep, by, *added.T)]
+        first, count, steps, keys, lr, keep, by, term, term_each = (a.ctypes.data for a in arrays)
         job = Job(
-            len(layers), shape.ctypes.data, LOSSES.index(loss), clients, p, w, x, y, first.ctypes.data,
-            count.ctypes.data, steps.ctypes.data, batch or 0, keys.ctypes.data, lr.ctypes.data, keep.ctypes.data, add,
-            only, p * each,
+            len(layers), shape.ctypes.data, LOSSES.index(loss), clients, p, w, *start, x, y, first, count, steps,
+            batch or 0, keys, lr, keep, len(terms), term, term_each, by, *(only or (None, 0)),
         )  # fmt: skip
         failed = self._library.polyfed_train(ctypes.byref(job), size, SETS.index(self.set))
         if failed:

@@ -32,7 +32,9 @@ struct Job {
                                  // of a convolution, else 0: its window, the zeros around its input, the input, the cells
                                  // that are pooled; high and wide each
     int64_t loss, clients, p;    // p: numbers in a model
-    void *w;                     // [clients, p] the start, and the result
+    void *w;                     // [clients, p] the result
+    const void *start;           // where it begins; client c's row is c * start_each numbers on, as below
+    int64_t start_each;
     const void *x;               // [N, inputs] samples of everybody
     const void *y;               // [N] int64 classes or [N, outputs] targets
     const int64_t *first, *count;  // [clients] of each client's samples
@@ -40,9 +42,12 @@ struct Job {
     int64_t batch;               // samples per step; 0: all
     const uint64_t *keys;        // [clients, 2] of the generators that draw the order of samples in batches
     const double *lr, *keep;     // [clients]: w <- keep w + add - lr gradient
-    const void *add;             // [clients, p], or null
-    const void *only;            // [p] or [clients, p]: not 0 for what is trained; or null, where all is
-    int64_t each;                // p where `only` has a row per client, else 0
+    int64_t terms;               // add: their sum
+    const void *const *term;     // [terms]: by[k, c] times client c's row of term[k]
+    const int64_t *term_each;
+    const double *by;            // [terms, clients]
+    const void *only;            // not 0 for what is trained; or null, where all is
+    int64_t only_each;
 };
 
 // NumPy's Generator(Philox(key)).permutation: the order of samples is that of `core/batches.py`.
@@ -181,7 +186,7 @@ namespace baseline {
 #include "train.inc"
 }
 
-EXPORT int polyfed_version() { return 3; }
+EXPORT int polyfed_version() { return 4; }
 
 // 2: AVX-512, 1: AVX2 with FMA, 0: what every processor has
 EXPORT int polyfed_widest() {
