@@ -287,7 +287,7 @@ class Batches:
         index = np.empty((count, len(orders), width), dtype=np.int64)
         sizes = np.zeros((count, len(orders)), dtype=np.int64)
         for i, order in enumerate(orders):
-            index[:, i] = min(int(self.split.offsets[self.clients[i]]), len(self.split.x) - 1)  # of a client without any
+            index[:, i] = min(self.split.offsets[self.clients[i]], len(self.split.x) - 1)  # it may have no sample
             for k in range(min(count, int(self._steps[i]) - first)):
                 part = next(order)
                 index[k, i, : len(part)] = part

@@ -144,10 +144,8 @@ def train(
     ):
         return None
     x, y, w = split.x.contiguous(), split.targets.contiguous(), start.new_empty(s, p)
-    # rows of a vector that all clients share stay one
-    vectors = [
-        t.to(w.dtype).expand(s, p) for t in (start, *(v for _, v in drift.terms), *([] if only is None else [only]))
-    ]
+    given = [start, *(v for _, v in drift.terms)] + ([] if only is None else [only])
+    vectors = [t.to(w.dtype).expand(s, p) for t in given]  # one that all clients share stays one row
     vectors = [t if p == 1 or t.stride(1) == 1 else t.contiguous() for t in vectors]
     rows = [(t.data_ptr(), t.stride(0)) for t in vectors]
     batch, none = data.work.batch_size, np.empty(0, dtype=np.uint64)

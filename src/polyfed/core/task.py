@@ -301,7 +301,20 @@ class Task:
         shift: Tensor | None = None,
         minus: Tensor | None = None,
     ) -> Affine:
-        """`drift` with its vectors as they are given. minus: as in `local_sgd`"""
+        """`drift` with its vectors as they are given.
+
+        Parameters
+        ----------
+        w, lr, pull, shift : Tensor, float, tuple or None
+            As in `drift`.
+        minus : Tensor or None
+            As in `local_sgd`.
+
+        Returns
+        -------
+        Affine
+            Which `summed` makes a `Drift`.
+        """
         strength, anchor = pull if pull is not None else (0.0, None)
         rate = lr * (strength + self.weight_decay)
         keep: float | Tensor = 1.0

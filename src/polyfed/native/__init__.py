@@ -124,10 +124,7 @@ class Kernel:
         only: 0 for what is not trained
         """
         shape, p = _table(layers)
-        by, added = (
-            np.array([by for by, _ in terms]),
-            np.array([rows for _, rows in terms], dtype=np.int64).reshape(-1, 2),
-        )
+        by, added = np.array([by for by, _ in terms]), np.array([at for _, at in terms], dtype=np.int64).reshape(-1, 2)
         arrays = [np.ascontiguousarray(a) for a in (first, count, steps, keys, lr, keep, by, *added.T)]
         first, count, steps, keys, lr, keep, by, term, term_each = (a.ctypes.data for a in arrays)
         job = Job(
