@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polyfed.algorithms._shared.bits import pack, positions, unpack
+from polyfed.algorithms._shared.bits import kth_largest, pack, positions, unpack
 from polyfed.algorithms._shared.lowrank import sheets
 from polyfed.core.algorithm import Algorithm, Down, Server
 from polyfed.core.layout import Layout
@@ -41,8 +41,13 @@ def erdos_renyi_kernel(layout: Layout, density: float) -> list[tuple[slice, int]
 
 
 def largest(score: Tensor, k: int) -> Tensor:
-    """[s, d] bool: the k entries of largest score in each row."""
-    return torch.zeros_like(score, dtype=torch.bool).scatter_(1, score.topk(k, sorted=False).indices, True)
+    """[s, d] bool: the k entries of largest score in each row, the first ones where scores are equal."""
+    least = kth_largest(score, k)[:, None]
+    chosen = score >= least
+    if int(chosen.sum()) > k * len(score):
+        above, level = score > least, score == least
+        chosen = above | (level & (level.cumsum(1) <= k - above.sum(1, keepdim=True)))
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -132,11 +137,9 @@ class FedSpa(Algorithm):
         new = mask.clone()
         for span, k in erdos_renyi_kernel(task.layout, self.density):
             if leaving := int(share * k):
-                kept = positions(mask[:, span])
-                smallest = w[:, span].gather(1, kept).abs().topk(leaving, largest=False, sorted=False).indices
-                new[:, span].scatter_(1, kept.gather(1, smallest), False)
-                score = g[:, span].abs().scatter_(1, positions(new[:, span]), -1.0)
-                new[:, span] |= largest(score, leaving)
+                kept = new[:, span]
+                kept &= ~largest(w[:, span].abs().neg_().masked_fill_(~kept, -torch.inf), leaving)
+                kept |= largest(g[:, span].abs_().masked_fill_(kept, -1.0), leaving)
         return new
 
     def _drawn(self, task, client, data):
