@@ -40,12 +40,18 @@ def erdos_renyi_kernel(layout: Layout, density: float) -> list[tuple[slice, int]
     return list(zip(spans, kept, strict=True))
 
 
-def largest(score: Tensor, k: int) -> Tensor:
-    """[s, d] bool: the k entries of largest score in each row, the first ones where scores are equal."""
-    least = kth_largest(score, k)[:, None]
-    chosen = score >= least
+def largest(score: Tensor, k: int, among: Tensor | None = None) -> Tensor:
+    """[s, d] bool: the k entries of largest `score: [s, d]` in each row, the first ones where scores are equal.
+
+    score: none negative     among: [s, d] bool, k times set in every row or more: which may be chosen; None: all
+    """
+    among = torch.ones_like(score, dtype=torch.bool) if among is None else among
+    if not k:
+        return torch.zeros_like(among)
+    least = kth_largest(score * among, k)[:, None]  # a score of 0 is the least there is
+    chosen = among & (score >= least)
     if int(chosen.sum()) > k * len(score):
-        above, level = score > least, score == least
+        above, level = among & (score > least), among & (score == least)
         chosen = above | (level & (level.cumsum(1) <= k - above.sum(1, keepdim=True)))
     return chosen
 
@@ -137,9 +143,8 @@ class FedSpa(Algorithm):
         new = mask.clone()
         for span, k in erdos_renyi_kernel(task.layout, self.density):
             if leaving := int(share * k):
-                kept = new[:, span]
-                kept &= ~largest(w[:, span].abs().neg_().masked_fill_(~kept, -torch.inf), leaving)
-                kept |= largest(g[:, span].abs_().masked_fill_(kept, -1.0), leaving)
+                staying = largest(w[:, span].abs(), k - leaving, mask[:, span])
+                new[:, span] = staying | largest(g[:, span].abs(), leaving, ~staying)
         return new
 
     def _drawn(self, task, client, data):

@@ -1,4 +1,4 @@
-"""One step of the compiled kernel on a batch that is at hand: gradients for methods that take their steps themselves."""
+"""Steps of the compiled kernel on a batch that is at hand, and its gradients, for methods that step themselves."""
 
 from collections.abc import Callable
 from math import prod
@@ -42,7 +42,8 @@ def descent_on(
 def _descent(task: Task, w: Tensor, batch: Batch, lr: float | Tensor, drift: Drift, steps: int) -> Callable[[], None]:
     """`descent_on` for what the kernel can."""
     run, layers = kernel(), layers_of(task, batch.x.shape[2:])
-    assert run is not None and layers is not None, "see _fits"
+    assert run is not None, "see _fits"
+    assert layers is not None, "see _fits"
     (s, b), x, y = batch.x.shape[:2], batch.x.contiguous(), batch.y.contiguous()
     count = np.full(s, b) if batch.sizes is None else np.array(batch.sizes)
     add = None if drift.add is None else drift.add.to(w.dtype).expand_as(w).contiguous()
