@@ -1,10 +1,14 @@
-"""Processor time of a round by method, relative to FedAvg, and what the method's arithmetic allows.
+"""Processor time of a round by method, relative to FedAvg, and the least that its arithmetic and its vectors allow.
 
     OMP_NUM_THREADS=1 python benchmarks/methods.py [--rounds 40] [--only scaffold feddyn]
 
 100 clients of 80 samples, 10 in a round, a perceptron 784-200-10 of 159,010 numbers, one epoch of batches of 20, one
 thread. Methods take turns, round by round, in one process; the figures are medians. The arithmetic is what torch counts
-in matrix products without the kernel; decompositions, sorting, and the vectors that are moved besides are not in it.
+in matrix products without the kernel; decompositions and sorting are not in it.
+
+The floor is these products at FedAvg's rate, and every vector of a round once at the rate of a copy: private rows that
+are read and that are written, messages written and read, rows of the server's tensors that change read and written.
+What a product reads belongs to the product; FedAvg's own vectors are not in its rate, so that its floor is 1.
 """
 
 import argparse
@@ -21,8 +25,10 @@ from torch.utils.flop_counter import FlopCounterMode
 import polyfed.algorithms
 from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.core.batches import Work
+from polyfed.core.messages import State
 from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
+from polyfed.core.rows import Rows
 from polyfed.core.schedule import Uniform
 from polyfed.core.split import Split
 from polyfed.core.task import Task
@@ -47,17 +53,59 @@ def loop(algorithm: Algorithm) -> Loop:
     return Loop(task, np.full(CLIENTS, SAMPLES), names, algorithm, Uniform(COHORT / CLIENTS), engine, 0)
 
 
-def flops(algorithm: Algorithm, rounds: int = 5) -> float:
-    """Arithmetic of matrix products in a round, by torch's own count on the path without the kernel."""
+def least(algorithm: Algorithm, rounds: int = 3) -> tuple[float, float]:
+    """Of a round: arithmetic of matrix products, by torch's own count on the path without the kernel, and bytes."""
     aten, run = torch.ops.aten, loop(algorithm)
     run.engine.worker.plan = dataclasses.replace(run.engine.plan, path="closed form")
     for _ in range(LATE - rounds):
         run.step()
     counter = FlopCounterMode(display=False, custom_mapping=dict.fromkeys((aten.addmm_, aten.baddbmm_), _product))
-    with counter:
-        for _ in range(rounds):
+    moved, before, billed, rows = 0, checksums(run), sum(run.ledger.totals()), watched(run.engine.rows)
+    for _ in range(rounds):
+        with counter:
             run.step()
-    return counter.get_total_flops() / rounds
+        after = checksums(run)
+        for name, sums in after.items():
+            kept = before[name] == sums if len(before.get(name, ())) == len(sums) else torch.zeros(len(sums))
+            moved += 2 * int((kept == 0).sum()) * run.server[name][:1].nbytes
+        moved, before = moved + sum(rows.values()), after
+        rows.clear()
+    return counter.get_total_flops() / rounds, (moved + 2 * (sum(run.ledger.totals()) - billed)) / rounds
+
+
+def checksums(run: Loop) -> dict[str, torch.Tensor]:
+    """One number for every row of the server's tensors, by which it is seen to have changed."""
+    found = {name: t.reshape(len(t), -1) for name, t in run.server.items() if t.dim()}
+    return {name: (t.view(torch.int32) if t.dtype == torch.float32 else t).sum(1) for name, t in found.items()}
+
+
+def watched(rows: Rows) -> dict[tuple[str, str, int], int]:
+    """Bytes of every private row from now on: ("read" or "written", tensor, client) -> bytes."""
+    found, read, scatter = dict[tuple[str, str, int], int](), rows.read, rows.scatter
+
+    def reading(name: str, ids: torch.Tensor) -> torch.Tensor:
+        values = read(name, ids)
+        found.update({("read", name, i): values[0].nbytes for i in ids.tolist()})
+        return values
+
+    def writing(ids: torch.Tensor, state: State) -> None:
+        for name, values in state.items():
+            found.update({("written", name, i): values[0].nbytes for i in ids.tolist()})
+        scatter(ids, state)
+
+    rows.read, rows.scatter = reading, writing
+    return found
+
+
+def copying() -> float:
+    """Bytes a second, read and written, of a copy that no cache holds."""
+    a, seconds = torch.rand(1 << 24), list[float]()
+    b = a.clone()
+    for _ in range(20):
+        begun = time.process_time()
+        b.copy_(a)
+        seconds.append(time.process_time() - begun)
+    return 2 * a.nbytes / float(np.median(seconds))
 
 
 def _product(_: object, a: torch.Size, b: torch.Size, **more: object) -> int:
@@ -87,10 +135,16 @@ def main() -> None:
             if t >= LATE:
                 seconds.setdefault(name, []).append(time.process_time() - begun)
     took = {name: float(np.median(found)) for name, found in seconds.items()}
-    counted = {name: flops(REGISTRY[name]()) for name in loops}
-    print(f"| method | of FedAvg's {1000 * took['fedavg']:.1f} ms | arithmetic |\n| --- | --: | --: |")
+    rate, counted = copying(), {name: least(REGISTRY[name]()) for name in loops}
+    base, (products, moved) = took["fedavg"], counted["fedavg"]
+    floor = {name: (base - moved / rate) * f / products / base + b / rate / base for name, (f, b) in counted.items()}
+    print(
+        f"| method | of FedAvg's {1000 * base:.1f} ms | arithmetic | floor | ratio |\n| --- | --: | --: | --: | --: |"
+    )
     for name in sorted(took, key=lambda name: took[name]):
-        print(f"| {name} | {took[name] / took['fedavg']:.2f} | {counted[name] / counted['fedavg']:.2f} |", flush=True)
+        time_, products_ = took[name] / base, counted[name][0] / products
+        print(f"| {name} | {time_:.2f} | {products_:.2f} | {floor[name]:.2f} | {time_ / floor[name]:.2f} |", flush=True)
+    print(f"copies at {rate / 1e9:.1f} GB/s, read and written")
 
 
 if __name__ == "__main__":

@@ -55,15 +55,14 @@ class APFL(Algorithm):
     def local_update(self, task, client, down, data, round):
         w, v, alpha = down["w"].clone(), client["v"].clone(), client["alpha"].clone()
         for batch in data:
-            m = batch.rows
+            m, live = batch.rows, 1.0 if batch.live is None else batch.live
             wm, vm, a = w[:m], v[:m], alpha[:m]
-            g = task.gradient(wm, batch, need_loss=False)[0]
-            gm = task.gradient(a * vm + (1 - a) * wm, batch, need_loss=False)[0]
-            step = self.lr if batch.live is None else self.lr * batch.live
-            share = a
+            gm = task.gradient(torch.lerp(wm, vm, a), batch, need_loss=False)[0]
+            slope = ((vm - wm) * gm).sum(1, keepdim=True) if self.adaptive else 0.0  # (10)
+            task.descend_(wm, batch, self.lr)
+            vm.addcmul_(gm, live * a, value=-self.lr)
             if self.adaptive:
-                share = torch.clamp(a - step * ((vm - wm) * gm).sum(1, keepdim=True), 0, 1)  # (10)
-            w[:m], v[:m], alpha[:m] = wm - step * g, vm - step * a * gm, share
+                a.sub_(self.lr * live * slope).clamp_(0, 1)
         return {"v": v, "alpha": alpha}, {"w": w}
 
     def aggregate(self, server, up, round):

@@ -11,26 +11,26 @@ import torch
 from torch import Tensor
 
 from polyfed.algorithms._shared.clusters import components
-from polyfed.algorithms._shared.similarity import mirrored, similarity, unit
+from polyfed.algorithms._shared.similarity import mirrored, products, similarity
 from polyfed.core.algorithm import Down, Personal, Server
 from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
 
-BLOCK = 1 << 18  # numbers that are held in float64 at a time
 REPORTED = 300  # clients up to which the mixing matrix is reported
 AFFORDED = 2e10  # products for a report of the groups of more clients than that, some seconds on one core
 
 
 def refresh(S: Tensor, W: Tensor, ids: Tensor) -> Tensor:
-    """`similarity(W)` from S: [n, n], that of before the rows `ids` of W: [n, p] changed; s n p products, not n n p.
+    """`similarity(W)` from S: [n, n], that of before the rows `ids` of W: [n, p] changed, in place; s n p products.
 
     In float64 whatever W is: models that set out together have cosines near 1, and what tells them apart are the last
     digits. Errors do not add up over rounds, since every entry is recomputed from its two models.
     """
-    X = unit(W[ids])
-    rows = torch.cat([X @ unit(part).T for part in W.split(max(1, BLOCK // max(1, W.shape[1])))], 1)
+    G, squares = products(W, ids)
+    norm = torch.where(squares > 0, squares.sqrt(), 1.0)
+    rows = (G / norm[ids, None] / norm).clamp_(-1, 1)
     rows[:, ids] = mirrored(rows[:, ids])
-    S = S.index_copy(0, ids, rows)
+    S.index_copy_(0, ids, rows)
     return S.index_copy_(1, ids, rows.T)
 
 
@@ -127,9 +127,9 @@ class FedACS(Personal):
             return self._towards(W[ids], mixing(W[ids], self.quantile).to(W.dtype) @ W[ids])
         pool = (server["known"] > 0).index_fill(0, ids, True).nonzero()[:, 0]
         S = server["similarity"]
-        A = weights(_among(S, pool), self.quantile, torch.searchsorted(pool, ids))
-        whole = len(pool) == len(W)
-        return self._towards(W[ids], A.to(W.dtype) @ (W if whole else W[pool]))
+        A = W.new_zeros(len(ids), len(W))
+        A[:, pool] = weights(_among(S, pool), self.quantile, torch.searchsorted(pool, ids)).to(W.dtype)
+        return self._towards(W[ids], A @ W)
 
     def _towards(self, w, mix):
         return Down(each={"u": mix if self.alpha == 1 else w + self.alpha * (mix - w)})
@@ -139,7 +139,8 @@ class FedACS(Personal):
         return {"w": w}, {"w": w}
 
     def aggregate(self, server, up, round):
-        W = server["w"].index_copy(0, round.ids, up["w"])
+        """The participants' rows, in place."""
+        W = server["w"].index_copy_(0, round.ids, up["w"])
         if self.pool == "participants":
             return {"w": W}
         return {"w": W, "similarity": refresh(server["similarity"], W, round.ids)}

@@ -22,13 +22,18 @@ CITATION = """@inproceedings{huang2021personalized,
 }"""
 
 
+ROUNDING = 1e-6  # of the weights, at most
+
+
 def messages(W: Tensor, alpha: float, sigma: float, ids: Tensor | None = None) -> Tensor:
     """[m, n] weights of FedAMP for the clients `ids` (None: all).
 
     alpha A'(||w_i - w_j||^2) with A'(x) = exp(-x/sigma)/sigma for the others, what is left for self.
     """
     ids, own = _rows(W, ids)
-    G, lengths = products(W, ids)
+    G, lengths = products(W, ids, W.dtype)
+    if torch.finfo(W.dtype).eps * lengths.max() > ROUNDING * sigma:  # distances far below lengths
+        G, lengths = products(W, ids)
     squares = (lengths[ids, None] + lengths - 2 * G).clamp_(min=0)
     X = (alpha / sigma * torch.exp(-squares / sigma)).masked_fill_(own, 0)
     return X + own * (1 - X.sum(1, keepdim=True))
@@ -42,7 +47,7 @@ def heuristic(W: Tensor, sigma: float, self_weight: float, ids: Tensor | None = 
     ids, own = _rows(W, ids)
     if len(W) == 1:
         return own.double()
-    G, lengths = products(W, ids)
+    G, lengths = products(W, ids, W.dtype)
     norm = torch.where(lengths > 0, lengths.sqrt(), 1.0)
     others = (sigma * G / (norm[ids, None] * norm)).masked_fill_(own, -torch.inf).softmax(1)
     return (1 - self_weight) * others + self_weight * own
@@ -81,7 +86,8 @@ class Mixed(Personal, abstract=True):
         return {"w": w}, {"w": w}
 
     def aggregate(self, server, up, round):
-        return {"w": server["w"].index_copy(0, round.ids, up["w"])}
+        """The participants' rows, in place."""
+        return {"w": server["w"].index_copy_(0, round.ids, up["w"])}
 
     def report(self, server):
         return {"mixing": self.weights(server["w"])}

@@ -164,12 +164,13 @@ class FedCET(Personal):
         else:
             z = local_sgd(task, client["w"], work, (share * a)[:, None], shift=d)
             up = {"z": z}
-        return {"w": z, "d": d, "a": a}, up
+        return {"w": z, "a": a}, up
 
     def _exchange(self, client, down, data):
         z, a = client["w"], client["a"][:, None]
         gap, (ca, share) = z - down["zbar"], self._shares(client, data, down.get("spread", 0.0))
-        return {"w": z - (ca * share)[:, None] * gap, "d": client["d"] + ca[:, None] / a * gap, "a": client["a"]}
+        x, d = torch.addcmul(z, (ca * share)[:, None], gap, value=-1), torch.addcmul(client["d"], ca[:, None] / a, gap)
+        return {"w": x, "d": d}
 
     def _step(self, client, down, data):
         """[s] step sizes a, the same for all clients."""

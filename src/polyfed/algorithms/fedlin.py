@@ -91,7 +91,7 @@ class FedLin(Algorithm):
     def local_update(self, task, client, down, data, round):
         if round.phase == 0:
             g = task.gradient(down["w"], data.whole(), need_loss=False)[0]
-            state = {"x": down["w"], "g": g, "rho": client["rho"]}
+            state = {"x": down["w"], "g": g}
             if self.keep_up is None:
                 return state, {"h": g}
             h = top_k(client["rho"] + g, self.keep_up)

@@ -133,14 +133,14 @@ class FedSLR(LowRank):
             w + p,
             data.again("personal", epochs=self.personal_epochs),
             self.lr,
-            pull=(self.p_weight_decay, w),
-            correct=lambda x, g: g - task.weight_decay * x,
-            prox=lambda x: w + self._personal_prox(x - w, layers, shrink),
+            pull=(self.p_weight_decay, w) if self.p_weight_decay else None,
+            correct=(lambda x, g: g - task.weight_decay * x) if task.weight_decay else None,
+            prox=lambda x: self._personal_prox(x - w, layers, shrink).add_(w),
         )  # (7)
         return {"g": g + (w - wi) / self.eta_g, "p": mixed - w}, {"w": wi}  # (5)
 
     def _personal_prox(self, p, layers, amount):
-        return soft_threshold(p, amount) if self.sparse_personal else shrink_layers(p, layers, amount)
+        return p.sub_(p.clamp(-amount, amount)) if self.sparse_personal else shrink_layers(p, layers, amount)
 
     def aggregate(self, server, up, round):
         w, eta = server["w"], self.eta_g

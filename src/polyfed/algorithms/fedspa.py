@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polyfed.algorithms._shared.bits import pack, positions, unpack
+from polyfed.algorithms._shared.bits import kth_largest, pack, positions, unpack
 from polyfed.algorithms._shared.lowrank import sheets
 from polyfed.core.algorithm import Algorithm, Down, Server
 from polyfed.core.layout import Layout
@@ -40,9 +40,20 @@ def erdos_renyi_kernel(layout: Layout, density: float) -> list[tuple[slice, int]
     return list(zip(spans, kept, strict=True))
 
 
-def largest(score: Tensor, k: int) -> Tensor:
-    """[s, d] bool: the k entries of largest score in each row."""
-    return torch.zeros_like(score, dtype=torch.bool).scatter_(1, score.topk(k, sorted=False).indices, True)
+def largest(score: Tensor, k: int, among: Tensor | None = None) -> Tensor:
+    """[s, d] bool: the k entries of largest `score: [s, d]` in each row, the first ones where scores are equal.
+
+    score: none negative     among: [s, d] bool, k times set in every row or more: which may be chosen; None: all
+    """
+    among = torch.ones_like(score, dtype=torch.bool) if among is None else among
+    if not k:
+        return torch.zeros_like(among)
+    least = kth_largest(score * among, k)[:, None]  # a score of 0 is the least there is
+    chosen = among & (score >= least)
+    if int(chosen.sum()) > k * len(score):
+        above, level = among & (score > least), among & (score == least)
+        chosen = above | (level & (level.cumsum(1) <= k - above.sum(1, keepdim=True)))
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -132,11 +143,8 @@ class FedSpa(Algorithm):
         new = mask.clone()
         for span, k in erdos_renyi_kernel(task.layout, self.density):
             if leaving := int(share * k):
-                kept = positions(mask[:, span])
-                smallest = w[:, span].gather(1, kept).abs().topk(leaving, largest=False, sorted=False).indices
-                new[:, span].scatter_(1, kept.gather(1, smallest), False)
-                score = g[:, span].abs().scatter_(1, positions(new[:, span]), -1.0)
-                new[:, span] |= largest(score, leaving)
+                staying = largest(w[:, span].abs(), k - leaving, mask[:, span])
+                new[:, span] = staying | largest(g[:, span].abs(), leaving, ~staying)
         return new
 
     def _drawn(self, task, client, data):

@@ -183,7 +183,7 @@ class PACFL(Clustered):
         if round.phase == 0:
             return self._place(server, up["signature"], round)
         cluster = server["cluster"][round.ids]
-        return server | {"w": up.mean("w", round.samples, within=cluster, out=server["w"])}
+        return server | {"w": up.mean("w", round.samples, within=cluster, out=server["w"])}  # in place
 
     def _place(self, server, signatures, round):
         """Put the clients whose signature is new into clusters."""

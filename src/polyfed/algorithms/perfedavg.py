@@ -68,14 +68,16 @@ class PerFedAvg(Personal):
         w = down["w"].clone()
         for inner, outer, curve in zip(data, data.again("outer"), data.again("curvature"), strict=True):
             m = inner.rows
-            step = self.lr * self.meta_gradient(task, w[:m], inner, outer, curve)
-            w[:m] -= step if inner.live is None else step * inner.live
-        own = down["w"] - self.alpha * task.gradient(down["w"], data.whole(), need_loss=False)[0]
+            step = self.meta_gradient(task, w[:m], inner, outer, curve)
+            w[:m].sub_(step if inner.live is None else step * inner.live, alpha=self.lr)
+        own = down["w"].clone()
+        task.descend_(own, data.whole(), self.alpha)
         return {"w": own}, {"w": w}
 
     def meta_gradient(self, task, w, inner, outer, curve):
         """[s, p]: the gradient of f_i(w - alpha grad f_i(w)), from three batches."""
-        u = w - self.alpha * task.gradient(w, inner, need_loss=False)[0]
+        u = w.clone()
+        task.descend_(u, inner, self.alpha)
         v = task.gradient(u, outer, need_loss=False)[0]
         if self.order == "first":
             return v

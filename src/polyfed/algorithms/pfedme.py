@@ -74,12 +74,9 @@ class PFedMe(Personal):
         for batch in data:
             m = batch.rows
             near, pull = w[:m].clone(), task.drift(w[:m], self.personal_lr, pull=(self.lam, w[:m]))
-            for _ in range(self.inner_steps):
-                task.descend_(near, batch, self.personal_lr, pull)
-            new = w[:m] - self.lr * self.lam * (w[:m] - near)
-            if batch.live is not None:
-                near, new = torch.where(batch.live > 0, near, theta[:m]), torch.where(batch.live > 0, new, w[:m])
-            theta[:m], w[:m] = near, new
+            task.descend_(near, batch, self.personal_lr, pull, self.inner_steps)
+            theta[:m] = near if batch.live is None else torch.where(batch.live > 0, near, theta[:m])
+            w[:m].lerp_(near, self.lr * self.lam)  # of a client that has finished, near is w
         return {"w": theta}, {"w": w}
 
     def aggregate(self, server, up, round):

@@ -149,16 +149,18 @@ def _newton(z: np.ndarray, y: np.ndarray, u: np.ndarray, scale: bool) -> tuple[f
 
 
 def _last_layer(task: Task) -> tuple[Tensor, Tensor]:
-    """[p] bool twice: the weights of the layer that gives the outputs, and its bias. Raises ModelError for none."""
+    """Places of the weights of the layer that gives the outputs, and of its bias. Raises ModelError for none."""
     layout: Layout = task.layout
     if callable(task.loss):
         name = getattr(task.loss, "__name__", "a function")
         raise ModelError(f"recalibrated: knows the losses cross-entropy and mse, found {name}")
-    head = layout.mask("head")
-    bias = [e.name for e in layout.entries if e.name.split(".")[-1] == "bias" and (head & layout.mask(e.name)).any()]
+    ends = np.cumsum(layout.sizes)
+    head = [k for k, e in enumerate(layout.entries) if layout.mask("head")[ends[k] - e.size]]
+    bias = [k for k in head if layout.entries[k].name.split(".")[-1] == "bias"]
     if not bias:
         raise ModelError("recalibrated: the model's last layer has no bias, which an intercept needs")
-    return head & ~layout.mask(*bias), layout.mask(*bias)
+    places = torch.arange(layout.p).split_with_sizes(layout.sizes)
+    return torch.cat([places[k] for k in head if k not in bias]), torch.cat([places[k] for k in bias])
 
 
 def _check(expected: Tensor, found: Tensor) -> None:

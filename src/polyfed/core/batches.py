@@ -33,6 +33,7 @@ class Batch(NamedTuple):
     live: [m, 1] 0/1 float; None: every row still has a step to take
     seed: () -> [m] uint64 that identify (round, client, step), for keyed draws inside a model (dropout)
     weighted: whether the weight of a real sample may be another than 1/b_i
+    native: whether gradients on it may be made by the compiled kernel
     """
 
     x: Tensor
@@ -42,6 +43,7 @@ class Batch(NamedTuple):
     live: Tensor | None = None
     seed: Callable[[], np.ndarray] | None = None
     weighted: bool = False
+    native: bool = False
 
     @property
     def rows(self) -> int:
@@ -105,7 +107,7 @@ class Work:
 class Batches:
     """The samples of the s clients of one call, step by step. Iterating twice gives the same batches twice.
 
-    native: whether solvers may have the steps taken by the compiled kernel
+    native: whether solvers may have the steps taken by the compiled kernel, and gradients made
     """
 
     def __init__(
@@ -189,7 +191,7 @@ class Batches:
         """All training samples of every client, as one batch of s rows."""
         self.padded[0] = True
         if self._padded is None:
-            self._padded = padded(self.split, self.clients)._replace(seed=self._seeds(-1))
+            self._padded = padded(self.split, self.clients)._replace(seed=self._seeds(-1), native=self.native)
         return self._padded
 
     def repeat(self) -> range:
@@ -221,6 +223,7 @@ class Batches:
                     live[k, :m] if live is not None and waiting[k] else None,
                     self._seeds(first + k, m),
                     every.weighted,
+                    self.native,
                 )
 
     def _on_parts(self) -> Iterator[Batch]:
@@ -247,6 +250,7 @@ class Batches:
                     live[k, :m] if live is not None and waiting[k] else None,
                     self._seeds(first + k, m),
                     weighted,
+                    self.native,
                 )
 
     def _blocks(self, width: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:

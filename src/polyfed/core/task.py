@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 
 import numpy as np
@@ -262,6 +262,11 @@ class Task:
 
     def _undecayed(self, w: Tensor, batch: Batch, need_loss: bool) -> tuple[Tensor, Tensor | None]:
         """`gradient` without weight decay."""
+        if batch.native and not need_loss:
+            from polyfed.core import step  # which imports this module
+
+            if (g := step.gradient(self, w, batch)) is not None:
+                return g, None
         if self.stacked is not None:
             return self.stacked.gradient(w, batch, need_loss)
         if self.vectorised and len(w) > 1:
@@ -354,8 +359,8 @@ class Task:
             return None
         return self.stacked.descent_on(w, self.cast(batch, w), lr, drift)
 
-    def descend_(self, w: Tensor, batch: Batch, lr: float | Tensor, drift: Drift | None = None) -> None:
-        """One gradient step in place: w <- keep * w + add - lr * gradient of the loss, without weight decay.
+    def descend_(self, w: Tensor, batch: Batch, lr: float | Tensor, drift: Drift | None = None, steps: int = 1) -> None:
+        """Gradient steps in place: w <- keep * w + add - lr * gradient of the loss, without weight decay.
 
         Parameters
         ----------
@@ -366,12 +371,23 @@ class Task:
         lr : float or Tensor
             Step size; a tensor is [s, 1].
         drift : Drift
-            What the step does besides, as `drift` makes it; None: weight decay.
+            What a step does besides, as `drift` makes it; None: weight decay.
+        steps : int
+            How many, all on this batch.
         """
         drift = drift or self.drift(w, lr)
-        if (descend := self.descent_on(w, batch, lr, drift)) is not None:
+        if batch.native and batch.live is None:
+            from polyfed.core import step  # which imports this module
+
+            if (descend := step.descent_on(self, w, self.cast(batch, w), lr, drift, steps)) is not None:
+                descend()
+                return
+        descend = self.descent_on(w, batch, lr, drift) or partial(self._descend_, w, batch, lr, drift)
+        for _ in range(steps):
             descend()
-            return
+
+    def _descend_(self, w: Tensor, batch: Batch, lr: float | Tensor, drift: Drift) -> None:
+        """One step, where nothing is set up for many."""
         batch = self.cast(batch, w)
         if not self.batched:
             empty = [] if batch.sizes is None else [i for i, b in enumerate(batch.sizes) if b == 0]

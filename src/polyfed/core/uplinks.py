@@ -102,7 +102,8 @@ class Uplinks(Mapping[str, Tensor]):
         within : Tensor or None
             [m] group of each client, from 0, for one mean per group.
         out : Tensor or None
-            [c, ...] needed with `within`: a group without a client keeps its row.
+            [c, ...] needed with `within`: the groups' means are written into it, and a group without a client keeps its
+            row.
 
         Returns
         -------
@@ -150,17 +151,16 @@ class Uplinks(Mapping[str, Tensor]):
         return values.sum(0) if weights is None else weighted_sum(weights, values)
 
     def _means(self, values: Tensor, weights: Tensor | None, within: Tensor, out: Tensor) -> Tensor:
+        present, group = within.unique(return_inverse=True)
         if self._rule is not None:
-            new = out.clone()
-            for group in range(len(out)):
-                if len(own := values[within == group]):
-                    new[group] = self._rule(own.flatten(1)).view(values.shape[1:])
-            return new
-        member = one_hot(within, len(out)).T.to(values.dtype)
+            own = [values[group == k].flatten(1) for k in range(len(present))]
+            return out.index_copy_(0, present, torch.stack([self._rule(some) for some in own]).view(-1, *out.shape[1:]))
+        member = one_hot(group).T.to(values.dtype)
         if weights is not None:
             member = member * weights.to(values.dtype)
         mass = member.sum(1, keepdim=True)
-        return torch.where(mass > 0, member / mass.clamp(min=1) @ values, out)
+        means = torch.where(mass > 0, member / mass.clamp(min=1) @ values, out[present])
+        return out.index_copy_(0, present, means)
 
     def _base(self, name: str, values: Tensor) -> Tensor | None:
         base = self._sent.get(name)

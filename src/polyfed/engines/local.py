@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polyfed.core import evaluation
 from polyfed.core.algorithm import Algorithm, Down, Round, State, outlined
+from polyfed.core.allocator import keep_freed_memory
 from polyfed.core.batches import Work
 from polyfed.core.compiled import PATH, path_of
 from polyfed.core.engine import Answers, Engine
@@ -104,6 +105,7 @@ class LocalEngine:
         plan: Plan,
         step_sizes: StepSizes = StepSizes(),  # noqa: B008  (immutable)
     ):
+        keep_freed_memory()
         self.task, self.data, self.rows, self.plan = task, data, rows, plan
         self.worker = Worker(task, data["train"], keys, work, seed, plan, step_sizes)
         self.workers = plan.workers

@@ -153,4 +153,4 @@ class Alternating(Clustered, abstract=True):
 
     def _models(self, w, up, cluster, weights):
         """[k, p]: every cluster's next model."""
-        return up.mean("w", weights, within=cluster, out=w)
+        return up.mean("w", weights, within=cluster, out=w.clone())

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polyfed.algorithms._shared.parts import assemble, split
 from polyfed.core.algorithm import Algorithm, Down, Server, State
 from polyfed.core.layout import Layout
 
@@ -166,8 +167,8 @@ class LowRank(Algorithm, abstract=True):
 
     def downlink(self, server, round):
         factors = {name: t for name, t in server.items() if name[:2] in ("U.", "V.")}
-        rest = unfactored(places(server), factors, len(server["w"]))
-        return Down(shared={"rest": server["w"][rest.to(server["w"].device)], **factors})
+        rest = split(unfactored(places(server), factors, len(server["w"])), server["w"])[0]
+        return Down(shared={"rest": rest, **factors})
 
     def deployment(self, server, round):
         return Down(shared={k: t for k, t in server.items() if k == "w" or k.startswith(("rank.", "sheet."))})
@@ -186,8 +187,8 @@ def received(down: State, layout: Layout) -> Tensor:
     """[s, p]: the common model from the factors and the rest that were sent, multiplied once for all."""
     one = {name: t[0] for name, t in down.items()}
     layers, s = sheets(layout), len(down["rest"])
-    w = down["rest"].new_empty(layout.p)
-    w[unfactored(layers, one, layout.p).to(w.device)] = one["rest"]
+    rest = unfactored(layers, one, layout.p)
+    w = assemble(rest, one["rest"], one["rest"].new_empty(layout.p - len(one["rest"])))
     for name, sheet in layers.items():
         if f"U.{name}" in one:
             w[sheet.span] = sheet.fold(one[f"U.{name}"] @ one[f"V.{name}"])

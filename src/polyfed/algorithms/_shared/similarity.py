@@ -13,13 +13,16 @@ def unit(W: Tensor) -> Tensor:
     return X.div_(torch.where(norm > 0, norm, 1.0))
 
 
-def products(W: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Inner products [m, n] of the rows `ids` with all rows of W: [n, p], and all squared lengths [n], in float64."""
+def products(W: Tensor, ids: Tensor, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """Inner products [m, n] of the rows `ids` with all rows of W: [n, p], and all squared lengths [n], in float64.
+
+    dtype: of the products of `COLUMNS` columns, which are then added up in float64
+    """
     G = W.new_zeros(len(ids), len(W), dtype=torch.float64)
     lengths = W.new_zeros(len(W), dtype=torch.float64)
     for X in W.split(COLUMNS, dim=1):  # a copy of a few columns at a time stays in the cache
-        X = X.double()
-        G.addmm_(X[ids], X.T)
+        X = X.to(dtype)
+        G += X[ids] @ X.T
         lengths += torch.linalg.vector_norm(X, dim=1).square()
     return G, lengths
 
