@@ -2,22 +2,26 @@
 
 from collections.abc import Sequence
 from math import prod
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.batches import Batches, Work
+from polyfed.core.batches import Batch, Batches, Work
 from polyfed.core.split import Split
-from polyfed.core.stacked import ACTIVATIONS, LOSSES, Affine, chain, flat, flattens
-from polyfed.core.task import Task
+from polyfed.core.stacked import ACTIVATIONS, LOSSES, Affine, Drift, chain, flat, flattens
 from polyfed.native import Layer, Pair, kernel
 
+if TYPE_CHECKING:
+    from polyfed.core.task import Task
+
 PATH = "native"
+NO_KEYS = np.empty(0, dtype=np.uint64)
 
 
-def path_of(task: Task, work: Work | None = None, split: Split | None = None) -> str:
+def path_of(task: "Task", work: Work | None = None, split: Split | None = None) -> str:
     """How plain local steps on these samples are made: "native", "closed form", "vectorised" or "client by client"."""
     plain = (work is None or work.augment is None) and (split is None or split.weight is None)
     if plain and kernel() is not None and layers_of(task, None if split is None else split.x.shape[1:]) is not None:
@@ -25,10 +29,10 @@ def path_of(task: Task, work: Work | None = None, split: Split | None = None) ->
     return "closed form" if task.stacked is not None else "vectorised" if task.vectorised else "client by client"
 
 
-_known = WeakKeyDictionary[Task, dict[torch.Size | None, tuple[Layer, ...] | None]]()
+_known = WeakKeyDictionary["Task", dict[torch.Size | None, tuple[Layer, ...] | None]]()
 
 
-def layers_of(task: Task, sample: torch.Size | None) -> tuple[Layer, ...] | None:
+def layers_of(task: "Task", sample: torch.Size | None) -> tuple[Layer, ...] | None:
     """The model as the kernel takes it, on the CPU: convolutions, each pooled or not, then linear layers, at most one
     activation behind each.
 
@@ -50,7 +54,7 @@ def layers_of(task: Task, sample: torch.Size | None) -> tuple[Layer, ...] | None
     return known[sample]
 
 
-def _layers(task: Task, sample: torch.Size | None) -> list[Layer] | None:
+def _layers(task: "Task", sample: torch.Size | None) -> list[Layer] | None:
     """Of a model with convolutions."""
     modules = flat(task.model)
     at = next((k for k, m in enumerate(modules) if type(m) is nn.Linear), 0)
@@ -125,39 +129,89 @@ def _pair(value: int | Sequence[int]) -> Pair:
 
 
 def train(
-    task: Task, start: Tensor, data: Batches, lr: float | Tensor, drift: Affine, only: Tensor | None = None
+    task: "Task", start: Tensor, data: Batches, lr: float | Tensor, drift: Affine, only: Tensor | None = None
 ) -> Tensor | None:
     """The models after all of `data`'s steps w <- keep w + add - lr gradient; None, and nothing done, where it cannot.
 
     start: [s, p]     only: [p] or [s, p], ones and zeros: what is trained
     """
-    split, run, layers = data.split, kernel() if data.native else None, layers_of(task, data.split.x.shape[1:])
-    if run is None or layers is None or data.work.augment is not None or split.weight is not None:
+    split = data.split
+    layers = _fitting(task, start, split.x, split.y, split.x.shape[1:], drift) if data.native else None
+    if layers is None or data.work.augment is not None or split.weight is not None:
         return None
-    kind = torch.int64 if task.loss == "cross-entropy" else start.dtype
-    keep, (s, p) = drift.keep, start.shape
-    if (
-        split.x.dtype != start.dtype
-        or split.y.dtype != kind
-        or prod(split.x.shape[1:]) != layers[0].inputs * max(1, prod(layers[0].image))
-        or (isinstance(keep, Tensor) and (keep.dim() != 2 or keep.stride(1) not in (0, 1) or keep.shape[1] != 1))
-    ):
-        return None
-    x, y, w = split.x.contiguous(), split.targets.contiguous(), start.new_empty(s, p)
+    w, batch = start.new_empty(start.shape), data.work.batch_size
+    data.repeat()
+    _steps(
+        task, layers, w, start, lr, drift, split.x, split.targets, split.offsets[data.clients],
+        split.counts[data.clients], data.steps.numpy(), batch, NO_KEYS if batch is None else data.order_keys(), only,
+    )  # fmt: skip
+    return w
+
+
+def descend_(task: "Task", w: Tensor, batch: Batch, lr: float | Tensor, drift: Drift, steps: int = 1) -> bool:
+    """`steps` times w <- keep w + add - lr gradient on one batch, in place; False, and nothing done, where it cannot.
+
+    w: [s, p]     lr: a number or [s, 1]
+    """
+    summed = Affine(drift.keep, [] if drift.add is None else [(1.0, drift.add)])
+    return w.is_contiguous() and _on(task, w, w, batch, lr, summed, steps)
+
+
+def gradient(task: "Task", w: Tensor, batch: Batch) -> Tensor | None:
+    """[s, p]: each client's gradient of the mean loss, without weight decay; None where the kernel cannot.
+
+    It is what a step of length -1 leaves that keeps nothing of the model.
+    """
+    g = w.new_empty(w.shape if batch.native else 0)
+    return g if _on(task, g, w, batch, -1.0, Affine(0.0, []), 1) else None
+
+
+def _on(task: "Task", w: Tensor, start: Tensor, batch: Batch, lr: float | Tensor, drift: Affine, steps: int) -> bool:
+    """Steps from `start` on a batch of s clients whose samples all count the same, into `w`."""
+    x, sizes = batch.x, batch.sizes
+    if not batch.native or batch.weighted or (sizes is not None and 0 in sizes):
+        return False
+    layers, (s, b) = _fitting(task, start, x, batch.y, x.shape[2:], drift), x.shape[:2]
+    if layers is None:
+        return False
+    count = np.full(s, b) if sizes is None else np.array(sizes)
+    _steps(task, layers, w, start, lr, drift, x, batch.y, b * np.arange(s), count, np.full(s, steps))
+    return True
+
+
+def _fitting(
+    task: "Task", w: Tensor, x: Tensor, y: Tensor, sample: torch.Size, drift: Affine
+) -> tuple[Layer, ...] | None:
+    """The layers, where the kernel computes this loss of these models on such samples, and such steps."""
+    layers = layers_of(task, sample) if kernel() is not None else None
+    kind, keep = torch.int64 if task.loss == "cross-entropy" else w.dtype, drift.keep
+    fits = (
+        layers is not None
+        and (x.dtype, y.dtype) == (w.dtype, kind)
+        and prod(sample) == layers[0].inputs * max(1, prod(layers[0].image))
+        and (not isinstance(keep, Tensor) or (keep.dim() == 2 and keep.shape[1] == 1))
+    )
+    return layers if fits else None
+
+
+def _steps(
+    task: "Task", layers: tuple[Layer, ...], w: Tensor, start: Tensor, lr: float | Tensor, drift: Affine, x: Tensor,
+    y: Tensor, first: np.ndarray, count: np.ndarray, steps: np.ndarray, batch: int | None = None,
+    keys: np.ndarray = NO_KEYS, only: Tensor | None = None,
+) -> None:  # fmt: skip
+    """The kernel's call; see `Kernel.train`."""
+    (s, p), x, y, run = start.shape, x.contiguous(), y.contiguous(), kernel()
+    assert run is not None, "see _fitting"
     given = [start, *(v for _, v in drift.terms)] + ([] if only is None else [only])
     vectors = [t.to(w.dtype).expand(s, p) for t in given]  # one that all clients share stays one row
     vectors = [t if p == 1 or t.stride(1) == 1 else t.contiguous() for t in vectors]
     rows = [(t.data_ptr(), t.stride(0)) for t in vectors]
-    batch, none = data.work.batch_size, np.empty(0, dtype=np.uint64)
-    data.repeat()
     run.train(
-        layers, str(task.loss), w.data_ptr(), rows[0], s, w.element_size(), x.data_ptr(), y.data_ptr(),
-        split.offsets[data.clients], split.counts[data.clients], data.steps.numpy(), batch,
-        none if batch is None else data.order_keys(), _each(lr, s), _each(keep, s),
+        layers, str(task.loss), w.data_ptr(), rows[0], s, w.element_size(), x.data_ptr(), y.data_ptr(), first, count,
+        steps, batch, keys, _each(lr, s), _each(drift.keep, s),
         [(_each(by, s), at) for (by, _), at in zip(drift.terms, rows[1:], strict=False)],
         None if only is None else rows[-1],
     )  # fmt: skip
-    return w
 
 
 def renewed(w: Tensor, i: Tensor, j: Tensor, delta: Tensor, row: Tensor, keep: Tensor, new: Tensor) -> bool:

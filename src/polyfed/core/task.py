@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyfed.core import compiled
 from polyfed.core.batches import Batch, on_device
 from polyfed.core.errors import ConfigError, DataError, ModelError, closest
 from polyfed.core.layout import Layout
@@ -262,11 +263,8 @@ class Task:
 
     def _undecayed(self, w: Tensor, batch: Batch, need_loss: bool) -> tuple[Tensor, Tensor | None]:
         """`gradient` without weight decay."""
-        if batch.native and not need_loss:
-            from polyfed.core import step  # which imports this module
-
-            if (g := step.gradient(self, w, batch)) is not None:
-                return g, None
+        if not need_loss and (g := compiled.gradient(self, w, batch)) is not None:
+            return g, None
         if self.stacked is not None:
             return self.stacked.gradient(w, batch, need_loss)
         if self.vectorised and len(w) > 1:
@@ -376,12 +374,8 @@ class Task:
             How many, all on this batch.
         """
         drift = drift or self.drift(w, lr)
-        if batch.native and batch.live is None:
-            from polyfed.core import step  # which imports this module
-
-            if (descend := step.descent_on(self, w, self.cast(batch, w), lr, drift, steps)) is not None:
-                descend()
-                return
+        if batch.live is None and compiled.descend_(self, w, self.cast(batch, w), lr, drift, steps):
+            return
         descend = self.descent_on(w, batch, lr, drift) or partial(self._descend_, w, batch, lr, drift)
         for _ in range(steps):
             descend()
