@@ -204,3 +204,17 @@ def test_groups_of_softmax_tasks():
             assert adjusted_rand_score(run.federation.clusters, run.clusters) == 1
     assert accuracy["fedacs"] > accuracy["local"] + 0.05
     assert accuracy["fedacs"] > accuracy["fedavg"] + 0.2
+
+
+@pytest.mark.parametrize("method", [pf.FedACS(), pf.FedAMP(), pf.HeurFedAMP()])
+def test_a_message_stays_as_it_was_sent(method):
+    """The server changes the participants' rows in place; what it has sent before is not among them."""
+    w, ids = torch.randn(4, 6, dtype=torch.float64), torch.tensor([0, 2])
+    round = Round(0, 4, 0, ids, torch.ones(2), torch.zeros(2, dtype=torch.int64))
+    server = {"w": w.clone(), "known": torch.ones(4), "similarity": similarity(w)}
+    down = method.downlink(server, round)
+    sent, up = down.each["u"].clone(), torch.randn(2, 6, dtype=torch.float64)
+    after = method.aggregate(server, {"w": up}, round)
+    assert torch.equal(down.each["u"], sent)
+    assert after["w"].data_ptr() == server["w"].data_ptr()
+    assert torch.equal(after["w"], w.index_copy(0, ids, up))

@@ -7,8 +7,8 @@ from problems import LeastSquares, centres
 from torch import nn
 
 import polyfed as pf
-from polyfed.algorithms._shared.bits import pack, unpack
-from polyfed.algorithms.fedspa import erdos_renyi_kernel
+from polyfed.algorithms._shared.bits import kth_largest, pack, unpack
+from polyfed.algorithms.fedspa import erdos_renyi_kernel, largest
 from polyfed.core.layout import Layout
 
 D, HIDDEN, CLIENTS = 8, 6, 5
@@ -159,3 +159,20 @@ def test_only_kept_entries_are_billed(problem):
     assert kept == pytest.approx(0.4 * p, abs=1)
     assert (run.ledger["down_bytes"] == 8 * kept).all()
     assert (run.ledger["up_bytes"] == 8 * kept + -(-p // 8)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("k", [1, 7, 300, 599, 600])
+def test_the_kth_largest_is_that_of_a_sort(k, dtype):
+    """Numbers of every size, zeros and equal ones among them."""
+    values = torch.logspace(-40, 38, 600, dtype=torch.float64).to(dtype)
+    values[::5], values[1::7] = 0, 1
+    rows = torch.stack([values, values.flip(0), values.roll(99)])
+    assert (kth_largest(rows, k) == rows.sort(1, descending=True).values[:, k - 1]).all()
+
+
+def test_the_largest_are_as_many_as_asked_for():
+    """Among those that may be chosen only, the first ones where scores are equal."""
+    score, among = torch.tensor([[3.0, 0, 2, 0, 0, 5]]), torch.tensor([[True, True, True, True, True, False]])
+    wanted = {0: [], 1: [0], 2: [0, 2], 3: [0, 1, 2], 4: [0, 1, 2, 3], 5: [0, 1, 2, 3, 4]}
+    assert {k: largest(score, k, among)[0].nonzero()[:, 0].tolist() for k in wanted} == wanted
