@@ -44,16 +44,16 @@ def model():
 
 @pytest.fixture(scope="module")
 def found():
-    return tune(model(), planted(), pf.FPFC(0.1), grid=GRID, rounds=300, stop_at_drop=False, train_on=200, **SETTINGS)
+    return tune(model(), planted(), pf.FPFC(0.1), grid=GRID, rounds=150, stop_at_drop=False, train_on=100, **SETTINGS)
 
 
 @pytest.mark.parametrize("regime", ["warm", "cold"])
 def test_the_planted_clusters_are_found_by_validation(regime):
     fed = planted()
-    result = tune(model(), fed, pf.FPFC(0.1), regime=regime, grid=GRID, rounds=300, train_on=200, **SETTINGS)
+    result = tune(model(), fed, pf.FPFC(0.1), regime=regime, grid=GRID, rounds=150, train_on=100, **SETTINGS)
     run = result.run
     assert adjusted_rand_score(fed.clusters, run.clusters) == 1
-    local = pf.fit(model(), fed, pf.Local(0.1), rounds=300, local_steps=5, batch_size=None, loss="mse")
+    local = pf.fit(model(), fed, pf.Local(0.1), rounds=150, local_steps=5, batch_size=None, loss="mse")
     assert run.clients["test_rmse"].mean() < local.clients["test_rmse"].mean()
     assert result.best["lam"] == run.loop.algorithm.lam
     assert result.best["ari"] == 1
@@ -83,7 +83,7 @@ def test_the_chosen_model_is_trained_on_from_its_own_leg(found):
     path = t[(t["regime"] == best["regime"]) & (t["lam"] <= best["lam"])]
     before = path["rounds"].sum() if best["regime"] == "warm" else best["rounds"]
     assert found.run.settings["start"]["rounds"] == before
-    assert before < found.run.loop.t <= before + 200
+    assert before < found.run.loop.t <= before + 100
 
 
 def test_a_path_is_the_chain_of_runs_it_stands_for():
