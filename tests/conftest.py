@@ -79,7 +79,7 @@ class Stopwatch:
 
 @pytest.fixture(autouse=True)
 def seeded():
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed keeps a stack for every device that might be there
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +92,13 @@ def no_methods_of_other_tests():
         del REGISTRY[name]
     if userfile := sys.modules.get("polyfed.experiment.userfile"):
         userfile._execute.cache_clear()
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """No figures, which are most of what a short run costs: for tests that look at no page."""
+    monkeypatch.setattr("polyfed.report.style.save", lambda figure, path: path.touch())
+    monkeypatch.setattr("polyfed.report.page.to_svg", lambda figure, name, title, description="": "<svg></svg>")
 
 
 @pytest.fixture(scope="session")

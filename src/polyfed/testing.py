@@ -125,7 +125,7 @@ def _federation(regression: bool = False) -> Federation:
 def _model(outputs: int = 3) -> nn.Module:
     """Two layers, so that methods which share a part of the layers can be run; always the same start."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
+        torch.default_generator.manual_seed(5)
         return nn.Sequential(nn.Linear(8, 5), nn.Sigmoid(), nn.Linear(5, outputs))
 
 

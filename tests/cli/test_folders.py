@@ -1,20 +1,19 @@
 """Folders of results on the command line: what is refused, replaced, kept and continued, in one line each."""
 
 import json
+import multiprocessing
 import os
-import signal
-import subprocess
-import sys
 import time
 
 import pytest
+from forked import Process
 from safetensors.torch import load_file
 
 import polyfed as pf
 from polyfed.core.errors import PolyfedError
 from polyfed.experiment import files
 
-COMMAND = [sys.executable, "-c", "import sys; from polyfed.cli import main; main(sys.argv[1:])"]
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def contents(folder):
@@ -154,16 +153,15 @@ def test_a_folder_of_an_older_version_is_ours_and_goes_on(cli, small, done):
 
 
 def test_a_folder_in_use_is_refused_by_every_command(cli, tmp_path, small, done):
-    holder = subprocess.Popen(
-        [
-            sys.executable, "-c",
-            "import sys, time; from pathlib import Path; from polyfed.experiment.files import locked\n"
-            "with locked(Path('a')): print('held', flush=True); time.sleep(60)",
-        ],
-        cwd=tmp_path, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == b"held\n"
+    def hold():
+        with files.locked(done):
+            held.set()
+            time.sleep(60)
+
+    fork = multiprocessing.get_context("fork")
+    held, holder = fork.Event(), fork.Process(target=hold)
+    holder.start()
+    assert held.wait(60)
     before = contents(done)
     who = f"a: in use by process {holder.pid} on "
     for words in (("run", small, "--force"), ("compare", "fedavg", "local", "--force"), ("tune", "--force")):
@@ -171,7 +169,7 @@ def test_a_folder_in_use_is_refused_by_every_command(cli, tmp_path, small, done)
     one_line(cli("resume", "a", "--rounds", 9), 1, who)
     assert contents(done) == before
     holder.kill()
-    holder.wait()
+    holder.join()
     assert cli("resume", "a", "--rounds", 6, "-q").status == 0
 
 
@@ -181,16 +179,15 @@ def test_sigterm_saves_and_ends_with_143(cli, tmp_path, small, command):
     chosen = ("--algorithm", "fedavg") if name == "run" else ()
     plain = (str(small),) if name == "run" else ("--data", "heart-disease", "--local-steps", "2", "--batch-size", "8")
     words = [name, *methods, *plain, *chosen, "--rounds", "3000", "--out", "a"]
-    process = subprocess.Popen([*COMMAND, *words], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    process = Process(*words)
     deadline = time.monotonic() + 90
     while not any((tmp_path / "a").rglob("metrics.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(0.3)
-    process.send_signal(signal.SIGTERM)
-    assert process.stderr is not None
-    err = process.stderr.read().decode()
-    assert process.wait() == 143
-    assert err.strip().splitlines()[-1] == "polyfed: interrupted; resume with: polyfed resume a"
+    process.terminate()
+    process.join()
+    assert process.exitcode == 143
+    assert process.err.read_text().strip().splitlines()[-1] == "polyfed: interrupted; resume with: polyfed resume a"
     states = list((tmp_path / "a").rglob("round-*"))
     assert states, "nothing was saved"
 

@@ -13,6 +13,8 @@ from polyfed.experiment import config, files
 from polyfed.experiment.folder import RunFolder
 from polyfed.report.style import write_atomically
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 RUN = ("--algorithm", "ditto", "--out", "a", "-q")
 
 

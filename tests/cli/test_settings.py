@@ -8,6 +8,8 @@ from polyfed.core.errors import ConfigError
 from polyfed.experiment.build import Parts
 from polyfed.experiment.config import resolve
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 FILE = """
 rounds = 7
 fraction = 0.5

@@ -3,32 +3,25 @@
 import subprocess
 import sys
 
-import pytest
-
 SAY = """
 import sys
 from polyfed.cli import call
-status = call(sys.argv[2:])
-print("loaded:", *(name for name in sys.argv[1].split(",") if name in sys.modules))
-sys.exit(status)
+for unused, command in zip(sys.argv[1::2], sys.argv[2::2]):
+    status = call(command.split())
+    print("loaded:", status, *(name for name in unused.split(",") if name in sys.modules))
 """
+COMMANDS = {  # one after another in one process: a later one may load more
+    "keys --help": "torch,pandas,scipy,matplotlib",
+    "algorithms": "torch._dynamo,sympy,pandas,sklearn,matplotlib",
+    "run --algorithm fedacs --data digits --clients 4 --rounds 1 --seeds 1 --quiet": (
+        "torch._dynamo,sympy,sklearn.ensemble,matplotlib.pyplot"
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("unused", "command"),
-    [
-        ("torch,pandas,scipy,matplotlib", "keys --help"),
-        ("torch._dynamo,sympy,pandas,sklearn,matplotlib", "algorithms"),
-        (
-            "torch._dynamo,sympy,sklearn.ensemble,matplotlib.pyplot",
-            "run --algorithm fedacs --data digits --clients 4 --rounds 1 --seeds 1 --quiet",
-        ),
-    ],
-    ids=lambda text: text.split()[0],
-)
-def test_a_command_loads_what_it_uses(tmp_path, unused, command):
-    done = subprocess.run(
-        [sys.executable, "-c", SAY, unused, *command.split()], capture_output=True, text=True, cwd=tmp_path
-    )
+def test_a_command_loads_what_it_uses(tmp_path):
+    words = [word for command, unused in COMMANDS.items() for word in (unused, command)]
+    done = subprocess.run([sys.executable, "-c", SAY, *words], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "loaded:"
+    loaded = [line for line in done.stdout.splitlines() if line.startswith("loaded:")]
+    assert loaded == ["loaded: 0"] * len(COMMANDS), dict(zip(COMMANDS, loaded, strict=False))

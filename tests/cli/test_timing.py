@@ -5,6 +5,8 @@ import json
 import pandas as pd
 import pytest
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 SMALL = ["run", "--data", "digits", "--partition", "iid", "--clients", "6", "--rounds", "12", "--seeds", "1", "-q"]
 
 

@@ -35,6 +35,7 @@ def test_a_folder_holds_the_path_and_the_final_run(cli, tmp_path):
     assert len(said.err.splitlines()) == 1 + len(found)  # the plan, and every leg
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_one_regime_without_a_final_run(cli, tmp_path):
     said = cli("tune", *SMALL, "--regime", "cold", "--grid", 0.5, "--train-on", 0, "--quiet", "--out", "a")
     assert said.status == 0, said.err
@@ -43,6 +44,7 @@ def test_one_regime_without_a_final_run(cli, tmp_path):
     assert not (tmp_path / "a/config.toml").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_window_is_said_first(cli):
     curved = ("--set", "weight-decay=0.1")  # so that the minimisers are soon found
     said = cli("tune", *SMALL, *curved, "--regime", "cold", "--grid", 0.5, "--train-on", 0, "--window", "--out", "a")
@@ -135,6 +137,7 @@ def test_data_without_clusters_have_no_window(cli):
     assert said.err.splitlines() == ["polyfed: --window: these data name no clusters"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_columns_of_a_folder_are_said_as_for_a_run(cli, tmp_path):
     rows = ["y,age,id,w"] + [f"{i % 2},{30 + i + 5 * (i % 2)},p{i},{i % 3}" for i in range(24)]
     (tmp_path / "d").mkdir()

@@ -96,7 +96,7 @@ def federation(regression: bool = False) -> pf.Federation:
 def model(kind: str = "linear", outputs: int = CLASSES) -> nn.Module:
     """ "linear", "deep" (linear too, of two layers), "mlp" or "cnn", always with the same start."""
     with torch.random.fork_rng():
-        torch.manual_seed(5)
+        torch.default_generator.manual_seed(5)
         d = PIXELS**2
         if kind == "linear":
             return nn.Sequential(nn.Flatten(), nn.Linear(d, outputs))

@@ -288,7 +288,7 @@ def test_float64_throughout(method, schedule, monkeypatch):
     errors = {name: exact.error(t) for name, t in found.items() if t.is_floating_point()}
     assert all(error < 1e-12 for error in errors.values()), errors
     assert exact.taken < 1e-12, "a number that left torch for Python"
-    run = train(method, dtype=torch.float64)
+    run = train(method, dtype=torch.float64, rounds=1, local_epochs=1, evaluate_every=0)
     assert next(run.model(0).parameters()).dtype == torch.float64
 
 

@@ -145,6 +145,18 @@ def test_figures_are_the_same_every_time_and_saved_for_papers(tmp_path):
         report.save(one, tmp_path / "a.docx")
 
 
+def test_an_inline_figure_is_laid_out_as_the_one_in_a_file(tmp_path):
+    study = report.read(write_comparison(tmp_path / "c", METHODS))
+    inline, filed = (report.metric_figure(study, "bytes") for _ in range(2))
+    assert inline is not None
+    assert filed is not None
+    untouched = inline.axes[0].get_position().bounds
+    to_svg(inline, "f", "title")
+    report.save(filed, tmp_path / "a.svg")
+    assert inline.axes[0].get_position().bounds == filed.axes[0].get_position().bounds != untouched
+    assert inline.dpi == filed.dpi
+
+
 def test_inline_figures_say_what_they_show_and_follow_the_theme(tmp_path):
     study = report.read(write_comparison(tmp_path, METHODS))
     figure = report.gain_figure(study)

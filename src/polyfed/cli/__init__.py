@@ -8,6 +8,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 from inspect import cleandoc
 from typing import Annotated, Any, get_type_hints
 
@@ -95,7 +96,7 @@ def call(arguments: Sequence[str], debug: bool = False) -> int:
     since = stop.interruptions()
     try:
         with stop.terminable():
-            command = _legible(typer.main.get_command(app))  # called as such it turns an interruption into a silent 130
+            command = _command()  # called as such it turns an interruption into a silent 130
             with command.make_context("polyfed", list(arguments)) as context:
                 return command.invoke(context) or 0
     except typer.Exit as e:
@@ -127,6 +128,11 @@ def call(arguments: Sequence[str], debug: bool = False) -> int:
             "same command run with --debug",
             1,
         )
+
+
+@cache
+def _command() -> Any:
+    return _legible(typer.main.get_command(app))
 
 
 def _legible(command: Any) -> Any:

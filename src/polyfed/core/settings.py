@@ -133,13 +133,14 @@ class Described(NamedTuple):
     decides: bool
 
 
-def settings_of(cls: type) -> list[Described]:
+@cache
+def settings_of(cls: type) -> tuple[Described, ...]:
     """The settings of a dataclass, in their order."""
     found: list[Described] = []
     for f in _fields(cls):
         s, hint = f.metadata.get("setting", Setting()), types_of(cls)[f.name]
         found.append(Described(f.name, words(hint), _default(f), s.doc, s.source, s.decides))
-    return found
+    return tuple(found)
 
 
 class Configured:

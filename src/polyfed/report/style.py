@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 INK, QUIET, GRID, PAPER = "#1b1f23", "#5a626b", "#dfe3e8", "#fefefe"
@@ -95,9 +96,10 @@ def to_svg(figure: Figure, name: str, title: str, description: str = "") -> str:
 
     The same figure gives the same text: it holds no date and loads nothing.
     """
-    out = io.StringIO()
-    with styled():
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    out, dpi = io.StringIO(), figure.dpi
+    with styled():  # savefig would draw all of it once more, for the layout
+        FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    figure.dpi = dpi  # which print_svg changes
     svg = out.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S)
     head, body = svg.split(">", 1)

@@ -63,7 +63,7 @@ def starts(task, w0: Tensor, k: int, seed: int, scale: float | None) -> Tensor:
             continue
         model = copy.deepcopy(task.model).cpu()
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(mix(seed, key_of("start"), j)) % 2**63)
+            torch.default_generator.manual_seed(int(mix(seed, key_of("start"), j)) % 2**63)
             for module in model.modules():
                 if hasattr(module, "reset_parameters"):
                     module.reset_parameters()
