@@ -331,7 +331,7 @@ class Task:
                 by = ((1 - each.double()) * share).to(w.dtype)
                 terms.append((by if by.dim() else float(by.numpy()), anchor))
             keep = each.expand(len(w), -1) if each.dim() else float(each.numpy())
-        terms += [(-lr, shift)] * (shift is not None) + [(lr, minus)] * (minus is not None)
+        terms += [(by, v) for by, v in ((-lr, shift), (lr, minus)) if v is not None]
         return Affine(keep, terms)
 
     def descent_on(self, w: Tensor, batch: Batch, lr: float | Tensor, drift: Drift) -> Callable[[], None] | None:

@@ -125,11 +125,11 @@ class Kernel:
         """
         shape, p = _table(layers)
         by, added = np.array([by for by, _ in terms]), np.array([at for _, at in terms], dtype=np.int64).reshape(-1, 2)
-        arrays = [np.ascontiguousarray(a) for a in (first, count, steps, keys, lr, keep, by, *added.T)]
-        first, count, steps, keys, lr, keep, by, term, term_each = (a.ctypes.data for a in arrays)
+        arrays = [np.ascontiguousarray(a) for a in (first, count, steps, keys, lr, keep, *added.T, by)]
+        address = [a.ctypes.data for a in arrays]
         job = Job(
-            len(layers), shape.ctypes.data, LOSSES.index(loss), clients, p, w, *start, x, y, first, count, steps,
-            batch or 0, keys, lr, keep, len(terms), term, term_each, by, *(only or (None, 0)),
+            len(layers), shape.ctypes.data, LOSSES.index(loss), clients, p, w, *start, x, y, *address[:3], batch or 0,
+            *address[3:6], len(terms), *address[6:], *(only or (None, 0)),
         )  # fmt: skip
         failed = self._library.polyfed_train(ctypes.byref(job), size, SETS.index(self.set))
         if failed:
