@@ -18,11 +18,14 @@ from polyfed.algorithms.local import Local
 from polyfed.core.errors import ConfigError
 from polyfed.data import load
 from polyfed.experiment import parallel
+from polyfed.experiment.compare import compare
 from polyfed.experiment.fit import fit
 from polyfed.models import build
 from polyfed.papers import RECIPES, Bench, Outcome, find
 from polyfed.papers import load as recipes
 from polyfed.papers.recipe import SIZES, Pilot, beside, curves, metric_of, ordered, ours, write
+from polyfed.papers.record import load as read
+from polyfed.papers.record import pack, unpack
 
 ALL = sorted(recipes())
 
@@ -236,9 +239,13 @@ HEAVY = {
 }  # fmt: skip
 
 
+# one for each thing that a recipe may read of its runs, or tune by
+RECORDED = {"fpfc/table1", "fpfc/figure-e1", "fpfc/progress", "fedslr/table3", "fedslr/table1"}
+
+
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in HEAVY else n for n in ALL])
-def test_a_recipe_runs_to_its_end(name, tmp_path, request):
-    """A rehearsal: one round of everything; tables, figures and page are written."""
+def test_a_recipe_runs_to_its_end(name, tmp_path, request, monkeypatch):
+    """A rehearsal: one round of everything; tables, figures and page are written, and again from its record."""
     r = RECIPES[name]
     where = next((request.getfixturevalue("data_dir")(folder) for folder in r.data), None)
     bench = Bench(tmp_path, "small", 1, data_dir=where, rehearse=True)
@@ -247,3 +254,12 @@ def test_a_recipe_runs_to_its_end(name, tmp_path, request):
     assert outcome.tables or outcome.figures
     assert page.read_text().startswith(f"# {name}")
     assert len(list(tmp_path.glob("*.svg"))) == len(outcome.figures)
+    if name in RECORDED:
+        again = Bench(tmp_path / "again", "small", 1, data_dir=where, rehearse=True)
+        unpack(read(pack(bench, name)), again.folder)
+        for place, what in ((sys.modules[compare.__module__], "fit"), (Bench, "fit"), (Bench, "tune")):
+            monkeypatch.setattr(place, what, lambda *args, **given: pytest.fail("trained again"))
+        write(r, again, r.run(again))
+        files = [p for p in again.folder.iterdir() if p.is_file()]
+        assert again.folder / "outcome.md" in files
+        assert all(p.read_bytes() == (tmp_path / p.name).read_bytes() for p in files)

@@ -5,6 +5,7 @@ import importlib
 import json
 import shutil
 import signal
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -239,3 +240,10 @@ def test_what_is_in_the_folder_already_stays(tiny, record, tmp_path):
     before = path.read_bytes()
     unpack(read(changed(record, change_numbers)), tmp_path / "b")
     assert path.read_bytes() == before
+
+
+def test_a_recipe_whose_numbers_are_not_all_in_a_record_leaves_none(cli, tiny, monkeypatch, tmp_path):
+    monkeypatch.setitem(RECIPES, "fpfc/tiny", replace(RECIPES["fpfc/tiny"], recorded=False))
+    assert cli("reproduce", "fpfc/tiny", "--out", "a", "-q").status == 0
+    assert (tmp_path / "a/outcome.md").exists()
+    assert not (tmp_path / "a/record.jsonl.gz").exists()

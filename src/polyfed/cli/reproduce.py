@@ -81,7 +81,8 @@ def reproduce(
             except KeyboardInterrupt:
                 return _interrupted(folder, stop.status(since))
             finally:
-                pack(bench, r.name)
+                if r.recorded:
+                    pack(bench, r.name)
         page = write(r, bench, outcome)
         files.forget_old(folder)
     _say_after(outcome, page)

@@ -83,6 +83,7 @@ class Recipe:
     data: data sets that it reads from a data folder; () where everything ships with polyfed
     also: other names that it answers to, in full, such as those of a paper's tables that are one experiment
     middle: whether it has a size in between; how long that takes is estimated by a `Pilot` before it starts
+    recorded: whether a record has all that it reads of its runs; not where it needs every test sample's scores
     """
 
     name: str
@@ -96,6 +97,7 @@ class Recipe:
     also: tuple[str, ...] = ()
     order: int = 0
     middle: bool = False
+    recorded: bool = True
 
     @property
     def sizes(self) -> tuple[Size, ...]:
@@ -121,12 +123,16 @@ def recipe(
     seeds: int = 3,
     also: tuple[str, ...] = (),
     middle: bool = False,
+    recorded: bool = True,
 ) -> Callable[[Callable[["Bench"], Outcome]], Callable[["Bench"], Outcome]]:
     """Register the function below as a recipe. minutes: (small, paper)"""
 
     def add(run: Callable[[Bench], Outcome]) -> Callable[[Bench], Outcome]:
         times = dict(zip(SIZES, minutes, strict=True))
-        RECIPES[name] = Recipe(name, title, run, settings, times, machine, data, seeds, also, len(RECIPES), middle)
+        order = len(RECIPES)
+        RECIPES[name] = Recipe(
+            name, title, run, settings, times, machine, data, seeds, also, order, middle, recorded
+        )  # fmt: skip
         return run
 
     return add

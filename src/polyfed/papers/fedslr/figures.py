@@ -303,7 +303,7 @@ def measured(repeats: int, share: float) -> dict[str, dict[str, Any]]:
 
 def figure5(bench: Bench, found: Comparison) -> Outcome:
     """Seconds of communication per round: by the ledger's bytes, and by a real socket."""
-    times = {label: seconds(found, label) for label in TIMED}
+    times = {m: np.array(bench.once(f"seconds-{m}", lambda m=m: seconds(found, m))) for m in TIMED}
     series = {label: ((1.0 + np.arange(v.shape[1])).tolist(), v.tolist()) for label, v in times.items()}
     wire = bench.once("socket", lambda: measured(*((1, 0.01) if bench.rehearse else (5, 1.0))))
     rows = tuple(

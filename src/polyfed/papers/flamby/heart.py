@@ -95,7 +95,7 @@ def heart() -> Case:
 
 
 @recipe("flamby/heart", "FLamby's Fed-Heart-Disease, by its protocol and trained to the end", minutes=(3, 30),
-        settings=settings, seeds=5)  # fmt: skip
+        settings=settings, seeds=5, recorded=False)  # fmt: skip
 def run(bench: Bench) -> Outcome:
     """Is FedAvg below the own models at all four hospitals, as FLamby's result files say, and still so when every
     method is trained to its end at a step chosen on validation patients?

@@ -117,7 +117,7 @@ def tcga(folder: Path | str | None) -> Case:
 
 
 @recipe("flamby/tcga", "FLamby's Fed-TCGA-BRCA, by its protocol and trained to the end", minutes=(9, 150),
-        settings=settings, data=("tcga_brca",), seeds=5)  # fmt: skip
+        settings=settings, data=("tcga_brca",), seeds=5, recorded=False)  # fmt: skip
 def run(bench: Bench) -> Outcome:
     """Do FLamby's concordances on six regions tell methods apart, once there are intervals over patients and every
     method is trained to its end, and how near is each to the exact stratified Cox model?

@@ -39,7 +39,7 @@ def growing_settings(scale: Size):
         Setting(
             "images", "T = ceil(k/2) in 63 rounds: about 1e3 steps, as many as 10 in 102 rounds, 5 in 204", "paper"
         ),
-        Setting("T on images", "counts mini-batch steps ('the total number of local iterations')", "paper"),
+        Setting("T on images", "counts mini-batch steps (the text: 'the total number of local iterations')", "ours"),
         Setting("lambda on S1", "0.7", "ours"),
         *SYNTHETIC,
         *HBF_BESIDE,
