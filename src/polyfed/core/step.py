@@ -47,12 +47,12 @@ def _descent(task: Task, w: Tensor, batch: Batch, lr: float | Tensor, drift: Dri
     (s, b), x, y = batch.x.shape[:2], batch.x.contiguous(), batch.y.contiguous()
     count = np.full(s, b) if batch.sizes is None else np.array(batch.sizes)
     add = None if drift.add is None else drift.add.to(w.dtype).expand_as(w).contiguous()
-    lr, keep = _each(lr, s), _each(drift.keep, s)
+    rate, keep = _each(lr, s), _each(drift.keep, s)
 
     def descend() -> None:
         run.train(
             layers, str(task.loss), w.data_ptr(), s, w.element_size(), x.data_ptr(), y.data_ptr(),
-            b * np.arange(s), count, np.full(s, steps), None, np.empty(0, np.uint64), lr, keep,
+            b * np.arange(s), count, np.full(s, steps), None, np.empty(0, np.uint64), rate, keep,
             None if add is None else add.data_ptr(),
         )  # fmt: skip
 
