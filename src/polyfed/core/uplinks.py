@@ -151,7 +151,8 @@ class Uplinks(Mapping[str, Tensor]):
         return values.sum(0) if weights is None else weighted_sum(weights, values)
 
     def _means(self, values: Tensor, weights: Tensor | None, within: Tensor, out: Tensor) -> Tensor:
-        present, group = within.unique(return_inverse=True)
+        present = torch.bincount(within).nonzero()[:, 0]
+        group = torch.searchsorted(present, within)
         if self._rule is not None:
             own = [values[group == k].flatten(1) for k in range(len(present))]
             return out.index_copy_(0, present, torch.stack([self._rule(some) for some in own]).view(-1, *out.shape[1:]))
