@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from polyfed.papers.fedacs import (
+    HALVED,
     NOT_TO_BE_MATCHED,
     apart,
     chosen,
@@ -71,7 +72,7 @@ def settings(scale: Size) -> Sequence[Setting]:
         Setting("FedACS: pool", "all clients", "paper"),
         Setting("test set per client", "100 images in the class ratio of its training images", "ours"),
         model_setting(scale),
-        *([Setting("CIFAR-10", "at 16 x 16, means of 2 x 2 pixels", "ours")] if small else []),
+        *([HALVED] if small else []),
         Setting("rounds", rounds, "ours"),
         *(s for s in work_settings(scale, "1 ((c): 3)") if s.key not in ("rounds",)),
         Setting("tuned", "for every panel and data set apart", "ours"),
