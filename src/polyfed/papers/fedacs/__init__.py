@@ -30,7 +30,7 @@ from polyfed.papers.recipe import Bench, Setting, Size
 from polyfed.papers.search import uphill
 
 EPOCHS = 5
-STEPS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)  # sizes, for everyone
+STEPS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)  # sizes, for everyone; the search starts at 0.1
 TUNED: Mapping[str, tuple[str, tuple[float, ...]]] = {  # the search starts in the middle
     "FedACS": ("quantile", (0.0, 0.25, 0.5, 0.75, 0.9)),
     "Ditto": ("lam", (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)),

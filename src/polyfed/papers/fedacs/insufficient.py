@@ -43,7 +43,7 @@ def spread(accuracy: dict[str, np.ndarray]) -> list[Claim]:
     ]  # fmt: skip
 
 
-@recipe("fedacs/insufficient", "Few samples: FedACS with a tuned quantile against five others", minutes=(2, 240),
+@recipe("fedacs/insufficient", "Few samples: FedACS with a tuned quantile against five others", minutes=(1, 240),
         settings=settings, machine="one large GPU", data=("fashion_mnist",), seeds=5)  # fmt: skip
 def insufficient(bench: Bench) -> Outcome:
     """With 50 images per client, is FedACS better than training alone and than other methods, all tuned alike?"""

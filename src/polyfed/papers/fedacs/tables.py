@@ -95,7 +95,7 @@ def order(name: str, accuracy: Mapping[str, np.ndarray]) -> list[Claim]:
     ]
 
 
-@recipe("fedacs/table1", "Table 1: personal and common models, 50 images per client", minutes=(4, 480),
+@recipe("fedacs/table1", "Table 1: personal and common models, 50 images per client", minutes=(2, 480),
         settings=settings("0.5", "Ditto", "PerAvg", cifar10=True), machine="one large GPU",
         data=("fashion_mnist", "cifar10"), seeds=5)  # fmt: skip
 def table1(bench: Bench) -> Outcome:
@@ -142,7 +142,7 @@ def at_alpha(bench: Bench, name: str, alpha: str) -> tuple[Comparison, Compariso
     return found, even, best, commonest(bench, federation)
 
 
-@recipe("fedacs/table2", "Table 2: FedACS against alpha, 50 images per client", minutes=(2, 600),
+@recipe("fedacs/table2", "Table 2: FedACS against alpha, 50 images per client", minutes=(1, 600),
         settings=settings("0.1, 0.5, 1, 5, 10", "FedACS"), machine="one large GPU", data=("fashion_mnist", "cifar10"),
         seeds=5)  # fmt: skip
 def table2(bench: Bench) -> Outcome:

@@ -124,7 +124,7 @@ def tcga(folder: Path | str | None) -> Case:
     )  # fmt: skip
 
 
-@recipe("flamby/tcga", "FLamby's Fed-TCGA-BRCA, by its protocol and trained to the end", minutes=(9, 150),
+@recipe("flamby/tcga", "FLamby's Fed-TCGA-BRCA, by its protocol and trained to the end", minutes=(6, 150),
         settings=settings, data=("tcga_brca",), seeds=5)  # fmt: skip
 def run(bench: Bench) -> Outcome:
     """Do FLamby's concordances on six regions tell methods apart, once there are intervals over patients and every
