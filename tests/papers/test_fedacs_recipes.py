@@ -1,10 +1,55 @@
 """FedACS's recipes: what is decided without training."""
 
-import numpy as np
+from types import SimpleNamespace
 
+import numpy as np
+import pytest
+
+from polyfed.core.errors import Diverged
 from polyfed.data.dataset import Dataset
 from polyfed.papers import Bench, fedacs
 from polyfed.papers.fedacs import tables
+
+
+def test_settings_are_chosen_on_training_images_alone(tmp_path, monkeypatch):
+    """Every image has a number of its own: those that a trial is tested on are training images, and none of those that
+    it trains on; the clients that count are tested on official test images."""
+    y = np.repeat(np.arange(10), 60)
+    order = np.random.default_rng(0).permutation(600)
+    number = np.arange(600)
+    x, x_test = (np.stack([(n % 256), n // 256], 1).astype(np.uint8).reshape(-1, 1, 1, 2) for n in
+                 (number, number + 600))  # fmt: skip
+    toy = Dataset("toy", x[order], y[order], x_test, y, classes=10)
+    monkeypatch.setattr(fedacs, "images", lambda *_: toy)
+    make = fedacs.clients(Bench(tmp_path), "toy", "dirichlet-prior:0.5,samples=10", n=6)
+
+    def numbers(split):
+        pixels = (255 * split.x).round().long().flatten(1)
+        return set((pixels[:, 0] + 256 * pixels[:, 1]).tolist())
+
+    trial, counts = make(fedacs.TRIAL, trial=True), make(0)
+    assert not numbers(trial.train) & numbers(trial.test)
+    assert max(numbers(trial.train) | numbers(trial.test)) < 600 <= min(numbers(counts.test))
+
+
+@pytest.mark.parametrize("best", [(0.003, 0.9), (0.1, 0.5), (1.0, 0.0)])
+def test_step_and_own_setting_are_chosen_by_the_mean_over_the_draws(tmp_path, monkeypatch, best):
+    """Every draw has another best step, and a larger one diverges; their mean is best in one place."""
+    bench, steps, quantiles = Bench(tmp_path), list(fedacs.STEPS), list(fedacs.TUNED["FedACS"][1])
+
+    def fit(model, federation, method, **_):
+        away = (
+            steps.index(method.lr) - steps.index(best[0]),
+            quantiles.index(method.quantile) - quantiles.index(best[1]),
+        )
+        if away[0] > 1:
+            raise Diverged("too large")
+        skew = 5 * (federation - fedacs.TRIAL - 1) * away[0]  # adds up to nothing
+        return SimpleNamespace(final={"test": {"accuracy": np.array([skew - away[0] ** 2 - away[1] ** 2])}})
+
+    monkeypatch.setattr(bench, "fit", fit)
+    found = fedacs.tuned(bench, "key", ["FedACS"], lambda seed: None, lambda seed, trial=False: seed, trials=3)
+    assert (found["FedACS"].lr, found["FedACS"].quantile) == best
 
 
 def test_on_all_classes_every_client_sees_the_same_images_evenly(tmp_path, monkeypatch):

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from polyfed.algorithms import FedAvg
 from polyfed.core.errors import DataError
-from polyfed.papers.flamby import POOLED
+from polyfed.papers.flamby import POOLED, best_step
 from polyfed.papers.flamby.heart import heart
-from polyfed.papers.flamby.tcga import patients, tcga, within_batch
+from polyfed.papers.flamby.tcga import over_all, patients, tcga, within_batch
 
 
 def test_the_hospitals_are_split_as_published():
@@ -56,3 +57,23 @@ def test_a_batch_without_a_death_moves_nothing():
     within_batch(risk, target).backward()
     assert risk.grad is not None
     assert risk.grad.abs().sum() == 0
+
+
+@pytest.mark.parametrize("n", [1, 2, 40, 200])
+def test_sorted_by_time_the_loss_is_the_same(n):
+    """Value and gradient, with ties among all times."""
+    rng = np.random.default_rng(n)
+    target = torch.tensor(np.stack([rng.integers(1, n // 2 + 2, n), rng.integers(0, 2, n)], 1).astype(float))
+    risk = torch.tensor(rng.standard_normal((n, 1)), requires_grad=True)
+    values = [loss(risk, target) for loss in (within_batch, over_all)]
+    one, other = (torch.autograd.grad(v, risk)[0] for v in values)
+    assert values[1].item() == pytest.approx(values[0].item(), abs=1e-12)
+    assert torch.allclose(one, other, atol=1e-14)
+
+
+def test_the_step_is_the_one_with_least_loss_on_validation_patients():
+    """Not one at an end of the grid: a step too small has not trained, one too large overfits or diverges."""
+    case = heart()
+    work = {"rounds": 10, "local_steps": 5, "batch_size": None, "evaluate_every": 0}
+    grid = (1e-6, 1e-4, 1e-2, 1e-1, 1e6)
+    assert best_step(case, case.federation("pooled"), FedAvg, grid, work, range(2)) in grid[1:-1]

@@ -232,6 +232,10 @@ def test_a_recipe_says_what_it_is(name):
         assert {s.source for s in r.settings(size)} <= {"paper", "code", "ours"}
 
 
+def test_all_small_sizes_together_take_two_hours_at_most():
+    assert sum(find(name).minutes["small"] for name in ALL) <= 120
+
+
 HEAVY = {
     "fpfc/attacks-images", "fpfc/figure4", "fpfc/figure7", "fpfc/figure8-images", "fpfc/figure9",
     "fpfc/sensitivity-images", "fpfc/table-e2", "fpfc/table-e3", "fpfc/table-e4", "fpfc/table2-images", "fpfc/table3",

@@ -11,7 +11,7 @@ from polyfed.algorithms.fedacs import FedACS
 from polyfed.data import load
 from polyfed.data.federation import Federation
 from polyfed.models import build
-from polyfed.papers.fedacs import clients, net, search, step_size, work
+from polyfed.papers.fedacs import clients, net, work
 from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, Size, ordered, ours, recipe
 from polyfed.report.table import Cell, Table
 
@@ -52,8 +52,16 @@ def softmax(seed: int) -> nn.Module:
 
 def path(bench: Bench, key: str, model, federation, lr: float, **settings) -> Rows:
     """All quantiles from the common start, by seed."""
-    method = FedACS(lr)
-    return bench.by_seed(key, lambda s: search(bench, model, federation, method, "quantile", GRID, s, **settings))
+
+    def search(seed: int) -> list[dict[str, Any]]:
+        found = bench.tune(
+            model(seed), federation(seed), FedACS(lr), setting="quantile", regime="cold",
+            grid=GRID[:1] if bench.rehearse else GRID, tolerance=0.0, train_on=0, seed=seed,
+            check_every=settings["rounds"], **settings,
+        )  # fmt: skip
+        return found.rows
+
+    return bench.by_seed(key, search)
 
 
 def column(rows: Rows, name: str) -> np.ndarray:
@@ -126,7 +134,7 @@ def quantile_path(bench: Bench) -> Outcome:
     s1 = {"rounds": bench.rounds(200, 200), "local_steps": 10, "batch_size": None}
     parts = {
         "planted groups": path(bench, "planted", softmax, planted(bench), 0.1, **s1),
-        "Fashion-MNIST": path(bench, "images", net(bench), clients(bench), step_size(bench), **work(bench)),
+        "Fashion-MNIST": path(bench, "images", net(bench), clients(bench), bench.pick(0.1, 0.05), **work(bench)),
     }
     claims = [exact(parts["planted groups"]), *(c for title, rows in parts.items() for c in gain(title, rows))]
     notes = [

@@ -40,13 +40,14 @@ from polyfed.data.federation import Federation
 from polyfed.experiment.compare import Comparison
 from polyfed.experiment.fit import fit
 from polyfed.papers.recipe import Bench, Claim, Setting, Size, paper
+from polyfed.papers.search import uphill
 from polyfed.report import pairs, read
 from polyfed.report.read import Study
 from polyfed.report.table import Cell, Table
 
 OWN, POOLED, EXACT = "Local", "pooled", "exact"
 STEPS = 5  # of full batches, between two exchanges of the second part
-GRID = (0.01, 0.03, 0.1, 0.3, 1.0)
+GRID = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 HELD = 0.25  # of the training patients, to choose the step
 Printed = Mapping[str, Sequence[float | str | None]]
 Model = Callable[[int], nn.Module]
@@ -193,16 +194,14 @@ def converged(bench: Bench, case: Case) -> tuple[Study, dict[str, tuple[str, flo
     data, rounds = case.federation("pooled"), bench.rounds(100, 400)
     common = {"batch_size": None, "loss": case.losses[1], "metrics": case.metric, "evaluate_every": 0}
     work = {**common, "rounds": rounds, "local_steps": STEPS}
-    grid, draws = (GRID[2:3], 1) if bench.rehearse else (GRID, bench.pick(1, 5))
-    tried = {
-        f"step-{label.lower()}-{draw}": (label, draw, partial(held_out, case, data, make, grid, work, draw))
-        for label, (_, make) in methods(case).items() for draw in range(draws)
-    }  # fmt: skip
-    bench.all_of([(label, draw, partial(bench.once, key, one)) for key, (label, draw, one) in tried.items()])
+    draws = range(bench.pick(1, 5))
+    tasks = [
+        (label, 0, partial(bench.once, f"step-{label}".lower(), partial(
+            best_step, case, data, make, (0.1,) if bench.rehearse else GRID, work, draws)))
+        for label, (_, make) in methods(case).items()
+    ]  # fmt: skip
     chosen, final = {}, {}
-    for label, (setting, make) in methods(case).items():
-        values = [bench.once(key, one) for key, (of, _, one) in tried.items() if of == label]
-        best = grid[int(np.argmin(np.sum(values, axis=0)))]
+    for (label, (setting, make)), best in zip(methods(case).items(), bench.all_of(tasks), strict=True):
         chosen[label], final[label] = (setting, best), make(best)
     model = case.model(1)
     parts = [bench.compare("converged", model, data, final, **work)]
@@ -210,21 +209,27 @@ def converged(bench: Bench, case: Case) -> tuple[Study, dict[str, tuple[str, flo
     return folder_of(parts), chosen
 
 
-def held_out(
+def best_step(
     case: Case, data: Federation, make: Callable[[float], Algorithm], grid: Sequence[float], work: Mapping[str, Any],
-    draw: int,
-) -> list[float]:  # fmt: skip
-    """The loss per validation patient at every value, after all rounds; a large number where it diverged."""
-    found, some = [], data.with_validation(HELD, draw)
-    assert some.validation is not None
-    for value in grid:
-        try:
-            run = fit(case.model(1)(draw), some, make(value), seed=draw, **work)
-            losses, counts = run.final["validation"]["loss"], some.validation.counts
-            found.append(float(np.average(losses, weights=counts)))
-        except Diverged:
-            found.append(1e9)
-    return [v if np.isfinite(v) else 1e9 for v in found]
+    draws: Iterable[int],
+) -> float:  # fmt: skip
+    """The step with the least loss per validation patient after all rounds, over the draws."""
+    split = {draw: data.with_validation(HELD, draw) for draw in draws}
+
+    def score(at: tuple[int, ...]) -> float:
+        total = 0.0
+        for draw, some in split.items():
+            assert some.validation is not None
+            try:
+                losses = fit(case.model(1)(draw), some, make(grid[at[0]]), seed=draw, **work).final["validation"][
+                    "loss"
+                ]
+            except Diverged:
+                return -math.inf
+            total -= float(np.average(losses, weights=some.validation.counts))
+        return total if math.isfinite(total) else -math.inf
+
+    return grid[uphill(score, [len(grid)])[0]]
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -285,8 +290,9 @@ def common_settings(case_settings: Sequence[Setting], scale: Size) -> tuple[Sett
         Setting("second part, inputs", "standardised by all centres' training patients", "ours"),
         Setting("second part, local work", f"{STEPS} full-batch steps a round, all centres, start as torch's", "ours"),
         Setting("second part, rounds", "100" if scale == "small" else "400", "ours"),
-        Setting("second part, step", f"of {', '.join(f'{g:g}' for g in GRID)}, the least loss per patient on "
-                f"{100 * HELD:.0f} % of the training patients, over {1 if scale == 'small' else 5} draws", "ours"),
+        Setting("second part, step", f"of {', '.join(f'{g:g}' for g in GRID)}, from 0.01 to where both neighbours have "
+                f"more loss per patient on {100 * HELD:.0f} % of the training patients, over "
+                f"{1 if scale == 'small' else 5} draws", "ours"),
         Setting("second part, tuned", "server's step of FedAdam, FedYogi, FedAdagrad (local 0.1), else local", "ours"),
         Setting("other hyper-parameters", "the library's defaults; IFCA two clusters", "ours"),
     )  # fmt: skip

@@ -71,6 +71,14 @@ def within_batch(output: Tensor, target: Tensor) -> Tensor:
     return ((among - risk) * died).sum() / len(risk)
 
 
+def over_all(output: Tensor, target: Tensor) -> Tensor:
+    """The same of a region's patients, sorted by time: faster than all pairs of them."""
+    risk, (time, died) = output.reshape(-1), target.to(output.dtype).T
+    order = time.argsort(descending=True)
+    last = torch.searchsorted(-time[order], -time, right=True) - 1  # of those who are at risk
+    return ((risk[order].logcumsumexp(0)[last] - risk) * died).sum() / len(risk)
+
+
 def patients(folder: Path | str | None) -> tuple[list, list, list[str]]:
     """(training, test patients of every region, columns) from the user's folder."""
     files = [place(folder, name) for name in ("brca.csv", "train_test_split.csv")]
@@ -111,12 +119,12 @@ def tcga(folder: Path | str | None) -> Case:
 
     return Case(
         "fed-tcga-brca", tuple(f"region {k}" for k in range(6)), train, test, "concordance", None, "none", (1, 1),
-        (within_batch, within_batch), False, batch=8, rounds=5, epochs=30, adam=0.1, federated=federated,
+        (within_batch, over_all), False, batch=8, rounds=5, epochs=30, adam=0.1, federated=federated,
         printed=PRINTED, exact=exact,
     )  # fmt: skip
 
 
-@recipe("flamby/tcga", "FLamby's Fed-TCGA-BRCA, by its protocol and trained to the end", minutes=(9, 150),
+@recipe("flamby/tcga", "FLamby's Fed-TCGA-BRCA, by its protocol and trained to the end", minutes=(6, 150),
         settings=settings, data=("tcga_brca",), seeds=5, recorded=False)  # fmt: skip
 def run(bench: Bench) -> Outcome:
     """Do FLamby's concordances on six regions tell methods apart, once there are intervals over patients and every
