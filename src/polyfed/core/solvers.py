@@ -151,16 +151,15 @@ def sgd_with_curvature(
     largest = w.new_zeros(len(w))
     last: list[tuple[Tensor, Tensor]] = []
 
-    def ratio(w1: Tensor, g1: Tensor, w0: Tensor, g0: Tensor) -> None:
-        move = row_norms(w1 - w0)
-        seen = row_norms(g1 - g0) / move
-        usable = move > 1e-12 * row_norms(w1).clamp(min=1)
+    def ratio(move: Tensor, w1: Tensor, g1: Tensor, g0: Tensor) -> None:
         m = len(w1)
-        largest[:m] = torch.where(usable, torch.maximum(largest[:m], seen), largest[:m])
+        usable = move > 1e-12 * row_norms(w1).clamp(min=1)
+        largest[:m] = torch.where(usable, torch.maximum(largest[:m], row_norms(g1 - g0) / move), largest[:m])
 
     def watch(w1: Tensor, g1: Tensor) -> Tensor:
         if last:
-            ratio(w1, g1, *last.pop())
+            w0, g0 = last.pop()
+            ratio(row_norms(w1 - w0), w1, g1, g0)
         last.append((w1.clone(), g1.clone()))
         return correct(w1, g1)
 
@@ -168,19 +167,23 @@ def sgd_with_curvature(
         end = local_sgd(task, w, data, lr, correct=watch)
         if (once := data.steps == 1).any():
             before = largest.clone()
-            ratio(end, task.gradient(end, data.whole(), need_loss=False)[0], w, last.pop()[1])
+            g1 = task.gradient(end, data.whole(), need_loss=False)[0]
+            ratio(row_norms(end - w), end, g1, last.pop()[1])
             largest = torch.where(once, largest, before)
         return end, largest
-    w = w.clone(memory_format=torch.contiguous_format)
-    g = torch.zeros_like(w)
+    w = _copied(w)
     for batch in data:
-        m = batch.rows
-        g[:m] = task.gradient(w[:m], batch, need_loss=False)[0]
-        new = w[:m] - first(lr, m) * correct(w, g)[:m]
+        m, rate = batch.rows, torch.as_tensor(first(lr, batch.rows), dtype=w.dtype, device=w.device)
+        g = task.gradient(w[:m], batch, need_loss=False)[0]
+        d = correct(w, g if m == len(w) else torch.cat([g, g.new_zeros(len(w) - m, w.shape[1])]))[:m]
         if batch.live is not None:
-            new = torch.where(batch.live > 0, new, w[:m])
-        ratio(new, task.gradient(new, batch, need_loss=False)[0], w[:m], g[:m])
-        w[:m] = new
+            rate = rate * batch.live  # who has finished stays where it is, which is no move
+        new = torch.addcmul(w[:m], rate, d, value=-1)
+        ratio(rate.abs().expand(m, 1)[:, 0] * row_norms(d), new, task.gradient(new, batch, need_loss=False)[0], g)
+        if m == len(w):
+            w = new
+        else:
+            w[:m] = new
     return w, largest
 
 
