@@ -9,11 +9,11 @@ from torch import nn
 
 import polyfed as pf
 from polyfed import models
-from polyfed.core import step
+from polyfed.core import compiled
 from polyfed.core.batches import Batch
 from polyfed.core.layout import Layout
 from polyfed.models.resnet import Block, GlobalMean
-from polyfed.native import built
+from polyfed.native import kernel
 
 CASES = {
     "linear": ("linear", (9,), {}),
@@ -87,14 +87,14 @@ def test_every_path_to_a_gradient_is_plain_torch(case, loss):
             torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10, msg=lambda m, path=path: f"{path}: {m}")
 
 
-@pytest.mark.skipif(built() is None, reason="the kernel is not built here")
+@pytest.mark.skipif(kernel() is None, reason="the kernel is not built here, or switched off")
 @pytest.mark.parametrize("loss", ["cross-entropy", "mse"])
 @pytest.mark.parametrize("case", ["linear", "linear without bias", "mlp relu", "mlp tanh", "mlp sigmoid", "lenet"])
 def test_the_kernels_gradient_and_steps_are_plain_torchs(case, loss):
     """On a batch at hand, ragged as it is: one gradient, and three steps with a pull, against the same by hand."""
     task, w, batch = problem(case, loss)
     criterion, own = F.cross_entropy if loss == "cross-entropy" else F.mse_loss, batch._replace(native=True)
-    found = step.gradient(task, w, own)
+    found = compiled.gradient(task, w, own)
     assert found is not None
     torch.testing.assert_close(found, plain(task, w, batch, criterion)[0], atol=1e-10, rtol=1e-10)
     moved, near = w.clone(), w.clone()
@@ -104,13 +104,13 @@ def test_the_kernels_gradient_and_steps_are_plain_torchs(case, loss):
     torch.testing.assert_close(moved, near, atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.skipif(built() is None, reason="the kernel is not built here")
+@pytest.mark.skipif(kernel() is None, reason="the kernel is not built here, or switched off")
 def test_the_kernel_leaves_alone_what_it_cannot():
     """Samples that count differently, a client without any, another precision: torch makes these gradients."""
     task, w, batch = problem("mlp relu")
     own = batch._replace(native=True)
     others = own._replace(weighted=True), own._replace(sizes=[6, 4, 0]), own._replace(x=own.x.float()), batch
-    assert [step.gradient(task, w, other) for other in others] == [None] * 4
+    assert [compiled.gradient(task, w, other) for other in others] == [None] * 4
 
 
 @pytest.mark.parametrize("case", ["linear", "mlp relu", "lenet"])

@@ -27,9 +27,10 @@ def local_sgd(
     prox: Callable[[Tensor], Tensor] | None = None,
     only: Tensor | None = None,
 ) -> Tensor:
-    """Mini-batch SGD, each client its own number of steps: w <- prox(w - lr d), where
+    """Mini-batch SGD, each client its own number of steps.
 
         d = g + strength (w - anchor) + shift - minus
+        w <- prox(w - lr d)
 
     A pull, `shift` and `minus` are numbers, which cost next to nothing in a step; `correct` is for directions of
     another form, a function that is called at every step. The run's local optimiser, where it is another one, takes the
