@@ -234,7 +234,10 @@ def test_full_batches_that_are_never_padded_share_a_call_however_unlike(workers)
 
 @pytest.mark.skipif(native.built() is None, reason="the kernel is not built here")
 def test_chunks_of_the_kernel_take_equally_long():
-    """Clients are dealt out by their steps: nobody waits for a worker that has the largest ones."""
+    """Clients are dealt out by their work: nobody waits for a worker that has the largest ones."""
+    for batch, sizes in ((None, np.array([20, 60, 20, 20])), (20, np.array([20, 60, 20, 20]))):
+        found = chunks(Work(1, None, batch), sizes, np.arange(4, dtype=np.uint64), 0, 0, 100, parts=2)
+        assert sorted(sizes[some].sum() for some in found) == [60, 60]
     sizes = np.array([10 * 2**k for k in range(8)] * 2)
     found = chunks(Work(1, None, 10), sizes, np.arange(16, dtype=np.uint64), 0, 0, 100, parts=2)
     assert sorted(np.concatenate(found).tolist()) == list(range(16))

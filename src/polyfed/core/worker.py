@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from heapq import heappop, heappush
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -268,12 +269,25 @@ def chunks(
     order = np.argsort(-counts, kind="stable") if full else np.lexsort((-counts, -taken))
     if parts is not None:
         k = min(len(order), max(parts, -(-len(order) // most)))
-        found = [order[i::k] for i in range(k)]
+        found = dealt(order, taken * counts if full else taken, k, most)
     elif full and len(counts) * int(counts.max(initial=0)) * p > SMALL:
         found = alike(counts, most, order)
     else:
         found = [order[k : k + most] for k in range(0, len(order), most)]
     return [c[np.argsort(-taken[c], kind="stable")] for c in found]
+
+
+def dealt(order: np.ndarray, cost: np.ndarray, k: int, most: int) -> list[np.ndarray]:
+    """The clients in `order`, each to the one of k chunks that has the least to do so far and fewer than `most`."""
+    if k == 1:
+        return [order]
+    found, least = [list[int]() for _ in range(k)], [(0, j) for j in range(k)]
+    for i in order[np.argsort(-cost[order], kind="stable")].tolist():
+        load, j = heappop(least)
+        found[j].append(i)
+        if len(found[j]) < most:
+            heappush(least, (load + int(cost[i]), j))
+    return [np.array(some) for some in found if some]
 
 
 def expand(down: Down, m: int) -> State:
