@@ -131,7 +131,7 @@ def figure(by_data: dict[str, dict[str, dict[str, np.ndarray]]]) -> Figure:
     return drawn
 
 
-@recipe("fedacs/figure1", "Figure 1: seven methods with many and with few samples", minutes=(10, 3600),
+@recipe("fedacs/figure1", "Figure 1: seven methods with many and with few samples", minutes=(9, 3600),
         settings=settings, machine="one large GPU", data=("fashion_mnist", "cifar10"))  # fmt: skip
 def figure1(bench: Bench) -> Outcome:
     """Which methods pay when clients have many samples, and which when they have few?"""
