@@ -4,9 +4,9 @@ import pytest
 import torch
 from instances import BATCH, METHODS, kind_of, train
 
-from polyfed.native import built
+from polyfed.native import kernel
 
-pytestmark = pytest.mark.skipif(built() is None, reason="the kernel is not built here")
+pytestmark = pytest.mark.skipif(kernel() is None, reason="the kernel is not built here")
 
 
 @pytest.mark.parametrize(

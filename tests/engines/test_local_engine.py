@@ -54,7 +54,7 @@ def test_a_chunks_models_fit_their_room_and_every_worker_has_a_chunk(cohort, wid
     task = chain(width)
     plan = make_plan(task, cohort, 1000, path=path)
     bytes_each = task.p * 4
-    assert make_plan(task, cohort, 1000).path == ("closed form" if native.built() is None else "native")
+    assert make_plan(task, cohort, 1000).path == ("closed form" if native.kernel() is None else "native")
     assert plan.chunk == 1 or plan.chunk * bytes_each <= room
     assert plan.workers <= cohort
     assert plan.chunk <= -(-cohort // plan.workers)
@@ -216,7 +216,7 @@ def test_every_client_runs_once_with_others_like_it(chunk, batch_size, workers):
             assert max(samples) <= PADDING * min(samples), "padding costs more than it saves"
 
 
-@pytest.mark.skipif(native.built() is None, reason="the kernel is not built here")
+@pytest.mark.skipif(native.kernel() is None, reason="the kernel is not built here")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_full_batches_that_are_never_padded_share_a_call_however_unlike(workers):
     """The kernel takes each client's samples where they lie: a call shows it, then each worker makes one."""
@@ -232,7 +232,7 @@ def test_full_batches_that_are_never_padded_share_a_call_however_unlike(workers)
     assert torch.allclose(run.server["w"], one.server["w"], rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.skipif(native.built() is None, reason="the kernel is not built here")
+@pytest.mark.skipif(native.kernel() is None, reason="the kernel is not built here")
 def test_chunks_of_the_kernel_take_equally_long():
     """Clients are dealt out by their work: nobody waits for a worker that has the largest ones."""
     for batch, sizes in ((None, np.array([20, 60, 20, 20])), (20, np.array([20, 60, 20, 20]))):
