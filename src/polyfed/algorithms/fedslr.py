@@ -127,7 +127,7 @@ class FedSLR(LowRank):
     def local_update(self, task, client, down, data, round):
         w, layers = arrived(down, task.layout), sheets(task.layout)
         g, p, shrink = client["g"], client["p"], self.lr * self.mu
-        wi = local_sgd(task, w, data, self.lr, pull=(1 / self.eta_g, w), shift=-g)  # (4)
+        wi = local_sgd(task, w, data, self.lr, pull=(1 / self.eta_g, w), minus=g)  # (4)
         mixed = local_sgd(
             task,
             w + p,
@@ -140,7 +140,7 @@ class FedSLR(LowRank):
         return {"g": g + (w - wi) / self.eta_g, "p": mixed - w}, {"w": wi}  # (5)
 
     def _personal_prox(self, p, layers, amount):
-        return p.sub_(p.clamp(-amount, amount)) if self.sparse_personal else shrink_layers(p, layers, amount)
+        return soft_threshold(p, amount) if self.sparse_personal else shrink_layers(p, layers, amount)
 
     def aggregate(self, server, up, round):
         w, eta = server["w"], self.eta_g

@@ -215,6 +215,6 @@ def _at(value: float | Tensor, where: slice) -> float | Tensor:
     return value[..., where] if isinstance(value, Tensor) and value.dim() and value.shape[-1] > 1 else value
 
 
-def soft_threshold(w: Tensor, amount: float | Tensor) -> Tensor:
+def soft_threshold(w: Tensor, amount: float) -> Tensor:
     """Proximal operator of amount * ||w||_1, element by element."""
-    return torch.sign(w) * torch.clamp(w.abs() - amount, min=0)
+    return w - w.clamp(-amount, amount)
