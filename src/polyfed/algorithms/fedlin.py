@@ -98,7 +98,7 @@ class FedLin(Algorithm):
             return state | {"rho": client["rho"] + g - dense(h, task.p)}, h
         gi, g = client["g"], down["g"] if self.keep_down is None else dense(down, task.p)
         lr = self.lr / data.steps[:, None].to(g.dtype)
-        return {}, {"w": local_sgd(task, client["x"], data, lr, shift=g - gi)}
+        return {}, {"w": local_sgd(task, client["x"], data, lr, shift=g, minus=gi)}
 
     def aggregate(self, server, up, round):
         if round.phase == 1:

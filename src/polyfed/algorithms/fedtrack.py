@@ -65,7 +65,7 @@ class FedTrack(Algorithm):
             g = task.gradient(down["w"], data.whole(), need_loss=False)[0]
             return {"x": down["w"], "g": g}, {"g": g}
         gi, g = client["g"], down["g"]
-        w = local_sgd(task, client["x"], data, self.lr, shift=g - gi)
+        w = local_sgd(task, client["x"], data, self.lr, shift=g, minus=gi)
         return {}, {"w": w}
 
     def aggregate(self, server, up, round):
