@@ -16,6 +16,7 @@ from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.algorithms.local import Local
 from polyfed.core.errors import ConfigError
+from polyfed.core.rounds import Loop
 from polyfed.data import load
 from polyfed.experiment import parallel
 from polyfed.experiment.compare import compare
@@ -114,6 +115,15 @@ def test_a_value_that_ctrl_c_cut_short_is_not_kept(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         bench.once("x", lambda: rounds(1))
     assert bench.once("x", lambda: rounds(99)) == 3
+
+
+def test_a_search_that_ctrl_c_cuts_short_ends_the_recipe(tmp_path, monkeypatch):
+    """In the first value, when there is no best one to be asked for."""
+    data = load("heart-disease").partition(seed=0, validation_fraction=0.2)
+    model, step = build("linear", data.input_shape, 2), Loop.step
+    monkeypatch.setattr(Loop, "step", lambda loop: (step(loop), signal.raise_signal(signal.SIGINT)))
+    with pytest.raises(KeyboardInterrupt):
+        Bench(tmp_path).tune(model, data, FPFC(lr=0.1), grid=[0.1, 0.2], rounds=3, train_on=0).best  # noqa: B018
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
+F = TypeVar("F", Run, Tuned, Comparison)
 Size = Literal["small", "middle", "paper"]
 SIZES: tuple[Size, ...] = ("small", "paper")  # that every recipe has
 Source = Literal["paper", "code", "ours"]
@@ -138,6 +139,13 @@ def recipe(
     return add
 
 
+def whole(found: F) -> F:
+    """What was trained to its end; Ctrl-C that cut it short ends the recipe."""
+    if found.status == "interrupted":
+        raise KeyboardInterrupt
+    return found
+
+
 class Bench:
     """Where a recipe runs: its size, seeds and folder, and the memory of what is already done.
 
@@ -210,9 +218,7 @@ class Bench:
             model, federation, algorithms, seeds=which, out=self.folder / key, resume=True, keep=False,
             watch=self.watch, config=config, report=False, **{"device": self.device, **settings},
         )  # fmt: skip
-        if found.status == "interrupted":
-            raise KeyboardInterrupt
-        return found
+        return whole(found)
 
     def check(
         self, key: str, algorithms: Mapping[str, Algorithm], seeds: Sequence[int], settings: Mapping[str, Any]
@@ -225,12 +231,12 @@ class Bench:
         return config
 
     def fit(self, model: Any, federation: Any, method: Algorithm, *, rounds: int, **settings: Any) -> Run:
-        """`polyfed.fit` on this bench's device."""
-        return fit(model, federation, method, rounds=rounds, device=self.device, **settings)
+        """`polyfed.fit` on this bench's device. Ctrl-C ends the recipe."""
+        return whole(fit(model, federation, method, rounds=rounds, device=self.device, **settings))
 
     def tune(self, model: Any, federation: Any, method: Algorithm, *, rounds: int, **settings: Any) -> Tuned:
-        """`polyfed.tune` on this bench's device."""
-        return tune(model, federation, method, rounds=rounds, device=self.device, **settings)
+        """`polyfed.tune` on this bench's device. Ctrl-C ends the recipe."""
+        return whole(tune(model, federation, method, rounds=rounds, device=self.device, **settings))
 
     def each(self, key: str, compute: Callable[[int], T]) -> list[T]:
         """compute(seed) for every seed, as `all_of` does it. key: what is computed, for the progress display"""

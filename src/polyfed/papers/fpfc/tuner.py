@@ -8,8 +8,6 @@ from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
 from polyfed.algorithms.local import Local
-from polyfed.experiment.fit import fit
-from polyfed.experiment.tune import tune
 from polyfed.papers.fpfc import HBF_BESIDE, HBF_CAVEAT, SYNTHETIC, Problem, hbf, sizes, softmax, synthetic
 from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, Size, ours, recipe
 from polyfed.report.table import Cell, Table
@@ -48,15 +46,17 @@ def from_zero(seed: int) -> nn.Module:
 def search(bench: Bench, seed: int, problem: Problem, grids, choose: Choice):
     """What the tuner chose and what came of it, and Local for as many rounds."""
     data, rounds = problem.federation(seed), problem.rounds
-    common = {"seed": seed, "device": bench.device, **problem.work}
-    found = tune(
+    common = {"seed": seed, **problem.work}
+    found = bench.tune(
         problem.model(seed), data, problem.fpfc, grid={k: v[:1] for k, v in grids.items()} if bench.rehearse else grids,
         rounds=rounds, train_on=rounds, extend=0 if bench.rehearse else 4, choose=choose, **PATIENCE, **common,
     )  # fmt: skip
     run = found.run
     assert run is not None
     assert run.clusters is not None
-    local = fit(problem.model(seed), data, Local(problem.fpfc.lr), rounds=run.loop.t, **{**common, "fraction": 1.0})
+    local = bench.fit(
+        problem.model(seed), data, Local(problem.fpfc.lr), rounds=run.loop.t, **{**common, "fraction": 1.0}
+    )
     return {
         "regime": found.best["regime"],
         "lam": found.best["lam"],
