@@ -172,14 +172,14 @@ def _check_targets(task: Task, shape: list[int], y: Tensor, classes: int, who: s
 
 
 def _tried_loss(task: Task, output: Tensor, target: Tensor) -> Tensor:
-    """`Task.mean_loss` with errors of a callable reported as its own; settles whether it wants its outputs reshaped."""
+    """`Criterion.mean` with errors of a callable reported as its own; settles whether it wants its outputs reshaped."""
     if not callable(task.loss):
-        return task.mean_loss(output, target)
+        return task.criterion.mean(output, target)
     errors: list[Exception] = []
     for reshape in (True, False):  # a loss that takes the column out itself fails on reshaped outputs
-        task.reshape = reshape
+        task.criterion.reshape = reshape
         try:
-            loss = task.loss(task.aligned(output, target), target)
+            loss = task.loss(task.criterion.aligned(output, target), target)
         except Exception as e:
             errors.append(e)
             continue
@@ -198,8 +198,8 @@ def _check_weighted(task: Task, split: Split) -> None:
     try:
         some = task.place(Split(split.x[at], split.y[at], np.array([0, len(at)])))
         output = task.outputs(task.w0, some.x)
-        mean = task.mean_loss(output, some.y)
-        each = task.mean_loss(output, some.y, torch.full_like(mean, 1 / len(at)).expand(len(at)))
+        mean = task.criterion.mean(output, some.y)
+        each = task.criterion.mean(output, some.y, torch.full_like(mean, 1 / len(at)).expand(len(at)))
         fits = not getattr(task.loss, "whole", False) and bool(torch.isclose(mean, each, rtol=1e-3))
     except Exception:  # it does not take one sample
         fits = False
@@ -213,7 +213,7 @@ def _indifferent(task: Task, shape: list[int]) -> float | None:
     def preference(z: float) -> float:
         output, label = torch.full((1, *shape), z, dtype=task.dtype), torch.zeros(1, dtype=torch.int64)
         try:
-            return float(task.mean_loss(output, label + 1) - task.mean_loss(output, label))
+            return float(task.criterion.mean(output, label + 1) - task.criterion.mean(output, label))
         except Exception:
             return float("nan")
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.batches import Batch, Batches, Work
+from polyfed.core.losses import LOSSES
 from polyfed.core.split import Split
-from polyfed.core.stacked import ACTIVATIONS, LOSSES, Affine, Drift, chain, flat, flattens
+from polyfed.core.stacked import ACTIVATIONS, Affine, Drift, chain, flat, flattens
 from polyfed.native import Layer, Pair, kernel
 
 if TYPE_CHECKING:

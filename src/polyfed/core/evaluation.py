@@ -80,7 +80,7 @@ def _scored(
         for i, c in enumerate(clients):
             x, y = split.client(int(c))
             output, unit = task.outputs(w[i], x), split.units([int(c)])
-            loss = task.mean_loss(output, trained(y, unit)) * len(x) if len(x) else output.sum() * 0
+            loss = task.criterion.mean(output, trained(y, unit)) * len(x) if len(x) else output.sum() * 0
             found = seen(torch.full((len(y),), i, device=w.device), output, y, unit)
             sums = {"loss": loss} | {k: v.sum() for k, v in _score(task, found).items()}
             yield torch.tensor([i], device=w.device), {k: v[None] for k, v in sums.items()}
@@ -182,7 +182,7 @@ def judged(
     exact = [(o.double(), y.double() if y.is_floating_point() else y) for o, y in pairs]
     seen = [Seen(o, y, task.threshold) for o, y in exact]
     losses = [
-        float(task.mean_loss(trained(o, unit), trained(y, unit))) if len(y) else np.nan
+        float(task.criterion.mean(trained(o, unit), trained(y, unit))) if len(y) else np.nan
         for (o, y), unit in zip(exact, units, strict=True)
     ]
     found = {m.name: np.array([m.of(s) for s in seen]) for m in task.scores if m.compute}
@@ -191,7 +191,7 @@ def judged(
 
 def _per_sample(task: Task, seen: Seen, unit: Tensor | None) -> dict[str, Tensor]:
     """[b] loss and score of every sample; the loss is that of the targets as they are trained on."""
-    loss = task.per_sample_loss(seen.output[None], seen.target[None])[0]
+    loss = task.criterion.each(seen.output[None], seen.target[None])[0]
     loss = loss if unit is None else (loss.double() / unit[..., 1].square()).to(loss.dtype)
     return {"loss": loss, **_score(task, seen)}
 

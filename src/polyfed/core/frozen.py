@@ -70,7 +70,7 @@ def above(task: Task, cut: int) -> Task:
             tf32=task.tf32,
             class_weights=None if weights is None else [float(c) for c in weights],
         )
-        known[cut].random, known[cut].reshape = task.random, task.reshape
+        known[cut].random, known[cut].criterion.reshape = task.random, task.criterion.reshape
         known[cut].vectorised = task.vectorised and known[cut].stacked is None
     known[cut].optimizer = task.optimizer  # which a rehearsal replaces
     return known[cut]

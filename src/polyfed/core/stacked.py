@@ -15,7 +15,6 @@ from polyfed.core.batches import Batch
 from polyfed.core.layout import Layout
 
 ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid)
-LOSSES = ("cross-entropy", "mse")
 Slope = Callable[[Tensor], Tensor]
 
 

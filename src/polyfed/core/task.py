@@ -15,26 +15,24 @@ from hashlib import blake2b
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyfed.core import compiled
-from polyfed.core.batches import Batch, on_device
-from polyfed.core.errors import ConfigError, DataError, ModelError, closest
+from polyfed.core.batches import Batch
+from polyfed.core.errors import ConfigError, DataError, ModelError
 from polyfed.core.layout import Layout
+from polyfed.core.losses import Criterion, Loss
 from polyfed.core.metric import Metric
 from polyfed.core.optimizers import Optimizer
 from polyfed.core.scores import DEFAULT
 from polyfed.core.split import Split
-from polyfed.core.stacked import LOSSES, Affine, Drift, Stacked, chain
+from polyfed.core.stacked import Affine, Drift, Stacked, chain
 from polyfed.core.trial import EMBEDDINGS, Keyed, check_structure, reason, still
 from polyfed.core.typed import add_, copy_, named_modules
 from polyfed.core.vectorised import stacked_outputs
 
-Loss = str | Callable[[Tensor, Tensor], Tensor]
 BLOCK = 8192  # samples per forward pass when evaluating
 AT_ONCE = 1 << 30  # bytes of activations when evaluating many models on their own samples
-FEW = 32  # classes up to which their losses are worked out for many samples at once
 
 
 class Task:
@@ -92,12 +90,6 @@ class Task:
         metrics: Sequence[Metric] | None = None,
         class_weights: Sequence[float] | None = None,
     ):
-        if class_weights is not None and loss != "cross-entropy":
-            raise ConfigError("class-weights: found weights with another loss than cross-entropy; weigh in the loss")
-        if isinstance(loss, str) and loss not in LOSSES:
-            raise ConfigError(
-                f"unknown loss {loss!r}{closest(loss, LOSSES)}; known: {', '.join(LOSSES)}, or a callable"
-            )
         self._still = still(model)
         try:
             self.model = copy.deepcopy(model)
@@ -105,12 +97,13 @@ class Task:
             self.model = self.model.to(device=device, dtype=dtype)
         except (RuntimeError, TypeError, ValueError, AttributeError) as e:
             raise ModelError(f"{type(model).__name__} cannot be copied: {reason(e)}") from None
-        self.loss, self.weight_decay, self.optimizer = loss, weight_decay, optimizer
+        self.weight_decay, self.optimizer = weight_decay, optimizer
         self.asked = tuple(metrics or ())
         self.scores, self.settled = self.asked or DEFAULT, False  # `check` keeps what fits
         self.layout = Layout(self.model)
         self.p = self.layout.p
         self.w0 = self.layout.flatten(self.model)
+        self.criterion = Criterion(loss, class_weights, self.w0.device)
         broken = [
             e.name for e, v in zip(self.layout.entries, self.layout.views(self.w0), strict=True) if not _finite(v)
         ]
@@ -118,8 +111,6 @@ class Task:
             raise ModelError(f"parameter {broken[0]!r} of {type(model).__name__} holds NaN or infinity before training")
         layers = chain(self.model)
         known = isinstance(loss, str)
-        weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float64)
-        self.class_weights = None if weights is None else weights.to(self.w0.device)
         if bf16 and self.w0.dtype != torch.float32:
             found = str(self.w0.dtype).removeprefix("torch.")
             raise ConfigError(f"precision: found bf16 with weights in {found}, expected float32")
@@ -128,11 +119,21 @@ class Task:
         self.stacked = Stacked(layers, self.layout, loss, self.class_weights) if known and layers else None
         self.vectorised = self.stacked is None and self.w0.device.type != "cpu"
         self.sample_bytes = 0  # of memory that a sample takes in a vectorised step, as `check` finds
-        # until `check` has tried: any model may draw, [b, 1] is reshaped, and one output is a logit
-        self.random, self.reshape = True, True
+        # until `check` has tried: any model may draw, and one output is a logit
+        self.random = True
         self.threshold: float | None = 0.0
         self.embeds = self.integers = any(isinstance(m, EMBEDDINGS) for m in self.model.modules())
         self._local = threading.local()
+
+    @property
+    def loss(self) -> Loss:
+        """As it was given."""
+        return self.criterion.loss
+
+    @property
+    def class_weights(self) -> Tensor | None:
+        """[C] float64."""
+        return self.criterion.class_weights
 
     @property
     def device(self) -> torch.device:
@@ -420,7 +421,7 @@ class Task:
             with torch.enable_grad(), self._drawing(0 if keys is None else int(keys[i])):
                 with self.precision():
                     output = module(model_input(batch.x[i, :b]))
-                loss = self.mean_loss(output.to(w.dtype), batch.y[i, :b], _weight(batch, i, b))
+                loss = self.criterion.mean(output.to(w.dtype), batch.y[i, :b], _weight(batch, i, b))
             yield i, views, parameters, loss
 
     def hvp(self, w: Tensor, v: Tensor, batch: Batch) -> Tensor:
@@ -458,26 +459,9 @@ class Task:
         with torch.enable_grad():
             with self.precision():
                 output = stacked_outputs(module, self.layout, w, batch.x, self._keys(batch))
-            loss = self._many_losses(output.to(w.dtype), batch)
+            loss = self.criterion.of_models(output.to(w.dtype), batch)
             (g,) = torch.autograd.grad(loss.sum(), w)
         return g, loss.detach()
-
-    def _many_losses(self, output: Tensor, batch: Batch) -> Tensor:
-        """Each client's mean loss: [s, b, ...] -> [s]."""
-        if not callable(self.loss):
-            each = self.per_sample_loss(output, batch.y)
-            return each.mean(1) if batch.weight is None else (each * batch.weight).sum(1)
-        many = torch.func.vmap(self.mean_loss)
-        if batch.weighted and batch.weight is not None:
-            each = many(output.flatten(0, 1)[:, None], batch.y.flatten(0, 1)[:, None])
-            return (each.view(batch.weight.shape) * batch.weight).sum(1)
-        if batch.sizes is None:
-            return many(output, batch.y)
-        sizes, loss = np.array(batch.sizes), output.new_zeros(len(output))
-        for b in np.unique(sizes[sizes > 0]).tolist():  # the loss of b samples, which padding is none of
-            rows = on_device(np.flatnonzero(sizes == b), output.device)
-            loss = loss.index_add(0, rows, many(output[rows, :b], batch.y[rows, :b]))
-        return loss
 
     def _keys(self, batch: Batch) -> np.ndarray | None:
         """[s] uint64, of what the model draws in this step."""
@@ -573,78 +557,6 @@ class Task:
     def _parts(self, module: nn.Module) -> list[nn.Module]:
         return [module.get_submodule(name) for name in self._still]
 
-    # losses and metrics
-
-    def mean_loss(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
-        """The loss over samples.
-
-        Parameters
-        ----------
-        output, target : Tensor
-            [b, ...].
-        weight : Tensor or None
-            [b] for the weighted sum; None: the mean.
-
-        Returns
-        -------
-        Tensor
-            A scalar.
-        """
-        if weight is not None:
-            if not callable(self.loss):
-                return (self.per_sample_loss(output.reshape(1, len(output), -1), target[None])[0] * weight).sum()
-            each = [self.mean_loss(output[k : k + 1], target[k : k + 1]) for k in range(len(target))]
-            return (torch.stack(each) * weight).sum()
-        if callable(self.loss):
-            return self.loss(self.aligned(output, target), target).mean()
-        if self.loss == "cross-entropy":
-            if self.class_weights is not None:
-                return self.per_sample_loss(output[None], target[None]).mean()
-            return F.cross_entropy(output, target)
-        return F.mse_loss(output.reshape(target.shape), target)
-
-    def aligned(self, output: Tensor, target: Tensor) -> Tensor:
-        """Outputs [b, 1] as float targets [b], or the reverse: a loss would broadcast them to [b, b].
-
-        Parameters
-        ----------
-        output, target : Tensor
-            [b, ...].
-
-        Returns
-        -------
-        Tensor
-            The outputs.
-        """
-        a, b = output.shape, target.shape
-        if self.reshape and target.is_floating_point() and (a == (*b, 1) or b == (*a, 1)):
-            return output.reshape(b)
-        return output
-
-    def per_sample_loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """The loss of every sample; for named losses only.
-
-        Parameters
-        ----------
-        output : Tensor
-            [s, b, out].
-        target : Tensor
-            [s, b, ...].
-
-        Returns
-        -------
-        Tensor
-            [s, b].
-        """
-        if self.loss == "cross-entropy":
-            if output.shape[2] <= FEW or output.stride(2) != 1:  # along samples, not along the few classes of each
-                loss = F.cross_entropy(output.transpose(1, 2), target, reduction="none")
-            else:
-                loss = F.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
-            return loss if self.class_weights is None else loss * self.class_weights.to(loss.dtype)[target]
-        gap = output.flatten(2) - target.reshape(output.flatten(2).shape)
-        return gap.square().mean(2)
-
     @torch.no_grad()
     def loss_of(self, w: Tensor, batch: Batch) -> Tensor:
         """Each client's mean loss on the real samples of its row, weighted as in training, without weight decay.
@@ -665,7 +577,7 @@ class Task:
         out: list[Tensor] = []
         for i in range(len(w)):
             b = batch.x.shape[1] if batch.sizes is None else batch.sizes[i]
-            out.append(self.mean_loss(self.outputs(w[i], batch.x[i, :b]), batch.y[i, :b], _weight(batch, i, b)))
+            out.append(self.criterion.mean(self.outputs(w[i], batch.x[i, :b]), batch.y[i, :b], _weight(batch, i, b)))
         return torch.stack(out)
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from polyfed.core.batches import Work
 from polyfed.core.check import check
 from polyfed.core.errors import ConfigError, PolyfedError, RunError
 from polyfed.core.ledger import COLUMNS, Ledger
+from polyfed.core.losses import LOSSES
 from polyfed.core.metric import Metric
 from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop, part
@@ -29,7 +30,6 @@ from polyfed.core.rows import is_mapped
 from polyfed.core.schedule import Uniform
 from polyfed.core.scores import LOSS, leading
 from polyfed.core.split import Split
-from polyfed.core.stacked import LOSSES
 from polyfed.core.task import Task
 from polyfed.core.worker import Plan
 from polyfed.data.federation import Federation

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from polyfed.core.checkpoint import reason
 from polyfed.core.errors import ConfigError, DataError, PolyfedError, RunError
+from polyfed.core.losses import LOSSES
 from polyfed.core.settings import is_table
 from polyfed.core.split import restored
 from polyfed.data.preparation import UNSEEN, Preparation
@@ -24,8 +25,6 @@ from polyfed.experiment.build import make_model
 from polyfed.experiment.check import Where
 from polyfed.experiment.config import model_of
 from polyfed.experiment.run import Run, position
-
-LOSSES = ("cross-entropy", "mse")  # what the outputs of a model mean under them is known
 
 
 class Predictor:

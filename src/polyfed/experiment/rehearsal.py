@@ -13,13 +13,14 @@ from polyfed.core.algorithm import Algorithm, Down, Round, State
 from polyfed.core.batches import Work
 from polyfed.core.errors import ConfigError, Diverged
 from polyfed.core.ledger import down_bytes
+from polyfed.core.losses import Loss
 from polyfed.core.optimizers import Advance, Optimizer
 from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
 from polyfed.core.rows import MemoryRows
 from polyfed.core.schedule import Schedule, Uniform
 from polyfed.core.split import Split
-from polyfed.core.task import Loss, Task
+from polyfed.core.task import Task
 from polyfed.core.typed import seeded
 from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Plan, Reply

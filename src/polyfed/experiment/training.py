@@ -33,10 +33,11 @@ if TYPE_CHECKING:  # types that the command line can do without until something 
     import torch
     from torch import nn
 
+    from polyfed.core.losses import Loss
     from polyfed.core.metric import Metric
     from polyfed.core.optimizers import StepSizes
     from polyfed.core.schedule import Schedule
-    from polyfed.core.task import Loss, Task
+    from polyfed.core.task import Task
     from polyfed.threats import Attack, Rule
 
 SEED = Annotated[int, Limits(ge=0)]

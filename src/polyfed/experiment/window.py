@@ -13,7 +13,8 @@ from polyfed.algorithms._shared.parts import part
 from polyfed.algorithms.fpfc import FPFC, Window, lambda_window
 from polyfed.core.batches import padded
 from polyfed.core.errors import ConfigError
-from polyfed.core.task import Loss, Task
+from polyfed.core.losses import Loss
+from polyfed.core.task import Task
 from polyfed.data.federation import Federation
 from polyfed.experiment.watching import Progress
 
