@@ -15,6 +15,7 @@ from polyfed.core.batches import Batch
 from polyfed.core.layout import Layout
 
 ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid)
+SAMPLES = 8192  # that a loss is worked out for at once
 Slope = Callable[[Tensor], Tensor]
 
 
@@ -117,6 +118,19 @@ class Stacked:
         """w: [s, p], x: [s, b, ...] -> [s, b, out]."""
         *_, (_, _, z) = self._forward(self.layout.views(w), _entering(x))
         return z.transpose(1, 2)
+
+    def losses(self, w: Tensor, batch: Batch) -> Tensor:
+        """Every client's weighted mean loss [s, c] at each of `w: [s, c, p]`."""
+        s, b = batch.x.shape[:2]
+        weight = batch.x.new_full((s, b), 1 / b) if batch.weight is None else batch.weight
+        found, size = w.new_zeros(w.shape[:2]), max(1, SAMPLES // s)
+        for k in range(0, b, size):
+            part = batch._replace(
+                x=batch.x[:, k : k + size], y=batch.y[:, k : k + size], weight=weight[:, k : k + size]
+            )
+            for j in range(w.shape[1]):
+                found[:, j] += self._loss(self.outputs(w[:, j], part.x).transpose(1, 2), part)
+        return found
 
     def _forward(self, views: list[Tensor], a: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Per layer (index of its first parameter, input [s, in, b], output [s, out, b])."""

@@ -564,21 +564,24 @@ class Task:
         Parameters
         ----------
         w : Tensor
-            [s, p] the clients' models.
+            [s, p] the clients' models, or [s, c, p] several for each.
         batch : Batch
             s rows.
 
         Returns
         -------
         Tensor
-            [s].
+            [s], or [s, c].
         """
-        batch = self.cast(batch, w)
+        batch, many = self.cast(batch, w), w.view(len(w), -1, self.p)
+        if self.stacked is not None:
+            return self.stacked.losses(many, batch).view(w.shape[:-1])
         out: list[Tensor] = []
-        for i in range(len(w)):
+        for i, models in enumerate(many):
             b = batch.x.shape[1] if batch.sizes is None else batch.sizes[i]
-            out.append(self.criterion.mean(self.outputs(w[i], batch.x[i, :b]), batch.y[i, :b], _weight(batch, i, b)))
-        return torch.stack(out)
+            x, y, weight = batch.x[i, :b], batch.y[i, :b], _weight(batch, i, b)
+            out += [self.criterion.mean(self.outputs(model, x), y, weight) for model in models]
+        return torch.stack(out).view(w.shape[:-1])
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
         """The model's outputs in evaluation mode.
