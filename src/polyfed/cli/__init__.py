@@ -86,7 +86,9 @@ def _main(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit. arguments: sys.argv without the program's name, when not given."""
-    gc.set_threshold(700, 10, 100)  # packages are loaded for good: 400,000 objects, to be gone through once, not six times
+    gc.set_threshold(
+        700, 10, 100
+    )  # packages are loaded for good: 400,000 objects, to be gone through once, not six times
     atexit.register(gc.freeze)  # and not once more at the end
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug, portable.own_process = "--debug" in given, arguments is None
