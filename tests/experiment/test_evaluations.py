@@ -63,3 +63,15 @@ def test_a_run_that_goes_on_keeps_to_the_same_rounds(tmp_path):
     run(rounds=7, out=tmp_path)
     whole = run(rounds=23, out=tmp_path, resume=True)
     assert [r["round"] for r in whole.records] == [0, 7, 20, 23]
+
+
+def test_no_split_is_evaluated_twice_after_one_round(monkeypatch):
+    seen, scored = [], pf.Run.scored
+    monkeypatch.setattr(pf.Run, "scored", lambda run, name: seen.append((run.loop.t, name)) or scored(run, name))
+    found = run(rounds=3, evaluate_every=2)
+    assert seen == [(0, "test"), (2, "test"), (3, "test"), (3, "train")]
+    assert list(found.final) == ["test", "train"]
+    seen.clear()
+    stopped = run(rounds=3, evaluate_every=2, callbacks=[lambda now: now.round == 1])  # not due
+    assert seen == [(0, "test"), (1, "test"), (1, "train")]
+    assert stopped.loop.t == 1

@@ -35,15 +35,12 @@ from typing import (
     Union,
 )
 
-import numpy as np
-
 from polyfed.core.errors import ConfigError, PolyfedError, closest
 
 MOST = 2**63 - 1  # what an integer tensor holds
 COUNTED = 10**9  # a bound on counts, which is not worth a word where it was kept
 LONGEST = 4000  # characters of one value
 DEEPEST = 20  # lists and tables within each other
-SCALAR: type[Any] = np.generic
 Toml: TypeAlias = "str | float | date | time | Sequence[Toml] | Mapping[str, Toml] | None"
 
 
@@ -228,13 +225,22 @@ class Misfit(ValueError):
     """A value is not of a type, or not within its bounds."""
 
 
+def is_numpy(value: Any, kind: str) -> bool:
+    """Whether a value is of this type of numpy, which help does without."""
+    return "numpy" in sys.modules and isinstance(value, getattr(sys.modules["numpy"], kind))
+
+
+def unboxed(value: Any) -> Any:
+    """A value that a file can hold: numpy's scalars as Python's."""
+    return value.item() if is_numpy(value, "generic") else value
+
+
 def fitted(value: Any, hint: Any, rules: Sequence[Any] = ()) -> Any:
     """`value` as the type `hint` takes it, or Misfit: integers become numbers, lists tuples, numpy's scalars Python's.
 
     rules: what annotates the type, such as Limits
     """
-    if isinstance(value, SCALAR):
-        value = value.item()
+    value = unboxed(value)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return fitted(value, arguments[0], (*rules, *arguments[1:]))
@@ -263,7 +269,7 @@ def fitted(value: Any, hint: Any, rules: Sequence[Any] = ()) -> Any:
     if origin is tuple or hint is tuple:
         return _tuple(value, arguments)
     if origin in (list, collections.abc.Sequence):
-        _require(isinstance(value, list | tuple | np.ndarray | collections.abc.Sequence), value)
+        _require(isinstance(value, list | tuple | collections.abc.Sequence) or is_numpy(value, "ndarray"), value)
         _require(not isinstance(value, str), value)
         inner = [fitted(v, arguments[0]) for v in value]
         return inner if origin is list else value

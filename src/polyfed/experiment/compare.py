@@ -294,7 +294,8 @@ def _all(jobs: Sequence[_Job], found: dict[_Job, Result], common: "_Common", kee
         if result.run is not None and not alone and result.run.loop.engine.plan.workers == 1:
             room = parallel.room(result.run.loop.task.device.type)
     tasks = [partial(common.apart, job) for job in todo]
-    for which, told in parallel.side_by_side(tasks, room, lambda which: begin(todo[which])):
+    side_by_side = parallel.side_by_side(tasks, room, lambda k: begin(todo[k]), needs=lambda k: todo[k].seed)
+    for which, told in side_by_side:
         end(todo[which], common.result(todo[which], *told))
 
 

@@ -32,7 +32,7 @@ from polyfed.core.errors import RunError
 from polyfed.core.ledger import COLUMNS
 from polyfed.core.metric import Metric, having, mean_of, written
 from polyfed.core.scores import lead
-from polyfed.core.settings import SCALAR, is_list, is_table
+from polyfed.core.settings import is_list, is_table, unboxed
 from polyfed.experiment import files
 from polyfed.experiment.run import Run, raw
 from polyfed.experiment.training import Training
@@ -358,4 +358,4 @@ def _toml(value: Any) -> Any:
         return {k: _toml(v) for k, v in value.items() if v is not None}
     if is_list(value):
         return [_toml(v) for v in value]
-    return value.item() if isinstance(value, SCALAR) else value
+    return unboxed(value)

@@ -1,10 +1,12 @@
 """Tasks side by side, each in a process of its own: for many runs that are each too small for two threads.
 
-A task is forked, so that data are shared and nothing is sent to it; what it returns comes back as JSON. A Ctrl-C
-reaches the tasks once, through this process, so that each can finish its round and save.
+A task's process is forked, so that data are shared and nothing but its number is sent to it; what it returns comes back
+as JSON. A Ctrl-C reaches the tasks once, through this process, so that each can finish its round and save.
 """
 
+import contextlib
 import ctypes
+import gc
 import json
 import multiprocessing
 import os
@@ -24,6 +26,7 @@ from polyfed.core import errors
 from polyfed.engines.local import cores, memory
 
 PARENT_ENDED = 1  # PR_SET_PDEATHSIG of prctl
+NO_MORE = -1  # in place of a task's number
 _inside = False  # whether this process is such a task
 
 
@@ -40,31 +43,45 @@ def room(device: str = "cpu") -> int:
 
 
 def side_by_side(
-    tasks: Sequence[Callable[[], Any]], most: int, begin: Callable[[int], None] | None = None
+    tasks: Sequence[Callable[[], Any]],
+    most: int,
+    begin: Callable[[int], None] | None = None,
+    needs: Callable[[int], Any] | None = None,
 ) -> Iterator[tuple[int, Any]]:
     """Run the tasks in order, a limited number at a time; yields (which, what it returned) as they end.
 
     begin: called with the number of a task before it starts
+    needs: of `begin`'s making, what the task of that number uses; a process that has it takes the next task as well
 
     Raises what a task raised, after the others were stopped. After Ctrl-C no further task is started, those that run
     are signalled once, what they return is still yielded, and KeyboardInterrupt is raised at the end.
     """
-    waiting, running = list(enumerate(tasks)), dict[Connection, tuple[int, BaseProcess]]()
+    waiting, running = list(range(len(tasks))), dict[Connection, tuple[int, BaseProcess]]()
+    idle: dict[Connection, tuple[int, BaseProcess]] = {}  # by what they did last
     failed: BaseException | None = None
+    gc.freeze()  # a collection in a task would write on, and so copy, all that it shares
     try:
         while running or (waiting and failed is None):
             try:
                 while waiting and failed is None and len(running) < most:
-                    which, task = waiting.pop(0)
+                    which = waiting.pop(0)
                     if begin is not None:
                         begin(which)
-                    channel, process = _started(task)
+                    for channel, (last, _) in list(idle.items()):
+                        if needs is None or needs(last) != needs(which):
+                            _dismiss(channel, *idle.pop(channel))
+                    if idle:
+                        channel, (_, process) = idle.popitem()
+                        _say(channel, which)
+                    else:
+                        channel, process = _started(tasks, which)
                     running[channel] = which, process
                 for channel in wait(list(running)):
                     assert isinstance(channel, Connection)
                     which, process = running.pop(channel)
-                    value, error = _ended(channel, process)
+                    value, error = _told(channel, process)
                     if error is None:
+                        idle[channel] = which, process
                         yield which, value
                     elif failed is None:
                         failed = error
@@ -76,8 +93,11 @@ def side_by_side(
                 _stop(running)  # a second time: at once
     finally:
         _stop(running)
+        for channel, (which, process) in idle.items():
+            _dismiss(channel, which, process)
         for _, process in running.values():
             process.join()
+        gc.unfreeze()
     if failed is not None:
         raise failed
 
@@ -88,9 +108,9 @@ def say_stopping() -> None:
         sys.stderr.write("\nfinishing this round, then saving; Ctrl-C again stops at once\n")
 
 
-def _started(task: Callable[[], Any]) -> tuple[Connection, BaseProcess]:
-    mine, its = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_run, args=(task, its))
+def _started(tasks: Sequence[Callable[[], Any]], which: int) -> tuple[Connection, BaseProcess]:
+    mine, its = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=_run, args=(tasks, which, its))
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the task can answer it
     try:
         process.start()
@@ -100,8 +120,8 @@ def _started(task: Callable[[], Any]) -> tuple[Connection, BaseProcess]:
     return mine, process
 
 
-def _run(task: Callable[[], Any], channel: Connection) -> None:
-    """In the process of the task."""
+def _run(tasks: Sequence[Callable[[], Any]], which: int, channel: Connection) -> None:
+    """In the process of the tasks: the first, and then those that it is given."""
     global _inside
     _inside = True
     try:
@@ -110,9 +130,12 @@ def _run(task: Callable[[], Any], channel: Connection) -> None:
         ctypes.CDLL(None).prctl(PARENT_ENDED, signal.SIGUSR1)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         torch.set_num_threads(1)  # the threads of the parent's operations do not exist here
-        told: dict[str, Any] = {"value": task()}
+        while which != NO_MORE:
+            channel.send_bytes(json.dumps({"value": tasks[which]()}).encode())
+            which = json.loads(channel.recv_bytes())
+        return
     except KeyboardInterrupt:
-        told = {"interrupted": True}
+        told: dict[str, Any] = {"interrupted": True}
     except errors.PolyfedError as e:
         told = {"error": type(e).__name__, "text": str(e)}
     except BaseException:
@@ -126,22 +149,35 @@ def _orphaned(number: int, frame: Any) -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-def _ended(channel: Connection, process: BaseProcess) -> tuple[Any, BaseException | None]:
-    """(what a task returned, what it raised)."""
+def _told(channel: Connection, process: BaseProcess) -> tuple[Any, BaseException | None]:
+    """(what a task returned, what it raised); after the latter its process has ended."""
     try:
         told = json.loads(channel.recv_bytes())
-    except EOFError:
+    except (EOFError, ConnectionError):
         process.join()
         code = process.exitcode or 0
         how = f"signal {-code}" if code < 0 else f"code {code}"
-        return None, errors.RunError(f"a worker process was killed ({how}); the machine may be out of memory")
-    finally:
-        channel.close()
+        told = {"error": "RunError", "text": f"a worker process was killed ({how}); the machine may be out of memory"}
+    if "value" in told:
+        return told["value"], None
+    channel.close()
     process.join()
-    if "error" in told:
-        kind = getattr(errors, told["error"], None)
-        return None, kind(told["text"]) if kind else RuntimeError(f"in a worker process:\n{told['text']}")
-    return (None, KeyboardInterrupt()) if "interrupted" in told else (told["value"], None)
+    if "interrupted" in told:
+        return None, KeyboardInterrupt()
+    kind = getattr(errors, told["error"], None)
+    return None, kind(told["text"]) if kind else RuntimeError(f"in a worker process:\n{told['text']}")
+
+
+def _say(channel: Connection, which: int) -> None:
+    """The next task's number, or that there is none; that a process has died is seen when its answer is read."""
+    with contextlib.suppress(ConnectionError):
+        channel.send_bytes(json.dumps(which).encode())
+
+
+def _dismiss(channel: Connection, _: int, process: BaseProcess) -> None:
+    _say(channel, NO_MORE)
+    process.join()
+    channel.close()
 
 
 def _stop(running: dict[Connection, tuple[int, BaseProcess]]) -> None:

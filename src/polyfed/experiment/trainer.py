@@ -335,6 +335,7 @@ class _Session:
         self.trainer, self.attackers = trainer, trainer.attackers
         self.watched = watched(data)
         self.all_of_them = [*dict.fromkeys([*self.watched, *data])]  # in this order, whatever was evaluated before
+        self.evaluated: dict[str, int] = {}  # a split -> when it was, last
 
     def train(self) -> Run:
         """Train until the last round, a callback or Ctrl-C ends it. What was reached is saved whatever happens."""
@@ -343,7 +344,7 @@ class _Session:
         torch.set_num_threads(1)
         try:
             self._rounds()
-            self._evaluate(self.all_of_them)
+            self._evaluate([name for name in self.all_of_them if self.evaluated.get(name) != loop.t])
         except Diverged as e:
             raise Diverged(f"{e}{self._diverged()}") from e
         except RunError as e:  # what could not be written now cannot be written again
@@ -388,6 +389,7 @@ class _Session:
         records: list[dict[str, Any]] = []
         for name in splits:
             run.final[name] = {k: np.where(self.attackers, np.nan, v) for k, v in run.scored(name).items()}
+            self.evaluated[name] = self.loop.t
             records.append(record(run, name))
         if records:
             records[0] |= grouping(run)
