@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from polyfed.algorithms._shared.bits import largest, pack, positions, unpack
 from polyfed.algorithms._shared.lowrank import sheets

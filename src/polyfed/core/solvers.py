@@ -132,13 +132,16 @@ def _descended(
     task: Task, w: Tensor, data: Batches, lr: float | Tensor, drift: Drift, prox: Callable[[Tensor], Tensor] | None
 ) -> Tensor:
     """w after all of `data`'s steps w <- prox(keep w + add - lr gradient), most of them in place."""
-    if (batch := data.same) is not None and not (prox is not None and batch.native):
-        if (descend := task.descent_on(w, batch, lr, drift)) is not None:
-            for _ in data.repeat():
-                descend()
-                if prox is not None:
-                    w.copy_(prox(w))
-            return w
+    if (
+        (batch := data.same) is not None
+        and (prox is None or not batch.native)  # the kernel sets nothing up for many steps
+        and (descend := task.descent_on(w, batch, lr, drift)) is not None
+    ):
+        for _ in data.repeat():
+            descend()
+            if prox is not None:
+                w.copy_(prox(w))
+        return w
     for batch in data:
         m = batch.rows
         task.descend_(w[:m], batch, first(lr, m), drift.first(m))

@@ -137,8 +137,8 @@ def _less(A: Tensor, squares: Tensor, U: Tensor, amount: float) -> Tensor:
 def _eigen(A: Tensor, amount: float) -> tuple[Tensor, Tensor] | None:
     """Eigenvalues and eigenvectors of A A' [s, d1, d1], which shrink A's singular values to the rounding of A; or None.
 
-    A few times as fast as a decomposition of A: what goes is f(A A') A for the function f(x) = min(1, amount / sqrt(x)).
-    What is certified: A A' is known to eps ||A||_F^2, and f has no slope above amount / (2 sqrt(x) x) with x = max(least
+    A few times as fast as a decomposition of A: what goes is f(A A') A for f(x) = min(1, amount / sqrt(x)). What is
+    certified: A A' is known to eps ||A||_F^2, and f has no slope above amount / (2 x^1.5) with x = max(least
     eigenvalue, amount^2), so that the result moves by no more than the rounding of A's largest singular value. First in
     A's own precision, which is enough where no singular value is small, then in double precision.
     """
