@@ -122,8 +122,8 @@ def _shrunk(A: Tensor, amount: float) -> Tensor:
     if found is None:
         U, S, Vh = torch.linalg.svd(A, full_matrices=False)
         return (U * (S - amount).clamp(min=0)[:, None]) @ Vh
-    squares, U = found
-    if (squares[:, 0] > amount**2).all():
+    squares, U, all_stay = found
+    if all_stay:
         return _less(A, squares, U, amount)
     keep = 1 - amount / squares.clamp(min=amount**2).sqrt()[:, None]
     return ((U * keep) @ (U.mT @ A.to(U.dtype))).to(A.dtype)  # of lower rank, but for the rounding of this product
@@ -134,8 +134,9 @@ def _less(A: Tensor, squares: Tensor, U: Tensor, amount: float) -> Tensor:
     return torch.baddbmm(A, ((U * (amount / squares.sqrt()[:, None])) @ U.mT).to(A.dtype), A, alpha=-1)
 
 
-def _eigen(A: Tensor, amount: float) -> tuple[Tensor, Tensor] | None:
-    """Eigenvalues and eigenvectors of A A' [s, d1, d1], which shrink A's singular values to the rounding of A; or None.
+def _eigen(A: Tensor, amount: float) -> tuple[Tensor, Tensor, bool] | None:
+    """Eigenvalues and eigenvectors of A A' [s, d1, d1], which shrink A's singular values to the rounding of A, and
+    whether none of these vanishes; or None.
 
     A few times as fast as a decomposition of A: what goes is f(A A') A for f(x) = min(1, amount / sqrt(x)). What is
     certified: A A' is known to eps ||A||_F^2, and f has no slope above amount / (2 x^1.5) with x = max(least
@@ -147,8 +148,10 @@ def _eigen(A: Tensor, amount: float) -> tuple[Tensor, Tensor] | None:
         wide = A.to(kind)
         squares, U = torch.linalg.eigh(wide @ wide.mT)
         moved = torch.finfo(kind).eps * size**2 * amount / 2
-        if (moved <= own * squares[:, -1].clamp(min=0).sqrt() * squares[:, 0].clamp(min=amount**2)).all():
-            return squares, U
+        sure = moved <= own * squares[:, -1].clamp(min=0).sqrt() * squares[:, 0].clamp(min=amount**2)
+        certified, all_stay = torch.stack([sure.all(), (squares[:, 0] > amount**2).all()]).tolist()  # one wait
+        if certified:
+            return squares, U, all_stay
     return None
 
 
@@ -158,9 +161,9 @@ def _of_full_rank(matrix: Tensor, amount: float) -> Tensor | None:
         low = _of_full_rank(matrix.T, amount)
         return None if low is None else low.T
     found = _eigen(matrix[None], amount)
-    if found is None or not found[0][0, 0] > amount**2:
+    if found is None or not found[2]:
         return None
-    return _less(matrix[None], *found, amount)[0]
+    return _less(matrix[None], *found[:2], amount)[0]
 
 
 class LowRank(Algorithm, abstract=True):

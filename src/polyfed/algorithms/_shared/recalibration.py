@@ -72,7 +72,9 @@ def _newton(
             g[:, k] = (pz * v).sum(1) - picked + (theta[:, k] - 1) / counts
             H[:, :k, k] = H[:, k, :k] = (weighted * (z - pz[:, None])).sum(2)
             H[:, k, k] = (((p * z * z).sum(1) - pz**2) * v).sum(1) + 1 / counts
-        step = (np.linalg.pinv(H, len(H[0]) * np.finfo(float).eps, hermitian=True) @ g[:, :, None])[:, :, 0]
+        curvature, V = np.linalg.eigh(H)  # where there is none, no step
+        curvature[curvature <= 1e-15 * (k + 1) * curvature[:, -1:]] = np.inf
+        step = (V @ ((V.swapaxes(1, 2) @ g[:, :, None]) / curvature[:, :, None]))[:, :, 0]
         step[there] = 0
         near = (g * step).sum(1)  # twice what is left to gain
         new, q = value(theta - step)
