@@ -360,6 +360,24 @@ def test_svt_is_exact_for_every_spectrum(spectrum, shape, amount):
     assert (S > amount + sure).sum() <= A.shape[1] <= (S > amount - sure).sum()
 
 
+@pytest.mark.parametrize("amount", [0.2, 1e-3, 1e-5, 0.0])
+@pytest.mark.parametrize("shape", [(40, 160), (160, 40)])
+@pytest.mark.parametrize("spectrum", [*SPECTRA, "full"])
+def test_the_servers_step_is_exact_for_every_spectrum(spectrum, shape, amount):
+    """Also where no singular value vanishes, and in the step after one in which some have."""
+    values = torch.linspace(3, 1, 40) if spectrum == "full" else SPECTRA[spectrum]
+    w = planted(*shape, values.double()).float().flatten()
+    method, task = pf.GPGD(), Task(nn.Linear(shape[1], shape[0], bias=False))
+    state = method.init_server(task, w, 1).shared
+    for _ in range(2):
+        U, S, Vh = torch.linalg.svd(state["w"].double().view(shape), full_matrices=False)
+        state = method.shrunk(state, state["w"], amount)
+        exact = (U * (S - amount).clamp(min=0)) @ Vh
+        assert torch.linalg.matrix_norm(state["w"].double().view(shape) - exact, 2) <= 1e-5 * S[0]
+        sure = 1e-6 * float(S[0])
+        assert (S > amount + sure).sum() <= state["rank.weight"] <= (S > amount - sure).sum()
+
+
 def test_svt_of_long_matrices_in_double_precision():
     """Not by their squares, which would leave half of the digits."""
     M = planted(40, 160, torch.logspace(0, -9, 40).double())

@@ -7,8 +7,8 @@ from problems import LeastSquares, centres
 from torch import nn
 
 import polyfed as pf
-from polyfed.algorithms._shared.bits import kth_largest, pack, unpack
-from polyfed.algorithms.fedspa import erdos_renyi_kernel, largest
+from polyfed.algorithms._shared.bits import kth_largest, largest, pack, unpack
+from polyfed.algorithms.fedspa import erdos_renyi_kernel
 from polyfed.core.layout import Layout
 
 D, HIDDEN, CLIENTS = 8, 6, 5

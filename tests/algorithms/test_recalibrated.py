@@ -7,6 +7,7 @@ from problems import LeastSquares
 from scipy.optimize import minimize
 
 import polyfed as pf
+from polyfed.algorithms._shared.recalibration import fitted
 from polyfed.core.errors import ModelError
 
 CLASSES = 3
@@ -154,3 +155,16 @@ def test_what_has_no_intercept_is_refused_in_one_line(federation):
         pf.fit(squashed, federation, pf.Recalibrated(0.1), rounds=1)
     with pytest.raises(ModelError, match="knows the losses cross-entropy and mse, found cross_entropy"):
         train(federation, pf.Recalibrated(0.1), loss=torch.nn.functional.cross_entropy)
+
+
+@pytest.mark.parametrize("slope", [False, True])
+def test_clients_of_any_size_are_fitted_as_if_alone(slope):
+    """Beside others that take fewer steps or more, and shorter ones."""
+    rng = np.random.default_rng(0)
+    sizes = (5, 40, 12, 1)
+    z = [rng.normal(size=(b, 3), scale=3) for b in sizes]
+    y, u = [rng.integers(3, size=b) for b in sizes], [rng.uniform(0.5, 2, b) for b in sizes]
+    for i, (a, c) in enumerate(fitted(z, y, u, slope)):
+        alone, at = fitted(z[i : i + 1], y[i : i + 1], u[i : i + 1], slope)[0]
+        assert abs(a - alone) < 1e-9
+        assert np.abs(c - at).max() < 1e-9

@@ -135,7 +135,7 @@ class FedSLR(LowRank):
             self.lr,
             pull=(self.p_weight_decay, w) if self.p_weight_decay else None,
             correct=(lambda x, g: g - task.weight_decay * x) if task.weight_decay else None,
-            prox=lambda x: self._personal_prox(x - w, layers, shrink).add_(w),
+            prox=lambda x: self._personal_prox(x.sub_(w), layers, shrink).add_(w),
         )  # (7)
         return {"g": g + (w - wi) / self.eta_g, "p": mixed - w}, {"w": wi}  # (5)
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
 
-from polyfed.algorithms._shared.bits import kth_largest, pack, positions, unpack
+from polyfed.algorithms._shared.bits import largest, pack, positions, unpack
 from polyfed.algorithms._shared.lowrank import sheets
 from polyfed.core.algorithm import Algorithm, Down, Server
 from polyfed.core.layout import Layout
@@ -38,22 +37,6 @@ def erdos_renyi_kernel(layout: Layout, density: float) -> list[tuple[slice, int]
         full |= over
     kept = [sizes[k] if k in full else max(1, round(scale * sum(shapes[k]))) for k in range(len(shapes))]
     return list(zip(spans, kept, strict=True))
-
-
-def largest(score: Tensor, k: int, among: Tensor | None = None) -> Tensor:
-    """[s, d] bool: the k entries of largest `score: [s, d]` in each row, the first ones where scores are equal.
-
-    score: none negative     among: [s, d] bool, k times set in every row or more: which may be chosen; None: all
-    """
-    among = torch.ones_like(score, dtype=torch.bool) if among is None else among
-    if not k:
-        return torch.zeros_like(among)
-    least = kth_largest(score * among, k)[:, None]  # a score of 0 is the least there is
-    chosen = among & (score >= least)
-    if int(chosen.sum()) > k * len(score):
-        above, level = among & (score > least), among & (score == least)
-        chosen = above | (level & (level.cumsum(1) <= k - above.sum(1, keepdim=True)))
-    return chosen
 
 
 @dataclass(frozen=True)
@@ -113,7 +96,7 @@ class FedSpa(Algorithm):
         """[p] bool: the largest initial weights of each layer, and all biases and norms."""
         mask = torch.ones(task.p, dtype=torch.bool, device=task.device)
         for span, k in erdos_renyi_kernel(task.layout, self.density):
-            mask[span] = largest(task.w0[None, span].abs(), k)[0]
+            mask[span] = largest(task.w0[None, span], k)[0]
         return mask
 
     def init_server(self, task, w0, n):
@@ -143,8 +126,8 @@ class FedSpa(Algorithm):
         new = mask.clone()
         for span, k in erdos_renyi_kernel(task.layout, self.density):
             if leaving := int(share * k):
-                staying = largest(w[:, span].abs(), k - leaving, mask[:, span])
-                new[:, span] = staying | largest(g[:, span].abs(), leaving, ~staying)
+                staying = largest(w[:, span], k - leaving, mask[:, span])
+                new[:, span] = staying | largest(g[:, span], leaving, ~staying)
         return new
 
     def _drawn(self, task, client, data):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyfed.algorithms._shared.recalibration import fitted
 from polyfed.core.algorithm import Personal
 from polyfed.core.errors import ModelError
 from polyfed.core.layout import Layout
@@ -75,77 +76,28 @@ class Recalibrated(Personal):
     def local_update(self, task, client, down, data, round):
         w, own = local_sgd(task, down["w"], data, self.lr), down["w"].clone()
         weight, bias = (at.to(own.device) for at in _last_layer(task))
-        every, checked = data.whole(), False
+        every, found = data.whole(), list[tuple[int, Tensor, np.ndarray, np.ndarray]]()
         for i, mine in enumerate(own):
             b = every.x.shape[1] if every.sizes is None else every.sizes[i]
-            x, y, u = every.x[i, :b], every.y[i, :b].cpu().numpy(), np.ones(b)
+            z, u = task.outputs(mine, every.x[i, :b]), np.ones(b)
             if every.weighted and every.weight is not None:
                 u = b * every.weight[i, :b].double().cpu().numpy()
-            z = task.outputs(mine, x)
-            if not len(x) or not z.isfinite().all():
-                continue
-            a, c = self._fitted(z.double().cpu().numpy().reshape(len(x), -1), y, u)
+            if b and z.isfinite().all():
+                found.append((i, z, every.y[i, :b].cpu().numpy(), u))
+        outputs = [z.double().cpu().numpy().reshape(len(z), -1) for _, z, _, _ in found]
+        fits = fitted(outputs, [y for *_, y, _ in found], [u for *_, u in found], self.slope)
+        for (i, z, _, _), (a, c) in zip(found, fits, strict=True):
+            mine = own[i]
             if self.slope:
                 mine[weight] *= a
             mine[bias] = a * mine[bias] + torch.as_tensor(c).to(mine)
-            if not checked:  # a fact about the model, the same for every client
-                _check(a * z[:2] + torch.as_tensor(c).to(z).reshape(z.shape[1:]), task.outputs(mine, x[:2]))
-                checked = True
+            if i == found[0][0]:  # a fact about the model, the same for every client
+                expected = a * z[:2] + torch.as_tensor(c).to(z).reshape(z.shape[1:])
+                _check(expected, task.outputs(mine, every.x[i, : len(expected)]))
         return {"w": own}, {"w": w}
 
     def aggregate(self, server, up, round):
         return {"w": up.mean("w", round.samples if self.weighted else None)}
-
-    def _fitted(self, z: np.ndarray, y: np.ndarray, u: np.ndarray) -> tuple[float, np.ndarray]:
-        """(a, c) of a z + c.  z: [b, k] outputs     y: [b, ...] numbers, or [b] classes     u: [b] weights"""
-        if y.dtype.kind == "f":
-            y = y.reshape(z.shape)
-            centred, weight = z - np.average(z, 0, u), 2 / z.shape[1] * u[:, None]
-            above, below = (weight * centred * y).sum() + 1, (weight * centred * centred).sum() + 1
-            a = max(0.0, above / below) if self.slope else 1.0
-            return a, np.average(y - a * z, 0, u)
-        a, c = _newton(z, y, u, self.slope)
-        return (a, c) if a >= 0 else (0.0, _newton(0 * z, y, u, False)[1])
-
-
-def _newton(z: np.ndarray, y: np.ndarray, u: np.ndarray, scale: bool) -> tuple[float, np.ndarray]:
-    """The minimum over c, and over a where `scale`, of the convex mean_j u_j loss(a z_j + c, y_j) + (a - 1)^2/(2 b)."""
-    b, k = z.shape
-    picked = z[np.arange(b), y] @ (v := u / u.sum())  # v @ and @ v: means over samples
-    share = np.maximum(np.bincount(y, u, minlength=k), 0.5)
-    share, z = share / share.sum(), np.ascontiguousarray(z.T)
-    theta = np.append(np.zeros(k), 1.0)  # c, a
-
-    def value(theta: np.ndarray) -> tuple[float, np.ndarray]:
-        logits = theta[k] * z + theta[:k, None]
-        top = logits.max(0)
-        e = np.exp(logits - top)
-        total = e.sum(0)
-        f = (np.log(total) + top) @ v - share @ theta[:k] - theta[k] * picked + (theta[k] - 1) ** 2 / (2 * b)
-        return float(f), e / total
-
-    f, p = value(theta)
-    g, H = np.zeros(k + 1), np.eye(k + 1)
-    for _ in range(100):
-        mean = p @ v
-        g[:k] = mean - share
-        # c + t is c for every t: the sum of c stays zero
-        H[:k, :k] = np.diag(mean) - (v * p) @ p.T + 1 / k
-        if scale:
-            pz = (p * z).sum(0)
-            g[k] = pz @ v - picked + (theta[k] - 1) / b
-            H[:k, k] = H[k, :k] = (p * (z - pz)) @ v
-            H[k, k] = ((p * z * z).sum(0) - pz**2) @ v + 1 / b
-        step = np.linalg.lstsq(H, g, rcond=None)[0]
-        near = g @ step  # twice what is left to gain
-        new, q = value(theta - step)
-        while near > 1e-9 and new > f and np.abs(step).max() > 1e-9:  # farther away, a whole step may go too far
-            step = step / 2
-            new, q = value(theta - step)
-        theta, f, p = theta - step, new, q
-        if near < 1e-20:
-            break
-    return float(theta[k]), theta[:k]
 
 
 def _last_layer(task: Task) -> tuple[Tensor, Tensor]:

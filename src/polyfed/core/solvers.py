@@ -56,7 +56,7 @@ def local_sgd(
     correct : callable or None
         (w, g) -> [s, p]: what takes the place of the mean-loss gradients g.
     prox : callable or None
-        w -> [s, p], applied after every step.
+        w -> [s, p], applied after every step; it may change w.
     only : Tensor or None
         [p] or [s, p], ones and zeros: what is trained; the rest stays as it is. None: everything. The outputs of
         layers at the bottom that stay as they are, are computed once.
@@ -82,14 +82,12 @@ def local_sgd(
             above.task, w[:, rest], above.data, lr, pull=pulled, shift=plus, minus=less, only=only[..., rest]
         )
         return w
-    if correct is None and prox is None and task.optimizer.plain:
+    if correct is None and task.optimizer.plain:
         drift = task.affine(w, lr, pull, shift, minus)
-        if (trained := compiled.train(task, w, data, lr, drift, only)) is not None:
+        if prox is None and (trained := compiled.train(task, w, data, lr, drift, only)) is not None:
             return trained
         if only is None:
-            w = _copied(w)
-            _descend(task, w, data, lr, drift.summed())
-            return w
+            return _descended(task, _copied(w), data, lr, drift.summed(), prox)
     w = _copied(w)
     advance = None if task.optimizer.plain else task.optimizer.start(w, only)
     direction = _direction(pull, shift, minus, correct, only)
@@ -130,14 +128,29 @@ def _copied(w: Tensor) -> Tensor:
     return w.clone(memory_format=torch.contiguous_format)
 
 
-def _descend(task: Task, w: Tensor, data: Batches, lr: float | Tensor, drift: Drift) -> None:
-    """All of `data`'s steps in place, w <- keep w + add - lr gradient, by torch."""
-    if (batch := data.same) is not None and (descend := task.descent_on(w, batch, lr, drift)) is not None:
+def _descended(
+    task: Task, w: Tensor, data: Batches, lr: float | Tensor, drift: Drift, prox: Callable[[Tensor], Tensor] | None
+) -> Tensor:
+    """w after all of `data`'s steps w <- prox(keep w + add - lr gradient), most of them in place."""
+    if (
+        (batch := data.same) is not None
+        and (prox is None or not batch.native)  # the kernel sets nothing up for many steps
+        and (descend := task.descent_on(w, batch, lr, drift)) is not None
+    ):
         for _ in data.repeat():
             descend()
-        return
+            if prox is not None:
+                w.copy_(prox(w))
+        return w
     for batch in data:
-        task.descend_(w[: batch.rows], batch, first(lr, batch.rows), drift.first(batch.rows))
+        m = batch.rows
+        task.descend_(w[:m], batch, first(lr, m), drift.first(m))
+        if prox is not None and m == len(w) and batch.live is None:
+            w = prox(w)
+        elif prox is not None:
+            new = prox(w.clone())[:m]
+            w[:m] = new if batch.live is None else torch.where(batch.live > 0, new, w[:m])
+    return w
 
 
 def sgd_with_curvature(
@@ -217,4 +230,5 @@ def _at(value: float | Tensor, where: slice) -> float | Tensor:
 
 def soft_threshold(w: Tensor, amount: float) -> Tensor:
     """Proximal operator of amount * ||w||_1, element by element."""
-    return w - w.clamp(-amount, amount)
+    near = w.clamp(-amount, amount)
+    return torch.sub(w, near, out=near)

@@ -23,23 +23,43 @@ def positions(mask: Tensor) -> Tensor:
     flat = (
         torch.as_tensor(np.flatnonzero(mask.numpy())) if mask.device.type == "cpu" else mask.flatten().nonzero()[:, 0]
     )
-    return flat.view(s, -1) - p * torch.arange(s, device=mask.device)[:, None]
+    return flat.view(s, -1).sub_(p * torch.arange(s, device=mask.device)[:, None])
+
+
+def largest(score: Tensor, k: int, among: Tensor | None = None) -> Tensor:
+    """[s, d] bool: the k entries of largest size in each row of `score: [s, d]`, the first ones where sizes are equal.
+
+    among: [s, d] bool, k times set in every row or more: which may be chosen; None: all
+    """
+    if not k:
+        return torch.zeros_like(score, dtype=torch.bool)
+    size = score.abs()
+    if among is not None:
+        size *= among  # a size of 0 is the least there is
+    least = kth_largest(size, k)[:, None]
+    chosen = size >= least
+    if int(chosen.count_nonzero()) > k * len(size):
+        above, level = size > least, size == least if among is None else among & (size == least)
+        chosen = above | (level & (level.cumsum(1) <= k - above.sum(1, keepdim=True)))
+    return chosen
 
 
 def kth_largest(values: Tensor, k: int) -> Tensor:
-    """[s]: the k-th largest of each row of `values: [s, d]`, of which none is negative.
+    """[s]: the k-th largest of each row of `values: [s, d]`.
 
-    Numbers of one sign have the order of their bits: the first 16 are counted, and only those that share them with the
-    k-th are looked at again, several times as fast as selecting among all.
+    Every 32nd number says between which two it lies, mostly, and only those between them are put in order: several
+    times as fast as selecting among all.
     """
     if values.device.type != "cpu":
         return values.kthvalue(values.shape[1] - k + 1, dim=1).values
     found: list[float] = []
     for row in values.numpy():
-        first = row.view(f"i{row.itemsize}") >> (8 * row.itemsize - 16)
-        as_large = np.bincount(first)[::-1].cumsum()[::-1]
-        at = np.flatnonzero(as_large >= k)[-1]
-        close = row[first == at]
-        rank = int(as_large[at]) - k  # from below
-        found.append(np.partition(close, rank)[rank])
+        some = np.sort(row[::32])
+        n, below = len(some), 1 - k / len(row)
+        at, by = n * below, 2.5 * np.sqrt(n * below * (1 - below)) + 2
+        low, high = some[max(0, int(at - by))], some[min(n - 1, int(at + by))]
+        near, rank = row[(row >= low) & (row <= high)], k - np.count_nonzero(row > high)
+        if not 1 <= rank <= len(near):
+            near, rank = row, k
+        found.append(np.partition(near, len(near) - rank)[-rank])
     return torch.as_tensor(np.array(found, dtype=values.numpy().dtype))

@@ -102,42 +102,68 @@ def _svd_above(matrix: Tensor, amount: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def shrink_layers(w: Tensor, layers: dict[str, Sheet], amount: float) -> Tensor:
-    """[s, p]: every layer's singular values shrunk by `amount`, the rest as it is. Rows that are not finite stay so."""
-    new = w.clone()
+    """w [s, p], in place: every layer's singular values shrunk by `amount`. Rows that are not finite stay so."""
     for sheet in layers.values() if amount else ():
         matrix = sheet.unfold(w)
-        finite = torch.isfinite(matrix).all(-1).all(-1)
+        finite = torch.linalg.matrix_norm(matrix).isfinite()[:, None]
         if finite.all():
-            new[..., sheet.span] = sheet.fold(_shrunk(matrix, amount))
+            w[..., sheet.span] = sheet.fold(_shrunk(matrix, amount))
         else:
-            low = _shrunk(torch.where(finite[:, None, None], matrix, 0), amount)
-            new[..., sheet.span] = torch.where(finite[:, None], sheet.fold(low), w[..., sheet.span])
-    return new
+            low = _shrunk(torch.where(finite[:, None], matrix, 0), amount)
+            w[..., sheet.span] = torch.where(finite, sheet.fold(low), w[..., sheet.span])
+    return w
 
 
 def _shrunk(A: Tensor, amount: float) -> Tensor:
-    """A [s, d1, d2] with singular values shrunk by `amount`.
-
-    By the eigenvectors of A A', a few times as fast as by a decomposition of A: what goes is f(A A') A for the function
-    f(x) = min(1, amount / sqrt(x)). What is certified, as in `_svd_above`: A A' is known to eps ||A||_F^2, and f has no
-    slope above 1 / max(least eigenvalue, amount^2) that could make more of this than the rounding of A. First in A's
-    own precision, which is enough where no singular value is small, then in double precision, else by A's singular
-    vectors.
-    """
+    """A [s, d1, d2] with singular values shrunk by `amount`."""
     if A.shape[1] > A.shape[2]:
         return _shrunk(A.mT, amount).mT
+    found = _eigen(A, amount)
+    if found is None:
+        U, S, Vh = torch.linalg.svd(A, full_matrices=False)
+        return (U * (S - amount).clamp(min=0)[:, None]) @ Vh
+    squares, U, all_stay = found
+    if all_stay:
+        return _less(A, squares, U, amount)
+    keep = 1 - amount / squares.clamp(min=amount**2).sqrt()[:, None]
+    return ((U * keep) @ (U.mT @ A.to(U.dtype))).to(A.dtype)  # of lower rank, but for the rounding of this product
+
+
+def _less(A: Tensor, squares: Tensor, U: Tensor, amount: float) -> Tensor:
+    """A - amount (A A')^(-1/2) A."""
+    return torch.baddbmm(A, ((U * (amount / squares.sqrt()[:, None])) @ U.mT).to(A.dtype), A, alpha=-1)
+
+
+def _eigen(A: Tensor, amount: float) -> tuple[Tensor, Tensor, bool] | None:
+    """Eigenvalues and eigenvectors of A A' [s, d1, d1], which shrink A's singular values to the rounding of A, and
+    whether none of these vanishes; or None.
+
+    A few times as fast as a decomposition of A: what goes is f(A A') A for f(x) = min(1, amount / sqrt(x)). What is
+    certified: A A' is known to eps ||A||_F^2, and f has no slope above amount / (2 x^1.5) with x = max(least
+    eigenvalue, amount^2), so that the result moves by no more than the rounding of A's largest singular value. First in
+    A's own precision, which is enough where no singular value is small, then in double precision.
+    """
     size, own = torch.linalg.matrix_norm(A), torch.finfo(A.dtype).eps
     for kind in dict.fromkeys((A.dtype, torch.float64)):
         wide = A.to(kind)
         squares, U = torch.linalg.eigh(wide @ wide.mT)
-        if (500 * torch.finfo(kind).eps / own * size * amount > squares[:, 0].clamp(min=amount**2)).any():
-            continue
-        share = amount / squares.clamp(min=amount**2).sqrt()[:, None]
-        if (share < 1).all():
-            return A - ((U * share) @ U.mT).to(A.dtype) @ A
-        return ((U * (1 - share)) @ (U.mT @ wide)).to(A.dtype)  # of lower rank, but for the rounding of this product
-    U, S, Vh = torch.linalg.svd(A, full_matrices=False)
-    return (U * (S - amount).clamp(min=0)[:, None]) @ Vh
+        moved = torch.finfo(kind).eps * size**2 * amount / 2
+        sure = moved <= own * squares[:, -1].clamp(min=0).sqrt() * squares[:, 0].clamp(min=amount**2)
+        certified, all_stay = torch.stack([sure.all(), (squares[:, 0] > amount**2).all()]).tolist()  # one wait
+        if certified:
+            return squares, U, all_stay
+    return None
+
+
+def _of_full_rank(matrix: Tensor, amount: float) -> Tensor | None:
+    """The matrix with singular values shrunk by `amount`, where none of them vanishes; else None."""
+    if matrix.shape[0] > matrix.shape[1]:
+        low = _of_full_rank(matrix.T, amount)
+        return None if low is None else low.T
+    found = _eigen(matrix[None], amount)
+    if found is None or not found[2]:
+        return None
+    return _less(matrix[None], *found[:2], amount)[0]
 
 
 class LowRank(Algorithm, abstract=True):
@@ -158,11 +184,15 @@ class LowRank(Algorithm, abstract=True):
         """The state whose common model is `new: [p]` with every layer's singular values shrunk by `amount`."""
         state = {"w": new.clone()}
         for name, sheet in places(server).items():
-            U, V = svt(sheet.unfold(new), amount)
-            state["w"][sheet.span] = sheet.fold(U @ V)
-            state[f"sheet.{name}"], state[f"rank.{name}"] = server[f"sheet.{name}"], torch.tensor(U.shape[1])
-            if sheet.smaller(U.shape[1]):
-                state[f"U.{name}"], state[f"V.{name}"] = U, V
+            matrix, rank = sheet.unfold(new), min(sheet.shape)
+            low = _of_full_rank(matrix, amount) if int(server[f"rank.{name}"]) == rank else None
+            if low is None:
+                U, V = svt(matrix, amount)
+                low, rank = U @ V, U.shape[1]
+                if sheet.smaller(rank):
+                    state[f"U.{name}"], state[f"V.{name}"] = U, V
+            state["w"][sheet.span] = sheet.fold(low)
+            state[f"sheet.{name}"], state[f"rank.{name}"] = server[f"sheet.{name}"], torch.tensor(rank)
         return state
 
     def downlink(self, server, round):
