@@ -176,7 +176,7 @@ def test_curvature_on_a_quadratic(batch_size, lr):
     task = Task(nn.Linear(3, 1, bias=False).double(), "mse")
     data = batches(split, steps=30, batch_size=batch_size)
     start = torch.randn(3, 3, dtype=torch.float64)
-    w, found = sgd_with_curvature(task, start, data, lr, lambda w, g: g)
+    w, found = sgd_with_curvature(task, start, data, lr)
     plain = local_sgd(task, start, data, lr)
     assert torch.allclose(w, plain, rtol=1e-10)
     for i in range(3):
@@ -195,7 +195,7 @@ def test_curvature_of_a_client_that_does_not_move_is_zero():
     task = Task(nn.Linear(3, 1, bias=False).double(), "mse")
     for batch_size in (None, 2):
         data = batches(split, steps=4, batch_size=batch_size)
-        _, found = sgd_with_curvature(task, task.w0.expand(2, -1), data, 0.0, lambda w, g: g)
+        _, found = sgd_with_curvature(task, task.w0.expand(2, -1), data, 0.0)
         assert found.tolist() == [0, 0]
 
 

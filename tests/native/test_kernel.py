@@ -8,11 +8,11 @@ from torch import nn
 import polyfed as pf
 from polyfed import native
 from polyfed.core.batches import Batches, Work
-from polyfed.core.compiled import path_of, renewed
+from polyfed.core.compiled import mixed, path_of, products, renewed
 from polyfed.core.errors import Diverged, RunError
 from polyfed.core.optimizers import Optimizer
 from polyfed.core.randomness import client_keys
-from polyfed.core.solvers import local_sgd
+from polyfed.core.solvers import local_sgd, sgd_with_curvature
 from polyfed.core.split import Split
 from polyfed.core.task import Task
 
@@ -227,6 +227,27 @@ def test_a_class_that_the_model_has_no_output_for_is_refused():
         local_sgd(task, task.w0.expand(5, -1), batches(split, WORK[0], True), 0.1)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-4), (torch.float64, 1e-10)], ids=["32", "64"])
+@pytest.mark.parametrize("loss", ["cross-entropy", "mse"])
+@pytest.mark.parametrize("name", CHAINS)
+def test_the_kernel_measures_the_curvature_that_torch_does(name, loss, dtype, tolerance, instructions):
+    """A client that diverges leaves nothing of it to the next."""
+    task = Task(chain(name), loss, dtype=dtype)
+    split = task.place(split_of(loss))
+    w, shift = 0.1 * torch.randn(2, len(SIZES), task.p, dtype=dtype)
+    lr = torch.linspace(0.01, 0.05, len(SIZES), dtype=dtype)[:, None]
+    for work in WORK[::2]:
+        for rate, plus in ((0.05, None), (lr, shift)):
+            (w1, torchs), (w2, ours) = (
+                sgd_with_curvature(task, w, batches(split, work, n), rate, plus) for n in (False, True)
+            )
+            assert (w1 - w2).abs().max() <= tolerance * w1.abs().max()
+            assert torch.allclose(torchs, ours, rtol=tolerance, atol=0)
+    w[1] = torch.nan
+    _, after = sgd_with_curvature(task, w, batches(split, work, True), lr, shift)
+    assert torch.equal(after[2:], ours[2:])
+
+
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_a_client_without_samples_only_drifts(batch_size, native):
@@ -255,10 +276,30 @@ def test_fpfcs_pair_vectors_are_torchs_to_the_last_bit(dtype, instructions):
     w, delta, keep = torch.randn(9, 61, dtype=dtype), torch.randn(36, 61, dtype=dtype), torch.rand(20, dtype=dtype)
     i, j = torch.triu_indices(9, 9, 1)[:, torch.randperm(36)[:20]]
     row = torch.randperm(36)[:20].masked_fill(torch.rand(20) < 0.3, -1)
-    held, found, new = row >= 0, delta.clone(), torch.empty(20, 61, dtype=dtype)
-    assert renewed(w, i, j, found, row, keep, new)
+    held, found = row >= 0, delta.clone()
+    norms = renewed(w, i, j, found, row, keep)
     wanted = w[i] - w[j]
     wanted[held] += keep[held, None] * delta[row[held]]
-    assert torch.equal(new, wanted)
     assert torch.equal(found, delta.index_copy(0, row[held], wanted[held]))
-    assert not renewed(w, i, j, found.t().contiguous().t(), row, keep, new)
+    assert norms is not None
+    assert torch.allclose(norms, wanted.norm(dim=1), rtol=8 * torch.finfo(dtype).eps)
+    assert renewed(w, i, j, found.t().contiguous().t(), row, keep) is None
+
+
+@needed
+@pytest.mark.parametrize("p", [3, 61, 2 * 8192 + 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["32", "64"])
+def test_products_and_sums_of_long_rows(dtype, p, instructions):
+    """Products in float64 whatever the rows are, sums in the rows' precision; of all rows, and of some for each sum."""
+    W, ids = torch.randn(23, p, dtype=dtype), torch.tensor([4, 0, 22, 7, 9, 11, 3])
+    found = products(W, ids)
+    assert found is not None
+    for ours, exact in zip(found, (W[ids].double() @ W.double().T, W.double().square().sum(1)), strict=True):
+        assert torch.allclose(ours, exact, rtol=1e-13, atol=1e-11)
+    weights, rows = torch.rand(7, 23, dtype=dtype), torch.randint(23, (7, 23))
+    for ours, terms in ((mixed(weights, W), W), (mixed(weights, W, rows), W[rows])):
+        assert ours is not None
+        exact = (weights.double()[..., None] * terms.double()).sum(1)
+        assert torch.allclose(ours.double(), exact, rtol=0, atol=64 * torch.finfo(dtype).eps)
+    assert products(W.t(), ids[:1]) is None
+    assert mixed(weights.half(), W.half()) is None

@@ -107,7 +107,7 @@ class CFL(Clustered):
         return Down(each={"w": server["w"][server["cluster"][round.ids]]})
 
     def local_update(self, task, client, down, data, round):
-        return {}, {"dw": local_sgd(task, down["w"], data, self.lr) - down["w"]}
+        return {}, {"dw": local_sgd(task, down["w"], data, self.lr).sub_(down["w"])}
 
     def aggregate(self, server, up, round):
         tree = {key: server[key] for key in ("w", "child", "direction")}
@@ -115,25 +115,25 @@ class CFL(Clustered):
         here = node[round.ids]
         for c in here.unique().tolist():
             rows = (here == c).nonzero()[:, 0]
-            ids, D, weights = round.ids[rows], up["dw"][rows], round.samples[rows] if self.weighted else None
-            first = int(tree["child"][c])
+            ids, weights = round.ids[rows], round.samples[rows] if self.weighted else None
+            D = up["dw"] if len(rows) == len(here) else up["dw"][rows]
+            first, step = int(tree["child"][c]), mean(D, weights)
             if first >= 0:  # split while these were absent
                 node[ids] = first + self._side(D, tree["direction"][first : first + 2])
-            elif (parts := self._parts(D, weights, round.t)) is not None:
+            elif (parts := self._parts(D, step, round.t)) is not None:
                 node[ids] = len(tree["w"]) + parts.long()
                 tree = self._split(tree, c, D, weights, parts)
             else:
                 w = tree["w"].clone()
-                w[c] += mean(D, weights)
+                w[c] += step
                 tree["w"] = w
         return {**tree, "cluster": node}
 
-    def _parts(self, D, weights, t):
-        """[m] bool: how to split a cluster with updates D: [m, p], or None."""
-        if len(D) < self.min_size or t < self.first_round:
+    def _parts(self, D, step, t):
+        """[m] bool: how to split a cluster with updates D: [m, p] and their mean, or None."""
+        if len(D) < self.min_size or t < self.first_round or step.double().norm() >= self.eps1:
             return None
-        norms = torch.linalg.vector_norm(D, dim=1, dtype=torch.float64)
-        if mean(D, weights).double().norm() >= self.eps1 or norms.max() <= self.eps2:
+        if torch.linalg.vector_norm(D, dim=1).max() <= self.eps2:
             return None
         S = similarity(D)
         parts = bipartition(S, self.linkage)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from polyfed.algorithms._shared.clusters import components
-from polyfed.algorithms._shared.similarity import mirrored, products, similarity
+from polyfed.algorithms._shared.similarity import mirrored, mixed, products, similarity
 from polyfed.core.algorithm import Down, Personal, Server
 from polyfed.core.settings import setting
 from polyfed.core.solvers import local_sgd
@@ -124,15 +124,15 @@ class FedACS(Personal):
     def downlink(self, server, round):
         W, ids = server["w"], round.ids
         if self.pool == "participants":
-            return self._towards(W[ids], mixing(W[ids], self.quantile).to(W.dtype) @ W[ids])
+            return self._towards(mixed(mixing(W[ids], self.quantile), W[ids]), W, ids)
         pool = (server["known"] > 0).index_fill(0, ids, True).nonzero()[:, 0]
         S = server["similarity"]
-        A = W.new_zeros(len(ids), len(W))
-        A[:, pool] = weights(_among(S, pool), self.quantile, torch.searchsorted(pool, ids)).to(W.dtype)
-        return self._towards(W[ids], A @ W)
+        A = S.new_zeros(len(ids), len(W))
+        A[:, pool] = weights(_among(S, pool), self.quantile, torch.searchsorted(pool, ids))
+        return self._towards(mixed(A, W), W, ids)
 
-    def _towards(self, w, mix):
-        return Down(each={"u": mix if self.alpha == 1 else w + self.alpha * (mix - w)})
+    def _towards(self, mix, W, ids):
+        return Down(each={"u": mix if self.alpha == 1 else W[ids] + self.alpha * (mix - W[ids])})
 
     def local_update(self, task, client, down, data, round):
         w = local_sgd(task, down["u"], data, self.lr)  # (5)

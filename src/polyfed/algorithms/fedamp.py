@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyfed.algorithms._shared.similarity import products
+from polyfed.algorithms._shared.similarity import mixed, products
 from polyfed.core.algorithm import Down, Personal, Server
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import setting
@@ -22,20 +22,15 @@ CITATION = """@inproceedings{huang2021personalized,
 }"""
 
 
-ROUNDING = 1e-6  # of the weights, at most
-
-
 def messages(W: Tensor, alpha: float, sigma: float, ids: Tensor | None = None) -> Tensor:
     """[m, n] weights of FedAMP for the clients `ids` (None: all).
 
     alpha A'(||w_i - w_j||^2) with A'(x) = exp(-x/sigma)/sigma for the others, what is left for self.
     """
     ids, own = _rows(W, ids)
-    G, lengths = products(W, ids, W.dtype)
-    if torch.finfo(W.dtype).eps * lengths.max() > ROUNDING * sigma:  # distances far below lengths
-        G, lengths = products(W, ids)
-    squares = (lengths[ids, None] + lengths - 2 * G).clamp_(min=0)
-    X = (alpha / sigma * torch.exp(-squares / sigma)).masked_fill_(own, 0)
+    G, squares = products(W, ids)
+    apart = (squares[ids, None] + squares - 2 * G).clamp_(min=0)
+    X = (alpha / sigma * torch.exp(-apart / sigma)).masked_fill_(own, 0)
     return X + own * (1 - X.sum(1, keepdim=True))
 
 
@@ -47,8 +42,8 @@ def heuristic(W: Tensor, sigma: float, self_weight: float, ids: Tensor | None = 
     ids, own = _rows(W, ids)
     if len(W) == 1:
         return own.double()
-    G, lengths = products(W, ids, W.dtype)
-    norm = torch.where(lengths > 0, lengths.sqrt(), 1.0)
+    G, squares = products(W, ids)
+    norm = torch.where(squares > 0, squares.sqrt(), 1.0)
     others = (sigma * G / (norm[ids, None] * norm)).masked_fill_(own, -torch.inf).softmax(1)
     return (1 - self_weight) * others + self_weight * own
 
@@ -78,7 +73,7 @@ class Mixed(Personal, abstract=True):
 
     def downlink(self, server, round):
         W = server["w"]
-        return Down(each={"u": self.weights(W, round.ids).to(W.dtype) @ W})
+        return Down(each={"u": mixed(self.weights(W, round.ids), W)})
 
     def local_update(self, task, client, down, data, round):
         u = down["u"]

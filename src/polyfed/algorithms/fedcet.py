@@ -159,7 +159,7 @@ class FedCET(Personal):
         share = self._shares(client, data)[1]
         work = data.again("start", steps=2) if round.t == 0 and round.phase == 0 else data
         if self.lr == "adaptive":
-            z, ratio = sgd_with_curvature(task, client["w"], work, (share * a)[:, None], lambda x, g: g + d)
+            z, ratio = sgd_with_curvature(task, client["w"], work, (share * a)[:, None], shift=d)
             up = {"z": z, "smoothness": ratio * share * data.steps}
         else:
             z = local_sgd(task, client["w"], work, (share * a)[:, None], shift=d)

@@ -13,13 +13,14 @@ from polyfed.core.batches import Batch, Batches, Work
 from polyfed.core.losses import LOSSES
 from polyfed.core.split import Split
 from polyfed.core.stacked import ACTIVATIONS, Affine, Drift, chain, flat, flattens
-from polyfed.native import Layer, Pair, kernel
+from polyfed.native import Kernel, Layer, Pair, kernel
 
 if TYPE_CHECKING:
     from polyfed.core.task import Task
 
 PATH = "native"
 NO_KEYS = np.empty(0, dtype=np.uint64)
+FEW = 32  # rows up to which the kernel multiplies with many faster than torch
 
 
 def path_of(task: "Task", work: Work | None = None, split: Split | None = None) -> str:
@@ -130,21 +131,31 @@ def _pair(value: int | Sequence[int]) -> Pair:
 
 
 def train(
-    task: "Task", start: Tensor, data: Batches, lr: float | Tensor, drift: Affine, only: Tensor | None = None
+    task: "Task",
+    start: Tensor,
+    data: Batches,
+    lr: float | Tensor,
+    drift: Affine,
+    only: Tensor | None = None,
+    curvature: Tensor | None = None,
 ) -> Tensor | None:
     """The models after all of `data`'s steps w <- keep w + add - lr gradient; None, and nothing done, where it cannot.
 
     start: [s, p]     only: [p] or [s, p], ones and zeros: what is trained
-    """
+    curvature: [s] float64 zeros, which become the largest change of a gradient by the length of the step that made it
+    """  # fmt: skip
     split = data.split
     layers = _fitting(task, start, split.x, split.y, split.x.shape[1:], drift) if data.native else None
     if layers is None or data.work.augment is not None or split.weight is not None:
+        return None
+    if curvature is not None and (task.weight_decay or any(n.window != (0, 0) for n in layers)):
         return None
     w, batch = start.new_empty(start.shape), data.work.batch_size
     data.repeat()
     _steps(
         task, layers, w, start, lr, drift, split.x, split.targets, split.offsets[data.clients],
         split.counts[data.clients], data.steps.numpy(), batch, NO_KEYS if batch is None else data.order_keys(), only,
+        curvature,
     )  # fmt: skip
     return w
 
@@ -198,7 +209,7 @@ def _fitting(
 def _steps(
     task: "Task", layers: tuple[Layer, ...], w: Tensor, start: Tensor, lr: float | Tensor, drift: Affine, x: Tensor,
     y: Tensor, first: np.ndarray, count: np.ndarray, steps: np.ndarray, batch: int | None = None,
-    keys: np.ndarray = NO_KEYS, only: Tensor | None = None,
+    keys: np.ndarray = NO_KEYS, only: Tensor | None = None, curvature: Tensor | None = None,
 ) -> None:  # fmt: skip
     """The kernel's call; see `Kernel.train`."""
     (s, p), x, y, run = start.shape, x.contiguous(), y.contiguous(), kernel()
@@ -211,21 +222,51 @@ def _steps(
         layers, str(task.loss), w.data_ptr(), rows[0], s, w.element_size(), x.data_ptr(), y.data_ptr(), first, count,
         steps, batch, keys, _each(lr, s), _each(drift.keep, s),
         [(_each(by, s), at) for (by, _), at in zip(drift.terms, rows[1:], strict=False)],
-        None if only is None else rows[-1],
+        None if only is None else rows[-1], 0 if curvature is None else curvature.data_ptr(),
     )  # fmt: skip
 
 
-def renewed(w: Tensor, i: Tensor, j: Tensor, delta: Tensor, row: Tensor, keep: Tensor, new: Tensor) -> bool:
-    """new [k, p] = w[i] - w[j] + keep delta[row], which goes into those rows; False, and nothing done, where it cannot.
+def renewed(w: Tensor, i: Tensor, j: Tensor, delta: Tensor, row: Tensor, keep: Tensor) -> Tensor | None:
+    """Norms [k] of w[i] - w[j] + keep delta[row], vectors that go into those rows; None, and nothing done, if not.
 
-    Every number as torch rounds it. Where row [k] is below 0 there is none.
+    Every number of the vectors as torch rounds it. Where row [k] is below 0 there is none.
     """
-    run, tensors = kernel(), (w, i, j, delta, row, keep, new)
-    exact = w.dtype in (torch.float32, torch.float64) and w.dtype == delta.dtype == keep.dtype == new.dtype
-    if run is None or not exact or not all(t.is_contiguous() and t.device.type == "cpu" for t in tensors):
-        return False
-    run.renew(w.element_size(), len(i), w.shape[1], *(t.data_ptr() for t in tensors))
-    return True
+    if (run := _for_rows(w, delta, keep)) is None:
+        return None
+    squares = w.new_zeros(len(i), dtype=torch.float64)
+    given = (w, i.contiguous(), j.contiguous(), delta, row.contiguous(), keep, squares)
+    run.renew(w.element_size(), len(i), w.shape[1], *(t.data_ptr() for t in given))
+    return squares.sqrt_().to(w.dtype)
+
+
+def products(W: Tensor, ids: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Inner products [m, n] of the rows `ids` with all rows of W: [n, p], and all squared lengths [n], in float64."""
+    run = _for_rows(W) if len(ids) <= FEW else None
+    if run is None:
+        return None
+    G, squares = (W.new_zeros(*shape, dtype=torch.float64) for shape in ((len(ids), len(W)), (len(W),)))
+    ids = ids.contiguous()
+    run.products(W.element_size(), *W.shape, W.data_ptr(), len(ids), *(t.data_ptr() for t in (ids, G, squares)))
+    return G, squares
+
+
+def mixed(weights: Tensor, table: Tensor, rows: Tensor | None = None) -> Tensor | None:
+    """[m, p]: weights [m, k] @ table [k, p], or with rows [m, k] sum_k weights[i, k] table[rows[i, k]]."""
+    (m, k), p, together = weights.shape, table.shape[1], len(weights) if rows is None else 1
+    run = _for_rows(weights, table) if together <= FEW else None
+    if run is None:
+        return None
+    rows = torch.arange(k) if rows is None else rows.contiguous()
+    into = table.new_empty(m, p)
+    run.mix(table.element_size(), p, m, k, together, *(t.data_ptr() for t in (weights, table, rows, into)))
+    return into
+
+
+def _for_rows(*tensors: Tensor) -> Kernel | None:
+    """The kernel, if it takes the rows of these tensors."""
+    first = tensors[0]
+    exact = first.dtype in (torch.float32, torch.float64) and all(t.dtype == first.dtype for t in tensors)
+    return kernel() if exact and all(t.is_contiguous() and t.device.type == "cpu" for t in tensors) else None
 
 
 def _each(value: float | Tensor, s: int) -> np.ndarray:

@@ -154,7 +154,7 @@ def _descended(
 
 
 def sgd_with_curvature(
-    task: Task, w: Tensor, data: Batches, lr: float | Tensor, correct: Callable[[Tensor, Tensor], Tensor]
+    task: Task, w: Tensor, data: Batches, lr: float | Tensor, shift: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """`local_sgd` that also measures the smoothness it meets: ([s, p], [s] largest ||g - g'|| / ||w - w'||).
 
@@ -162,6 +162,11 @@ def sgd_with_curvature(
     anyway, except for a client of one step, which costs a second gradient; with mini-batches each step does. Moves
     shorter than 1e-12 max(1, ||w||) are skipped: 0 says that nothing was measured.
     """
+    if not data.full_batch:
+        found = w.new_zeros(len(w), dtype=torch.float64)
+        drift = task.affine(w, lr, shift=shift)
+        if (trained := compiled.train(task, w, data, lr, drift, curvature=found)) is not None:
+            return trained, found.to(w.dtype)
     largest = w.new_zeros(len(w))
     last: list[tuple[Tensor, Tensor]] = []
 
@@ -175,10 +180,10 @@ def sgd_with_curvature(
             w0, g0 = last.pop()
             ratio(row_norms(w1 - w0), w1, g1, g0)
         last.append((w1.clone(), g1.clone()))
-        return correct(w1, g1)
+        return g1
 
     if data.full_batch:
-        end = local_sgd(task, w, data, lr, correct=watch)
+        end = local_sgd(task, w, data, lr, shift=shift, correct=watch)
         if (once := data.steps == 1).any():
             before = largest.clone()
             g1 = task.gradient(end, data.whole(), need_loss=False)[0]
@@ -189,7 +194,7 @@ def sgd_with_curvature(
     for batch in data:
         m, rate = batch.rows, torch.as_tensor(first(lr, batch.rows), dtype=w.dtype, device=w.device)
         g = task.gradient(w[:m], batch, need_loss=False)[0]
-        d = correct(w, g if m == len(w) else torch.cat([g, g.new_zeros(len(w) - m, w.shape[1])]))[:m]
+        d = g if shift is None else g + shift[:m]
         if batch.live is not None:
             rate = rate * batch.live  # who has finished stays where it is, which is no move
         new = torch.addcmul(w[:m], rate, d, value=-1)

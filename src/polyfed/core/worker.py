@@ -160,8 +160,9 @@ class Worker:
             private, up, watch, data = self._chunk(method, rows, down, some, at, ids[positions])
             if server is not None and positions[0] == parts[0][0]:
                 tally.added |= added_up(algorithm.aggregate, server, up, round.take(at))
-            lost = diverged(private.values())
-            return Done(positions, at, private, tally.reduce(up, at), lost, watch, data.taken, data.padded[0])
+            lost, part = diverged(private.values()), tally.reduce(up, at)
+            private = _apart(private, part.rows)
+            return Done(positions, at, private, part, lost, watch, data.taken, data.padded[0])
 
         def done() -> Iterator[Done]:
             left = parts
@@ -243,11 +244,14 @@ class Worker:
             )
             mine = {name: rows_of(t, at) for name, t in down.items()}
             private, up = method.local_update(self.task, rows.gather(round.ids), mine, data, round)
-            # a private row must not lie in a message, which the server may change in place
-            sent = {t.untyped_storage().data_ptr() for t in (*mine.values(), *up.values())}
-            private = {k: t.clone() if t.untyped_storage().data_ptr() in sent else t for k, t in private.items()}
         watch.stop()
-        return private, up, watch, data
+        return _apart(private, mine), up, watch, data
+
+
+def _apart(private: State, message: State) -> State:
+    """The private rows, copied where they lie in a message, which the server may change in place."""
+    lent = {t.untyped_storage().data_ptr() for t in message.values()}
+    return {k: t.clone() if t.untyped_storage().data_ptr() in lent else t for k, t in private.items()}
 
 
 def chunks(

@@ -124,8 +124,8 @@ class LocalEngine:
     ) -> Reply:
         """One exchange with the clients `round.ids`, see `Worker.run`."""
         if self._new and self._new[0][0].phase != round.phase:  # this exchange sees what the one before it made
-            for before, _ in self._new:
-                self._old.append((before.ids, self.rows.gather(before.ids).whole()))
+            for before, new in self._new:
+                self._old.append((before.ids, {name: self.rows.read(name, before.ids) for name in new}))
             self._settle()
         reply, private = self.worker.run(algorithm, self.rows, received, round, tally, server)
         self._new += [(round.take(at), rows) for at, rows in private if rows]

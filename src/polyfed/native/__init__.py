@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-VERSION = 4  # of the call, as in kernel.cpp: a library that was built for another is not used
+VERSION = 5  # of the call, as in kernel.cpp: a library that was built for another is not used
 SETS = ("baseline", "avx2", "avx512")
 ACTIVATIONS = ("", "ReLU", "Tanh", "Sigmoid")
 LOSSES = ("cross-entropy", "mse")
@@ -51,6 +51,7 @@ class Job(ctypes.Structure):
         ("by", ctypes.c_void_p),
         ("only", ctypes.c_void_p),
         ("only_each", ctypes.c_int64),
+        ("curvature", ctypes.c_void_p),
     ]
 
 
@@ -112,6 +113,7 @@ class Kernel:
         keep: np.ndarray,
         terms: Sequence[tuple[np.ndarray, Rows]] = (),
         only: Rows | None = None,
+        curvature: int = 0,
     ) -> None:
         """Local training of some clients: w <- keep w + add - lr gradient from `start`, each client its own steps.
 
@@ -122,6 +124,8 @@ class Kernel:
         lr, keep: [clients] float64
         terms: add is the sum of factors [clients] times rows
         only: 0 for what is not trained
+        curvature: 0, or the address of [clients] float64 that steps raise to the change of the gradient, on the same
+            samples, by the length of the step that made it
         """
         shape, p = _table(layers)
         by, added = np.array([by for by, _ in terms]), np.array([at for _, at in terms], dtype=np.int64).reshape(-1, 2)
@@ -129,7 +133,7 @@ class Kernel:
         address = [a.ctypes.data for a in arrays]
         job = Job(
             len(layers), shape.ctypes.data, LOSSES.index(loss), clients, p, w, *start, x, y, *address[:3], batch or 0,
-            *address[3:6], len(terms), *address[6:], *(only or (None, 0)),
+            *address[3:6], len(terms), *address[6:], *(only or (None, 0)), curvature,
         )  # fmt: skip
         failed = self._library.polyfed_train(ctypes.byref(job), size, SETS.index(self.set))
         if failed:
@@ -140,11 +144,30 @@ class Kernel:
             )
 
     def renew(self, size: int, count: int, p: int, *addresses: int) -> None:
-        """FPFC's pair vectors, new = w[i] - w[j] + keep delta[row], each in its row if that is not below 0.
+        """FPFC's pair vectors, w[i] - w[j] + keep delta[row], each in its row if that is not below 0.
 
-        addresses: of w [n, p], i, j [count], delta [rows, p], row, keep [count], and new [count, p]; indices are int64
+        addresses: of w [n, p], i, j [count], delta [rows, p], row, keep [count], and squares [count] float64, which
+            the vectors' sums of squares are added to; indices are int64
         """
-        self._library.polyfed_renew(size, *map(ctypes.c_int64, (count, p)), *map(ctypes.c_void_p, addresses))
+        self._rows("polyfed_renew", size, (count, p), addresses)
+
+    def products(self, size: int, n: int, p: int, w: int, m: int, *addresses: int) -> None:
+        """Inner products of m rows with all, and every row's with itself.
+
+        w: address of [n, p]     addresses: of ids [m] int64, and [m, n] and [n] float64, which they are added to
+        """
+        self._rows("polyfed_products", size, (n, p), (w,), (m,), addresses)
+
+    def mix(self, size: int, p: int, m: int, k: int, together: int, *addresses: int) -> None:
+        """m weighted sums of k rows, `together` at a time of the same rows.
+
+        addresses: of weights [m, k], a table [.., p], the rows [m / together, k] int64 of it, and [m, p]
+        """
+        self._rows("polyfed_mix", size, (p, m, k, together), addresses)
+
+    def _rows(self, name: str, size: int, *numbers: tuple[int, ...]) -> None:
+        given = [ctypes.c_int64(n) for some in numbers for n in some]  # an address is as wide
+        getattr(self._library, name)(size, SETS.index(self.set), *given)
 
     def permutations(self, key: np.ndarray, times: int, n: int) -> np.ndarray:
         """[times, n]: what NumPy's Generator(Philox(key=key)).permutation(n) gives, call after call."""

@@ -5,6 +5,7 @@
 // train.inc is compiled once per instruction set and number type; the widest one that the processor has is used.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -48,6 +49,8 @@ struct Job {
     const double *by;            // [terms, clients]
     const void *only;            // not 0 for what is trained; or null, where all is
     int64_t only_each;
+    double *curvature;           // [clients]: the largest ||g' - g|| / ||w' - w|| of a step; or null. Of linear layers only,
+                                 // all trained
 };
 
 // NumPy's Generator(Philox(key)).permutation: the order of samples is that of `core/batches.py`.
@@ -133,6 +136,15 @@ class Arena {
     }
 };
 
+#if defined(__x86_64__)
+#define ROUNDED(v) asm("" : "+v"(v))  // a product that is not to be fused with a sum
+#elif defined(__aarch64__)
+#define ROUNDED(v) asm("" : "+w"(v))
+#else
+#define ROUNDED(v)
+#endif
+#define STRETCH 8192  // numbers of a long row that are read together
+
 #define INLINE static inline __attribute__((always_inline, TARGET))
 
 #define NARROW (1 << 14)  // bytes of samples, one per lane, or of weights that stay in a core's first cache
@@ -186,7 +198,7 @@ namespace baseline {
 #include "train.inc"
 }
 
-EXPORT int polyfed_version() { return 4; }
+EXPORT int polyfed_version() { return 5; }
 
 // 2: AVX-512, 1: AVX2 with FMA, 0: what every processor has
 EXPORT int polyfed_widest() {
@@ -205,26 +217,36 @@ EXPORT void polyfed_permutation(const uint64_t *key, int64_t times, int64_t n, i
     for (int64_t k = 0; k < times; k++) order.permutation(into + k * n, n);
 }
 
-// new[k] = w[i[k]] - w[j[k]] + keep[k] delta[row[k]], which takes that row's place; rows below 0 are not there. Every
-// number is rounded as torch does it: the product lies in memory before it is added.
-template <typename T>
-static void renew(int64_t count, int64_t p, const T *w, const int64_t *i, const int64_t *j, T *delta, const int64_t *row,
-                  const T *keep, T *into) {
-    for (int64_t k = 0; k < count; k++, into += p) {
-        const T *a = w + i[k] * p, *b = w + j[k] * p, share = keep[k];
-        T *held = row[k] < 0 ? nullptr : delta + row[k] * p;
-        if (held && k + 1 < count && row[k + 1] >= 0)
-            for (int64_t c = 0; c < p; c += 64 / sizeof(T)) __builtin_prefetch(delta + row[k + 1] * p + c, 1);
-        for (int64_t c = 0; held && c < p; c++) held[c] *= share;
-        for (int64_t c = 0; c < p; c++) into[c] = a[c] - b[c];
-        for (int64_t c = 0; held && c < p; c++) held[c] = into[c] += held[c];
-    }
+#if defined(__x86_64__)
+#define WIDEST(NAME, T, ...)                         \
+    (width == 2 ? avx512::NAME<T>(__VA_ARGS__)       \
+     : width == 1 ? avx2::NAME<T>(__VA_ARGS__)       \
+                  : baseline::NAME<T>(__VA_ARGS__))
+#else
+#define WIDEST(NAME, T, ...) baseline::NAME<T>(__VA_ARGS__)
+#endif
+
+// delta[row[k]] = w[i[k]] - w[j[k]] + keep[k] delta[row[k]], each number rounded as torch does it; rows below 0 are not
+// there. squares[k] += its sum of squares
+EXPORT void polyfed_renew(int wide, int width, int64_t count, int64_t p, const void *w, const int64_t *i, const int64_t *j,
+                          void *delta, const int64_t *row, const void *keep, double *squares) {
+    if (wide == 8) WIDEST(renew, double, count, p, (const double *)w, i, j, (double *)delta, row, (const double *)keep, squares);
+    else WIDEST(renew, float, count, p, (const float *)w, i, j, (float *)delta, row, (const float *)keep, squares);
 }
 
-EXPORT void polyfed_renew(int wide, int64_t count, int64_t p, const void *w, const int64_t *i, const int64_t *j,
-                          void *delta, const int64_t *row, const void *keep, void *into) {
-    if (wide == 8) renew(count, p, (const double *)w, i, j, (double *)delta, row, (const double *)keep, (double *)into);
-    else renew(count, p, (const float *)w, i, j, (float *)delta, row, (const float *)keep, (float *)into);
+// G[k, j] += w[ids[k]] . w[j] and squares[j] += w[j] . w[j], for m of n rows, in double
+EXPORT void polyfed_products(int wide, int width, int64_t n, int64_t p, const void *w, int64_t m, const int64_t *ids,
+                             double *G, double *squares) {
+    if (wide == 8) WIDEST(products, double, n, p, (const double *)w, m, ids, G, squares);
+    else WIDEST(products, float, n, p, (const float *)w, m, ids, G, squares);
+}
+
+// into[i] = the sum over j of by[i, j] table[rows[j]], m sums of k rows; `together` of them of the same rows, the next ones
+// of the next k
+EXPORT void polyfed_mix(int wide, int width, int64_t p, int64_t m, int64_t k, int64_t together, const void *by,
+                        const void *table, const int64_t *rows, void *into) {
+    if (wide == 8) WIDEST(mix, double, p, m, k, together, (const double *)by, (const double *)table, rows, (double *)into);
+    else WIDEST(mix, float, p, m, k, together, (const float *)by, (const float *)table, rows, (float *)into);
 }
 
 // 0; 1 where there is not memory enough; 2 for a class that the model has no output for

@@ -1,7 +1,10 @@
-"""Cosine similarities of clients' vectors."""
+"""Clients' long vectors: inner products, cosine similarities, mixtures."""
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
+
+from polyfed.core import compiled
 
 COLUMNS = 2048
 
@@ -13,18 +16,25 @@ def unit(W: Tensor) -> Tensor:
     return X.div_(torch.where(norm > 0, norm, 1.0))
 
 
-def products(W: Tensor, ids: Tensor, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    """Inner products [m, n] of the rows `ids` with all rows of W: [n, p], and all squared lengths [n], in float64.
-
-    dtype: of the products of `COLUMNS` columns, which are then added up in float64
-    """
+def products(W: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Inner products [m, n] of the rows `ids` with all rows of W: [n, p], and all squared lengths [n], in float64."""
+    if (found := compiled.products(W, ids)) is not None:
+        return found
     G = W.new_zeros(len(ids), len(W), dtype=torch.float64)
-    lengths = W.new_zeros(len(W), dtype=torch.float64)
+    squares = W.new_zeros(len(W), dtype=torch.float64)
     for X in W.split(COLUMNS, dim=1):  # a copy of a few columns at a time stays in the cache
-        X = X.to(dtype)
+        X = X.double()
         G += X[ids] @ X.T
-        lengths += torch.linalg.vector_norm(X, dim=1).square()
-    return G, lengths
+        squares += torch.linalg.vector_norm(X, dim=1).square()
+    return G, squares
+
+
+def mixed(weights: Tensor, W: Tensor, rows: Tensor | None = None) -> Tensor:
+    """[m, p]: weights [m, k] @ W [k, p], in the precision of W; or of rows [m, k] of W, others in every sum."""
+    weights = weights.to(W.dtype)
+    if (found := compiled.mixed(weights, W, rows)) is not None:
+        return found
+    return weights @ W if rows is None else embedding_bag(rows, W, per_sample_weights=weights, mode="sum")
 
 
 def similarity(W: Tensor) -> Tensor:

@@ -10,12 +10,12 @@ The state (start) holds tensors only. n clients, q parameters, n (n-1) / 2 pairs
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding_bag
 
 from polyfed.algorithms._shared.clusters import components
+from polyfed.algorithms._shared.similarity import mixed
 from polyfed.algorithms.fpfc.penalty import Fusion, shrinkage
+from polyfed.core import compiled
 from polyfed.core.algorithm import State
-from polyfed.core.compiled import renewed
 
 NAME = "pairs"
 BLOCK = 1 << 18  # numbers per block of pair vectors, so that a block stays in the cache
@@ -59,10 +59,8 @@ def messages(state: State, ids: Tensor) -> Tensor:
     busy = (row >= 0).to(w.dtype) / n
     weight = torch.where(i < j, 2 * state["c"][pair] - 1, 1 - 2 * state["c"][pair]) * busy
     share = torch.zeros(len(ids), n, dtype=w.dtype, device=w.device).scatter_(1, j, busy)
-    zeta = torch.addmm(w[ids] * (1 - busy.sum(1, keepdim=True)), share, w)
-    if len(state["delta"]):
-        zeta += embedding_bag(row.clamp(min=0), state["delta"], per_sample_weights=weight, mode="sum")
-    return zeta
+    zeta = mixed(share.scatter_(1, i, 1 - busy.sum(1, keepdim=True)), w)
+    return zeta + mixed(weight, state["delta"], row.clamp(min=0)) if len(state["delta"]) else zeta
 
 
 def advance(state: State, ids: Tensor, w_new: Tensor, fusion: Fusion, t: int) -> State:
@@ -74,10 +72,11 @@ def advance(state: State, ids: Tensor, w_new: Tensor, fusion: Fusion, t: int) ->
     i, j = torch.triu_indices(n, n, 1, device=w.device)
     active = torch.zeros(n, dtype=torch.bool, device=w.device).index_fill(0, ids, True)
     changed = (active[i] | active[j]).nonzero()[:, 0]
+    other = torch.where(active[i], j, i)[changed]
+    changed = changed[other.argsort(stable=True)]  # a client's pairs one after another: its model stays in the cache
     delta, c, row = state["delta"], state["c"], state["row"]
     i, j, before, mine = i[changed], j[changed], c[changed], row[changed]
-    renew = _renewed if BLOCK // 4 > w.shape[1] else _renewed_alone
-    now = shrinkage(renew(w, i, j, delta, mine, 1 - before), *fusion[:5])  # (6)
+    now = shrinkage(_renewed(w, i, j, delta, mine, 1 - before), *fusion[:5])  # (6)
     busy = (before != 1) | (now != 1)
     entering = (busy & (mine < 0)).nonzero()[:, 0]
     mine = mine.masked_fill(~busy, -1)
@@ -118,14 +117,15 @@ def pair_index(i: Tensor, j: Tensor, n: int) -> Tensor:
 
 def _renewed(w: Tensor, i: Tensor, j: Tensor, delta: Tensor, row: Tensor, keep: Tensor) -> Tensor:
     """Norms of delta_ij = w_i - w_j + v_ij / rho, v_ij / rho = keep delta_ij; the vectors that are held, in place."""
+    if (found := compiled.renewed(w, i, j, delta, row, keep)) is not None:
+        return found
+    if BLOCK // 4 <= w.shape[1]:
+        return _renewed_alone(w, i, j, delta, row, keep)
     size = max(1, BLOCK // max(1, w.shape[1]))
     room = w.new_empty(2, min(size, len(row)), w.shape[1])  # for all blocks: fresh memory costs more than the sums
     norms: list[Tensor] = []
     for at in torch.arange(len(row), device=w.device).split(size):
         new, v = room[:, : len(at)]
-        if renewed(w, i[at], j[at], delta, row[at], keep[at], new):
-            norms.append(torch.linalg.vector_norm(new, dim=1))
-            continue
         torch.index_select(w, 0, i[at], out=new)
         new.sub_(torch.index_select(w, 0, j[at], out=v))
         if len(held := (row[at] >= 0).nonzero()[:, 0]):
