@@ -269,8 +269,7 @@ def fitted(value: Any, hint: Any, rules: Sequence[Any] = ()) -> Any:
     if origin is tuple or hint is tuple:
         return _tuple(value, arguments)
     if origin in (list, collections.abc.Sequence):
-        value = value.tolist() if is_numpy(value, "ndarray") else value
-        _require(isinstance(value, list | tuple | collections.abc.Sequence), value)
+        _require(isinstance(value, list | tuple | collections.abc.Sequence) | is_numpy(value, "ndarray"), value)
         _require(not isinstance(value, str), value)
         inner = [fitted(v, arguments[0]) for v in value]
         return inner if origin is list else value
