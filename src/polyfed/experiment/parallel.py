@@ -27,6 +27,7 @@ from polyfed.engines.local import cores, memory
 
 PARENT_ENDED = 1  # PR_SET_PDEATHSIG of prctl
 NO_MORE = -1  # in place of a task's number
+_orders: dict[Connection, Connection] = {}  # where a task's answers come from -> where its process is told the next
 _inside = False  # whether this process is such a task
 
 
@@ -109,18 +110,21 @@ def say_stopping() -> None:
 
 
 def _started(tasks: Sequence[Callable[[], Any]], which: int) -> tuple[Connection, BaseProcess]:
-    mine, its = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=_run, args=(tasks, which, its))
+    mine, its = multiprocessing.Pipe(duplex=False)  # two of one direction are no sockets
+    its_orders, orders = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_run, args=(tasks, which, its, its_orders))
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the task can answer it
     try:
         process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     its.close()
+    its_orders.close()
+    _orders[mine] = orders
     return mine, process
 
 
-def _run(tasks: Sequence[Callable[[], Any]], which: int, channel: Connection) -> None:
+def _run(tasks: Sequence[Callable[[], Any]], which: int, channel: Connection, orders: Connection) -> None:
     """In the process of the tasks: the first, and then those that it is given."""
     global _inside
     _inside = True
@@ -132,7 +136,7 @@ def _run(tasks: Sequence[Callable[[], Any]], which: int, channel: Connection) ->
         torch.set_num_threads(1)  # the threads of the parent's operations do not exist here
         while which != NO_MORE:
             channel.send_bytes(json.dumps({"value": tasks[which]()}).encode())
-            which = json.loads(channel.recv_bytes())
+            which = json.loads(orders.recv_bytes())
         return
     except KeyboardInterrupt:
         told: dict[str, Any] = {"interrupted": True}
@@ -160,7 +164,7 @@ def _told(channel: Connection, process: BaseProcess) -> tuple[Any, BaseException
         told = {"error": "RunError", "text": f"a worker process was killed ({how}); the machine may be out of memory"}
     if "value" in told:
         return told["value"], None
-    channel.close()
+    _close(channel)
     process.join()
     if "interrupted" in told:
         return None, KeyboardInterrupt()
@@ -171,13 +175,18 @@ def _told(channel: Connection, process: BaseProcess) -> tuple[Any, BaseException
 def _say(channel: Connection, which: int) -> None:
     """The next task's number, or that there is none; that a process has died is seen when its answer is read."""
     with contextlib.suppress(ConnectionError):
-        channel.send_bytes(json.dumps(which).encode())
+        _orders[channel].send_bytes(json.dumps(which).encode())
 
 
 def _dismiss(channel: Connection, _: int, process: BaseProcess) -> None:
     _say(channel, NO_MORE)
     process.join()
+    _close(channel)
+
+
+def _close(channel: Connection) -> None:
     channel.close()
+    _orders.pop(channel).close()
 
 
 def _stop(running: dict[Connection, tuple[int, BaseProcess]]) -> None:
