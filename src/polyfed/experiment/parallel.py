@@ -27,7 +27,6 @@ from polyfed.engines.local import cores, memory
 
 PARENT_ENDED = 1  # PR_SET_PDEATHSIG of prctl
 NO_MORE = -1  # in place of a task's number
-_orders: dict[Connection, Connection] = {}  # where a task's answers come from -> where its process is told the next
 _inside = False  # whether this process is such a task
 
 
@@ -52,13 +51,12 @@ def side_by_side(
     """Run the tasks in order, a limited number at a time; yields (which, what it returned) as they end.
 
     begin: called with the number of a task before it starts
-    needs: of `begin`'s making, what the task of that number uses; a process that has it takes the next task as well
+    needs: what `begin` makes for the task of that number; a process that has it takes the next task as well
 
     Raises what a task raised, after the others were stopped. After Ctrl-C no further task is started, those that run
     are signalled once, what they return is still yielded, and KeyboardInterrupt is raised at the end.
     """
-    waiting, running = list(range(len(tasks))), dict[Connection, tuple[int, BaseProcess]]()
-    idle: dict[Connection, tuple[int, BaseProcess]] = {}  # by what they did last
+    waiting, running, idle = list(range(len(tasks))), dict[Connection, _Worker](), list[_Worker]()
     failed: BaseException | None = None
     gc.freeze()  # a collection in a task would write on, and so copy, all that it shares
     try:
@@ -68,22 +66,23 @@ def side_by_side(
                     which = waiting.pop(0)
                     if begin is not None:
                         begin(which)
-                    for channel, (last, _) in list(idle.items()):
-                        if needs is None or needs(last) != needs(which):
-                            _dismiss(channel, *idle.pop(channel))
+                    for worker in idle[:]:
+                        if needs is None or needs(worker.which) != needs(which):
+                            idle.remove(worker)
+                            worker.dismiss()
                     if idle:
-                        channel, (_, process) = idle.popitem()
-                        _say(channel, which)
+                        worker = idle.pop()
+                        worker.give(which)
                     else:
-                        channel, process = _started(tasks, which)
-                    running[channel] = which, process
+                        worker = _Worker(tasks, which)
+                    running[worker.answers] = worker
                 for channel in wait(list(running)):
                     assert isinstance(channel, Connection)
-                    which, process = running.pop(channel)
-                    value, error = _told(channel, process)
+                    worker = running.pop(channel)
+                    value, error = worker.told()
                     if error is None:
-                        idle[channel] = which, process
-                        yield which, value
+                        idle.append(worker)
+                        yield worker.which, value
                     elif failed is None:
                         failed = error
                         _stop(running)
@@ -94,10 +93,10 @@ def side_by_side(
                 _stop(running)  # a second time: at once
     finally:
         _stop(running)
-        for channel, (which, process) in idle.items():
-            _dismiss(channel, which, process)
-        for _, process in running.values():
-            process.join()
+        for worker in idle:
+            worker.dismiss()
+        for worker in running.values():
+            worker.process.join()
         gc.unfreeze()
     if failed is not None:
         raise failed
@@ -109,34 +108,73 @@ def say_stopping() -> None:
         sys.stderr.write("\nfinishing this round, then saving; Ctrl-C again stops at once\n")
 
 
-def _started(tasks: Sequence[Callable[[], Any]], which: int) -> tuple[Connection, BaseProcess]:
-    mine, its = multiprocessing.Pipe(duplex=False)  # two of one direction are no sockets
-    its_orders, orders = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_run, args=(tasks, which, its, its_orders))
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the task can answer it
-    try:
-        process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    its.close()
-    its_orders.close()
-    _orders[mine] = orders
-    return mine, process
+class _Worker:
+    """A process, and the task that it has or had last."""
+
+    def __init__(self, tasks: Sequence[Callable[[], Any]], which: int):
+        self.which = which
+        self.answers, its_answers = multiprocessing.Pipe(duplex=False)  # two of one direction are no sockets
+        its_orders, self.orders = multiprocessing.Pipe(duplex=False)
+        given = tasks, which, its_answers, its_orders
+        self.process: BaseProcess = multiprocessing.get_context("fork").Process(target=_run, args=given)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the task can answer it
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        its_answers.close()
+        its_orders.close()
+
+    def give(self, which: int) -> None:
+        """The next task, or `NO_MORE`; that the process has died is seen when its answer is read."""
+        self.which = which
+        with contextlib.suppress(ConnectionError):
+            self.orders.send_bytes(json.dumps(which).encode())
+
+    def told(self) -> tuple[Any, BaseException | None]:
+        """(what the task returned, what it raised); after the latter the process has ended."""
+        try:
+            told = json.loads(self.answers.recv_bytes())
+        except (EOFError, ConnectionError):
+            self.process.join()
+            code = self.process.exitcode or 0
+            how = f"signal {-code}" if code < 0 else f"code {code}"
+            text = f"a worker process was killed ({how}); the machine may be out of memory"
+            told = {"error": "RunError", "text": text}
+        if "value" in told:
+            return told["value"], None
+        self._ended()
+        if "interrupted" in told:
+            return None, KeyboardInterrupt()
+        kind = getattr(errors, told["error"], None)
+        return None, kind(told["text"]) if kind else RuntimeError(f"in a worker process:\n{told['text']}")
+
+    def dismiss(self) -> None:
+        """There is nothing more for it."""
+        self.give(NO_MORE)
+        self._ended()
+
+    def _ended(self) -> None:
+        self.process.join()
+        self.answers.close()
+        self.orders.close()
 
 
-def _run(tasks: Sequence[Callable[[], Any]], which: int, channel: Connection, orders: Connection) -> None:
+def _run(tasks: Sequence[Callable[[], Any]], which: int, answers: Connection, orders: Connection) -> None:
     """In the process of the tasks: the first, and then those that it is given."""
     global _inside
-    _inside = True
+    _inside, parent = True, multiprocessing.parent_process()
+    assert parent is not None
     try:
         os.setpgid(0, 0)  # the terminal's Ctrl-C goes to the parent alone, which passes it on
         signal.signal(signal.SIGUSR1, _orphaned)
         ctypes.CDLL(None).prctl(PARENT_ENDED, signal.SIGUSR1)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         torch.set_num_threads(1)  # the threads of the parent's operations do not exist here
-        while which != NO_MORE:
-            channel.send_bytes(json.dumps({"value": tasks[which]()}).encode())
-            which = json.loads(orders.recv_bytes())
+        while which != NO_MORE and os.getppid() == parent.pid:
+            answers.send_bytes(json.dumps({"value": tasks[which]()}).encode())
+            if os.getppid() == parent.pid:  # else the pipes may still be open, in a process beside this one
+                which = json.loads(orders.recv_bytes())
         return
     except KeyboardInterrupt:
         told: dict[str, Any] = {"interrupted": True}
@@ -144,7 +182,7 @@ def _run(tasks: Sequence[Callable[[], Any]], which: int, channel: Connection, or
         told = {"error": type(e).__name__, "text": str(e)}
     except BaseException:
         told = {"error": "", "text": traceback.format_exc()}
-    channel.send_bytes(json.dumps(told).encode())
+    answers.send_bytes(json.dumps(told).encode())
 
 
 def _orphaned(number: int, frame: Any) -> None:
@@ -153,44 +191,8 @@ def _orphaned(number: int, frame: Any) -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-def _told(channel: Connection, process: BaseProcess) -> tuple[Any, BaseException | None]:
-    """(what a task returned, what it raised); after the latter its process has ended."""
-    try:
-        told = json.loads(channel.recv_bytes())
-    except (EOFError, ConnectionError):
-        process.join()
-        code = process.exitcode or 0
-        how = f"signal {-code}" if code < 0 else f"code {code}"
-        told = {"error": "RunError", "text": f"a worker process was killed ({how}); the machine may be out of memory"}
-    if "value" in told:
-        return told["value"], None
-    _close(channel)
-    process.join()
-    if "interrupted" in told:
-        return None, KeyboardInterrupt()
-    kind = getattr(errors, told["error"], None)
-    return None, kind(told["text"]) if kind else RuntimeError(f"in a worker process:\n{told['text']}")
-
-
-def _say(channel: Connection, which: int) -> None:
-    """The next task's number, or that there is none; that a process has died is seen when its answer is read."""
-    with contextlib.suppress(ConnectionError):
-        _orders[channel].send_bytes(json.dumps(which).encode())
-
-
-def _dismiss(channel: Connection, _: int, process: BaseProcess) -> None:
-    _say(channel, NO_MORE)
-    process.join()
-    _close(channel)
-
-
-def _close(channel: Connection) -> None:
-    channel.close()
-    _orders.pop(channel).close()
-
-
-def _stop(running: dict[Connection, tuple[int, BaseProcess]]) -> None:
+def _stop(running: dict[Connection, _Worker]) -> None:
     """As Ctrl-C in each."""
-    for _, process in running.values():
-        if process.pid is not None and process.is_alive():
-            os.kill(process.pid, signal.SIGINT)
+    for worker in running.values():
+        if worker.process.pid is not None and worker.process.is_alive():
+            os.kill(worker.process.pid, signal.SIGINT)
