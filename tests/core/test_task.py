@@ -8,6 +8,7 @@ from small import Wrapped, batches, mlp, split_of
 from torch import nn
 
 from polyfed.core import evaluation
+from polyfed.core.batches import Batch
 from polyfed.core.check import check
 from polyfed.core.errors import ConfigError, ModelError
 from polyfed.core.solvers import local_sgd
@@ -252,3 +253,9 @@ def test_an_activation_that_stands_in_two_places_acts_in_both():
     task, x = Task(model), torch.randn(7, 4)
     assert task.stacked is not None
     assert torch.allclose(task.outputs(task.w0, x), model(x), atol=1e-6)
+
+
+def test_the_loss_of_a_client_without_samples_is_a_sum_of_none():
+    task = Task(nn.Linear(3, 2))
+    x, y = torch.zeros(2, 0, 3), torch.zeros(2, 0, dtype=torch.int64)
+    assert task.loss_of(task.w0.expand(2, 4, -1), Batch(x, y, sizes=[0, 0])).tolist() == [[0.0] * 4] * 2

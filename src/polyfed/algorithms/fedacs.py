@@ -124,7 +124,8 @@ class FedACS(Personal):
     def downlink(self, server, round):
         W, ids = server["w"], round.ids
         if self.pool == "participants":
-            return self._towards(mixed(mixing(W[ids], self.quantile), W[ids]), W, ids)
+            w = W[ids]
+            return self._towards(mixed(mixing(w, self.quantile), w), W, ids)
         pool = (server["known"] > 0).index_fill(0, ids, True).nonzero()[:, 0]
         S = server["similarity"]
         A = S.new_zeros(len(ids), len(W))

@@ -11,7 +11,8 @@ from torch import Tensor
 from polyfed.core.batches import alike, padded
 from polyfed.core.metric import Seen
 from polyfed.core.split import Split, restored, trained
-from polyfed.core.task import BLOCK, Task
+from polyfed.core.stacked import BLOCK
+from polyfed.core.task import Task
 
 
 @torch.no_grad()

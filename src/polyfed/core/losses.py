@@ -71,8 +71,6 @@ class Criterion:
         if self.loss == "cross-entropy":
             if self.class_weights is not None:
                 return self.each(output[None], target[None]).mean()
-            if output.dim() == 2 and output.stride(1) != 1:  # along samples: 13 times as fast with 10 classes
-                return F.cross_entropy(output.t()[None], target[None])
             return F.cross_entropy(output, target)
         return F.mse_loss(output.reshape(target.shape), target)
 

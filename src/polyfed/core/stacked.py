@@ -15,7 +15,7 @@ from polyfed.core.batches import Batch
 from polyfed.core.layout import Layout
 
 ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid)
-SAMPLES = 8192  # that a loss is worked out for at once
+BLOCK = 8192  # samples per forward pass when evaluating
 Slope = Callable[[Tensor], Tensor]
 
 
@@ -120,10 +120,10 @@ class Stacked:
         return z.transpose(1, 2)
 
     def losses(self, w: Tensor, batch: Batch) -> Tensor:
-        """Every client's weighted mean loss [s, c] at each of `w: [s, c, p]`."""
+        """Every client's weighted mean loss [s, c] at each of `w: [s, c, p]`; 0 without samples."""
         s, b = batch.x.shape[:2]
-        weight = batch.x.new_full((s, b), 1 / b) if batch.weight is None else batch.weight
-        found, size = w.new_zeros(w.shape[:2]), max(1, SAMPLES // s)
+        weight = batch.x.new_full((s, b), 1 / max(1, b)) if batch.weight is None else batch.weight
+        found, size = w.new_zeros(w.shape[:2]), max(1, BLOCK // s)
         for k in range(0, b, size):
             part = batch._replace(
                 x=batch.x[:, k : k + size], y=batch.y[:, k : k + size], weight=weight[:, k : k + size]

@@ -26,12 +26,11 @@ from polyfed.core.metric import Metric
 from polyfed.core.optimizers import Optimizer
 from polyfed.core.scores import DEFAULT
 from polyfed.core.split import Split
-from polyfed.core.stacked import Affine, Drift, Stacked, chain
+from polyfed.core.stacked import BLOCK, Affine, Drift, Stacked, chain
 from polyfed.core.trial import EMBEDDINGS, Keyed, check_structure, reason, still
 from polyfed.core.typed import add_, copy_, named_modules
 from polyfed.core.vectorised import stacked_outputs
 
-BLOCK = 8192  # samples per forward pass when evaluating
 AT_ONCE = 1 << 30  # bytes of activations when evaluating many models on their own samples
 
 
