@@ -259,3 +259,12 @@ def test_the_loss_of_a_client_without_samples_is_a_sum_of_none():
     task = Task(nn.Linear(3, 2))
     x, y = torch.zeros(2, 0, 3), torch.zeros(2, 0, dtype=torch.int64)
     assert task.loss_of(task.w0.expand(2, 4, -1), Batch(x, y, sizes=[0, 0])).tolist() == [[0.0] * 4] * 2
+
+
+def test_losses_of_many_samples_add_up_over_blocks():
+    task = Task(nn.Linear(3, 2).double())
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(3, 4000, 3, generator=g, dtype=torch.float64), torch.randint(2, (3, 4000), generator=g)
+    w = torch.randn(3, 2, task.p, generator=g, dtype=torch.float64)
+    alone = [[F.cross_entropy(task.outputs(w[i, j], x[i]), y[i]) for j in range(2)] for i in range(3)]
+    assert torch.allclose(task.loss_of(w, Batch(x, y)), torch.tensor(alone, dtype=torch.float64), rtol=1e-12)
