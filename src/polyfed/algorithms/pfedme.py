@@ -73,7 +73,7 @@ class PFedMe(Personal):
         w, theta = down["w"].clone(), down["w"].clone()
         for batch in data:
             m = batch.rows
-            near, pull = w[:m].clone(), task.drift(w[:m], self.personal_lr, pull=(self.lam, w[:m]))
+            near, pull = w[:m].clone(), task.affine(w[:m], self.personal_lr, pull=(self.lam, w[:m])).summed()
             task.descend_(near, batch, self.personal_lr, pull, self.inner_steps)
             theta[:m] = near if batch.live is None else torch.where(batch.live > 0, near, theta[:m])
             w[:m].lerp_(near, self.lr * self.lam)  # of a client that has finished, near is w

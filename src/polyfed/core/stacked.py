@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from polyfed.core.batches import Batch
 from polyfed.core.layout import Layout
+from polyfed.core.losses import Criterion
 
 ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid)
 BLOCK = 8192  # samples per forward pass when evaluating
@@ -110,8 +111,8 @@ def flattens(m: nn.Module) -> bool:
 class Stacked:
     """Forward and backward passes of a `chain` for s weight vectors at once."""
 
-    def __init__(self, layers: list[nn.Module], layout: Layout, loss: str, class_weights: Tensor | None = None):
-        self.layers, self.layout, self.loss, self.class_weights = layers, layout, loss, class_weights
+    def __init__(self, layers: list[nn.Module], layout: Layout, criterion: Criterion):
+        self.layers, self.layout, self.criterion = layers, layout, criterion
         self._sizes = [len([*layer.parameters()]) for layer in layers]  # 0, or 1 for a linear layer without bias, or 2
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
@@ -129,7 +130,7 @@ class Stacked:
                 x=batch.x[:, k : k + size], y=batch.y[:, k : k + size], weight=weight[:, k : k + size]
             )
             for j in range(w.shape[1]):
-                found[:, j] += self._loss(self.outputs(w[:, j], part.x).transpose(1, 2), part)
+                found[:, j] += self.criterion.of_models(self.outputs(w[:, j], part.x), part)
         return found
 
     def _forward(self, views: list[Tensor], a: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -164,30 +165,20 @@ class Stacked:
         """Outputs [s, out, b] -> the gradient of every client's weighted mean loss with respect to them."""
         (s, b), x = batch.x.shape[:2], batch.x
         weight = batch.weight[:, None] if batch.weight is not None else x.new_full((1, 1, 1), 1 / b)
-        if self.class_weights is not None:
-            weight = weight * self.class_weights.to(x.dtype)[batch.y[:, None]]
-        if self.loss == "cross-entropy":
+        if self.criterion.class_weights is not None:
+            weight = weight * self.criterion.class_weights.to(x.dtype)[batch.y[:, None]]
+        if self.criterion.loss == "cross-entropy":
             target, back = batch.y[:, None], -weight.expand(s, 1, b)
             return lambda z: torch.softmax(z, 1).mul_(weight).scatter_add_(1, target, back)
         y, scale = batch.y.reshape(s, b, -1).transpose(1, 2), weight * (2 * b * s / batch.y.numel())
         return lambda z: (z - y).mul_(scale)
-
-    def _loss(self, z: Tensor, batch: Batch) -> Tensor:
-        """Every client's weighted mean loss [s] at outputs z: [s, out, b]."""
-        s, out, b = z.shape
-        weight = batch.weight[:, None] if batch.weight is not None else 1 / b
-        if self.class_weights is not None:
-            weight = weight * self.class_weights.to(z.dtype)[batch.y[:, None]]
-        if self.loss == "cross-entropy":
-            return -(z.log_softmax(1).gather(1, batch.y[:, None]) * weight).sum((1, 2))
-        return ((z - batch.y.reshape(s, b, out).transpose(1, 2)).square() * weight).sum((1, 2)) / out
 
     def gradient(self, w: Tensor, batch: Batch, need_loss: bool) -> tuple[Tensor, Tensor | None]:
         """([s, p] gradient, [s] loss)."""
         found, z = self._signals(self.layout.views(w), _entering(batch.x), self._slope(batch))
         g = w.new_empty(w.shape)
         _write(found, self.layout.views(g))
-        return g, self._loss(z, batch) if need_loss else None
+        return g, self.criterion.of_models(z.transpose(1, 2), batch) if need_loss else None
 
     def gradient_on(self, w: Tensor, batch: Batch) -> Callable[[], Tensor]:
         """The gradient as a function of what `w: [s, p]` holds when it is called: for many steps on one batch.

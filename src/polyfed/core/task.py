@@ -115,7 +115,7 @@ class Task:
             raise ConfigError(f"precision: found bf16 with weights in {found}, expected float32")
         self.bf16, self.tf32 = bf16, tf32
         layers = layers if not bf16 else None  # autocast is of modules
-        self.stacked = Stacked(layers, self.layout, loss, self.class_weights) if known and layers else None
+        self.stacked = Stacked(layers, self.layout, self.criterion) if known and layers else None
         self.vectorised = self.stacked is None and self.w0.device.type != "cpu"
         self.sample_bytes = 0  # of memory that a sample takes in a vectorised step, as `check` finds
         # until `check` has tried: any model may draw, and one output is a logit
@@ -271,31 +271,6 @@ class Task:
             return self._vectorised(w, batch)
         return self._one_by_one(w, batch)
 
-    def drift(
-        self,
-        w: Tensor,
-        lr: float | Tensor,
-        pull: tuple[float | Tensor, Tensor] | None = None,
-        shift: Tensor | None = None,
-    ) -> Drift:
-        """What a pull, a shift and weight decay make of w in a step, besides the gradient of the loss.
-
-        Parameters
-        ----------
-        w : Tensor
-            [s, p] the clients' models.
-        lr : float or Tensor
-            Step size; a tensor is [s, 1].
-        pull, shift : tuple, Tensor or None
-            As in `local_sgd`.
-
-        Returns
-        -------
-        Drift
-            For `descend_`.
-        """
-        return self.affine(w, lr, pull, shift).summed()
-
     def affine(
         self,
         w: Tensor,
@@ -304,19 +279,21 @@ class Task:
         shift: Tensor | None = None,
         minus: Tensor | None = None,
     ) -> Affine:
-        """`drift` with its vectors as they are given.
+        """What a pull, a shift and weight decay make of w in a step, besides the gradient of the loss.
 
         Parameters
         ----------
-        w, lr, pull, shift : Tensor, float, tuple or None
-            As in `drift`.
-        minus : Tensor or None
+        w : Tensor
+            [s, p] the clients' models.
+        lr : float or Tensor
+            Step size; a tensor is [s, 1].
+        pull, shift, minus : tuple, Tensor or None
             As in `local_sgd`.
 
         Returns
         -------
         Affine
-            Which `summed` makes a `Drift`.
+            Its vectors as they are given; `summed` makes a `Drift` of it, for `descend_`.
         """
         strength, anchor = pull if pull is not None else (0.0, None)
         rate = lr * (strength + self.weight_decay)
@@ -369,11 +346,11 @@ class Task:
         lr : float or Tensor
             Step size; a tensor is [s, 1].
         drift : Drift
-            What a step does besides, as `drift` makes it; None: weight decay.
+            What a step does besides, as `affine(...).summed()` makes it; None: weight decay.
         steps : int
             How many, all on this batch.
         """
-        drift = drift or self.drift(w, lr)
+        drift = drift or self.affine(w, lr).summed()
         if batch.live is None and compiled.descend_(self, w, self.cast(batch, w), lr, drift, steps):
             return
         descend = self.descent_on(w, batch, lr, drift) or partial(self._descend_, w, batch, lr, drift)
