@@ -1,15 +1,15 @@
 """The papers' theorems as statements about runs: what they say never rises, or falls at a rate, does so here."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
-from matrices import MultiOutput, matrix
+from matrices import MultiOutput, matrix, soft
 from problems import LeastSquares, centres, fit_points, pair_vectors
 
 import polyfed as pf
 from polyfed.algorithms.fedcet import paper_step
+from polyfed.algorithms.fpfc import proven
+from polyfed.core.errors import ConfigError
 
 
 def penalty(t, lam, a, xi):
@@ -48,16 +48,59 @@ def test_fpfcs_augmented_lagrangian_never_rises_under_condition_13(fraction):
     """FPFC, Lemma 2; and Theorem 2: the mean squared gradient over K rounds is O(1/K), its sum is bounded."""
     rng = np.random.default_rng(0)
     points = np.repeat([[2.0, 0, 0], [-2.0, 0, 0]], 4, 0) + 0.3 * rng.normal(size=(8, 3))
-    fpfc = pf.FPFC(0.04, lam=0.5, xi=0.1, merge=False)
-    assert "does not meet condition (13)" in fpfc.theory()
-    fpfc = replace(fpfc, rho=max(3.0, 2 * fpfc.lam / fpfc.xi, 2 / (fpfc.a - 1)) + 0.01)
+    assert "does not meet condition (13)" in pf.FPFC(0.04, lam=0.5, xi=0.1).theory()
+    fpfc, steps = proven(smoothness=1.0, lam=0.5, xi=0.1, merge=False)
     assert "meets condition (13)" in fpfc.theory()
     seen = Lagrangian(fpfc, points)
-    fit_points(centres(points), fpfc, rounds=200, dim=3, local_steps=4, fraction=fraction, callbacks=[seen])
+    fit_points(centres(points), fpfc, rounds=200, dim=3, local_steps=steps, fraction=fraction, callbacks=[seen])
     values, sums = np.array(seen.values), np.cumsum(seen.slopes)
     assert (np.diff(values) <= 1e-9 * abs(values[0])).all()
     assert values[-1] < values[0] - 1e-3
     assert sums[-1] < 1.01 * sums[len(sums) // 2]
+
+
+@pytest.mark.parametrize("smoothness", [0.5, 4.0])
+def test_the_proven_local_steps_solve_the_local_problem(smoothness):
+    """FPFC, Theorem 1 and Remark 4: T steps of 1/(L_f + rho) leave `shrink` of the distance to the solution of
+    f_i + rho/2 ||w - zeta||^2, whatever curvature between -L_f and L_f the loss has; one step less does not.
+    """
+    fpfc, steps = proven(smoothness, lam=0.5, shrink=0.01, xi=0.4)
+    assert "meets condition (13)" in fpfc.theory()
+    assert fpfc.rho > 3 * smoothness
+    left = [np.abs(1 - fpfc.lr * (np.linspace(-smoothness, smoothness) + fpfc.rho)) ** t for t in (steps - 1, steps)]
+    assert left[1].max() <= 0.01 < left[0].max()
+
+
+@pytest.mark.parametrize(("wrong", "where"), [
+    ({"smoothness": 0.0}, "smoothness"), ({"shrink": 1.0}, "shrink"), ({"rho": 3.0}, "rho"),
+    ({"penalty": "l1"}, "SCAD"),
+])  # fmt: skip
+def test_what_can_not_be_proven_is_refused(wrong, where):
+    with pytest.raises(ConfigError, match=where):
+        proven(**({"smoothness": 1.0, "lam": 0.5} | wrong))
+
+
+def test_fpfc_is_the_oracle_at_the_rate_of_theorem_3():
+    """FPFC, Theorem 3, for a linear model with squared loss: the estimator that knows the clusters, least squares on a
+    cluster's pooled samples, is what FPFC ends at, and its error falls as one over the root of the samples.
+    """
+    true = np.array([[1.0, 1, 1], [-1, -1, -1]])
+
+    def error(n, seed):
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(6, n, 3))
+        y = (x @ true.repeat(3, 0)[:, :, None])[..., 0] + 0.3 * rng.normal(size=(6, n))
+        data = pf.Federation.from_arrays([*zip(x, y, strict=True)], test=[*zip(x, y, strict=True)])
+        model = torch.nn.Linear(3, 1, bias=False, dtype=torch.float64)
+        torch.nn.init.zeros_(model.weight)
+        run = pf.fit(model, data, pf.FPFC(0.1, lam=0.8), rounds=100, local_steps=10, batch_size=None, loss="mse",
+                     evaluate_every=0)  # fmt: skip
+        oracle = [np.linalg.lstsq(x[k].reshape(-1, 3), y[k].ravel(), rcond=None)[0] for k in (slice(3), slice(3, 6))]
+        assert run.personal.numpy() == pytest.approx(np.repeat(oracle, 3, 0), abs=1e-3)
+        return ((run.personal.numpy() - true.repeat(3, 0)) ** 2).sum(1).max()
+
+    few, many = (np.mean([error(n, seed) for seed in range(5)]) ** 0.5 for n in (40, 640))
+    assert 3 < few / many < 5.3  # the root of 16 is 4
 
 
 @pytest.mark.parametrize("tau", [2, 5])
@@ -127,3 +170,26 @@ def test_fedslrs_potential_never_rises():
     least = np.mean([f(W, i) for i in range(10)]) + problem.lam * np.linalg.norm(W, "nuc")
     assert (np.diff(values) <= 1e-9).all()
     assert values[-1] == pytest.approx(least, abs=1e-4)
+
+
+def test_fedslrs_personal_parts_come_to_rest_at_the_rate_of_theorem_3():
+    """FedSLR, Theorem 3: with full gradients and a step below 1/L the mean over K rounds of the squared gradient
+    mapping of (P2), (p - prox(p - eta grad f_i(w + p))) / eta, is O(1/K): its sum over rounds is bounded.
+    """
+    problem, eta, mu, slopes = MultiOutput(), 0.5, 0.005, []
+    lr = 1 / (0.8 + 1 / eta)
+    before = {"w": np.zeros((16, 12)), "p": np.zeros((10, 16, 12))}
+
+    def note(progress):
+        w, p = before["w"], before["p"]
+        moved = [soft(p[i] - lr * problem.gradient(i, w + p[i]), lr * mu) for i in range(10)]
+        slopes.append(sum((((p[i] - moved[i]) / lr) ** 2).sum() for i in range(10)))
+        rows = progress.run.loop.engine.rows.gather(torch.arange(10))
+        before.update(w=matrix(progress.run).copy(), p=rows["p"].view(10, 16, 12).numpy().copy())
+
+    method = pf.FedSLR(lr, eta_g=eta, lam=problem.lam, mu=mu, personal_epochs=1, form="all-duals")
+    problem.fit(method, 1500, steps=5, callbacks=[note])
+    sums = np.cumsum(slopes)
+    assert sums[-1] < 1.01 * sums[len(sums) // 2]
+    assert slopes[-1] < 1e-8 * slopes[0]
+    assert 0.01 < (before["p"] != 0).mean() < 0.99  # neither part of the problem is trivial

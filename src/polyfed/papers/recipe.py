@@ -483,8 +483,9 @@ def curve_figure(
     width: float = 4.7,
     height: float = 3.3,
 ) -> "Figure":
-    """A line per label, the mean over seeds, with the range over seeds as a band. series: label -> (x, [seed][point]).
+    """A line per label, the mean over seeds (of logarithms if log), with the range over seeds as a band.
 
+    series: label -> (x, [seed][point])
     marks: heights of horizontal lines and what they stand for
     """
     from polyfed.report.style import QUIET, canvas, legend_name, looks, styled
@@ -497,8 +498,9 @@ def curve_figure(
             v = np.asarray(values, dtype=float)
             colour, marker, line = look[label]
             many = len(at) > 25
+            middle = np.exp(np.nanmean(np.log(v), axis=0)) if log else np.nanmean(v, axis=0)
             ax.plot(
-                at, np.nanmean(v, axis=0), color=colour, linestyle=line, label=legend_name(label),
+                at, middle, color=colour, linestyle=line, label=legend_name(label),
                 marker=None if many else marker,
             )  # fmt: skip
             if len(v) > 1:

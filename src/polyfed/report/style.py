@@ -74,7 +74,7 @@ def looks(labels: Sequence[str], roles: dict[str, str]) -> dict[str, Look]:
     found = {}
     for i, label in enumerate(shared):
         colour = SERIES[i] if i < len(SERIES) else QUIET
-        found[label] = Look(colour, MARKERS[i % len(MARKERS)], DASHES[i // len(SERIES) % len(DASHES)])
+        found[label] = Look(colour, MARKERS[i % len(MARKERS)], DASHES[max(0, i + 1 - len(SERIES)) % len(DASHES)])
     own = (label for label in labels if roles[label] in alone)
     for label, marker in zip(own, cycle(("x", "+", "1", "2", "3", "4")), strict=False):
         found[label] = Look(INK if roles[label] == "own" else QUIET, marker, (0, (3, 2)))

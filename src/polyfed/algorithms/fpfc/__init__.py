@@ -1,6 +1,9 @@
-"""FPFC: `method` is the algorithm; `pairs` and `devicedual` are its server; `window` is advice on lambda."""
+"""FPFC: `method` is the algorithm; `pairs` and `devicedual` are its server; `window` is advice on lambda, `theory` on
+what is proven.
+"""
 
 from polyfed.algorithms.fpfc.method import FPFC
+from polyfed.algorithms.fpfc.theory import proven
 from polyfed.algorithms.fpfc.window import Window, lambda_window
 
-__all__ = ["FPFC", "Window", "lambda_window"]
+__all__ = ["FPFC", "Window", "lambda_window", "proven"]

@@ -71,7 +71,8 @@ class FPFC(Algorithm):
     were asked for: an asynchronous schedule is refused, and needs solver "pairs".
 
     Which lam a grouping allows can be worked out: `polyfed tune fpfc --window` says it before a run, for the groups the
-    data name; `polyfed.WindowAdvice(every=200)`, a callback of `fit`, during one, for those found so far.
+    data name; `polyfed.WindowAdvice(every=200)`, a callback of `fit`, during one, for those found so far. The paper's
+    convergence theorem asks for a larger rho than its experiments have; `polyfed.algorithms.fpfc.proven` chooses it.
 
     Memory on the server:
     n (n-1) / 2 vectors of p numbers with pairs, 2 n vectors and n x n coefficients with device-dual; `plan` says how

@@ -46,8 +46,8 @@ NOT_TO_BE_MATCHED = (
     "the printed figures are shown for reference, not as a target: the paper names no model, rounds, batch, step "
     "sizes, quantile, test sets or settings of the others, and no code is published",
     "CIFAR-10 as printed does not fit its setting: with 50 images per client at Dirichlet(0.5) the commonest class "
-    "makes up 40 %, a linear classifier trained alone reaches 43 %, the paper's Local 77.29 %; that fits clients of "
-    "about two classes",
+    "makes up 40 %, a linear classifier trained alone reaches 43 to 47 %, the paper's Local 77.29 %; that fits clients "
+    "of about two classes",
 )
 
 

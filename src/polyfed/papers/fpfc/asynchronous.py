@@ -15,6 +15,7 @@ from polyfed.core.algorithm import Algorithm
 from polyfed.core.schedule import Asynchronous, Delays, Timed, Uniform
 from polyfed.experiment.compare import Comparison
 from polyfed.papers.fpfc import (
+    HBF_BESIDE,
     HBF_CAVEAT,
     IMAGE_TITLES,
     SYNTHETIC,
@@ -47,10 +48,11 @@ def settings(scale: Size):
         Setting("synchronous, FPFC-all", "all devices in every round", "ours"),
         Setting("asynchronous", "all devices at work, every reply taken by itself", "paper"),
         Setting("FedAsync, FedBuff", "alpha 0.6, exponent 0.5, mu 0.005; buffer of 5 (S1), 3 (H&BF)", "ours"),
-        Setting("lambda", "0.7 (S1); 4, nu 4 (H&BF)", "ours"),
+        Setting("lambda on S1", "0.7", "ours"),
         Setting("rounds", f"{count} synchronous ones, and as long in virtual time", "ours"),
         sizes("small"),
         *(s for s in SYNTHETIC if s.key != "participation"),
+        *(s for s in HBF_BESIDE if s.key not in ("H&BF, participation", "H&BF, rounds")),
     )
 
 

@@ -49,8 +49,7 @@ def settings(scale: Size):
         Setting("newcomers", "a fifth of the devices, none of them in training", "paper"),
         Setting("which", "every fifth", "ours"),
         Setting("old devices", "frozen", "ours"),
-        Setting("exchanges", f"{many} (S1), {few} (images), as much local work as in training: the paper says 'until "
-                "convergence'", "ours"),
+        Setting("exchanges", f"{many} (S1), {few} (images): the paper says 'until convergence'", "ours"),
         Setting("FedAvg; LG-FedAvg, Per-FedAvg", "the final model; the same, trained on by the newcomer", "paper"),
         Setting("IFCA", "the model with the least training loss", "paper"),
         Setting("FPFC", "v = 0, theta = w_i - w_j; start: the best of the clusters' models", "ours"),

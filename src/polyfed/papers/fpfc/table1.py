@@ -217,11 +217,11 @@ def table_e4(bench: Bench) -> Outcome:
 
 def hbf_settings(scale: Size) -> Sequence[Setting]:
     return (
-        *HBF,
+        *(s for s in HBF if s.key != "lambda"),
         Setting("FPFC, FPFC-l1: lambda from", ", ".join(map(str, HBF_GRID)) + " (the paper's [0, 5])", "ours"),
         Setting("FPFC-l1", "nu 4", "ours"),
         Setting("rounds of IFCA and CFL", "100 as the others; k = 2", "ours"),
-        *RIVALS,
+        *(s for s in RIVALS if not s.key.startswith("FPFC-l1")),
     )
 
 

@@ -6,7 +6,7 @@ import pandas as pd
 from polyfed.papers.pfllib import BATCH, PRINTED, federation, methods, model, settings
 from polyfed.papers.recipe import Bench, Outcome, beside, curve_figure, curves, metric_of, ordered, ours, recipe
 
-MINUTES = (2, 9000)
+MINUTES = (2, 4200)
 GPU = "one large GPU"
 
 

@@ -1,0 +1,49 @@
+"""The settings under which FPFC is proven to converge."""
+
+from math import ceil, log
+from typing import Any
+
+from polyfed.algorithms.fpfc.method import FPFC
+from polyfed.core.errors import ConfigError
+
+
+def proven(smoothness: float, lam: float, shrink: float = 0.1, **settings: Any) -> tuple[FPFC, int]:
+    """FPFC's rho and step, and a number of local steps, for which Lemma 2 and Theorem 2 hold (Remark 4).
+
+    rho just above max(3 L_f, 2 lam/xi, 2/(a-1)), condition (13); lr = 1/(L_f + rho). The local problem
+    f_i + rho/2 ||w - zeta_i||^2 is then (rho - L_f)-strongly convex and (rho + L_f)-smooth, so that every gradient step
+    multiplies the distance to its solution by at most 2 L_f / (rho + L_f) <= 1/2, which is Theorem 1's count of steps.
+
+    Parameters
+    ----------
+    smoothness : float
+        L_f: a Lipschitz constant of every client's gradient.
+    lam : float
+        As in `FPFC`, where it is above xi.
+    shrink : float
+        What T steps are to leave of the distance to the local solution, between 0 and 1.
+    **settings
+        Others of `FPFC`, such as xi: with a small one rho is large, and convergence slow.
+
+    Returns
+    -------
+    FPFC, int
+        The method, and T, for `fit(..., local_steps=T, batch_size=None)`.
+
+    Raises
+    ------
+    ConfigError
+        A setting is out of range, or is one that is chosen here.
+    """
+    if not smoothness > 0:
+        raise ConfigError(f"smoothness: found {smoothness:g}, expected a number above 0")
+    if not 0 < shrink < 1:
+        raise ConfigError(f"shrink: found {shrink:g}, expected a number between 0 and 1")
+    if own := sorted({"rho", "lr"} & set(settings)):
+        raise ConfigError(f"{', '.join(own)}: found among the settings, but it is chosen here")
+    method = FPFC(lam=lam, **settings)
+    rho = 1.001 * max(3 * smoothness, method.least_rho)
+    if rho == float("inf"):
+        raise ConfigError(f"penalty: {method.theory()}")
+    steps = ceil(log(shrink) / log(2 * smoothness / (smoothness + rho)))
+    return FPFC(lam=lam, rho=rho, lr=1 / (smoothness + rho), **settings), steps
