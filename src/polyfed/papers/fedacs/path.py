@@ -127,7 +127,7 @@ def gain(title: str, rows: Rows) -> list[Claim]:
     ]
 
 
-@recipe("fedacs/quantile-path", "Accuracy and groups against the quantile", minutes=(2, 240), settings=settings,
+@recipe("fedacs/quantile-path", "Accuracy and groups against the quantile", minutes=(1.3, 240), settings=settings,
         machine="one large GPU", data=("fashion_mnist",))  # fmt: skip
 def quantile_path(bench: Bench) -> Outcome:
     """For which quantile are the groups found, where there are some, and is the accuracy best there?"""

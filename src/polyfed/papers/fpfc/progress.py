@@ -52,7 +52,7 @@ def synthetic_settings(scale):
     return (sizes(scale), rounds_of(scale, 600, 2000), lam, rivals, *SYNTHETIC, *HBF_BESIDE)
 
 
-@recipe("fpfc/progress", "Progress of the nine methods on S1 and on H&BF (no figure of the paper)", minutes=(2, 90),
+@recipe("fpfc/progress", "Progress of the nine methods on S1 and on H&BF (no figure of the paper)", minutes=(1.3, 90),
         settings=synthetic_settings, data=("housing_bodyfat",))  # fmt: skip
 def progress(bench: Bench) -> Outcome:
     """How fast do the methods learn, counted in rounds and in numbers sent?"""
