@@ -59,12 +59,12 @@ def test_fpfcs_augmented_lagrangian_never_rises_under_condition_13(fraction):
     assert sums[-1] < 1.01 * sums[len(sums) // 2]
 
 
-@pytest.mark.parametrize("smoothness", [0.5, 4.0])
-def test_the_proven_local_steps_solve_the_local_problem(smoothness):
+@pytest.mark.parametrize(("smoothness", "a"), [(0.5, 3.7), (4.0, 3.7), (0.1, 1.2)])
+def test_the_proven_local_steps_solve_the_local_problem(smoothness, a):
     """FPFC, Theorem 1 and Remark 4: T steps of 1/(L_f + rho) leave `shrink` of the distance to the solution of
     f_i + rho/2 ||w - zeta||^2, whatever curvature between -L_f and L_f the loss has; one step less does not.
     """
-    fpfc, steps = proven(smoothness, lam=0.5, shrink=0.01, xi=0.4)
+    fpfc, steps = proven(smoothness, lam=0.5, shrink=0.01, xi=0.4, a=a)
     assert "meets condition (13)" in fpfc.theory()
     assert fpfc.rho > 3 * smoothness
     left = [np.abs(1 - fpfc.lr * (np.linspace(-smoothness, smoothness) + fpfc.rho)) ** t for t in (steps - 1, steps)]
@@ -72,8 +72,8 @@ def test_the_proven_local_steps_solve_the_local_problem(smoothness):
 
 
 @pytest.mark.parametrize(("wrong", "where"), [
-    ({"smoothness": 0.0}, "smoothness"), ({"shrink": 1.0}, "shrink"), ({"rho": 3.0}, "rho"),
-    ({"penalty": "l1"}, "SCAD"),
+    ({"smoothness": 0.0}, "smoothness"), ({"smoothness": np.inf}, "smoothness"), ({"shrink": 1.0}, "shrink"),
+    ({"rho": 3.0}, "rho"), ({"penalty": "l1"}, "SCAD"),
 ])  # fmt: skip
 def test_what_can_not_be_proven_is_refused(wrong, where):
     with pytest.raises(ConfigError, match=where):

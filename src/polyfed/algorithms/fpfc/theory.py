@@ -1,6 +1,6 @@
 """The settings under which FPFC is proven to converge."""
 
-from math import ceil, log
+from math import ceil, inf, log
 from typing import Any
 
 from polyfed.algorithms.fpfc.method import FPFC
@@ -35,15 +35,15 @@ def proven(smoothness: float, lam: float, shrink: float = 0.1, **settings: Any) 
     ConfigError
         A setting is out of range, or is one that is chosen here.
     """
-    if not smoothness > 0:
-        raise ConfigError(f"smoothness: found {smoothness:g}, expected a number above 0")
+    if not 0 < smoothness < inf:
+        raise ConfigError(f"smoothness: found {smoothness:g}, expected a finite number above 0")
     if not 0 < shrink < 1:
         raise ConfigError(f"shrink: found {shrink:g}, expected a number between 0 and 1")
     if own := sorted({"rho", "lr"} & set(settings)):
         raise ConfigError(f"{', '.join(own)}: found among the settings, but it is chosen here")
-    method = FPFC(lam=lam, **settings)
-    rho = 1.001 * max(3 * smoothness, method.least_rho)
-    if rho == float("inf"):
-        raise ConfigError(f"penalty: {method.theory()}")
+    any_rho = FPFC(lam=lam, rho=1e9, **settings)
+    if any_rho.least_rho == inf:
+        raise ConfigError(f"penalty: {any_rho.theory()}")
+    rho = 1.001 * max(3 * smoothness, any_rho.least_rho)
     steps = ceil(log(shrink) / log(2 * smoothness / (smoothness + rho)))
     return FPFC(lam=lam, rho=rho, lr=1 / (smoothness + rho), **settings), steps
