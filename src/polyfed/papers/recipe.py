@@ -52,6 +52,12 @@ class Setting(NamedTuple):
     source: Source
 
 
+def without(settings: Sequence[Setting], *keys: str) -> tuple[Setting, ...]:
+    """Settings but for those that a recipe has its own way. Every key must be there, so that none is left by a typo."""
+    assert not (unknown := set(keys) - {s.key for s in settings}), unknown
+    return tuple(s for s in settings if s.key not in keys)
+
+
 class Claim(NamedTuple):
     """One statement of a paper and what we found. holds: None where our runs do not decide it."""
 

@@ -16,7 +16,7 @@ from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
 from polyfed.experiment.compare import Comparison
 from polyfed.models import build
-from polyfed.papers.recipe import Bench, Claim, Setting, Size, curves, grouping_of, ordered
+from polyfed.papers.recipe import Bench, Claim, Setting, Size, curves, grouping_of, ordered, without
 from polyfed.report.table import Cell, Table
 
 SYNTHETIC = (
@@ -65,8 +65,8 @@ IMAGE_ROUNDS = (30, 200, 100)  # small, paper, middle
 LENET = "two convolutions of 6 and 16 channels and one linear layer, 2572 + 4010 numbers"
 
 
-def image_settings(scale: Size, without: Sequence[str] = ()) -> tuple[Setting, ...]:
-    """Data, model, rounds and local work on images. without: keys of what a recipe has its own way"""
+def image_settings(scale: Size, but: Sequence[str] = ()) -> tuple[Setting, ...]:
+    """Data, model, rounds and local work on images. but: keys of what a recipe has its own way"""
     small, middle, paper = IMAGE_ROUNDS[0], IMAGE_ROUNDS[2], IMAGE_ROUNDS[1]
     if scale == "paper":
         own = (
@@ -94,7 +94,7 @@ def image_settings(scale: Size, without: Sequence[str] = ()) -> tuple[Setting, .
             Setting("batches, lr", "of 10, 0.2", "ours"),
             Setting("lambda, images", "0.4", "code"),
         )
-    return tuple(s for s in (*IMAGES, *own) if s.key not in without)
+    return without((*IMAGES, *own), *but)
 
 
 def sizes(scale: Size, name: str = "s1") -> Setting:

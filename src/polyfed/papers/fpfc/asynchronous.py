@@ -28,7 +28,19 @@ from polyfed.papers.fpfc import (
     synthetic,
     told_by,
 )
-from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, Size, curve_figure, curves, joined, ours, recipe
+from polyfed.papers.recipe import (
+    Bench,
+    Claim,
+    Outcome,
+    Setting,
+    Size,
+    curve_figure,
+    curves,
+    joined,
+    ours,
+    recipe,
+    without,
+)
 from polyfed.report.table import Cell
 
 DELAYS = {
@@ -51,8 +63,8 @@ def settings(scale: Size):
         Setting("lambda on S1", "0.7", "ours"),
         Setting("rounds", f"{count} synchronous ones, and as long in virtual time", "ours"),
         sizes("small"),
-        *(s for s in SYNTHETIC if s.key != "participation"),
-        *(s for s in HBF_BESIDE if s.key not in ("H&BF, participation", "H&BF, rounds")),
+        *without(SYNTHETIC, "participation"),
+        *without(HBF_BESIDE, "H&BF, participation", "H&BF, rounds"),
     )
 
 

@@ -8,7 +8,7 @@ from scipy import stats
 
 from polyfed.algorithms.ifca import IFCA
 from polyfed.papers.fpfc import SYNTHETIC, rounds_of, sizes, synthetic, told_by
-from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, Size, grouping_of, metric_of, ours, recipe
+from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, Size, grouping_of, metric_of, ours, recipe, without
 from polyfed.report.table import Cell
 
 STARTS = 50
@@ -22,7 +22,7 @@ def settings(scale: Size):
         Setting("starts", f"{STARTS}, on one draw of the data", "paper"),
         rounds_of(scale, 100, 2000),
         lam,
-        *(s for s in SYNTHETIC if s.key != "nu"),
+        *without(SYNTHETIC, "nu"),
         Setting("nu", "0.5, the largest value that Remark 2 allows", "ours"),
         Setting("IFCA", "k given; other starts w0 + N(0, I), drawn anew", "ours"),
     )

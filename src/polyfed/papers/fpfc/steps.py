@@ -17,7 +17,7 @@ from polyfed.papers.fpfc import (
     synthetic,
 )
 from polyfed.papers.fpfc.panels import Panel, curve_panels
-from polyfed.papers.recipe import Bench, Outcome, Setting, Size, beside, metric_of, ours, recipe
+from polyfed.papers.recipe import Bench, Outcome, Setting, Size, beside, metric_of, ours, recipe, without
 
 PRINTED = {"MNIST": ("86.62", "85.31", "77.05"), "Fashion-MNIST": ("68.28", "65.62", "59.34")}
 
@@ -41,9 +41,9 @@ def growing_settings(scale: Size):
         ),
         Setting("T on images", "counts mini-batch steps (the text: 'the total number of local iterations')", "ours"),
         Setting("lambda on S1", "0.7", "ours"),
-        *(s for s in SYNTHETIC if s.key != "local work"),
+        *without(SYNTHETIC, "local work"),
         Setting("lr on S1", "0.1", "paper"),
-        *(s for s in HBF_BESIDE if s.key not in ("H&BF, work", "H&BF, rounds")),
+        *without(HBF_BESIDE, "H&BF, work", "H&BF, rounds"),
         Setting("H&BF, lr", "0.01", "paper"),
         *image_settings(scale, ("rounds, images", "epochs")),
     )

@@ -37,6 +37,7 @@ from polyfed.papers.recipe import (
     metric_of,
     ours,
     recipe,
+    without,
 )
 
 PRINTED = {  # accuracy in per cent and its standard deviation over seeds, in the order of METHODS
@@ -217,11 +218,11 @@ def table_e4(bench: Bench) -> Outcome:
 
 def hbf_settings(scale: Size) -> Sequence[Setting]:
     return (
-        *(s for s in HBF if s.key != "lambda"),
+        *without(HBF, "lambda"),
         Setting("FPFC, FPFC-l1: lambda from", ", ".join(map(str, HBF_GRID)) + " (the paper's [0, 5])", "ours"),
         Setting("FPFC-l1", "nu 4", "ours"),
         Setting("rounds of IFCA and CFL", "100 as the others; k = 2", "ours"),
-        *(s for s in RIVALS if not s.key.startswith("FPFC-l1")),
+        *without(RIVALS, "FPFC-l1: lambda from"),
     )
 
 
