@@ -11,7 +11,7 @@ import polyfed as pf
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.papers import Bench, find
 from polyfed.papers import fpfc as problems
-from polyfed.papers.fpfc import HIDDEN, Problem, even, figure1, newcomers, table1, warmup
+from polyfed.papers.fpfc import HIDDEN, Problem, even, figure1, newcomers, steps, table1, warmup
 from polyfed.papers.fpfc.asynchronous import Blended
 from polyfed.papers.fpfc.methods import METHODS, by_validation, nine
 from polyfed.papers.recipe import grouping_of
@@ -138,3 +138,18 @@ def test_shared_layers_are_moved_part_of_the_way():
     )
     assert torch.allclose(blended["common"], start + 0.2 * (usual["common"] - start), atol=1e-7)
     assert torch.equal(blended["w"], usual["w"])
+
+
+@pytest.mark.parametrize(("every", "rounds"), [(6, 156), (20, 623), (1, 40), (2, 63)])
+def test_figure_9_looks_at_its_three_rules_in_one_round(every, rounds, monkeypatch):
+    """All are evaluated in the growing rule's last round, and none is over by then; their steps are as many."""
+    asked = []
+
+    class Asked:
+        rounds = staticmethod(lambda small, paper: paper)
+        compare = staticmethod(lambda *_, **settings: asked.append(settings))
+
+    monkeypatch.setattr(steps, "by_round", lambda *_: None)
+    steps.three(Asked(), problem(FPFC(0.1)), every, rounds)
+    assert all(rounds % s["evaluate_every"] == 0 and s["rounds"] >= rounds for s in asked)
+    assert [s["rounds"] for s in asked] == [rounds, *(steps.total(every, rounds) // T for T in (10, 5))]
