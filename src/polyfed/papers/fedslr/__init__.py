@@ -23,7 +23,7 @@ from polyfed.data.partition import IID, DirichletPrior
 from polyfed.experiment.compare import Comparison
 from polyfed.experiment.watching import Progress
 from polyfed.models import build
-from polyfed.papers.recipe import Bench, Claim, Setting, Size, ordered
+from polyfed.papers.recipe import Bench, Claim, Setting, Size, ordered, without
 
 DATA = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100", "Tiny ImageNet": "tiny-imagenet"}
 FULL = {"cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000}
@@ -105,14 +105,12 @@ def common_settings(scale: Size) -> tuple[Setting, ...]:
     )  # fmt: skip
 
 
-def settings(
-    *own: Setting | Mapping[Size, Setting], without: Sequence[str] = ()
-) -> Callable[[Size], Sequence[Setting]]:
-    """Settings of a recipe: its own first, one for all sizes or one of each. without: those that it varies."""
+def settings(*own: Setting | Mapping[Size, Setting], but: Sequence[str] = ()) -> Callable[[Size], Sequence[Setting]]:
+    """Settings of a recipe: its own first, one for all sizes or one of each. but: those that it varies."""
 
     def of(scale: Size) -> Sequence[Setting]:
         mine = (s if isinstance(s, Setting) else s[scale] for s in own)
-        return (*mine, *(s for s in common_settings(scale) if s.key not in without))
+        return (*mine, *without(common_settings(scale), *but))
 
     return of
 

@@ -120,7 +120,7 @@ def smaller(what: str, runs: Mapping[float, tuple[Comparison, str]]):
             {"small": Setting("lambda", "1e-3 to 2e-2, where ranks fall in 40 rounds; beside them the paper's", "ours"),
              "middle": Setting("lambda", "2.5 times the paper's, which are beside them", "ours"),
              "paper": Setting("lambda", "1e-5, 5e-5, 1e-4, 5e-4, 1e-3", "paper")},
-            without=["lambda"],
+            but=["lambda"],
         ))  # fmt: skip
 def table3(bench: Bench) -> Outcome:
     """How do accuracy, size and communication trade off over the weight of the nuclear norm?"""
