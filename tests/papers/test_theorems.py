@@ -103,23 +103,33 @@ def test_fpfc_is_the_oracle_at_the_rate_of_theorem_3():
     assert 3 < few / many < 5.3  # the root of 16 is 4
 
 
+@pytest.mark.parametrize("share", [1, 0.5])
 @pytest.mark.parametrize("tau", [2, 5])
-def test_fedcets_lyapunov_function_falls_every_round(tau):
-    """FedCET, Corollary 1: ||x - x*||^2 + (tau a / c) ||d + grad f(x*)||^2 contracts, at the proven step."""
+def test_fedcets_lyapunov_function_falls_every_round(tau, share):
+    """FedCET, Theorem 1 and Corollary 1: V = ||x - x*||^2 + (tau a / c) ||d + grad f(x*)||^2 falls in every round, by
+    at least the shares of its two terms that the two conditions of Algorithm 1 keep above zero."""
     problem = LeastSquares(seed=0, curvature=1.5)
     L, mu, seen = problem.smoothness, problem.convexity, []
-    a = paper_step(L, mu, tau)
+    a = share * paper_step(L, mu, tau)
     c = mu / (2 * mu * a + 8)
     slopes = np.stack([problem.gradient(i, problem.optimum) for i in range(problem.clients)])
 
     def note(progress):
         d = progress.run.loop.engine.rows.gather(torch.arange(problem.clients))["d"].numpy()
         gap = progress.run.personal.numpy() - problem.optimum
-        seen.append((gap**2).sum() + tau * a / c * ((d + slopes) ** 2).sum())
+        seen.append([(gap**2).sum(), ((d + slopes) ** 2).sum()])
 
-    problem.fit(pf.FedCET(lr="paper", smoothness=L, convexity=mu), 60, steps=tau, callbacks=[note])
-    ratios = np.array(seen[1:]) / seen[:-1]
-    assert (ratios < 1).all()
+    problem.fit(pf.FedCET(a, weight=c * a), 60, steps=tau, callbacks=[note])
+    x, d = np.array(seen).T
+    V = x + tau * a / c * d
+    assert (V[1:] < V[:-1]).all()
+    k = (1 + 2 / tau) ** (2 * tau - 2)
+    drift = tau * L**2 * (2 / mu - tau * a) * k * a
+    of_d, of_x = 1 - tau * mu * a - drift, tau * mu * a * (1 - tau * L * a) - (tau * L * a) ** 2 * drift
+    assert of_x > 0
+    assert of_d > 0.4 if share < 1 else of_d == pytest.approx(0, abs=1e-12)
+    assert (V[1:] <= V[:-1] - of_x * x[:-1] - (tau * a) ** 2 * of_d * d[:-1]).all()
+    ratios = V[1:] / V[:-1]
     assert ratios[-1] == pytest.approx(ratios[-20], abs=1e-2)
 
 
