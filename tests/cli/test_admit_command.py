@@ -1,6 +1,8 @@
 """polyfed admit: newcomers on the screen and in the folder, and what is refused."""
 
 import csv
+import json
+import shutil
 
 import numpy as np
 import pytest
@@ -100,3 +102,31 @@ def test_only_a_run_with_a_model_takes_newcomers(cli, small, ditto, tmp_path):
         part.rename(tmp_path / part.name)
     line = f"polyfed: {ditto}: has no model yet; finish it with: polyfed resume {ditto}"
     assert cli("admit", ditto, "--data", "oslo.npz").err.splitlines() == [line]
+
+
+@pytest.mark.parametrize("scope", ["pooled", "client"])
+def test_raw_rows_are_scaled_as_the_runs_were(cli, tmp_path, scope):
+    """A copy of a client's own file is worth what the client has in the run."""
+    rng, sites = np.random.default_rng(0), tmp_path / "sites"
+    sites.mkdir()
+    for name in ("bern", "oslo"):
+        x = rng.normal(size=(60, 3)) * [1, 100, 1] + [5, 1000, 0]
+        y = (x[:, 0] - 5 + (x[:, 1] - 1000) / 100 > 0).astype(int)
+        np.savez(sites / f"{name}.npz", x=x, y=y, x_test=x[40:], y_test=y[40:])
+    shutil.copy(sites / "bern.npz", tmp_path / "twin.npz")
+    words = ("--standardise", scope, "--rounds", 20, "--set", "algorithm.name=fedavg", "--quiet", "--out", "r")
+    assert cli("run", "--data", "./sites", *words).status == 0
+    assert cli("admit", "r", "--data", "twin.npz", "--exchanges", 1, "--out", "a").status == 0
+    with (tmp_path / "r/clients.csv").open() as f, (tmp_path / "a/admission.csv").open() as g:
+        bern, twin = next(csv.DictReader(f)), next(csv.DictReader(g))
+    assert float(twin["accuracy"]) == float(bern["test_accuracy"]) > 0.9
+    assert cli("export", "r", "--client", "bern").status == 0
+    known = json.loads((tmp_path / "bern.json").read_text())["scaling"]
+    assert known["scope"] == scope
+    if scope == "pooled":
+        assert known["shift"] == pytest.approx([5, 1000, 0], abs=30)
+    about = tmp_path / "r/federation.json"
+    about.write_text(about.read_text().replace('"constant"', '"variable"').replace('"shift"', '"lift"'))
+    said = cli("admit", "r", "--data", "twin.npz", "--out", "b")
+    key = "shift" if scope == "pooled" else "constant"
+    assert said.err.splitlines() == [f"polyfed: r: its scaling is damaged (KeyError: '{key}')"]

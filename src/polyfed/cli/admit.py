@@ -26,8 +26,8 @@ def admit(
 ) -> int:
     """Add new clients to a finished run by the method's own rule, and report each one's model after every exchange.
 
-    The run and its clients stay as they are. A file's name is the client's. Rows of a CSV file are
-    prepared as those of the run were; inputs of npz files are taken as they are.
+    The run and its clients stay as they are. A file's name is the client's. Its rows are prepared as
+    those of the run were: scaled with the run's mean and variance, or with its own where every client was.
 
     [dim]polyfed admit runs/a/runs/ditto-seed0 --data oslo.csv --exchanges 20[/dim]
     """

@@ -143,7 +143,8 @@ class Dataset:
         -------
         Federation
             Its meta holds `indices` (per client, the positions in x it was given, test samples of "merged" counted on
-            from the end of x), `split_indices`, and of tables the `preparation` and the names of the `inputs`.
+            from the end of x), `split_indices`, of tables the `preparation` and the names of the `inputs`, and of
+            standardised arrays the `scaling`.
 
         Raises
         ------
@@ -195,8 +196,7 @@ class Dataset:
         if self.weights is not None:
             weight = torch.from_numpy(self.weights[np.concatenate(train)])
             parts["train"], notes = replace(parts["train"], weight=weight), [*notes, WEIGHTED]
-        data._scale(parts, dealt, n)
-        prepared: dict[str, Any] = {}
+        prepared = data._scale(parts, dealt, n)
         if self.preparation is not None:
             found, parts = self.preparation.fitted(parts, names)
             prepared = {"preparation": found.dump(), "inputs": found.names}
@@ -335,10 +335,10 @@ class Dataset:
                 tx[rows] = torch.rot90(tx[rows], int(dealt.turns[i]), (-2, -1))
         return Split(tx, ty, offsets)
 
-    def _scale(self, parts: Mapping[str, Split | None], dealt: Assignment, n: int) -> None:
-        """Scale the inputs in place, with statistics of training rows only."""
+    def _scale(self, parts: Mapping[str, Split | None], dealt: Assignment, n: int) -> dict[str, Any]:
+        """Scale the inputs in place, with statistics of training rows only; what newcomers are scaled with, if so."""
         if self.standardise is None:
-            return
+            return {}
         train = parts["train"]
         assert train is not None
         if self.standardise == "pooled":
@@ -348,6 +348,7 @@ class Dataset:
         else:
             scopes = [np.flatnonzero(dealt.clusters == c) for c in np.unique(dealt.clusters)]
         constant = (train.x.amax(0) == train.x.amin(0)).numpy()
+        known = {"scope": self.standardise, "method": self.scaling, "constant": constant.tolist()}
         for scope in scopes:
             rows = {
                 key: torch.from_numpy(np.concatenate([np.arange(s.offsets[i], s.offsets[i + 1]) for i in scope]))
@@ -356,8 +357,39 @@ class Dataset:
             }
             inputs = {key: s.x[rows[key]] for key, s in parts.items() if s is not None}
             others = [inputs[key] for key in inputs if key != "train"]
-            prepare.standardise(inputs["train"], others, constant, self.scaling)
+            shift, scale = prepare.standardise(inputs["train"], others, constant, self.scaling)
+            if self.standardise == "pooled":
+                known |= {"shift": shift.tolist(), "scale": scale.tolist()}
             for key, scaled in inputs.items():
                 split = parts[key]
                 assert split is not None
                 split.x[rows[key]] = scaled
+        return {"scaling": known}
+
+
+def scaled(federation: Federation, known: Mapping[str, Any], where: str) -> Federation:
+    """Newcomers' inputs scaled in place as those of the clients before them.
+
+    known: `scaling` in the meta of theirs     where: what holds it, for errors. Raises DataError where that took a
+    client's true cluster, or is damaged.
+    """
+    parts = [s for s in (federation.train, federation.validation, federation.test) if s is not None]
+    try:
+        scope, shape = known["scope"], federation.input_shape
+        if scope == "pooled":
+            shift, scale = (torch.tensor(known[key], dtype=torch.float64).reshape(shape) for key in ("shift", "scale"))
+            for split in parts:
+                prepare.scale_with(split.x, shift, scale)
+        elif scope == "client":
+            constant = np.array(known["constant"], dtype=bool).reshape(shape)
+            for i in range(federation.n):
+                mine, *others = (split.client(i)[0] for split in parts)
+                prepare.standardise(mine, others, constant, known["method"])
+        else:
+            raise DataError(
+                f"client {federation.names[0]!r}: the inputs of {where} are scaled within true clusters, and a "
+                "newcomer's is not known"
+            )
+    except (KeyError, TypeError, ValueError, RuntimeError) as e:
+        raise DataError(f"{where}: its scaling is damaged ({type(e).__name__}: {e})") from None
+    return federation

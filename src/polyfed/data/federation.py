@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Pair = tuple[Any, Any]
+LEARNT = ("preparation", "scaling")  # entries of `meta` that newcomers' data are prepared with
 PER_CLIENT = ("indices",)  # entries of `meta` that are lists over clients
 WEIGHTED = "training samples have weights, on average 1 at every client; scores count every sample the same"
 
@@ -224,7 +225,7 @@ class Federation:
         dict
             Strings, numbers, lists and None only. Keys: dataset, partition, seed, test, options, classes, inputs (shape
             of one), outputs, clients (name, train, validation, test, labels: training samples per class, or None for a
-            regression), clusters (list or None), notes.
+            regression), clusters (list or None), notes, and what newcomers' data are prepared with.
         """
         labels = self._labels()
         none = np.zeros(self.n, dtype=np.int64)
@@ -250,7 +251,7 @@ class Federation:
             ],
             "clusters": None if self.clusters is None else [int(c) for c in self.clusters],
             "notes": list(self.notes),
-        } | {key: self.meta[key] for key in ("preparation",) if key in self.meta}
+        } | {key: self.meta[key] for key in LEARNT if key in self.meta}
 
     def _labels(self) -> np.ndarray | None:
         """[n, classes] training samples per class, or None for regression."""

@@ -84,8 +84,8 @@ def floor_quota(counts: np.ndarray, total: int) -> np.ndarray:
     return np.floor(counts / counts.sum() * total).astype(np.int64)
 
 
-def standardise(train: Tensor, others: Sequence[Tensor], constant: np.ndarray, method: str) -> None:
-    """Scale inputs in place with statistics of `train: [N, ...]`, the training rows, only.
+def standardise(train: Tensor, others: Sequence[Tensor], constant: np.ndarray, method: str) -> tuple[Tensor, Tensor]:
+    """Scale inputs in place with statistics of `train: [N, ...]`, the training rows, only; (shift, scale) [...].
 
     others: tensors [*, ...] to scale likewise (validation, test)     constant: [...] bool, inputs left as they are
     method: "z-score", "minmax" (training rows to [-1, 1]) or "unit" (to [0, 1])
@@ -100,4 +100,10 @@ def standardise(train: Tensor, others: Sequence[Tensor], constant: np.ndarray, m
     scale[scale < 1e-12] = 1
     shift[constant], scale[constant] = 0, 1
     for t in (train, *others):
-        t.copy_((t.double() - shift) / scale)
+        scale_with(t, shift, scale)
+    return shift, scale
+
+
+def scale_with(x: Tensor, shift: Tensor, scale: Tensor) -> None:
+    """Scale inputs `x: [N, ...]` in place."""
+    x.copy_((x.double() - shift) / scale)

@@ -28,7 +28,7 @@ from polyfed.core.schedule import Uniform
 from polyfed.core.settings import is_whole
 from polyfed.core.split import Split
 from polyfed.core.task import Task
-from polyfed.data.dataset import Dataset
+from polyfed.data.dataset import Dataset, scaled
 from polyfed.data.federation import Federation, of_arrays
 from polyfed.data.preparation import Preparation
 from polyfed.data.readers import client_files
@@ -241,7 +241,7 @@ def fits(old: Federation, new: Any) -> None:
 
 
 def newcomers(run: Run, data: str | Path, target: str | None = None) -> Federation:
-    """New clients from a CSV or npz file, or a folder with one for each, typed as the run's data are.
+    """New clients from a CSV or npz file, or a folder with one for each, typed, prepared and scaled as the run's are.
 
     target: target column of CSV files; None: the run's own, else the last
     """
@@ -259,7 +259,7 @@ def newcomers(run: Run, data: str | Path, target: str | None = None) -> Federati
         seed=run.settings["seed"],
     )
     fits(old, found)
-    return found
+    return scaled(found, old.meta["scaling"], str(run.place())) if "scaling" in old.meta else found
 
 
 def _prepared(run: Run, paths: Sequence[Path], target: str | None) -> Federation:

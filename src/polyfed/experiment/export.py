@@ -65,6 +65,8 @@ def export(run: Run, client: int | str, out: Path | None, factorised: bool = Fal
     if federation.get("preparation") is not None:
         where = str(folder / "federation.json")
         facts["preparation"] = Preparation.read(federation["preparation"], where).only(name).dump()
+    if federation.get("scaling") is not None:
+        facts["scaling"] = federation["scaling"]  # what raw inputs are shifted and scaled with
     tensors = _factors(run, named) if factorised else None
     if tensors is not None:
         layers = {

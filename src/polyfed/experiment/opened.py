@@ -32,7 +32,7 @@ from polyfed.core.scores import LOSS, leading
 from polyfed.core.split import Split
 from polyfed.core.task import Task
 from polyfed.core.worker import Plan
-from polyfed.data.federation import Federation
+from polyfed.data.federation import LEARNT, Federation
 from polyfed.engines.local import LocalEngine, check_rows, make_rows, pick_device
 from polyfed.experiment import files
 from polyfed.experiment.build import Parts, make_model
@@ -157,7 +157,7 @@ class Opened(Run):
             parts["validation"] if parts["validation"].counts.any() else None,
             about["classes"],
             None if about.get("clusters") is None else np.array(about["clusters"]),
-            {key: about[key] for key in ("preparation",) if key in about},
+            {key: about[key] for key in LEARNT if key in about},
         )
 
     # from the checkpoint

@@ -464,7 +464,7 @@ class Run:
         Parameters
         ----------
         newcomers : Federation
-            Their data, under names that the run does not have.
+            Their data, under names that the run does not have, with inputs as the run's clients have theirs: scaled.
         exchanges : int
             Rounds that every newcomer takes part in.
         start : {"offered", "common"}
