@@ -1,12 +1,14 @@
 """polyfed tune: the path on the screen, the folder, and what is refused."""
 
 import csv
+import json
 import tomllib
 
 import pytest
 
+import polyfed as pf
 from polyfed.cli.tune import tune_table
-from polyfed.experiment.tune import Tuned
+from polyfed.experiment.tune import LEAKED, Tuned, held_out
 
 SMALL = (
     "--data", "fpfc-s3", "--scale", "small", "--set", "data.options.seed=1", "--batch-size", "full", "--local-steps", 2,
@@ -135,6 +137,41 @@ def test_resume_without_a_folder_is_refused(cli):
 def test_data_without_clusters_have_no_window(cli):
     said = cli("tune", "--rounds", 2, "--window", "--out", "a")
     assert said.err.splitlines() == ["polyfed: --window: these data name no clusters"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_inputs_are_prepared_without_the_validation_rows(cli, tmp_path):
+    """One of them is extreme and of a category of its own: its site's deviation and categories do not know it."""
+    (tmp_path / "d").mkdir()
+    for name in ("one", "two"):
+        rows = [f"{i % 2},{30 + i},{'ab'[i // 2 % 2]}" for i in range(40)]
+        (tmp_path / f"d/{name}.csv").write_text("\n".join(["y,age,ward", *rows]))
+    row = int(pf.data.load(tmp_path / "d").partition(validation_fraction=0.2).meta["split_indices"]["validation"][0][0])
+    text = (tmp_path / "d/one.csv").read_text().splitlines()
+    text[row + 1] = f"{text[row + 1][0]},1000000,z"
+    (tmp_path / "d/one.csv").write_text("\n".join(text))
+    words = ("--data", "d", "--target", "y", "--setting", "lr", "--grid", "0.1", "--rounds", 1, "--train-on", 1)
+    said = cli("tune", "fedavg", *words, "--quiet", "--out", "tu")
+    assert said.status == 0, said.err
+    found = json.loads((tmp_path / "tu/federation.json").read_text())
+    data = pf.data.load(tmp_path / "d", target="y")
+    fed = data.partition(validation_fraction=0.2)
+    assert found["preparation"] == json.loads(json.dumps(fed.meta["preparation"]))
+    assert "'z'" not in str(found["preparation"])
+    assert tomllib.loads((tmp_path / "tu/config.toml").read_text())["data"]["validation-fraction"] == 0.2
+    assert LEAKED not in found["notes"]
+    late = held_out(data.partition(), 0)  # where a Python program leaves it to tune, a note says what happened
+    assert "'z'" in str(late.meta["preparation"])
+    assert LEAKED in late.notes
+
+
+def test_data_that_are_not_prepared_are_cut_alike_before_and_after():
+    how = {"how": "iid", "clients": 4, "test": "own"}
+    data = pf.data.load("digits", flat=True)
+    before, after = data.partition(**how, validation_fraction=0.2), held_out(data.partition(**how), 0)
+    for split in ("train", "validation", "test"):
+        assert getattr(before, split).x.equal(getattr(after, split).x)
+    assert LEAKED not in after.notes
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -9,12 +9,16 @@ import pandas as pd
 import pytest
 import torch
 from matplotlib.image import imread
-from scipy.stats import spearmanr
+from scipy.stats import spearmanr, ttest_ind
 from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
 from polyfed.core.errors import ConfigError, RunError
+from polyfed.experiment.tune import LEAKED
 from polyfed.games import values as game
+from polyfed.games.result import _widened
+from polyfed.report.intervals import Spread
+from polyfed.report.pairs import Evidence
 
 NAMES = ("a1", "a2", "b1", "b2", "liar")
 GROUPS = {"a1": "a", "a2": "a", "b1": "b", "b2": "b", "liar": "liar"}
@@ -161,13 +165,79 @@ def test_sampled_coalitions_say_how_sure_they_are(found):
     for row, exact in zip(some.help.to_dict("records"), found.help.shapley, strict=True):
         i, j = NAMES.index(row["client"]), NAMES.index(row["from"])
         assert row["drawn"] == len(game.joinings(orders, i, j))
-        assert np.isnan(row["low"]) or row["drawn"] > 1
+        known = row["drawn"] > 2 and row["error"] > 0
+        assert np.isfinite(row["low"]) == known
+        assert known or not row["clear"]
         if row["drawn"] > 2:
             assert abs(row["shapley"] - exact) < 4 * row["error"] + 0.05
-            assert row["low"] < row["shapley"] < row["high"]
+            assert not known or row["low"] <= row["shapley"] <= row["high"]
+    assert {2} < set(some.help.drawn), "pairs with too few joinings are among them"
+    assert not np.allclose(some.matrix.sum(axis=1), some.clients.set_index("client")["all_gain"], atol=1e-3)
+    adds_up = "A row adds up to the client's gain with all together"
+    assert [any(adds_up in note for note in c.tables()[0].notes) for c in (found, some)] == [True, False]
     best = some.partitions.iloc[0]
     assert best["individual"]
     assert pd.isna(best["core"]) or isinstance(best["core"], bool)
+
+
+@pytest.mark.parametrize("drawn", [3, 5, 10])
+def test_two_sources_of_chance_are_judged_by_welchs_test(drawn):
+    """Joinings (drawn - 1 degrees of freedom) and patients (19): as the difference of two means, of unlike variance."""
+    rng = np.random.default_rng(drawn)
+    changes, patients = 0.02 + 0.02 * rng.normal(size=drawn), rng.normal(size=20)
+    patients = 0.01 * (patients - patients.mean())
+    evidence = Evidence(Spread(np.array([changes.mean()]), patients.var(ddof=1) / 20, 19.0), 0.3, 100, 1.0, 1.0)
+    found, welch = (
+        _widened(evidence, game.standard_error(changes), drawn),
+        ttest_ind(changes, patients, equal_var=False),
+    )
+    assert found.p == pytest.approx(welch.pvalue, rel=1e-9)
+    assert (found.low, found.high) == pytest.approx(tuple(welch.confidence_interval()), rel=1e-9)
+
+
+def test_what_does_not_show_its_own_chance_has_no_interval_and_is_never_clear():
+    def of(changes, sampling: float | None = 1e-6):
+        changes = np.array(changes)
+        evidence = Evidence(Spread(changes.mean(keepdims=True), sampling), 0.3, 100, 1.0, 1.0)
+        return _widened(evidence, game.standard_error(changes), len(changes))
+
+    assert np.isfinite(of([0.1, 0.2, 0.3]).low)
+    for lacking in (of([0.1]), of([0.1, 0.2]), of([0.1] * 3), of([0.1] * 10), of([0.1, 0.2, 0.3], None)):
+        assert np.isnan([lacking.low, lacking.high, lacking.p]).all()
+        assert not lacking.clear
+    assert of([-0.9, 0.1, 0.9]).high == 1, "no accuracy rises by more than 100 points"
+
+
+def test_scores_in_the_file_are_those_of_the_runs_whichever_way_is_better(tmp_path):
+    """A slope is best near 1: neither column holds its distance from there."""
+    rng = np.random.default_rng(0)
+    xs = rng.normal(size=(2, 400, 6)).astype(np.float32)
+    fed = pf.Federation.from_arrays([(x, (x[:, 0] + rng.normal(size=400) > 0).astype(int)) for x in xs])
+    how = SETTINGS | {"metrics": ["calibration-slope"], "rounds": 2, "out": tmp_path / "c"}
+    some = pf.coalitions(linear(), fed, pf.FedAvg(0.3), **how)
+    table = pd.read_csv(tmp_path / "c/coalitions-values.csv")
+    for row in table.to_dict("records"):
+        scores = pd.read_csv(tmp_path / "c" / row["run"] / "clients.csv").set_index("client").loc[row["client"]]
+        for split in ("validation", "test"):
+            assert row[split] == pytest.approx(scores[f"{split}_calibration-slope"])
+    for name in some.names:
+        mine = some.values[some.values.client == name]
+        nearest = mine.loc[(mine.validation - 1).abs().idxmin(), "coalition"]
+        assert some.clients.set_index("client")["chosen"][name] == nearest
+
+
+def test_samples_held_out_after_scaling_are_pointed_out(tmp_path):
+    """The hospitals are scaled by training rows; where validation rows were taken out before, nothing is said."""
+    data, how = pf.data.load("heart-disease"), {"rounds": 1, "seeds": 1, "batch_size": None}
+    cut = {"test_fraction": 0.3, "without": ["switzerland", "va"]}
+    said = []
+    for fraction in (0.0, 0.2):
+        fed = data.partition(validation_fraction=fraction, **cut)
+        some = pf.coalitions(torch.nn.Linear(10, 2), fed, out=tmp_path / f"{fraction}", **how)
+        said.append(LEAKED in some.notes)
+        assert (LEAKED in (tmp_path / f"{fraction}/report.html").read_text()) == said[-1]
+        assert any(LEAKED in note for note in some.tables()[1].notes) == said[-1]
+    assert said == [True, False]
 
 
 def test_wrong_settings_are_refused_before_anything_is_trained(tmp_path):
@@ -179,4 +249,8 @@ def test_wrong_settings_are_refused_before_anything_is_trained(tmp_path):
             pf.coalitions(linear(), planted(), **{**SETTINGS, "out": tmp_path / "x", **given})
     with pytest.raises(ConfigError, match="at least two"):
         pf.coalitions(linear(), planted().reorder([0]), **SETTINGS)
+    x, y = planted().train.client(0)
+    untested = pf.Federation.from_arrays([(x, y), (-x, y)], test_fraction=0.0)
+    with pytest.raises(ConfigError, match="found a federation without test samples, expected some"):
+        pf.coalitions(linear(), untested, **{**SETTINGS, "out": tmp_path / "x"})
     assert not (tmp_path / "x").exists()

@@ -86,11 +86,11 @@ def play(
         return here.model(seed), here.federation(seed), tables
 
     parts.check()
-    names = parts.federation(experiment.seeds[0]).names
+    federation = parts.federation(experiment.seeds[0])
     described = {m.label: {"algorithm": m.table()} for m in methods[1:]}
     game = Game(
-        make, names, [m.algorithm for m in methods], [m.label for m in methods], parts.training(), experiment.seeds,
-        samples, lambda label: described.get(label, {}),
+        make, federation, [m.algorithm for m in methods], [m.label for m in methods], parts.training(),
+        experiment.seeds, samples, lambda label: described.get(label, {}),
     )  # fmt: skip
     since = stop.interruptions()
     with claimed(out, f"coalitions-{experiment.name}", force, resume) as folder:

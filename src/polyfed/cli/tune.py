@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from polyfed.report import Table
 
 TUNING = "Tuning"
-ROUNDS, SEEDS = 1000, 1
+USUAL = {"rounds": 1000, "seeds": 1, "data": {"validation-fraction": 0.2}}
 Setting = Annotated[str | None, o.option(Search, "setting", TUNING, "NAME")]
 Regime = Annotated[str | None, o.option(Search, "regime", TUNING)]
 Grid = Annotated[str | None, o.option(Search, "grid", TUNING)]
@@ -79,10 +79,10 @@ def tune(
     from polyfed.cli.folders import is_search
     from polyfed.core.errors import ConfigError
     from polyfed.experiment.build import Parts
-    from polyfed.experiment.config import defaults_for, resolve
+    from polyfed.experiment.config import defaults_for, merge, resolve
     from polyfed.experiment.tune import default_setting
 
-    found = resolve(None, table, [method], defaults_for(None, table) | {"rounds": ROUNDS, "seeds": SEEDS})
+    found = resolve(None, table, [method], merge(defaults_for(None, table), USUAL))
     if not found.single:
         raise ConfigError(f"seeds: found {len(found.seeds)}, expected one: tune works under one seed")
     typed |= {

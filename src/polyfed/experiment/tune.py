@@ -32,6 +32,7 @@ from polyfed.core.scores import LOSS
 from polyfed.core.scores import read as read_metric
 from polyfed.core.settings import is_mapping, settings_of
 from polyfed.core.split import Split
+from polyfed.data.datasets import names, options
 from polyfed.data.federation import Federation
 from polyfed.experiment.config import Method
 from polyfed.experiment.files import flush, locked, sealed, unsealed
@@ -59,6 +60,10 @@ LEGS = "legs"  # folder of the legs of a search that is not over
 OVER = ".legs-over"  # the same while they are removed
 SEARCH = "tune.toml"  # what the search is, so that the same one is continued
 VALIDATION = 0.2  # share of the training samples, where the federation holds out none
+LEAKED = (
+    "validation samples were held out after inputs had been scaled or filled in by them; "
+    "partition(validation_fraction=0.2) holds them out before"
+)
 
 
 @dataclass(eq=False)
@@ -148,8 +153,10 @@ def tune(
     """Choose one numeric setting of a method by validation data, then train the chosen model on.
 
     A federation without validation samples has `VALIDATION` of each client's training samples held out, keyed by (seed,
-    client). The metric is the mean over clients on validation data; the federation that is trained on while tuning has
-    no test samples at all, they come back for the final run. A leg that diverges is a row without a metric, and ends a
+    client); where inputs were scaled or filled in by training samples, a note of the run says that these had a part in
+    it, and ``partition(validation_fraction=0.2)`` holds them out before. The metric is the mean over clients on
+    validation data; the federation that is trained on while tuning has no test samples at all, they come back for the
+    final run. A leg that diverges is a row without a metric, and ends a
     warm path. After Ctrl-C the status is "interrupted", and the table holds what is done; with a folder, every leg is a
     run folder in `out`/legs until the search is over.
 
@@ -206,8 +213,7 @@ def tune(
     setting = search.setting or default_setting(algorithm)
     regime = search.regime or ("both" if "warm" in GRIDS.get((algorithm.name, setting), {}) else "cold")
     paths = {name: _methods(algorithm, setting, search.grid, name) for name in _regimes(regime)}
-    if federation.validation is None or not len(federation.validation.x):
-        federation = dataclasses.replace(federation, validation=None).with_validation(VALIDATION, seed)
+    federation = held_out(federation, seed)
     test = federation.test
     blind = dataclasses.replace(federation, test=Split(test.x[:0], test.y[:0], np.zeros_like(test.offsets)))
     tuned = Tuned(setting, folder=Path(out) if out is not None else None)
@@ -233,6 +239,35 @@ def tune(
         if tuned.status == "finished":
             _train_on(tuned, legs, federation, describe, resume)
     return tuned
+
+
+def held_out(federation: Federation, seed: int) -> Federation:
+    """A federation with validation samples: its own, or `VALIDATION` of its training samples.
+
+    Parameters
+    ----------
+    federation : Federation
+        The clients and their data.
+    seed : int
+        Of the draw.
+
+    Returns
+    -------
+    Federation
+        With a note where what is held out had a part in preparing the inputs.
+    """
+    if federation.validation is not None and len(federation.validation.x):
+        return federation
+    cut = dataclasses.replace(federation, validation=None).with_validation(VALIDATION, seed)
+    return dataclasses.replace(cut, meta={**cut.meta, "notes": [*cut.notes, LEAKED]}) if _learnt(cut) else cut
+
+
+def _learnt(federation: Federation) -> bool:
+    """Whether inputs were prepared with numbers learnt from training samples."""
+    name = str(federation.meta.get("dataset"))
+    how = (options(name) if name in names() else {}) | federation.meta.get("options", {})
+    scaled = how.get("standardise") in ("pooled", "client") or how.get("scale") in ("minmax", "unit", "z-score")
+    return scaled or "preparation" in federation.meta
 
 
 def _train_on(

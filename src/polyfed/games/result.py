@@ -20,7 +20,7 @@ from polyfed.core.randomness import key_of
 from polyfed.experiment import files
 from polyfed.experiment.folder import RunFolder, _finite, csv_text
 from polyfed.games import values as game
-from polyfed.games.values import Stability, Walk, Weights
+from polyfed.games.values import FEWEST, Stability, Walk, Weights
 from polyfed.report import files as reading
 from polyfed.report import intervals
 from polyfed.report.combined import Tested, evidence, jointly, tested
@@ -56,9 +56,10 @@ class Found:
     """The scores in all runs of a folder.
 
     own: label of the coalitions' method     against: {label: {seed: what the method found}}
-    place: {coalition: its row below}     test, validation: [S, K, n] merits, NaN where there is none
+    place: {coalition: its row below}     test: [S, K, n] merits, NaN where there is none
+    raw, validation: [S, K, n] the scores as they are
     added: {(seed's row, client): [K, m] what each test sample adds}     ids: {the same: [m] the samples}
-    samples: {client: (share tested, how many)}
+    samples: {client: (share tested, how many)}     notes: caveats of the data
     """
 
     folder: Path
@@ -78,6 +79,7 @@ class Found:
     against: dict[str, dict[int, dict[str, Any]]]
     seconds: float
     trainings: int
+    notes: tuple[str, ...]
 
     @property
     def n(self) -> int:
@@ -101,6 +103,7 @@ class Found:
         against: dict[str, dict[int, dict[str, Any]]] = {k: {} for k in labels[1:]}
         spent = 0.0
         masks: set[int] = set()
+        notes: dict[str, None] = {}
         for path in sorted((folder / "runs").glob("*-seed*")):
             if not (path / "summary.json").exists():
                 continue
@@ -112,7 +115,9 @@ class Found:
             if label in against:
                 against[label][int(seed)] = reading.report(path) if over["status"] == "finished" else {}
                 continue
-            who = [at[c["name"]] for c in reading.federation(path)["clients"]]
+            about = reading.federation(path)
+            who = [at[c["name"]] for c in about["clients"]]
+            notes |= dict.fromkeys(about["notes"])
             masks.add(game.coalition(who))
             runs[label, int(seed)] = tested(path) if over["status"] == "finished" else None
         known = sorted(masks, key=lambda c: (c.bit_count(), c))
@@ -145,10 +150,10 @@ class Found:
                     mine = run.added.get(names[i])
                     if mine is not None and (s, i) in added and len(mine[1]) == len(ids[s, i]):
                         added[s, i][k] = first.metric.sign * mine[1]
-        merit = first.metric.merit
         return cls(
-            folder, names, seeds, labels[0], told.get("samples"), first.metric, split, place, merit(raw), raw,
-            merit(validation), added, ids, samples, against, spent, len(runs) + sum(map(len, against.values())),
+            folder, names, seeds, labels[0], told.get("samples"), first.metric, split, place, first.metric.merit(raw),
+            raw, validation, added, ids, samples, against, spent, len(runs) + sum(map(len, against.values())),
+            tuple(notes),
         )  # fmt: skip
 
     # combinations of scores
@@ -216,7 +221,7 @@ class Found:
         steps = game.joinings(self.orders, receiver, giver)
         at = [(self.place[a], self.place[b]) for a, b in steps]
         changes = np.array([mean_of(self.test[:, a, receiver] - self.test[:, b, receiver]) for a, b in at])
-        return game.standard_error(changes), len(steps)
+        return game.standard_error(np.round(changes, 12)), len(steps)  # equal but for rounding is equal
 
 
 def settle(found: Found, train: Callable[[list[int]], None] | None = None) -> tuple[tuple[int, ...], Stability]:
@@ -291,6 +296,8 @@ class Coalitions:
         Where all this is.
     split : str
         What the scores are measured on.
+    notes : tuple of str
+        Caveats of the data.
     """
 
     names: tuple[str, ...]
@@ -307,6 +314,7 @@ class Coalitions:
     agreement: pd.DataFrame
     folder: Path | None = None
     split: str = "test"
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Coalitions of {', '.join(self.names)}: {self.method}, {len(self.seeds)} seeds, {self.trainings} runs>"
@@ -333,7 +341,7 @@ class Coalitions:
         f = Found.read(Path(folder))
         return Coalitions(
             f.names, f.seeds, f.metric, f.label, f.count, f.trainings, f.seconds, _values(f), _help(f), _clients(f),
-            _partitions(f), _agreement(f), f.folder, f.split,
+            _partitions(f), _agreement(f), f.folder, f.split, f.notes,
         )  # fmt: skip
 
     @property
@@ -383,7 +391,7 @@ class Coalitions:
         return self.folder / "report.html"
 
     def _json(self) -> dict[str, Any]:
-        keys = ("names", "seeds", "method", "sampled", "trainings", "seconds", "split")
+        keys = ("names", "seeds", "method", "sampled", "trainings", "seconds", "split", "notes")
         tables = ("help", "clients", "partitions", "agreement")
         return {
             **{k: list(v) if isinstance(v := getattr(self, k), tuple) else v for k in keys},
@@ -401,8 +409,8 @@ def _values(f: Found) -> pd.DataFrame:
                 own = f.test[s, f.place[1 << i], i]
                 rows.append({
                     "seed": seed, "coalition": said(c, f.names), "size": c.bit_count(), "client": f.names[i],
-                    "validation": f.metric.sign * f.validation[s, k, i] if f.metric.sign else f.validation[s, k, i],
-                    "test": f.raw[s, k, i], "gain": f.test[s, k, i] - own, "run": f"runs/{label}-seed{seed}",
+                    "validation": f.validation[s, k, i], "test": f.raw[s, k, i], "gain": f.test[s, k, i] - own,
+                    "run": f"runs/{label}-seed{seed}",
                 })  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -416,17 +424,19 @@ def _limits(prefix: str, found: Interval) -> dict[str, Any]:
     return {f"{prefix}low": found.low, f"{prefix}high": found.high, f"{prefix}clear": found.clear}
 
 
-def _widened(e: Evidence, error: float) -> Interval:
-    """The interval with the chance of sampled coalitions added."""
-    if error == 0:
-        return e.interval()
-    if math.isnan(error):  # of one sample nobody knows how far off it is
-        return Interval(e.spread.gain, math.nan, math.nan, len(e.spread.means))
-    (var, freedom), gain = intervals.variance(e.spread, e.share), e.spread.gain
-    judged, free = intervals.variance(replace(e.spread, whole=True), e.share)
-    half = intervals.half_width(var + error**2, freedom)
-    p = intervals.p_value(gain, judged + error**2, free)
-    return Interval(gain, gain - half, gain + half, len(e.spread.means), p, abs(gain) > half)
+def _widened(e: Evidence, error: float, drawn: int) -> Interval:
+    """The interval with the chance of `drawn` sampled joinings added, freedom by Satterthwaite. None where they are too
+    few, or all equal, so that they do not show how far off their mean is."""
+    gain, splits = e.spread.gain, len(e.spread.means)
+    found = [intervals.variance(s, e.share) for s in (e.spread, replace(e.spread, whole=True))]
+    if drawn < FEWEST or not error > 0 or not math.isfinite(found[0][0]):
+        return Interval(gain, math.nan, math.nan, splits)
+    both = [
+        (var + error**2, (var + error**2) ** 2 / (var**2 / freedom + error**4 / (drawn - 1))) for var, freedom in found
+    ]
+    half, p = intervals.half_width(*both[0]), intervals.p_value(gain, *both[1])
+    low, high = max(gain - half, -e.range), min(gain + half, e.range)
+    return Interval(gain, low, high, splits, p, abs(gain) > half)
 
 
 def _help(f: Found) -> pd.DataFrame:
@@ -439,7 +449,10 @@ def _help(f: Found) -> pd.DataFrame:
             error, drawn = f.sampling(i, j) if f.orders else (0.0, 0)
             weights, rest = f.weights(i, j), whole & ~(1 << j)
             e = f.evidence(i, f.row(weights)) if weights else None
-            values.append(_widened(e, error) if e is not None else Interval(math.nan, math.nan, math.nan, 0))
+            if e is None:
+                values.append(Interval(math.nan, math.nan, math.nan, 0))
+            else:
+                values.append(_widened(e, error, drawn) if f.orders else e.interval())
             without.append(f.evidence(i, f.row({whole: 1.0, rest: -1.0})).interval())
             rows.append({"client": f.names[i], "from": f.names[j], "error": error, "drawn": drawn})
     found = zip(rows, jointly(values), jointly(without), strict=True)
@@ -459,7 +472,7 @@ def _clients(f: Found) -> pd.DataFrame:
         at = [f.place[c] for c in mine]
         weights, chosen = np.zeros((len(f.seeds), len(f.place))), []
         for s in range(len(f.seeds)):
-            seen = f.validation[s, at, i]
+            seen = f.metric.merit(f.validation[s, at, i])
             best = mine[int(np.nanargmax(seen))] if np.isfinite(seen).any() else 1 << i  # of equals the smallest
             chosen.append(best)
             weights[s, f.place[best]] += 1

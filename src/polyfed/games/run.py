@@ -32,12 +32,12 @@ from polyfed.experiment.compare import Result, Watch, config_of, read_result
 from polyfed.experiment.fit import fit
 from polyfed.experiment.folder import RunFolder, summary
 from polyfed.experiment.training import Training, training_of
+from polyfed.experiment.tune import held_out
 from polyfed.games import values as game
 from polyfed.games.result import HEAD, Coalitions, Found, names_of, settle, walks_of
 
 MOST = 8  # clients up to which every coalition is trained
 SAMPLES = 10  # beyond: how often every client joins every other, on average
-VALIDATION = 0.2  # of the training samples, where the data have no validation split
 Made = tuple[nn.Module, Federation, Mapping[str, Any] | None]  # with further tables for config.toml
 Maker = Callable[[int, Sequence[str]], Made]  # of (seed, who is left out)
 
@@ -66,7 +66,9 @@ def coalitions(
     model : nn.Module or callable
         As for `compare`.
     federation : Federation or callable
-        As for `compare`. Where it has no validation split, a fifth of every client's training samples become one.
+        As for `compare`, with test samples. Where it has no validation split, a fifth of every client's training
+        samples become one; where inputs were scaled or filled in by training samples, a note says that these had a
+        part in it, and ``partition(validation_fraction=0.2)`` holds them out before.
     algorithm : Algorithm or None
         What a coalition trains with; None: FedAvg. Own models are trained alone with the same step size.
     training : Training or None
@@ -107,7 +109,7 @@ def coalitions(
 
     def make(seed: int, without: Sequence[str]) -> Made:
         data = federation if isinstance(federation, Federation) else federation(seed)
-        data = data if data.validation is not None else data.with_validation(VALIDATION, seed)
+        data = held_out(data, seed)
         net = model if isinstance(model, nn.Module) else model(seed)
         return (
             net,
@@ -116,8 +118,7 @@ def coalitions(
         )
 
     config = config_of({k.replace(" ", "-"): v for k, v in methods.items()}, which, how.dump())
-    names = make(which[0], ())[1].names
-    game_of = Game(make, names, list(methods.values()), list(methods), how, which, samples)
+    game_of = Game(make, make(which[0], ())[1], list(methods.values()), list(methods), how, which, samples)
     with tempfile.TemporaryDirectory() if out is None else contextlib.nullcontext(out) as place:
         found = game_of.play(Path(place), resume, watch or Watch(), config)
         return found if out is not None else dataclasses.replace(found, folder=None)
@@ -138,11 +139,11 @@ class _Job:
 class Game:
     """Everything that the runs of a folder have in common.
 
-    methods, labels: the coalitions' own first, then those it is held against
+    federation: that of the first seed     methods, labels: the coalitions' own first, then those it is held against
     """
 
     make: Maker
-    names: Sequence[str]
+    federation: Federation
     methods: Sequence[Algorithm]
     labels: Sequence[str]
     training: Training
@@ -151,15 +152,21 @@ class Game:
     describe: Callable[[str], Mapping[str, Any]] | None = None
 
     def __post_init__(self) -> None:
-        n = len(self.names)
+        n = self.federation.n
         if n < 2:
             raise ConfigError(f"coalitions: found {n} client, expected at least two")
+        if not len(self.federation.test.x):
+            raise ConfigError("coalitions: found a federation without test samples, expected some to judge by")
         if self.samples is not None and (not is_whole(self.samples) or self.samples < 1):
             raise ConfigError(f"samples: found {self.samples!r}, expected an integer of at least 1")
         if self.training.attack is not None:
             raise ConfigError("attack: attackers have no score, so coalitions with them cannot be judged; leave it out")
         if n > MOST and self.samples is None:
             object.__setattr__(self, "samples", SAMPLES)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.federation.names
 
     def play(self, folder: Path, resume: bool, watch: Watch, config: Mapping[str, Any]) -> Coalitions:
         """Train what is missing in a folder and write the results."""

@@ -10,6 +10,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from polyfed.experiment import files
+from polyfed.experiment.tune import LEAKED
+from polyfed.games.values import FEWEST
 from polyfed.report import page as pages
 from polyfed.report import words
 from polyfed.report.style import canvas, styled
@@ -86,9 +88,12 @@ def _about(found: "Coalitions") -> str:
 def _matrix(found: "Coalitions") -> Table:
     scale, n = words.Scale(found.metric), len(found.names)
     unit = "points" if scale.percent else scale.name
+    sums = " A row adds up to the client's gain with all together." if found.sampled is None else ""
+    few = f"Sampled values: no interval where fewer than {FEWEST} joinings were drawn, or all changed the score alike."
     notes = (
         f"Row: who receives; column: from whom. Shapley value in {unit} of {found.split} {scale.name}, with 95 % "
-        "intervals; colour: clear jointly over all pairs (Holm). A row adds up to the client's gain with all together.",
+        f"intervals; colour: clear jointly over all pairs (Holm).{sums}",
+        *((few,) if found.sampled is not None else ()),
         _about(found),
     )
     if n > LISTED:
@@ -129,7 +134,8 @@ def _clients(found: "Coalitions") -> Table:
     notes = (
         f"{found.split.capitalize()} {scale.header}. Chosen: the coalition with the best validation score in each "
         "seed, the smallest of equals; shown is the most frequent, the score is after every seed's choice. Best in "
-        "hindsight: by the test score itself, so its gain is too good to be true.",
+        f"hindsight: by the {found.split} score itself, so its gain is too good to be true.",
+        *(f"Keep in mind: {n}." for n in found.notes if n == LEAKED),
     )
     return Table("What each client should do", columns, rows, notes)
 
@@ -230,6 +236,9 @@ def page(found: "Coalitions") -> str:
     names = ("What each client should do", "Which coalitions hold", "Do other methods agree?")
     config = (found.folder / "coalitions.toml").read_text(encoding="utf-8")
     sections = [("Who helps whom", f'{matrix}<div class="figures">{picture}</div>'), *zip(names, others, strict=False)]
+    if found.notes:
+        listed = "".join(f"<li>{escape(n)}</li>" for n in found.notes)
+        sections.append(("Keep in mind about these data", f'<ul class="caveats notes">{listed}</ul>'))
     sections.append(("Every number", _files(found)))
     sections.append(("Settings", f"<details><summary>coalitions.toml</summary><pre>{escape(config)}</pre></details>"))
     n = len(found.names)
