@@ -3,9 +3,13 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy import stats
 
 import polyfed as pf
+from polyfed.clinical.models import named
+from polyfed.clinical.page import headline, write_page
+from polyfed.clinical.regression import ENDLESS, Found, _why
 from polyfed.core.errors import ConfigError, DataError
 
 RNG = np.random.default_rng(5)
@@ -29,6 +33,10 @@ def test_every_byte_is_that_of_a_message():
     assert list(found.ledger["round"].unique()) == list(range(found.rounds))
     assert found.ledger["up_bytes"].sum() == found.bytes["up"].sum()
     assert newton <= 8
+    found = pf.clinical.fit(SITES, "linear")  # also the squares of the target; its mean and deviation come back
+    newton = found.rounds - 2
+    assert (found.bytes["up"] == 8 * (4 + 2 * 3) + newton * 8 * (1 + p + p * (p + 1) // 2) + 2 * 8 * p + 1 + p).all()
+    assert (found.bytes["down"] == newton * 8 * p + 2 * 8 * (3 + 1) + 8 * p).all()
 
 
 @pytest.mark.parametrize("model", ["logistic", "linear", "poisson"])
@@ -47,6 +55,29 @@ def test_units_do_not_matter(model):
     assert moved["estimate"]["x1"] * 1000 == pytest.approx(as_given["estimate"]["x1"], rel=1e-8)
     assert moved["estimate"]["x2"] == pytest.approx(as_given["estimate"]["x2"], rel=1e-8)
     assert moved["p"][1:].to_numpy() == pytest.approx(as_given["p"][1:].to_numpy(), rel=1e-6)
+
+
+@pytest.mark.parametrize(("unit", "zero"), [(1e-9, 0.0), (3e7, 0.0), (1e9, 1e10), (1e12, -1e12), (1.0, 1e7)])
+def test_the_unit_of_a_linear_target_does_not_matter(unit, zero):
+    """Every site keeps its own fit, and estimates, errors and p values follow."""
+    sites = [(x, x @ [1.0, -0.5, 0.2] + y) for x, y in SITES]
+    one, far = pf.clinical.fit(sites, "linear"), pf.clinical.fit([(x, zero + unit * y) for x, y in sites], "linear")
+    assert far.sites["meta"].all()
+    for a, b in ((one.coefficients, far.coefficients), (one.meta, far.meta)):
+        assert b["se"].to_numpy() == pytest.approx(unit * a["se"].to_numpy(), rel=1e-6)
+        gap = (b["estimate"] - zero * (b.index == "intercept")) / unit - a["estimate"]
+        assert (gap.abs() < 1e-6 * a["se"]).all()
+        assert b["p"][1:].to_numpy() == pytest.approx(a["p"][1:].to_numpy(), rel=1e-4)
+    if (unit, zero) == (3e7, 0.0):
+        assert pf.clinical.fit([(x, unit * y) for x, y in sites], "linear", method=pf.FedCET()).arrived
+    assert far.loglik == pytest.approx(one.loglik - 240 * np.log(unit), rel=1e-6)
+
+
+def test_a_linear_model_is_never_refused_for_its_events():
+    columns = torch.tensor([False, True])
+    found = Found(torch.zeros(2), 0.0, torch.zeros(2, 2), ENDLESS, columns)
+    assert "event" not in _why(found, named("linear"), ["intercept", "age"])
+    assert "age separates those with events" in _why(found, named("logistic"), ["intercept", "age"])
 
 
 def test_risk_sets_never_cross():
@@ -123,6 +154,24 @@ def test_fedcet_arrives_and_fedavg_says_that_it_does_not():
     assert not any("arrived" in note for note in cet.notes)
     assert cet.rounds < 300
     assert (cet.bytes["up"] > newton.bytes["up"]).all()
+
+
+def test_a_method_that_has_not_arrived_claims_nothing(tmp_path):
+    """Separated classes, which Newton's method refuses: any other one goes on towards infinity."""
+    sites = [(x[:, :1], (x[:, 0] > 0).astype(float)) for x, _ in SITES]
+    found = pf.clinical.fit(sites, method=pf.FedAvg(0.5), rounds=20)
+    assert found.left > 1
+    assert not found.arrived
+    assert found.coefficients[["lower", "upper", "ratio_lower", "ratio_upper", "p"]].isna().all(axis=None)
+    assert headline(found).startswith("Fedavg has not arrived")
+    assert "differ" not in headline(found)
+    assert any("fedavg has not arrived" in note for note in found.notes)
+    page = write_page(found, tmp_path / "page.html").read_text()
+    assert "has not arrived" in page
+    assert "nan" not in str(found).lower()
+    there = pf.clinical.fit(SITES, method=pf.FedCET(), local_steps=5)
+    assert there.arrived
+    assert there.coefficients.notna().all(axis=None)
 
 
 @pytest.mark.parametrize("method", [pf.FedAvg(lr=0.3), pf.FedAvg(lr=0.3, weighted=False), pf.FedProx(lr=0.3, mu=0.0)])

@@ -112,6 +112,21 @@ def test_concordance_is_that_of_lifelines():
         assert pf.clinical.concordance(time, event, risk) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("time", "event", "risk", "words"),
+    [
+        ([1, 2, 3, 4], [1, 1, 1, 0], [np.nan, 3, 2, 1], "risk of row 1: found nan, expected a number"),
+        ([1, np.inf, 3, 4], [1, 1, 1, 0], [4, 3, 2, 1], "time of row 2: found inf, expected a number"),
+        ([1, 2, 3, 4], [1, np.nan, 1, 0], [4, 3, 2, 1], "event of row 2: found nan, expected 0 or 1"),
+        ([1, 2, 3, 4], [1, 1, 2, 0], [4, 3, 2, 1], "event of row 3: found 2, expected 0 or 1"),
+    ],
+)
+def test_concordance_refuses_what_it_cannot_order(time, event, risk, words):
+    with pytest.raises(DataError, match=words):
+        pf.clinical.concordance(time, event, risk)
+    assert pf.clinical.concordance([1, 2, 3], [True, True, False], [3, 2, 1]) == 1
+
+
 def test_concordance_of_nothing_is_refused():
     with pytest.raises(DataError, match="no pair"):
         pf.clinical.concordance([1, 2], [0, 0], [1, 2])

@@ -146,6 +146,20 @@ def test_all_of_it_is_statsmodels(model, k):
     assert np.abs(found.coefficients["p"].to_numpy()[1:] - reference.pvalues[1:]).max() < TIGHT
 
 
+@pytest.mark.parametrize("far", [1e6, 1e8])
+def test_a_column_far_from_zero_is_statsmodels(far):
+    """Squares of 1e12 and more would leave nothing of a variance of one."""
+    sm = module("statsmodels.api")
+    sites = [(x + np.array([far, 0, 0, 0]), 1e8 * y) for x, y in synthetic("linear")]
+    x, y = pooled(sites)
+    x = np.c_[x[:, 0] - far, (x - x.mean(0))[:, 1:] / x.std(0)[1:]]
+    reference, found = sm.OLS(y, sm.add_constant(x)).fit(), pf.clinical.fit(sites, "linear")
+    scale = np.r_[1, pooled(sites)[0].std(0)[1:]]
+    near(found.coefficients["estimate"][1:] * scale / reference.bse[1:], reference.params[1:] / reference.bse[1:])
+    near(found.coefficients["se"][1:] * scale, reference.bse[1:])
+    assert found.sites["meta"].all()
+
+
 @pytest.mark.parametrize("k", range(3))
 @pytest.mark.parametrize("ties", ["efron", "breslow"])
 def test_cox_is_that_of_statsmodels_stratified_by_site(ties, k, data_dir):

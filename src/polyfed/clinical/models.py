@@ -199,11 +199,17 @@ def concordance(time: Any, event: Any, risk: Any) -> float:
     Raises
     ------
     DataError
-        The lengths differ, or no pair can be ordered.
+        The lengths differ, a number is missing or infinite, an event is neither 0 nor 1, or no pair can be ordered.
     """
-    t, dead, score = np.asarray(time, float), np.asarray(event).astype(bool), np.asarray(risk, float)
-    if not t.shape == dead.shape == score.shape or t.ndim != 1:
-        raise DataError(f"concordance: found shapes {t.shape}, {dead.shape} and {score.shape}, expected one length")
+    t, died, score = np.asarray(time, float), np.asarray(event, float), np.asarray(risk, float)
+    if not t.shape == died.shape == score.shape or t.ndim != 1:
+        raise DataError(f"concordance: found shapes {t.shape}, {died.shape} and {score.shape}, expected one length")
+    for name, values in (("time", t), ("event", died), ("risk", score)):
+        good, expected = (np.isin(values, (0, 1)), "0 or 1") if name == "event" else (np.isfinite(values), "a number")
+        if not good.all():
+            row = int(np.argmin(good))
+            raise DataError(f"concordance: {name} of row {row + 1}: found {values[row]:g}, expected {expected}")
+    dead = died == 1
     right, pairs = 0.0, 0
     for i in np.flatnonzero(dead):
         others = score[(t > t[i]) | ((t == t[i]) & ~dead)]

@@ -60,7 +60,10 @@ def write_page(fit: ClinicalFit, path: str | Path) -> Path:
 
 
 def headline(fit: ClinicalFit) -> str:
-    """Which coefficients differ from none, one by one, and for which the sites disagree."""
+    """Which coefficients differ from none, one by one, and for which the sites disagree; nothing of a method that has
+    not arrived."""
+    if not fit.arrived:
+        return f"{fit.unfinished[:1].upper()}{fit.unfinished[1:]}."
     what, null = (fit.ratio, 1) if fit.ratio else ("coefficient", 0)
     rows = fit.coefficients.drop(index="intercept", errors="ignore")
     clear = rows[(rows["lower"] > 0) | (rows["upper"] < 0)].sort_values("p")

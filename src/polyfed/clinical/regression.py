@@ -1,8 +1,8 @@
 """The federated fit: Newton's method on summed gradients and information matrices, or any method of polyfed; then
 standard errors, and every site's own fit for the meta-analysis. All that a site says is a message, and billed.
 
-Columns are centred and scaled by pooled means and deviations, from sums that the sites send first; coefficients are
-those of the columns as given.
+Columns, and the target of a linear model, are centred and scaled by pooled means and deviations, from sums that the
+sites send first; coefficients are those of the columns as given.
 """
 
 import time
@@ -26,31 +26,56 @@ from polyfed.experiment.fit import fit as fit_method
 from polyfed.experiment.rehearsal import rehearse
 from polyfed.experiment.watching import Progress
 
-STEP = 1e-9  # Newton's last step, in standardised columns
+STEP = 1e-9  # Newton's last step, in standardised columns (and targets, of a linear model)
 STILL = 1e-12  # a round of another method that moves no coefficient by more is the last
 STEPS = 30  # where a likelihood has no maximum, every step goes on by about one
 DEPENDENT = 1e-9  # smallest eigenvalue of a correlation matrix, of columns that are not combinations of one another
+CONSTANTS = 1e-13  # deviation of a column, over its mean, that is rounding
 FINE, ENDLESS, SINGULAR, CONSTANT = range(4)  # what became of a fit
 
 
 class Design(NamedTuple):
-    """What the server knows of the columns after the sites' sums, and sends back: means and deviations [columns]."""
+    """What the server knows after the sites' sums, and sends back: means and deviations of the columns; target: [2]
+    those of a linear model's target, else [0]."""
 
     mean: Tensor
     scale: Tensor
+    target: Tensor
 
     def rows(self, x: Tensor, intercept: bool) -> Tensor:
         """[N, p]: standardised, behind a 1 where there is an intercept."""
         z = (x - self.mean) / self.scale
         return torch.cat([torch.ones(len(x), 1, dtype=x.dtype), z], 1) if intercept else z
 
+    @property
+    def unit(self) -> float:
+        """What one of `targets` is in the target as given."""
+        return float(self.target[1]) if len(self.target) else 1.0
+
+    def targets(self, y: Tensor) -> Tensor:
+        """[N, 2]: standardised for a linear model, else as given."""
+        return torch.stack([(y[:, 0] - self.target[0]) / self.unit, y[:, 1]], 1) if len(self.target) else y
+
     def back(self, intercept: bool) -> Tensor:
-        """[p, p]: from coefficients of `rows` to those of the columns as given."""
+        """[p, p]: from coefficients of `rows` and `targets` to those of the columns as given; see `given`."""
         slopes = torch.diag(1 / self.scale)
-        if not intercept:
-            return slopes
-        first = torch.cat([torch.ones(1, dtype=slopes.dtype), -self.mean / self.scale])[None]
-        return torch.cat([first, torch.cat([torch.zeros(len(slopes), 1, dtype=slopes.dtype), slopes], 1)])
+        if intercept:
+            first = torch.cat([torch.ones(1, dtype=slopes.dtype), -self.mean / self.scale])[None]
+            slopes = torch.cat([first, torch.cat([torch.zeros(len(slopes), 1, dtype=slopes.dtype), slopes], 1)])
+        return slopes * self.unit
+
+    def given(self, beta: Tensor, intercept: bool) -> Tensor:
+        """[p]: coefficients of the columns as given."""
+        found = self.back(intercept) @ beta
+        if len(self.target):
+            found[0] += self.target[0]
+        return found
+
+    def standardised(self, beta: Tensor) -> Tensor:
+        """[p]: coefficients of `rows` and `targets`, from those of `rows` and the target as given."""
+        if not len(self.target):
+            return beta
+        return torch.cat([beta[:1] - self.target[0], beta[1:]]) / self.unit
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,25 +86,29 @@ class Site:
     x: Tensor
     target: Tensor
 
-    def sums(self) -> State:
+    def sums(self, model: Model) -> State:
+        """Squares are about the site's own mean: those of a column far from zero would lose all digits."""
         n = torch.tensor(len(self.x), dtype=torch.float64)
-        return {"n": n, "target": self.target.sum(0), "x": self.x.sum(0), "squares": self.x.square().sum(0)}
+        found = {"n": n, "target": self.target.sum(0), "x": self.x.sum(0), "squares": _squares(self.x)}
+        return found | ({"target squares": _squares(self.target[:, :1])} if model.name == "linear" else {})
 
     def derivatives(self, model: Model, design: Design, beta: Tensor) -> State:
-        value, gradient, information = model.derivatives(beta, design.rows(self.x, model.intercept), self.target)
+        value, gradient, information = model.derivatives(
+            beta, design.rows(self.x, model.intercept), design.targets(self.target)
+        )
         above = torch.triu_indices(*information.shape)
         return {"value": value, "gradient": gradient, "information": information[above[0], above[1]]}
 
     def own(self, model: Model, design: Design, beta: Tensor) -> State:
         """The site's own fit, started from the federated one; NaN where it has none, and which columns are why."""
-        x = design.rows(self.x, model.intercept)
-        found = newton(lambda b: model.derivatives(b, x, self.target), beta)
+        x, y = design.rows(self.x, model.intercept), design.targets(self.target)
+        found = newton(lambda b: model.derivatives(b, x, y), beta)
         back = design.back(model.intercept)
         spread = dispersion(model, found.value, len(x), len(beta))
         fine = found.outcome == FINE and spread > 0
         covariance = back @ found.covariance @ back.T * max(spread, 0.0)
         return {
-            "estimate": back @ found.beta if fine else torch.full_like(beta, torch.nan),
+            "estimate": design.given(found.beta, model.intercept) if fine else torch.full_like(beta, torch.nan),
             "se": covariance.diagonal().sqrt() if fine else torch.full_like(beta, torch.nan),
             "outcome": torch.tensor(FINE if fine else found.outcome or SINGULAR, dtype=torch.uint8),
             "columns": found.columns,
@@ -238,22 +267,27 @@ def fit(
     for site in places:
         _check(site, kind, labels)
     wire = Wire(places)
-    each = wire.ask(Site.sums)
+    each = wire.ask(lambda site: site.sums(kind))
     sums = {name: t.sum(0) for name, t in each.items()}
     events = each["target"][:, 0 if kind.intercept else 1]
     if kind.name != "linear" and not events.sum() > 0:
         raise DataError("no site has an event; at least one is needed")
     if kind.name == "logistic" and events.sum() == sums["n"]:
         raise DataError("every target is 1 at every site; both 0 and 1 are needed")
-    n, mean = sums["n"], sums["x"] / sums["n"]
-    variance = sums["squares"] / n - mean.square()
-    if kind.intercept and bool((still := variance <= 1e-12 * sums["squares"] / n).any()):
+    n, (mean, scale) = sums["n"], _pooled(each["n"], each["x"], each["squares"])
+    if kind.intercept and bool((still := scale == 0).any()):
         raise DataError(f"column {labels[int(still.nonzero()[0])]!r} is constant over all sites; leave it out")
-    design = Design(mean, torch.where(variance > 0, variance, 1.0).sqrt())
+    unit = torch.zeros(0, dtype=torch.float64)
+    if kind.name == "linear":
+        unit = torch.cat(_pooled(each["n"], each["target"][:, :1], each["target squares"]))
+        unit[1] = unit[1] if unit[1] > 0 else 1.0
+    design = Design(mean, torch.where(scale > 0, scale, 1.0), unit)
     coefficients = ["intercept"] * kind.intercept + labels
     start = _start(kind, sums, len(coefficients))
-    at = start if method is None else _trained(wire, kind, loss(model, ties), design, start, method, settings)
-    p, unsent = len(start), list(design)
+    at = start
+    if method is not None:
+        at = design.standardised(_trained(wire, kind, loss(model, ties), design, start, method, settings))
+    p, unsent = len(start), [t for t in design if len(t)]
     above = torch.triu_indices(p, p)
 
     def ask(beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -266,13 +300,13 @@ def fit(
     result = newton(ask, at) if method is None else _evaluated(ask, at)
     spread = dispersion(kind, result.value, int(n), p)
     if result.outcome != FINE:
-        raise DataError(_why(result, coefficients, "all sites together"))
+        raise DataError(_why(result, kind, coefficients, "all sites together"))
     if not spread > 0:
         raise DataError(f"{int(n)} rows for {p} coefficients leave no variance to measure; more rows are needed")
     beta, back = result.beta if method is None else at, design.back(kind.intercept)
     own = wire.ask(lambda site: site.own(kind, design, beta), beta)
     outcomes = [Found(beta, 0.0, back, int(o), bad) for o, bad in zip(own["outcome"], own["columns"], strict=True)]
-    why = [_why(found, coefficients) for found in outcomes]
+    why = [_why(found, kind, coefficients) for found in outcomes]
     if kind.name != "linear":
         whole = events == each["n"] if kind.name == "logistic" else events < 0
         why = ["no event" if e == 0 else "events only" if w else y for e, w, y in zip(events, whole, why, strict=True)]
@@ -282,9 +316,9 @@ def fit(
         [site.name for site in places],
         each["n"].int().numpy(),
         None if kind.name == "linear" else events.int().numpy(),
-        back @ beta,
+        design.given(beta, kind.intercept),
         back @ result.covariance @ back.T * spread,
-        result.value,
+        result.value * design.unit**2,
         own["estimate"],
         own["se"],
         why,
@@ -334,6 +368,20 @@ def gathered(sites: Any, model: Model, names: Sequence[str] | None) -> tuple[lis
             raise DataError(f"site {name!r}: {x.shape[1]} columns, {found[0].name!r} has {found[0].x.shape[1]}")
         found.append(Site(name, x, torch.stack(target, 1)))
     return found, columns
+
+
+def _squares(x: Tensor) -> Tensor:
+    """[columns]: squares about the mean."""
+    return (x - x.mean(0)).square().sum(0)
+
+
+def _pooled(n: Tensor, sums: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
+    """Means and deviations [columns], 0 where that is rounding, from what each site said: [sites], [sites, columns]
+    twice. Chan, Golub and LeVeque (American Statistician 37, 1983)."""
+    mean = sums.sum(0) / n.sum()
+    between = (n[:, None] * (sums / n[:, None] - mean).square()).sum(0)
+    scale = ((squares.sum(0) + between) / n.sum()).sqrt()
+    return mean, torch.where(scale > CONSTANTS * mean.abs(), scale, 0.0)
 
 
 def _numbers(values: Any, name: str) -> Tensor:
@@ -437,13 +485,15 @@ def _trained(
     return run.common
 
 
-def _why(found: Found, names: Sequence[str], who: str = "") -> str:
+def _why(found: Found, model: Model, names: Sequence[str], who: str = "") -> str:
     """In one line, why there is no estimate; nothing where there is one."""
     columns = [name for name, blame in zip(names, found.columns, strict=True) if blame]
     slopes = [c for c in columns if c != "intercept"]
     listed, who = ", ".join(slopes), f"{who}: " if who else ""
     if found.outcome == FINE:
         return ""
+    if found.outcome == ENDLESS and model.name == "linear":
+        return f"{who}no estimate within rounding; {listed} too nearly a combination of other columns"
     if found.outcome == ENDLESS:
         verb = "separate" if len(slopes) > 1 else "separates"
         return f"{who}no finite estimate; {listed or 'nothing'} {verb} those with events from those without"

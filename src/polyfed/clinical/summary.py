@@ -14,6 +14,8 @@ from polyfed.core.ledger import Ledger
 from polyfed.report import Table, words
 from polyfed.report.table import Cell
 
+ARRIVED = 0.01  # standard errors to the maximum, at most, for intervals and p values to be given
+
 
 @dataclass(frozen=True, eq=False)
 class ClinicalFit:
@@ -25,7 +27,8 @@ class ClinicalFit:
         What was fitted.
     coefficients : DataFrame
         A row per coefficient: estimate, se (standard error), lower, upper, ratio, ratio_lower, ratio_upper (odds, rate
-        or hazard ratio; none for linear), p (Wald; Student's t for linear, else normal).
+        or hazard ratio; none for linear), p (Wald; Student's t for linear, else normal). Of a method that has not
+        arrived limits and p are NaN.
     covariance : DataFrame
         [p, p] of the estimates: the inverse of the summed information.
     loglik : float
@@ -40,7 +43,8 @@ class ClinicalFit:
     own : DataFrame
         A row per site and coefficient: estimate, se of the site's own fit.
     left : float
-        How far Newton's next step would move a coefficient, at most, in standard errors; 0 at the maximum.
+        How far Newton's next step would move a coefficient, at most, in standard errors; 0 at the maximum. Above 0.01
+        the method has not arrived.
     ledger : DataFrame
         Bytes and seconds by round and client, as that of a run.
     rounds : int
@@ -113,9 +117,12 @@ class ClinicalFit:
         index = pd.MultiIndex.from_product([sites, names], names=["site", "coefficient"])
         moved = ledger.by_client(len(sites))
         degrees = n - p if model.name == "linear" else None
+        found = wald(names, estimate.numpy(), covariance.diagonal().sqrt().numpy(), model, level, degrees)
+        if left > ARRIVED:
+            found[[c for c in found if c == "p" or c.endswith(("lower", "upper"))]] = np.nan
         return cls(
             model.name,
-            wald(names, estimate.numpy(), covariance.diagonal().sqrt().numpy(), model, level, degrees),
+            found,
             pd.DataFrame(covariance.numpy(), index=names, columns=names),
             float(value),
             pd.DataFrame(differ, index=names),
@@ -170,13 +177,25 @@ class ClinicalFit:
         up, down = (int(self.bytes[way].to_numpy().max()) for way in ("up", "down"))
         found = [*([self.about] if self.about else []), f"log-likelihood {self.loglik:.4f}"]
         if self.left > 1e-4:
-            found.append(
-                f"{self.method} has not arrived: the next Newton step is {words.figures(self.left)} standard errors"
-            )
+            step = f"the next Newton step is {words.figures(self.left)} standard errors"
+            found.append(f"{self.method} has not arrived: {step}" if self.arrived else self.unfinished)
         if without:
             found.append(f"no fit of their own, so not in the meta-analysis: {'; '.join(without)}")
         cost = f"{words.count(self.rounds, 'exchange')} with every site, at most {words.size(up)} up"
         return (*found, f"{self.method}: {cost} and {words.size(down)} down per site")
+
+    @property
+    def arrived(self) -> bool:
+        """Whether `left` is at most 0.01 standard errors: else there are no intervals and p values."""
+        return self.left <= ARRIVED
+
+    @property
+    def unfinished(self) -> str:
+        """One line about a method that has not arrived."""
+        return (
+            f"{self.method} has not arrived: the next Newton step is {words.figures(self.left)} standard errors, so no "
+            "intervals and p values are given; Newton's method says whether there is a finite estimate"
+        )
 
     def __repr__(self) -> str:
         return f"<ClinicalFit {self.table().title}>"
@@ -207,7 +226,8 @@ def _cell(row: Any, key: str) -> Cell:
 
 def _range(row: Any, keys: Sequence[str]) -> Cell:
     low, high = (row[k] for k in keys[1:])
-    return Cell(f"{words.figures(low)} to {words.figures(high)}", dict(zip(keys[1:], (low, high), strict=True)))
+    text = "–" if np.isnan(low) else f"{words.figures(low)} to {words.figures(high)}"
+    return Cell(text, dict(zip(keys[1:], (low, high), strict=True)))
 
 
 def _meta(row: Any, keys: Sequence[str]) -> str:
