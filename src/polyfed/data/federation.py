@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Pair = tuple[Any, Any]
-LEARNT = ("preparation", "scaling")  # entries of `meta` that newcomers' data are prepared with
+LEARNT = ("preparation", "scaling")  # entries of `meta` with what was learnt from training samples
 PER_CLIENT = ("indices",)  # entries of `meta` that are lists over clients
 WEIGHTED = "training samples have weights, on average 1 at every client; scores count every sample the same"
 

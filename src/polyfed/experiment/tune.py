@@ -32,8 +32,7 @@ from polyfed.core.scores import LOSS
 from polyfed.core.scores import read as read_metric
 from polyfed.core.settings import is_mapping, settings_of
 from polyfed.core.split import Split
-from polyfed.data.datasets import names, options
-from polyfed.data.federation import Federation
+from polyfed.data.federation import LEARNT, Federation
 from polyfed.experiment.config import Method
 from polyfed.experiment.files import flush, locked, sealed, unsealed
 from polyfed.experiment.fit import fit
@@ -259,15 +258,8 @@ def held_out(federation: Federation, seed: int) -> Federation:
     if federation.validation is not None and len(federation.validation.x):
         return federation
     cut = dataclasses.replace(federation, validation=None).with_validation(VALIDATION, seed)
-    return dataclasses.replace(cut, meta={**cut.meta, "notes": [*cut.notes, LEAKED]}) if _learnt(cut) else cut
-
-
-def _learnt(federation: Federation) -> bool:
-    """Whether inputs were prepared with numbers learnt from training samples."""
-    name = str(federation.meta.get("dataset"))
-    how = (options(name) if name in names() else {}) | federation.meta.get("options", {})
-    scaled = how.get("standardise") in ("pooled", "client") or how.get("scale") in ("minmax", "unit", "z-score")
-    return scaled or "preparation" in federation.meta
+    leaked = any(key in cut.meta for key in LEARNT)
+    return dataclasses.replace(cut, meta={**cut.meta, "notes": [*cut.notes, LEAKED]}) if leaked else cut
 
 
 def _train_on(
