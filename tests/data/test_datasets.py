@@ -470,3 +470,13 @@ def test_housing_bodyfat(data_dir):
     raw = load("housing-bodyfat", data_dir("housing_bodyfat"), scale="none")
     assert raw.y[:506].mean() == pytest.approx(22.5328, abs=1e-3)
     assert raw.y[506:].mean() == pytest.approx(19.1508, abs=1e-3)
+
+
+def test_a_client_without_samples_is_refused_unless_it_is_left_out(refused):
+    data = Dataset("toy", np.zeros((20, 2), np.float32), np.arange(20) % 2, classes=2)
+    natural = replace(data, groups=np.array([0] * 10 + [2] * 10), group_names=("north", "south", "west"))
+    with refused("toy, partition natural: client 'south' has no samples, expected at least one"):
+        natural.partition()
+    assert natural.partition(without=["south"]).names == ("north", "west")
+    with refused("toy, partition dirichlet:0.05: client 'client-", "has no samples"):
+        data.partition("dirichlet:0.05", clients=8, min_samples=0)

@@ -134,7 +134,7 @@ class Dataset:
         test_samples : int
             For "ratio" and "ratio-floor".
         min_samples : int
-            Least number of samples per client in an artificial partition.
+            Least number of samples per client in an artificial partition; a client without any is always refused.
         without : sequence of str
             Names of clients to leave out once the samples are dealt, before anything is computed from them; names that
             no client has say nothing.
@@ -169,6 +169,8 @@ class Dataset:
             raise DataError(f"{self.name}: every client is left out, expected at least one to stay")
         dealt, n, names = dealt.among(kept), len(kept), tuple(all_names[i] for i in kept)
         notes = [*self.notes, *dealt.notes]
+        if empty := [name for name, index in zip(names, dealt.indices, strict=True) if not len(index)]:
+            raise DataError(f"{self.name}, partition {how}: client {empty[0]!r} has no samples, expected at least one")
 
         held: list[np.ndarray] = [np.zeros(0, dtype=np.int64)] * n
         train = dealt.indices
