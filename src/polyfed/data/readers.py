@@ -19,6 +19,20 @@ import numpy as np
 from polyfed.core.errors import DataError
 
 IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+OTHER = (
+    ".tsv",
+    ".tab",
+    ".csv.gz",
+    ".tsv.gz",
+    ".xlsx",
+    ".xls",
+    ".ods",
+    ".parquet",
+    ".feather",
+    ".sav",
+    ".dta",
+    ".sas7bdat",
+)
 UNPACKED, RATIO = 1 << 30, 200  # largest size of unpacked data, in bytes or in multiples of the packed size
 LARGEST = 2**53  # labels up to this are exact in every number format that a file may use
 
@@ -221,13 +235,25 @@ class ClientFile:
 
 
 def client_files(path: str | Path) -> list[Path]:
-    """The CSV and npz files of a folder, by name. Raises DataError when there is no folder or no such file."""
+    """The CSV files of a folder, or the npz files, by name.
+
+    Raises DataError when there is no folder, no such file, both kinds, or a file of data of another kind.
+    """
     folder = Path(path)
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
-    files = sorted(f for f in folder.iterdir() if f.is_file() and f.suffix.lower() in (".csv", ".npz"))
+    there = sorted(f for f in folder.iterdir() if f.is_file())
+    if other := [f.name for f in there if f.name.lower().endswith(OTHER) and f.name[0] != "."]:
+        listed = ", ".join(other[:5]) + (f" and {len(other) - 5} more" if len(other) > 5 else "")
+        expected = "each site's file as .csv, whose cells may be parted by commas, semicolons or tabs, or as .npz"
+        raise DataError(f"{folder}: found {listed}, expected {expected}")
+    files = [f for f in there if f.suffix.lower() in (".csv", ".npz")]
     if not files:
         raise DataError(f"{folder}: found no CSV or npz file, expected one per client")
+    if strange := next((f for f in files if f.suffix.lower() != files[0].suffix.lower()), None):
+        raise DataError(
+            f"{folder}: found {files[0].name} and {strange.name}, expected CSV files alone or npz files alone"
+        )
     return files
 
 
@@ -235,8 +261,8 @@ def read_clients(
     paths: Sequence[str | Path], target: str | None = None, task: str = "auto", classes: int | None = None
 ) -> list[ClientFile]:
     """One client per CSV or npz file (see `Federation.from_files`); targets int64 for classes, float for regression."""
-    if task not in ("auto", "classification", "regression"):
-        raise DataError(f"task: found {task!r}, expected 'auto', 'classification' or 'regression'")
+    if task not in ("auto", "binary", "classification", "regression"):
+        raise DataError(f"task: found {task!r}, expected 'auto', 'binary', 'classification' or 'regression'")
     clients: list[ClientFile] = []
     columns: tuple[Path, list[str]] | None = None
     whole = True
@@ -269,7 +295,7 @@ def read_clients(
     have = [c.test is not None for c in clients]
     if any(have) and not all(have):
         raise DataError(f"{paths[have.index(False)]}: no x_test and y_test, though other clients have them")
-    to_labels = task == "classification" or (task == "auto" and (whole or classes is not None))
+    to_labels = task in ("binary", "classification") or (task == "auto" and (whole or classes is not None))
 
     def cast(y: np.ndarray, name: str) -> np.ndarray:
         if not to_labels:
