@@ -127,7 +127,7 @@ def without(name):
         (without("age"), (), "two.csv: no column 'age', which one.csv has; add it there (empty cells are gaps), or"),
         (changed(more=list("abc" * 4)), (), "one.csv: no column 'more', which two.csv has"),
         (changed(age=["<5"] + ["7"] * 11), (), "'age' holds numbers and texts ('<5' in d/two.csv, line 2)"),
-        (changed(age="old"), (), "('old' in d/two.csv, line 2), name texts that stand for a gap in gaps; leave"),
+        (changed(age="old"), (), "('old' in d/two.csv, line 2), name texts that stand for a gap in gaps, or the"),
         (changed(y=[""] + ["1"] * 11), (), "d/two.csv, line 2, column 'y': found '', expected a target (1 of 24 rows"),
         (changed(y=[""] + ["1"] * 11), (), "leave them out); name another column with --target"),
         ([{"Age" if k == "age" else k: v for k, v in row.items()} for row in ROWS], (),

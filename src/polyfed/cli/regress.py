@@ -128,8 +128,9 @@ def tables(
         for c in sorted(table.inputs, key=lambda c: used.index(c.name) if c.name in used else len(used)):
             if c.kind != "category":
                 x[c.name] = np.array(sheet.numbers(c.name), dtype=float)
-            for value in c.values[1:] if c.kind == "category" else ():  # against the first value
-                x[f"{c.name}={value}"] = np.array([cell == value for cell in sheet.columns[c.name]], dtype=float)
+            else:
+                at = np.array(sheet.positions(c.name, c.values))
+                x |= {f"{c.name}={c.values[k]}": (at == k).astype(float) for k in range(1, len(c.values))}  # against 0
         parts = [target[:, 0], target[:, 1]] if cox else [target.astype(float)]
         if given["exposure"]:
             parts.append(np.array(sheet.numbers(given["exposure"]), dtype=float))

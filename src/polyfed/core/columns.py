@@ -12,6 +12,7 @@ NAMES = Annotated[list[str], Words("a list of columns")]
 VALUES = Annotated[Mapping[str, list[str]], Words("a table with the values of each")]
 TEXTS = Annotated[list[str], Words("a list of texts")]
 CLASSES = ("binary", "classes", "classification")
+ARRAYS = ("task", "classes", "standardise")  # what is for npz files too
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,11 @@ class Columns(Configured):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.labels is None or len(set(self.labels)) == len(self.labels) > 1, "labels", "distinct classes")
+        two = self.task == "binary"
+        self.require(not two or self.labels is None or len(self.labels) == 2, "labels", "two, for task = binary")
+        self.require(not two or self.classes in (None, 2), "classes", "2 or none, for task = binary")
+        if self.labels is not None:
+            self.require(self.classes in (None, len(self.labels)), "classes", f"{len(self.labels)}, as many as labels")
         survival = self.task == "survival"
         for key in ("time", "event"):
             value = getattr(self, key)
@@ -100,6 +106,12 @@ class Columns(Configured):
     def outcome(self) -> tuple[str, ...]:
         """The columns that are no inputs, as far as they are named."""
         return tuple(name for name in (self.target, self.time, self.event) if name is not None)
+
+    @property
+    def kind(self) -> str:
+        """The task as `Federation.from_arrays` names it."""
+        names = {"classes": "classification", "survival": "regression"}
+        return names.get(self.task, self.task)
 
     @property
     def given(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from polyfed.core import settings
-from polyfed.core.columns import CLASSES, DEFAULTS, Columns
+from polyfed.core.columns import ARRAYS, DEFAULTS, Columns
 from polyfed.core.errors import ConfigError, DataError, PolyfedError, closest
 from polyfed.data import prepare, readers, synthetic
 from polyfed.data.dataset import Dataset
@@ -175,13 +175,13 @@ def _folder(path: Path, columns: Columns, without: Sequence[str] = ()) -> Datase
     """The CSV or npz files of a folder, one client each, or of one file."""
     there = [path] if path.is_file() else readers.client_files(path)
     paths, single = [p for p in there if p.stem not in without], len(there) == 1
+    if not paths:
+        raise DataError(f"{path}: every client is left out, expected at least one to stay")
     if all(p.suffix.lower() == ".csv" for p in paths):
         return load_tables(paths, columns, single)
-    of_arrays = ("target", "task", "classes", "standardise")
-    if wrong := [key for key in columns.given if key not in of_arrays]:
+    if wrong := [key for key in columns.given if key not in ARRAYS]:
         raise ConfigError(f"columns.{wrong[0].replace('_', '-')}: {path} holds arrays; this is for CSV files alone")
-    task = "classification" if columns.task in CLASSES else columns.task
-    clients = readers.read_clients(paths, target=columns.target, task=task, classes=columns.classes)
+    clients = readers.read_clients(paths, task=columns.kind, classes=columns.classes)
     tests = [c.test for c in clients if c.test is not None] or None
     # from_arrays finds what is wrong with the values and names the client
     checked = Federation.from_arrays(
@@ -190,7 +190,7 @@ def _folder(path: Path, columns: Columns, without: Sequence[str] = ()) -> Datase
         names=[c.name for c in clients],
         classes=columns.classes,
         test_fraction=0.0,
-        task=task,
+        task=columns.kind,
     )
     return Dataset(
         name=path.stem if path.is_file() else path.name,

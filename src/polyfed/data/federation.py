@@ -308,8 +308,9 @@ class Federation:
         seed : int
             Seed of what is held out.
         task : str
-            "classification" or "regression" says what integer targets (or whole floats) are; "auto" takes integers for
-            labels, unless there are more than 20 with gaps.
+            "classification" or "regression" says what integer targets (or whole floats) are; "binary": two labels,
+            whatever they are, become 0 and 1; "auto" takes integers for labels, unless there are more than 20 with
+            gaps.
         integer_inputs : bool or None
             True keeps integer inputs as int64 (tokens), False makes them float32, unscaled. By default integers of 16
             bits or more are kept, for the model to embed or to take as floats, and bytes and booleans become floats.
@@ -471,6 +472,8 @@ class Federation:
 
         paths = [Path(path) for path in paths]
         if not paths or not all(path.suffix.lower() == ".csv" for path in paths):
+            if target is not None and all(path.suffix.lower() == ".npz" for path in paths):
+                raise DataError(f"target: found {target!r}, expected none for npz files, whose targets are y")
             return of_arrays(paths, target, task, **options)
         given = {key: options.pop(key) for key in [*options] if key in DEFAULTS}
         who = _names(options.pop("names", None) or [path.stem for path in paths], len(paths))
@@ -658,14 +661,14 @@ def _targets(
 
     Returns (number of classes or None, the labels that became 0, 1, ... where they were others, notes).
     """
-    if task not in ("auto", "classification", "regression"):
-        raise DataError(f"task: found {task!r}, expected 'auto', 'classification' or 'regression'")
+    if task not in ("auto", "binary", "classification", "regression"):
+        raise DataError(f"task: found {task!r}, expected 'auto', 'binary', 'classification' or 'regression'")
     if classes is not None and (isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 2):
         raise DataError(f"classes: found {classes!r}, expected an integer of at least 2 (None for regression)")
     if classes is not None and task == "regression":
         raise DataError(f"classes: found {classes} with task='regression', expected None")
     integers = not parts["train"][0][1].is_floating_point()
-    to_labels = classes is not None or task == "classification"
+    to_labels = classes is not None or task in ("binary", "classification")
     for split, pairs in parts.items():
         for i, (x, y) in enumerate(pairs):
             where = f"client {names[i]!r}, {split}"
@@ -715,12 +718,16 @@ def _labels(
     seen = np.unique(np.concatenate([y.unique().numpy() for _, y in parts["train"]])).tolist()
     if len(seen) < 2:
         raise DataError(f"found label {seen[0]} on every training sample, expected at least two classes")
+    if task == "binary" and (len(seen) != 2 or classes not in (None, 2)):
+        raise DataError(f"found {len(seen)} different labels, from {seen[0]} to {seen[-1]}, expected two")
     labels, notes = None, []
-    if classes is None and seen in (list(range(1, len(seen) + 1)), [-1, 1]):
+    pair = task == "binary" and seen != [0, 1]
+    if pair or (classes is None and seen in (list(range(1, len(seen) + 1)), [-1, 1])):
         labels = seen
-        notes.append(f"labels {'-1 and 1' if seen[0] < 0 else f'1 to {len(seen)}'} are numbered 0 to {len(seen) - 1}")
-    highest = int(classes) if classes is not None else len(seen) if labels else seen[-1] + 1
-    stated = classes is not None or task == "classification"
+        shown = f"{seen[0]} and {seen[1]}" if pair or seen[0] < 0 else f"1 to {len(seen)}"
+        notes.append(f"labels {shown} are numbered 0 to {len(seen) - 1}")
+    highest = len(seen) if labels else int(classes) if classes is not None else seen[-1] + 1
+    stated = classes is not None or task in ("binary", "classification")
     if not stated and highest > max(MANY, len(seen)):
         who = next(name for name, (_, y) in zip(names, parts["train"], strict=True) if (y == seen[-1]).any())
         raise DataError(

@@ -17,7 +17,7 @@ from polyfed.core.columns import DEFAULTS
 from polyfed.core.errors import DataError, closest
 from polyfed.core.split import Split
 from polyfed.data.moments import median, moments
-from polyfed.data.sheets import Sheet, is_gap
+from polyfed.data.sheets import Sheet
 
 UNSEEN = -1  # the code of a value that no training part has
 ALL = ""  # whose statistics, where they are every client's
@@ -168,22 +168,21 @@ class Preparation:
             near = closest(name, sheet.columns)
             raise DataError(f"{sheet.where}: no column {name!r}{near}; it has {', '.join(sheet.columns)}")
         cells, out = sheet.columns[name], np.full(len(sheet.lines), np.nan)
-        numbers = sheet.numbers(name) if column.values is None else ()
-        place = {value: k for k, value in enumerate(column.values or ())}
+        missing = sheet.missing(name, self.gaps)
+        found = sheet.numbers(name) if column.values is None else sheet.positions(name, column.values)
         for k, cell in enumerate(cells):
-            if is_gap(cell, self.gaps):
+            if missing[k]:
                 if self.missing == "refuse":
                     raise DataError(f'{sheet.at(k, name)}: found {cell!r}, a gap; missing = "median" fills gaps')
+            elif (at := found[k]) is not None:
+                out[k] = at
             elif column.values is None:
-                if numbers[k] is None:
-                    raise DataError(f"{sheet.at(k, name)}: found {cell[:40]!r}, expected a number")
-                out[k] = numbers[k]
+                raise DataError(f"{sheet.at(k, name)}: found {cell[:40]!r}, expected a number")
+            elif self.unseen == "refuse":
+                known, near = ", ".join(column.values), closest(cell, column.values)
+                raise DataError(f"{sheet.at(k, name)}: found {cell[:40]!r}{near}, expected one of {known}")
             else:
-                out[k] = place.get(cell, UNSEEN)
-                if out[k] == UNSEEN and self.unseen == "refuse":
-                    known = ", ".join(column.values)
-                    near = closest(cell, column.values)
-                    raise DataError(f"{sheet.at(k, name)}: found {cell[:40]!r}{near}, expected one of {known}")
+                out[k] = UNSEEN
         return out
 
     def targets(self, sheet: Sheet, name: str | None = None) -> np.ndarray:
@@ -209,13 +208,7 @@ class Preparation:
         name = name or self.target
         if name not in sheet.columns:
             raise DataError(f"{sheet.where}: no column {name!r}; it has {', '.join(sheet.columns)}")
-        numbers = sheet.numbers(name)
-        if self.labels is None:
-            found: list[Any] = numbers
-        else:
-            place = {label: k for k, label in enumerate(self.labels)}
-            cells = zip(sheet.columns[name], numbers, strict=True)
-            found = [place.get(cell, place.get(f"{v:g}" if v is not None else cell)) for cell, v in cells]
+        found: list[Any] = sheet.numbers(name) if self.labels is None else sheet.positions(name, self.labels)
         if None in found:
             row = found.index(None)
             expected = "a number" if self.labels is None else f"one of {', '.join(self.labels)}"

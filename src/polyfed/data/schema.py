@@ -16,14 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.core.columns import CLASSES, Columns
+from polyfed.core.columns import ARRAYS, CLASSES, Columns
 from polyfed.core.errors import DataError
-from polyfed.core.settings import is_mapping
 from polyfed.core.split import Split
 from polyfed.data import moments, prepare, readers
 from polyfed.data.federation import WEIGHTED, Federation, one_pair
 from polyfed.data.preparation import ALL, Input, Preparation, Statistics
-from polyfed.data.sheets import FEW, Cells, Sheet, cells_of, merged, read
+from polyfed.data.sheets import FEW, Cells, Sheet, canonical, cells_of, declared, merged, places, read
 from polyfed.data.tables import Table, weights_of
 
 
@@ -103,8 +102,7 @@ class File:
         if name in _apart(self.columns):
             return {"dropped": True}
         c = cells_of(self.sheet, name, self.columns)
-        texts, numeric = c.texts or frozenset(), c.numbers == c.there
-        declared = is_mapping(self.columns.categories) and name in self.columns.categories
+        texts, numeric = sorted(c.texts or ()), c.numbers == c.there
         if outcome and _task(self.columns) == "regression":
             said = False
         elif outcome and numeric:  # labels
@@ -112,15 +110,17 @@ class File:
         elif numeric and name not in self.columns.categories:
             said = len(texts) == 1 < c.there  # so that a column is known for constant
         else:
-            said = not declared and len(texts) <= FEW and not c.distinct
-        codes = self.sheet.columns[name]
-        train = [codes[k] for k in self.rows["train"]]
-        gap = any(cell not in texts for cell in train)
+            said = declared(self.columns, name) is None and len(texts) <= FEW and not c.distinct
+        at, missing = self.sheet.positions(name, texts) if said else [], self.sheet.missing(name, self.columns.gaps)
+        train = self.rows["train"]
+        there = {at[k] for k in train} if said and not outcome else set[int | None]()
         one = said and c.range[0] == c.range[1]
         return {
-            "cells": c.cells, "gaps": c.gaps, "numbers": c.numbers, "texts": sorted(texts) if said else None,
+            "cells": c.cells, "gaps": c.gaps, "numbers": c.numbers, "texts": texts if said else None,
             "one": c.range[0] if one else None, "whole": c.whole, "dates": c.dates, "distinct": c.distinct,
-            "train": sorted(texts.intersection(train)) if said and not outcome else None, "gap": gap,
+            "notation": c.notation, "unmatched": c.unmatched,
+            "train": [t for k, t in enumerate(texts) if k in there] if said and not outcome else None,
+            "gap": any(missing[k] for k in train),
         }  # fmt: skip
 
     def _arrays(self) -> dict[str, Any]:
@@ -291,9 +291,7 @@ def _table(said: Mapping[str, Any], columns: Columns) -> Settled:
     silent = _silent(table, parts)
     if problems := [*silent, *table.problems()]:
         raise DataError("; ".join(problems[:1] if silent else problems))
-    task, c = _task(columns), found[table.outcome[-1]]
-    numeric = c.range is not None and c.kind in ("number", "binary", "constant")
-    labels = columns.labels or (None if task == "regression" or numeric else list(c.values))
+    c, labels = found[table.outcome[-1]], table.labels
     classes, numbered, notes = _classes(labels, c.values, c.whole, columns)
     blank = table.preparation()
     if labels is None and classes is not None:
@@ -320,6 +318,8 @@ def _cells(said: Mapping[str, Any], name: str, site: str) -> Cells:
         bool(said["whole"]),
         bool(said["dates"]),
         bool(said["distinct"]),
+        bool(said["notation"]),
+        int(said["unmatched"]),
         (where, "a text") if numbers < cells - gaps else None,
         (where, "an empty cell") if gaps else None,
     )
@@ -330,13 +330,14 @@ def _silent(table: Table, parts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     said: list[str] = []
     labels = table.columns.labels
     for site, p in parts[table.outcome[-1]].items():
-        if labels is not None and (wrong := sorted(set(p["texts"] or ()) - set(labels))):
+        known = places(labels or ())
+        wrong = [t for t in p["texts"] or () if {t, canonical(t)}.isdisjoint(known)]
+        if labels is not None and wrong:
             target = table.outcome[-1]
             said.append(f"site {site!r}: column {target!r} holds {wrong[0][:40]!r}, expected {', '.join(labels)}")
     for name, at in parts.items():
         c = table.found[name]
-        declared = is_mapping(table.columns.categories) and name in table.columns.categories
-        texts = c.kind in ("category", "identifier", "text") and not declared
+        texts = c.kind in ("category", "identifier", "text") and declared(table.columns, name) is None
         labels = name in table.outcome and table.columns.labels is None and table.columns.task != "regression"
         for site, p in at.items():
             there = int(p["cells"]) - int(p["gaps"])
@@ -364,11 +365,13 @@ def _classes(
     else:
         y = np.array(sorted({float(v) for v in values}))
         y = y.astype(np.int64) if (y == np.round(y)).all() else y
-    return _counted(y, len(labels) if labels is not None else columns.classes, task)
+    return _counted(y, len(labels) if labels is not None else columns.classes, columns)
 
 
-def _counted(y: Any, classes: int | None, task: str) -> tuple[int | None, tuple[int, ...] | None, tuple[str, ...]]:
-    pair = np.zeros((len(y), 1)), y
+def _counted(
+    y: Any, classes: int | None, columns: Columns
+) -> tuple[int | None, tuple[int, ...] | None, tuple[str, ...]]:
+    pair, task = (np.zeros((len(y), 1)), y), "binary" if columns.task == "binary" else _task(columns)
     found = Federation.from_arrays([pair], names=["all sites"], classes=classes, test_fraction=0.0, task=task)
     numbered = found.meta.get("labels")
     return found.classes, None if numbered is None else tuple(numbered), tuple(found.notes)
@@ -379,14 +382,15 @@ def _trained(column: Input, said: Sequence[Mapping[str, Any]]) -> Input:
     gap = any(bool(s["gap"]) for s in said)
     if column.values is None or column.declared:
         return dataclasses.replace(column, gap=gap)
-    there = {str(v) for s in said for v in s["train"] or ()}
-    return dataclasses.replace(column, gap=gap, values=tuple(v for v in column.values if v in there))
+    there = {canonical(str(v)) for s in said for v in s["train"] or ()}
+    return dataclasses.replace(column, gap=gap, values=tuple(v for v in column.values if canonical(v) in there))
 
 
 def _arrays(said: Mapping[str, Any], columns: Columns) -> Settled:
     first, one = next(iter(said.items()))
-    if columns.weights is not None:
-        raise DataError(f"columns.weights: found {columns.weights!r}, expected none for npz files at sites")
+    for name, value in columns.given.items():
+        if name not in ARRAYS:
+            raise DataError(f"columns.{name.replace('_', '-')}: found {value!r}, expected none for npz files at sites")
     if columns.standardise not in (None, "none"):
         then = "expected none for npz files at sites, which are trained on as they are; scale them beforehand"
         raise DataError(f"columns.standardise: found {columns.standardise!r}, {then}")
@@ -413,7 +417,7 @@ def _arrays(said: Mapping[str, Any], columns: Columns) -> Settled:
             then = "state the task in [columns]: classification or regression"
             raise DataError(f"site {name!r}: targets are more than {FEW} different integers; {then}")
     seen = sorted({int(v) for s in said.values() for v in s["labels"]})
-    classes, numbered, notes = _counted(np.array(seen), columns.classes, task)
+    classes, numbered, notes = _counted(np.array(seen), columns.classes, columns)
     assert classes is not None
     return Settled(shape, classes, classes, bool(one["integers"]), numbered, notes=notes)
 

@@ -7,11 +7,10 @@ import numpy as np
 
 from polyfed.core.columns import CLASSES, Columns
 from polyfed.core.errors import ConfigError, DataError, closest
-from polyfed.core.settings import is_mapping
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
 from polyfed.data.preparation import Input, Preparation
-from polyfed.data.sheets import USABLE, Column, Sheet, read, survey
+from polyfed.data.sheets import USABLE, Column, Sheet, declared, read, survey
 
 POOLED = (
     "{what} standardised with the pooled mean and variance of all clients' training rows: every client reveals its "
@@ -23,7 +22,8 @@ HINTS = {
     "date": "dates; give days since an event, or years, as numbers",
     "identifier": "texts that are all distinct, so they identify rows",
     "text": "too many texts; name it in categories if it is one",
-    "mixed": "numbers and texts; name texts that stand for a gap in gaps",
+    "mixed": "numbers and texts; name texts that stand for a gap in gaps, or the column in categories",
+    "notation": "numbers in another notation than 1.5; write them so, or name the column in categories",
 }
 
 
@@ -133,8 +133,9 @@ class Table:
             yield said if self.columns.outcome else f"{said}; name another column with --target"
         elif labels is not None and c.name != self.columns.time:
             for sheet in self.sheets:
-                for row, cell in enumerate(sheet.columns[c.name]):
-                    if cell not in labels:
+                for row, at in enumerate(sheet.positions(c.name, labels)):
+                    if at is None:
+                        cell = sheet.columns[c.name][row]
                         known = f"{closest(cell, labels)}, expected one of {', '.join(labels)}"
                         yield f"{sheet.at(row, c.name)}: found {cell[:40]!r}{known}"
                         return
@@ -148,14 +149,28 @@ class Table:
         elif c.kind not in USABLE and c.kind != "constant" and task not in CLASSES:
             hint, odd = HINTS[c.kind].partition(";")[0], _odd(c)
             yield f"target {c.name!r} holds {hint}{odd}; name another column with --target, or state the task"
+        elif (found := self.labels) is not None and self.columns.classes not in (None, len(found)):
+            expected = f"{self.columns.classes}, as columns.classes says"
+            yield f"target {c.name!r}: found {len(found)} classes ({c.shown}), expected {expected}"
+
+    @property
+    def labels(self) -> list[str] | None:
+        """The classes in their order, where they are stated or texts; None for numbers."""
+        c, columns = self.found[self.outcome[-1]], self.columns
+        numeric = c.range is not None and c.kind in ("number", "binary", "constant")
+        if columns.labels is not None or numeric or columns.task in ("regression", "survival"):
+            return columns.labels
+        return list(c.values)
 
     # as a data set
 
     def preparation(self) -> Preparation:
         """How rows become inputs, before anything is learnt."""
-        declared = self.columns.categories if is_mapping(self.columns.categories) else ()
         inputs = tuple(
-            Input(c.name, c.values if c.kind == "category" else None, declared=c.name in declared) for c in self.inputs
+            Input(
+                c.name, c.values if c.kind == "category" else None, declared=declared(self.columns, c.name) is not None
+            )
+            for c in self.inputs
         )
         standardise, c = self.columns.standardise or "pooled", self.columns
         return Preparation(
@@ -168,15 +183,12 @@ class Table:
         # values that differ from site to site are all known here; those of test rows alone are forgotten in `fitted`
         codes = [blank.codes(sheet) for sheet in self.sheets]
         ys, labels = self.targets()
-        task = (
-            "regression" if c.task in ("regression", "survival") else "auto" if c.task == "auto" else "classification"
-        )
         names = [sheet.name for sheet in self.sheets]
         if len(set(names)) < len(names):
             raise DataError(f"{self.where}: two files are called {next(n for n in names if names.count(n) > 1)!r}")
         checked = Federation.from_arrays(
             [(np.nan_to_num(x, nan=0.0), y) for x, y in zip(codes, ys, strict=True)],
-            names=names, classes=len(labels) if labels else c.classes, test_fraction=0.0, task=task,
+            names=names, classes=len(labels) if labels else c.classes, test_fraction=0.0, task=c.kind,
         )  # fmt: skip
         known = checked.meta.get("labels")
         if labels is None and checked.classes is not None:
@@ -200,13 +212,9 @@ class Table:
         c, columns = self.found[self.outcome[-1]], self.columns
         if columns.task == "survival":
             return [self._survival(sheet) for sheet in self.sheets], None
-        labels = columns.labels
-        numeric = c.range is not None and c.kind in ("number", "binary", "constant")
-        if labels is None and columns.task != "regression" and not numeric:
-            labels = list(c.values)
+        labels = self.labels
         if labels is not None:
-            place = {label: k for k, label in enumerate(labels)}
-            return [np.array([place[cell] for cell in s.columns[c.name]], dtype=np.int64) for s in self.sheets], labels
+            return [np.array(s.positions(c.name, labels), dtype=np.int64) for s in self.sheets], labels
         values = [np.array(s.numbers(c.name), dtype=np.float64) for s in self.sheets]
         whole = c.whole and columns.task != "regression" and all((abs(v) <= 2**53).all() for v in values)
         return [v.astype(np.int64) if whole else v for v in values], None
@@ -215,9 +223,8 @@ class Table:
         assert self.columns.time is not None
         assert self.columns.event is not None
         time = np.array(sheet.numbers(self.columns.time), dtype=np.float64)
-        cells = sheet.columns[self.columns.event]
         if self.columns.labels is not None:
-            event = np.array([self.columns.labels.index(cell) for cell in cells], dtype=np.float64)
+            event = np.array(sheet.positions(self.columns.event, self.columns.labels), dtype=np.float64)
         else:
             event = np.array(sheet.numbers(self.columns.event), dtype=np.float64)
         for values, name, wrong, expected in (
@@ -246,6 +253,8 @@ class Table:
                 f"{sum(gaps.values())} of {cells} cells are missing ({_few(gaps)}): numbers are filled with the median "
                 f"of {whose}, and an input says which were missing"
             )
+        if lost := [f"{i.name} {i.unmatched} of {i.cells}" for i in self.inputs if i.unmatched]:
+            said.append(f"cells that match none of the declared values: {_few(lost)}")
         outs = [i.name for i in self.found.values() if i.kind in ("constant", "empty") and i.name not in self.outcome]
         for names, why in (([n for n in outs if n not in c.drop], "with one value at most"), (c.drop, "as asked")):
             if names:

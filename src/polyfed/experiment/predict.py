@@ -4,6 +4,7 @@ The model comes from a run, or from the two files that `polyfed export` writes; 
 """
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from polyfed.core.losses import LOSSES
 from polyfed.core.settings import is_table
 from polyfed.core.split import restored
 from polyfed.data.preparation import UNSEEN, Preparation
-from polyfed.data.sheets import Sheet, is_gap, sheet_of
+from polyfed.data.sheets import Sheet, sheet_of
 from polyfed.experiment.build import make_model
 from polyfed.experiment.check import Where
 from polyfed.experiment.config import model_of
@@ -93,7 +94,7 @@ class Predictor:
         return cls(found, Preparation.read(facts["preparation"], str(about)), facts["client"])
 
     def predict(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Answers for new rows.
+        """Answers for new rows, with a warning for each of `remarks`.
 
         Parameters
         ----------
@@ -110,7 +111,11 @@ class Predictor:
         DataError
             A column is missing, or a cell is not what it was in training.
         """
-        return self.answers(sheet_of(rows))
+        sheet = sheet_of(rows)
+        found = self.answers(sheet)
+        for line in self.remarks(sheet):
+            warnings.warn(line, stacklevel=2)
+        return found
 
     def answers(self, sheet: Sheet) -> pd.DataFrame:
         """Answers for the rows of a file.
@@ -169,7 +174,7 @@ class Predictor:
                 said.append(f"{column.name}: {gaps} of {len(codes)} are missing, {how}{then}")
             if column.values is not None and (unseen := codes[:, k] == UNSEEN).any():
                 cells = sheet.columns[column.name]
-                values = sorted({cells[i] for i in np.flatnonzero(unseen) if not is_gap(cells[i])})
+                values = sorted({cells[i] for i in np.flatnonzero(unseen)})
                 said.append(
                     f"{column.name}: no training row had {', '.join(values[:5])}; taken for none of the known values"
                 )

@@ -408,6 +408,8 @@ class Run:
     def predict(self, client: int | str, rows: pd.DataFrame) -> pd.DataFrame:
         """Answers of one client's model for new rows, as they are in a file: texts, gaps and all.
 
+        Gaps, and categories that no training row had, are warnings.
+
         Parameters
         ----------
         client : int or str
