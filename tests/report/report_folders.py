@@ -62,7 +62,7 @@ def write_run(
     federation = {
         "dataset": "made",
         "partition": "dirichlet:0.5",
-        "seed": 0,
+        "seed": seed,
         "classes": classes,
         "clients": [
             {

@@ -11,7 +11,7 @@ from safetensors.numpy import save, save_file
 
 from polyfed import report
 from polyfed.core.errors import RunError
-from polyfed.report import pairs
+from polyfed.report import intervals, pairs
 from polyfed.report.intervals import Spread
 from polyfed.report.pairs import FEW, ONE_SEED, UNCLEAR, UNTESTED, Evidence, mean_of, sample_std
 
@@ -63,9 +63,14 @@ def test_one_pair_has_no_interval():
 
 
 def test_equal_differences_are_not_taken_for_certainty():
-    """Three seeds that all differ by one of twenty samples: the floor keeps zero inside the interval."""
+    """Three seeds that all differ by one of twenty samples: the floor keeps zero inside the interval, and in that of
+    the mean of four such sites. Without one there is no interval."""
     assert interval([0.05] * 3, floor=0.5 / 20).sign == 0
-    assert interval([0.05] * 3).sign == 1
+    whole = intervals.mean_spread([Spread(np.full(3, 0.05), floor=0.5 / 20)] * 4)
+    assert whole.floor == pytest.approx(0.5 / 20 / 2)
+    assert Evidence(whole).interval().high - 0.05 == pytest.approx(4.302653 * 0.5 / 20 / 2 / math.sqrt(3))
+    none = interval([0.3 - 0.1, 0.2, 0.2])  # the same but for rounding
+    assert (none.sign, none.clear, none.why) == (None, False, pairs.SAME)
 
 
 def test_clear_gain():
@@ -108,10 +113,10 @@ def test_single_seed_decides_nothing():
 
 
 def test_simpler_model_is_named_when_personalising_adds_nothing_clear():
-    own, common = seeds(0.60, 0.61, 0.62), seeds(0.80, 0.81, 0.82)
+    own, common = seeds(0.60, 0.61, 0.62), seeds(0.80, 0.81, 0.83)
     assert verdict({"local": own, "fedavg": common, "ditto": seeds(0.84, 0.78, 0.83)}, ROLES).text == "common"
     assert (
-        verdict({"local": own, "fedavg": common, "ditto": seeds(0.90, 0.91, 0.92)}, ROLES).text
+        verdict({"local": own, "fedavg": common, "ditto": seeds(0.90, 0.92, 0.92)}, ROLES).text
         == "personalised (ditto)"
     )
 

@@ -141,6 +141,8 @@ class Metric:
         Why a client may have no score, such as "one class".
     span : float
         How far apart two values can be.
+    classwise : bool
+        Whether it is taken class by class (or by those who have the event), so that it hangs on the smallest class.
     """
 
     name: str
@@ -155,6 +157,7 @@ class Metric:
     decimals: int | None = None
     lacks: str = "no value"
     span: float = math.inf
+    classwise: bool = False
 
     def __str__(self) -> str:
         return self.name

@@ -32,6 +32,7 @@ BINS = 10
 _quiet = threading.Lock()  # filters of warnings are the process's
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9:.+_-]*")
 TAKEN = ("samples", "round", "split", "std", "worst", "pooled", "seconds", "clusters", "assigned", "virtual_time")
+FILED = ("id", "counts", "class")  # beside the scores of samples
 
 
 def _module(name: str = "sklearn.metrics") -> Any:
@@ -239,12 +240,12 @@ DEFAULT = (ACCURACY, RMSE, LOSS)  # the first that fits leads where none is aske
 _ALL = (
     ACCURACY,
     Metric("auc", "", "higher", _auc, kind="classes", terms=partial(_terms_against_the_rest, terms.auc), title="AUC",
-           decimals=3, lacks=ONE, span=1.0),
+           decimals=3, lacks=ONE, span=1.0, classwise=True),
     Metric("average-precision", "", "higher", _average_precision, kind="classes",
            terms=partial(_terms_against_the_rest, terms.average_precision), title="average precision", decimals=3,
-           lacks=ONE, span=1.0),
+           lacks=ONE, span=1.0, classwise=True),
     Metric("balanced-accuracy", "%", "higher", _balanced, kind="classes", terms=_balanced_terms,
-           title="balanced accuracy", lacks=ONE, span=1.0),
+           title="balanced accuracy", lacks=ONE, span=1.0, classwise=True),
     Metric("f1", "", "higher", _f1, kind="classes", terms=_f1_terms, title="F1", decimals=3,
            lacks="no positive sample", span=1.0),
     Metric("log-loss", "", "lower", _log_loss, kind="classes", terms=_log_loss_terms, title="log-loss", decimals=3),
@@ -260,7 +261,7 @@ _ALL = (
            lacks="targets that are all equal"),
     Metric("pinball", "target", "lower", _pinball, kind="numbers", terms=_pinball_terms, title="pinball loss"),
     Metric("concordance", "", "higher", _concordance, kind="survival", terms=_concordance_terms, title="concordance",
-           decimals=3, lacks="no two patients to compare", span=1.0),
+           decimals=3, lacks="no two patients to compare", span=1.0, classwise=True),
     LOSS,
 )  # fmt: skip
 KNOWN = {m.name: m for m in _ALL}
@@ -297,7 +298,7 @@ def _one(item: Any) -> Metric:
         metric = Metric(getattr(item, "__name__", type(item).__name__), compute=partial(_called, item))
     else:
         raise ConfigError(f"metrics: {found(item, 'a name such as auc, a polyfed.Metric or a function')}")
-    if not NAME.fullmatch(metric.name) or metric.name in TAKEN or metric.name.endswith("_bytes"):
+    if not NAME.fullmatch(metric.name) or metric.name in TAKEN + FILED or metric.name.endswith("_bytes"):
         raise ConfigError(
             f"metrics: found the name {shown(metric.name)}, expected letters, digits and . : + _ -; "
             "polyfed.Metric(name, compute=...) gives another"

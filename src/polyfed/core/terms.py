@@ -4,7 +4,7 @@ Each function gives [n] terms. Their mean is the score, and the variance of thei
 score, from its derivatives by the samples' weights (the infinitesimal jackknife; Efron, 1982) or from the scores
 without one sample each (the jackknife, which is never too small on average; Efron and Stein, Annals of Statistics 9,
 1981). All NaN where the samples have no such score. Where a sample is the only one of its kind, there is no score
-without it, and its own chance is left out.
+without it, and its own chance is left out: `report.intervals.spread` puts a bound in its place.
 """
 
 import math

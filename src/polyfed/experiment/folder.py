@@ -218,6 +218,7 @@ def scores(run: Run) -> dict[str, Tensor]:
 
     counts: [n] test samples per client, whose samples follow one another     id: [N] the sample, the same number in
     every run on the same data     a float32 array [N] per metric, NaN where the client's metric is
+    class: [N] where a metric is taken class by class, the class of each; of survival 1 with the event and -1 without
     """
     task, test = run.loop.task, run.federation.test.to(run.loop.task.device, run.loop.task.dtype)
     known = run.federation.meta.get("split_indices")
@@ -229,6 +230,9 @@ def scores(run: Run) -> dict[str, Tensor]:
             values = torch.full_like(values, math.nan) if lost else values
             parts.setdefault(name, []).append(values.cpu())
     found = {name: torch.cat(values).float() for name, values in parts.items()}
+    if any(m.classwise for m in run.metrics):
+        y = test.y.cpu()
+        found["class"] = torch.where(y[:, 1] > 0, 1, -1) if y.is_floating_point() else y.reshape(-1).long()
     return found | {"counts": torch.as_tensor(test.counts), "id": torch.as_tensor(ids)}
 
 

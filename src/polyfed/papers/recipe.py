@@ -473,6 +473,7 @@ def ordered(
             text, None, f"difference {gap.mean():+.3g}{unit} from one seed" if len(gap) else "no finished runs"
         )
     half = intervals.half_width(*intervals.variance(intervals.Spread(gap), share))
+    half = half if np.isfinite(half) else 0.0  # the same under every seed: nothing was drawn
     low, high = gap.mean() - half, gap.mean() + half
     holds = True if low > 0 else False if high < 0 else None
     return Claim(text, holds, f"difference {gap.mean():+.3g}{unit}, 95 % interval {low:+.3g} to {high:+.3g}")

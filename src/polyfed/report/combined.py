@@ -12,18 +12,16 @@ import numpy as np
 from polyfed.core import scores
 from polyfed.core.metric import Metric
 from polyfed.report import files, intervals
-from polyfed.report.intervals import Spread
-from polyfed.report.pairs import Evidence, Interval, _aligned
+from polyfed.report.pairs import Added, Evidence, Interval, floor, sampled
 from polyfed.report.read import finite
-
-Added = tuple[np.ndarray, np.ndarray]  # ([m] which test samples, [m] what each adds)
 
 
 @dataclass(frozen=True, eq=False)
 class Tested:
     """The results of one run folder, by client.
 
-    values: {split: {client: the metric that leads}}     added: {client: its test samples, what each adds to the metric}
+    values: {split: {client: the metric that leads}}     added: {client: its test samples, what each adds to the metric,
+    NaN where that is not known}
     samples: {client: (share of its samples that is tested, how many it has)}     moved: {client: bytes down and up}
     """
 
@@ -41,12 +39,10 @@ def tested(folder: Path) -> Tested:
     table = files.clients(folder, names)
     columns = {s: table.get(f"{s}_{metric.name}") for s in ("train", "validation", "test")}
     values = {s: dict(zip(names, map(finite, c.tolist()), strict=True)) for s, c in columns.items() if c is not None}
-    held = files.scores(folder) if metric.sign else None
-    added = {}
-    if held is not None and metric.name in held and len(held["counts"]) == len(names):
-        at = np.r_[0, np.cumsum(held["counts"])]
-        each = zip(names, at, at[1:], strict=False)
-        added = {n: (held["id"][a:b], held[metric.name][a:b].astype(float)) for n, a, b in each if b > a}
+    held, added = files.scores(folder), {}
+    if held is not None and len(held["counts"]) == len(names):
+        at, ids, each = np.r_[0, np.cumsum(held["counts"])], files.samples(held), files.added(held, metric)
+        added = {n: (ids[a:b], each[a:b]) for n, a, b in zip(names, at, at[1:], strict=False) if b > a}
     total = {c["name"]: sum(int(c.get(s) or 0) for s in ("train", "validation", "test")) for c in clients}
     samples = {
         c["name"]: (min(int(c.get("test") or 0) / max(total[c["name"]], 1), 0.9), total[c["name"]]) for c in clients
@@ -61,15 +57,12 @@ def evidence(
     """What is known of a combination of scores of one client, positive when better.
 
     means: [S] its value in every split, NaN where there is none     parts: what each test sample adds in those splits
-    that have a value, or None where that is not known     level: typical size of the metric, where it has no bounds
+    that have a value, NaN where that is not known, or None where the samples are not
+    level: typical size of the metric, where it has no bounds
     """
     known, span = np.array([m for m in means if math.isfinite(m)]), metric.span
-    least = 0.5 / max(round(samples[0] * samples[1]), 1) if metric.unit == "%" else 0.0  # half a test sample
-    spread, fixed = Spread(known, floor=least), False
-    if parts is not None and len(parts) == len(known) > 0:
-        values = _aligned(parts)
-        fixed = len(known) > 1 and bool(np.isfinite(values).all())
-        spread = replace(intervals.spread(values, span if math.isfinite(span) else 0.0), means=known)
+    whole = parts if parts is not None and len(parts) == len(known) else ()
+    spread, fixed = sampled(metric, known, whole, floor(metric, *samples))
     return Evidence(spread, None if fixed else samples[0], samples[1], span if math.isfinite(span) else level, span)
 
 

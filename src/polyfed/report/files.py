@@ -3,6 +3,7 @@ that names the file, what was found and what was expected. Everything that reads
 """
 
 import json
+import math
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, 
 
 from polyfed.core.cells import unmarked
 from polyfed.core.errors import RunError
-from polyfed.core.metric import BETTER
+from polyfed.core.metric import BETTER, Metric
 
 Table = dict[str, Any]
 Number = FiniteFloat | None  # None: was not finite
@@ -178,6 +179,17 @@ def scores(folder: Path) -> dict[str, np.ndarray] | None:
     if counts.ndim != 1 or counts.dtype.kind != "i" or (counts < 0).any() or bad:
         raise RunError(f"{path}: its tensors do not belong together, expected one number per test sample")
     return found
+
+
+def samples(scores: dict[str, np.ndarray]) -> np.ndarray:
+    """[N, 2] the number and the class of every test sample, of `scores`; class -1: of none, or not known."""
+    return np.c_[scores["id"], scores.get("class", np.full(len(scores["id"]), -1))]
+
+
+def added(scores: dict[str, np.ndarray], metric: Metric) -> np.ndarray:
+    """[N] what every test sample adds to a metric, of `scores`; NaN: not known."""
+    known = metric.sign and metric.name in scores and ("class" in scores or not metric.classwise)
+    return scores[metric.name].astype(float) if known else np.full(len(scores["id"]), math.nan)
 
 
 def ledger(folder: Path) -> pd.DataFrame:

@@ -22,13 +22,14 @@ too light. benchmarks/coverage.py chose this; docs/verdicts.md has the figures.
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import ndtri, stdtr, stdtrit
 
 LEVEL = 0.95
 POWER = 0.8
+EPSILON = 1e-12  # gains of several seeds that differ by a smaller share are the same but for rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +37,9 @@ class Spread:
     """What is known of one gain.
 
     means: [S] the gain in every split     sampling: its variance clustered by sample, freedom: degrees of freedom of
-    that; None: no samples are known     whole: a mean over sites, not one site's     floor: without samples, the least
-    standard deviation over splits to believe
+    that; None: not known     whole: a mean over sites, not one site's     floor: without samples, the least standard
+    deviation over splits to believe     most: the degrees of freedom of an interval are not more than this
+    ids, parts: the samples, and what each moves the gain by
     """
 
     means: np.ndarray
@@ -45,6 +47,9 @@ class Spread:
     freedom: float = math.inf
     whole: bool = False
     floor: float = 0.0
+    most: float = math.inf
+    ids: np.ndarray | None = None
+    parts: np.ndarray | None = None
 
     @property
     def gain(self) -> float:
@@ -52,12 +57,17 @@ class Spread:
         return float(self.means.mean()) if len(self.means) else math.nan
 
 
-def spread(values: np.ndarray, span: float = 0.0) -> Spread:
+def spread(
+    values: np.ndarray, span: float = 0.0, ids: np.ndarray | None = None, classes: np.ndarray | None = None
+) -> Spread:
     """The spread of a site's gain from `values` [S, N]; splits without a tested sample are left out.
 
     span: of a bounded score, how far apart two values can be. Half a sample gained and half a sample lost are then
     added to the variance (Agresti and Min, Biometrics 61, 2005), so that a site where two methods never disagree is
     not taken for certainty.
+    ids: [N] the samples' numbers     classes: [N] of a score that is taken class by class, each sample's, -1: none.
+    A sample that is alone in its class shows nothing of its own chance, and stands for all that it could do, the span;
+    a class of m samples leaves at most m - 1 degrees of freedom.
     """
     tested = np.isfinite(values)
     values, tested = values[tested.any(1)], tested[tested.any(1)]
@@ -66,44 +76,81 @@ def spread(values: np.ndarray, span: float = 0.0) -> Spread:
     counts, times = tested.sum(1), tested.sum(0)
     means = np.where(tested, values, 0.0).sum(1) / counts
     gap = (np.where(tested, values - means.mean(), 0.0) / (len(values) * counts[:, None])).sum(0)[times > 0]
+    ids, n = None if ids is None else ids[times > 0], len(gap)
+    if n < 2 and not span:  # nothing says how far one sample may be off
+        return Spread(means, ids=ids, parts=gap)
+    effective = times.sum() ** 2 / (times @ times)
+    sampling = gap @ gap * n / (n - 1) if n > 1 else span**2
+    sampling, freedom = float(sampling + (span / (effective + 2)) ** 2), _freedom(gap)
+    most, alone = _by_class(tested, classes) if classes is not None else (math.inf, np.zeros(0))
+    bound = float((span * alone / len(values)) @ (span * alone / len(values)))
+    freedom = min(freedom, most) * (1 + bound / sampling) ** 2 if bound else min(freedom, most)
+    return Spread(means, sampling + bound, freedom, most=most, ids=ids, parts=gap)
+
+
+def _freedom(gap: np.ndarray) -> float:
+    """Degrees of freedom of the sum of squares of what samples add."""
     square, n = gap @ gap, len(gap)
     heavy = (gap**4).sum() - square**2 / n  # n^2 times the variance of the variance: few disagreements, few freedoms
     most = max((n - 1) / 3, 1.0)  # few samples do not show how heavy their tails are: at best as if of kurtosis 7
-    freedom = float(np.clip(2 * square**2 / heavy, 1, most)) if heavy > 0 else most
-    effective = times.sum() ** 2 / (times @ times)
-    sampling = square * n / (n - 1) if n > 1 else math.inf if not span else span**2
-    return Spread(means, float(sampling + (span / (effective + 2)) ** 2), freedom)
+    return float(np.clip(2 * square**2 / heavy, 1, most)) if heavy > 0 else most
+
+
+def _by_class(tested: np.ndarray, classes: np.ndarray) -> tuple[float, np.ndarray]:
+    """(degrees of freedom that the smallest class leaves, [N] in how many splits a sample is alone in its class)."""
+    most, alone = math.inf, np.zeros(tested.shape[1])
+    for k in np.unique(classes[classes >= 0]):
+        mine = tested & (classes == k)
+        alone += (mine & (mine.sum(1, keepdims=True) == 1)).sum(0)
+        size = int(mine.any(0).sum())
+        most = min(most, size - 1) if size > 1 else most
+    return most, alone
 
 
 def mean_spread(sites: Sequence[Spread], means: np.ndarray | None = None) -> Spread:
-    """The spread of the unweighted mean over sites that share no sample. means: [S], needed where not every site was
-    tested in every split."""
+    """The spread of the unweighted mean over sites. means: [S], needed where not every site was tested in every split.
+
+    A sample that several sites test is one: what it adds to their mean is summed before it is squared.
+    """
     if means is None:
         means = np.asarray(np.mean([s.means for s in sites], axis=0))
+    n, floor = len(sites), math.hypot(*(s.floor for s in sites)) / len(sites)
     if any(s.sampling is None for s in sites):
-        return Spread(means, whole=True)
+        return Spread(means, whole=True, floor=floor)
     each = np.array([s.sampling for s in sites], dtype=float)
     freedom = each.sum() ** 2 / (each**2 / [s.freedom for s in sites]).sum() if each.sum() > 0 else math.inf
-    return Spread(means, float(each.sum()) / len(sites) ** 2, float(freedom), whole=True)
+    sampling = float(each.sum()) / n**2
+    ids = [s.ids for s in sites if s.ids is not None]
+    if len(ids) == n and len(known := np.unique(every := np.concatenate(ids))) < len(every):
+        parts = np.concatenate([s.parts for s in sites if s.parts is not None]) / n
+        shared = np.bincount(known.searchsorted(every), parts)
+        sampling += max(0.0, float(shared @ shared - parts @ parts))
+        freedom = min(freedom, _freedom(shared))
+    return Spread(means, sampling, float(freedom), whole=True, floor=floor)
 
 
 def variance(found: Spread, share: float | None) -> tuple[float, float]:
-    """(variance of the mean gain, its degrees of freedom by Satterthwaite); NaN where one split is all there is.
+    """(variance of the mean gain, its degrees of freedom by Satterthwaite); NaN where one split is all there is, or
+    nothing varies that could show the chance.
 
     share: f, the tested share of a site's samples where splits are drawn anew. None: the same samples are tested in
     every split; the gain is then that of the training set used, over the training's own chance.
     """
     splits, a = len(found.means), found.sampling
     if splits < 2:
-        return (math.nan, math.nan) if a is None else (a, found.freedom)
-    between = max(float(found.means.var(ddof=1)), found.floor**2)
+        return (math.nan, math.nan) if a is None or (not a and found.gain) else (a, found.freedom)
+    between = float(found.means.var(ddof=1))
+    if a is None:
+        between = max(between if np.ptp(found.means) > EPSILON * abs(found.gain) else 0.0, found.floor**2)
     b = between * (1 / splits + (0.0 if share is None else share / (1 - share)))
     if a is None:
-        return b, splits - 1.0
+        return b or math.nan, splits - 1.0
     parts = (a, b) if share is None else (a, max(0.0, b - a)) if found.whole else (a / 2, b / 2)
     total = sum(parts)
     scale = parts[0] ** 2 / found.freedom + parts[1] ** 2 / (splits - 1)
-    return total, total**2 / scale if scale > 0 else math.inf
+    if not total and found.gain:
+        return math.nan, math.nan
+    return total, min(total**2 / scale, found.most) if scale > 0 else math.inf
 
 
 def half_width(var: float, freedom: float, comparisons: int = 1) -> float:
@@ -148,7 +195,7 @@ def seen(found: Spread, share: float | None, splits: int, comparisons: int = 1) 
     std = float(found.means.std(ddof=1)) if now > 1 else 0.0
     planned = np.array([1.0, -1.0] * (splits // 2) + [0.0] * (splits % 2))  # of the spread that was seen
     size = planned.std(ddof=1) if splits > 1 else 1.0
-    var, freedom = variance(Spread(planned * std / size, a, found.freedom, found.whole), share)
+    var, freedom = variance(replace(found, means=planned * std / size, sampling=a), share)
     if not math.isfinite(var):
         return math.nan
     return half_width(var, freedom, comparisons) + float(ndtri(POWER)) * math.sqrt(var)

@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from polyfed.core.metric import Metric
 from polyfed.report import files, intervals
 from polyfed.report.intervals import Spread
 from polyfed.report.read import Study
@@ -26,7 +27,7 @@ class Interval:
     seeds: number of pairs it rests on     p: p value of no gain, for a joint verdict
     clear: whether the gain differs from zero, jointly over all clients where they are judged together
     enough: "" or what would be enough for a verdict, where the interval is too wide to say anything and is not shown
-    blind: whether there is none because seeds do not show the chance in it, see `Evidence`
+    why: "" or why there is no interval, as a verdict
     """
 
     mean: float
@@ -36,7 +37,12 @@ class Interval:
     p: float = math.nan
     clear: bool = False
     enough: str = ""
-    blind: bool = False
+    why: str = ""
+
+    @property
+    def blind(self) -> bool:
+        """Whether there is none because seeds do not show the chance in it, see `Evidence`."""
+        return self.why == BLIND
 
     @property
     def sign(self) -> int | None:
@@ -66,12 +72,9 @@ class Evidence:
     def interval(self, comparisons: int = 1) -> Interval:
         """95 % over all `comparisons` together (Bonferroni), within what is possible for the metric."""
         gain, splits = self.spread.gain, len(self.spread.means)
-        unseen = self.share is None and self.spread.sampling is None  # seeds of one test set say nothing of samples
-        if unseen or (self.common and splits > 1 and self.share is not None):
-            return Interval(gain, math.nan, math.nan, splits, blind=True)
+        if self.why:
+            return Interval(gain, math.nan, math.nan, splits, why=self.why)
         var, freedom = intervals.variance(self.spread, self.share)
-        if not math.isfinite(var):
-            return Interval(gain, math.nan, math.nan, splits)
         half = intervals.half_width(var, freedom, comparisons)
         judged = intervals.variance(replace(self.spread, whole=True), self.share)
         p = intervals.p_value(gain, *judged, comparisons)
@@ -79,6 +82,21 @@ class Evidence:
             return Interval(gain, math.nan, math.nan, splits, p, enough=self._enough(comparisons))
         low, high = max(gain - half, -self.range), min(gain + half, self.range)
         return Interval(gain, low, high, splits, p, clear=abs(gain) > half)
+
+    @property
+    def why(self) -> str:
+        """Why there is no interval, as a verdict; "": there is one."""
+        splits = len(self.spread.means)
+        if not splits:
+            return UNPAIRED
+        if self.spread.parts is not None and self.spread.sampling is None:
+            return LONE
+        unseen = self.share is None and self.spread.sampling is None  # seeds of one test set say nothing of samples
+        if splits > 1 and (unseen or (self.common and self.share is not None)):
+            return BLIND
+        if math.isfinite(intervals.variance(self.spread, self.share)[0]):
+            return ""
+        return SAME if splits > 1 else ONE_SEED
 
     def _enough(self, comparisons: int) -> str:
         need = intervals.needed(self.spread, self.share, LARGE * self.unit, comparisons)
@@ -133,23 +151,30 @@ class Verdict:
 UNCLEAR = "no clear difference"
 ONE_SEED = "not decided (one seed)"
 BLIND = "not decided (seeds do not show the chance in it)"
+SAME = "not decided (the same difference under every seed)"
+LONE = "not decided (one test sample)"
+UNPAIRED = "not decided (no seed in common)"
 FEW = "too few seeds or samples for a verdict"
 UNTESTED = "no test samples"
 ALONE = "nothing to compare with"
 
 SHARED = ("common", "personalised")  # the roles of methods that clients take part in together
 
+Added = tuple[np.ndarray, np.ndarray]  # ([m, 2] the test samples of a split, see `files.samples`, [m] what each adds)
 Against = Callable[[str, str], Evidence]  # (method, what it is held against) -> what is known of its gain
 
 
 def verdict(
-    means: Mapping[str, float], roles: Mapping[str, str], against: Against, judged: Mapping[str, Interval] | None = None
+    means: Mapping[str, float],
+    roles: Mapping[str, str],
+    against: Against,
+    judged: tuple[str, Mapping[str, Interval]] | None = None,
 ) -> Verdict:
     """Decide between methods.
 
     means: {method: its mean, higher is better}     roles: {method: as `RunFiles.role` has it}
-    against: gives the evidence for one method's gain over another     judged: the gains over the reference, where they
-    were judged jointly with those of other clients
+    against: gives the evidence for one method's gain over another     judged: the reference and the gains over it,
+    where they were judged jointly with those of other clients
 
     The reference is the own model (the best of them, if several were tuned), or else what sites have without a torch
     model (yardsticks), or else the common one; an oracle is never named. A method is
@@ -163,21 +188,22 @@ def verdict(
         return Verdict(None, UNTESTED, None, {}, None)
     best = max(means, key=lambda label: means[label])
     reference, others = sides(means, roles)
-    if reference is None or not others:
+    if judged is not None:
+        reference, others = judged[0], [x for x in judged[1] if x in means]
+    if reference not in means or not others:
         return Verdict(None, ALONE, best, {}, reference)
-    gains = {x: against(x, reference).interval(len(others)) for x in others} if judged is None else dict(judged)
+    gains = {x: judged[1][x] if judged else against(x, reference).interval(len(others)) for x in others}
     signs = [g.sign for g in gains.values()]
     if all(s is None for s in signs):
         shown = sorted(gains.values(), key=lambda g: -g.mean if math.isfinite(g.mean) else math.inf)  # the best first
         enough = [g.enough for g in shown if g.enough]
-        blind = any(g.blind for g in gains.values())
-        text = f"{FEW}; {enough[0]} would do" if enough else BLIND if blind else ONE_SEED
+        text = f"{FEW}; {enough[0]} would do" if enough else shown[0].why
         return Verdict(None, text, best, gains, reference)
     clear = [x for x in others if gains[x].sign == 1]
-    choice = max(clear, key=lambda x: means[x]) if clear else reference if all(s == -1 for s in signs) else None
+    choice = max(clear, key=lambda x: gains[x].mean) if clear else reference if all(s == -1 for s in signs) else None
     simpler = [x for x in clear if roles[x] == "common"]
     if choice is not None and roles[choice] == "personalised" and simpler:
-        common = max(simpler, key=lambda x: means[x])
+        common = max(simpler, key=lambda x: gains[x].mean)
         if against(choice, common).interval().sign != 1:
             choice = common
     return Verdict(choice, _words(choice, roles), best, gains, reference)
@@ -272,22 +298,27 @@ def shares(study: Study) -> dict[str, tuple[float, int]]:
 
 @lru_cache(maxsize=64)
 def _sampled(study: Study, label: str) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """{seed: (where each client's test samples begin, their numbers, what each adds to the metric or NaN)}."""
+    """{seed: (where each client's test samples begin, their numbers and classes, what each adds to the metric)}"""
     found = {}
     for r in study.counted(label) if study.split == "test" else ():
         scores = files.scores(r.folder)
         if scores is not None and len(scores["counts"]) == r.n:
-            at, ids = np.r_[0, np.cumsum(scores["counts"])], scores["id"]
-            known = study.metric.sign and study.metric.name in scores
-            found[r.seed] = (at, ids, scores[study.metric.name] if known else np.full(len(ids), math.nan))
+            at = np.r_[0, np.cumsum(scores["counts"])]
+            found[r.seed] = (at, files.samples(scores), files.added(scores, study.metric))
     return found
+
+
+def paired(study: Study, label: str, reference: str) -> list[int]:
+    """The seeds that two methods have in common."""
+    found = grids(study)
+    return [s for s in found[label].seeds if s in found[reference].seeds]
 
 
 @lru_cache(maxsize=128)
 def evidence(study: Study, label: str, reference: str) -> tuple[dict[str, Evidence], Evidence]:
     """(per client, for the unweighted mean over clients) what is known of the gain of one method over another."""
     one, other = grids(study)[label], grids(study)[reference]
-    seeds = [s for s in one.seeds if s in other.seeds]
+    seeds = paired(study, label, reference)
     rows = [[g.seeds.index(s) for s in seeds] for g in (one, other)]
     d = study.metric.merit(one.values[rows[0]]) - study.metric.merit(other.values[rows[1]])
     level = np.nanmean(np.abs(other.values)) if np.isfinite(other.values).any() else math.inf
@@ -297,14 +328,10 @@ def evidence(study: Study, label: str, reference: str) -> tuple[dict[str, Eviden
     sites, share, common = {}, shares(study), study.role(label) == study.role(reference) == "common"
     for i, name in enumerate(study.names):
         means = d[np.isfinite(d[:, i]), i]
-        spread, fixed = Spread(means, floor=_floor(study, name)), False
         parts = [a[name] for a in added if a is not None and name in a]
-        if len(parts) == len(seeds) and len(means):
-            alike = all(np.array_equal(parts[0][0], ids) for ids, _ in parts[1:])
-            fixed = len(seeds) > 1 and alike and not study.redrawn
-            values = _aligned(parts)
-            if np.isfinite(values).any(1).sum() == len(means):
-                spread = replace(intervals.spread(values, 0.0 if math.isinf(span) else span), means=means)
+        known = parts if len(parts) == len(seeds) else []
+        spread, alike = sampled(study.metric, means, known, floor(study.metric, *share[name]))
+        fixed = not study.redrawn and (alike if known else _one_test(study, seeds))
         sites[name] = Evidence(spread, None if fixed else share[name][0], share[name][1], unit, span, common)
     known = [e for e in sites.values() if len(e.spread.means)]
     means = [float(np.nanmean(row)) for row in d if np.isfinite(row).any()]
@@ -314,7 +341,7 @@ def evidence(study: Study, label: str, reference: str) -> tuple[dict[str, Eviden
     return sites, Evidence(whole, float(np.mean(drawn)) if drawn else None, total, unit, span)
 
 
-def _added(study: Study, label: str, reference: str, seed: int) -> dict[str, tuple[np.ndarray, np.ndarray]] | None:
+def _added(study: Study, label: str, reference: str, seed: int) -> dict[str, Added] | None:
     """{client: (its test samples, what each adds to the gain)} in one split; None where that was not written."""
     found = [_sampled(study, k).get(seed) for k in (label, reference)]
     if found[0] is None or found[1] is None:
@@ -327,21 +354,34 @@ def _added(study: Study, label: str, reference: str, seed: int) -> dict[str, tup
     return {n: (ids[a:b], gain[a:b]) for n, a, b in zip(names, at, at[1:], strict=False) if b > a}
 
 
-def _aligned(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """[splits, samples] from (sample numbers, values) of every split; NaN where a sample was not tested."""
-    known, place = np.unique(np.concatenate([ids for ids, _ in parts]), return_inverse=True)
+def sampled(metric: Metric, means: np.ndarray, parts: Sequence[Added], floor: float) -> tuple[Spread, bool]:
+    """(the spread of a site's gain, whether the same samples are tested in every split). means: [S] the gain in the
+    splits that have one     parts: of every split, none: not known"""
+    if not parts or not len(means):
+        return Spread(means, floor=floor), False
+    alike = len(parts) > 1 and all(np.array_equal(parts[0][0], samples) for samples, _ in parts[1:])
+    known, place = np.unique(np.concatenate([samples for samples, _ in parts]), axis=0, return_inverse=True)
     values = np.full((len(parts), len(known)), math.nan)
-    row = np.repeat(np.arange(len(parts)), [len(ids) for ids, _ in parts])
-    values[row, place] = np.concatenate([v for _, v in parts])
-    return values
+    row = np.repeat(np.arange(len(parts)), [len(samples) for samples, _ in parts])
+    values[row, place.reshape(-1)] = np.concatenate([v for _, v in parts])
+    if np.isfinite(values).any(1).sum() != len(means):
+        return Spread(means, floor=floor), alike
+    span, classes = metric.span if math.isfinite(metric.span) else 0.0, known[:, 1] if metric.classwise else None
+    return replace(intervals.spread(values, span, known[:, 0], classes), means=means, floor=floor), alike
 
 
-def _floor(study: Study, name: str) -> float:
-    """Without scores per sample, the least spread over seeds to believe: half a test sample, the step of accuracy."""
-    if study.metric.unit != "%":
-        return 0.0
-    share, total = shares(study)[name]
-    return 0.5 / max(round(share * total), 1)
+def floor(metric: Metric, share: float, total: int) -> float:
+    """Without scores per sample, the least spread over seeds to believe: half a test sample's part of what a bounded
+    metric can change by."""
+    span = metric.span if math.isfinite(metric.span) else float(metric.unit == "%")
+    return 0.5 * span / max(round(share * total), 1)
+
+
+def _one_test(study: Study, seeds: Sequence[int]) -> bool:
+    """Whether all seeds have one test set, by what the runs say of their split."""
+    told = {(r.federation.get("seed"), r.federation.get("test")) for r in study.runs if r.seed in seeds}
+    drawn = {seed for seed, _ in told}
+    return len(seeds) > 1 and (any(test == "given" for _, test in told) or (len(drawn) == 1 and None not in drawn))
 
 
 def _together(found: dict[str, Interval]) -> dict[str, Interval]:
@@ -352,13 +392,14 @@ def _together(found: dict[str, Interval]) -> dict[str, Interval]:
 
 @lru_cache(maxsize=1)
 def client_verdicts(study: Study) -> dict[str, Verdict]:
-    """The verdict for every client, by name; which gains are clear is decided jointly over clients."""
+    """The verdict for every client, by name, all against the same reference, the best in the mean; which gains are
+    clear is decided jointly over clients."""
     found, role = merits(study), roles(study)
     verdicts: dict[str, Verdict] = {}
+    reference, others = sides({k: m for k, g in found.items() if math.isfinite(m := g.mean())}, role)
     for name in study.names:
         means = {k: mean_of(g.of(name)) for k, g in found.items()}
-        reference, others = sides({k: m for k, m in means.items() if math.isfinite(m)}, role)
-        judged = {x: gains(study, x, reference)[name] for x in others} if reference else None
+        judged = (reference, {x: gains(study, x, reference)[name] for x in others}) if reference else None
         verdicts[name] = verdict(means, role, lambda one, other, n=name: evidence(study, one, other)[0][n], judged)
     tested = {str(c["name"]) for r in study.runs for c in r.federation["clients"] if c.get(study.split)}
     none = f"n/a: {study.metric.lacks}"
@@ -393,6 +434,8 @@ def effort(study: Study, label: str, reference: str) -> tuple[float, int | None,
     """What it takes to see a small gain in the mean over clients, four times in five: (the gain, seeds or None where no
     number of them is enough, how many times as many samples with the present seeds); None: nothing is known of it."""
     e = evidence(study, label, reference)[1]
+    if e.why:
+        return None
     compared = len(mean_verdict(study).gains)
     found = intervals.needed(e.spread, e.share, SMALL * e.unit, max(compared, 1)) if e.unit < math.inf else None
     return None if found is None else (SMALL * e.unit, found.splits, found.times)
