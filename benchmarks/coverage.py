@@ -215,10 +215,12 @@ def population(world: World, rng: np.random.Generator, new: np.ndarray) -> Itera
         for score in world.scores:
             terms, true = gains(world, x, y, w, test, score), truth(world, w[:, 0], score, new)
             span = 0.0 if score == "rmse" else 1.0
+            classes = [(y[part] > 0.5).astype(int) if score == "auc" else None for part in world.parts]
             for splits in sizes:
                 estimate, spreads = [], []
                 for m in range(len(true)):
-                    sites = [intervals.spread(t[m, :splits], span) for t in terms]
+                    each = zip(terms, classes, strict=True)
+                    sites = [intervals.spread(t[m, :splits], span, classes=k) for t, k in each]
                     whole = intervals.mean_spread([s for s in sites if len(s.means) == splits])
                     row = [*sites, whole]
                     estimate.append([s.gain for s in row])

@@ -1,17 +1,19 @@
 """Verdicts on constructed numbers: what must count as a gain, a loss, noise, or as undecided."""
 
+import json
 import math
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from report_folders import write_comparison
+from report_folders import noisy, write_comparison, write_run
 from safetensors.numpy import save, save_file
 
 from polyfed import report
+from polyfed.core import terms
 from polyfed.core.errors import RunError
-from polyfed.report import intervals, pairs
+from polyfed.report import combined, intervals, pairs, summary
 from polyfed.report.intervals import Spread
 from polyfed.report.pairs import FEW, ONE_SEED, UNCLEAR, UNTESTED, Evidence, mean_of, sample_std
 
@@ -231,6 +233,179 @@ def test_seeds_of_one_test_set_say_nothing_of_its_samples(tmp_path, known):
         assert not found.clear
     if not known:
         assert pairs.mean_verdict(study).text == pairs.BLIND
+
+
+def write_added(folder, metric, added, classes=None, *, ids=None, **common):
+    """Run folders from what every test sample adds. added: {method: [seed][client] arrays}; classes, ids: [client]"""
+    sizes = [len(v) for v in next(iter(added.values()))[0]]
+    ids = np.concatenate(ids) if ids is not None else np.arange(sum(sizes))
+    values = {k: [[float(v.mean()) if np.isfinite(v.mean()) else None for v in row] for row in rows]
+              for k, rows in added.items()}  # fmt: skip
+    write_comparison(folder, values, metric=metric, test=sizes, **common)
+    for k, rows in added.items():
+        for seed, row in enumerate(rows):
+            table = {"counts": np.array(sizes), "id": ids, metric: np.concatenate(row).astype(np.float32)}
+            table |= {} if classes is None else {"class": np.concatenate(classes)}
+            save_file(table, folder / f"runs/{k}-seed{seed}/scores.safetensors")
+    return report.read(folder)
+
+
+def one_ill_each(clients=4, seed=5):
+    """({method: what each of 101 patients adds to AUC, one of them ill, under two equally good models}, classes)"""
+    rng, y = np.random.default_rng(seed), np.arange(101) < 1
+    common = rng.normal(size=(clients, 101))
+    values = {k: [[terms.auc(0.7 * (c + rng.normal(size=101)) + y, y) for c in common]] for k in ("local", "fedavg")}
+    return values, [y.astype(int)] * clients
+
+
+def test_one_ill_patient_decides_nothing(tmp_path):
+    """Without regard for classes: 0.130 worse (-0.184 to -0.076), two of four clients lose."""
+    study = write_added(tmp_path, "auc", *one_ill_each())
+    assert not any(g.clear for g in pairs.gains(study, "fedavg", "local").values())
+    found = pairs.mean_gain(study, "fedavg", "local")
+    assert (found.clear, found.enough) == (False, "more samples of the rarest class")
+    assert "hint and no finding" in report.answer(study)
+
+
+def test_scores_taken_class_by_class_need_to_know_the_classes(tmp_path):
+    """Older runs do not say them: what their samples add is not used."""
+    study = write_added(tmp_path, "auc", one_ill_each()[0])
+    assert pairs.mean_gain(study, "fedavg", "local").why == pairs.ONE_SEED
+
+
+def test_the_same_difference_under_every_seed_is_no_interval(tmp_path):
+    values = {"local": [[0.60, 0.62]] * 5, "fedavg": [[0.61, 0.63]] * 5}
+    study = report.read(write_comparison(tmp_path, values, metric="sensitivity"))
+    assert pairs.mean_verdict(study).text == pairs.SAME
+    assert {v.text for v in pairs.client_verdicts(study).values()} == {pairs.SAME}
+    text = report.answer(study)
+    assert text.startswith("The difference is the same under every seed and shows no spread")
+    assert "A gain of" not in text
+
+
+def test_scores_with_bounds_have_a_floor_in_every_client_and_in_the_mean(tmp_path):
+    """50 test samples each: half a step is 0.01, over four clients 0.005; share 50/150, t(0.975, 2) = 4.302653."""
+    values = {"local": [[0.80] * 4] * 3, "fedavg": [[0.805] * 4] * 3}
+    study = report.read(write_comparison(tmp_path, values, metric="auc", samples=[100] * 4))
+    found = pairs.mean_gain(study, "fedavg", "local")
+    assert found.high - found.mean == pytest.approx(4.302653 * 0.005 * math.sqrt(1 / 3 + 1 / 2))
+    assert (found.sign, pairs.gains(study, "fedavg", "local")["client-0"].sign) == (0, 0)
+
+
+@pytest.mark.parametrize("told", [{"seed": 0}, {"test": "given"}])
+def test_one_test_set_is_known_without_scores_per_sample(tmp_path, told):
+    write_comparison(tmp_path, {"local": [[0.70], [0.71], [0.69]], "fedavg": [[0.72], [0.74], [0.72]]})
+    for file in tmp_path.glob("runs/*/federation.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | told))
+    study = report.read(tmp_path)
+    assert pairs.client_verdicts(study)["client-0"].text == pairs.mean_verdict(study).text == pairs.BLIND
+
+
+def test_one_test_set_and_a_score_without_terms_is_not_called_one_seed(tmp_path):
+    """Five seeds; nor is it said what seeds would show, as they do not show the chance."""
+    added = {k: [[np.full(50, 1.0)] * 2] * 5 for k in ("local", "fedavg")}
+    write_added(tmp_path, "loss", added)
+    values = {"local": [[0.7 + 0.01 * s] * 2 for s in range(5)], "fedavg": [[0.95 + 0.01 * s] * 2 for s in range(5)]}
+    kept = {f: f.read_bytes() for f in tmp_path.glob("runs/*/scores.safetensors")}
+    study = report.read(write_comparison(tmp_path, values, metric="calibration-slope"))
+    for file, data in kept.items():
+        file.write_bytes(data)
+    text = report.answer(study)
+    assert text.startswith("All seeds test the same samples and do not show the chance in them")
+    assert "one seed" not in text.lower()
+    assert "A gain of" not in text
+    assert pairs.effort(study, "fedavg", "local") is None
+
+
+def test_a_client_with_one_test_sample_is_named(tmp_path):
+    rng = np.random.default_rng(0)
+    errors = [np.abs(rng.normal(size=n)) for n in (100, 100, 1)]
+    added = {k: [[terms.rmse((q * e + rng.normal(0, 0.01, len(e))) ** 2) for e in errors] for _ in range(5)]
+             for k, q in (("local", 2.0), ("fedavg", 1.0))}  # fmt: skip
+    study = write_added(tmp_path, "rmse", added, samples=[400, 400, 4], classes=None)
+    text = report.answer(study)
+    assert text.startswith("client-2 has one test sample, which shows no spread")
+    assert "A gain of" not in text
+    found = pairs.client_verdicts(study)
+    assert (found["client-0"].choice, found["client-2"].text) == ("fedavg", pairs.LONE)
+
+
+@pytest.mark.parametrize("lacking", [False, True])
+def test_one_seed_is_said_beside_clients_that_lack_the_score(tmp_path, lacking):
+    rng, y = np.random.default_rng(0), np.arange(200) < 80
+    added = {k: [[terms.auc(rng.normal(size=200) + q * y, y) for _ in range(3)]]
+             for k, q in (("local", 0.1), ("fedavg", 2.0))}  # fmt: skip
+    for rows in added.values():
+        rows[0][2] = rows[0][2] * (math.nan if lacking else 1.0)
+    text = report.answer(write_added(tmp_path, "auc", added, [y.astype(int)] * 3))
+    assert ("Means leave out client-2" in text) == lacking
+    assert "One seed: the intervals are about these trained models" in text
+
+
+def test_clients_that_share_test_samples(tmp_path):
+    """Ten clients with the same 100 patients: their mean knows no more than one client does."""
+    rng = np.random.default_rng(0)
+    added = {k: [[np.array(rng.random(100) < 0.7, dtype=float)] * 10] for k in ("local", "fedavg")}
+    one, apart = (
+        write_added(tmp_path / str(k), "accuracy", added, ids=[np.arange(100) + k * 100 * i for i in range(10)])
+        for k in (0, 1)
+    )
+    alone, whole = pairs.evidence(one, "fedavg", "local")
+    assert whole.spread.sampling == pytest.approx(alone["client-0"].spread.sampling, rel=0.04)
+    assert pairs.evidence(apart, "fedavg", "local")[1].spread.sampling == pytest.approx(
+        whole.spread.sampling / 10, 0.04
+    )
+
+
+def test_all_clients_are_held_against_the_own_model_that_is_best_in_the_mean(tmp_path):
+    values = {
+        "local-a": noisy([0.60, 0.80, 0.70], 5, 0.01, 3),
+        "local-b": noisy([0.80, 0.62, 0.70], 5, 0.01, 4),
+        "fedavg": noisy([0.75, 0.75, 0.72], 5, 0.01, 5),
+    }
+    study = report.read(write_comparison(tmp_path, values, samples=[4000] * 3, test=[1000] * 3))
+    verdicts = pairs.client_verdicts(study)
+    assert {v.reference for v in verdicts.values()} == {pairs.mean_verdict(study).reference} == {"local-b"}
+    gains = pairs.gains(study, "fedavg", "local-b")
+    assert {n: v.gains["fedavg"].mean for n, v in verdicts.items()} == {n: g.mean for n, g in gains.items()}
+    said, each = summary.lines(study)
+    assert "own model (local-b)" in said
+    assert {line.name for line in each if line.verdict == "gains"} == {n for n, g in gains.items() if g.sign == 1}
+    assert "client-1" in summary.headline(study)
+    assert "local-b, of local-a and local-b the best in the mean" in report.client_table(study).to("markdown")
+
+
+def test_levels_are_of_the_seeds_that_both_methods_have(tmp_path):
+    """The first three splits are easy: 80 % and 82 % there, over all ten local has 73 %."""
+    local = [[0.80 + 0.001 * s] if s < 3 else [0.70] for s in range(10)]
+    fedavg = [[0.82 + 0.003 * s] for s in range(3)]
+    text = report.answer(report.read(write_comparison(tmp_path, {"local": local, "fedavg": fedavg}, test=[1000])))
+    text = text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "fedavg reaches 82.3 % test accuracy against 80.1 %" in text
+    assert "3 seeds in common (local has 10, fedavg 3)" in text
+    assert "10 seeds" not in text
+
+
+def test_methods_without_a_common_seed_are_not_compared(tmp_path):
+    for label, first in (("local", 0), ("fedavg", 5)):
+        for seed in range(first, first + 5):
+            write_run(tmp_path / f"runs/{label}-seed{seed}", [0.7 + 0.01 * seed], algorithm=label, seed=seed)
+    study = report.read(sorted(tmp_path.glob("runs/*")))
+    text = report.answer(study)
+    assert text.startswith("Nothing can be compared: no method has a seed in common with local.")
+    assert "fedavg reaches 77.0 % test accuracy (5 seeds); local reaches 72.0 % test accuracy (5 seeds)" in text
+    assert pairs.client_verdicts(study)["client-0"].text == pairs.UNPAIRED
+
+
+def test_a_combination_of_scores_without_terms_on_one_test_set_has_no_interval(tmp_path):
+    """The runs say which samples they tested, though not what each adds."""
+    write_run(tmp_path, [0.3], metric="calibration-slope")
+    save_file({"counts": np.array([50]), "id": np.arange(50)}, tmp_path / "scores.safetensors")
+    found = combined.tested(tmp_path)
+    parts, means = [found.added["client-0"]] * 5, [0.3, 0.31, 0.3, 0.32, 0.29]
+    assert combined.evidence(found.metric, means, parts, (0.3, 100), 1.0).interval().why == pairs.BLIND
+    anew = [(ids + np.array([s, 0]), none) for s, (ids, none) in enumerate(parts)]
+    assert combined.evidence(found.metric, means, anew, (0.3, 100), 1.0).interval().sign == 1
 
 
 def test_two_common_models_are_compared_in_the_mean_only(tmp_path):

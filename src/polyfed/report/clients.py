@@ -128,10 +128,16 @@ def _notes(
             )
         elif seeds < 2:
             notes.append("One seed: differences are given, but no spread and so no verdict.")
-        if known and not any((r.folder / "scores.safetensors").exists() for r in study.runs):
+        elif why := sorted({pairs.reason(g.why) for v in verdicts.values() for g in v.gains.values() if g.why}):
+            notes.append(f"Differences are given, but no interval: {'; '.join(why)}.")
+        if known and all(e.spread.sampling is None for e in pairs.evidence(study, *first)[0].values()):
             notes.append(
-                "These runs wrote no scores per sample, so the intervals are Nadeau and Bengio's, which are longer."
+                "What each sample adds to the score is not known, so the intervals are Nadeau and Bengio's, which are "
+                "longer."
             )
+        own = [k for k, role in pairs.roles(study).items() if role == study.role(reference)]
+        if len(own) > 1:
+            notes.append(f"Every client is held against {reference}, of {words.listed(own)} the best in the mean.")
     if study.redrawn:
         notes.append(
             "The clients' data were drawn anew for every seed: a row is a position in the federation, not one client. "

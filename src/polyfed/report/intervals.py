@@ -38,8 +38,8 @@ class Spread:
 
     means: [S] the gain in every split     sampling: its variance clustered by sample, freedom: degrees of freedom of
     that; None: not known     whole: a mean over sites, not one site's     floor: without samples, the least standard
-    deviation over splits to believe     most: the degrees of freedom of an interval are not more than this
-    ids, parts: the samples, and what each moves the gain by
+    deviation over splits to believe     ids, parts: the samples, and what each moves the gain by
+    rare: whether one is alone in its class
     """
 
     means: np.ndarray
@@ -47,9 +47,9 @@ class Spread:
     freedom: float = math.inf
     whole: bool = False
     floor: float = 0.0
-    most: float = math.inf
     ids: np.ndarray | None = None
     parts: np.ndarray | None = None
+    rare: bool = False
 
     @property
     def gain(self) -> float:
@@ -85,7 +85,7 @@ def spread(
     most, alone = _by_class(tested, classes) if classes is not None else (math.inf, np.zeros(0))
     bound = float((span * alone / len(values)) @ (span * alone / len(values)))
     freedom = min(freedom, most) * (1 + bound / sampling) ** 2 if bound else min(freedom, most)
-    return Spread(means, sampling + bound, freedom, most=most, ids=ids, parts=gap)
+    return Spread(means, sampling + bound, freedom, ids=ids, parts=gap, rare=bound > 0)
 
 
 def _freedom(gap: np.ndarray) -> float:
@@ -126,7 +126,7 @@ def mean_spread(sites: Sequence[Spread], means: np.ndarray | None = None) -> Spr
         shared = np.bincount(known.searchsorted(every), parts)
         sampling += max(0.0, float(shared @ shared - parts @ parts))
         freedom = min(freedom, _freedom(shared))
-    return Spread(means, sampling, float(freedom), whole=True, floor=floor)
+    return Spread(means, sampling, float(freedom), whole=True, floor=floor, rare=any(s.rare for s in sites))
 
 
 def variance(found: Spread, share: float | None) -> tuple[float, float]:
@@ -150,7 +150,7 @@ def variance(found: Spread, share: float | None) -> tuple[float, float]:
     scale = parts[0] ** 2 / found.freedom + parts[1] ** 2 / (splits - 1)
     if not total and found.gain:
         return math.nan, math.nan
-    return total, min(total**2 / scale, found.most) if scale > 0 else math.inf
+    return total, total**2 / scale if scale > 0 else math.inf
 
 
 def half_width(var: float, freedom: float, comparisons: int = 1) -> float:

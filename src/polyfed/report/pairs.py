@@ -99,6 +99,8 @@ class Evidence:
         return SAME if splits > 1 else ONE_SEED
 
     def _enough(self, comparisons: int) -> str:
+        if self.spread.rare:
+            return "more samples of the rarest class"
         need = intervals.needed(self.spread, self.share, LARGE * self.unit, comparisons)
         if need is None:
             return "more seeds"
@@ -154,6 +156,13 @@ BLIND = "not decided (seeds do not show the chance in it)"
 SAME = "not decided (the same difference under every seed)"
 LONE = "not decided (one test sample)"
 UNPAIRED = "not decided (no seed in common)"
+
+
+def reason(why: str) -> str:
+    """What is in the brackets."""
+    return why.partition("(")[2].removesuffix(")")
+
+
 FEW = "too few seeds or samples for a verdict"
 UNTESTED = "no test samples"
 ALONE = "nothing to compare with"
@@ -434,7 +443,7 @@ def effort(study: Study, label: str, reference: str) -> tuple[float, int | None,
     """What it takes to see a small gain in the mean over clients, four times in five: (the gain, seeds or None where no
     number of them is enough, how many times as many samples with the present seeds); None: nothing is known of it."""
     e = evidence(study, label, reference)[1]
-    if e.why:
+    if e.why or e.spread.rare:
         return None
     compared = len(mean_verdict(study).gains)
     found = intervals.needed(e.spread, e.share, SMALL * e.unit, max(compared, 1)) if e.unit < math.inf else None

@@ -1,6 +1,7 @@
 """The answer: whether federating pays here, in a sentence or two and a line per client, and then what it rests on."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -55,7 +56,7 @@ def headline(study: Study) -> str:
     if len(values) == 1:
         return _single(study, next(iter(values)))
     if first is None:
-        return _ranked(study, list(values))
+        return _unpaired(study) or _ranked(study, list(values))
     if study.role(first[1]) not in ALONE:
         return _without_own(study, pairs.mean_verdict(study), *first)
     return " ".join([_pays(study, pairs.mean_verdict(study), *first), *_harm(study, *first)])
@@ -65,7 +66,7 @@ def details(study: Study) -> list[str]:
     """What the headline rests on: bytes, personalising against one common model, yardsticks, and caveats."""
     first, found = lead(study), []
     if first is not None and study.role(first[1]) in ALONE:
-        price = f"{words.count(len(study.seeds), 'seed')}; {first[0]} moves {_bytes(study, first[0])} per client."
+        price = f"{_seeds(study, *first)}; {first[0]} moves {_bytes(study, first[0])} per client."
         found = [price, *_personalised(study)]
     return found + yardsticks.compared(study) + _caveats(study)
 
@@ -115,7 +116,7 @@ def _each(study: Study, method: str, reference: str) -> list[tuple[float, Line]]
         if g.sign is not None:
             text += f" ({scale.range(g.low, g.high)})"
         else:
-            text += f" (a verdict would take {g.enough})" if g.enough else f", {v.text}"
+            text += f" (a verdict would take {g.enough})" if g.enough else f", {g.why}"
         if common and common != shown and (h := harm[name]).high < 0:
             text += f"; {common} {'costs it' if h.sign else 'may cost it'} {_loss(h, scale)}"
         found.append((g.mean, Line(name, verdict, text)))
@@ -130,15 +131,13 @@ def _common(study: Study, reference: str) -> str | None:
 
 
 def _pays(study: Study, mean: Verdict, method: str, own: str) -> str:
-    scale, gain = _scale(study), mean.gains[method]
-    level = f"{_level(study, method)} against {_short(study, own)} with the clients' own models ({own})"
+    scale, gain, seeds = _scale(study), mean.gains[method], pairs.paired(study, method, own)
+    level = f"{_level(study, method, seeds)} against {_short(study, own, seeds)} with the clients' own models ({own})"
     head = {
         1: "Federating pays on average: ",
         -1: "Federating does not pay here: ",
         0: "No clear difference on average between federating and training alone: ",
-        None: "With one seed no spread can be given, so this is a hint and no finding: "
-        if not gain.enough
-        else f"{pairs.FEW.capitalize()} ({gain.enough} would do), so this is a hint and no finding: ",
+        None: f"{_unknown(study, gain, method, own)}, so this is a hint and no finding: ",
     }[gain.sign]
     if gain.sign == -1 and mean.choice is None:
         head = "Federating does not pay with the best method here: "
@@ -146,13 +145,27 @@ def _pays(study: Study, mean: Verdict, method: str, own: str) -> str:
     return f"{head}{name} reaches {level}, {_difference(gain, scale)}. {_whom(study, method, own)}"
 
 
+def _unknown(study: Study, gain: Interval, method: str, own: str) -> str:
+    """Why the mean has no interval."""
+    if gain.enough:
+        return f"{pairs.FEW.capitalize()} ({gain.enough} would do)"
+    alone = [n for n, e in pairs.evidence(study, method, own)[0].items() if e.why == pairs.LONE]
+    if alone:
+        return f"{words.listed(alone)} {'has' if len(alone) == 1 else 'have'} one test sample, which shows no spread"
+    return {
+        pairs.BLIND: "All seeds test the same samples and do not show the chance in them",
+        pairs.SAME: "The difference is the same under every seed and shows no spread",
+    }.get(gain.why, "With one seed no spread can be given")
+
+
 def _whom(study: Study, method: str, own: str) -> str:
     """Which clients gain and lose with a method, by name where they are few."""
     found, up, down = _sides(study, method, own)
     counts = tally(found.values())
     if counts is None:
-        some = next((f"for {n} {g.enough} would do" for n, g in found.items() if g.enough), "")
-        return f"Which clients gain and lose cannot be said ({f'{pairs.FEW}; {some}' if some else 'one seed'})."
+        some = next((f"{pairs.FEW}; for {n} {g.enough} would do" for n, g in found.items() if g.enough), "")
+        why = some or next((pairs.reason(g.why) for g in found.values()), "no results")
+        return f"Which clients gain and lose cannot be said ({why})."
     if not up and not down:
         return f"With {method}, no client clearly gains or loses."
     gaining = f"{len(up) or 'none'} of {words.count(len(found), 'client')} clearly {'gain' if len(up) > 1 else 'gains'}"
@@ -212,16 +225,30 @@ def _personalised(study: Study) -> list[str]:
 
 
 def _without_own(study: Study, mean: Verdict, method: str, reference: str) -> str:
-    scale, gain = _scale(study), mean.gains[method]
+    scale, gain, seeds = _scale(study), mean.gains[method], pairs.paired(study, method, reference)
+    level, other = _level(study, method, seeds), _short(study, reference, seeds)
     head = "Whether federating pays cannot be said: no run trains the clients alone (compare with 'local'). "
     verb = {1: "is better than", -1: "is worse than", 0: "is not clearly different from", None: "against"}[gain.sign]
     return (
-        f"{head}Among the shared methods, {method} reaches {_level(study, method)} and {verb} {reference} "
-        f"({_short(study, reference)}): {_difference(gain, scale)}, at {_bytes(study, method)} per client."
+        f"{head}Among the shared methods, {method} reaches {level} and {verb} {reference} "
+        f"({other}): {_difference(gain, scale)}, at {_bytes(study, method)} per client."
         if gain.sign is not None
-        else f"{head}{method} reaches {_level(study, method)}, {reference} {_short(study, reference)} "
+        else f"{head}{method} reaches {level}, {reference} {other} "
         f"({_difference(gain, scale)}), at {_bytes(study, method)} per client."
     )
+
+
+def _unpaired(study: Study) -> str:
+    """That no method has a seed in common with what it would be held against; "": some have."""
+    mean = pairs.mean_verdict(study)
+    if not mean.gains or any(g.seeds for g in mean.gains.values()):
+        return ""
+    levels = [
+        f"{k} reaches {_level(study, k)} ({words.count(len(pairs.grids(study)[k].seeds), 'seed')})"
+        for k in (*mean.gains, mean.reference)
+        if k
+    ]
+    return f"Nothing can be compared: no method has a seed in common with {mean.reference}. {'; '.join(levels)}."
 
 
 def _ranked(study: Study, labels: list[str]) -> str:
@@ -229,13 +256,18 @@ def _ranked(study: Study, labels: list[str]) -> str:
     scale = _scale(study)
     order = sorted(labels, key=lambda k: -pairs.merits(study)[k].mean())
     best, second = order[:2]
+    seeds = pairs.paired(study, best, second)
+    if not seeds:
+        return f"Nothing can be compared: {best} and {second} have no seed in common."
     gap = pairs.mean_gain(study, best, second, len(labels) - 1)
     clear = {1: "clearly ahead of", 0: "not clearly ahead of", None: "ahead of"}.get(gap.sign, "ahead of")
     if all(study.role(k) in ALONE for k in labels):
-        return f"Only the clients' own models were trained; {best} reaches {_level(study, best)}, {clear} {second}."
+        return (
+            f"Only the clients' own models were trained; {best} reaches {_level(study, best, seeds)}, {clear} {second}."
+        )
     return (
         "Whether federating pays cannot be said: no run trains the clients alone (compare with 'local'). "
-        f"{best} reaches {_level(study, best)}, {clear} {second} ({_difference(gap, scale)}), "
+        f"{best} reaches {_level(study, best, seeds)}, {clear} {second} ({_difference(gap, scale)}), "
         f"at {_bytes(study, best)} per client."
     )
 
@@ -271,7 +303,8 @@ def _caveats(study: Study) -> list[str]:
     lacking = _lacking(study)
     if lacking:
         found.append(f"Means leave out {words.listed(lacking)}: no {_scale(study).name} ({study.metric.lacks}).")
-    elif len(study.seeds) == 1 and first is not None and pairs.mean_gain(study, *first).sign is not None:
+    gain = pairs.mean_gain(study, *first) if first is not None else None
+    if gain is not None and gain.seeds == 1 and gain.sign is not None:
         found.append(
             "One seed: the intervals are about these trained models on new samples, not about another training."
         )
@@ -308,27 +341,38 @@ def _effort(study: Study, method: str, reference: str) -> list[str]:
     if found is None:
         return []
     gain, seeds, times = found
-    scale = _scale(study)
+    scale, now = _scale(study), len(pairs.paired(study, method, reference))
     text = f"{scale.signed(gain).lstrip('+')}{scale.difference_unit}"
     text = f"A gain of {text.replace('.0 points', ' points')} in the mean"
-    if seeds is not None and seeds <= len(study.seeds):
+    if seeds is not None and seeds <= now:
         return [f"{text} would be seen here four times in five."]
     if seeds is not None:
         return [f"{text} would take about {seeds} seeds to be seen four times in five."]
     factor = words.figures(times, 2) if times < 10 else f"{pairs.round_up(times):,}"
     more = f"about {factor} times as many samples"
-    if len(study.seeds) == 1:
+    if now == 1:
         return [f"{text} would take {more} to be seen four times in five."]
-    now = f"with {len(study.seeds)} seeds it would take {more}"
-    return [f"{text} cannot be seen with these samples, however many the seeds: {now}."]
+    there = f"with {now} seeds it would take {more}"
+    return [f"{text} cannot be seen with these samples, however many the seeds: {there}."]
 
 
-def _level(study: Study, label: str) -> str:
-    return f"{_short(study, label)} {study.split} {_scale(study).name}"
+def _seeds(study: Study, method: str, reference: str) -> str:
+    """`3 seeds`, with how many each has where they differ."""
+    shared = len(pairs.paired(study, method, reference))
+    each = {k: len(pairs.grids(study)[k].seeds) for k in (reference, method)}
+    text = words.count(shared, "seed")
+    if set(each.values()) == {shared}:
+        return text
+    return f"{text} in common ({', '.join(f'{k} has {n}' for k, n in each.items())})"
 
 
-def _short(study: Study, label: str) -> str:
-    per_seed = list(pairs.grids(study)[label].per_seed().values())
+def _level(study: Study, label: str, seeds: Sequence[int] | None = None) -> str:
+    return f"{_short(study, label, seeds)} {study.split} {_scale(study).name}"
+
+
+def _short(study: Study, label: str, seeds: Sequence[int] | None = None) -> str:
+    """A method's mean, over all its seeds or those given."""
+    per_seed = [v for s, v in pairs.grids(study)[label].per_seed().items() if seeds is None or s in seeds]
     scale = _scale(study)
     return f"{scale.number(pairs.mean_of(per_seed))}{scale.unit}"
 
