@@ -395,6 +395,12 @@ def test_methods_without_a_common_seed_are_not_compared(tmp_path):
     assert text.startswith("Nothing can be compared: no method has a seed in common with local.")
     assert "fedavg reaches 77.0 % test accuracy (5 seeds); local reaches 72.0 % test accuracy (5 seeds)" in text
     assert pairs.client_verdicts(study)["client-0"].text == pairs.UNPAIRED
+    for seed in range(2):
+        write_run(tmp_path / f"runs/ditto-seed{seed}", [0.9 - 0.02 * seed], algorithm="ditto", seed=seed)
+    text = report.answer(report.read(sorted(tmp_path.glob("runs/*"))))
+    assert "reaches 89.0 % test accuracy against 70.5 %" in text
+    assert "fedavg has no seed in common with local: not compared." in text
+    assert "– points" not in text
 
 
 def test_a_combination_of_scores_without_terms_on_one_test_set_has_no_interval(tmp_path):

@@ -128,8 +128,8 @@ def _notes(
             )
         elif seeds < 2:
             notes.append("One seed: differences are given, but no spread and so no verdict.")
-        elif why := sorted({pairs.reason(g.why) for v in verdicts.values() for g in v.gains.values() if g.why}):
-            notes.append(f"Differences are given, but no interval: {'; '.join(why)}.")
+        elif why := {g.why for v in verdicts.values() for g in v.gains.values()} - {"", pairs.UNPAIRED}:
+            notes.append(f"Differences are given, but no interval: {'; '.join(map(pairs.reason, sorted(why)))}.")
         if known and all(e.spread.sampling is None for e in pairs.evidence(study, *first)[0].values()):
             notes.append(
                 "What each sample adds to the score is not known, so the intervals are Nadeau and Bengio's, which are "

@@ -220,6 +220,8 @@ def _personalised(study: Study) -> list[str]:
     centre = {k: values[k].mean() for k in mean.gains}
     common, special = (max(kinds[k], key=lambda x: centre[x]) for k in ("common", "personalised"))
     gap, scale = pairs.mean_gain(study, special, common, len(kinds["personalised"])), _scale(study)
+    if not gap.seeds:
+        return []
     verb = {1: "is better than", -1: "is worse than", 0: "is not clearly different from", None: "against"}[gap.sign]
     return [f"Personalising ({special}) {verb} one common model ({common}): {_difference(gap, scale)}."]
 
@@ -310,6 +312,10 @@ def _caveats(study: Study) -> list[str]:
         )
     if first is not None:
         found += _effort(study, *first)
+        apart = [k for k, g in pairs.mean_verdict(study).gains.items() if not g.seeds]
+        if apart:
+            verb = "has no seed" if len(apart) == 1 else "have no seeds"
+            found.append(f"{words.listed(apart)} {verb} in common with {first[1]}: not compared.")
     diverged = [label for label in study.labels if any(r.status == "diverged" for r in study.of(label))]
     if diverged:
         found.append(f"Runs of {words.listed(diverged)} diverged and are left out.")
@@ -359,11 +365,9 @@ def _effort(study: Study, method: str, reference: str) -> list[str]:
 def _seeds(study: Study, method: str, reference: str) -> str:
     """`3 seeds`, with how many each has where they differ."""
     shared = len(pairs.paired(study, method, reference))
-    each = {k: len(pairs.grids(study)[k].seeds) for k in (reference, method)}
+    one, other = (len(pairs.grids(study)[k].seeds) for k in (reference, method))
     text = words.count(shared, "seed")
-    if set(each.values()) == {shared}:
-        return text
-    return f"{text} in common ({', '.join(f'{k} has {n}' for k, n in each.items())})"
+    return text if one == other == shared else f"{text} in common ({reference} has {one}, {method} {other})"
 
 
 def _level(study: Study, label: str, seeds: Sequence[int] | None = None) -> str:
