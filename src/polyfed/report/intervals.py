@@ -39,7 +39,7 @@ class Spread:
     means: [S] the gain in every split     sampling: its variance clustered by sample, freedom: degrees of freedom of
     that; None: not known     whole: a mean over sites, not one site's     floor: without samples, the least standard
     deviation over splits to believe     ids, parts: the samples, and what each moves the gain by
-    rare: whether one is alone in its class
+    rare: whether those that are alone in their class are most of the variance
     """
 
     means: np.ndarray
@@ -85,7 +85,7 @@ def spread(
     most, alone = _by_class(tested, classes) if classes is not None else (math.inf, np.zeros(0))
     bound = float((span * alone / len(values)) @ (span * alone / len(values)))
     freedom = min(freedom, most) * (1 + bound / sampling) ** 2 if bound else min(freedom, most)
-    return Spread(means, sampling + bound, freedom, ids=ids, parts=gap, rare=bound > 0)
+    return Spread(means, sampling + bound, freedom, ids=ids, parts=gap, rare=bound > sampling)
 
 
 def _freedom(gap: np.ndarray) -> float:
