@@ -176,8 +176,7 @@ class Found:
             if math.isfinite(mean) and (s, client) in self.added and self.split == "test":
                 parts.append((self.ids[s, client], w[s, used] @ self.added[s, client][used]))
         level = abs(mean_of(self.raw[:, self.place[1 << client], client]))
-        known = parts if parts and all(np.isfinite(v).all() for _, v in parts) else None
-        return evidence(self.metric, means, known, self.samples[client], level)
+        return evidence(self.metric, means, parts or None, self.samples[client], level)
 
     def gain(self, client: int, c: int) -> Weights:
         """The client's gain over its own model in a coalition."""
