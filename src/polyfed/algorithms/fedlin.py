@@ -100,6 +100,11 @@ class FedLin(Algorithm):
         lr = self.lr / data.steps[:, None].to(g.dtype)
         return {}, {"w": local_sgd(task, client["x"], data, lr, shift=g, minus=gi)}
 
+    def accepts(self, task, up):
+        at = up.get("at")
+        right = at is None or (at[0] >= 0 and at[-1] < task.p and bool((at.diff() > 0).all()))
+        return "" if right else f"its positions are not rising ones from 0 to {task.p - 1}"
+
     def aggregate(self, server, up, round):
         if round.phase == 1:
             return server | {"w": up.mean("w")}

@@ -140,6 +140,15 @@ class FedSpa(Algorithm):
                 new[i, span] = largest(score[:, span], k)[0]
         return new
 
+    def accepts(self, task, up):
+        mask = unpack(up["mask"][None], task.p)[0]
+        rest = mask.clone()
+        for span, k in erdos_renyi_kernel(task.layout, self.density):
+            if (found := int(mask[span].sum())) != k:
+                return f"its mask keeps {found} entries of a layer, expected {k}"
+            rest[span] = True
+        return "" if rest.all() else "its mask lacks biases or norms"
+
     def parameters(self, client, down):
         return client["mask"].sum(1)
 

@@ -313,6 +313,26 @@ class Algorithm(Configured):
         """
         raise NotImplementedError
 
+    def accepts(self, task: "Task", up: State) -> str:
+        """What is wrong with the numbers of one client's uplink, where `aggregate` could not work with them.
+
+        Names, shapes, types and that numbers are finite have been checked. Asked of what real sites send, before the
+        reply counts.
+
+        Parameters
+        ----------
+        task : Task
+            The model and loss.
+        up : dict of Tensor
+            What the client sent in one exchange, without the clients' axis.
+
+        Returns
+        -------
+        str
+            By default empty: any numbers will do. A method that uses integers as positions says those that are none.
+        """
+        return ""
+
     def deployment(self, server: State, round: Round) -> Down:
         """What clients would receive in order to deploy a model now.
 

@@ -25,6 +25,7 @@ from polyfed.sites.message import Form, Message, fits, form_of, pack, unpack
 from polyfed.sites.vault import START
 
 METRICS = 100  # that a site may say
+LARGE = 1 << 53  # from which a whole number that a site says is no count of anything
 
 
 class Transport(Protocol):
@@ -124,15 +125,15 @@ class Asking:
         while waiting and not (one and found):
             left = None if self.seconds is None else max(0.0, start + self.seconds - time.monotonic())
             for name, reply in self.transport.pull([*waiting], 1 if one else None, left).items():
-                error = reply.head.get("error") if isinstance(reply, Message) else None
-                why = reply if isinstance(reply, str) else str(error) if error else wrong(name, reply)
+                why = reply if isinstance(reply, str) else _reason(name, reply, wrong)
                 if isinstance(reply, Message) and why is None:
                     found[name] = reply
                     del waiting[name]
-                elif why and name not in again:  # it may have been stopped, or lost on the way
-                    again[name] = " ".join(why.split())[:500].removeprefix(f"{name}: ")
+                elif name not in again:  # it may have been stopped, or lost on the way
+                    again[name] = " ".join((why or "it answers another message").split())[:500]
+                    again[name] = again[name].removeprefix(f"{name}: ")
                     self.transport.push({name: waiting[name]})
-                elif why:
+                else:
                     failed[name] = again[name]
                     del waiting[name]
             if self.seconds is None or not waiting or time.monotonic() < start + self.seconds:
@@ -148,6 +149,23 @@ class Asking:
             said = "; ".join(f"{name}: {why}" for name, why in failed.items())
             raise Silent(f"{what}: {len(found)} of {len(messages)} sites have answered, expected {needed} ({said})")
         return found, failed
+
+
+def _reason(name: str, reply: Message, wrong: Callable[[str, Message], str | None]) -> str | None:
+    """Why a message is no answer; what cannot even be checked is none."""
+    if error := reply.head.get("error"):
+        return str(error)
+    try:
+        return wrong(name, reply)
+    except RunError as e:
+        return str(e)
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as e:
+        return f"its reply is damaged ({type(e).__name__}: {e})"
+
+
+def is_count(found: Any, most: int = LARGE) -> bool:
+    """Whether what a site says is a whole number from 0 and below `most`."""
+    return isinstance(found, int) and 0 <= found < most
 
 
 class RemoteEngine:
@@ -169,6 +187,8 @@ class RemoteEngine:
         What sites know the run by.
     expected : callable or None
         (round, exchange) -> the forms of what is sent up; None: all that counts is that replies are alike.
+    accepts : callable or None
+        A reply's tensors -> what is wrong with their numbers, see `Algorithm.accepts`.
     metrics : sequence of str
         What is asked for in an evaluation.
     seconds : float or None
@@ -192,6 +212,7 @@ class RemoteEngine:
         *,
         run: str = "",
         expected: Callable[[int, int], Mapping[str, Form]] | None = None,
+        accepts: Callable[[State], str] | None = None,
         metrics: Sequence[str] = (),
         seconds: float | None = None,
         quorum: int | None = None,
@@ -200,7 +221,8 @@ class RemoteEngine:
     ):
         self.names, self.counts, self.transport = names, counts, transport
         self.work, self.seed, self.step_sizes = work, seed, step_sizes
-        self.run, self.expected, self.metrics, self.quorum, self.durable = run, expected, metrics, quorum, durable
+        self.run, self.expected, self.accepts, self.metrics = run, expected, accepts, metrics
+        self.quorum, self.durable = quorum, durable
         self.asking = Asking(transport, seconds, say)
         self.plan = Plan(1, len(names), "at the sites", "at the sites")
         self.parameters: dict[int, int] = {}  # numbers that describe a client's model, as of the last evaluation
@@ -252,16 +274,12 @@ class RemoteEngine:
         asked, head = self._asked[name].head, reply.head
         if (head.get("t"), head.get("phase")) != (asked["t"], asked["phase"]):
             return ""
-        try:
-            if not head.get("diverged"):
-                fits(reply, self._forms(asked, reply), name)
-                if not (float(head["seconds"]) >= 0 and int(head["steps"]) >= 0):
-                    raise ValueError("its seconds and steps are no numbers from 0")
-        except RunError as e:
-            return str(e)
-        except (KeyError, TypeError, ValueError) as e:
-            return f"{name}: its reply is damaged ({type(e).__name__}: {e})"
-        return None
+        if head.get("diverged"):
+            return None
+        fits(reply, self._forms(asked, reply), name)
+        if not (0 <= float(head["seconds"]) < math.inf and is_count(head["steps"])):
+            raise ValueError("its seconds and steps are no numbers from 0")
+        return (self.accepts is not None and self.accepts(reply.tensors)) or None
 
     def _forms(self, asked: Mapping[str, Any], reply: Message) -> Mapping[str, Form]:
         if self.expected is not None:
@@ -318,7 +336,7 @@ class RemoteEngine:
     def evaluate(self, algorithm: Algorithm, down: Down, split: str) -> dict[str, np.ndarray]:
         """Each client's metrics [n], as far as its site says them; NaN for a site that does not, or does not answer."""
         head = {"do": "evaluate", "run": self.run, "split": split, "round": int(self._base.max(initial=-1)) + 1}
-        found = self._deployed(down, head, f"evaluation on {split}")
+        found = self._deployed(down, head, f"evaluation on {split}", _no_metrics)
         told: dict[int, dict[str, float]] = {}
         together: list[int] = []
         for i, name in enumerate(self.names):
@@ -341,17 +359,19 @@ class RemoteEngine:
 
     def end(self, down: Down) -> dict[str, str]:
         """The last message: sites make their models. Returns who has not answered, and why."""
-        found = self._deployed(down, {"do": "end", "run": self.run}, "the end")
+        found = self._deployed(down, {"do": "end", "run": self.run}, "the end", _not_stored)
         return {name: "no answer" for name in self.names if name not in found}
 
-    def _deployed(self, down: Down, head: dict[str, Any], what: str) -> dict[str, Message]:
+    def _deployed(
+        self, down: Down, head: dict[str, Any], what: str, wrong: Callable[[str, Message], str | None]
+    ) -> dict[str, Message]:
         each = expand(down, len(self.names))
         messages = {
             name: Message(head | self._state(i), {key: t[i] for key, t in each.items()})
             for i, name in enumerate(self.names)
         }
         self.asking.ask(messages)
-        found, _ = self.asking.answers(messages, what, _no_metrics, self.quorum)
+        found, _ = self.asking.answers(messages, what, wrong, self.quorum)
         if self._asked:  # this message has taken the place of one that is under way
             self.asking.ask(self._asked)
         return found
@@ -382,16 +402,20 @@ class RemoteEngine:
 
 
 def _no_metrics(name: str, reply: Message) -> str | None:
-    """What is wrong with an answer to "evaluate" or "end"."""
-    head = reply.head
-    if head.get("stored"):
-        return None
-    if "metrics" not in head:
+    """What is wrong with an answer to "evaluate"."""
+    if "metrics" not in reply.head:
         return ""
-    metrics: Any = head["metrics"]
+    metrics: Any = reply.head["metrics"]
     right = metrics is None or (
-        is_mapping(metrics) and len(metrics) <= METRICS and all(isinstance(v, int | float) for v in metrics.values())
+        is_mapping(metrics)
+        and len(metrics) <= METRICS
+        and all(isinstance(v, float) or (isinstance(v, int) and abs(v) < LARGE) for v in metrics.values())
     )
-    if not right or not isinstance(head.get("parameters"), int) or reply.tensors:
+    if not right or not is_count(reply.head.get("parameters")) or reply.tensors:
         return f"{name}: its metrics are damaged"
     return None
+
+
+def _not_stored(name: str, reply: Message) -> str | None:
+    """What is wrong with an answer to "end"."""
+    return None if reply.head.get("stored") else ""

@@ -143,6 +143,10 @@ class Alternating(Clustered, abstract=True):
     def _train(self, task, w, data):
         return local_sgd(task, w, data, self.lr)
 
+    def accepts(self, task, up):
+        cluster = int(up.get("cluster", 0))
+        return "" if 0 <= cluster < self.k else f"found cluster {cluster}, expected 0 to {self.k - 1}"
+
     def aggregate(self, server, up, round):
         cluster, weights = up["cluster"].long(), round.samples if self.weighted else None
         w = self._models(server["w"], up, cluster, weights)
