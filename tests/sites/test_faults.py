@@ -139,3 +139,140 @@ def test_a_server_that_asks_for_what_a_site_does_not_know_hears_why(study, tmp_p
         assert said in error
         assert error.startswith("bern: ")
         assert str(tmp_path) not in error
+
+
+def with_head(**said):
+    return lambda reply: reply._replace(head=reply.head | said)
+
+
+def filled(name, value):
+    return lambda reply: with_tensor(name, torch.full_like(reply.tensors[name], value))(reply)
+
+
+def round_1(head):
+    return head["do"] == "train" and head["t"] == 1
+
+
+def last_loss(head):
+    return head["do"] == "evaluate" and head["round"] == 2
+
+
+LOSSES = {"metrics": {"loss": 10**400}}
+NUMBERS = {
+    "steps": (FEDAVG, with_head(steps=10**30), round_1, "its reply is damaged"),
+    "seconds": (FEDAVG, with_head(seconds=10**400), round_1, "its reply is damaged"),
+    "another round's": (FEDAVG, with_head(t=0), round_1, "it answers another message"),
+    "parameters": (FEDAVG, with_head(parameters=10**30), last_loss, "its metrics are damaged"),
+    "a metric": (FEDAVG, with_head(**LOSSES), last_loss, "its metrics are damaged"),
+    "no metrics": (FEDAVG, lambda r: Message({"stored": True}), last_loss, "it answers another message"),
+    "a cluster": ('name = "ifca"\nk = 2', filled("cluster", 7), round_1, "found cluster 7, expected 0 to 1"),
+    "a cluster below 0": ('name = "ifca"\nk = 2', filled("cluster", -1), round_1, "found cluster -1"),
+    "a position": ('name = "fedlin"\nkeep_up = 0.5', filled("at", 10**6), round_1, "are not rising ones from 0 to 13"),
+    "a mask": ('name = "fedspa"', filled("mask", 255), round_1, "its mask keeps 12 entries of a layer, expected 5"),
+    "a mask without biases": (
+        'name = "fedspa"', lambda r: with_tensor("mask", r.tensors["mask"] & torch.tensor([255, 15]).byte())(r),
+        round_1, "its mask lacks biases or norms",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "corrupt", "when", "said"), NUMBERS.values(), ids=NUMBERS)
+def test_a_number_that_cannot_be_costs_its_site_the_round_and_nobody_the_run(method, corrupt, when, said, study):
+    file, _, sites = study(method, rounds=2, **{"evaluate-every": 2 * (when is last_loss)})
+
+    def answer(name, message):
+        head, reply = unpack(message, MOST, name).head, sites.answer(name, message)
+        if name != "riga" or not when(head) or head.get("phase"):
+            return reply
+        return pack(corrupt(unpack(reply, MOST, name)))
+
+    there = at_sites(file, sites, Direct(NAMES, answer), quorum=2, wait=0.0)
+    assert there.rounds == 2
+    assert any(re.search(rf": riga is missing: .*{said}", line) for line in sites.lines), sites.lines
+
+
+def test_a_reply_to_another_message_is_asked_for_again_and_then_the_answer_counts(study):
+    file, data, sites = study(FEDAVG, rounds=2, **{"evaluate-every": 0})
+    early: list[bytes] = []
+
+    def answer(name, message):
+        reply = sites.answer(name, message)
+        if name == "riga" and round_1(unpack(message, MOST, name).head) and early:
+            return early.pop()
+        early[:] = [reply] if name == "riga" and unpack(message, MOST, name).head.get("t") == 0 else early
+        return reply
+
+    same(on_one_machine(file, data), at_sites(file, sites, Direct(NAMES, answer)), sites)
+    assert not early
+
+
+def do(it, **more):
+    return lambda head: head["do"] == it and head.items() >= more.items()
+
+
+def less(name):
+    return lambda r: r._replace(head={key: value for key, value in r.head.items() if key != name})
+
+
+SUMS = {"sums": torch.zeros(1, dtype=torch.float64)}
+POOLED, PLAIN, BALANCED = '[columns]\nstandardise = "pooled"', {}, {"class-weights": "balanced"}
+JOINING = {
+    "no versions": (less("versions"), do("join"), PLAIN, "its reply is damaged"),
+    "a count": (with_head(counts={"train": 10**30, "test": 1}), do("join"), PLAIN, "numbers of rows are damaged"),
+    "rows that nobody has": (with_head(counts={"train": 10**12, "test": 1}), do("join"), PLAIN, "134,217,728 and more"),
+    "a schema": (with_head(schema={"columns": {"age": {"gaps": float("inf")}}}), do("join"), PLAIN, "none of a file"),
+    "labels": (with_head(labels="abc"), do("begin", labels=True), BALANCED, "by class are"),
+    "labels of others": (with_head(labels=[5, 5]), do("begin", labels=True), BALANCED, "by class are"),
+    "other sums": (lambda r: r._replace(tensors={"x": SUMS["sums"]}), do("pooled"), PLAIN, "lacks tensor 'counts'"),
+    "fewer sums": (lambda r: r._replace(tensors=SUMS), do("pooled", what="sums"), PLAIN, r"expected float64 \[2\]"),
+    "more values than rows": (filled("n", 99), do("pooled", what="counts"), PLAIN, "its sums are damaged"),
+    "squares below 0": (filled("squares", -1), do("pooled", what="squares"), PLAIN, "its sums are damaged"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("corrupt", "when", "top", "said"), JOINING.values(), ids=JOINING)
+def test_a_site_that_says_what_cannot_be_before_the_first_round_is_named(corrupt, when, top, said, tmp_path):
+    data = folder(tmp_path / "data")
+    file, sites = experiment(tmp_path / "study.toml", FEDAVG, POOLED, **top), Sites(tmp_path, data)
+
+    def answer(name, message):
+        reply = sites.answer(name, message)
+        if name != "riga" or not when(unpack(message, MOST, name).head):
+            return reply
+        return pack(corrupt(unpack(reply, MOST, name)))
+
+    with pytest.raises(PolyfedError, match=rf"\(riga: .*{said}"):
+        at_sites(file, sites, Direct(NAMES, answer))
+
+
+@pytest.mark.parametrize("what", ["pooled", "labels", "begin"])
+def test_a_site_that_is_started_again_before_the_first_round_joins_again(what, tmp_path):
+    data = folder(tmp_path / "data")
+    file = experiment(tmp_path / "study.toml", FEDAVG, POOLED, rounds=1, **{"class-weights": "balanced"})
+    sites, stopped = Sites(tmp_path, data), []
+
+    def answer(name, message):
+        head = unpack(message, MOST, name).head
+        if name == "riga" and what == ("labels" if head.get("labels") else head["do"]):
+            stopped.append(sites.members.pop(name))
+        return sites.answer(name, message)
+
+    same(on_one_machine(file, data), at_sites(file, sites, Direct(NAMES, answer)), sites)
+    assert stopped
+
+
+def test_a_line_of_metrics_that_was_cut_off_is_left_out_of_the_sites_report(study):
+    file, _, sites = study(FEDAVG, **{"evaluate-every": 1})
+
+    def answer(name, message):
+        head, reply = unpack(message, MOST, name).head, sites.answer(name, message)
+        if name == "riga" and head["do"] == "evaluate" and head["round"] == 1 and head["split"] == "test":
+            path = sites.place / "vaults" / "riga" / "metrics.jsonl"
+            path.write_bytes(path.read_bytes()[:-20])
+            sites.members.pop(name)
+        return reply
+
+    at_sites(file, sites, Direct(NAMES, answer))
+    assert sites.members["riga"].finished
+    report = (sites.place / "vaults" / "riga" / "report.md").read_text()
+    assert report.count("| test |") == 3

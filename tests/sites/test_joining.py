@@ -121,6 +121,7 @@ def test_another_version_or_name_is_refused(tmp_path):
         ('name = "own-trees"', "", {}, "own-trees is a yardstick"),
         (FEDAVG, "", {"seeds": 3}, "found 1 methods and 3 seeds, expected one of each"),
         (FEDAVG, '[schedule]\nname = "asynchronous"\ndelays = "uniform:0,1"', {}, "real sites take the time they take"),
+        (FEDAVG, "", {"portable": True}, "portable: not with sites"),
         (FEDAVG, '[attack]\nname = "sign-flip"', {}, "attack: not with sites"),
     ],
 )
@@ -229,3 +230,98 @@ def test_a_server_cannot_search_a_file_by_asking_for_sums(tmp_path):
     fresh.members["oslo"] = Member("oslo", data / "oslo.csv", tmp_path / "v", ALL)
     fresh.members["oslo"]._file = sites.members["oslo"]._file
     assert "more sums" in unpack(fresh.answer("oslo", pack(first._replace(tensors=many))), 1 << 24, "x").head["error"]
+
+
+# consent binds what comes after it
+
+
+@pytest.fixture
+def heard(tmp_path):
+    """(a new site for oslo's file, what oslo was sent in a run): its column age is dropped, and never has a gap."""
+
+    def make(columns="", consent=ALL, **top):
+        data, sent = folder(tmp_path / "data"), []
+        file = experiment(tmp_path / "study.toml", FEDAVG, f'[columns]\nstandardise = "pooled"\n{columns}', **top)
+        sites = Sites(tmp_path, data)
+
+        def answer(name, message):
+            sent.append(message) if name == "oslo" else None
+            return sites.answer(name, message)
+
+        at_sites(file, sites, Direct(NAMES, answer))
+        return Member("oslo", data / "oslo.csv", tmp_path / "v", consent), [unpack(m, 1 << 24, "oslo") for m in sent]
+
+    return make
+
+
+def said(member, message):
+    return unpack(member.answer(pack(message)), 1 << 24, "oslo").head.get("error", "")
+
+
+def first(messages, **head):
+    return next(m for m in messages if m.head.items() >= head.items())
+
+
+def test_a_site_whose_operator_says_no_answers_nothing_that_follows(heard):
+    member, sent = heard(consent=Consent(ALL.allow, ask=lambda text: False), **{"class-weights": "balanced"})
+    for message in sent:
+        assert said(member, message)
+    assert "did not consent" in said(member, first(sent, do="pooled"))
+    assert "did not consent" in said(member, first(sent, do="begin", labels=True))
+
+
+def test_sums_and_labels_need_to_have_been_in_the_text(heard):
+    member, sent = heard(**{"class-weights": "balanced"})
+    for message in (first(sent, do="pooled"), first(sent, do="begin", labels=True)):
+        joined = message.head["joined"] | {"needs": []}
+        assert "which it has not joined for" in said(member, message._replace(head=message.head | {"joined": joined}))
+
+
+def test_values_are_counted_in_columns_with_gaps_alone(heard):
+    member, sent = heard()
+    asked = first(sent, do="pooled", what="counts")
+    assert not said(member, asked)
+    other = asked._replace(head=asked.head | {"columns": ["age"]})
+    assert "asked to count values of 'age', a column without gaps" in said(member, other)
+
+
+def test_nothing_is_made_of_a_column_that_is_dropped(heard):
+    member, sent = heard('drop = ["age"]')
+    for message in (first(sent, do="pooled", what="sums"), first(sent, do="begin")):
+        preparation = message.head["settled"]["preparation"] | {"sites": {}}
+        inputs = [{"name": "age", "values": None, "gap": False}, *preparation["inputs"]]
+        settled = message.head["settled"] | {"preparation": preparation | {"inputs": inputs}}
+        error = said(member, message._replace(head=message.head | {"settled": settled}))
+        assert "with column 'age', which it was told is dropped" in error
+
+
+def test_a_run_begins_with_what_was_consented_to(heard):
+    member, sent = heard()
+    begin = first(sent, do="begin")
+    for what, other in (
+        ("method", {"algorithm": {"name": "scaffold"}}),
+        ("model", {"model": {"name": "mlp", "hidden": [64]}}),
+        ("training", {"training": begin.head["training"] | {"local-epochs": 9}}),
+    ):
+        error = said(member, begin._replace(head=begin.head | other))
+        assert f"is asked to begin with another {what} than the one it has joined for" in error
+    assert not said(member, begin)
+
+
+def test_the_text_has_the_shapes_of_a_model_that_is_left_open(tmp_path):
+    """It is the default for the site's own samples: for images, the lenet."""
+    data, rng = tmp_path / "data", np.random.default_rng(0)
+    data.mkdir()
+    for name in NAMES:
+        np.savez(data / f"{name}.npz", x=rng.normal(size=(6, 12, 12)).astype(np.float32), y=np.arange(6) % 2)
+    sites = Sites(tmp_path, data)
+    run = at_sites(experiment(tmp_path / "study.toml", FEDAVG, rounds=1, **{"evaluate-every": 0}), sites)
+    shown = next(line for line in sites.lines if line.startswith("What leaves the site 'riga'"))
+    assert f"w: float32 [{run.loop.task.p}]" in shown
+
+
+def test_a_site_that_is_named_twice_is_refused(tmp_path):
+    file = experiment(tmp_path / "study.toml", FEDAVG, CLIENT)
+    sites = Sites(tmp_path, folder(tmp_path / "data"), names=("bern", "oslo", "bern"))
+    with pytest.raises(ConfigError, match="sites: found 'bern' twice"):
+        at_sites(file, sites)

@@ -7,13 +7,14 @@ out of nothing but messages and its own file, answers, and keeps its model.
     {"do": "train" | "evaluate", ...}  as in `Site`
     {"do": "end", ...}     the last message, by which the site makes its own model
 
+"pooled" and "begin" say under "joined" what the site has joined for: one that was started again then joins anew.
 What goes wrong comes back as {"error": one line}, without paths and cells of the file; the site's screen has them.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from polyfed.experiment.rehearsal import Forms, forms
 from polyfed.experiment.run import raw
 from polyfed.experiment.steps import local_steps_of
 from polyfed.experiment.training import Settings
+from polyfed.models import default_for
 from polyfed.sites.consent import RAW, Consent, words
 from polyfed.sites.message import Message, fits, pack, unpack
 from polyfed.sites.site import Site, version
@@ -85,7 +87,9 @@ class Member:
         self._joined: dict[str, Any] = {}  # the server's first message, once it was consented to
         self._refused: dict[str, Any] = {}
         self._asked: set[bytes] = set()  # questions about sums
-        self._file: File | None = None
+        self._file: File | None = None  # as it was consented to, and what it says of itself
+        self._schema: dict[str, Any] = {}
+        self._columns: Sequence[str] = ()  # of the file, for errors
         self._begun: Begun | None = None
 
     def answer(self, message: bytes) -> bytes:
@@ -110,8 +114,7 @@ class Member:
         """An error as the server may know it."""
         if isinstance(e, DataError) and not str(e).startswith("the server:"):
             column = re.search(r"column '([^']+)'", str(e))
-            known = self._file.sheet.columns if self._file is not None and self._file.sheet is not None else ()
-            where = f", column {column[1]!r}" if column and column[1] in known else ""
+            where = f", column {column[1]!r}" if column and column[1] in self._columns else ""
             return f"{self.name}: its file does not fit{where}; the site's screen says why"
         text = str(e).replace(str(self.vault), "its vault").replace(str(self.data), "its file")
         return text if self.name in text else f"{self.name}: {text}"
@@ -135,61 +138,92 @@ class Member:
 
     def _join(self, head: Mapping[str, Any]) -> Message:
         _same_versions(head["versions"], self.name)
-        self._file = file = File(self.data, self.name, _columns(head), Cut(**head["cut"]))
-        schema, counts = file.schema(), file.counts
+        if head != self._joined:
+            file = File(self.data, self.name, _columns(head), Cut(**head["cut"]))
+            self._columns = () if file.sheet is None else [*file.sheet.columns]
+            schema = file.schema()
+            self._ask(head, file, schema)
+            self._joined, self._file, self._schema = dict(head), file, schema
+        assert self._file is not None
+        said = {"site": self.name, "versions": versions(), "cpu": torch.backends.cpu.get_cpu_capability()}
+        return Message(said | {"schema": self._schema, "counts": self._file.counts})
+
+    def _ask(self, head: Mapping[str, Any], file: File, schema: Mapping[str, Any]) -> None:
+        """Show what would leave. Raises RunError where it may not."""
         needs = {key: RAW[key] for key in head["needs"] if key != "pooled" or file.sheet is not None}
         method = _method(head)
-        if head != self._joined:
-            try:
-                alone = settle({self.name: schema}, file.columns)
-            except DataError:  # of one class only, say; what it comes to with the others is known at "begin"
-                alone = Settled((8,), 2, 2)
-            about = f"{method.name}, {head['experiment']}; shapes as of this site's own columns"
-            up = _forms(head, method, alone).up
-            needs |= {
-                name: method.discloses[name] for tensors in up.values() for name in tensors if name in method.discloses
-            }
-            text = words(self.name, about, schema, counts, up, needs, self.consent, method.discloses)
-            self.show(text)
-            self.say(f"{self.name}: has been shown what would leave it for {method.name}")
-            self.consent.check(needs, self.name)
-            if head != self._refused and self.consent.ask is not None and not self.consent.ask(text):
-                self._refused = dict(head)  # asked again, the answer is the same
-            if head == self._refused:
-                raise RunError(f"{self.name}: its operator did not consent, so nothing was sent")
-            self._joined = dict(head)
-        head = {"site": self.name, "versions": versions(), "cpu": torch.backends.cpu.get_cpu_capability()}
-        return Message(head | {"schema": schema, "counts": counts})
+        try:
+            alone = settle({self.name: schema}, file.columns)
+        except DataError:  # of one class only, say; what it comes to with the others is known at "begin"
+            alone = Settled((8,), 2, 2)
+        about = f"{method.name}, {head['experiment']}; shapes as of this site's own columns"
+        up = _forms(head, method, alone).up
+        needs |= {
+            name: method.discloses[name] for tensors in up.values() for name in tensors if name in method.discloses
+        }
+        text = words(self.name, about, schema, file.counts, up, needs, self.consent, method.discloses)
+        self.show(text)
+        self.say(f"{self.name}: has been shown what would leave it for {method.name}")
+        self.consent.check(needs, self.name)
+        if head != self._refused and self.consent.ask is not None and not self.consent.ask(text):
+            self._refused = dict(head)  # asked again, the answer is the same
+        if head == self._refused:
+            raise RunError(f"{self.name}: its operator did not consent, so nothing was sent")
+
+    def _consented(self, head: Mapping[str, Any], what: str, needs: str = "") -> tuple[File, Settled]:
+        """The file, and what is settled of the columns that the operator was shown; needs: what is made of samples."""
+        if "joined" not in head:
+            raise RunError(f"{self.name}: is asked {what} before it has joined")
+        if head["joined"] != self._joined:
+            self._join(head["joined"])
+        if needs and needs not in self._joined["needs"]:
+            raise RunError(f"{self.name}: is asked {what}, which it has not joined for")
+        settled = Settled.read(head["settled"])
+        if (p := settled.preparation) is not None:
+            for column in (*(i.name for i in p.inputs), p.target):
+                if self._schema["columns"].get(column, {}).get("dropped"):
+                    raise RunError(f"{self.name}: is asked {what} with column {column!r}, which it was told is dropped")
+        assert self._file is not None
+        return self._file, settled
 
     def _pooled(self, message: Message) -> Message:
+        what, given = str(message.head["what"]), {k: t.numpy() for k, t in message.tensors.items()}
         self.consent.check({"pooled": RAW["pooled"]}, self.name)
-        settled, given = Settled.read(message.head["settled"]), {k: t.numpy() for k, t in message.tensors.items()}
-        if self._file is None or settled.preparation is None:
-            raise RunError(f"{self.name}: is asked for sums before it has joined")
-        if (columns := message.head.get("columns")) is not None:
-            kept = tuple(i for i in settled.preparation.inputs if i.values is not None or i.name in columns)
-            blank = settled.preparation.with_inputs(kept)
-        else:
-            blank = settled.preparation
+        file, settled = self._consented(message.head, "for sums", "pooled")
+        if (blank := settled.preparation) is None:
+            raise RunError(f"{self.name}: is asked for sums of a file that has none")
+        if what == "counts":
+            columns = message.head["columns"]
+            blank = blank.with_inputs(tuple(i for i in blank.inputs if i.values is not None or i.name in columns))
+            for i in blank.inputs:
+                if i.values is None and not i.gap and not self._schema["columns"][i.name]["gaps"]:
+                    raise RunError(f"{self.name}: is asked to count values of {i.name!r}, a column without gaps")
         self._asked.add(hashlib.sha256(pack(message)).digest())
         if len(self._asked) > QUESTIONS or len(given.get("at", ())) > 2 * WAYS:
             raise RunError(f"{self.name}: is asked for more sums than medians, means and deviations take")
-        found = self._file.sums(blank, str(message.head["what"]), given)
+        found = file.sums(blank, what, given)
         return Message({}, {name: torch.as_tensor(np.asarray(a)) for name, a in found.items()})
 
     def _begin(self, message: Message) -> Message:
         head = message.head
-        if self._file is None:
-            raise RunError(f"{self.name}: is asked to begin before it has joined")
-        settled = Settled.read(head["settled"])
-        if head["algorithm"] != self._joined["algorithm"]:
-            raise RunError(f"{self.name}: is asked to begin another method than the one it has joined for")
         if head.get("labels"):
             self.consent.check({"labels": RAW["labels"]}, self.name)
-            return Message({"labels": self._file.labels(settled)})
+            file, settled = self._consented(head, "for labels", "labels")
+            return Message({"labels": file.labels(settled)})
+        file, settled = self._consented(head, "to begin")
+        joined = self._joined
+        model = {"name": default_for(settled.inputs)} | joined["model"]
+        training = {"loss": head["training"]["loss"]} | joined["training"]
+        for what, found, said in (
+            ("method", head["algorithm"], joined["algorithm"]),
+            ("model", head["model"], model),
+            ("training", head["training"], training),
+        ):
+            if found != said:
+                raise RunError(f"{self.name}: is asked to begin with another {what} than the one it has joined for")
         vault = Vault(self.vault, str(head["run"]), self.name)
-        self._begun = Begun(self.name, self._file, settled, head, vault)
-        vault.keep(BEGUN, pack(message._replace(head=head | {"joined": self._joined})))
+        self._begun = Begun(self.name, file, settled, head, vault)
+        vault.keep(BEGUN, pack(message))
         sent = {name for tensors in self._begun.forms.up.values() for name in tensors}
         self.say(
             f"{self.name}: begins {self._begun.site.algorithm.name} with {self._begun.site.task.p:,} parameters; "
@@ -238,9 +272,10 @@ class Member:
             raise RunError(f"{self.name}: {self.vault} has no run; start the server again, so that this site joins")
         head = unpack(path.read_bytes(), FIRST, str(path)).head
         joined = self._joined = head["joined"]
-        self._file = File(self.data, self.name, _columns(joined), Cut(**joined["cut"]))
+        self._file = file = File(self.data, self.name, _columns(joined), Cut(**joined["cut"]))
+        self._columns, self._schema = () if file.sheet is None else [*file.sheet.columns], file.schema()
         vault = Vault(self.vault, str(head["run"]), self.name)
-        self._begun = Begun(self.name, self._file, Settled.read(head["settled"]), head, vault)
+        self._begun = Begun(self.name, file, Settled.read(head["settled"]), head, vault)
         return self._begun
 
 
@@ -297,8 +332,7 @@ class Begun:
 
     def report(self) -> str:
         """The site's own numbers, round by round: those of the model that it would have deployed then."""
-        lines = (self.vault.folder / "metrics.jsonl").read_text().splitlines()
-        found = {(r["round"], r["split"]): r for r in map(json.loads, lines)}  # the last word on each
+        found = {(r["round"], r["split"]): r for r in self.vault.lines("metrics.jsonl")}  # the last word on each
         names = list(dict.fromkeys(key for r in found.values() for key in r if key not in ("round", "split")))
         counts = ", ".join(f"{len(split.x)} {key}" for key, split in self.site.data.items())
         rows = [
@@ -340,7 +374,7 @@ def _method(head: Mapping[str, Any]) -> Algorithm:
 
 
 def _model(head: Mapping[str, Any], settled: Settled) -> torch.nn.Module:
-    table = model_of(head["model"], NOWHERE)
+    table = model_of({"name": default_for(settled.inputs)} | head["model"], NOWHERE)
     if table.file is not None:
         raise RunError("the model is in a file, which a site does not run; name one of polyfed's own")
     return make_model(table, settled.inputs, settled.outputs, head["training"]["seed"])

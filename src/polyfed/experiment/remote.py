@@ -7,6 +7,7 @@ as any run does. A run that was stopped goes on with `resume`: sites are asked t
 import dataclasses
 import hashlib
 import json
+import math
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ from polyfed.data.federation import Outline
 from polyfed.data.moments import deviation, ordered
 from polyfed.data.preparation import Preparation
 from polyfed.data.schema import Settled, settle, with_statistics
-from polyfed.engines.remote import Asking, RemoteEngine, Transport
+from polyfed.engines.remote import LARGE, Asking, RemoteEngine, Transport, is_count
 from polyfed.experiment.build import make_model
 from polyfed.experiment.config import Experiment, Method, model_table, resolve
 from polyfed.experiment.folder import RunFolder
@@ -39,11 +40,12 @@ from polyfed.experiment.training import Training
 from polyfed.experiment.watching import Callback
 from polyfed.experiment.weights import weights_of
 from polyfed.models import default
-from polyfed.sites.message import Message
+from polyfed.sites.message import Form, Message, fits
 from polyfed.yardsticks import Yardstick
 
 CARD = "sites.json"  # in the run's folder: what sites know the run by
 SLACK = 1 << 16  # bytes that a wrong reply may have more, so that the tensor at fault is named
+ROWS = 1 << 27  # of one site, from which its number of them is not believed: the server makes a label for each
 PAUSE = 0.2  # seconds between looks at who is connected
 HERE = (  # settings that are the server's alone
     "rounds", "seeds", "engine", "address", "workers", "chunk", "schedule", "fraction", "robust", "attack",
@@ -102,6 +104,9 @@ def serve(
     if not resume:
         store.refuse_used()
     asking = Asking(transport, wait, say)
+    if sites is not None and len(set(sites)) < len(sites):
+        twice = next(name for k, name in enumerate(sites) if name in sites[:k])
+        raise ConfigError(f"sites: found {twice!r} twice, expected each once")
     transport.most = FIRST
     names = _connected(transport, sites, say)
     head = _experiment(e, method, names)
@@ -110,28 +115,29 @@ def serve(
     for name, m in said.items():
         if m.head.get("cpu") != mine:
             say(
-                f"{name} computes with {m.head.get('cpu')}, the server with {mine}: last digits may differ between them"
+                f"{name} computes with {str(m.head.get('cpu'))[:20]}, the server with {mine}: last digits may differ "
+                "between them"
             )
     schemas = {name: m.head["schema"] for name, m in said.items()}
     settled = settle(schemas, e.columns)
     counts = {name: m.head["counts"] for name, m in said.items()}
     billed = None
     if "pooled" in head["needs"] and settled.preparation is not None:
-        settled, billed = _pooled(asking, settled.preparation, settled, schemas, counts)
+        settled, billed = _pooled(asking, head, settled.preparation, settled, schemas, counts)
     run_id = _card(store)
-    begin = {"do": "begin", "run": run_id, "settled": settled.dump(), "n": len(names)} | {
-        key: head[key] for key in ("training", "algorithm", "model")
-    }
+    begin = {"do": "begin", "run": run_id, "settled": settled.dump(), "n": len(names), "joined": head}
     federation = _outline(e, names, counts, settled)
     if "labels" in head["needs"]:
         asked = {name: Message(begin | {"labels": True}) for name in names}
-        labels = _all(asking, asked, "numbers of rows of each class", _wrong_labels)
+        wrong = partial(_wrong_labels, settled.classes or 0, counts)
+        labels = _all(asking, asked, "numbers of rows of each class", wrong)
         federation = dataclasses.replace(federation, labels=[labels[name].head["labels"] for name in names])
     e, settings = _settings(e, federation)
     weights = weights_of(settings.class_weights, settings.loss, federation.describe())
     model = make_model(e.model, settled.inputs, settled.outputs, settings.seed)
     trainer = prepare(model, federation, method.algorithm, settings, describe=_describe(e, method, names))
-    begin |= {"weights": weights, "model": model_table(e.model), "training": head["training"] | {"loss": settings.loss}}
+    begin |= {"weights": weights, "model": model_table(e.model), "algorithm": head["algorithm"]}
+    begin |= {"training": head["training"] | {"loss": settings.loss}}
     forms_ = forms(method.algorithm, trainer.task, settled.inputs, settled.classes, settled.outputs)
     transport.most = 2 * forms_.largest + SLACK
     start = digest(trainer.task.w0)
@@ -150,7 +156,8 @@ def serve(
     def engine(t: Trainer) -> Engine:
         return RemoteEngine(
             names, federation.train.counts, transport, t.work, settings.seed, settings.step_sizes, run=run_id,
-            expected=expected, metrics=["loss", *(m.name for m in t.task.scores)], seconds=wait, quorum=quorum,
+            expected=expected, accepts=partial(method.algorithm.accepts, t.task),
+            metrics=["loss", *(m.name for m in t.task.scores)], seconds=wait, quorum=quorum,
             say=partial(_told, store, say),
         )  # fmt: skip
 
@@ -168,6 +175,8 @@ def _only(e: Experiment) -> Method:
     if not e.single:
         raise ConfigError(f"{e.name}: found {len(e.methods)} methods and {len(e.seeds)} seeds, expected one of each")
     method, s = e.methods[0], e.settings
+    if s.portable:
+        raise ConfigError("portable: not with sites, whose processors are their own; leave it out")
     if isinstance(method.algorithm, Yardstick):
         raise ConfigError(f"algorithm.name: {method.algorithm.name} is a yardstick, which needs no sites")
     for what, found in (("algorithm.file", method.file), ("model.file", e.model.file), ("attack", s.attack)):
@@ -202,7 +211,7 @@ def _experiment(e: Experiment, method: Method, names: Sequence[str]) -> dict[str
         "experiment": e.name,
         "training": training,
         "algorithm": method.table(),
-        "model": model_table(e.model) if e.model.name is not None else {"name": "linear"},
+        "model": model_table(e.model),  # without a name where it is the default for what will be settled
         "columns": e.columns.given,
         "cut": {"seed": e.seeds[0] if d.seed is None else d.seed, "test": d.test_fraction, "validation": validation},
         "needs": needs,
@@ -228,19 +237,36 @@ def _wrong_join(name: str, reply: Message) -> str | None:
     for package, version in versions().items():
         if head["versions"].get(package) != version:
             return f"{name}: has {package} {head['versions'].get(package)}, the server has {version}; install the same"
-    counts: Any = head.get("counts")
-    if not is_mapping(counts) or not all(isinstance(n, int) and n >= 0 for n in counts.values()):
-        return f"{name}: its numbers of rows are damaged"
-    return None if counts.get("train") else f"{name}: has no training rows"
+    counts: Any = head["counts"]
+    if not counts.keys() >= {"train", "test"} or not all(is_count(n, ROWS) for n in counts.values()):
+        return f"{name}: its numbers of rows are damaged, or {ROWS:,} and more"
+    if not _sound(head["schema"]):
+        return f"{name}: its schema holds a number that is none of a file"
+    return None if counts["train"] else f"{name}: has no training rows"
 
 
-def _wrong_labels(name: str, reply: Message) -> str | None:
-    found = reply.head.get("labels")
-    return "" if found is None else None
+def _sound(said: Any) -> bool:
+    """Whether all numbers in what a site says can be reckoned with."""
+    if is_mapping(said):
+        return all(_sound(value) for value in said.values())
+    if is_list(said):
+        return all(_sound(value) for value in said)
+    return math.isfinite(said) if isinstance(said, float) else not isinstance(said, int) or abs(said) < LARGE
+
+
+def _wrong_labels(classes: int, counts: Mapping[str, Mapping[str, int]], name: str, reply: Message) -> str | None:
+    if "labels" not in reply.head:
+        return ""
+    found: Any = reply.head["labels"]
+    right = is_list(found) and len(found) == classes and all(is_count(k, ROWS) for k in found)
+    return (
+        None if right and sum(found) == counts[name]["train"] else f"{name}: its numbers of rows by class are damaged"
+    )
 
 
 def _pooled(
     asking: Asking,
+    joined: Mapping[str, Any],
     blank: Preparation,
     settled: Settled,
     schemas: Mapping[str, Any],
@@ -251,33 +277,44 @@ def _pooled(
     The sums are those of `moments` and `median` over the sites' rows in their order, to the bit.
     """
     names, bill = [*schemas], np.zeros((3, len(schemas)))
+    numbers = [i.name for i in blank.inputs if i.values is None]
+    gaps = [name for name in numbers if any(int(s["columns"][name]["gaps"]) for s in schemas.values())]
+    inputs = tuple(dataclasses.replace(i, gap=i.gap or i.name in gaps) for i in blank.inputs)  # also those of test rows
+    about = dataclasses.replace(settled, preparation=blank.with_inputs(inputs)).dump()
+    columns = len(numbers) + (blank.labels is None)
 
-    def ask(what: str, tensors: State, **more: Any) -> list[State]:
-        message = Message({"do": "pooled", "what": what, "settled": settled.dump()} | more, tensors)
+    def ask(what: str, tensors: State, shapes: Mapping[str, tuple[int, ...]], **more: Any) -> list[State]:
+        message = Message({"do": "pooled", "what": what, "joined": joined, "settled": about} | more, tensors)
+        dtype = torch.int64 if what == "counts" else torch.float64
+        expected = {key: Form(dtype, shape, math.prod(shape)) for key, shape in shapes.items()}
 
         def wrong(name: str, reply: Message) -> str | None:
-            right = all(t.dtype in (torch.int64, torch.float64) for t in reply.tensors.values())
-            return None if right and reply.tensors else f"{name}: its sums are damaged"
+            fits(reply, expected, name)
+            least, most = (
+                (0 if what != "sums" else -math.inf),
+                (counts[name]["train"] if what == "counts" else math.inf),
+            )
+            right = all(bool(((t >= least) & (t <= most)).all()) for t in reply.tensors.values())
+            return None if right else f"{name}: its sums are damaged"
 
         found = _all(asking, dict.fromkeys(names, message), "pooled sums", wrong)
         bill.__iadd__(np.array([[1, message.bytes, reply.bytes] for reply in found.values()]).T)
         return [found[name].tensors for name in names]
 
-    numbers = [i.name for i in blank.inputs if i.values is None]
-    gaps = [name for name in numbers if any(int(s["columns"][name]["gaps"]) for s in schemas.values())]
     fill, n = np.zeros(len(numbers)), sum(of["train"] for of in counts.values())
     if gaps:
 
         def count(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            found = ask("counts", {"at": torch.as_tensor(at)}, columns=gaps)
+            shapes = {"n": (len(gaps),), "counts": at.shape}
+            found = ask("counts", {"at": torch.as_tensor(at)}, shapes, columns=gaps)
             there, most = (torch.stack([s[key] for s in found]).sum(0).numpy() for key in ("n", "counts"))
             return there, most
 
         fill[[numbers.index(name) for name in gaps]] = _medians(count, len(gaps))
-    sums = [s["sums"].numpy() for s in ask("sums", {"fill": torch.as_tensor(fill)})]
+    sums = [s["sums"].numpy() for s in ask("sums", {"fill": torch.as_tensor(fill)}, {"sums": (columns,)})]
     mean = sum(sums, start=np.zeros(len(sums[0]))) / n
     given = {"fill": torch.as_tensor(fill), "mean": torch.as_tensor(mean)}
-    squares = [s["squares"].numpy() for s in ask("squares", given)]
+    squares = [s["squares"].numpy() for s in ask("squares", given, {"squares": (columns,)})]
     scale = deviation(mean, sum(squares, start=np.zeros(len(mean))) / n)
     without = [k for k, name in enumerate(numbers) if name not in gaps]
     fill[without] = mean[without]  # new rows may have gaps where no file has one

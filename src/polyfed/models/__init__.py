@@ -121,5 +121,9 @@ def default(federation: "Federation") -> str:
     str
         A name that `build` knows.
     """
-    shape = federation.input_shape
+    return default_for(federation.input_shape)
+
+
+def default_for(shape: tuple[int, ...]) -> str:
+    """`default`, by the shape of one sample."""
     return "lenet" if len(shape) in (2, 3) and min(shape[-2:]) >= 12 else "linear"

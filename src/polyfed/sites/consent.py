@@ -24,8 +24,8 @@ MEANING = {
     "at": "where they are",
 }
 RAW = {
-    "pooled": "sums and sums of squares of every column over this site's training rows; for columns with gaps also how "
-    "many values are at most some thresholds",
+    "pooled": "sums and sums of squares of every column over this site's training rows; for columns with gaps, "
+    "here or at another site, also how many values are at most some thresholds",
     "labels": "the number of training rows of each class",
 }
 

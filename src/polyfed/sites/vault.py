@@ -7,7 +7,9 @@ two bytes, and a server can go back to its last checkpoint.
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
@@ -58,12 +60,23 @@ class Vault:
             raise RunError(f"{self.folder / name}: cannot be written ({reason(e)})") from None
 
     def add(self, name: str, line: str) -> None:
-        """Append a line to a file beside the versions."""
+        """Append a line to a file beside the versions, below one that was cut off when the site was stopped."""
         try:
-            with (self.folder / name).open("a") as f:
-                f.write(f"{line}\n")
+            with (self.folder / name).open("a+b") as f:
+                f.seek(max(0, f.tell() - 1))
+                torn = f.read() not in (b"", b"\n")
+                f.write(b"\n" * torn + f"{line}\n".encode())
         except OSError as e:
             raise RunError(f"{self.folder / name}: cannot be written ({reason(e)})") from None
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """The tables that `add` has written as JSON, without lines that were cut off."""
+        found: list[dict[str, Any]] = []
+        path = self.folder / name
+        for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
+            with suppress(ValueError):
+                found.append(json.loads(line))
+        return found
 
     def versions(self) -> list[Version]:
         """What is there, oldest first."""
