@@ -83,8 +83,14 @@ class Store:
         return Some(stored=True)
 
 
-def announced(to: str) -> Some:
-    return Some(messages_list=[Some(metadata=Some(reply_to_message_id=to))], node=Some(node_id=7))
+def announced(to: str, source: int = 7, size: int = 300, messages: int = 1, pieces: bytes = b"") -> Some:
+    metadata = Some(reply_to_message_id=to, src_node_id=source)
+    message, tree = Some(metadata=metadata, ByteSize=lambda: size), Some(SerializeToString=lambda: pieces)
+    return Some(messages_list=[message] * messages, message_object_trees=[tree] * messages, node=Some(node_id=7))
+
+
+def bounded(store: "Store") -> Bound:
+    return Bound(store, lambda: Some(stored=False), lambda: Some(objects_to_push=[]))
 
 
 def piece(size: int, node: int = 7) -> Some:
@@ -94,7 +100,7 @@ def piece(size: int, node: int = 7) -> Some:
 def test_a_site_cannot_fill_the_superlinks_memory():
     """Whatever it announces, what is held of it is two of the largest replies for each message that it was sent."""
     store = Store(asked=["first", "second"])
-    bound = Bound(store, lambda: Some(stored=False))
+    bound = bounded(store)
     sent = {SIZE.decode(): "100", "content_length": "10"}
     assert ask("/v1/fleet/pull-messages", bound=bound, **sent) == 200
     assert bound.most == MOST, "nobody but the server says how large a reply may be"
@@ -110,12 +116,49 @@ def test_a_site_cannot_fill_the_superlinks_memory():
 
 def test_a_reply_that_fits_is_taken_and_the_next_one_too():
     store = Store(asked=["first", "second"])
-    bound = Bound(store, lambda: Some(stored=False))
+    bound = bounded(store)
     bound.most = 100
     for to in ("first", "second"):
         store.push_messages(announced(to), None)
         assert all(store.push_object(piece(50), None).stored for _ in range(2))
     assert store.held == 200
+
+
+@pytest.mark.parametrize(
+    "what",
+    [{"to": ""}, {"source": 1}, {"size": 8193}, {"messages": 0}, {"messages": 2}],
+    ids=["a question", "another's", "a long head", "none", "two"],
+)
+def test_a_site_announces_replies_of_its_own_and_nothing_else(what):
+    """What is no reply would go to another site, as from the server, and stay in memory where nobody asks for it."""
+    store, reached = Store(asked=["first"]), []
+    taken = store.push_messages
+    store.push_messages = lambda request, state: reached.append(request) or taken(request, state)
+    bounded(store)
+    assert store.push_messages(announced(**{"to": "first"} | what), None).objects_to_push == []
+    assert not reached
+    assert store.push_messages(announced("first"), None).objects_to_push
+    assert len(reached) == 1
+
+
+def test_a_reply_that_is_announced_again_has_the_same_pieces():
+    store = Store(asked=["first"])
+    bounded(store)
+    for pieces, taken in ((b"a", True), (b"b", False), (b"a", True)):
+        assert bool(store.push_messages(announced("first", pieces=pieces), None).objects_to_push) == taken
+
+
+def test_flowers_own_requests_have_what_is_looked_at():
+    protobuf = pytest.importorskip("flwr.proto.fleet_pb2", reason="needs the extra [flower]")
+    messages = importlib.import_module("flwr.proto.message_pb2")
+    metadata = messages.Metadata(reply_to_message_id="first", src_node_id=7)
+    node = importlib.import_module("flwr.proto.node_pb2").Node(node_id=7)
+    tree = messages.ObjectTree(object_id="0")
+    message = messages.Message(metadata=metadata)
+    request = protobuf.PushMessagesRequest(node=node, messages_list=[message], message_object_trees=[tree])
+    store = Store(asked=["first"])
+    bounded(store)
+    assert store.push_messages(request, None).objects_to_push
 
 
 def test_a_body_of_unknown_size_is_refused():

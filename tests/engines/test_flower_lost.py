@@ -2,9 +2,12 @@
 
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import threading
+import time
+from email.utils import formatdate
 from types import SimpleNamespace
 
 import pytest
@@ -126,6 +129,22 @@ def test_the_rest_of_a_reply_is_not_waited_for_when_its_site_has_gone(there):
         there._objects(object_ids=["1", "2"], pull_object_fn=pull)
 
 
+@pytest.mark.parametrize("number", ["1", "2"])
+def test_what_is_no_message_of_flowers_is_its_sites_answer_and_costs_nobody_else_theirs(there, number):
+    """Flower's grid takes what it pulls for a message, and fails otherwise."""
+    there._online["oslo"] = (2, "now")
+    there.push({"bern": Message({"n": 1}), "oslo": Message({"n": 1})})
+    for answer in ("1", "2"):
+        there._grid.answer(answer, Message({"found": 1}))
+    there._grid.answers[number] = SimpleNamespace()
+    found = there.pull(["bern", "oslo"])
+    assert sorted(found) == ["bern", "oslo"]
+    spoilt = found.pop("bern" if number == "1" else "oslo")
+    assert spoilt.startswith("not a message (AttributeError: ")
+    assert next(iter(found.values())).head == {"found": 1}
+    assert there.said == []
+
+
 @pytest.fixture
 def attendance(tmp_path, monkeypatch):
     """A site's end that has a SuperNode; `said` is what it has said, `stopped` how often it has stopped that."""
@@ -136,7 +155,7 @@ def attendance(tmp_path, monkeypatch):
     key = site_key(keys.add("bern", tmp_path))
     found = flower_site.Attendance(key, lambda data: data, lambda: False, tmp_path / "flower", said.append)
     found._node = SimpleNamespace(stop=lambda at_once: stopped.append(at_once))
-    found.said, found.stopped = said, stopped
+    found.said, found.stopped, found.keys = said, stopped, keys
     return found
 
 
@@ -178,6 +197,26 @@ def test_a_site_waits_for_a_server_behind_something_that_takes_connections_for_i
         with pytest.raises(RunError, match="does not speak TLS"):
             attendance._reach()
     assert attendance.said == ["no answer from {}:{} (it hangs up); waiting for it".format(*attendance.server)]
+
+
+@pytest.mark.parametrize(("off", "said"), [(6, "4 s or more ahead of"), (-306, "304 s or more behind"), (None, "")])
+def test_a_site_whose_clock_the_server_would_refuse_says_so_and_waits(attendance, off, said):
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(attendance.keys.certificate, attendance.keys.private)
+    with socket.create_server(("127.0.0.1", 0)) as plain, tls.wrap_socket(plain, server_side=True) as door:
+        attendance.server = "127.0.0.1", door.getsockname()[1]
+
+        def serve():
+            for seconds in (off, 0):
+                with door.accept()[0] as taken:
+                    taken.recv(1 << 16)
+                    date = "" if seconds is None else f"Date: {formatdate(time.time() - seconds, usegmt=True)}\r\n"
+                    taken.sendall(f"HTTP/1.1 200 OK\r\n{date}Content-Length: 0\r\n\r\n".encode())
+
+        threading.Thread(target=serve, daemon=True).start()
+        attendance._reach()
+    line = f"this machine's clock is {said} the server's, which refuses that; waiting for it to be set"
+    assert attendance.said == [line] * (off is not None)
 
 
 @pytest.mark.parametrize("end", ["", "raise ValueError"])

@@ -400,20 +400,30 @@ class Flower:
         if not whose:
             return
         assert self._grid is not None
-        for reply in self._grid.pull_messages(list(whose)):
-            name = whose.get(reply.metadata.reply_to_message_id)
-            if name is None or name not in self._asked:  # a second answer to what was asked twice
-                continue
-            if reply.has_error():  # Flower's words, of a site that went or an upload that was cut: asked again
-                self._asked[name].ids.remove(reply.metadata.reply_to_message_id)
-                continue
+        for number, name in whose.items():  # one by one, so that what a site has spoilt is known for its own
             try:
-                data = opened(reply.content)
-                self.moved[1] += len(data)
-                found[name] = unpack(data, self.most, name)
-            except (ValueError, RunError) as e:
-                found[name] = str(e)
-            del self._asked[name]
+                for reply in self._grid.pull_messages([number]):
+                    self._took(number, name, reply, found)
+            except Faults:
+                raise
+            except Exception as e:  # whatever Flower makes of bytes that are none of its messages
+                if name in self._asked:
+                    found[name] = f"not a message ({type(e).__name__}: {' '.join(str(e).split())})"
+                    del self._asked[name]
+
+    def _took(self, number: str, name: str, reply: Any, found: dict[str, Message | str]) -> None:
+        if name not in self._asked:  # a second answer to what was asked twice
+            return
+        if reply.has_error():  # Flower's words, of a site that went or an upload that was cut: asked again
+            self._asked[name].ids.remove(number)
+            return
+        try:
+            data = opened(reply.content)
+            self.moved[1] += len(data)
+            found[name] = unpack(data, self.most, name)
+        except (ValueError, RunError) as e:
+            found[name] = str(e)
+        del self._asked[name]
 
     def _objects(self, object_ids: list[str], pull_object_fn: Callable[[str], bytes]) -> dict[str, bytes]:
         """The parts of a reply, in place of Flower's own, which waits three minutes when their site has gone.

@@ -2,9 +2,10 @@
 
 Flower serves all its interfaces at one port, and by itself asks only the sites for a key: whoever reaches the port may
 also start runs and register keys. `Gate` leaves to the outside what sites need, and reads no body that is too large.
-`Bound` keeps a site from filling the SuperLink's memory with what nobody takes.
+`Bound` keeps a site from filling the SuperLink's memory with what nobody takes, and from writing to other sites.
 """
 
+import hashlib
 import hmac
 import os
 import sys
@@ -21,6 +22,7 @@ from typing import Any
 HEADER = b"polyfed-secret"
 SIZE = b"polyfed-most"  # bytes of the largest reply, which the server learns while it runs
 MOST = 16 << 20  # bytes of one piece; Flower cuts messages into pieces of 5 MiB
+LITTLE = 8 << 10  # bytes of what is said of a reply before its pieces
 FEW = 1 << 20  # bytes of any other request; the announcement of a message has 70 for each piece of it
 Scope = MutableMapping[str, Any]
 Send = Callable[[Scope], Awaitable[None]]
@@ -29,24 +31,34 @@ App = Callable[[Scope, Callable[[], Awaitable[Scope]], Send], Awaitable[None]]
 
 class Bound:
     """How much of a site's replies a SuperLink holds until the server takes them: two of the largest, each time that it
-    was asked. Flower takes one reply to a message, but of any size.
+    was asked. Flower takes one reply to a message, but of any size; it also takes what is no reply, to whomever.
 
     handlers: Flower's, of what sites send     refused: makes its answer to a piece that it does not take
+    ignored: makes its answer to the announcement of what it does not take
     """
 
-    def __init__(self, handlers: Any, refused: Callable[[], Any]):
+    def __init__(self, handlers: Any, refused: Callable[[], Any], ignored: Callable[[], Any]):
         self.most = MOST
-        self._held, self._answered, self._lock = Counter[int](), set[str](), threading.Lock()
-        self._announce, self._push, self._refused = handlers.push_messages, handlers.push_object, refused
+        self._held, self._lock = Counter[int](), threading.Lock()
+        self._answered: dict[str, bytes] = {}  # messages, and which pieces their replies are made of
+        self._announce, self._push, self._refused, self._ignored = (
+            handlers.push_messages, handlers.push_object, refused, ignored
+        )  # fmt: skip
         handlers.push_messages, handlers.push_object = self.announce, self.push
 
     def announce(self, request: Any, state: Any) -> Any:
         """A reply, of which the pieces will follow; announced again, it gets no more room."""
+        if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
+            return self._ignored()
+        message, pieces = request.messages_list[0], request.message_object_trees[0].SerializeToString()
+        to, made = str(message.metadata.reply_to_message_id), hashlib.sha256(pieces).digest()
+        own = message.metadata.src_node_id == request.node.node_id
+        if not to or not own or message.ByteSize() > LITTLE or self._answered.get(to, made) != made:
+            return self._ignored()
         found = self._announce(request=request, state=state)
-        to = str(request.messages_list[0].metadata.reply_to_message_id)
         with self._lock:
             if found.objects_to_push and to not in self._answered:
-                self._answered.add(to)
+                self._answered[to] = made
                 self._held[request.node.node_id] = 0
         return found
 
@@ -93,7 +105,8 @@ def main(arguments: Sequence[str]) -> None:
     sys.argv = [f"flower-{kind}", "--superexec-auth-secret-file", str(secret), "--isolation", "process", *arguments[3:]]
     if kind == "superlink":
         refused = partial(_module("flwr.proto.message_pb2").PushObjectResponse, stored=False)
-        bound = Bound(_module("flwr.superlink.servicer.fleet.fleet_handlers"), refused)
+        ignored = _module("flwr.proto.fleet_pb2").PushMessagesResponse
+        bound = Bound(_module("flwr.superlink.servicer.fleet.fleet_handlers"), refused, ignored)
         gate = _module("starlette.middleware").Middleware(Gate, secret=secret.read_bytes(), bound=bound)
         _module("flwr.superlink.extensions").get_middleware = partial(tuple[Any], [gate])
     try:

@@ -1,6 +1,7 @@
 """A site's end of Flower: keeps a SuperNode running and answers what comes, in this process."""
 
 import hashlib
+import http.client
 import json
 import os
 import secrets
@@ -9,6 +10,7 @@ import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from polyfed.core.errors import RunError
@@ -20,6 +22,7 @@ POLL = 0.05  # seconds between two looks at what the SuperNode writes
 COMING = 60.0  # seconds for which it is asked all the time, once it writes that a message is coming
 IDLE = 5.0  # seconds between two questions to it otherwise
 PAUSE = 2.0  # seconds until a server that does not answer is tried again
+AHEAD, BEHIND = 4.5, 304.5  # seconds by which this clock may be off; Flower refuses 5 and 305, Date is whole seconds
 REFUSED = 75.0  # seconds for which Flower may take this site's last connection for alive, and refuse a new one
 
 
@@ -119,16 +122,25 @@ class Attendance:
         time.sleep(PAUSE)
 
     def _reach(self) -> None:
-        """Wait until the server answers, and is the one that the key is for."""
+        """Wait until the server answers, is the one that the key is for, and has nearly the same time."""
         host, port = self.server
         where = f"{host}:{port}"
         while True:
             try:
                 with (
                     socket.create_connection((host, port), timeout=10) as plain,
-                    ssl.create_default_context(cadata=self.key.authority).wrap_socket(plain, server_hostname=host),
+                    ssl.create_default_context(cadata=self.key.authority).wrap_socket(
+                        plain, server_hostname=host
+                    ) as secure,
                 ):
+                    off = _ahead(secure, host)
+                if -BEHIND < off < AHEAD:
                     return
+                which = f"{AHEAD:.0f} s or more ahead of" if off > 0 else f"{BEHIND:.0f} s or more behind"
+                self._tell(
+                    f"this machine's clock is {which} the server's, which refuses that; waiting for it to be set"
+                )
+                time.sleep(PAUSE)
             except ssl.SSLCertVerificationError as e:
                 raise RunError(f"{where} is not the server of this key: {e.verify_message}") from None
             except OSError as e:
@@ -218,3 +230,14 @@ class Attendance:
         if line != self._said:
             self.say(line)
         self._said = line
+
+
+def _ahead(connection: ssl.SSLSocket, host: str) -> float:
+    """Seconds by which this machine's clock is ahead of the server's; 0 where the server does not say its time."""
+    began = time.time()
+    connection.sendall(f"GET /health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+    with http.client.HTTPResponse(connection) as answer, suppress(http.client.HTTPException, ValueError, TypeError):
+        answer.begin()
+        there = parsedate_to_datetime(answer.getheader("Date", "")).timestamp() + 0.5
+        return (began + time.time()) / 2 - there
+    return 0.0
