@@ -1,17 +1,19 @@
 """What the outside may ask of the server's port."""
 
 import asyncio
+import gc
 import importlib
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from types import SimpleNamespace as Some
 
 import pytest
 
 from polyfed.core.errors import ConfigError
-from polyfed.engines.flower_child import FEW, HEADER, MOST, SIZE, Bound, Gate
+from polyfed.engines.flower_child import COLLECT, FEW, HEADER, MOST, SIZE, Bound, Gate
 
 SECRET = b"0123"
 
@@ -159,6 +161,30 @@ def test_flowers_own_requests_have_what_is_looked_at():
     store = Store(asked=["first"])
     bounded(store)
     assert store.push_messages(request, None).objects_to_push
+
+
+class Remains:
+    own: "Remains"
+
+
+def test_what_is_left_of_requests_is_freed_before_it_fills_the_memory():
+    """It refers to itself, and Python alone looks for that by number of objects, not by their size."""
+
+    async def app(scope, receive, send):
+        remains = Remains()
+        remains.own = remains
+        left.append(weakref.ref(remains))
+
+    headers = [(b"content-length", b"%d" % FEW), (HEADER, SECRET)]
+    gate, left = Gate(app, SECRET), []
+    gc.disable()
+    try:
+        for _ in range(200):
+            scope = {"type": "http", "path": "/v1/fleet/push-messages", "method": "POST", "headers": headers}
+            asyncio.run(gate(scope, None, None))
+        assert sum(one() is not None for one in left) * FEW <= 2 * COLLECT
+    finally:
+        gc.enable()
 
 
 def test_a_body_of_unknown_size_is_refused():

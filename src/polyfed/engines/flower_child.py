@@ -5,6 +5,7 @@ also start runs and register keys. `Gate` leaves to the outside what sites need,
 `Bound` keeps a site from filling the SuperLink's memory with what nobody takes, and from writing to other sites.
 """
 
+import gc
 import hashlib
 import hmac
 import os
@@ -24,6 +25,7 @@ SIZE = b"polyfed-most"  # bytes of the largest reply, which the server learns wh
 MOST = 16 << 20  # bytes of one piece; Flower cuts messages into pieces of 5 MiB
 LITTLE = 8 << 10  # bytes of what is said of a reply before its pieces
 FEW = 1 << 20  # bytes of any other request; the announcement of a message has 70 for each piece of it
+COLLECT = 64 << 20  # bytes of requests after which their remains are freed: they are in cycles, few and large
 Scope = MutableMapping[str, Any]
 Send = Callable[[Scope], Awaitable[None]]
 App = Callable[[Scope, Callable[[], Awaitable[Scope]], Send], Awaitable[None]]
@@ -75,6 +77,7 @@ class Gate:
 
     def __init__(self, app: App, secret: bytes, bound: Bound | None = None):
         self.app, self.secret, self.bound = app, secret, bound
+        self._read = 0
 
     async def __call__(self, scope: Scope, receive: Callable[[], Awaitable[Scope]], send: Send) -> None:
         status = self._refused(scope) if scope["type"] == "http" else None
@@ -94,7 +97,12 @@ class Gate:
         if scope["method"] == "POST":
             size = headers.get(b"content-length", b"")
             most = MOST if ours or scope["path"] == "/v1/fleet/push-object" else FEW
-            return 411 if not size.isdigit() else 413 if int(size) > most else None
+            if not size.isdigit() or int(size) > most:
+                return 413 if size.isdigit() else 411
+            self._read += int(size)
+            if self._read > COLLECT:
+                self._read = 0
+                gc.collect()
         return None
 
 
