@@ -1,9 +1,16 @@
 """What `polyfed server` and `polyfed client` refuse before anything starts: what would be waited for in vain."""
 
+import io
+import json
+import os
+import sys
+
 import pytest
 
-from polyfed.cli.client import MADE
+from polyfed.cli.client import MADE, _ask
+from polyfed.cli.events import Events
 from polyfed.core.algorithm import REGISTRY
+from polyfed.core.errors import RunError
 from polyfed.sites.consent import RAW
 
 
@@ -36,6 +43,7 @@ def told(cli, tmp_path):
     ("options", "said"),
     [
         ("--sites bren,oslo", "'bren' has no valid key in keys (did you mean 'bern'?)"),
+        ("--sites bern,bern,oslo", "--sites: found 'bern' twice"),
         ("--sites 3", "found 3, and 2 sites have a valid key"),
         ("--sites 0", "found 0, and 2 sites"),
         ("--quorum 1", "--quorum: found without --wait"),
@@ -55,3 +63,31 @@ def test_a_server_does_not_wait_for_sites_that_cannot_come(told, options, said):
 )
 def test_a_site_says_what_is_wrong_before_it_asks_the_server(told, options, said):
     assert said in told("client", "--vault", "vault", *options.split())
+
+
+def test_a_site_without_a_terminal_is_told_of_yes(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    with pytest.raises(RunError, match=r"no terminal to ask at; .* agree with --yes"):
+        _ask("")
+
+
+def test_what_others_say_does_not_command_the_terminal(tmp_path, capsys):
+    say = Events(tmp_path)
+    say("bern: \x1b[2J\x1b]0;title\x07\nnext")
+    say.show("What leaves:\n  \x1b[31mred")
+    shown, noted = capsys.readouterr().err, (tmp_path / "events.log").read_text()
+    assert not {"\x1b", "\x07"} & {*shown, *noted}
+    assert noted.endswith(r"bern: \x1b[2J\x1b]0;title\x07 next" + "\n")
+    assert "What leaves:\n" in shown
+
+
+def test_another_users_process_is_seen_to_run(cli, tmp_path, monkeypatch):
+    (tmp_path / "events.log").write_text("2026-01-01 00:00:00 listening\n")
+    (tmp_path / "flower").mkdir()
+    (tmp_path / "flower" / "state.json").write_text(json.dumps({"pid": 4321, "sites": {"bern": "connected"}}))
+    for error, said in (
+        (PermissionError, "running, process 4321\nbern: connected"),
+        (ProcessLookupError, "not running"),
+    ):
+        monkeypatch.setattr(os, "kill", lambda pid, signal, error=error: (_ for _ in ()).throw(error))
+        assert cli("status", str(tmp_path)).out.startswith(said)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from typer import Option
 
 from polyfed.cli import options as o
-from polyfed.core.errors import ConfigError, closest
+from polyfed.core.errors import ConfigError, RunError, closest
 
 MADE = ("pooled", "labels", "signature")  # what methods and experiments may ask of a site that is made of its samples
 
@@ -78,4 +78,7 @@ def _leave(text: str) -> bool:
 
 
 def _ask(text: str) -> bool:
-    return input("Join? [y/N] ").strip().lower() in ("y", "yes")
+    try:
+        return input("Join? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        raise RunError("found no terminal to ask at; read what would leave the site, then agree with --yes") from None

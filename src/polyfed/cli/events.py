@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 from polyfed.cli.screen import stderr
+from polyfed.core.errors import printable
 
 NAME = "events.log"
 
@@ -14,13 +15,15 @@ class Events:
     def __init__(self, folder: Path, quiet: bool = False):
         self.path, self.quiet = folder / NAME, quiet
 
-    def show(self, line: str) -> None:
-        """On the screen alone."""
+    def show(self, text: str) -> None:
+        """On the screen alone, without what a terminal would obey: others' words may be in it."""
         if not self.quiet:
-            stderr.print(f"{time.strftime('%H:%M:%S')} {line}", soft_wrap=True, markup=False)
+            text = "\n".join(map(printable, text.split("\n")))
+            stderr.print(f"{time.strftime('%H:%M:%S')} {text}", soft_wrap=True, markup=False)
 
     def __call__(self, line: str) -> None:
+        line = printable(" ".join(line.split()))
         self.show(line)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as f:
-            f.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(line.split())}\n")
+            f.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")

@@ -87,7 +87,9 @@ def _wanted(sites: str | None, known: list[str], keys: Path) -> int | list[str]:
     """Names, or a number. Raises ConfigError for sites that would be waited for in vain."""
     if sites is not None and not sites.isdigit():
         names = [name.strip() for name in sites.split(",")]
-        for name in names:
+        for k, name in enumerate(names):
+            if name in names[:k]:
+                raise ConfigError(f"--sites: found {name!r} twice, expected each once")
             if name not in known:
                 raise ConfigError(
                     f"--sites: {name!r} has no valid key in {keys}{closest(name, known)}; polyfed keys add"

@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,8 @@ def status(
         raise RunError(f"{folder}: no server or site has run here") from None
     try:
         state = json.loads((folder / "flower" / "state.json").read_text())
-        os.kill(state["pid"], 0)
+        with suppress(PermissionError):  # it runs, as another user
+            os.kill(state["pid"], 0)
         print(f"running, process {state['pid']}")
         for site, doing in sorted(state.get("sites", {}).items()):
             print(f"{site}: {doing}")

@@ -13,7 +13,7 @@ class PolyfedError(Exception):
 
     def __str__(self) -> str:
         """The line; newlines and control characters in a user's name or path are escaped."""
-        return "".join(c if c.isprintable() else repr(c)[1:-1] for c in super().__str__())
+        return printable(super().__str__())
 
 
 class ConfigError(PolyfedError):
@@ -34,6 +34,11 @@ class Diverged(PolyfedError):
 
 class RunError(PolyfedError):
     """A run folder or checkpoint is missing, damaged, or does not fit what is asked of it."""
+
+
+def printable(text: str) -> str:
+    """The text with newlines and control characters escaped, which a terminal would obey."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def closest(word: str, known: Iterable[str]) -> str:
