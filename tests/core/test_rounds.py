@@ -13,6 +13,7 @@ from polyfed.algorithms.fedcet import FedCET
 from polyfed.core import checkpoint
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.batches import Work
+from polyfed.core.engine import Lost, Silent
 from polyfed.core.errors import ConfigError, Diverged
 from polyfed.core.optimizers import StepSizes
 from polyfed.core.randomness import client_keys
@@ -221,3 +222,26 @@ def test_evaluation_costs_nothing_and_may_be_cut_into_blocks():
     assert loop.ledger.totals() == before
     personal = loop.personal(np.arange(4))[:, 0].numpy()
     assert whole["loss"] == pytest.approx((C * personal - C * B) ** 2)
+
+
+@pytest.mark.parametrize("deaths", [2, 3])
+def test_a_worker_that_dies_every_time_ends_the_run_with_what_was_reached(deaths, monkeypatch):
+    loop, expected, said = make(FedAvg(lr=LR), Uniform()), make(FedAvg(lr=LR), Uniform()), []
+    loop.step(), expected.step()
+    loop.say, exchange, left = said.append, LocalEngine.exchange, [Lost("worker 0")] * deaths
+    dying = lambda *given: (_ for _ in ()).throw(left.pop()) if left else exchange(*given)  # noqa: E731
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalEngine, "exchange", dying)
+        if deaths == 3:
+            with pytest.raises(
+                Silent, match="round 1: worker 0 died 3 times in a row; the machine may be out of memory"
+            ):
+                loop.step()
+        else:
+            loop.step()
+    assert said == ["round 1: worker 0 died; the round is repeated"] * 2 + ["round 1: worker 0 died"] * (deaths - 2)
+    if deaths == 2:
+        expected.step()
+    assert loop.whole
+    assert loop.t == expected.t
+    assert torch.equal(loop.server["w"], expected.server["w"])

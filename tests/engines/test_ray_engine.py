@@ -11,6 +11,7 @@ from torch import nn
 
 import polyfed as pf
 from polyfed.core.batches import Work
+from polyfed.core.engine import Lost, Silent
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
@@ -153,6 +154,15 @@ def test_an_actor_lost_after_its_replies_were_used_ends_the_run_and_does_not_cou
     with pytest.raises(RunError, match=r"worker 1 is gone while .* resume the run"):
         one.step()
     assert not one.whole
+
+
+def test_an_actor_that_dies_of_every_question_is_not_asked_for_ever(monkeypatch):
+    one, asked = loop(pf.FedAvg(0.1), 1), []
+    monkeypatch.setattr(one.engine, "_got", lambda jobs: (_ for _ in ()).throw(Lost("worker 0")))
+    with pytest.raises(Silent, match="worker 0 died 3 times in a row"):
+        one.engine._read(lambda: asked.append(1))
+    assert len(asked) == 3
+    monkeypatch.undo()
 
 
 def test_rows_in_memory_are_lost_with_their_actor_and_it_is_said():

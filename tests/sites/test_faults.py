@@ -276,3 +276,49 @@ def test_a_line_of_metrics_that_was_cut_off_is_left_out_of_the_sites_report(stud
     assert sites.members["riga"].finished
     report = (sites.place / "vaults" / "riga" / "report.md").read_text()
     assert report.count("| test |") == 3
+
+
+def weighed(sites, fails):
+    """(a site's answers, or none where `fails` says so; the bytes down and up of the messages of rounds, each once)"""
+    down, up = {}, {}
+
+    def answer(name, message):
+        asked = unpack(message, MOST, name)
+        if asked.head["do"] != "train":
+            return sites.answer(name, message)
+        key = name, asked.head["t"], asked.head["phase"]
+        down[key] = asked.bytes
+        if name == "riga" and fails(asked.head):
+            return pack(Message({"error": "no"}))
+        reply = sites.answer(name, message)
+        up[key] = up.get(key, 0) + unpack(reply, MOST, name).bytes
+        return reply
+
+    return answer, down, up
+
+
+def test_a_message_to_a_site_that_is_lost_weighs_what_it_does_in_either_kind_of_time(study):
+    file, _, sites = study('name = "fedbuff"', rounds=4, **{"evaluate-every": 0})
+    file.write_text(f'{file.read_text()}[schedule]\nname = "asynchronous"\n')
+    answer, down, _ = weighed(sites, lambda head: head["t"] == 0)
+    ledger = at_sites(file, sites, Last(NAMES, answer)).ledger
+    lost = ledger[(ledger["up_bytes"] == 0) & (ledger["round"] >= 0)]
+    (size,) = {*down.values()}
+    assert [(int(row["client"]), int(row["down_bytes"])) for _, row in lost.iterrows()] == [(2, size)]
+
+
+class Last(Direct):
+    """The last of the sites answers first."""
+
+    def pull(self, names, enough=None, seconds=None):
+        return super().pull([*names][::-1], enough, seconds)
+
+
+def test_replies_to_an_exchange_that_does_not_count_weigh_too(study):
+    """One site is lost in the second exchange: the round is done again without it."""
+    file, _, sites = study('name = "fedlin"', rounds=2, **{"evaluate-every": 0})
+    answer, _, up = weighed(sites, lambda head: head["t"] == head["phase"] == 1)
+    ledger = at_sites(file, sites, Direct(NAMES, answer), quorum=2, wait=0.0).ledger
+    billed = ledger[ledger["round"] >= 0].groupby("client")["up_bytes"].sum()
+    for k, name in enumerate(NAMES):
+        assert billed[k] == sum(size for key, size in up.items() if key[0] == name)

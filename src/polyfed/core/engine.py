@@ -1,5 +1,6 @@
 """Engine: what the event loop asks of whoever runs the clients: this machine, other machines or real sites."""
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -10,12 +11,18 @@ from polyfed.core.errors import RunError
 from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Plan, Reply
 
+TRIES = 3  # times that a round is begun, or a question asked, whose workers are lost over it
+
 
 class Answers(NamedTuple):
-    """Who has replied: positions of the clients, and of those who have not, the reason in words."""
+    """Who has replied: positions of the clients, and of those who have not, the reason in words.
+
+    bytes: of the replies, by client, where they may be dropped because others are missing
+    """
 
     ids: np.ndarray
     missing: dict[int, str]
+    bytes: Mapping[int, int] = {}
 
 
 class Lost(Exception):
@@ -24,6 +31,11 @@ class Lost(Exception):
 
 class Silent(RunError):
     """Too few clients have answered. What was reached before is whole, and can be saved and gone on with."""
+
+
+def died(what: str, lost: Lost) -> str:
+    """Why a run ends whose workers die again and again."""
+    return f"{what}: {lost} died {TRIES} times in a row; the machine may be out of memory, try fewer workers"
 
 
 class Engine(Protocol):

@@ -2,7 +2,7 @@
 only in the schedule: a message that is sent in one turn may be answered in a later one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.algorithm import KNOWN, Algorithm, Down, Personal, Round, State, started
-from polyfed.core.engine import Engine, Lost
+from polyfed.core.engine import TRIES, Engine, Lost, Silent, died
 from polyfed.core.errors import ConfigError, Diverged, RunError
 from polyfed.core.ledger import Ledger, down_bytes
 from polyfed.core.optimizers import StepSizes
@@ -59,6 +59,12 @@ class Book:
         self.down[at] += size
         self.exchanges[0, at] += size > 0
 
+    def dropped(self, sizes: Mapping[int, int]) -> None:
+        """Replies, by client, to an exchange that does not count."""
+        at = np.searchsorted(self.ids, [*sizes])
+        self.up[at] += [*sizes.values()]
+        self.exchanges[1, at] += np.array([*sizes.values()]) > 0
+
     def taken(self, ids: np.ndarray, size: int, staleness: np.ndarray, reply: Reply) -> None:
         at = np.searchsorted(self.ids, ids)
         self.up[at] += size
@@ -77,6 +83,7 @@ class Loop:
     streamed: whether uplinks are added up as they arrive, where a method takes only their means and sums
     used: what the method has asked of its uplinks so far, see `Uplinks.used`
     missing: by name, who was asked in the last round and did not answer, and why
+    say: takes lines about workers that were lost
     """
 
     def __init__(
@@ -108,6 +115,7 @@ class Loop:
         self.flights: list[Flight] = []
         self.used: dict[str, set[str]] = {}
         self.missing: dict[str, str] = {}
+        self.say: Callable[[str], None] = lambda _: None
         self._added: dict[tuple[int, int], dict[str, set[str]]] = {}  # `Tally.added` by (phases of the round, phase)
         self.t = 0
         self.clock = 0.0  # virtual seconds
@@ -122,7 +130,7 @@ class Loop:
     def step(self) -> np.ndarray:
         """One turn of the loop; returns the ids whose replies were taken."""
         flights = [replace(f) for f in self.flights]
-        while True:
+        for again in range(TRIES - 1, -1, -1):
             try:
                 return self._step()
             except Exception as e:
@@ -131,15 +139,21 @@ class Loop:
                     self.engine.abandon()
                 if not (self.whole and isinstance(e, Lost)):
                     raise
+                self.say(f"round {self.t}: {e} died" + "; the round is repeated" * bool(again))
+                if not again:
+                    raise Silent(died(f"round {self.t}", e)) from None
+        raise AssertionError
 
     def _step(self) -> np.ndarray:
         self.missing = {}
-        send, take, passed = self._turn()
+        (send, take, passed), lost = self._turn()
         algorithm = self.algorithm.decayed(self.step_sizes.at(self.t))
         phases = algorithm.phases(self.t)
         if not np.array_equal(send, take):
             refuse_late(algorithm, self.n, self.t)
-        book = Book(take)
+        book = Book(np.union1d(take, np.concatenate([np.zeros(0, dtype=np.int64), *(f.ids for f in lost)])))
+        for f in lost:
+            book.sent(f.ids, f.bytes)
         if phases == 1:
             take = self._phase(algorithm, send, take, (1, 0), book)
         else:
@@ -153,17 +167,19 @@ class Loop:
         self.whole = True
         return take
 
-    def _turn(self) -> Turn:
-        """Who is sent a message and whose replies are taken; whoever comes first, where the schedule leaves it open."""
+    def _turn(self) -> tuple[Turn, list[Flight]]:
+        """Who is sent a message and whose replies are taken; whoever comes first, where the schedule leaves it open.
+
+        Then also the messages that nobody answers.
+        """
         if not isinstance(self.schedule, Arrivals):
-            return self.schedule.turn(self.seed, self.t, self.keys)
+            return self.schedule.turn(self.seed, self.t, self.keys), []
         busy = np.concatenate([np.zeros(0, dtype=np.int64), *(f.ids for f in self.flights)])
         send = self.schedule.dispatch(self.seed, self.t, self.keys, busy)
         refuse_late(self.algorithm, self.n, self.t)
         self._send(send, 0)
-        ids, missing = self.engine.wait(np.sort(np.concatenate([busy, send])), first=True)
-        self._lost(missing)
-        return Turn(np.zeros(0, dtype=np.int64), ids[:1])
+        ids, missing, _ = self.engine.wait(np.sort(np.concatenate([busy, send])), first=True)
+        return Turn(np.zeros(0, dtype=np.int64), ids[:1]), self._lost(missing)
 
     def _lost(self, missing: dict[int, str]) -> list[Flight]:
         """Note who does not answer; the messages to them, which are then no longer under way."""
@@ -199,13 +215,14 @@ class Loop:
         self._send(send, phase)
         if not len(take):
             return take
-        ids, missing = self.engine.wait(take)
+        ids, missing, sizes = self.engine.wait(take)
         if missing:
             for f in self._lost(missing) + (self._landed(take) if phases > 1 else []):
                 book.sent(f.ids, f.bytes)
             if not len(ids):
                 raise RunError(f"round {self.t}: no client has replied ({', '.join(sorted({*missing.values()}))})")
             if phases > 1:
+                book.dropped(sizes)
                 raise Shrunk(np.array(sorted(missing)))
         sent, messages = self._arrivals(ids, book)
         received = messages

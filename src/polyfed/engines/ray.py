@@ -20,7 +20,7 @@ from torch import Tensor
 
 from polyfed.core.algorithm import Algorithm, Down, Round, State
 from polyfed.core.batches import Work
-from polyfed.core.engine import Answers, Lost
+from polyfed.core.engine import TRIES, Answers, Lost, Silent, died
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.optimizers import StepSizes
 from polyfed.core.randomness import client_keys
@@ -377,9 +377,13 @@ class RayEngine:
 
     def _read(self, ask: Callable[[], dict[int, Any]]) -> list[Any]:
         """Answers that change nothing: where an actor was lost, the new one has the rows as of the last commit."""
-        while True:
-            with suppress(Lost):
+        for again in range(TRIES - 1, -1, -1):
+            try:
                 return self._got(ask())
+            except Lost as e:
+                if not again:
+                    raise Silent(died("an answer", e)) from None
+        raise AssertionError
 
     def _got(self, jobs: dict[int, Any]) -> list[Any]:
         """The answers, in the order of actors. An actor that is gone is made again, and `Lost` raised."""

@@ -267,7 +267,8 @@ class RemoteEngine:
         for name in [*found, *missing]:
             del self._asked[name]
         who = [*there, *(at[name] for name in found)]
-        return Answers(np.array(who if first else sorted(who)), {at[name]: why for name, why in missing.items()})
+        ids, sizes = np.array(who if first else sorted(who)), {i: self._replies[i].bytes for i in who}
+        return Answers(ids, {at[name]: why for name, why in missing.items()}, sizes)
 
     def _wrong(self, name: str, reply: Message) -> str | None:
         """What is wrong with a reply; "" if it is one to an earlier message."""

@@ -341,6 +341,8 @@ class _Session:
         """Train until the last round, a callback or Ctrl-C ends it. What was reached is saved whatever happens."""
         run, loop, store = self.run, self.loop, self.store
         threads, begun = torch.get_num_threads(), loop.t
+        if store is not None:
+            loop.say = store.log
         torch.set_num_threads(1)
         try:
             self._rounds()
