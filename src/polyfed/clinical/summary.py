@@ -119,7 +119,8 @@ class ClinicalFit:
         degrees = n - p if model.name == "linear" else None
         found = wald(names, estimate.numpy(), covariance.diagonal().sqrt().numpy(), model, level, degrees)
         if left > ARRIVED:
-            found[[c for c in found if c == "p" or c.endswith(("lower", "upper"))]] = np.nan
+            claims = [c for c in map(str, found) if c == "p" or c.endswith(("lower", "upper"))]
+            found.loc[:, claims] = np.nan
         return cls(
             model.name,
             found,
