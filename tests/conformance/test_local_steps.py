@@ -21,10 +21,13 @@ def adam(name: str, fed=None, **settings) -> pf.Run:
 
 @each
 def test_chunks_and_workers_do_not_change_the_models(name):
+    """With eps far above rounding: 1e-8 makes steps of what is rounding alone, as of Ditto's pull on a dead weight."""
     for kind in (kind_of(METHODS[name]), "cnn"):
         for size in (8, None):
             several, together = (
-                adam(name, kind=kind, batch_size=size, dtype=torch.float64, chunk=c, workers=w, rounds=2).personal
+                adam(
+                    name, kind=kind, batch_size=size, dtype=torch.float64, chunk=c, workers=w, rounds=2, eps=1e-3
+                ).personal
                 for c, w in ((2, 2), (6, 1))
             )
             assert (several - together).abs().max() <= 1e-10
