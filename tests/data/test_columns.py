@@ -105,6 +105,17 @@ def test_codes_of_categories_match_by_number(tmp_path, categories):
     assert not any("declared values" in note for note in fed.notes)
 
 
+def test_codes_that_one_site_writes_in_two_ways_are_noted_and_told_apart_where_listed(tmp_path):
+    folder = saved(tmp_path / "d", {"a": {"code": ["1.1", "1.10", "2.1"] * 4}, "b": {"code": ["1.1", "2.1"] * 6}})
+    note = "values of code that a site writes in several ways (as 1 and 1.0) are taken for one"
+    fed = both(folder, categories=["code"])
+    assert fed.meta["inputs"] == ["age", "code=1.1", "code=2.1"]
+    assert note in fed.notes
+    fed = both(folder, categories={"code": ["1.1", "1.10", "2.1"]})
+    assert fed.meta["inputs"] == ["age", "code=1.1", "code=1.10", "code=2.1"]
+    assert note not in fed.notes
+
+
 def test_decimal_commas_match_points(tmp_path):
     for name, sep, a, b in (("north", ",", "1.5", "2"), ("south", ";", "1,50", "2,0"), ("west", "\t", "1,5", "2")):
         saved(tmp_path / "d", {name: {"dose": [a, b] * 6, "w": ["0.5" if sep == "," else "0,5", "1"] * 6}}, sep)

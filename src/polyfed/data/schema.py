@@ -118,7 +118,7 @@ class File:
         return {
             "cells": c.cells, "gaps": c.gaps, "numbers": c.numbers, "texts": texts if said else None,
             "one": c.range[0] if one else None, "whole": c.whole, "dates": c.dates, "distinct": c.distinct,
-            "notation": c.notation, "unmatched": c.unmatched,
+            "notation": c.notation, "unmatched": c.unmatched, "respelt": c.respelt,
             "train": [t for k, t in enumerate(texts) if k in there] if said and not outcome else None,
             "gap": any(missing[k] for k in train),
         }  # fmt: skip
@@ -320,6 +320,7 @@ def _cells(said: Mapping[str, Any], name: str, site: str) -> Cells:
         bool(said["distinct"]),
         bool(said["notation"]),
         int(said["unmatched"]),
+        int(said["respelt"]),
         (where, "a text") if numbers < cells - gaps else None,
         (where, "an empty cell") if gaps else None,
     )

@@ -152,8 +152,8 @@ class Cells(NamedTuple):
     numbers: how many cells hold one     texts: distinct ones (`spelt`); None where a site says only that there are many
     range: least and largest number     whole: whether all texts are integers     dates: whether all are dates
     distinct: whether no text occurs twice     notation: whether most texts look like numbers in another notation
-    unmatched: how many cells match no declared value     odd, gap: the first cell that is no number, or empty: where,
-    and what
+    unmatched: how many cells match no declared value     respelt: how many of its texts match another one
+    odd, gap: the first cell that is no number, or empty: where, and what
     """
 
     cells: int
@@ -166,6 +166,7 @@ class Cells(NamedTuple):
     distinct: bool
     notation: bool
     unmatched: int
+    respelt: int
     odd: tuple[str, str] | None = None
     gap: tuple[str, str] | None = None
 
@@ -182,8 +183,9 @@ class Column:
     kind: "number", "binary" (two numbers), "category", "constant", "empty", "date", "identifier", "text" (too many
     texts for a category), "notation" (texts that look like numbers) or "mixed" (numbers and texts)
     values: its distinct texts, sorted     range: least and largest number     gaps, cells: how many
-    unmatched: how many cells match no declared value     whole: whether all its numbers are written as integers
-    odd, gap: the first cell that is no number, or empty: where, and what     lacking: sites without it
+    unmatched: how many cells match no declared value     respelt: how many texts match another one of their site
+    whole: whether all its numbers are written as integers     lacking: sites without it
+    odd, gap: the first cell that is no number, or empty: where, and what
     """
 
     name: str
@@ -193,6 +195,7 @@ class Column:
     gaps: int
     cells: int
     unmatched: int
+    respelt: int
     whole: bool
     odd: tuple[str, str] | None
     gap: tuple[str, str] | None
@@ -243,6 +246,7 @@ def cells_of(sheet: Sheet, name: str, columns: Columns) -> Cells:
         len(texts) == len(there),
         _notation(texts),
         sum(at[k] is None for k in there) if at else 0,
+        0 if written.issubset(values or ()) else len(written) - len(texts),
         None if odd is None else (sheet.at(odd, name), cells[odd][:40]),
         None if gap is None else (sheet.at(gap, name), cells[gap]),
     )
@@ -265,8 +269,8 @@ def _notation(texts: Collection[str]) -> bool:
 
 def merged(name: str, parts: Sequence[Cells], sheets: Sequence[Sheet], columns: Columns) -> Column:
     """A column over all sites. parts: what each file that has it holds in it"""
-    cells, gaps, numeric, unmatched = (
-        sum(getattr(p, which) for p in parts) for which in ("cells", "gaps", "numbers", "unmatched")
+    cells, gaps, numeric, unmatched, respelt = (
+        sum(getattr(p, which) for p in parts) for which in ("cells", "gaps", "numbers", "unmatched", "respelt")
     )
     there, texts = cells - gaps, spelt(t for p in parts for t in p.texts or ())
     low, high = min(p.range[0] for p in parts), max(p.range[1] for p in parts)
@@ -297,7 +301,7 @@ def merged(name: str, parts: Sequence[Cells], sheets: Sequence[Sheet], columns: 
     lacking = tuple(s for s in sheets if name not in s.columns)
     whole, spread = all(p.whole for p in parts), (low, high) if numeric else None
     values = tuple(texts if values is None else values)
-    return Column(name, kind, values, spread, gaps, cells, unmatched, whole, odd, gap, lacking)
+    return Column(name, kind, values, spread, gaps, cells, unmatched, respelt, whole, odd, gap, lacking)
 
 
 def _order(text: str) -> tuple[float, str]:

@@ -272,6 +272,8 @@ class Table:
             if len(set(folded)) < len(folded):
                 twice = [v for v in i.values if folded.count(v.casefold()) > 1]
                 said.append(f"values of {i.name} that differ in case alone are taken for different: {_few(twice)}")
+            if i.kind == "category" and i.respelt:
+                said.append(f"values of {i.name} that a site writes in several ways (as 1 and 1.0) are taken for one")
             if i.kind == "number" and i.whole and len(i.values) == i.cells - i.gaps > 30 and i.name not in self.outcome:
                 said.append(f"{i.name} holds a different whole number in every row: drop it if it numbers the rows")
         return tuple(said)

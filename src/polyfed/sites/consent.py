@@ -97,7 +97,8 @@ def _of_schema(schema: Mapping[str, Any]) -> list[str]:
         labels = f", labels {', '.join(map(str, schema['labels']))}" if schema.get("labels") else ""
         return [f"shapes of one sample: inputs {schema['inputs']}, targets {schema['targets']}{labels}"]
     columns: dict[str, Any] = schema["columns"]
-    said = [f"names of columns, how many cells are empty, numbers or no declared value: {', '.join(columns)}"]
+    counted = "how many cells are empty, numbers or no declared value, how many values are written in several ways"
+    said = [f"names of columns, {counted}: {', '.join(columns)}"]
     for name, c in columns.items():
         if c.get("texts"):
             said.append(f"values of {name}: {', '.join(c['texts'])}")
