@@ -41,6 +41,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def few(names: Iterable[object], most: int = 5) -> str:
+    """The first `most` names, and how many more there are."""
+    listed = list(map(str, names))
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
+
+
 def closest(word: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the closest known name, or an empty string."""
     import difflib

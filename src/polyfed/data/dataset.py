@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyfed.core.errors import DataError, closest
+from polyfed.core.errors import DataError, closest, few
 from polyfed.core.split import Split
 from polyfed.data import prepare
 from polyfed.data.federation import WEIGHTED, Federation
@@ -310,8 +310,7 @@ class Dataset:
                 held,
                 f"test numbers are rounded down per class: {mean:.1f} samples per client on average, not {total}",
             )
-        listed = ", ".join(short[:5]) + (f" and {len(short) - 5} more" if len(short) > 5 else "")
-        return held, f"fewer than {total} official test samples in the client's own class ratio exist for: {listed}"
+        return held, f"fewer than {total} official test samples in the client's own class ratio exist for: {few(short)}"
 
     def _gather(self, indices: Sequence[np.ndarray], dealt: Assignment, official: bool = False) -> Split:
         """The samples at `indices`, client after client, as each client sees them."""

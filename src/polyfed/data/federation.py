@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.core.errors import DataError, closest
+from polyfed.core.errors import DataError, closest, few
 from polyfed.core.split import Split
 from polyfed.data import prepare, readers
 
@@ -748,8 +748,7 @@ def _labels(
                 pairs[i] = (x, torch.searchsorted(torch.tensor(labels), y))
     empty = [] if labels else sorted(set(range(highest)) - set(seen))
     if empty:
-        shown = ", ".join(map(str, empty[:5])) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
-        notes.append(f"no training sample has label {shown}, of {highest} classes")
+        notes.append(f"no training sample has label {few(empty)}, of {highest} classes")
     return highest, labels, notes
 
 

@@ -16,23 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from polyfed.core.errors import DataError
+from polyfed.core.errors import DataError, few
 
 IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-OTHER = (
-    ".tsv",
-    ".tab",
-    ".csv.gz",
-    ".tsv.gz",
-    ".xlsx",
-    ".xls",
-    ".ods",
-    ".parquet",
-    ".feather",
-    ".sav",
-    ".dta",
-    ".sas7bdat",
-)
+OTHER = (  # files of data that are not read
+    ".tsv", ".tab", ".csv.gz", ".tsv.gz", ".xlsx", ".xls", ".ods", ".parquet", ".feather", ".sav", ".dta", ".sas7bdat",
+)  # fmt: skip
 UNPACKED, RATIO = 1 << 30, 200  # largest size of unpacked data, in bytes or in multiples of the packed size
 LARGEST = 2**53  # labels up to this are exact in every number format that a file may use
 
@@ -244,9 +233,8 @@ def client_files(path: str | Path) -> list[Path]:
         raise DataError(f"{folder}: no such folder")
     there = sorted(f for f in folder.iterdir() if f.is_file())
     if other := [f.name for f in there if f.name.lower().endswith(OTHER) and f.name[0] != "."]:
-        listed = ", ".join(other[:5]) + (f" and {len(other) - 5} more" if len(other) > 5 else "")
         expected = "each site's file as .csv, whose cells may be parted by commas, semicolons or tabs, or as .npz"
-        raise DataError(f"{folder}: found {listed}, expected {expected}")
+        raise DataError(f"{folder}: found {few(other)}, expected {expected}")
     files = [f for f in there if f.suffix.lower() in (".csv", ".npz")]
     if not files:
         raise DataError(f"{folder}: found no CSV or npz file, expected one per client")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from polyfed.core.columns import CLASSES, Columns
-from polyfed.core.errors import ConfigError, DataError, closest
+from polyfed.core.errors import ConfigError, DataError, closest, few
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
 from polyfed.data.preparation import Input, Preparation
@@ -17,6 +17,7 @@ POOLED = (
     "sums to the others"
 )
 OWN = "{what} standardised by each client with the mean and variance of its own training rows"
+LISTED = 6  # names in a note
 EVENT = "1 (it happened) or 0 (censored)"
 HINTS = {
     "date": "dates; give days since an event, or years, as numbers",
@@ -250,15 +251,15 @@ class Table:
                 "all clients' training rows" if prepared.standardise == "pooled" else "the client's own training rows"
             )
             said.append(
-                f"{sum(gaps.values())} of {cells} cells are missing ({_few(gaps)}): numbers are filled with the median "
-                f"of {whose}, and an input says which were missing"
+                f"{sum(gaps.values())} of {cells} cells are missing ({few(gaps, LISTED)}): numbers are filled with the "
+                f"median of {whose}, and an input says which were missing"
             )
         if lost := [f"{i.name} {i.unmatched} of {i.cells}" for i in self.inputs if i.unmatched]:
-            said.append(f"cells that match none of the declared values: {_few(lost)}")
+            said.append(f"cells that match none of the declared values: {few(lost, LISTED)}")
         outs = [i.name for i in self.found.values() if i.kind in ("constant", "empty") and i.name not in self.outcome]
         for names, why in (([n for n in outs if n not in c.drop], "with one value at most"), (c.drop, "as asked")):
             if names:
-                said.append(f"left out {why}: {_few(names)}")
+                said.append(f"left out {why}: {few(names, LISTED)}")
         if any(i.values is not None for i in prepared.inputs):
             then = "is refused" if c.unseen == "refuse" else "counts as none of the known ones"
             said.append(f"a category that no training row has {then}")
@@ -271,7 +272,9 @@ class Table:
             folded = [v.casefold() for v in i.values] if i.kind == "category" else []
             if len(set(folded)) < len(folded):
                 twice = [v for v in i.values if folded.count(v.casefold()) > 1]
-                said.append(f"values of {i.name} that differ in case alone are taken for different: {_few(twice)}")
+                said.append(
+                    f"values of {i.name} that differ in case alone are taken for different: {few(twice, LISTED)}"
+                )
             if i.kind == "category" and i.respelt:
                 said.append(f"values of {i.name} that a site writes in several ways (as 1 and 1.0) are taken for one")
             if i.kind == "number" and i.whole and len(i.values) == i.cells - i.gaps > 30 and i.name not in self.outcome:
@@ -295,8 +298,3 @@ def weights_of(sheet: Sheet, column: str) -> np.ndarray:
                 f"{sheet.at(row, column)}: found {sheet.columns[column][row][:40]!r}, expected a weight of 0 or more"
             )
     return np.array(found, dtype=np.float64)
-
-
-def _few(names: Sequence[str] | Mapping[str, int]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:6]) + (f" and {len(listed) - 6} more" if len(listed) > 6 else "")

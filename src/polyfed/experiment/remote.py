@@ -290,10 +290,8 @@ def _pooled(
 
         def wrong(name: str, reply: Message) -> str | None:
             fits(reply, expected, name)
-            least, most = (
-                (0 if what != "sums" else -math.inf),
-                (counts[name]["train"] if what == "counts" else math.inf),
-            )
+            least = -math.inf if what == "sums" else 0
+            most = counts[name]["train"] if what == "counts" else math.inf
             right = all(bool(((t >= least) & (t <= most)).all()) for t in reply.tensors.values())
             return None if right else f"{name}: its sums are damaged"
 

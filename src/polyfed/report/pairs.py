@@ -40,11 +40,6 @@ class Interval:
     why: str = ""
 
     @property
-    def blind(self) -> bool:
-        """Whether there is none because seeds do not show the chance in it, see `Evidence`."""
-        return self.why == BLIND
-
-    @property
     def sign(self) -> int | None:
         """+1 or -1 for a clear gain or loss, 0 for an unclear one, None when there is no interval."""
         return None if not math.isfinite(self.low) else int(np.sign(self.mean)) if self.clear else 0
