@@ -2,8 +2,8 @@
 
     python benchmarks/accelerator.py [--device cuda] [--clients 10 50] [--batch 20] [--models cnn resnet18]
 
-Decides `UNFOLDED` in core/vectorised.py, and shows whether the plan's estimate of memory holds. Prints one line where
-there is no such device.
+Decides `UNFOLDED` in compute/vectorised.py, and shows whether the plan's estimate of memory holds. Prints one line
+where there is no such device.
 """
 
 import argparse
@@ -15,11 +15,11 @@ import torch
 
 import polyfed as pf
 from polyfed import models
-from polyfed.core import vectorised
-from polyfed.core.batches import Batch
-from polyfed.core.check import check
-from polyfed.core.split import Split
-from polyfed.core.typed import seeded
+from polyfed.base.typed import seeded
+from polyfed.compute import vectorised
+from polyfed.compute.batches import Batch
+from polyfed.compute.check import check
+from polyfed.compute.split import Split
 
 SHAPES = {"cnn": (1, 28, 28), "lenet": (3, 32, 32), "resnet18": (3, 32, 32)}
 

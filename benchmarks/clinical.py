@@ -20,8 +20,8 @@ import torch
 from statsmodels.duration.hazard_regression import PHReg
 
 import polyfed as pf
+from polyfed.base.errors import Diverged
 from polyfed.clinical.models import named
-from polyfed.core.errors import Diverged
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "clinical"))
 import test_pooled_fit as data

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from polyfed.core.split import Split
+from polyfed.compute.split import Split
 
 HERE = find_spec("jax") is not None
 

@@ -32,7 +32,7 @@ import numpy as np
 from scipy.special import expit
 from scipy.stats import binom, norm, qmc
 
-from polyfed.core import terms as added
+from polyfed.metrics import terms as added
 from polyfed.report import intervals
 
 INPUTS = 6

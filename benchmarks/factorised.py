@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from polyfed import models
 from polyfed.algorithms._shared.lowrank import sheets
-from polyfed.core.layout import Layout
+from polyfed.compute.layout import Layout
 from polyfed.models.factorised import factorised, pack, size
 
 SHARES = (1.0, 0.5, 0.25, 0.1, 0.05)

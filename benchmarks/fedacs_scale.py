@@ -17,8 +17,8 @@ import torch
 
 from polyfed.algorithms._shared.similarity import similarity
 from polyfed.algorithms.fedacs import FedACS, refresh
+from polyfed.compute.task import Task
 from polyfed.core.algorithm import Round
-from polyfed.core.task import Task
 
 T = TypeVar("T")
 HEAD = "clients        d    down s      up s   s/round   refresh s     all s   ratio   groups s   state MB"

@@ -25,8 +25,8 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 from sklearn.metrics import adjusted_rand_score
 
 from polyfed.algorithms.fpfc import FPFC
+from polyfed.compute.task import Task
 from polyfed.core.algorithm import Round
-from polyfed.core.task import Task
 from polyfed.engines.local import memory
 from polyfed.report.style import BLUE, GREEN, VERMILLION, canvas, save, styled
 

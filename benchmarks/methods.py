@@ -28,15 +28,15 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import polyfed.algorithms
+from polyfed.base.randomness import client_keys
+from polyfed.compute.batches import Work
+from polyfed.compute.split import Split
+from polyfed.compute.task import Task
 from polyfed.core.algorithm import REGISTRY, Algorithm
-from polyfed.core.batches import Work
 from polyfed.core.messages import State
-from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
 from polyfed.core.rows import Rows
 from polyfed.core.schedule import Uniform
-from polyfed.core.split import Split
-from polyfed.core.task import Task
 from polyfed.engines.local import LocalEngine, make_plan, make_rows
 
 CLIENTS, COHORT, SAMPLES, BATCH = 100, 10, 80, 20

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 from torch import nn
 
-from polyfed.core.split import Split
+from polyfed.compute.split import Split
 
 
 class PFLlib:

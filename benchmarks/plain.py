@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyfed.core.split import Split
+from polyfed.compute.split import Split
 
 
 def fedavg_round(

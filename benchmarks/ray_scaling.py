@@ -22,13 +22,13 @@ import ray
 import torch
 
 import polyfed as pf
-from polyfed.core.batches import Work
-from polyfed.core.randomness import client_keys
+from polyfed.base.randomness import client_keys
+from polyfed.compute.batches import Work
+from polyfed.compute.split import Split
+from polyfed.compute.task import Task
 from polyfed.core.rounds import Loop
 from polyfed.core.rows import MemoryRows
 from polyfed.core.schedule import Uniform
-from polyfed.core.split import Split
-from polyfed.core.task import Task
 from polyfed.core.worker import Plan
 from polyfed.engines.local import LocalEngine
 from polyfed.engines.ray import RayEngine, blocks, cover

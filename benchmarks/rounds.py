@@ -36,12 +36,12 @@ from workloads import WORKLOADS, Workload, flops_per_sample
 import polyfed as pf
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.fpfc import FPFC
-from polyfed.core.batches import Work
-from polyfed.core.compiled import path_of
-from polyfed.core.randomness import client_keys
+from polyfed.base.randomness import client_keys
+from polyfed.compute.batches import Work
+from polyfed.compute.compiled import path_of
+from polyfed.compute.task import Task
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Uniform
-from polyfed.core.task import Task
 from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Plan, expand
 from polyfed.engines.local import LocalEngine, cores, make_plan, make_rows

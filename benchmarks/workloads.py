@@ -13,8 +13,8 @@ import polyfed as pf
 from polyfed import models
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.fpfc import FPFC
+from polyfed.compute.batches import Work
 from polyfed.core.algorithm import Algorithm
-from polyfed.core.batches import Work
 
 
 @dataclass(frozen=True)

@@ -15,22 +15,22 @@ from typing import Any
 import polyfed as pf
 from polyfed.cli import describe
 from polyfed.cli.config import keys
-from polyfed.experiment.rehearsal import counted
 from polyfed.papers import load as recipes
 from polyfed.papers.recipe import Setting
+from polyfed.runs.rehearsal import counted
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
 rooms = importlib.import_module("rooms")
 
 GROUPS = {  # title of a reference page: the modules whose names it shows
-    "Training": ("polyfed.experiment",),
+    "Training": ("polyfed.runs", "polyfed.studies"),
     "Writing a method": (
         "polyfed.core.algorithm",
         "polyfed.core.uplinks",
-        "polyfed.core.settings",
-        "polyfed.core.solvers",
-        "polyfed.core.task",
+        "polyfed.base.settings",
+        "polyfed.compute.solvers",
+        "polyfed.compute.task",
     ),
     "Who takes part": ("polyfed.core.schedule",),
     "Data": ("polyfed.data",),

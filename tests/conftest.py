@@ -90,7 +90,7 @@ def no_methods_of_other_tests():
 
     for name in [name for name, cls in REGISTRY.items() if cls.__module__.startswith("polyfed_user_")]:
         del REGISTRY[name]
-    if userfile := sys.modules.get("polyfed.experiment.userfile"):
+    if userfile := sys.modules.get("polyfed.runs.userfile"):
         userfile._execute.cache_clear()
 
 

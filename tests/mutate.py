@@ -41,7 +41,7 @@ CORE = {  # file -> the methods whose rows of the shared tables show it, and its
         "tests/threats/test_threatened.py", "tests/algorithms/test_pacfl.py", "tests/algorithms/test_scaffold.py",
         "tests/algorithms/test_fedavg.py", "tests/algorithms/test_asynchronous.py",
     ]),
-    "solvers": ({"fedavg", "scaffold", "fedcet", "fpfc"}, ["tests/core/test_solvers.py"]),
+    "solvers": ({"fedavg", "scaffold", "fedcet", "fpfc"}, ["tests/compute/test_solvers.py"]),
     "newcomer": ({"fedavg", "scaffold", "ditto", "fedamp", "ifca"}, ["tests/algorithms/test_admit.py"]),
 }  # fmt: skip
 STAGES = ("certificates", "other certificates", "conformance")
@@ -320,7 +320,8 @@ def _paper(file: str) -> str:
 
 
 def source_of(root: Path, file: str) -> Path:
-    return root / ("src/polyfed/core" if file in CORE else FOLDER) / f"{file}.py"
+    folder = FOLDER if file not in CORE else "src/polyfed/compute" if file == "solvers" else "src/polyfed/core"
+    return root / folder / f"{file}.py"
 
 
 @contextmanager

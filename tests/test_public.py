@@ -14,7 +14,7 @@ import polyfed as pf
 import polyfed.algorithms
 import polyfed.testing
 from polyfed.core.algorithm import REGISTRY
-from polyfed.experiment.opened import Opened
+from polyfed.runs.opened import Opened
 
 ROOT = Path(pf.__file__).parent
 

@@ -39,10 +39,11 @@ from safetensors.torch import load_file
 
 import polyfed.algorithms
 import polyfed.report  # noqa: F401  (loaded once, before children are forked)
+from polyfed.base import checkpoint
 from polyfed.cli import call
-from polyfed.core import checkpoint, rows
-from polyfed.experiment import folder as folder_module
-from polyfed.experiment import trainer as trainer_module
+from polyfed.core import rows
+from polyfed.runs import folder as folder_module
+from polyfed.runs import trainer as trainer_module
 
 SMALL = ["--data", "heart-disease", "--model", "linear", "--batch-size", "full", "--set", "checkpoint-every=1", "-q"]
 APART, OUT = ("--set", "workers=1"), ("--out", "out")

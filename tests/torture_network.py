@@ -29,7 +29,7 @@ from network import SITES, Federation, loops, private
 
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Replay, Uniform
-from polyfed.engines import flower
+from polyfed.sites import flower
 
 METHODS = ("fedavg", "scaffold", "fedcet", "fpfc")
 ROUNDS = 3

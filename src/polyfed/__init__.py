@@ -53,14 +53,16 @@ if _TYPE_CHECKING:
     from polyfed.algorithms import PFedMe as PFedMe
     from polyfed.algorithms import Recalibrated as Recalibrated
     from polyfed.algorithms import Scaffold as Scaffold
-    from polyfed.core import errors as errors
+    from polyfed.base import errors as errors
+    from polyfed.base.settings import setting as setting
+    from polyfed.compute.solvers import local_sgd as local_sgd
+    from polyfed.compute.task import Task as Task
     from polyfed.core.algorithm import Algorithm as Algorithm
     from polyfed.core.algorithm import Down as Down
     from polyfed.core.algorithm import Personal as Personal
     from polyfed.core.algorithm import Round as Round
     from polyfed.core.algorithm import Server as Server
     from polyfed.core.algorithm import mean as mean
-    from polyfed.core.metric import Metric as Metric
     from polyfed.core.schedule import Asynchronous as Asynchronous
     from polyfed.core.schedule import Availability as Availability
     from polyfed.core.schedule import Bernoulli as Bernoulli
@@ -68,28 +70,26 @@ if _TYPE_CHECKING:
     from polyfed.core.schedule import Schedule as Schedule
     from polyfed.core.schedule import Timed as Timed
     from polyfed.core.schedule import Uniform as Uniform
-    from polyfed.core.settings import setting as setting
-    from polyfed.core.solvers import local_sgd as local_sgd
-    from polyfed.core.task import Task as Task
     from polyfed.core.uplinks import Uplinks as Uplinks
     from polyfed.data.federation import Federation as Federation
-    from polyfed.experiment.admit import Admission as Admission
-    from polyfed.experiment.admit import admit as admit
-    from polyfed.experiment.compare import Comparison as Comparison
-    from polyfed.experiment.compare import compare as compare
-    from polyfed.experiment.fit import fit as fit
-    from polyfed.experiment.predict import Predictor as Predictor
-    from polyfed.experiment.run import Run as Run
-    from polyfed.experiment.trainer import Trainer as Trainer
-    from polyfed.experiment.trainer import prepare as prepare
-    from polyfed.experiment.training import Training as Training
-    from polyfed.experiment.tune import Tuned as Tuned
-    from polyfed.experiment.tune import tune as tune
-    from polyfed.experiment.watching import Progress as Progress
-    from polyfed.experiment.window import WindowAdvice as WindowAdvice
-    from polyfed.experiment.window import window_for as window_for
     from polyfed.games.result import Coalitions as Coalitions
     from polyfed.games.run import coalitions as coalitions
+    from polyfed.metrics.metric import Metric as Metric
+    from polyfed.runs.fit import fit as fit
+    from polyfed.runs.result import Run as Run
+    from polyfed.runs.trainer import Trainer as Trainer
+    from polyfed.runs.trainer import prepare as prepare
+    from polyfed.runs.training import Training as Training
+    from polyfed.runs.watching import Progress as Progress
+    from polyfed.studies.admit import Admission as Admission
+    from polyfed.studies.admit import admit as admit
+    from polyfed.studies.compare import Comparison as Comparison
+    from polyfed.studies.compare import compare as compare
+    from polyfed.studies.predict import Predictor as Predictor
+    from polyfed.studies.tune import Tuned as Tuned
+    from polyfed.studies.tune import tune as tune
+    from polyfed.studies.window import WindowAdvice as WindowAdvice
+    from polyfed.studies.window import window_for as window_for
     from polyfed.yardsticks import Commonest as Commonest
     from polyfed.yardsticks import OwnLinear as OwnLinear
     from polyfed.yardsticks import OwnTrees as OwnTrees
@@ -108,7 +108,7 @@ __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 def __getattr__(name: str) -> _Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'polyfed' has no attribute {name!r}")
-    if _HOMES[name] in ("polyfed", "polyfed.core"):  # a module itself
+    if _HOMES[name] in ("polyfed", "polyfed.base"):  # a module itself
         return _import_module(f"{_HOMES[name]}.{name}")
     return getattr(_import_module(str(_HOMES[name])), name)
 

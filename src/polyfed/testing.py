@@ -16,21 +16,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polyfed.base.errors import ConfigError, Diverged, PolyfedError
+from polyfed.base.randomness import client_keys
+from polyfed.compute.batches import Work
+from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, Personal, Round, Server, State
-from polyfed.core.batches import Work
-from polyfed.core.errors import ConfigError, Diverged, PolyfedError
-from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Asynchronous, Delays, Schedule, Uniform
-from polyfed.core.task import Task
 from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Reply
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, here, make_plan, make_rows
-from polyfed.experiment.admit import admit
-from polyfed.experiment.fit import fit
-from polyfed.experiment.rehearsal import averaged
-from polyfed.experiment.run import Run
+from polyfed.runs.fit import fit
+from polyfed.runs.rehearsal import averaged
+from polyfed.runs.result import Run
+from polyfed.studies.admit import admit
 from polyfed.threats import Median, SignFlip
 
 NAMES = ("oslo", "bern", "lima", "kyiv", "riga", "cork")

@@ -13,7 +13,7 @@ from test_pacfl import fit, planted
 import polyfed as pf
 from polyfed.algorithms.fedacs import mixing
 from polyfed.algorithms.fpfc.newcomer import Joining
-from polyfed.core.errors import ConfigError, DataError
+from polyfed.base.errors import ConfigError, DataError
 
 
 def named(federation, prefix="new"):

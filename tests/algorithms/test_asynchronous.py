@@ -8,7 +8,7 @@ import torch
 from problems import LeastSquares, centres, fit_points
 
 import polyfed as pf
-from polyfed.core.randomness import client_keys
+from polyfed.base.randomness import client_keys
 from polyfed.core.schedule import Asynchronous, Delays, Schedule, Timed, Uniform
 
 POINTS = np.random.default_rng(0).normal(size=(5, 3)) + 1
@@ -129,5 +129,5 @@ def test_one_client_in_flight_is_the_synchronous_method():
 
 
 def test_several_exchanges_cannot_be_asynchronous():
-    with pytest.raises(pf.core.errors.ConfigError, match="fedcet needs"):
+    with pytest.raises(pf.errors.ConfigError, match="fedcet needs"):
         LeastSquares(seed=0).fit(pf.FedCET(lr=0.01), 3, schedule=Asynchronous(Delays("uniform", 1, 2)))

@@ -11,7 +11,7 @@ from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
 from polyfed.algorithms.cfl import bipartition
-from polyfed.core.errors import ConfigError
+from polyfed.base.errors import ConfigError
 from polyfed.core.schedule import Schedule
 
 

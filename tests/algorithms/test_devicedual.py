@@ -17,7 +17,7 @@ import polyfed as pf
 from polyfed.algorithms.fpfc import devicedual
 from polyfed.algorithms.fpfc.method import FPFC
 from polyfed.algorithms.fpfc.penalty import Fusion, shrinkage
-from polyfed.core.errors import ConfigError
+from polyfed.base.errors import ConfigError
 from polyfed.core.schedule import Asynchronous, Delays
 from polyfed.papers.fpfc import softmax
 

@@ -7,7 +7,7 @@ from problems import LeastSquares, centres, fit_points
 
 import polyfed as pf
 from polyfed.algorithms.fedamp import heuristic, messages
-from polyfed.core.errors import ConfigError
+from polyfed.base.errors import ConfigError
 
 THREE = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]], dtype=torch.float64)
 

@@ -8,8 +8,8 @@ from torch import nn
 
 import polyfed as pf
 from polyfed.algorithms._shared.lowrank import gkr_parameters, ranks, received, sheets, svt
-from polyfed.core.layout import Layout
-from polyfed.core.task import Task
+from polyfed.compute.layout import Layout
+from polyfed.compute.task import Task
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from torch import nn
 import polyfed as pf
 from polyfed.algorithms._shared.bits import kth_largest, largest, pack, unpack
 from polyfed.algorithms.fedspa import erdos_renyi_kernel
-from polyfed.core.layout import Layout
+from polyfed.compute.layout import Layout
 
 D, HIDDEN, CLIENTS = 8, 6, 5
 

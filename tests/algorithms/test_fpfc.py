@@ -15,10 +15,10 @@ from polyfed.algorithms.fpfc import pairs
 from polyfed.algorithms.fpfc.pairs import pair_index
 from polyfed.algorithms.fpfc.penalty import shrinkage
 from polyfed.algorithms.fpfc.window import lambda_window
+from polyfed.base.errors import ConfigError
+from polyfed.compute.task import Task
 from polyfed.core.algorithm import Round
-from polyfed.core.errors import ConfigError
 from polyfed.core.schedule import Asynchronous, Delays
-from polyfed.core.task import Task
 from polyfed.papers.fpfc import softmax
 
 

@@ -8,8 +8,8 @@ from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
 from polyfed.algorithms._shared.clusters import starts
-from polyfed.core.errors import ConfigError
-from polyfed.core.task import Task
+from polyfed.base.errors import ConfigError
+from polyfed.compute.task import Task
 
 
 def two_groups(n=10, dim=4, distance=5.0, seed=0):

@@ -8,7 +8,7 @@ from torch import nn
 
 import polyfed as pf
 from polyfed.algorithms._shared.lowrank import sheets, shrink_layers
-from polyfed.core.layout import Layout
+from polyfed.compute.layout import Layout
 
 
 @pytest.fixture(scope="module")

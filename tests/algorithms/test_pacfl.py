@@ -9,7 +9,7 @@ from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
 from polyfed.algorithms.pacfl import orthonormal, principal_angles, signature
-from polyfed.core.errors import ConfigError
+from polyfed.base.errors import ConfigError
 
 
 def subspace(rng, d, r):

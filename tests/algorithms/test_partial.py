@@ -7,7 +7,7 @@ from problems import LeastSquares
 from torch import nn
 
 import polyfed as pf
-from polyfed.core.errors import ConfigError
+from polyfed.base.errors import ConfigError
 
 D, HIDDEN, CLIENTS = 4, 2, 5
 

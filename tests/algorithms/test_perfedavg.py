@@ -7,8 +7,8 @@ from problems import LeastSquares
 from torch import nn
 
 import polyfed as pf
-from polyfed.core.batches import Batch
-from polyfed.core.task import Task
+from polyfed.compute.batches import Batch
+from polyfed.compute.task import Task
 
 ORDERS = ("first", "hf", "exact")
 

@@ -6,11 +6,11 @@ import torch
 from problems import LeastSquares
 
 import polyfed as pf
-from polyfed.core.batches import Batches, Work
-from polyfed.core.errors import ConfigError
-from polyfed.core.randomness import client_keys
-from polyfed.core.split import Split
-from polyfed.core.task import Task
+from polyfed.base.errors import ConfigError
+from polyfed.base.randomness import client_keys
+from polyfed.compute.batches import Batches, Work
+from polyfed.compute.split import Split
+from polyfed.compute.task import Task
 
 
 @pytest.fixture(scope="module")

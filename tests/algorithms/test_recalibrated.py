@@ -8,7 +8,7 @@ from scipy.optimize import minimize
 
 import polyfed as pf
 from polyfed.algorithms._shared.recalibration import fitted
-from polyfed.core.errors import ModelError
+from polyfed.base.errors import ModelError
 
 CLASSES = 3
 

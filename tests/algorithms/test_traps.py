@@ -11,7 +11,7 @@ import torch
 from problems import LeastSquares
 
 import polyfed as pf
-from polyfed.core.errors import Diverged
+from polyfed.base.errors import Diverged
 from polyfed.core.schedule import Asynchronous, Delays
 
 ROOT = Path(__file__).parents[2]

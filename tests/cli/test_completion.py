@@ -9,7 +9,7 @@ import polyfed.algorithms  # noqa: F401
 from polyfed.cli import complete
 from polyfed.core.algorithm import REGISTRY
 from polyfed.data import names
-from polyfed.experiment.training import Settings
+from polyfed.runs.training import Settings
 
 
 def test_methods_data_sets_and_settings_are_those_there_are():

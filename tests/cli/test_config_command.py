@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
+from polyfed.base.settings import kebab
 from polyfed.cli.config import keys
-from polyfed.core.settings import kebab
-from polyfed.experiment.config import COMPARED, resolve
-from polyfed.experiment.training import Columns, Data, Model, Settings
+from polyfed.runs.config import COMPARED, resolve
+from polyfed.runs.training import Columns, Data, Model, Settings
 
 OWN = [
     f"{f'{t.table}.' if t.table else ''}{kebab(f.name)}"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from polyfed.experiment.config import MAIN_JOB, resolve
+from polyfed.runs.config import MAIN_JOB, resolve
 
 FOLDER = Path(__file__).parents[2] / "examples"
 

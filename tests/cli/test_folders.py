@@ -10,8 +10,8 @@ from forked import Process
 from safetensors.torch import load_file
 
 import polyfed as pf
-from polyfed.core.errors import PolyfedError
-from polyfed.experiment import files
+from polyfed.base.errors import PolyfedError
+from polyfed.runs import ownership as files
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -193,7 +193,7 @@ def test_sigterm_saves_and_ends_with_143(cli, tmp_path, small, command):
 
 
 def test_models_of_many_clients_are_exported_from_one_file(cli, tmp_path, small, monkeypatch):
-    from polyfed.experiment import folder
+    from polyfed.runs import folder
 
     assert cli("run", small, "--algorithm", "ditto", "--out", "a", "-q").status == 0
     monkeypatch.setattr(folder, "MANY", 2)

@@ -7,11 +7,12 @@ import signal
 import pytest
 from safetensors import SafetensorError
 
-from polyfed.core.checkpoint import reason
-from polyfed.core.errors import ConfigError
-from polyfed.experiment import config, files
-from polyfed.experiment.folder import RunFolder
+from polyfed.base.checkpoint import reason
+from polyfed.base.errors import ConfigError
 from polyfed.report.style import write_atomically
+from polyfed.runs import config
+from polyfed.runs import ownership as files
+from polyfed.runs.folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

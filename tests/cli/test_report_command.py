@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 from report_folders import noisy, write_comparison
 
-from polyfed.experiment.files import our_files
+from polyfed.runs.ownership import our_files
 
 
 @pytest.fixture

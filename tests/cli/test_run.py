@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from sklearn.metrics import roc_auc_score
 
 import polyfed as pf
-from polyfed.experiment import parallel
+from polyfed.studies import parallel
 
 undrawn = pytest.mark.usefixtures("undrawn")
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")

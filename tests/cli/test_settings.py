@@ -3,10 +3,10 @@
 import pytest
 from safetensors.numpy import load_file
 
+from polyfed.base.errors import ConfigError
 from polyfed.cli import call
-from polyfed.core.errors import ConfigError
-from polyfed.experiment.build import Parts
-from polyfed.experiment.config import resolve
+from polyfed.runs.build import Parts
+from polyfed.runs.config import resolve
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -263,7 +263,7 @@ def test_an_unexpected_error_is_one_line_without_traceback(cli, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("boom\nsecond line")
 
-    monkeypatch.setattr("polyfed.experiment.config.resolve", broken)
+    monkeypatch.setattr("polyfed.runs.config.resolve", broken)
     said = cli("run")
     assert said.status == 1
     assert len(said.err.splitlines()) == 1

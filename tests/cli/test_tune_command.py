@@ -8,7 +8,7 @@ import pytest
 
 import polyfed as pf
 from polyfed.cli.tune import tune_table
-from polyfed.experiment.tune import LEAKED, Tuned, held_out
+from polyfed.studies.tune import LEAKED, Tuned, held_out
 
 SMALL = (
     "--data", "fpfc-s3", "--scale", "small", "--set", "data.options.seed=1", "--batch-size", "full", "--local-steps", 2,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import polyfed as pf
-from polyfed.experiment import folder as folder_module
+from polyfed.runs import folder as folder_module
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

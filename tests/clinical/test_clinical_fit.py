@@ -7,10 +7,10 @@ import torch
 from scipy import stats
 
 import polyfed as pf
+from polyfed.base.errors import ConfigError, DataError
 from polyfed.clinical.models import named
 from polyfed.clinical.page import headline, write_page
 from polyfed.clinical.regression import ENDLESS, Found, _why
-from polyfed.core.errors import ConfigError, DataError
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(240, 3))

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import polyfed as pf
+from polyfed.base.errors import ConfigError, DataError
 from polyfed.clinical.models import named
-from polyfed.core.errors import ConfigError, DataError
 
 NAMES = [("logistic", "efron"), ("poisson", "efron"), ("linear", "efron"), ("cox", "efron"), ("cox", "breslow")]
 

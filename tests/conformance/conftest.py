@@ -1,7 +1,7 @@
 import pytest
 from halfway import in_files
 
-from polyfed.experiment import trainer
+from polyfed.runs import trainer
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ from traffic import TWO_LAYERS
 
 import polyfed as pf
 import polyfed.algorithms
+from polyfed.base.randomness import client_keys
+from polyfed.compute.batches import Work
+from polyfed.compute.task import Task
 from polyfed.core.algorithm import REGISTRY, Algorithm
-from polyfed.core.batches import Work
-from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Schedule, Uniform
-from polyfed.core.task import Task
 from polyfed.engines.local import LocalEngine, make_plan, make_rows
 
 VARIANTS = {

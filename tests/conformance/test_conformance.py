@@ -20,9 +20,9 @@ from traffic import stated
 
 import polyfed as pf
 from polyfed import core
-from polyfed.core import checkpoint
+from polyfed.base import checkpoint
+from polyfed.base.errors import Diverged
 from polyfed.core.algorithm import Algorithm, Personal, Round
-from polyfed.core.errors import Diverged
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Asynchronous, Delays, Schedule, Uniform
 from polyfed.core.uplinks import Tally

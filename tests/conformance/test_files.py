@@ -12,11 +12,12 @@ import pytest
 from halfway import STATEFUL, Crash, crash_after, half, in_files, killed, rows_of, same
 from instances import METHODS, train
 
-from polyfed.core import algorithm, checkpoint
-from polyfed.core.errors import RunError
+from polyfed.base import checkpoint
+from polyfed.base.errors import RunError
+from polyfed.core import algorithm
 from polyfed.core.rows import MappedRows, MemoryRows
 from polyfed.engines import local
-from polyfed.experiment import trainer as trainer_module
+from polyfed.runs import trainer as trainer_module
 
 each_stateful = pytest.mark.parametrize("name", STATEFUL)
 each_damaged = pytest.mark.parametrize("name", ["ditto", "scaffold"])

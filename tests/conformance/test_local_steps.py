@@ -9,7 +9,7 @@ from halfway import Crash, crash_after, same
 from instances import METHODS, federation, kind_of, model, train
 
 import polyfed as pf
-from polyfed.core.errors import ConfigError, RunError
+from polyfed.base.errors import ConfigError, RunError
 
 ADAM = {"optimizer": "adam", "clip_norm": 0.5, "warmup": 2, "cosine": 6, "rounds": 4, "fraction": 0.5}
 each = pytest.mark.parametrize("name", ["fedavg", "ditto", "fedprox", "fedrep"])

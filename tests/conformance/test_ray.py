@@ -7,11 +7,11 @@ import pytest
 import torch
 from instances import BATCH, METHODS, NAMES, federation, kind_of, loop, model, steps
 
-from polyfed.core.batches import Work
-from polyfed.core.compiled import path_of
+from polyfed.compute.batches import Work
+from polyfed.compute.compiled import path_of
+from polyfed.compute.task import Task
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Uniform
-from polyfed.core.task import Task
 from polyfed.core.worker import Plan
 
 ray = pytest.importorskip("ray", reason="needs the extra [ray]")

@@ -10,8 +10,8 @@ from halfway import ROUNDS, STATEFUL, Crash, crash_after, half, same
 from instances import METHODS, NAMES, federation, train
 
 import polyfed as pf
-from polyfed.core import checkpoint
-from polyfed.core.errors import RunError
+from polyfed.base import checkpoint
+from polyfed.base.errors import RunError
 
 each_stateful = pytest.mark.parametrize("name", STATEFUL)
 

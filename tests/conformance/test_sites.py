@@ -7,15 +7,15 @@ import pytest
 import torch
 from instances import BATCH, METHODS, NAMES, federation, kind_of, loop, model, steps
 
+from polyfed.compute.batches import Work
+from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm
-from polyfed.core.batches import Work
 from polyfed.core.engine import Answers
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Schedule, Uniform
-from polyfed.core.task import Task
 from polyfed.engines.local import LocalEngine
-from polyfed.engines.remote import Direct, RemoteEngine
 from polyfed.sites import Site, Vault, pack, unpack
+from polyfed.sites.engine import Direct, RemoteEngine
 
 N, ROUNDS, MOST = len(NAMES), 3, 1 << 24
 each_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())

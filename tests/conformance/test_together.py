@@ -7,7 +7,7 @@ from instances import CLASSES, METHODS, federation
 from torch import nn
 
 import polyfed as pf
-from polyfed.core.task import Task
+from polyfed.compute.task import Task
 
 
 def net() -> nn.Module:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import polyfed as pf
-from polyfed.core.task import Task
+from polyfed.compute.task import Task
 
 READ = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2", "unique_dim")
 

@@ -3,8 +3,8 @@
 import math
 from typing import NamedTuple
 
+from polyfed.compute.layout import Layout
 from polyfed.core.algorithm import Algorithm
-from polyfed.core.layout import Layout
 
 
 class Stated(NamedTuple):

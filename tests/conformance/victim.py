@@ -23,8 +23,9 @@ import torch
 from halfway import in_files
 from instances import METHODS, train
 
-from polyfed.core import checkpoint, rows
-from polyfed.experiment import trainer
+from polyfed.base import checkpoint
+from polyfed.core import rows
+from polyfed.runs import trainer
 
 MOMENTS = ("row", "after", "draft", "rename", "commit")  # in the order in which a round comes to them
 

@@ -3,8 +3,8 @@
 import pytest
 
 import polyfed.algorithms
+from polyfed.base.errors import ConfigError
 from polyfed.core.algorithm import REGISTRY, make
-from polyfed.core.errors import ConfigError
 
 METHODS = [cls for cls in REGISTRY.values() if cls.__module__.startswith(f"{polyfed.algorithms.__name__}.")]
 

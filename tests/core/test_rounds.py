@@ -10,18 +10,18 @@ from torch import nn
 from polyfed.algorithms.ditto import Ditto
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.fedcet import FedCET
-from polyfed.core import checkpoint
+from polyfed.base import checkpoint
+from polyfed.base.errors import ConfigError, Diverged
+from polyfed.base.randomness import client_keys
+from polyfed.compute.batches import Work
+from polyfed.compute.optimizers import StepSizes
+from polyfed.compute.split import Split
+from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm
-from polyfed.core.batches import Work
 from polyfed.core.engine import Lost, Silent
-from polyfed.core.errors import ConfigError, Diverged
-from polyfed.core.optimizers import StepSizes
-from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
 from polyfed.core.rows import MemoryRows
 from polyfed.core.schedule import Asynchronous, Delays, Schedule, Turn, Uniform
-from polyfed.core.split import Split
-from polyfed.core.task import Task
 from polyfed.core.worker import Plan
 from polyfed.engines.local import LocalEngine
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.core.errors import RunError
+from polyfed.base.errors import RunError
 from polyfed.core.rows import MappedRows, MemoryRows, check
 
 N = 9

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from polyfed.core.errors import ConfigError
-from polyfed.core.randomness import client_keys
+from polyfed.base.errors import ConfigError
+from polyfed.base.randomness import client_keys
 from polyfed.core.schedule import Availability, Bernoulli, Uniform
 
 KEYS = client_keys([f"client-{i}" for i in range(10)])

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from polyfed.core.errors import DataError
+from polyfed.base.errors import DataError
 
 
 @pytest.fixture(scope="session")

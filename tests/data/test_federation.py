@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyfed.core.errors import ConfigError
+from polyfed.base.errors import ConfigError
 from polyfed.data import Federation, load
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from polyfed.core.errors import DataError
+from polyfed.base.errors import DataError
 from polyfed.data import (
     IID,
     Dirichlet,

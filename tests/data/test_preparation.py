@@ -11,7 +11,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import polyfed as pf
-from polyfed.core.errors import ConfigError, DataError
+from polyfed.base.errors import ConfigError, DataError
 from polyfed.data.moments import median, moments
 from polyfed.data.preparation import Preparation
 from polyfed.data.sheets import sheet_of

@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from polyfed.core.errors import DataError
+from polyfed.base.errors import DataError
 from polyfed.data import readers
 
 

@@ -17,7 +17,7 @@ import pytest
 
 import polyfed.algorithms  # now, so that a walk takes back its own methods only
 from polyfed.core.algorithm import REGISTRY
-from polyfed.core.scores import KNOWN
+from polyfed.metrics.scores import KNOWN
 from polyfed.papers import load as recipes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,7 +120,7 @@ def test_the_page_of_settings_has_every_key_once_per_table():
 def test_what_a_page_says_is_sent_is_what_the_equations_say():
     """One vector each way for FedAvg, two for SCAFFOLD, none for Local."""
     import polyfed as pf
-    from polyfed.experiment.rehearsal import counted
+    from polyfed.runs.rehearsal import counted
 
     for cls, vectors in ((pf.FedAvg, 1), (pf.Scaffold, 2), (pf.Local, 0)):
         sent = counted(cls())

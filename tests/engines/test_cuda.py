@@ -9,12 +9,12 @@ from torch import nn
 import polyfed as pf
 import polyfed.algorithms
 from polyfed import models
+from polyfed.compute.batches import Batch
+from polyfed.compute.check import check
+from polyfed.compute.dropout import Key, kept
+from polyfed.compute.split import Split
+from polyfed.compute.task import Task
 from polyfed.core.algorithm import REGISTRY
-from polyfed.core.batches import Batch
-from polyfed.core.check import check
-from polyfed.core.dropout import Key, kept
-from polyfed.core.split import Split
-from polyfed.core.task import Task
 from polyfed.engines.local import make_plan
 
 DEVICE = "cuda"

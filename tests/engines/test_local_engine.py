@@ -12,11 +12,11 @@ from polyfed import native
 from polyfed.algorithms.ditto import Ditto
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.fpfc import FPFC
-from polyfed.core.batches import PADDING, Work
-from polyfed.core.errors import ConfigError, RunError
+from polyfed.base.errors import ConfigError, RunError
+from polyfed.compute.batches import PADDING, Work
+from polyfed.compute.task import Task
 from polyfed.core.messages import Round
 from polyfed.core.rows import MappedRows, MemoryRows
-from polyfed.core.task import Task
 from polyfed.core.worker import SMALL, Plan, Stopwatch, Worker, chunks
 from polyfed.engines import local
 from polyfed.engines.local import CACHE, ROOM, WORTH, make_plan, make_rows, pick_device

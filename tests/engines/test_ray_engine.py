@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 import polyfed as pf
-from polyfed.core.batches import Work
+from polyfed.base.errors import ConfigError, RunError
+from polyfed.base.randomness import client_keys
+from polyfed.compute.batches import Work
+from polyfed.compute.task import Task
 from polyfed.core.engine import Lost, Silent
-from polyfed.core.errors import ConfigError, RunError
-from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Uniform
-from polyfed.core.task import Task
 from polyfed.core.worker import Plan
 from polyfed.engines.local import LocalEngine, make_rows
 

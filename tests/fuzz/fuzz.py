@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import polyfed as pf
-from polyfed.core.errors import PolyfedError
+from polyfed.base.errors import PolyfedError
 
 HOSTILE = st.one_of(
     st.sampled_from(

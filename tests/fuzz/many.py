@@ -24,7 +24,7 @@ import test_fuzz_settings as texts
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from polyfed.experiment import build
+from polyfed.runs import build
 
 LIMIT = 60  # seconds for one input, on a busy machine; those asked to train long are not trained
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import polyfed as pf
 import polyfed.algorithms
 from fuzz import HOSTILE, bounded, net, survives, tiny
+from polyfed.base.settings import settings_of
 from polyfed.core.algorithm import REGISTRY
-from polyfed.core.settings import settings_of
 
 FED = tiny()
 KEYS = [k for k, p in inspect.signature(pf.fit).parameters.items() if p.kind is p.KEYWORD_ONLY]

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 import polyfed as pf
 import polyfed.algorithms
 from fuzz import HOSTILE, bounded, survives
+from polyfed.base.settings import kebab, settings_of, types_of
 from polyfed.core.algorithm import REGISTRY
-from polyfed.core.settings import kebab, settings_of, types_of
 from polyfed.data.partition import PARTITIONERS
-from polyfed.experiment.build import Parts
-from polyfed.experiment.config import Data, Settings, resolve
 from polyfed.models import MODELS, options
+from polyfed.runs.build import Parts
+from polyfed.runs.config import Data, Settings, resolve
 from polyfed.threats import ATTACKS, RULES
 
 METHODS = sorted(name for name, cls in REGISTRY.items() if cls.__module__.startswith("polyfed.algorithms."))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fuzz import bounded
 from polyfed import Federation
-from polyfed.core.errors import DataError
+from polyfed.base.errors import DataError
 from polyfed.data import readers
 
 RNG = np.random.default_rng(0)

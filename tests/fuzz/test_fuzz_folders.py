@@ -15,11 +15,11 @@ from fuzz import bounded, survives
 from polyfed import Federation, fit
 from polyfed.algorithms.fedacs import FedACS
 from polyfed.algorithms.fedslr import FedSLR
-from polyfed.experiment.compare import read_result
-from polyfed.experiment.config import resolve
-from polyfed.experiment.files import config_of
-from polyfed.experiment.opened import Opened
 from polyfed.report import answer, client_table, compare_table, cost_table, gain_table, read, write_report
+from polyfed.runs.config import resolve
+from polyfed.runs.opened import Opened
+from polyfed.runs.ownership import config_of
+from polyfed.studies.compare import read_result
 
 NAMES = ("basel", "bern", "zug")
 VALUES = [None, -1, 0, 2**70, 1e400, "", "x", "=1+1", [], [1, "a"], [[1], [2, 3]], {}, {"a": None}, True, "\0"]

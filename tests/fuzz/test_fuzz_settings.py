@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzz import HOSTILE, bounded, survives
-from polyfed.core.augment import steps_of
+from polyfed.base.settings import parse, value_of
+from polyfed.compute.augment import steps_of
 from polyfed.core.schedule import Delays
-from polyfed.core.settings import parse, value_of
-from polyfed.experiment.config import assign, resolve
+from polyfed.runs.config import assign, resolve
 
 KEYS = [
     *(

@@ -15,11 +15,11 @@ from torch.nn import functional as F
 
 import polyfed as pf
 from polyfed import threats
-from polyfed.core.errors import PolyfedError
+from polyfed.base.errors import PolyfedError
 from polyfed.core.schedule import Asynchronous, Bernoulli, Delays
-from polyfed.experiment.build import Parts
-from polyfed.experiment.config import assign, resolve
-from polyfed.experiment.files import unsealed
+from polyfed.runs.build import Parts
+from polyfed.runs.config import assign, resolve
+from polyfed.runs.ownership import unsealed
 
 RNG = np.random.default_rng(7)
 SLOPE = RNG.normal(size=3)

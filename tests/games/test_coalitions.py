@@ -13,12 +13,12 @@ from scipy.stats import spearmanr, ttest_ind
 from sklearn.metrics import adjusted_rand_score
 
 import polyfed as pf
-from polyfed.core.errors import ConfigError, RunError
-from polyfed.experiment.tune import LEAKED
+from polyfed.base.errors import ConfigError, RunError
 from polyfed.games import values as game
 from polyfed.games.result import _widened
 from polyfed.report.intervals import Spread
 from polyfed.report.pairs import Evidence
+from polyfed.studies.tune import LEAKED
 
 NAMES = ("a1", "a2", "b1", "b2", "liar")
 GROUPS = {"a1": "a", "a2": "a", "b1": "b", "b2": "b", "liar": "liar"}

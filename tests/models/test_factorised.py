@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import polyfed as pf
 from polyfed import models
 from polyfed.algorithms._shared.lowrank import sheets
-from polyfed.core.errors import ConfigError, ModelError
-from polyfed.core.layout import Layout
+from polyfed.base.errors import ConfigError, ModelError
+from polyfed.compute.layout import Layout
 from polyfed.models.factorised import Beside, factorised, load, measure, memory, pack, size
 
 NETS = {

@@ -9,9 +9,9 @@ from torch import nn
 
 import polyfed as pf
 from polyfed import models
-from polyfed.core import compiled
-from polyfed.core.batches import Batch
-from polyfed.core.layout import Layout
+from polyfed.compute import compiled
+from polyfed.compute.batches import Batch
+from polyfed.compute.layout import Layout
 from polyfed.models.resnet import Block, GlobalMean
 from polyfed.native import kernel
 

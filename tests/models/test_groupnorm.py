@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import polyfed as pf
-from polyfed.core.errors import ConfigError, ModelError
+from polyfed.base.errors import ConfigError, ModelError
 from polyfed.models import replace_batchnorm
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from polyfed import models
-from polyfed.core.errors import ConfigError
+from polyfed.base.errors import ConfigError
 
 
 def parameters(init, seed=0):

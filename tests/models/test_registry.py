@@ -6,7 +6,7 @@ import torch
 
 import polyfed as pf
 from polyfed import models
-from polyfed.core.errors import ConfigError, ModelError
+from polyfed.base.errors import ConfigError, ModelError
 
 
 def size(model):
@@ -63,7 +63,7 @@ def test_the_start_does_not_depend_on_the_global_generator():
 def test_every_model_trains_as_a_task(name):
     x, y = torch.randn(1, 2, 16, 16), torch.tensor([[0, 1]])
     task = pf.Task(models.build(name, (16, 16), 2))
-    gradient, loss = task.gradient(task.w0[None], pf.core.batches.Batch(x, y))
+    gradient, loss = task.gradient(task.w0[None], pf.compute.batches.Batch(x, y))
     assert gradient.shape == (1, task.p)
     assert torch.isfinite(gradient).all()
     assert loss is not None

@@ -8,13 +8,13 @@ from torch import nn
 
 import polyfed as pf
 from polyfed import models
-from polyfed.core.batches import Work
-from polyfed.core.compiled import path_of
-from polyfed.core.errors import RunError
-from polyfed.core.optimizers import Optimizer
-from polyfed.core.solvers import local_sgd
-from polyfed.core.split import Split
-from polyfed.core.task import Task
+from polyfed.base.errors import RunError
+from polyfed.compute.batches import Work
+from polyfed.compute.compiled import path_of
+from polyfed.compute.optimizers import Optimizer
+from polyfed.compute.solvers import local_sgd
+from polyfed.compute.split import Split
+from polyfed.compute.task import Task
 
 WORK = [Work(epochs=2, batch_size=5), Work(steps=2, batch_size=None), Work(steps=3, batch_size=16)]
 

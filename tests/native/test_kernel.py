@@ -7,14 +7,14 @@ from torch import nn
 
 import polyfed as pf
 from polyfed import native
-from polyfed.core.batches import Batches, Work
-from polyfed.core.compiled import mixed, path_of, products, renewed
-from polyfed.core.errors import Diverged, RunError
-from polyfed.core.optimizers import Optimizer
-from polyfed.core.randomness import client_keys
-from polyfed.core.solvers import local_sgd, sgd_with_curvature
-from polyfed.core.split import Split
-from polyfed.core.task import Task
+from polyfed.base.errors import Diverged, RunError
+from polyfed.base.randomness import client_keys
+from polyfed.compute.batches import Batches, Work
+from polyfed.compute.compiled import mixed, path_of, products, renewed
+from polyfed.compute.optimizers import Optimizer
+from polyfed.compute.solvers import local_sgd, sgd_with_curvature
+from polyfed.compute.split import Split
+from polyfed.compute.task import Task
 
 BUILT = native.built()
 needed = pytest.mark.skipif(BUILT is None, reason="the kernel is not built here")

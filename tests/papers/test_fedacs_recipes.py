@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from polyfed.core.errors import Diverged
+from polyfed.base.errors import Diverged
 from polyfed.data.dataset import Dataset
 from polyfed.papers import Bench, fedacs
 from polyfed.papers.fedacs import tables

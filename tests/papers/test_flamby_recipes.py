@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from polyfed.algorithms import FedAvg
-from polyfed.core.errors import DataError
+from polyfed.base.errors import DataError
 from polyfed.papers.flamby import POOLED, best_step
 from polyfed.papers.flamby.heart import heart
 from polyfed.papers.flamby.tcga import over_all, patients, tcga, within_batch

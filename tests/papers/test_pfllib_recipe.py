@@ -4,11 +4,11 @@ import pandas as pd
 import torch
 
 from polyfed.data import load
-from polyfed.experiment.fit import fit
 from polyfed.models import build
 from polyfed.papers import Bench
 from polyfed.papers.pfllib import methods, model
 from polyfed.papers.pfllib.fashion_mnist import best
+from polyfed.runs.fit import fit
 
 
 def test_the_network_has_the_leaderboards_parameters(tmp_path):

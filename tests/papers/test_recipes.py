@@ -15,18 +15,18 @@ from scipy import stats
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.algorithms.local import Local
-from polyfed.core.errors import ConfigError
+from polyfed.base.errors import ConfigError
 from polyfed.core.rounds import Loop
 from polyfed.data import load
-from polyfed.experiment import parallel
-from polyfed.experiment.compare import compare
-from polyfed.experiment.fit import fit
 from polyfed.models import build
 from polyfed.papers import RECIPES, Bench, Outcome, find
 from polyfed.papers import load as recipes
 from polyfed.papers.recipe import SIZES, Pilot, beside, curves, metric_of, ordered, ours, write
 from polyfed.papers.record import load as read
 from polyfed.papers.record import pack, unpack
+from polyfed.runs.fit import fit
+from polyfed.studies import parallel
+from polyfed.studies.compare import compare
 
 ALL = sorted(recipes())
 

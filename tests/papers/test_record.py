@@ -19,7 +19,7 @@ from polyfed.papers.recipe import Recipe, Setting, beside, curve_figure, curves,
 from polyfed.papers.record import load as read
 from polyfed.papers.record import pack, unpack
 
-comparing = importlib.import_module("polyfed.experiment.compare")
+comparing = importlib.import_module("polyfed.studies.compare")
 METHODS = {"Local": Local(lr=0.1), "FedAvg": FedAvg(lr=0.1)}
 RUNS = [f"all/{label}-seed{seed}" for label in METHODS for seed in range(2)]
 

@@ -9,7 +9,7 @@ from problems import LeastSquares, centres, fit_points, pair_vectors
 import polyfed as pf
 from polyfed.algorithms.fedcet import paper_step
 from polyfed.algorithms.fpfc import proven
-from polyfed.core.errors import ConfigError
+from polyfed.base.errors import ConfigError
 
 
 def penalty(t, lam, a, xi):

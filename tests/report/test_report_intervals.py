@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import ttest_1samp
 from sklearn.metrics import roc_auc_score
 
-from polyfed.core import terms
+from polyfed.metrics import terms
 from polyfed.report import intervals
 from polyfed.report.intervals import Spread
 

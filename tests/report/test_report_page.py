@@ -10,7 +10,7 @@ import pytest
 from report_folders import noisy, write_comparison, write_run
 
 from polyfed import report
-from polyfed.core.errors import RunError
+from polyfed.base.errors import RunError
 from polyfed.report import pairs, style
 from polyfed.report.style import to_svg
 

@@ -11,8 +11,8 @@ from report_folders import noisy, write_comparison, write_run
 from safetensors.numpy import save, save_file
 
 from polyfed import report
-from polyfed.core import terms
-from polyfed.core.errors import RunError
+from polyfed.base.errors import RunError
+from polyfed.metrics import terms
 from polyfed.report import combined, intervals, pairs, summary
 from polyfed.report.intervals import Spread
 from polyfed.report.pairs import FEW, ONE_SEED, UNCLEAR, UNTESTED, Evidence, mean_of, sample_std

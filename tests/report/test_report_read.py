@@ -6,7 +6,7 @@ import pytest
 from report_folders import write_comparison, write_run
 
 from polyfed import report
-from polyfed.core.errors import RunError
+from polyfed.base.errors import RunError
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from report_folders import noisy, write_comparison, write_run
 from rich.table import Table as RichTable
 
 from polyfed import report
-from polyfed.core.errors import RunError
+from polyfed.base.errors import RunError
 from polyfed.report import pairs, summary, words
 from polyfed.report.table import Cell, Table
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from polyfed.engines.remote import Direct
-from polyfed.experiment.build import Parts
-from polyfed.experiment.config import resolve
-from polyfed.experiment.fit import fit
-from polyfed.experiment.member import Member
-from polyfed.experiment.remote import serve
-from polyfed.experiment.run import Run
+from polyfed.runs.build import Parts
+from polyfed.runs.config import resolve
+from polyfed.runs.fit import fit
+from polyfed.runs.result import Run
 from polyfed.sites.consent import Consent
+from polyfed.sites.engine import Direct
+from polyfed.sites.member import Member
+from polyfed.sites.serve import serve
 
 NAMES = ("bern", "oslo", "riga")
 ALL = Consent(frozenset({"pooled", "labels", "signature"}))

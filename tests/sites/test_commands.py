@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
+from polyfed.base.errors import RunError
 from polyfed.cli.client import MADE, _ask
 from polyfed.cli.events import Events
 from polyfed.core.algorithm import REGISTRY
-from polyfed.core.errors import RunError
 from polyfed.sites.consent import RAW
 
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from hospitals import ALL, NAMES, Sites, at_sites, experiment, folder, on_one_machine, same
 
-from polyfed.core.errors import PolyfedError
+from polyfed.base.errors import PolyfedError
 from polyfed.core.schedule import Replay
-from polyfed.engines.remote import Direct
-from polyfed.experiment.member import Member
 from polyfed.sites import Message, pack, unpack
+from polyfed.sites.engine import Direct
+from polyfed.sites.member import Member
 
 FEDAVG = 'name = "fedavg"\nlr = 0.1'
 SCAFFOLD = 'name = "scaffold"'

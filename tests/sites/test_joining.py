@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hospitals import ALL, NAMES, Sites, at_sites, experiment, folder, on_one_machine, same
 
-from polyfed.core.errors import ConfigError, PolyfedError
-from polyfed.engines.remote import Direct
-from polyfed.experiment.member import Member
+from polyfed.base.errors import ConfigError, PolyfedError
 from polyfed.sites import pack, unpack
 from polyfed.sites.consent import Consent
+from polyfed.sites.engine import Direct
+from polyfed.sites.member import Member
 
 FEDAVG = 'name = "fedavg"\nlr = 0.1'
 CLIENT = '[columns]\nstandardise = "client"'

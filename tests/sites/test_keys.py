@@ -10,7 +10,7 @@ import threading
 import pytest
 
 pytest.importorskip("cryptography", reason="needs the extra [flower]")
-from polyfed.core.errors import ConfigError, RunError
+from polyfed.base.errors import ConfigError, RunError
 from polyfed.sites.keys import Keys, site_key, split, warning
 
 

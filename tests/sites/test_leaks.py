@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 import polyfed.algorithms
 from polyfed.core.algorithm import REGISTRY
-from polyfed.engines.remote import Direct
 from polyfed.sites import unpack
+from polyfed.sites.engine import Direct
 
 METHODS = [name for name, cls in sorted(REGISTRY.items()) if cls.__module__.startswith(polyfed.algorithms.__name__)]
 MOST, NAMES = 1 << 24, ("bern", "riga")

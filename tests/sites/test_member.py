@@ -5,11 +5,11 @@ import pandas as pd
 import pytest
 from hospitals import NAMES, Sites, at_sites, experiment, folder, on_one_machine, same
 
-from polyfed.core.errors import RunError
+from polyfed.base.errors import RunError
 from polyfed.core.schedule import Replay
-from polyfed.engines.remote import Direct
-from polyfed.experiment.run import Run
+from polyfed.runs.result import Run
 from polyfed.sites import Message, pack, unpack
+from polyfed.sites.engine import Direct
 
 CLIENT = '[columns]\nstandardise = "client"'
 FEDAVG = 'name = "fedavg"\nlr = 0.1'

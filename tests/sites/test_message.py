@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.core.errors import RunError
+from polyfed.base.errors import RunError
+from polyfed.core.messages import Form, form_of
 from polyfed.sites import Message, pack, unpack
-from polyfed.sites.message import Form, fits, form_of
+from polyfed.sites.message import fits
 
 MOST = 1 << 20
 

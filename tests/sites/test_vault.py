@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from polyfed.core.errors import RunError
+from polyfed.base.errors import RunError
 from polyfed.sites import Vault
 from polyfed.sites.vault import START
 

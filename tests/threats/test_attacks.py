@@ -8,8 +8,8 @@ import torch
 
 import polyfed as pf
 from polyfed import threats
-from polyfed.core.errors import ConfigError, DataError
-from polyfed.core.randomness import client_keys, generator
+from polyfed.base.errors import ConfigError, DataError
+from polyfed.base.randomness import client_keys, generator
 
 KEYS = client_keys([f"client-{i}" for i in range(50)])
 W = torch.randn(2000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -6,7 +6,7 @@ import torch
 
 import polyfed as pf
 from polyfed import threats
-from polyfed.core.errors import ConfigError, RunError
+from polyfed.base.errors import ConfigError, RunError
 
 
 @pytest.fixture(scope="module")

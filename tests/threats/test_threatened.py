@@ -11,13 +11,13 @@ from exchanged import private_rows
 
 import polyfed as pf
 from polyfed import threats
+from polyfed.base.errors import ConfigError
+from polyfed.base.randomness import client_keys
+from polyfed.compute.batches import Work
+from polyfed.compute.task import Task
 from polyfed.core.algorithm import REGISTRY
-from polyfed.core.batches import Work
-from polyfed.core.errors import ConfigError
-from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Uniform
-from polyfed.core.task import Task
 from polyfed.engines.local import LocalEngine, make_plan, make_rows
 
 N, DIM = 10, 4

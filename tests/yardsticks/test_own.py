@@ -10,7 +10,7 @@ from sklearn.model_selection import StratifiedKFold
 from sklearn.preprocessing import StandardScaler
 
 import polyfed as pf
-from polyfed.core.errors import ConfigError
+from polyfed.base.errors import ConfigError
 from polyfed.yardsticks.own import PENALTIES
 
 NAMES = ("north", "south", "west")

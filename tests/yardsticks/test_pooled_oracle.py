@@ -5,7 +5,7 @@ import torch
 from test_own import federation
 
 import polyfed as pf
-from polyfed.experiment.measured import EVERYBODY
+from polyfed.runs.measured import EVERYBODY
 
 HOW = {"rounds": 4, "seed": 3, "dtype": "float64"}
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from polyfed.algorithms._shared.clusters import Clustered
 from polyfed.algorithms._shared.similarity import similarity
+from polyfed.base.settings import setting
+from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Down, Server, mean
-from polyfed.core.settings import setting
-from polyfed.core.solvers import local_sgd
 
 
 def bipartition(S: Tensor, method: str = "single") -> Tensor:

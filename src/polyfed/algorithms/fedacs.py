@@ -12,9 +12,9 @@ from torch import Tensor
 
 from polyfed.algorithms._shared.clusters import components
 from polyfed.algorithms._shared.similarity import mirrored, mixed, products, similarity
+from polyfed.base.settings import setting
+from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Down, Personal, Server
-from polyfed.core.settings import setting
-from polyfed.core.solvers import local_sgd
 
 REPORTED = 300  # clients up to which the mixing matrix is reported
 AFFORDED = 2e10  # products for a report of the groups of more clients than that, some seconds on one core

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from polyfed.algorithms._shared.similarity import mixed, products
+from polyfed.base.errors import ConfigError
+from polyfed.base.settings import setting
+from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Down, Personal, Server
-from polyfed.core.errors import ConfigError
-from polyfed.core.settings import setting
-from polyfed.core.solvers import local_sgd
 
 CITATION = """@inproceedings{huang2021personalized,
   title     = {Personalized Cross-Silo Federated Learning on Non-{IID} Data},

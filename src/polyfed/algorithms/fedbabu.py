@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from polyfed.algorithms._shared.parts import assemble, part, some, split
+from polyfed.base.settings import setting
+from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Down, Personal
-from polyfed.core.settings import setting
-from polyfed.core.solvers import local_sgd
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, zeros_like
 
+from polyfed.base.settings import setting
+from polyfed.compute.solvers import local_sgd, sgd_with_curvature
 from polyfed.core.algorithm import Down, Personal, Server
 from polyfed.core.newcomer import Newcomer
-from polyfed.core.settings import setting
-from polyfed.core.solvers import local_sgd, sgd_with_curvature
 
 
 @cache

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import zeros_like
 
+from polyfed.base.settings import setting
+from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Algorithm
-from polyfed.core.settings import setting
-from polyfed.core.solvers import local_sgd
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, zeros_like
 
+from polyfed.base.settings import setting
+from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Algorithm, Down, State
-from polyfed.core.settings import setting
-from polyfed.core.solvers import local_sgd
 
 
 def top_k(v: Tensor, fraction: float) -> State:

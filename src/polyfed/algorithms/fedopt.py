@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, full_like, sign, zeros_like
 
+from polyfed.base.settings import setting
+from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Algorithm
-from polyfed.core.settings import setting
-from polyfed.core.solvers import local_sgd
 
 CITATION = """@inproceedings{reddi2021adaptive,
   title     = {Adaptive Federated Optimization},

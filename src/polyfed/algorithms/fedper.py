@@ -5,8 +5,8 @@ Arivazhagan et al., "Federated Learning with Personalization Layers" (arXiv 1912
 from dataclasses import dataclass
 
 from polyfed.algorithms._shared.parts import Partial, part
-from polyfed.core.settings import setting
-from polyfed.core.solvers import local_sgd
+from polyfed.base.settings import setting
+from polyfed.compute.solvers import local_sgd
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ Collins et al., "Exploiting Shared Representations for Personalized Federated Le
 from dataclasses import dataclass
 
 from polyfed.algorithms._shared.parts import Partial, part
-from polyfed.core.settings import setting
-from polyfed.core.solvers import local_sgd
+from polyfed.base.settings import setting
+from polyfed.compute.solvers import local_sgd
 
 
 @dataclass(frozen=True)

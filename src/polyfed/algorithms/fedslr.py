@@ -11,9 +11,9 @@ from torch import Tensor, zeros_like
 
 from polyfed.algorithms._shared.bits import pack, unpack
 from polyfed.algorithms._shared.lowrank import LowRank, Sheet, gkr_parameters, places, received, sheets, shrink_layers
+from polyfed.base.settings import setting
+from polyfed.compute.solvers import local_sgd, soft_threshold
 from polyfed.core.algorithm import Down, State
-from polyfed.core.settings import setting
-from polyfed.core.solvers import local_sgd, soft_threshold
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import torch
 
 from polyfed.algorithms._shared.bits import largest, pack, positions, unpack
 from polyfed.algorithms._shared.lowrank import sheets
+from polyfed.base.settings import setting
+from polyfed.compute.layout import Layout
+from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Algorithm, Down, Server
-from polyfed.core.layout import Layout
-from polyfed.core.settings import setting
-from polyfed.core.solvers import local_sgd
 
 
 def erdos_renyi_kernel(layout: Layout, density: float) -> list[tuple[slice, int]]:

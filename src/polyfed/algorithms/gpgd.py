@@ -5,8 +5,8 @@ Huang et al., "Fusion of Global and Local Knowledge for Personalized Federated L
 from dataclasses import dataclass
 
 from polyfed.algorithms._shared.lowrank import LowRank, received
-from polyfed.core.settings import setting
-from polyfed.core.solvers import local_sgd
+from polyfed.base.settings import setting
+from polyfed.compute.solvers import local_sgd
 
 
 @dataclass(frozen=True)

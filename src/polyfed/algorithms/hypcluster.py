@@ -6,7 +6,7 @@ section 4.
 from dataclasses import dataclass
 
 from polyfed.algorithms._shared.clusters import Alternating
-from polyfed.core.settings import setting
+from polyfed.base.settings import setting
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from polyfed.algorithms._shared.clusters import Alternating, losses, starts
-from polyfed.core.settings import setting
+from polyfed.base.settings import setting
 
 
 @dataclass(frozen=True)

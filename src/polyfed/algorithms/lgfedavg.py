@@ -6,8 +6,8 @@ Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Gl
 from dataclasses import dataclass
 
 from polyfed.algorithms._shared.parts import Partial, part
-from polyfed.core.settings import setting
-from polyfed.core.solvers import local_sgd
+from polyfed.base.settings import setting
+from polyfed.compute.solvers import local_sgd
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from polyfed.base.settings import setting
+from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Down, Personal, State
-from polyfed.core.settings import setting
-from polyfed.core.solvers import local_sgd
 
 
 @dataclass(frozen=True)

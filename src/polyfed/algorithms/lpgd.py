@@ -5,9 +5,9 @@ Huang et al., "Fusion of Global and Local Knowledge for Personalized Federated L
 from dataclasses import dataclass
 
 from polyfed.algorithms._shared.lowrank import sheets, shrink_layers
+from polyfed.base.settings import setting
+from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Algorithm
-from polyfed.core.settings import setting
-from polyfed.core.solvers import local_sgd
 
 
 @dataclass(frozen=True)

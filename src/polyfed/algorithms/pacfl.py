@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from polyfed.algorithms._shared.clusters import Clustered
+from polyfed.base.settings import setting
+from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Down, Server
 from polyfed.core.newcomer import Newcomer
-from polyfed.core.settings import setting
-from polyfed.core.solvers import local_sgd
 
 REDUCE = {"average": Tensor.mean, "weighted": Tensor.mean, "single": Tensor.amin, "complete": Tensor.amax}
 

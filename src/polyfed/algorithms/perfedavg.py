@@ -6,8 +6,8 @@ Meta-Learning Approach", NeurIPS 2020, Algorithm 1.
 from dataclasses import dataclass
 from typing import Literal
 
+from polyfed.base.settings import setting
 from polyfed.core.algorithm import Personal
-from polyfed.core.settings import setting
 
 
 @dataclass(frozen=True)

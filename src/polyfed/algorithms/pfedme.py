@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from polyfed.base.settings import setting
 from polyfed.core.algorithm import Personal
-from polyfed.core.settings import setting
 
 
 @dataclass(frozen=True)

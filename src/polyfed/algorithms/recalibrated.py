@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from polyfed.algorithms._shared.recalibration import fitted
+from polyfed.base.errors import ModelError
+from polyfed.base.settings import setting
+from polyfed.compute.layout import Layout
+from polyfed.compute.solvers import local_sgd
+from polyfed.compute.task import Task
 from polyfed.core.algorithm import Personal
-from polyfed.core.errors import ModelError
-from polyfed.core.layout import Layout
-from polyfed.core.settings import setting
-from polyfed.core.solvers import local_sgd
-from polyfed.core.task import Task
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from typing import Literal
 
 from torch import zeros_like
 
+from polyfed.base.settings import setting
+from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Algorithm, Down
-from polyfed.core.settings import setting
-from polyfed.core.solvers import local_sgd
 
 
 @dataclass(frozen=True)

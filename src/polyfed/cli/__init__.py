@@ -38,7 +38,7 @@ from polyfed.cli.server import server
 from polyfed.cli.status import status
 from polyfed.cli.tune import tune
 from polyfed.cli.verify import verify
-from polyfed.experiment import stop
+from polyfed.runs import stop
 
 ABOUT = """
 Federated learning when one model does not fit all.
@@ -117,7 +117,7 @@ def call(arguments: Sequence[str], debug: bool = False) -> int:
             return 2
         if hasattr(e, "format_message"):  # a usage error found by typer
             return _say(str(e.format_message()) + _help(arguments), 2)  # pyright: ignore[reportAttributeAccessIssue]
-        from polyfed.core.errors import ConfigError, PolyfedError
+        from polyfed.base.errors import ConfigError, PolyfedError
 
         if isinstance(e, PolyfedError):
             return _say(str(e), 2 if isinstance(e, ConfigError) else 1)

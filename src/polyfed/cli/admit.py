@@ -31,10 +31,10 @@ def admit(
 
     [dim]polyfed admit runs/a/runs/ditto-seed0 --data oslo.csv --exchanges 20[/dim]
     """
+    from polyfed.base.errors import ConfigError, DataError
     from polyfed.cli.console import show_table, stdout
     from polyfed.cli.folders import claimed
-    from polyfed.core.errors import ConfigError, DataError
-    from polyfed.experiment.opened import Opened
+    from polyfed.runs.opened import Opened
 
     if start not in ("offered", "common"):
         raise ConfigError(f"start: found {start!r}, expected offered or common")

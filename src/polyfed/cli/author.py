@@ -72,9 +72,9 @@ def new_method(
     polyfed check fed_mine.py[/dim]
     """
     import polyfed.algorithms  # noqa: F401  (registers the methods)
+    from polyfed.base.errors import ConfigError
     from polyfed.cli.screen import stdout
     from polyfed.core.algorithm import REGISTRY
-    from polyfed.core.errors import ConfigError
 
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise ConfigError(f"name: found {name!r}, expected lower-case letters and digits, words joined by hyphens")
@@ -101,10 +101,10 @@ def check(
 
     [dim]polyfed check fed_mine.py[/dim]
     """
+    from polyfed.base.errors import ConfigError
     from polyfed.cli.screen import stdout
     from polyfed.core.algorithm import REGISTRY
-    from polyfed.core.errors import ConfigError
-    from polyfed.experiment.userfile import algorithms_of
+    from polyfed.runs.userfile import algorithms_of
     from polyfed.testing import NotConformant, check_method
 
     names = algorithms_of(file.resolve())

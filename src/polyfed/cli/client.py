@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from typer import Option
 
+from polyfed.base.errors import ConfigError, RunError, closest
 from polyfed.cli import options as o
-from polyfed.core.errors import ConfigError, RunError, closest
 
 MADE = ("pooled", "labels", "signature")  # what methods and experiments may ask of a site that is made of its samples
 
@@ -52,10 +52,10 @@ def client(
     [dim]polyfed client --key cleveland.key --data cleveland.csv --vault vault[/dim]
     """
     from polyfed.cli.events import Events
-    from polyfed.engines.flower_site import Attendance
-    from polyfed.experiment.member import Member
     from polyfed.sites.consent import Consent
+    from polyfed.sites.flower_site import Attendance
     from polyfed.sites.keys import site_key, warning
+    from polyfed.sites.member import Member
 
     allowed = [word.strip() for words in allow or () for word in words.split(",")]
     for word in allowed:

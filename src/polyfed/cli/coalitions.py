@@ -9,8 +9,8 @@ from polyfed.cli import options as o
 from polyfed.cli.compare import SEEDS
 
 if TYPE_CHECKING:
-    from polyfed.experiment.config import Experiment
     from polyfed.games.result import Coalitions
+    from polyfed.runs.config import Experiment
 
 AGAINST = ("fpfc", "ifca", "fedacs")  # what coalitions are held against unless methods are named
 USUAL = {"evaluate-every": 0, "data": {"validation-fraction": 0.2}}
@@ -48,8 +48,8 @@ def coalitions(
     polyfed coalitions ditto --data digits --partition dirichlet:0.3 --clients 6 --against fpfc:lam=0.3[/dim]
     """
     typed = o.collect(given)
-    from polyfed.core.errors import ConfigError
-    from polyfed.experiment.config import defaults_for, merge, resolve
+    from polyfed.base.errors import ConfigError
+    from polyfed.runs.config import defaults_for, merge, resolve
 
     if samples is not None and samples < 1:
         raise ConfigError(f"samples: found {samples}, expected an integer of at least 1")
@@ -68,9 +68,10 @@ def play(
     from polyfed.cli.console import Show
     from polyfed.cli.folders import claimed
     from polyfed.cli.portable import pin
-    from polyfed.experiment import files, stop
-    from polyfed.experiment.build import Parts
     from polyfed.games.run import Game, Made
+    from polyfed.runs import ownership as files
+    from polyfed.runs import stop
+    from polyfed.runs.build import Parts
 
     if experiment.settings.portable:
         pin()
@@ -122,13 +123,13 @@ def say(found: "Coalitions", page: Path) -> None:
 
 def go_on(run: Path, quiet: bool) -> int:
     """Continue the coalitions of a folder."""
-    from polyfed.experiment.config import resolve
-    from polyfed.experiment.files import unsealed
+    from polyfed.runs.config import resolve
+    from polyfed.runs.ownership import unsealed
 
     table = unsealed(run / "coalitions.toml")
     told = table.pop("coalitions")
     if "name" not in table.get("data", {}):
-        from polyfed.core.errors import ConfigError
+        from polyfed.base.errors import ConfigError
 
         raise ConfigError(f"{run}: its data were given in Python; continue with polyfed.coalitions(..., resume=True)")
     return play(resolve(None, table), told.get("samples"), run, False, quiet, resume=True)

@@ -27,7 +27,7 @@ def compare(
     """
     typed = o.collect(given)
     from polyfed.cli.execute import execute
-    from polyfed.experiment.config import defaults_for, resolve
+    from polyfed.runs.config import defaults_for, resolve
 
     found = resolve(None, typed, methods, defaults_for(None, typed) | {"seeds": SEEDS})
     return execute(found, given["out"], given["force"], given["quiet"])

@@ -40,9 +40,9 @@ class Key(NamedTuple):
 
 def keys() -> list[Key]:
     """Every key, those at the top of a file first; a table's keys begin with its name."""
+    from polyfed.base.settings import either, kebab, settings_of
     from polyfed.core.schedule import SCHEDULES
-    from polyfed.core.settings import either, kebab, settings_of
-    from polyfed.experiment.training import Columns, Data, Model, Settings
+    from polyfed.runs.training import Columns, Data, Model, Settings
     from polyfed.threats import ATTACKS, RULES
 
     named = {"schedule": SCHEDULES, "attack": ATTACKS, "robust": RULES}
@@ -64,8 +64,8 @@ def keys() -> list[Key]:
 
 def _named(table: str, registry: dict[str, Any]) -> list[Key]:
     """The settings of whatever a table can name; several that share one are one row."""
+    from polyfed.base.settings import kebab, settings_of
     from polyfed.cli.describe import parameters, sections
-    from polyfed.core.settings import kebab, settings_of
 
     rows: dict[Key, list[str]] = {}
     for name, cls in registry.items():
@@ -122,7 +122,7 @@ def config(
 
     if as_toml:
         if key is not None:
-            from polyfed.core.errors import ConfigError
+            from polyfed.base.errors import ConfigError
 
             raise ConfigError(f"--toml: prints every key; leave out {key!r}")
         print(toml(), end="")
@@ -140,8 +140,8 @@ def config(
 
 def _matching(asked: str) -> list[Key]:
     """The key of this name, in whichever table, or the keys of the table of this name."""
-    from polyfed.core.errors import ConfigError, closest
-    from polyfed.core.settings import kebab
+    from polyfed.base.errors import ConfigError, closest
+    from polyfed.base.settings import kebab
 
     wanted = kebab(asked)
     fits: tuple[Callable[[str], bool], ...] = (

@@ -10,12 +10,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from polyfed.cli.screen import stderr, stdout
-from polyfed.core.metric import short
-from polyfed.experiment.compare import Result, Watch
-from polyfed.experiment.watching import Callback
-from polyfed.experiment.watching import Progress as Step
+from polyfed.metrics.metric import short
 from polyfed.report.read import Study, finite
 from polyfed.report.table import STYLES, Table
+from polyfed.runs.watching import Callback
+from polyfed.runs.watching import Progress as Step
+from polyfed.studies.compare import Result, Watch
 
 TENTHS = 10  # plain progress lines per run, when there is one run only
 

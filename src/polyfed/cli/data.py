@@ -65,7 +65,7 @@ def inspect(
     """
     given = o.collect({**locals(), "data": name})
     from polyfed.cli.inspect import show
-    from polyfed.experiment.config import resolve
+    from polyfed.runs.config import resolve
 
     show(resolve(None, given), out)
     return 0

@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from polyfed.base.settings import kebab, settings_of
 from polyfed.core.algorithm import REGISTRY, Algorithm
-from polyfed.core.settings import kebab, settings_of
-from polyfed.experiment.rehearsal import counted
+from polyfed.runs.rehearsal import counted
 from polyfed.yardsticks import Yardstick
 
 

@@ -3,8 +3,8 @@
 import time
 from pathlib import Path
 
+from polyfed.base.errors import printable
 from polyfed.cli.screen import stderr
-from polyfed.core.errors import printable
 
 NAME = "events.log"
 

@@ -6,11 +6,12 @@ from pathlib import Path
 from polyfed.cli.console import Show, results, stderr
 from polyfed.cli.folders import claimed
 from polyfed.cli.portable import pin
-from polyfed.experiment import files, stop
-from polyfed.experiment.build import Parts
-from polyfed.experiment.compare import Comparison, compare, read_result
-from polyfed.experiment.config import Experiment
-from polyfed.experiment.fit import fit
+from polyfed.runs import ownership as files
+from polyfed.runs import stop
+from polyfed.runs.build import Parts
+from polyfed.runs.config import Experiment
+from polyfed.runs.fit import fit
+from polyfed.studies.compare import Comparison, compare, read_result
 
 
 def execute(

@@ -29,10 +29,10 @@ def export(
     """
     import json
 
+    from polyfed.base.errors import ConfigError
     from polyfed.cli.screen import stdout
-    from polyfed.core.errors import ConfigError
-    from polyfed.experiment.export import from_vault
-    from polyfed.experiment.opened import Opened
+    from polyfed.runs.opened import Opened
+    from polyfed.studies.export import from_vault
 
     if vault is not None:
         if run is not None or client is not None or factorised:

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from polyfed.core.errors import ConfigError, Diverged, RunError
-from polyfed.experiment import files
-from polyfed.experiment.folder import safe
+from polyfed.base.errors import ConfigError, Diverged, RunError
+from polyfed.runs import ownership as files
+from polyfed.runs.folder import safe
 
 
 @contextmanager

@@ -8,16 +8,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
+from polyfed.base.errors import ConfigError
 from polyfed.cli.console import stdout
-from polyfed.core.errors import ConfigError
 from polyfed.data import about, names
 from polyfed.data.federation import Federation
 from polyfed.data.fetch import HOMES
 from polyfed.data.readers import client_files
 from polyfed.data.sheets import read, survey
 from polyfed.data.tables import Table
-from polyfed.experiment.build import Parts
-from polyfed.experiment.config import Experiment
+from polyfed.runs.build import Parts
+from polyfed.runs.config import Experiment
 
 ROWS, COLUMNS, MANY = 40, 12, 200  # clients, classes and columns shown in the terminal
 SHADES = " ░▒▓█"
@@ -127,7 +127,7 @@ def _more(fed: Federation) -> str:
 
 def draw(fed: Federation, out: Path) -> Path:
     """The partition as a picture."""
-    from polyfed.core.errors import RunError
+    from polyfed.base.errors import RunError
     from polyfed.report import Study, partition_figure, save
     from polyfed.report.read import RunFiles
 

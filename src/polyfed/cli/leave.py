@@ -25,13 +25,13 @@ def leave(
     """
     if asked_by(run):
         pin()
+    from polyfed.base.errors import RunError
     from polyfed.cli.console import show_table, stdout
     from polyfed.cli.execute import execute
-    from polyfed.core.errors import RunError
-    from polyfed.experiment.config import resolve
-    from polyfed.experiment.files import config_of, unsealed
-    from polyfed.experiment.leave import compared, leaving, without
-    from polyfed.report import files as reading
+    from polyfed.runs import schema as reading
+    from polyfed.runs.config import resolve
+    from polyfed.runs.ownership import config_of, unsealed
+    from polyfed.studies.leave import compared, leaving, without
 
     config = config_of(run)
     unsealed(config)
@@ -41,7 +41,7 @@ def leave(
     everyone = [c["name"] for c in reading.federation(folders[0])["clients"]]
     names = leaving(client, everyone)
     if config.name == "config.toml" and "start" in unsealed(config):
-        from polyfed.core.errors import ConfigError
+        from polyfed.base.errors import ConfigError
 
         raise ConfigError(f"{run}: started from another run, whose models have seen {', '.join(names)}")
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 from typer import Option
 
 from polyfed.cli import complete, portable
-from polyfed.experiment import training as tables
+from polyfed.runs import training as tables
 
 T = TypeVar("T", bound=tables.Table)
 Command = TypeVar("Command", bound=Callable[..., int])
@@ -27,8 +27,8 @@ def option(table: type[tables.Table], name: str, panel: str, metavar: str | None
 
 def read(table: type[T], given: Mapping[str, Any]) -> T:
     """The settings of a table among a command's arguments; text is read as the setting's type takes it."""
-    from polyfed.core.settings import kebab, typed_as, types_of
-    from polyfed.experiment import check
+    from polyfed.base.settings import kebab, typed_as, types_of
+    from polyfed.runs import check
 
     found = {name: (given[name], hint) for name, hint in types_of(table).items() if given.get(name) is not None}
     typed = {kebab(name): typed_as(v, hint) if isinstance(v, str) else v for name, (v, hint) in found.items()}
@@ -119,8 +119,8 @@ def collect(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings among a command's arguments, nested as in an experiment file; --set beats a named option."""
     if given.get("portable"):
         portable.pin()  # before torch is imported
-    from polyfed.core.settings import kebab, typed_as, types_of, value_of
-    from polyfed.experiment.config import assign
+    from polyfed.base.settings import kebab, typed_as, types_of, value_of
+    from polyfed.runs.config import assign
 
     table: dict[str, Any] = {}
     known = {

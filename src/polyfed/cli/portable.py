@@ -32,7 +32,7 @@ def pin() -> None:
         sys.stdout.flush()
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | VARIABLES)
     else:
-        from polyfed.core.errors import ConfigError
+        from polyfed.base.errors import ConfigError
 
         names = ", ".join(f"{k}={v}" for k, v in list(VARIABLES.items())[:3])
         raise ConfigError(f"--portable: torch is loaded already; set {names}, ... before, or use the command polyfed")
@@ -41,7 +41,7 @@ def pin() -> None:
 def _check() -> None:
     import torch
 
-    from polyfed.core.errors import ConfigError
+    from polyfed.base.errors import ConfigError
 
     if torch.backends.cpu.get_cpu_capability() != "AVX2":
         found = torch.backends.cpu.get_cpu_capability()

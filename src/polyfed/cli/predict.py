@@ -24,12 +24,12 @@ def predict(
     [dim]polyfed export answer/runs/ditto-seed0 --client west
     polyfed predict west.safetensors new-patients.csv --out predictions.csv[/dim]
     """
+    from polyfed.base.errors import ConfigError, RunError
     from polyfed.cli.screen import stderr
-    from polyfed.core.errors import ConfigError, RunError
     from polyfed.data.sheets import read
-    from polyfed.experiment.folder import csv_text
-    from polyfed.experiment.opened import Opened
-    from polyfed.experiment.predict import Predictor, predictor
+    from polyfed.runs.folder import csv_text
+    from polyfed.runs.opened import Opened
+    from polyfed.studies.predict import Predictor, predictor
 
     if model.is_dir():
         opened = Opened(model)

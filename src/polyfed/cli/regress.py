@@ -33,8 +33,8 @@ def regress(
     [dim]polyfed regress hospitals/ --model cox --time days --event died[/dim]
     """
     from polyfed import clinical
+    from polyfed.base.errors import ConfigError, RunError
     from polyfed.cli.console import show_table, stdout
-    from polyfed.core.errors import ConfigError, RunError
 
     forms = {".csv": "csv", ".html": "html", ".md": "markdown", ".tex": "latex"}
     if out is not None and out.suffix not in forms:
@@ -73,7 +73,7 @@ def federation(data: str) -> "Federation":
     """All patients of a data set, in its own units where it can; or the training samples of a run, as scaled there."""
     from polyfed.data import load
     from polyfed.data.datasets import LOADERS, options
-    from polyfed.experiment.run import Run
+    from polyfed.runs.result import Run
 
     if (Path(data) / "config.toml").exists():
         return Run.open(data).federation
@@ -89,9 +89,9 @@ def tables(
     import numpy as np
     import pandas as pd
 
-    from polyfed.core.columns import Columns
-    from polyfed.core.errors import ConfigError, DataError, closest
+    from polyfed.base.errors import ConfigError, DataError, closest
     from polyfed.data import readers
+    from polyfed.data.columns import Columns
     from polyfed.data.sheets import read, survey
     from polyfed.data.tables import Table
 

@@ -69,8 +69,8 @@ def report(
 
 def _coalitions(runs: Sequence[Path], folder: Path, plain: bool) -> int:
     """Rebuild what a folder of coalitions holds beside its runs."""
+    from polyfed.base.errors import ConfigError
     from polyfed.cli.coalitions import say
-    from polyfed.core.errors import ConfigError
     from polyfed.games.result import Coalitions
 
     if len(runs) > 1 or not plain:
@@ -83,7 +83,7 @@ def _coalitions(runs: Sequence[Path], folder: Path, plain: bool) -> int:
 def _table(study: "Study", of: Which, form: Form) -> "Table | str":
     """The table that was asked for; the results as CSV text."""
     from polyfed import report
-    from polyfed.core.errors import ConfigError, RunError
+    from polyfed.base.errors import ConfigError, RunError
 
     if of is Which.results:
         if form is not Form.csv:

@@ -43,13 +43,14 @@ def reproduce(
     """
     if name is None:
         return _list()
+    from polyfed.base.errors import ConfigError
     from polyfed.cli.console import Show, stdout
-    from polyfed.core.errors import ConfigError
     from polyfed.data.datasets import default_dir
-    from polyfed.experiment import files, stop
     from polyfed.papers import Bench, find
     from polyfed.papers.recipe import estimate, write
     from polyfed.papers.record import load, pack, unpack
+    from polyfed.runs import ownership as files
+    from polyfed.runs import stop
 
     r = find(name)
     if scale not in r.sizes:
@@ -95,9 +96,9 @@ LONG = 60  # minutes from which a run is asked about
 @contextmanager
 def _claimed(folder: Path, what: str, force: bool) -> Iterator[None]:
     """The recipe's folder, locked: a new one, that of the same recipe, or one that is emptied for it."""
+    from polyfed.base.errors import ConfigError
     from polyfed.cli.folders import claimed
-    from polyfed.core.errors import ConfigError
-    from polyfed.experiment.files import holds_results, put
+    from polyfed.runs.ownership import holds_results, put
 
     mark, text = folder / "recipe.txt", f"{what}\n"
     if holds_results(folder) and not mark.is_file() and not (folder / ".old/recipe.txt").is_file():
@@ -112,7 +113,7 @@ def _claimed(folder: Path, what: str, force: bool) -> Iterator[None]:
 
 
 def _seeds(given: str | None, default: int) -> list[int]:
-    from polyfed.core.errors import ConfigError
+    from polyfed.base.errors import ConfigError
 
     if given is None:
         return list(range(default))

@@ -25,11 +25,11 @@ def resume(
     """
     if asked_by(run):
         pin()
+    from polyfed.base.errors import ConfigError
     from polyfed.cli.execute import execute
     from polyfed.cli.folders import is_search
-    from polyfed.core.errors import ConfigError
-    from polyfed.experiment.config import resolve
-    from polyfed.experiment.files import MARK, config_of, is_ours, locked, settle, unsealed
+    from polyfed.runs.config import resolve
+    from polyfed.runs.ownership import MARK, config_of, is_ours, locked, settle, unsealed
 
     if (run / "coalitions.toml").is_file():
         from polyfed.cli.coalitions import go_on

@@ -35,7 +35,7 @@ def run(
     """
     typed = o.collect(given | {"portable": given["portable"] or (experiment is not None and asked_by(experiment))})
     from polyfed.cli.execute import execute
-    from polyfed.experiment.config import defaults_for, resolve
+    from polyfed.runs.config import defaults_for, resolve
 
     found = resolve(experiment, typed, algorithm or (), defaults_for(experiment, typed))
     return execute(found, given["out"], given["force"], given["quiet"])

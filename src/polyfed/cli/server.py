@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from polyfed.base.errors import ConfigError, closest
 from polyfed.cli import options as o
-from polyfed.core.errors import ConfigError, closest
 
 if TYPE_CHECKING:
     from polyfed.cli.events import Events
-    from polyfed.engines.flower import Flower
+    from polyfed.sites.flower import Flower
 
 
 def server(
@@ -54,11 +54,11 @@ def server(
     from polyfed.cli.console import results, stderr
     from polyfed.cli.events import Events
     from polyfed.cli.folders import claimed
-    from polyfed.engines.flower import Flower
-    from polyfed.experiment import stop
-    from polyfed.experiment.remote import serve
     from polyfed.report import read, write_report
+    from polyfed.runs import stop
+    from polyfed.sites.flower import Flower
     from polyfed.sites.keys import Keys
+    from polyfed.sites.serve import serve
 
     if quorum is not None and wait is None:
         raise ConfigError("--quorum: found without --wait, the seconds after which fewer sites will do")

@@ -18,8 +18,8 @@ def status(
     ] = LINES,
 ) -> int:
     """Show whether a server or site runs, who is connected, and its last events."""
+    from polyfed.base.errors import RunError
     from polyfed.cli.events import NAME
-    from polyfed.core.errors import RunError
 
     try:
         events = (folder / NAME).read_text(encoding="utf-8").splitlines()

@@ -9,13 +9,13 @@ from typer import Argument, Option
 
 from polyfed.cli import options as o
 from polyfed.cli.portable import pin
-from polyfed.experiment.training import Search
+from polyfed.runs.training import Search
 
 if TYPE_CHECKING:
-    from polyfed.experiment.build import Parts
-    from polyfed.experiment.config import Settings as Training
-    from polyfed.experiment.tune import Tuned
     from polyfed.report import Table
+    from polyfed.runs.build import Parts
+    from polyfed.runs.config import Settings as Training
+    from polyfed.studies.tune import Tuned
 
 TUNING = "Tuning"
 USUAL = {"rounds": 1000, "seeds": 1, "data": {"validation-fraction": 0.2}}
@@ -76,11 +76,11 @@ def tune(
     table = o.collect(given)
     if scale is not None:
         table.setdefault("data", {}).setdefault("options", {})["scale"] = scale
+    from polyfed.base.errors import ConfigError
     from polyfed.cli.folders import is_search
-    from polyfed.core.errors import ConfigError
-    from polyfed.experiment.build import Parts
-    from polyfed.experiment.config import defaults_for, merge, resolve
-    from polyfed.experiment.tune import default_setting
+    from polyfed.runs.build import Parts
+    from polyfed.runs.config import defaults_for, merge, resolve
+    from polyfed.studies.tune import default_setting
 
     found = resolve(None, table, [method], merge(defaults_for(None, table), USUAL))
     if not found.single:
@@ -98,7 +98,7 @@ def tune(
 
 
 def _grids(grid: str | None, cold: str | None) -> dict[str, Any]:
-    from polyfed.core.settings import split, value_of
+    from polyfed.base.settings import split, value_of
 
     typed = {"warm": grid, "cold": cold or grid}
     return {name: [value_of(v, "--grid") for v in split(text)] for name, text in typed.items() if text is not None}
@@ -108,10 +108,11 @@ def _execute(
     parts: "Parts", search: Search, window: bool, out: Path | None, force: bool, quiet: bool, resume: bool
 ) -> int:
     """Tune in a new folder, or go on in that of the same search; show the path and report the final run."""
+    from polyfed.base.errors import ConfigError
     from polyfed.cli.console import show_table, stderr, stdout
     from polyfed.cli.folders import claimed
-    from polyfed.core.errors import ConfigError
-    from polyfed.experiment import files, stop
+    from polyfed.runs import ownership as files
+    from polyfed.runs import stop
 
     experiment, since = parts.experiment, stop.interruptions()
     parts.check()
@@ -132,8 +133,8 @@ def _execute(
 
 def _tuned(parts: "Parts", search: Search, window: bool, folder: Path, quiet: bool, resume: bool) -> "Tuned":
     from polyfed.cli.console import Show
-    from polyfed.experiment.config import Method
-    from polyfed.experiment.tune import tune
+    from polyfed.runs.config import Method
+    from polyfed.studies.tune import tune
 
     experiment = parts.experiment
     seed, method = experiment.seeds[0], experiment.methods[0]
@@ -171,9 +172,9 @@ def _say_found(tuned: "Tuned", folder: Path) -> int:
 
 def _say_window(model: Any, federation: Any, method: Any, training: "Training") -> None:
     from polyfed.algorithms.fpfc import FPFC
+    from polyfed.base.errors import ConfigError
     from polyfed.cli.console import stdout
-    from polyfed.core.errors import ConfigError
-    from polyfed.experiment.window import window_for
+    from polyfed.studies.window import window_for
 
     if not isinstance(method, FPFC):
         raise ConfigError(f"--window: found method {method.name}, expected fpfc")
@@ -190,8 +191,8 @@ def _say_window(model: Any, federation: Any, method: Any, training: "Training") 
 def _shown(show: Any, seed: int, setting: str) -> Any:
     """A watch of `tune` on the progress display."""
     from polyfed.cli.console import stderr
-    from polyfed.experiment.compare import Result
-    from polyfed.experiment.tune import Watch
+    from polyfed.studies.compare import Result
+    from polyfed.studies.tune import Watch
 
     class Shown(Watch):
         def begin(self, regime: str, value: float, done: int, total: int) -> None:

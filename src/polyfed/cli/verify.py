@@ -9,7 +9,7 @@ from polyfed.cli import options as o
 from polyfed.cli.portable import asked_by, pin
 
 if TYPE_CHECKING:
-    from polyfed.experiment.verify import Verdict
+    from polyfed.studies.verify import Verdict
 
 
 def verify(
@@ -38,10 +38,10 @@ def verify(
     """
     if asked_by(run):
         pin()
+    from polyfed.base.errors import ConfigError, RunError, closest
     from polyfed.cli.screen import stdout
-    from polyfed.core.errors import ConfigError, RunError, closest
-    from polyfed.experiment.files import config_of
-    from polyfed.experiment.verify import verify
+    from polyfed.runs.ownership import config_of
+    from polyfed.studies.verify import verify
 
     equal = True
 

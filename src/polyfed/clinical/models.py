@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from polyfed.core.errors import ConfigError, DataError, closest
+from polyfed.base.errors import ConfigError, DataError, closest
 
 TIES = ("efron", "breslow")
 

@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from polyfed.base.errors import RunError
 from polyfed.clinical.summary import ClinicalFit
-from polyfed.core.errors import RunError
 from polyfed.report import Table, words
 from polyfed.report.page import Drawing, figure, page, table
 from polyfed.report.style import BLUE, INK, QUIET, canvas, legend_name, styled, write_atomically

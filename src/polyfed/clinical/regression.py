@@ -14,17 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polyfed.base.errors import ConfigError, DataError, Diverged
 from polyfed.clinical.models import Loss, Model, loss, named
 from polyfed.clinical.summary import ClinicalFit
+from polyfed.compute.batches import Work
+from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, Down, State
-from polyfed.core.batches import Work
-from polyfed.core.errors import ConfigError, DataError, Diverged
 from polyfed.core.ledger import Ledger, down_bytes, row_bytes
-from polyfed.core.task import Task
 from polyfed.data.federation import Federation
-from polyfed.experiment.fit import fit as fit_method
-from polyfed.experiment.rehearsal import rehearse
-from polyfed.experiment.watching import Progress
+from polyfed.runs.fit import fit as fit_method
+from polyfed.runs.rehearsal import rehearse
+from polyfed.runs.watching import Progress
 
 STEP = 1e-9  # Newton's last step, in standardised columns (and targets, of a linear model)
 STILL = 1e-12  # a round of another method that moves no coefficient by more is the last

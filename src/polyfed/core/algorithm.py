@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from polyfed.core.batches import Batches
-from polyfed.core.errors import ConfigError
+from polyfed.base.errors import ConfigError
+from polyfed.base.settings import COUNTED, FREE, Configured, Limits, Registry
+from polyfed.compute.batches import Batches
 from polyfed.core.messages import KNOWN, Down, Round, Server, State, mean
-from polyfed.core.settings import COUNTED, FREE, Configured, Limits, Registry
 from polyfed.core.uplinks import Uplinks
 
 if TYPE_CHECKING:
-    from polyfed.core.task import Task
+    from polyfed.compute.task import Task
 
 __all__ = [
     "KNOWN",

@@ -6,8 +6,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from torch import Tensor
 
+from polyfed.base.errors import RunError
 from polyfed.core.algorithm import Algorithm, Down, Round, State
-from polyfed.core.errors import RunError
 from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Plan, Reply
 
@@ -44,10 +44,13 @@ class Engine(Protocol):
     The clients' samples and private rows are behind it: the server side never sees them. A reply changes a private row
     only once it has been used, which `commit` says; until then it can be dropped, and asked for again.
 
-    plan: how clients are run, part of what makes a run come out again
+    plan: how clients are run, part of what makes a run come out again     here: whether this process can read the
+    clients' samples and private rows     parameters: where it cannot, what describes each client's model, by position
     """
 
     plan: Plan
+    here: bool
+    parameters: Mapping[int, int]
 
     def send(self, down: Down, round: Round) -> None:
         """Give the clients `round.ids` their messages. Does not wait."""

@@ -2,9 +2,10 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from polyfed.core.typed import weighted_sum
+from polyfed.base.typed import weighted_sum
 
 State = dict[str, Tensor]
 
@@ -91,6 +92,32 @@ class Server(NamedTuple):
     def whole(self) -> State:
         """All tensors."""
         return {**self.shared, **self.each, **self.pairs, **self.free}
+
+
+class Form(NamedTuple):
+    """The form of a tensor. shape: None where a number differs from message to message, up to `most` numbers in all
+
+    optional: whether messages may come without it
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int | None, ...]
+    most: int
+    optional: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Of the largest one."""
+        return self.most * torch.empty((), dtype=self.dtype).element_size()
+
+    def __str__(self) -> str:
+        sizes = ", ".join("..." if k is None else str(k) for k in self.shape)
+        return f"{str(self.dtype).removeprefix('torch.')} [{sizes}]"
+
+
+def form_of(t: Tensor) -> Form:
+    """The form of a tensor."""
+    return Form(t.dtype, tuple(t.shape), t.numel())
 
 
 # [n] in every server's state, kept by the loop: training samples of the clients met so far, 0 for one not met

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from polyfed.base.errors import ConfigError
+from polyfed.compute.batches import Batches
 from polyfed.core.algorithm import KNOWN, Algorithm, Down, Personal, Round, State, started
-from polyfed.core.batches import Batches
-from polyfed.core.errors import ConfigError
 from polyfed.core.uplinks import Uplinks
 
 if TYPE_CHECKING:
-    from polyfed.core.task import Task
+    from polyfed.compute.task import Task
 
 
 class Newcomer:

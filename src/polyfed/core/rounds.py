@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyfed.base.errors import ConfigError, Diverged, RunError
+from polyfed.base.randomness import client_keys
+from polyfed.compute.optimizers import StepSizes
+from polyfed.compute.task import Task
 from polyfed.core.algorithm import KNOWN, Algorithm, Down, Personal, Round, State, started
 from polyfed.core.engine import TRIES, Engine, Lost, Silent, died
-from polyfed.core.errors import ConfigError, Diverged, RunError
 from polyfed.core.ledger import Ledger, down_bytes
-from polyfed.core.optimizers import StepSizes
-from polyfed.core.randomness import client_keys
 from polyfed.core.schedule import Arrivals, Schedule, Turn
-from polyfed.core.task import Task
 from polyfed.core.uplinks import Forge, NotKept, Rule, Tally
 from polyfed.core.worker import Reply, expand
 

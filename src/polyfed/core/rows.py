@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyfed.base.checkpoint import flush, reason
+from polyfed.base.errors import RunError
 from polyfed.core.algorithm import State
-from polyfed.core.checkpoint import flush, reason
-from polyfed.core.errors import RunError
 
 BLOCK = 1 << 26  # bytes of rows handled at once
 

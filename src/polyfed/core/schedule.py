@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from polyfed.core.errors import ConfigError
-from polyfed.core.randomness import generator, priorities, sample
-from polyfed.core.settings import Configured, Registry, arguments, found, parse, setting
+from polyfed.base.errors import ConfigError
+from polyfed.base.randomness import generator, priorities, sample
+from polyfed.base.settings import Configured, Registry, arguments, found, parse, setting
 
 
 class Turn(NamedTuple):

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from polyfed.base.typed import weighted_sum
 from polyfed.core.ledger import row_bytes
 from polyfed.core.messages import Round, State, mean
-from polyfed.core.typed import weighted_sum
 
 Forge = Callable[[State, State, Round], State]  # (uplinks, what was received, round) of some clients -> what they send
 

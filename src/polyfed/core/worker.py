@@ -20,15 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyfed.base.errors import RunError
+from polyfed.base.typed import tf32
+from polyfed.compute.batches import Batches, Work, alike
+from polyfed.compute.compiled import PATH
+from polyfed.compute.optimizers import StepSizes
+from polyfed.compute.split import Split
+from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, Down, Round, State
-from polyfed.core.batches import Batches, Work, alike
-from polyfed.core.compiled import PATH
-from polyfed.core.errors import RunError
-from polyfed.core.optimizers import StepSizes
 from polyfed.core.rows import Rows
-from polyfed.core.split import Split
-from polyfed.core.task import Task
-from polyfed.core.typed import tf32
 from polyfed.core.uplinks import Part, Tally, added_up, diverged, rows_of
 
 log = logging.getLogger("polyfed")

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyfed.core.errors import DataError, closest, few
-from polyfed.core.split import Split
+from polyfed.base.errors import DataError, closest, few
+from polyfed.compute.split import Split
 from polyfed.data import prepare
 from polyfed.data.federation import WEIGHTED, Federation
 from polyfed.data.partition import Assignment, Natural, Partitioner, Source, as_partitioner

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from polyfed.core import settings
-from polyfed.core.columns import ARRAYS, DEFAULTS, Columns
-from polyfed.core.errors import ConfigError, DataError, PolyfedError, closest
+from polyfed.base import settings
+from polyfed.base.errors import ConfigError, DataError, PolyfedError, closest
 from polyfed.data import prepare, readers, synthetic
+from polyfed.data.columns import ARRAYS, DEFAULTS, Columns
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
 from polyfed.data.tables import load_tables

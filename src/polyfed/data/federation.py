@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.core.errors import DataError, closest, few
-from polyfed.core.split import Split
+from polyfed.base.errors import DataError, closest, few
+from polyfed.compute.split import Split
 from polyfed.data import prepare, readers
 
 if TYPE_CHECKING:
@@ -467,7 +467,7 @@ class Federation:
         ConfigError
             A setting of the columns is wrong.
         """
-        from polyfed.core.columns import DEFAULTS, Columns
+        from polyfed.data.columns import DEFAULTS, Columns
         from polyfed.data.tables import load_tables
 
         paths = [Path(path) for path in paths]

@@ -11,7 +11,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from polyfed.core.errors import DataError, closest
+from polyfed.base.errors import DataError, closest
 from polyfed.data import readers
 from polyfed.data.datasets import IDX_FILES, IDX_MD5, default_dir
 

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from polyfed.core.errors import DataError, PolyfedError
-from polyfed.core.settings import Configured, Registry, setting, shown
+from polyfed.base.errors import DataError, PolyfedError
+from polyfed.base.settings import Configured, Registry, setting, shown
 from polyfed.data import prepare
 
 

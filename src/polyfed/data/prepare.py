@@ -10,7 +10,7 @@ from hashlib import blake2b
 import numpy as np
 from torch import Tensor
 
-from polyfed.core.errors import DataError
+from polyfed.base.errors import DataError
 
 TEST, VALIDATION, OFFICIAL, ASSIGN, RATIO = 11, 12, 13, 14, 15  # purposes of the draws
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from polyfed.core.errors import DataError
+from polyfed.base.errors import DataError
 from polyfed.data import prepare
 from polyfed.data.federation import Federation
 

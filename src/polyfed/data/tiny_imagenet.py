@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polyfed.core.errors import DataError
+from polyfed.base.errors import DataError
 
 SIDE = 64
 

@@ -12,18 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.core import evaluation
+from polyfed.base.allocator import keep_freed_memory
+from polyfed.base.errors import ConfigError, RunError
+from polyfed.compute import evaluation
+from polyfed.compute.batches import Work
+from polyfed.compute.compiled import PATH, path_of
+from polyfed.compute.optimizers import StepSizes
+from polyfed.compute.split import Split
+from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, Down, Round, State, outlined
-from polyfed.core.allocator import keep_freed_memory
-from polyfed.core.batches import Work
-from polyfed.core.compiled import PATH, path_of
 from polyfed.core.engine import Answers, Engine
-from polyfed.core.errors import ConfigError, RunError
-from polyfed.core.optimizers import StepSizes
 from polyfed.core.rounds import part
 from polyfed.core.rows import MappedRows, MemoryRows, Rows, check, is_mapped
-from polyfed.core.split import Split
-from polyfed.core.task import Task
 from polyfed.core.uplinks import Tally, rows_of
 from polyfed.core.worker import Plan, Reply, Worker, expand
 
@@ -93,6 +93,9 @@ def free_memory(device: torch.device) -> int:
 
 class LocalEngine:
     """All clients on this machine: their samples by split, of which "train" is trained on, and their private rows."""
+
+    here = True
+    parameters: Mapping[int, int] = {}
 
     def __init__(
         self,

@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyfed.base.errors import ConfigError, RunError
+from polyfed.base.randomness import client_keys
+from polyfed.compute.batches import Work
+from polyfed.compute.optimizers import StepSizes
+from polyfed.compute.split import Split
+from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, Down, Round, State
-from polyfed.core.batches import Work
 from polyfed.core.engine import TRIES, Answers, Lost, Silent, died
-from polyfed.core.errors import ConfigError, RunError
-from polyfed.core.optimizers import StepSizes
-from polyfed.core.randomness import client_keys
 from polyfed.core.rows import MappedRows, MemoryRows
-from polyfed.core.split import Split
-from polyfed.core.task import Task
 from polyfed.core.uplinks import Part, Tally, added_up, rows_of
 from polyfed.core.worker import Plan, Reply, expand
 from polyfed.engines.local import LocalEngine
@@ -198,6 +198,9 @@ class RayEngine:
     it they are in the actors' memory, and with an actor they are lost
     address: of a cluster; None: one on this machine
     """
+
+    here = True
+    parameters: Mapping[int, int] = {}
 
     def __init__(
         self,

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from polyfed.core.errors import RunError
-from polyfed.core.metric import Metric, mean_of
-from polyfed.core.randomness import key_of
-from polyfed.experiment import files
-from polyfed.experiment.folder import RunFolder, _finite, csv_text
+from polyfed.base.errors import RunError
+from polyfed.base.randomness import key_of
 from polyfed.games import values as game
 from polyfed.games.values import FEWEST, Stability, Walk, Weights
-from polyfed.report import files as reading
+from polyfed.metrics.metric import Metric, mean_of
 from polyfed.report import intervals
 from polyfed.report.combined import Tested, evidence, jointly, tested
 from polyfed.report.pairs import Evidence, Interval
+from polyfed.runs import ownership as files
+from polyfed.runs import schema as reading
+from polyfed.runs.folder import RunFolder, _finite, csv_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -22,19 +22,20 @@ from torch import nn
 
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.local import Local
-from polyfed.core import checkpoint
+from polyfed.base import checkpoint
+from polyfed.base.errors import ConfigError, Diverged, RunError
+from polyfed.base.settings import is_whole
 from polyfed.core.algorithm import Algorithm
-from polyfed.core.errors import ConfigError, Diverged, RunError
-from polyfed.core.settings import is_whole
 from polyfed.data.federation import Federation
-from polyfed.experiment import files, parallel
-from polyfed.experiment.compare import Result, Watch, config_of, read_result
-from polyfed.experiment.fit import fit
-from polyfed.experiment.folder import RunFolder, summary
-from polyfed.experiment.training import Training, training_of
-from polyfed.experiment.tune import held_out
 from polyfed.games import values as game
 from polyfed.games.result import HEAD, Coalitions, Found, names_of, settle, walks_of
+from polyfed.runs import ownership as files
+from polyfed.runs.fit import fit
+from polyfed.runs.folder import RunFolder, summary
+from polyfed.runs.training import Training, training_of
+from polyfed.studies import parallel
+from polyfed.studies.compare import Result, Watch, config_of, read_result
+from polyfed.studies.tune import held_out
 
 MOST = 8  # clients up to which every coalition is trained
 SAMPLES = 10  # beyond: how often every client joins every other, on average

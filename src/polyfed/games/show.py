@@ -9,13 +9,13 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from polyfed.experiment import files
-from polyfed.experiment.tune import LEAKED
 from polyfed.games.values import FEWEST
 from polyfed.report import page as pages
 from polyfed.report import words
 from polyfed.report.style import canvas, styled
 from polyfed.report.table import Cell, Table
+from polyfed.runs import ownership as files
+from polyfed.studies.tune import LEAKED
 
 if TYPE_CHECKING:
     from polyfed.games.result import Coalitions

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polyfed.core.randomness import generator
+from polyfed.base.randomness import generator
 
 FEWEST = 3  # joinings that an interval rests on: of two it would cover 89 % where it says 95
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from polyfed.core import settings
-from polyfed.core.errors import ModelError
+from polyfed.base import settings
+from polyfed.base.errors import ModelError
 from polyfed.models.cnn import cnn, lenet
 from polyfed.models.groupnorm import replace_batchnorm
 from polyfed.models.linear import linear

@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from polyfed.core.errors import ConfigError, ModelError
+from polyfed.base.errors import ConfigError, ModelError
 
 SPARSE = ("merged", "beside")
 

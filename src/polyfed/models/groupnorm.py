@@ -7,8 +7,8 @@ import copy
 import torch
 from torch import nn
 
-from polyfed.core.errors import ConfigError, ModelError
-from polyfed.core.typed import BatchNorm
+from polyfed.base.errors import ConfigError, ModelError
+from polyfed.base.typed import BatchNorm
 
 
 def replace_batchnorm(model: nn.Module, groups: int = 2) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from polyfed.core.errors import ModelError
+from polyfed.base.errors import ModelError
 
 
 def image_shape(input_shape: tuple[int, ...], name: str) -> tuple[int, int, int]:

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from torch import nn
 
-from polyfed.core.errors import ModelError
-from polyfed.core.settings import Limits, Words
+from polyfed.base.errors import ModelError
+from polyfed.base.settings import Limits, Words
 
 LARGEST = 10**9  # weights
 WIDTH = Annotated[int, Limits(ge=1, le=100_000), Words("widths from 1 to 100000, such as [200]")]

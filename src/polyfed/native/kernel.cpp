@@ -1,4 +1,4 @@
-// Local training of chains of linear layers, and of convolutions before them, one client after another: what `core/stacked.py` computes for many clients
+// Local training of chains of linear layers, and of convolutions before them, one client after another: what `compute/stacked.py` computes for many clients
 // at once, for the same batches in the same order. A client's weights stay in the cache, samples are read where they
 // lie, and a step's gradient goes straight into the weights together with a method's pull and shift.
 //
@@ -53,7 +53,7 @@ struct Job {
                                  // all trained
 };
 
-// NumPy's Generator(Philox(key)).permutation: the order of samples is that of `core/batches.py`.
+// NumPy's Generator(Philox(key)).permutation: the order of samples is that of `compute/batches.py`.
 class Order {
     uint64_t key[2], counter[4] = {0, 0, 0, 0}, buffer[4] = {0, 0, 0, 0};
     int used = 4;

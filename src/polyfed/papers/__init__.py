@@ -7,7 +7,7 @@ claim whether it holds here. See recipe.py for the parts it is made of.
 import importlib
 import pkgutil
 
-from polyfed.core.errors import ConfigError, closest
+from polyfed.base.errors import ConfigError, closest
 from polyfed.papers.recipe import RECIPES, Bench, Claim, Outcome, Recipe, recipe
 
 PAPERS = ("fpfc", "fedslr", "fedacs", "fedcet", "pfllib", "flamby")

@@ -18,21 +18,21 @@ import numpy as np
 import pandas as pd
 import tomli_w
 
+from polyfed.base.errors import ConfigError, RunError
+from polyfed.base.settings import kebab
 from polyfed.core.algorithm import Algorithm
-from polyfed.core.errors import ConfigError, RunError
-from polyfed.core.metric import mean_of
-from polyfed.core.settings import kebab
 from polyfed.engines.local import pick_device
-from polyfed.experiment import parallel
-from polyfed.experiment.compare import Comparison, Result, Watch, compare, config_of
-from polyfed.experiment.files import unsealed
-from polyfed.experiment.fit import fit
-from polyfed.experiment.run import Run
-from polyfed.experiment.stop import interruptions
-from polyfed.experiment.tune import Tuned, tune
+from polyfed.metrics.metric import mean_of
 from polyfed.report import intervals
 from polyfed.report.style import save, write_atomically
 from polyfed.report.table import Cell, Table
+from polyfed.runs.fit import fit
+from polyfed.runs.ownership import unsealed
+from polyfed.runs.result import Run
+from polyfed.runs.stop import interruptions
+from polyfed.studies import parallel
+from polyfed.studies.compare import Comparison, Result, Watch, compare, config_of
+from polyfed.studies.tune import Tuned, tune
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,16 +20,16 @@ from typing import Annotated, Any, Literal, NamedTuple
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, StringConstraints, ValidationError
 
-from polyfed.core.cells import unmarked
-from polyfed.core.checkpoint import reason
-from polyfed.core.errors import ConfigError, RunError, closest
-from polyfed.experiment.compare import compare, read_result
-from polyfed.experiment.files import MARK, sealed, unsealed
-from polyfed.experiment.verify import RECORDED, Verdict, compared
+from polyfed.base.cells import unmarked
+from polyfed.base.checkpoint import reason
+from polyfed.base.errors import ConfigError, RunError, closest
 from polyfed.papers import find
 from polyfed.papers.recipe import Bench, Size, same_experiment
-from polyfed.report import files as reading
 from polyfed.report.style import write_atomically
+from polyfed.runs import schema as reading
+from polyfed.runs.ownership import MARK, sealed, unsealed
+from polyfed.studies.compare import compare, read_result
+from polyfed.studies.verify import RECORDED, Verdict, compared
 
 NAME = "record.jsonl.gz"
 PART = r"[^./\\\x00][^/\\\x00]*"  # of a path that stays inside its folder

@@ -11,7 +11,7 @@ from polyfed.report.style import BLUE, QUIET, canvas, legend_name, styled
 from polyfed.report.table import Cell, Table
 
 if TYPE_CHECKING:
-    from polyfed.experiment.admit import Admission
+    from polyfed.studies.admit import Admission
 
 MANY = 6  # newcomers with a column of their own
 LINES = 12  # exchanges that the table shows

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from polyfed.core import scores
-from polyfed.core.metric import Metric
-from polyfed.report import files, intervals
+from polyfed.metrics import scores
+from polyfed.metrics.metric import Metric
+from polyfed.report import intervals
 from polyfed.report.pairs import Added, Evidence, Interval, floor, sampled
 from polyfed.report.read import finite
+from polyfed.runs import schema as files
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from polyfed.report.table import Cell, Table
 MEAN = "mean"  # the row that is no client
 
 if TYPE_CHECKING:
-    from polyfed.experiment.leave import Departure
+    from polyfed.studies.leave import Departure
 
 
 def departure_table(found: "Departure") -> Table:

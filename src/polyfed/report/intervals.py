@@ -2,7 +2,7 @@
 
 A gain is method A's score minus method B's, on the same splits. `values` [splits, samples] is what each sample adds:
 its mean over a split's test samples is that split's gain, NaN where a sample was not tested. A score that is no mean,
-such as AUC or RMSE, is written as one (`core.terms`).
+such as AUC or RMSE, is written as one (`metrics.terms`).
 
 What is estimated is the gain of the two *procedures* on new samples of the site, expected over training sets of the
 size that was used. Two estimates of the variance of the mean gain over S splits go into it:

@@ -7,7 +7,7 @@ from html import escape
 import numpy as np
 import pandas as pd
 
-from polyfed.core.metric import Metric
+from polyfed.metrics.metric import Metric
 from polyfed.report import words
 from polyfed.report.style import SERIES, VARIABLES, canvas, styled, to_svg
 

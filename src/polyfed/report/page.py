@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from matplotlib.figure import Figure
 
-from polyfed.core.errors import RunError
+from polyfed.base.errors import RunError
 from polyfed.report import pairs, words
 from polyfed.report.clients import client_table, gain_table, lead
 from polyfed.report.figures import (

@@ -11,10 +11,11 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from polyfed.core.metric import Metric
-from polyfed.report import files, intervals
+from polyfed.metrics.metric import Metric
+from polyfed.report import intervals
 from polyfed.report.intervals import Spread
 from polyfed.report.read import Study
+from polyfed.runs import schema as files
 
 LARGE = 0.2  # of the unit of `Evidence`: an interval that cannot tell such a gain from none says nothing
 SMALL = 0.02  # of the unit: the gain that the report says what it takes to see

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from polyfed.core.errors import RunError
-from polyfed.core.metric import Metric
+from polyfed.base.errors import RunError
+from polyfed.metrics.metric import Metric
 from polyfed.report import pairs, words
 from polyfed.report.clients import lead
 from polyfed.report.pairs import mean_of, sample_std

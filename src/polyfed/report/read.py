@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from polyfed.core import scores
-from polyfed.core.errors import RunError
-from polyfed.core.metric import Metric
-from polyfed.report import files
+from polyfed.base.errors import RunError
+from polyfed.metrics import scores
+from polyfed.metrics.metric import Metric
+from polyfed.runs import schema as files
 
 ALONE = ("own", "yardstick")  # the roles of what a site has without the others
 SEEDED = re.compile(r"(?P<label>.+)-seed(?P<seed>-?\d+)")

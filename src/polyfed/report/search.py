@@ -6,7 +6,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from polyfed.core.metric import Metric
+from polyfed.metrics.metric import Metric
 from polyfed.report import words
 from polyfed.report.style import INK, canvas, looks, styled
 

@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from polyfed.core.cells import marked
+from polyfed.base.cells import marked
 
 Format = Literal["rich", "html", "markdown", "latex", "csv"]
 FORMATS = ("rich", "html", "markdown", "latex", "csv")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from polyfed.core.metric import Metric
+from polyfed.metrics.metric import Metric
 from polyfed.report import pairs, words
 from polyfed.report.pairs import Interval, Verdict, mean_of, sample_std
 from polyfed.report.read import ALONE, RunFiles, Study, finite

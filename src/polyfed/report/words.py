@@ -2,7 +2,7 @@
 
 import math
 
-from polyfed.core.metric import Metric
+from polyfed.metrics.metric import Metric
 
 MINUS = "−"
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from polyfed.core.errors import RunError
-from polyfed.sites.message import Form
+from polyfed.base.errors import RunError
+from polyfed.core.messages import Form
 
 MEANING = {
     "w": "a model, after training here",

@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polyfed.core.errors import ConfigError, RunError, closest
+from polyfed.base.errors import ConfigError, RunError, closest
 
 try:
     x509: Any = import_module("cryptography.x509")
@@ -264,6 +264,6 @@ def _when(text: str) -> datetime:
 
 
 def _reason(error: Exception) -> str:
-    from polyfed.core.checkpoint import reason  # with torch
+    from polyfed.base.checkpoint import reason  # with torch
 
     return reason(error)

@@ -12,10 +12,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 from safetensors.torch import save as _save  # pyright: ignore[reportUnknownVariableType]
-from torch import Tensor
 
-from polyfed.core.errors import RunError
-from polyfed.core.messages import State
+from polyfed.base.errors import RunError
+from polyfed.core.messages import Form, State, form_of
 
 HEAD = 1 << 20  # bytes of a head at most
 DTYPES = {
@@ -77,32 +76,6 @@ def unpack(data: bytes, most: int, who: str) -> Message:
         return Message(cast(dict[str, Any], head), load(data))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, SafetensorError) as e:
         raise RunError(f"{who}: not a message ({' '.join(str(e).split()) or type(e).__name__})") from None
-
-
-class Form(NamedTuple):
-    """The form of a tensor. shape: None where a number differs from message to message, up to `most` numbers in all
-
-    optional: whether messages may come without it
-    """
-
-    dtype: torch.dtype
-    shape: tuple[int | None, ...]
-    most: int
-    optional: bool = False
-
-    @property
-    def bytes(self) -> int:
-        """Of the largest one."""
-        return self.most * torch.empty((), dtype=self.dtype).element_size()
-
-    def __str__(self) -> str:
-        sizes = ", ".join("..." if k is None else str(k) for k in self.shape)
-        return f"{str(self.dtype).removeprefix('torch.')} [{sizes}]"
-
-
-def form_of(t: Tensor) -> Form:
-    """The form of a tensor."""
-    return Form(t.dtype, tuple(t.shape), t.numel())
 
 
 def fits(message: Message, expected: Mapping[str, Form], who: str) -> None:

@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.core import evaluation
+from polyfed.base.errors import RunError
+from polyfed.base.randomness import client_keys
+from polyfed.compute import evaluation
+from polyfed.compute.batches import Work
+from polyfed.compute.compiled import path_of
+from polyfed.compute.split import Split
+from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, Round, State
-from polyfed.core.batches import Work
-from polyfed.core.compiled import path_of
-from polyfed.core.errors import RunError
-from polyfed.core.randomness import client_keys
 from polyfed.core.rows import MemoryRows
-from polyfed.core.split import Split
-from polyfed.core.task import Task
 from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Plan, Worker
 from polyfed.sites.message import Message

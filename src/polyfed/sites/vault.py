@@ -14,8 +14,8 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 
-from polyfed.core.checkpoint import flush, reason
-from polyfed.core.errors import RunError
+from polyfed.base.checkpoint import flush, reason
+from polyfed.base.errors import RunError
 from polyfed.core.messages import State
 
 Version = tuple[int, int]  # (round, exchange within it)

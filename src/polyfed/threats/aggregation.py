@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from polyfed.core.settings import Configured, Registry, setting
-from polyfed.core.typed import row_norms, weighted_sum
+from polyfed.base.settings import Configured, Registry, setting
+from polyfed.base.typed import row_norms, weighted_sum
 
 BLOCK = 1 << 22  # numbers per block of columns
 RULES: Registry[type["Rule"]] = Registry("robust.name")

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyfed.base.errors import ConfigError, DataError
+from polyfed.base.randomness import client_keys, generator, sample
+from polyfed.base.settings import Configured, Registry, setting
 from polyfed.core.algorithm import State
-from polyfed.core.errors import ConfigError, DataError
-from polyfed.core.randomness import client_keys, generator, sample
-from polyfed.core.settings import Configured, Registry, setting
 
 if TYPE_CHECKING:
     from polyfed.data.federation import Federation

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from polyfed.base.randomness import generator
 from polyfed.core.algorithm import Round, State
-from polyfed.core.randomness import generator
 from polyfed.threats.aggregation import Rule
 from polyfed.threats.attacks import Attack
 

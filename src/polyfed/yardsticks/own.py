@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.core.errors import ConfigError
-from polyfed.core.settings import setting
-from polyfed.core.task import Task
+from polyfed.base.errors import ConfigError
+from polyfed.base.settings import setting
+from polyfed.compute.task import Task
 from polyfed.yardsticks.yardstick import Yardstick
 
 Predict = Callable[[np.ndarray], np.ndarray]

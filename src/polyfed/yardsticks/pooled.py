@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from polyfed.core.settings import setting
+from polyfed.base.settings import setting
 from polyfed.yardsticks.yardstick import Yardstick
 
 

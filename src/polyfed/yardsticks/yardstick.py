@@ -1,15 +1,15 @@
 """Yardstick: a row of a comparison that exchanges nothing and whose model is not the run's vector.
 
-`experiment/measured.py` fits one and has its outputs judged. The event loop sees a method that does nothing.
+`runs/measured.py` fits one and has its outputs judged. The event loop sees a method that does nothing.
 """
 
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from polyfed.base.errors import ConfigError
+from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, Down, State
-from polyfed.core.errors import ConfigError
-from polyfed.core.task import Task
 
 
 class Yardstick(Algorithm, abstract=True):

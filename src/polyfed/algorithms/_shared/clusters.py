@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from polyfed.algorithms._shared.parts import assemble, part
+from polyfed.base.errors import ConfigError
+from polyfed.base.randomness import generator, key_of, mix
+from polyfed.base.settings import setting
+from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import KNOWN, Algorithm, Down, Server
-from polyfed.core.errors import ConfigError
 from polyfed.core.newcomer import Newcomer
-from polyfed.core.randomness import generator, key_of, mix
-from polyfed.core.settings import setting
-from polyfed.core.solvers import local_sgd
 
 
 def components(n: int, i: Tensor, j: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from polyfed.algorithms._shared.parts import assemble, split
+from polyfed.compute.layout import Layout
 from polyfed.core.algorithm import Algorithm, Down, Server, State
-from polyfed.core.layout import Layout
 
 
 class Sheet(NamedTuple):

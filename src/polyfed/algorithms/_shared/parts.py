@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyfed.base.errors import ConfigError
+from polyfed.compute.layout import Layout
 from polyfed.core.algorithm import Algorithm, Down
-from polyfed.core.errors import ConfigError
-from polyfed.core.layout import Layout
 
 
 def part(layout: Layout, layers: str | tuple[str, ...], where: str = "algorithm") -> Tensor:

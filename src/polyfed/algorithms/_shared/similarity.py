@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from polyfed.core import compiled
+from polyfed.compute import compiled
 
 COLUMNS = 2048
 

@@ -14,9 +14,9 @@ from polyfed.algorithms._shared.parts import assemble, part, split
 from polyfed.algorithms.fpfc import servers
 from polyfed.algorithms.fpfc.newcomer import Joining
 from polyfed.algorithms.fpfc.penalty import Fusion
+from polyfed.base.settings import setting
+from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Algorithm, Down, mean
-from polyfed.core.settings import setting
-from polyfed.core.solvers import local_sgd
 
 
 @dataclass(frozen=True)

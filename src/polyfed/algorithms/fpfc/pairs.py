@@ -14,7 +14,7 @@ from torch import Tensor
 from polyfed.algorithms._shared.clusters import components
 from polyfed.algorithms._shared.similarity import mixed
 from polyfed.algorithms.fpfc.penalty import Fusion, shrinkage
-from polyfed.core import compiled
+from polyfed.compute import compiled
 from polyfed.core.algorithm import State
 
 NAME = "pairs"

@@ -4,7 +4,7 @@ from math import ceil, inf, log
 from typing import Any
 
 from polyfed.algorithms.fpfc.method import FPFC
-from polyfed.core.errors import ConfigError
+from polyfed.base.errors import ConfigError
 
 
 def proven(smoothness: float, lam: float, shrink: float = 0.1, **settings: Any) -> tuple[FPFC, int]:

@@ -1,6 +1,6 @@
 """For which lambda of FPFC a proposed grouping is a stationary point: bounds from models and gradients.
 
-`experiment/window.py` trains the groups' models for it.
+`studies/window.py` trains the groups' models for it.
 """
 
 from math import inf

@@ -20,8 +20,8 @@ from polyfed.algorithms.fedavgft import FedAvgFT
 from polyfed.algorithms.local import Local
 from polyfed.algorithms.perfedavg import PerFedAvg
 from polyfed.algorithms.pfedme import PFedMe
+from polyfed.base.errors import Diverged
 from polyfed.core.algorithm import Algorithm
-from polyfed.core.errors import Diverged
 from polyfed.data import load
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation

@@ -8,8 +8,6 @@ import numpy as np
 
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import Federation
-from polyfed.experiment.compare import Comparison
-from polyfed.experiment.fit import fit
 from polyfed.papers.fedacs import (
     HALVED,
     NOT_TO_BE_MATCHED,
@@ -38,6 +36,8 @@ from polyfed.papers.recipe import (
     recipe,
 )
 from polyfed.report.table import Cell, Table
+from polyfed.runs.fit import fit
+from polyfed.studies.compare import Comparison
 
 PRINTED = {
     "cifar10": {"Local": 77.29, "Ditto-P": 77.33, "Ditto-G": 39.47, "PerAvg-P": 73.07, "PerAvg-G": 28.90},

@@ -10,15 +10,15 @@ import torch
 from scipy.optimize import minimize
 from torch import nn
 
+from polyfed.base.errors import Diverged
 from polyfed.core.algorithm import Algorithm
-from polyfed.core.errors import Diverged
 from polyfed.data import load
 from polyfed.data.federation import Federation
 from polyfed.data.synthetic import least_squares
-from polyfed.experiment.fit import fit
-from polyfed.experiment.watching import Progress
 from polyfed.models import build
 from polyfed.papers.recipe import curve_figure
+from polyfed.runs.fit import fit
+from polyfed.runs.watching import Progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,15 +9,15 @@ from polyfed.algorithms.fedcet import FedCET
 from polyfed.algorithms.fedlin import FedLin
 from polyfed.algorithms.fedtrack import FedTrack
 from polyfed.algorithms.scaffold import Scaffold
+from polyfed.base.errors import Diverged
 from polyfed.core.algorithm import Algorithm
-from polyfed.core.errors import Diverged
 from polyfed.data import load
-from polyfed.experiment.fit import fit
-from polyfed.experiment.watching import Progress
 from polyfed.models import build
 from polyfed.papers.fedcet import best, distances, error_figure, final, linear_regression, series
 from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, curve_figure, ordered, ours, recipe
 from polyfed.report.table import Cell, Table
+from polyfed.runs.fit import fit
+from polyfed.runs.watching import Progress
 
 TAU, BATCH, LAST = 5, 10, 0.1
 GRID = {"small": (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4), "paper": tuple(2.0**-k for k in range(9, 0, -1))}

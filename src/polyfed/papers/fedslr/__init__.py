@@ -14,16 +14,16 @@ import numpy as np
 from torch import nn
 
 from polyfed.algorithms.fedslr import FedSLR
+from polyfed.base.errors import DataError
 from polyfed.core.algorithm import Algorithm
-from polyfed.core.errors import DataError
 from polyfed.data import load
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
 from polyfed.data.partition import IID, DirichletPrior
-from polyfed.experiment.compare import Comparison
-from polyfed.experiment.watching import Progress
 from polyfed.models import build
 from polyfed.papers.recipe import Bench, Claim, Setting, Size, ordered, without
+from polyfed.runs.watching import Progress
+from polyfed.studies.compare import Comparison
 
 DATA = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100", "Tiny ImageNet": "tiny-imagenet"}
 FULL = {"cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000}

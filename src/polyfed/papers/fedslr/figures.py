@@ -15,16 +15,16 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from polyfed.core.layout import Layout
-from polyfed.experiment.compare import Comparison
-from polyfed.experiment.run import Run
+from polyfed.compute.layout import Layout
 from polyfed.papers.fedslr import GKR, LABELS, MIXED, federation, network, resnet
 from polyfed.papers.fedslr.progress import column, over_rounds
 from polyfed.papers.fpfc.panels import Panel, curve_panels
 from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, ordered, ours
 from polyfed.report.style import INK, QUIET, SERIES, VERMILLION, categories, styled
 from polyfed.report.table import Cell, Table
+from polyfed.runs.result import Run
 from polyfed.sites.message import Message, pack, unpack
+from polyfed.studies.compare import Comparison
 
 COMMON = ("SCAFFOLD", "FedAvg", "FedDyn", GKR)
 PERSONAL = (

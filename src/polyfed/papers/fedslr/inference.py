@@ -11,14 +11,14 @@ from torch import nn
 
 from polyfed.algorithms._shared.lowrank import sheets
 from polyfed.algorithms.fedslr import FedSLR
-from polyfed.core.layout import Layout
+from polyfed.compute.layout import Layout
 from polyfed.data import load
-from polyfed.experiment.fit import fit
 from polyfed.models import build
 from polyfed.models.factorised import factorised, measure, pack, size
 from polyfed.papers.fedslr import resnet
 from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, Size, beside, ordered, ours, recipe
 from polyfed.report.table import Cell, Table
+from polyfed.runs.fit import fit
 
 PRINTED = {  # lambda -> (million parameters, milliseconds per batch of 20 on a Tesla M60)
     "0": (11.17, 10.98), "1e-5": (7.33, 10.12), "5e-5": (6.56, 9.30), "1e-4": (5.54, 9.24), "5e-4": (3.09, 7.62),

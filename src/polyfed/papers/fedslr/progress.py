@@ -5,7 +5,6 @@ import numpy as np
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.feddyn import FedDyn
 from polyfed.core.algorithm import Algorithm
-from polyfed.experiment.compare import Comparison
 from polyfed.papers.fedslr import (
     MACHINE,
     NEEDS,
@@ -20,6 +19,7 @@ from polyfed.papers.fedslr import (
 )
 from polyfed.papers.recipe import Bench, Outcome, Setting, curve_figure, curves, metric_of, ordered, ours, recipe
 from polyfed.report.table import Cell, Table
+from polyfed.studies.compare import Comparison
 
 Series = tuple[list[float], list[list[float]]]
 

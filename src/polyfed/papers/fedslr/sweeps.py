@@ -7,7 +7,6 @@ import numpy as np
 
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.algorithm import Algorithm
-from polyfed.experiment.compare import Comparison
 from polyfed.papers.fedslr import (
     MACHINE,
     NEEDS,
@@ -24,6 +23,7 @@ from polyfed.papers.fedslr import (
 )
 from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, beside, metric_of, ordered, ours, recipe
 from polyfed.report.table import Cell, Table
+from polyfed.studies.compare import Comparison
 
 LAMBDAS = {
     "small": (1e-3, 2e-3, 4e-3, 1e-2, 2e-2), "middle": (2.5e-5, 1.25e-4, 2.5e-4, 1.25e-3, 2.5e-3),

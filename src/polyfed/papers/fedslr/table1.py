@@ -18,7 +18,6 @@ from polyfed.algorithms.local import Local
 from polyfed.algorithms.perfedavg import PerFedAvg
 from polyfed.algorithms.scaffold import Scaffold
 from polyfed.core.algorithm import Algorithm
-from polyfed.experiment.compare import Comparison
 from polyfed.papers.fedslr import (
     DATA,
     GKR,
@@ -39,6 +38,7 @@ from polyfed.papers.fedslr import (
 from polyfed.papers.fedslr.figures import PERSONAL, SETTINGS, figure2, figure3, figure4, figure5, hidden, joined
 from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, Size, beside, metric_of, ordered, ours, recipe
 from polyfed.report.table import Cell, Table
+from polyfed.studies.compare import Comparison
 
 PRINTED = {  # accuracy in per cent: CIFAR-10 IID and not, CIFAR-100, Tiny ImageNet
     "SCAFFOLD": (91.33, 82.91, 66.68, 59.48, 43.13, 34.11),

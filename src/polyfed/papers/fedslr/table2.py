@@ -11,9 +11,9 @@ from polyfed.algorithms.fedrep import FedRep
 from polyfed.algorithms.fedspa import FedSpa
 from polyfed.algorithms.lgfedavg import LGFedAvg
 from polyfed.algorithms.scaffold import Scaffold
+from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, Round, started
 from polyfed.core.ledger import down_bytes
-from polyfed.core.task import Task
 from polyfed.papers.fedslr import DATA, resnet
 from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, Size, paper, recipe
 from polyfed.report.table import Cell, Table

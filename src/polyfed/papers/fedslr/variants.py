@@ -5,7 +5,6 @@ import numpy as np
 from polyfed.algorithms.gpgd import GPGD
 from polyfed.algorithms.lpgd import LPGD
 from polyfed.core.algorithm import Algorithm
-from polyfed.experiment.compare import Comparison
 from polyfed.papers.fedslr import (
     MACHINE,
     NEEDS,
@@ -21,6 +20,7 @@ from polyfed.papers.fedslr import (
 )
 from polyfed.papers.recipe import Bench, Outcome, Setting, metric_of, ordered, ours, recipe
 from polyfed.report.table import Cell, Table
+from polyfed.studies.compare import Comparison
 
 DECOMPOSITIONS = 17_000  # minutes at paper scale: of 21 layers at each of 500 000 (LPGD) + 2 x 250 000 steps, 1 s each
 STRUCTURES = ("S+S", "S+LR", "LR+LR")

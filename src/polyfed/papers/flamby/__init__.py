@@ -34,16 +34,16 @@ from polyfed.algorithms import (
     PFedMe,
     Scaffold,
 )  # fmt: skip
+from polyfed.base.errors import Diverged
 from polyfed.core.algorithm import Algorithm
-from polyfed.core.errors import Diverged
 from polyfed.data.federation import Federation
-from polyfed.experiment.compare import Comparison
-from polyfed.experiment.fit import fit
 from polyfed.papers.recipe import Bench, Claim, Setting, Size, paper
 from polyfed.papers.search import uphill
 from polyfed.report import pairs, read
 from polyfed.report.read import Study
 from polyfed.report.table import Cell, Table
+from polyfed.runs.fit import fit
+from polyfed.studies.compare import Comparison
 
 OWN, POOLED, EXACT = "Local", "pooled", "exact"
 STEPS = 5  # of full batches, between two exchanges of the second part

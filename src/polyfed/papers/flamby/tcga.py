@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyfed import clinical
 from polyfed.algorithms import FedAdagrad, FedAdam, FedAvg, FedProx, FedYogi, Scaffold
-from polyfed.core.errors import DataError
+from polyfed.base.errors import DataError
 from polyfed.data.federation import Federation
 from polyfed.papers.flamby import (
     OWN,

@@ -14,10 +14,10 @@ from polyfed.algorithms.fpfc import FPFC
 from polyfed.data import load
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
-from polyfed.experiment.compare import Comparison
 from polyfed.models import build
 from polyfed.papers.recipe import Bench, Claim, Setting, Size, curves, grouping_of, ordered, without
 from polyfed.report.table import Cell, Table
+from polyfed.studies.compare import Comparison
 
 SYNTHETIC = (
     Setting("features", "uniform on [0, 1), 60 of them (the text says normal; the tables fit uniform)", "code"),

@@ -13,7 +13,6 @@ from polyfed.algorithms.fedbuff import FedBuff
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.schedule import Asynchronous, Delays, Timed, Uniform
-from polyfed.experiment.compare import Comparison
 from polyfed.papers.fpfc import (
     HBF_BESIDE,
     HBF_CAVEAT,
@@ -42,6 +41,7 @@ from polyfed.papers.recipe import (
     without,
 )
 from polyfed.report.table import Cell
+from polyfed.studies.compare import Comparison
 
 DELAYS = {
     "uniform": Delays("uniform", 0.0, 20.0),

@@ -7,10 +7,9 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
+from polyfed.base.randomness import client_keys
 from polyfed.core.algorithm import Algorithm
-from polyfed.core.randomness import client_keys
 from polyfed.data.federation import Federation
-from polyfed.experiment.compare import Comparison
 from polyfed.papers.fpfc import (
     GRID,
     SYNTHETIC,
@@ -26,6 +25,7 @@ from polyfed.papers.fpfc.methods import IMAGE_LAMBDAS, LG, METHODS, ONCE, chosen
 from polyfed.papers.fpfc.panels import Panel, curve_panels
 from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, Size, metric_of, ordered, ours, recipe
 from polyfed.report.table import Cell, Table
+from polyfed.studies.compare import Comparison
 from polyfed.threats import (
     GaussianNoise,
     GeometricMedian,

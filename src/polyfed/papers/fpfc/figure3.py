@@ -7,10 +7,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from sklearn.metrics import adjusted_rand_score
 
-from polyfed.experiment.fit import fit
-from polyfed.experiment.watching import Progress
 from polyfed.papers.fpfc import SYNTHETIC, sizes, synthetic
 from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, Size, recipe
+from polyfed.runs.fit import fit
+from polyfed.runs.watching import Progress
 
 ROUNDS = (0, 5, 50, 600)
 

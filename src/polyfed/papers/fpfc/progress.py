@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from polyfed.data.federation import Federation
-from polyfed.experiment.compare import Comparison
 from polyfed.papers.fpfc import (
     HBF_BESIDE,
     HBF_CAVEAT,
@@ -35,6 +34,7 @@ from polyfed.papers.recipe import (
     recipe,
 )
 from polyfed.report.table import Cell
+from polyfed.studies.compare import Comparison
 
 
 def ahead(problem: Problem, found: Comparison, others: Iterable[str]) -> list[Claim]:

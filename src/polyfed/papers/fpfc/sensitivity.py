@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from polyfed.experiment.compare import Comparison
 from polyfed.papers.fpfc import (
     HBF_BESIDE,
     HBF_CAVEAT,
@@ -25,6 +24,7 @@ from polyfed.papers.fpfc import (
 from polyfed.papers.fpfc.panels import Panel, curve_panels
 from polyfed.papers.recipe import Bench, Claim, Outcome, Setting, Size, grouping_of, metric_of, ours, recipe
 from polyfed.report.table import Cell, Table
+from polyfed.studies.compare import Comparison
 
 LAMBDAS = {
     "S1": (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0),

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from polyfed.experiment.compare import Comparison
 from polyfed.papers.fpfc import (
     HBF_BESIDE,
     HBF_CAVEAT,
@@ -18,6 +17,7 @@ from polyfed.papers.fpfc import (
 )
 from polyfed.papers.fpfc.panels import Panel, curve_panels
 from polyfed.papers.recipe import Bench, Outcome, Setting, Size, beside, metric_of, ours, recipe, without
+from polyfed.studies.compare import Comparison
 
 PRINTED = {"MNIST": ("86.62", "85.31", "77.05"), "Fashion-MNIST": ("68.28", "65.62", "59.34")}
 

@@ -9,7 +9,6 @@ from polyfed.algorithms.fedavgft import FedAvgFT
 from polyfed.algorithms.ifca import IFCA
 from polyfed.algorithms.pacfl import PACFL
 from polyfed.core.algorithm import Algorithm
-from polyfed.experiment.compare import Comparison
 from polyfed.papers.fpfc import (
     GRID,
     HBF,
@@ -39,6 +38,7 @@ from polyfed.papers.recipe import (
     recipe,
     without,
 )
+from polyfed.studies.compare import Comparison
 
 PRINTED = {  # accuracy in per cent and its standard deviation over seeds, in the order of METHODS
     "s1": ("84.97 ± 6", "30.35 ± 5", "69.72 ± 6", "56.28 ± 6", "60.42 ± 17", "86.60 ± 5", "88.30 ± 6", "83.85 ± 6",

@@ -1,0 +1,244 @@
+"""Whether a model, its loss and its metrics fit the samples, found by trying them on a few before anything is run."""
+
+from math import isfinite, prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyfed.base.errors import ConfigError, ModelError
+from polyfed.base.typed import row_norms
+from polyfed.compute.batches import Batch
+from polyfed.compute.split import Split
+from polyfed.compute.task import Task, model_input
+from polyfed.compute.trial import reason, train_twice
+from polyfed.compute.vectorised import saved_bytes, stacked_outputs
+from polyfed.metrics.metric import Seen
+from polyfed.metrics.scores import fitting
+
+ROUGH = 0.1  # share of a gradient that rounding, in bfloat16 too, stays below, and other draws exceed
+TRIED = 64  # samples that metrics are tried on
+
+
+def check(task: Task, split: Split, classes: int | None, who: str = "the model") -> None:
+    """Try the model and its loss on two samples.
+
+    Parameters
+    ----------
+    task : Task
+        What is tried.
+    split : Split
+        Where the samples are from.
+    classes : int or None
+        How many there are; None for a regression.
+    who : str
+        What an error calls the model.
+
+    Raises
+    ------
+    ModelError
+        In one line, what cannot be trained: an output that is not a tensor or does not fit the targets; a loss that
+        is not a number, or does not depend on every trainable parameter; and whatever would make a run depend on
+        the order in which clients are run, by layer: buffers that a training pass changes, state outside of
+        parameters, random numbers that are not torch's.
+    """
+    x, y = (t.to(task.device) for t in _few(split))
+    y = y.to(task.dtype) if y.is_floating_point() else y
+    output = _outputs_of(task, x, split, who)
+    shape = list(output.shape[1:])
+    _check_targets(task, shape, y, classes or (0 if y.is_floating_point() else int(split.y.max()) + 1), who)
+    if callable(task.loss) and len(shape) == 1 and shape[0] > 1 and not y.is_floating_point():
+        task.threshold = 0.5 if _probable(output) else 0.0
+    some = output, y
+    if task.asked:  # a function or scorer is tried on more than two samples
+        at = _spread(split)
+        some = task.outputs(task.w0.clone(), split.x[at].to(task.device)), split.y[at]
+    task.scores = fitting(task.asked, Seen(some[0].cpu(), some[1].cpu(), task.threshold), classes or 0)
+    task.settled = True
+    if task.stacked is not None:
+        return
+    batch = task.cast(Batch(x[None], y[None]), task.w0)
+    module, parameters = task.workspace(training=True)
+    task.point(parameters, task.w0.clone())
+
+    def step() -> tuple[Tensor, Tensor]:
+        task.workspace(training=True)
+        with torch.enable_grad():
+            output = module(model_input(batch.x[0]))
+            return output, _tried_loss(task, output, batch.y[0])
+
+    def evaluate() -> Tensor:
+        task.workspace(training=False)
+        with torch.no_grad():
+            return module(model_input(batch.x[0]))
+
+    try:
+        task.random = train_twice(module, parameters, step, evaluate, who)
+    except ModelError:
+        raise
+    except Exception as e:
+        raise ModelError(f"{who} cannot be trained on inputs of shape {list(x.shape[1:])}: {reason(e)}") from None
+    if split.weight is not None and callable(task.loss):
+        _check_weighted(task, split)
+    if task.vectorised:
+        try:
+            _try_many(task, x, y, split.weight is not None)
+        except Exception:  # an operation that has no rule for many models at once, or random numbers but dropout's
+            task.vectorised = False
+
+
+def _try_many(task: Task, x: Tensor, y: Tensor, weighted: bool) -> None:
+    """Settle whether many models are computed at once, and what a sample then takes of the memory.
+
+    They are where two models, one on both samples and one on the second and padding, have the gradients that they have
+    one after another: not where a model mixes a batch's samples.
+    """
+    w, sizes = task.w0.expand(2, -1).clone(), [len(x), 1]
+    real = np.arange(len(x)) < np.array(sizes)[:, None]
+    weight = torch.as_tensor(real / real.sum(1, keepdims=True), device=w.device)
+    keys = np.arange(2, dtype=np.uint64)
+    pair = torch.stack([x, x.flip(0)]), torch.stack([y, y.flip(0)])
+    batch = Batch(*pair, weight, sizes, seed=lambda: keys, weighted=weighted)
+    many = task.gradient(w, batch)[0]
+    task.vectorised = False
+    one = task.gradient(w, batch)[0]
+    task.vectorised = bool((row_norms(many - one) <= ROUGH * row_norms(one)).all())
+    module, inputs = task.workspace(training=True)[0], task.cast(batch, w).x
+
+    def kept(b: int) -> int:
+        start, some = w[:1].clone().requires_grad_(), inputs[:1, :b].clone()
+        drawn = keys[:1] if task.random else None
+        with torch.enable_grad(), task.precision():
+            return saved_bytes(lambda: stacked_outputs(module, task.layout, start, some, drawn), (start, some))
+
+    task.sample_bytes = kept(len(x)) - (kept(len(x) - 1) if len(x) > 1 else 0)
+
+
+def _outputs_of(task: Task, x: Tensor, split: Split, who: str) -> Tensor:
+    """The outputs in evaluation mode; settles whether the model takes integers."""
+    errors: list[Exception] = []
+    for integers in (False,) if x.is_floating_point() else (True,) if task.embeds else (False, True):
+        task.integers = integers
+        try:
+            output = task.outputs(task.w0.clone(), x)
+            break
+        except Exception as e:
+            errors.append(e)
+    else:
+        hint = ""
+        if task.embeds and x.is_floating_point():
+            hint = "; it has an embedding, which takes integers, and the inputs are floats"
+        elif task.embeds:
+            hint = f"; the inputs are integers from {int(split.x.min())} to {int(split.x.max())}"
+        raise ModelError(f"{who} does not accept inputs of shape {list(x.shape[1:])}: {reason(errors[0])}{hint}")
+    if not _is_tensor(output):
+        raise ModelError(
+            f"{who} returns a {type(output).__name__}, expected one tensor [samples, ...]; "
+            "wrap it in a module that returns the tensor to be trained"
+        )
+    if not output.is_floating_point() or output.dim() == 0 or len(output) != len(x):
+        raise ModelError(
+            f"{who} returns {output.dtype} of shape {list(output.shape)} for {len(x)} samples, "
+            f"expected floats of shape [{len(x)}, ...]"
+        )
+    return output
+
+
+def _check_targets(task: Task, shape: list[int], y: Tensor, classes: int, who: str) -> None:
+    if task.loss == "cross-entropy":
+        if y.is_floating_point():
+            raise ModelError(
+                "cross-entropy needs integer class labels, the targets are floats; use loss='mse' for numbers, or "
+                "make the federation with task='classification' if they are labels"
+            )
+        if len(shape) != 1 or shape[0] < classes:
+            raise ModelError(
+                f"{who} returns output of shape {shape} per sample, expected [{classes}] for {classes} classes"
+            )
+    elif task.loss == "mse":
+        if not y.is_floating_point():
+            raise ModelError(
+                "mse needs float targets, the labels are integers; use loss='cross-entropy' for labels, or make "
+                "the federation with task='regression' if they are numbers"
+            )
+        if len(y) * prod(shape) != y.numel():
+            labels = "; if they are labels, make the federation with task='classification'" if y.dim() == 1 else ""
+            raise ModelError(
+                f"{who} returns output of shape {shape} per sample, expected {list(y.shape[1:])} like "
+                f"the targets{labels}"
+            )
+    elif not y.is_floating_point() and prod(shape) == 1:
+        task.threshold = _indifferent(task, shape) if classes == 2 else None
+
+
+def _tried_loss(task: Task, output: Tensor, target: Tensor) -> Tensor:
+    """`Criterion.mean` with errors of a callable reported as its own; settles whether it wants its outputs reshaped."""
+    if not callable(task.loss):
+        return task.criterion.mean(output, target)
+    errors: list[Exception] = []
+    for reshape in (True, False):  # a loss that takes the column out itself fails on reshaped outputs
+        task.criterion.reshape = reshape
+        try:
+            loss = task.loss(task.criterion.aligned(output, target), target)
+        except Exception as e:
+            errors.append(e)
+            continue
+        if not _is_tensor(loss) or not loss.is_floating_point():
+            kind = loss.dtype if _is_tensor(loss) else type(loss).__name__
+            raise ModelError(f"loss: returned a {kind}, expected a float tensor for (output, target)")
+        return loss.mean()
+    shapes = f"outputs {list(output.shape)} and targets {list(target.shape)} ({target.dtype})"
+    raise ModelError(f"loss: fails on {shapes}: {reason(errors[0])}")
+
+
+def _check_weighted(task: Task, split: Split) -> None:
+    """Raise ConfigError if the loss of some samples is not the mean over their losses, one by one."""
+    at = _spread(split)
+    name = getattr(task.loss, "__name__", type(task.loss).__name__)
+    try:
+        some = task.place(Split(split.x[at], split.y[at], np.array([0, len(at)])))
+        output = task.outputs(task.w0, some.x)
+        mean = task.criterion.mean(output, some.y)
+        each = task.criterion.mean(output, some.y, torch.full_like(mean, 1 / len(at)).expand(len(at)))
+        fits = not getattr(task.loss, "whole", False) and bool(torch.isclose(mean, each, rtol=1e-3))
+    except Exception:  # it does not take one sample
+        fits = False
+    if not fits:
+        raise ConfigError(f"weights: the loss {name} is no mean over samples, which weights of samples need")
+
+
+def _indifferent(task: Task, shape: list[int]) -> float | None:
+    """The output at which a loss on labels 0 and 1 prefers neither: 1/2 for probabilities, else 0 for logits."""
+
+    def preference(z: float) -> float:
+        output, label = torch.full((1, *shape), z, dtype=task.dtype), torch.zeros(1, dtype=torch.int64)
+        try:
+            return float(task.criterion.mean(output, label + 1) - task.criterion.mean(output, label))
+        except Exception:
+            return float("nan")
+
+    return 0.5 if abs(preference(0.5)) < 1e-6 else 0.0 if isfinite(preference(-1.0)) else None
+
+
+def _spread(split: Split) -> Tensor:
+    """Positions of at most `TRIED` samples, from first to last."""
+    return torch.linspace(0, len(split.x) - 1, min(len(split.x), TRIED)).long()
+
+
+def _few(split: Split) -> tuple[Tensor, Tensor]:
+    """Two samples to try a model on; of integer inputs those with the smallest and the largest number."""
+    if split.x.is_floating_point():
+        return split.x[:2], split.y[:2]
+    size = split.x[0].numel()
+    at = torch.stack([split.x.argmin(), split.x.argmax()]).div(size, rounding_mode="floor")
+    return split.x[at], split.y[at]
+
+
+def _probable(output: Tensor) -> bool:
+    """Whether outputs [b, C] are probabilities of C classes."""
+    return bool((output >= 0).all()) and bool(((output.sum(1) - 1).abs() < 1e-4).all())
+
+
+def _is_tensor(given: object) -> bool:
+    """A model and a loss of the user's promise a tensor; not all keep it."""
+    return isinstance(given, Tensor)

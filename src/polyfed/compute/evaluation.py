@@ -1,0 +1,208 @@
+"""How models do on clients' samples: the mean loss and every metric of a task, exactly, in few passes."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyfed.compute.batches import alike, padded
+from polyfed.compute.split import Split, restored, trained
+from polyfed.compute.stacked import BLOCK
+from polyfed.compute.task import Task
+from polyfed.metrics.metric import Seen
+
+
+@torch.no_grad()
+def metrics(task: Task, w: Tensor, split: Split, clients: np.ndarray) -> dict[str, np.ndarray]:
+    """The mean loss and every metric that fits, of each client's model on its own samples.
+
+    Parameters
+    ----------
+    task : Task
+        The model, its loss and its metrics.
+    w : Tensor
+        [s, p] the clients' models.
+    split : Split
+        The samples.
+    clients : array
+        [s] positions in `split`.
+
+    Returns
+    -------
+    dict of array
+        [s] each; NaN for a client without samples, or where a metric has no value.
+    """
+    totals: dict[str, Tensor] = {}
+    kept: list[tuple[Tensor, Seen]] | None = [] if any(m.per == "client" for m in task.scores) else None
+    for rows, values in _scored(task, w, split, clients, kept):
+        for name, v in values.items():
+            if name not in totals:
+                totals[name] = torch.zeros(len(w), dtype=torch.float64, device=w.device)
+            totals[name].index_add_(0, rows, v.double())
+    counts = split.counts[clients]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = {k: np.where(counts > 0, t.cpu().numpy() / counts, np.nan) for k, t in totals.items()}
+    means |= {m.name: np.sqrt(means[m.name]) for m in task.scores if m.root and m.name in means}
+    return means | (_whole(task, kept, counts) if kept else {})
+
+
+def _whole(task: Task, kept: list[tuple[Tensor, Seen]], counts: np.ndarray) -> dict[str, np.ndarray]:
+    """The metrics that need all samples of a client, in double precision: {name: [s]}."""
+    rows, output, target = (
+        torch.cat(parts).cpu() for parts in zip(*((r, s.output, s.target) for r, s in kept), strict=True)
+    )
+    order = rows.argsort(stable=True)
+    output, target, cuts = output[order].double(), target[order], np.concatenate([[0], np.cumsum(counts)])
+    seen = [Seen(output[a:b], target[a:b], task.threshold) for a, b in itertools.pairwise(map(int, cuts))]
+    return {m.name: np.array([m.of(s) for s in seen]) for m in task.scores if m.per == "client"}
+
+
+def _scored(
+    task: Task, w: Tensor, split: Split, clients: np.ndarray, kept: list[tuple[Tensor, Seen]] | None
+) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    """What `metrics` adds up: (rows of w, values to add to those rows), together covering every sample once.
+
+    One model for all clients (rows that are views of one vector) takes a few large passes over all samples; models
+    that can be computed together go in chunks of similar clients; any other goes client by client.
+    kept: receives (the row of every sample, what was seen) where a metric needs all samples of a client
+    """
+    counts = split.counts[clients]
+
+    def seen(rows: Tensor, output: Tensor, target: Tensor, unit: Tensor | None) -> Seen:
+        found = Seen(restored(output, unit), target, task.threshold)
+        if kept is not None:
+            kept.append((rows, found))
+        return found
+
+    if callable(task.loss):
+        for i, c in enumerate(clients):
+            x, y = split.client(int(c))
+            output, unit = task.outputs(w[i], x), split.units([int(c)])
+            loss = task.criterion.mean(output, trained(y, unit)) * len(x) if len(x) else output.sum() * 0
+            found = seen(torch.full((len(y),), i, device=w.device), output, y, unit)
+            sums = {"loss": loss} | {k: v.sum() for k, v in _score(task, found).items()}
+            yield torch.tensor([i], device=w.device), {k: v[None] for k, v in sums.items()}
+    elif len(w) > 1 and w.stride(0) == 0:
+        owner = np.repeat(np.arange(len(clients)), counts)
+        x, y = split.of_all(clients)
+        for k in range(0, max(len(owner), 1), BLOCK):
+            some, who = slice(k, k + BLOCK), owner[k : k + BLOCK]
+            output = task.outputs(w[0], x(some))
+            rows, unit = torch.as_tensor(who, device=w.device), split.units(clients[who])
+            yield rows, _per_sample(task, seen(rows, output, y(some), unit), unit)
+    elif task.batched:
+        for chunk in alike(counts, max(1, BLOCK // max(1, int(counts.max(initial=1)))), np.argsort(-counts)):
+            batch = task.cast(padded(replace(split, unit=None, weight=None), clients[chunk]), w)
+            rows, unit = torch.as_tensor(chunk, device=w.device), split.units(clients[chunk])
+            output = task.each_outputs(w[rows], batch.x)
+            each = None if unit is None else unit[:, None].expand(*batch.y.shape[:2], 2).flatten(0, 1)
+            found = Seen(restored(output.flatten(0, 1), each), batch.y.flatten(0, 1), task.threshold)
+            values = _per_sample(task, found, each)
+            real = 1.0 if batch.weight is None else batch.weight > 0
+            if kept is not None:
+                some = torch.ones_like(output[..., 0]) > 0 if batch.weight is None else batch.weight > 0
+                at = rows[:, None].expand(some.shape)[some]
+                seen(at, output[some], batch.y[some], None if each is None else each[some.flatten()])
+            yield rows, {k: (v.view(batch.y.shape[:2]) * real).sum(1) for k, v in values.items()}
+    else:
+        for i, c in enumerate(clients):
+            for xb, yb in _blocks(*split.client(int(c))):
+                rows, unit = torch.full((len(yb),), i, device=w.device), split.units([int(c)])
+                yield rows, _per_sample(task, seen(rows, task.outputs(w[i], xb), yb, unit), unit)
+
+
+def per_sample(task: Task, w: Tensor, x: Tensor, y: Tensor, unit: Tensor | None = None) -> dict[str, Tensor]:
+    """What every sample adds to the metrics: their mean is the metric; see `terms` for those that are no means.
+
+    Parameters
+    ----------
+    task : Task
+        The model, its loss and its metrics.
+    w : Tensor
+        [p] one model.
+    x, y : Tensor
+        [b, ...] samples and their targets.
+    unit : Tensor or None
+        [1, 2] shift and scale of the targets, as a `Split` has them.
+
+    Returns
+    -------
+    dict of Tensor
+        [b] each; without the loss where that is a callable, which gives a mean.
+    """
+    return terms(task, restored(task.outputs(w, x), unit), y, unit)
+
+
+def terms(task: Task, output: Tensor, target: Tensor, unit: Tensor | None = None) -> dict[str, Tensor]:
+    """`per_sample` of outputs, whatever gave them.
+
+    Parameters
+    ----------
+    task : Task
+        The model, its loss and its metrics.
+    output, target : Tensor
+        [b, ...] outputs, in the targets' own units, and the targets of the same samples.
+    unit : Tensor or None
+        [1, 2] shift and scale of the targets, as a `Split` has them.
+
+    Returns
+    -------
+    dict of Tensor
+        As `per_sample`.
+    """
+    found = Seen(output, target, task.threshold)
+    values = _score(task, found) if callable(task.loss) else _per_sample(task, found, unit)
+    exact = Seen(output.cpu().double(), target.cpu(), task.threshold)
+    return values | {m.name: torch.as_tensor(m.terms(exact)) for m in task.scores if m.terms and m.fits(exact)}
+
+
+@torch.no_grad()
+def judged(
+    task: Task, outputs: Sequence[Tensor], targets: Sequence[Tensor], units: Sequence[Tensor | None]
+) -> dict[str, np.ndarray]:
+    """`metrics` of outputs, whatever gave them, in double precision.
+
+    Parameters
+    ----------
+    task : Task
+        The model, its loss and its metrics.
+    outputs, targets : sequence of Tensor
+        Of every client, [b, ...] each, on the CPU, in the targets' own units.
+    units : sequence of Tensor or None
+        [1, 2] each: shift and scale of the targets, as a `Split` has them.
+
+    Returns
+    -------
+    dict of array
+        As `metrics`.
+    """
+    pairs = zip(outputs, targets, strict=True)
+    exact = [(o.double(), y.double() if y.is_floating_point() else y) for o, y in pairs]
+    seen = [Seen(o, y, task.threshold) for o, y in exact]
+    losses = [
+        float(task.criterion.mean(trained(o, unit), trained(y, unit))) if len(y) else np.nan
+        for (o, y), unit in zip(exact, units, strict=True)
+    ]
+    found = {m.name: np.array([m.of(s) for s in seen]) for m in task.scores if m.compute}
+    return {"loss": np.array(losses), **found}
+
+
+def _per_sample(task: Task, seen: Seen, unit: Tensor | None) -> dict[str, Tensor]:
+    """[b] loss and score of every sample; the loss is that of the targets as they are trained on."""
+    loss = task.criterion.each(seen.output[None], seen.target[None])[0]
+    loss = loss if unit is None else (loss.double() / unit[..., 1].square()).to(loss.dtype)
+    return {"loss": loss, **_score(task, seen)}
+
+
+def _score(task: Task, seen: Seen) -> dict[str, Tensor]:
+    """{metric: [b]}: what each sample adds to the metrics that are means over samples, where they fit."""
+    mine = ((m.name, m.compute) for m in task.scores if m.per == "sample" and (task.settled or m.fits(seen)))
+    return {name: compute(seen) for name, compute in mine if compute}
+
+
+def _blocks(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    for k in range(0, max(len(x), 1), BLOCK):
+        yield x[k : k + BLOCK], y[k : k + BLOCK]

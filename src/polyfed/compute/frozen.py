@@ -1,0 +1,96 @@
+"""Local steps that leave the lowest layers as they are: what comes out of these is computed once, and only what lies
+above is trained, on that."""
+
+import itertools
+from typing import NamedTuple, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.compute.batches import Batches
+from polyfed.compute.task import Task, model_input, trainable
+
+
+class Upper(NamedTuple):
+    """The layers above the frozen ones: their task, where they begin in the vector, and what goes into them."""
+
+    task: Task
+    start: int
+    data: Batches
+
+
+_above = WeakKeyDictionary[Task, dict[int, Task]]()
+
+
+def upper(task: Task, w: Tensor, data: Batches, only: Tensor) -> Upper | None:
+    """What is left to train on these clients' samples of models `w: [s, p]`.
+
+    None where the lowest layers are trained too, the model is no sequence of modules, or their outputs would be needed
+    less than once: inputs are augmented, or fewer samples seen than there are.
+
+    only: [p] or [s, p], not 0 for what is trained
+    """
+    below = cut(task, only)
+    if below is None or data.work.augment is not None or data.seen < data.split.counts[data.clients].sum():
+        return None
+    x = through(task, w, [data.split.client(int(c))[0] for c in data.clients], below)
+    top = above(task, below)
+    return Upper(top, task.p - top.p, data.on(x))
+
+
+def cut(task: Task, only: Tensor) -> int | None:
+    """How many modules of the model lie below the first that is trained.
+
+    None where these have no parameters, the model is not a `Sequential`, or it may draw random numbers.
+    only: [..., p], not 0 for what is trained
+    """
+    if type(task.model) is not nn.Sequential or (task.stacked is None and task.random):
+        return None
+    trained = [bool(v.any()) for v in only.split_with_sizes(task.layout.sizes, -1)]
+    place = {id(q): k for k, q in enumerate(trainable(task.model))}
+    mine = [[place[id(q)] for q in trainable(module)] for module in _sequence(task.model)]
+    for k, entries in enumerate(mine):
+        if any(trained[e] for e in entries):
+            first = min(itertools.chain(*mine[k:]))
+            return k if max(itertools.chain(*mine[:k]), default=first) < first else None
+    return None
+
+
+def above(task: Task, cut: int) -> Task:
+    """The same loss and optimiser for the modules from `cut` on, whose parameters end the vector."""
+    known = _above.setdefault(task, {})
+    if cut not in known:
+        weights = task.class_weights
+        known[cut] = Task(
+            nn.Sequential(*_sequence(task.model)[cut:]),
+            task.loss,
+            weight_decay=task.weight_decay,
+            bf16=task.bf16,
+            tf32=task.tf32,
+            class_weights=None if weights is None else [float(c) for c in weights],
+        )
+        known[cut].random, known[cut].criterion.reshape = task.random, task.criterion.reshape
+        known[cut].vectorised = task.vectorised and known[cut].stacked is None
+    known[cut].optimizer = task.optimizer  # which a rehearsal replaces
+    return known[cut]
+
+
+def through(task: Task, w: Tensor, clients: list[Tensor], cut: int) -> Tensor:
+    """What the modules below `cut` make of samples in training: [N, ...], the first client's, then the second's, ...
+
+    w: [s, p]     clients: [b, ...] inputs of each
+    """
+    module, parameters = task.workspace(training=True)
+    below, out = nn.Sequential(*_sequence(module)[:cut]), list[Tensor]()
+    for row, x in zip(w, clients, strict=True):
+        task.point(parameters, row)
+        x = x.to(w.dtype) if x.is_floating_point() or not task.integers else x
+        with torch.no_grad(), task.precision():
+            out.append(below(model_input(x)).to(w.dtype))
+    return torch.cat(out)
+
+
+def _sequence(model: nn.Module) -> list[nn.Module]:
+    """The modules of a `Sequential`, one that stands in two places twice."""
+    return [*cast("nn.Sequential", model)]

@@ -1,0 +1,107 @@
+"""nn.Module <-> flat vector. `w: [p]`; layers are zero-copy views of it, with or without a leading client axis.
+
+Convolution weights lie in the vector in channels-last order and are seen through a permuted view: the arithmetic is
+unchanged and convolutions on CPU run markedly faster.
+"""
+
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.base.typed import BatchNorm, InstanceNorm
+
+NORMS = (nn.GroupNorm, nn.LayerNorm, BatchNorm, InstanceNorm)
+
+
+class Entry(NamedTuple):
+    """One parameter: its name, its shape as the module sees it, and whether it lies in channels-last order."""
+
+    name: str
+    shape: tuple[int, ...]
+    channels_last: bool
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+
+class Layout:
+    """Where each trainable parameter of a module lies in the flat vector `w: [p]`."""
+
+    def __init__(self, module: nn.Module):
+        self.entries = [
+            Entry(name, tuple(p.shape), p.dim() == 4) for name, p in module.named_parameters() if p.requires_grad
+        ]
+        self.sizes = [e.size for e in self.entries]
+        self.p = sum(self.sizes)
+        owners = [
+            m
+            for m in module.modules()
+            if not isinstance(m, NORMS) and any(p.requires_grad for p in m.parameters(recurse=False))
+        ]
+        of = {id(p): name for name, p in module.named_parameters()}
+        self._head = {of[id(p)] for m in owners[-1:] for p in m.parameters(recurse=False)}
+        self._norm = {of[id(p)] for m in module.modules() if isinstance(m, NORMS) for p in m.parameters(recurse=False)}
+
+    def views(self, w: Tensor) -> list[Tensor]:
+        """The parameters as views of `w`: [..., p] -> one [..., *shape] per parameter, in the module's order."""
+        lead = w.shape[:-1]
+        return [self._view(t, e, lead) for t, e in zip(w.split_with_sizes(self.sizes, -1), self.entries, strict=True)]
+
+    @staticmethod
+    def _view(t: Tensor, e: Entry, lead: torch.Size) -> Tensor:
+        if not e.channels_last:
+            return t if len(e.shape) == 1 else t.view(lead + e.shape)
+        o, i, kh, kw = e.shape
+        return t.view(*lead, o, kh, kw, i).movedim(-1, -3)
+
+    def named(self, w: Tensor) -> dict[str, Tensor]:
+        """`views` by parameter name."""
+        return {e.name: v for e, v in zip(self.entries, self.views(w), strict=True)}
+
+    def flatten(self, module: nn.Module) -> Tensor:
+        """A copy of the module's trainable parameters as one vector [p]."""
+        first = next(p for p in module.parameters() if p.requires_grad)
+        w = torch.empty(self.p, dtype=first.dtype, device=first.device)
+        parameters = dict(module.named_parameters())
+        for name, view in self.named(w).items():
+            view.copy_(parameters[name].detach())
+        return w
+
+    def load_(self, module: nn.Module, w: Tensor) -> nn.Module:
+        """Copy `w: [p]` into the module's parameters; returns the module."""
+        parameters = dict(module.named_parameters())
+        with torch.no_grad():
+            for name, view in self.named(w).items():
+                parameters[name].copy_(view)
+        return module
+
+    def mask(self, *layers: str) -> Tensor:
+        """[p] bool: True where a parameter belongs to one of `layers`.
+
+        Each is "head" (the last layer with weights), "body" (all but the head), "norm" (normalisation layers), or the
+        beginning of a parameter's name ("conv1", "0.weight"). Raises KeyError, naming the layers there are.
+        """
+        parts: list[Tensor] = []
+        for layer in layers:
+            if layer not in ("head", "body", "norm") and not any(self._within(e.name, layer) for e in self.entries):
+                raise KeyError(f"no layer {layer!r}; the model has {', '.join(e.name for e in self.entries)}")
+        for e in self.entries:
+            inside = any(
+                (e.name in self._head)
+                if layer == "head"
+                else (e.name not in self._head)
+                if layer == "body"
+                else (e.name in self._norm)
+                if layer == "norm"
+                else self._within(e.name, layer)
+                for layer in layers
+            )
+            parts.append(torch.full((e.size,), inside))
+        return torch.cat(parts)
+
+    @staticmethod
+    def _within(name: str, layer: str) -> bool:
+        return name == layer or name.startswith(layer + ".")

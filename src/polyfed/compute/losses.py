@@ -1,0 +1,147 @@
+"""Losses: of a batch, of each of its samples, of many models' batches at once."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyfed.base.errors import ConfigError, closest
+from polyfed.compute.batches import Batch, on_device
+
+LOSSES = ("cross-entropy", "mse")
+Loss = str | Callable[[Tensor, Tensor], Tensor]
+FEW = 32  # classes up to which their losses are worked out for many samples at once
+
+
+class Criterion:
+    """A loss as a mean over samples, by name or of a callable.
+
+    Parameters
+    ----------
+    loss : str or callable
+        As in `Task`.
+    class_weights : sequence of float or None
+        As in `Task`.
+    device : torch.device
+        Where outputs will be.
+
+    Raises
+    ------
+    ConfigError
+        The loss is unknown, or class weights are given with another one than "cross-entropy".
+    """
+
+    def __init__(self, loss: Loss, class_weights: Sequence[float] | None, device: torch.device):
+        if class_weights is not None and loss != "cross-entropy":
+            raise ConfigError("class-weights: found weights with another loss than cross-entropy; weigh in the loss")
+        if isinstance(loss, str) and loss not in LOSSES:
+            raise ConfigError(
+                f"unknown loss {loss!r}{closest(loss, LOSSES)}; known: {', '.join(LOSSES)}, or a callable"
+            )
+        self.loss = loss
+        self.class_weights = None
+        if class_weights is not None:
+            self.class_weights = torch.tensor(class_weights, dtype=torch.float64).to(device)
+        self.reshape = True  # outputs [b, 1] for a callable, until `check` has tried it
+
+    def mean(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
+        """The loss over samples.
+
+        Parameters
+        ----------
+        output, target : Tensor
+            [b, ...].
+        weight : Tensor or None
+            [b] for the weighted sum; None: the mean.
+
+        Returns
+        -------
+        Tensor
+            A scalar.
+        """
+        if weight is not None:
+            if not callable(self.loss):
+                return (self.each(output.reshape(1, len(output), -1), target[None])[0] * weight).sum()
+            each = [self.mean(output[k : k + 1], target[k : k + 1]) for k in range(len(target))]
+            return (torch.stack(each) * weight).sum()
+        if callable(self.loss):
+            return self.loss(self.aligned(output, target), target).mean()
+        if self.loss == "cross-entropy":
+            if self.class_weights is not None:
+                return self.each(output[None], target[None]).mean()
+            return F.cross_entropy(output, target)
+        return F.mse_loss(output.reshape(target.shape), target)
+
+    def aligned(self, output: Tensor, target: Tensor) -> Tensor:
+        """Outputs [b, 1] as float targets [b], or the reverse: a loss would broadcast them to [b, b].
+
+        Parameters
+        ----------
+        output, target : Tensor
+            [b, ...].
+
+        Returns
+        -------
+        Tensor
+            The outputs.
+        """
+        a, b = output.shape, target.shape
+        if self.reshape and target.is_floating_point() and (a == (*b, 1) or b == (*a, 1)):
+            return output.reshape(b)
+        return output
+
+    def each(self, output: Tensor, target: Tensor) -> Tensor:
+        """The loss of every sample; for named losses only.
+
+        Parameters
+        ----------
+        output : Tensor
+            [s, b, out].
+        target : Tensor
+            [s, b, ...].
+
+        Returns
+        -------
+        Tensor
+            [s, b].
+        """
+        if self.loss == "cross-entropy":
+            if output.shape[2] <= FEW or output.stride(2) != 1:  # along samples, not along the few classes of each
+                loss = F.cross_entropy(output.transpose(1, 2), target, reduction="none")
+            else:
+                loss = F.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
+            return loss if self.class_weights is None else loss * self.class_weights.to(loss.dtype)[target]
+        gap = output.flatten(2) - target.reshape(output.flatten(2).shape)
+        return gap.square().mean(2)
+
+    def of_models(self, output: Tensor, batch: Batch) -> Tensor:
+        """Each client's mean loss.
+
+        Parameters
+        ----------
+        output : Tensor
+            [s, b, ...] each model's, of its own samples.
+        batch : Batch
+            s rows.
+
+        Returns
+        -------
+        Tensor
+            [s].
+        """
+        if not callable(self.loss):
+            each = self.each(output, batch.y)
+            return each.mean(1) if batch.weight is None else (each * batch.weight).sum(1)
+        many = torch.func.vmap(self.mean)
+        if batch.weighted and batch.weight is not None:
+            each = many(output.flatten(0, 1)[:, None], batch.y.flatten(0, 1)[:, None])
+            return (each.view(batch.weight.shape) * batch.weight).sum(1)
+        if batch.sizes is None:
+            return many(output, batch.y)
+        sizes, loss = np.array(batch.sizes), output.new_zeros(len(output))
+        for b in np.unique(sizes[sizes > 0]).tolist():  # the loss of b samples, which padding is none of
+            rows = on_device(np.flatnonzero(sizes == b), output.device)
+            loss = loss.index_add(0, rows, many(output[rows, :b], batch.y[rows, :b]))
+        return loss

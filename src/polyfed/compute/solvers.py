@@ -1,0 +1,239 @@
+"""Local solvers for s clients at once, and the proximal operators that several methods share."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from polyfed.base.errors import ConfigError
+from polyfed.base.typed import row_norms
+from polyfed.compute import compiled
+from polyfed.compute.batches import Batches
+from polyfed.compute.frozen import upper
+from polyfed.compute.stacked import Drift, first
+from polyfed.compute.task import Task
+
+
+def local_sgd(
+    task: Task,
+    w: Tensor,
+    data: Batches,
+    lr: float | Tensor,
+    *,
+    pull: tuple[float | Tensor, Tensor] | None = None,
+    shift: Tensor | None = None,
+    minus: Tensor | None = None,
+    correct: Callable[[Tensor, Tensor], Tensor] | None = None,
+    prox: Callable[[Tensor], Tensor] | None = None,
+    only: Tensor | None = None,
+) -> Tensor:
+    """Mini-batch SGD, each client its own number of steps.
+
+        d = g + strength (w - anchor) + shift - minus
+        w <- prox(w - lr d)
+
+    A pull, `shift` and `minus` are numbers, which cost next to nothing in a step; `correct` is for directions of
+    another form, a function that is called at every step. The run's local optimiser, where it is another one, takes the
+    steps in the direction d.
+
+    Parameters
+    ----------
+    task : Task
+        The model and loss.
+    w : Tensor
+        [s, p] start; it is not changed.
+    data : Batches
+        The batches to go through.
+    lr : float or Tensor
+        Step size; a tensor is [s, 1].
+    pull : tuple or None
+        (strength, anchor): a pull towards anchor [s, p], the gradient of strength/2 ||w - anchor||^2 (FedProx:
+        ``pull=(self.mu, x)``). The strength is a number, or a tensor that broadcasts to [s, p].
+    shift : Tensor or None
+        [s, p], added to every gradient.
+    minus : Tensor or None
+        [s, p], subtracted from every gradient (SCAFFOLD: ``shift=c, minus=ci``).
+    correct : callable or None
+        (w, g) -> [s, p]: what takes the place of the mean-loss gradients g.
+    prox : callable or None
+        w -> [s, p], applied after every step; it may change w.
+    only : Tensor or None
+        [p] or [s, p], ones and zeros: what is trained; the rest stays as it is. None: everything. The outputs of
+        layers at the bottom that stay as they are, are computed once.
+
+    Returns
+    -------
+    Tensor
+        [s, p] the models after the last step.
+
+    Raises
+    ------
+    ConfigError
+        The run's local optimiser is not plain SGD, and the method takes proximal steps.
+    """
+    if prox is not None and not task.optimizer.plain:
+        raise ConfigError(f"optimizer: found {task.optimizer.name!r}, expected plain sgd for a method's proximal steps")
+    if only is not None and correct is None and prox is None and (above := upper(task, w, data, only)) is not None:
+        rest = slice(above.start, None)
+        pulled = None if pull is None else (_at(pull[0], rest), pull[1][..., rest])
+        plus, less = (None if v is None else v[..., rest] for v in (shift, minus))
+        w = _copied(w)
+        w[:, rest] = local_sgd(
+            above.task, w[:, rest], above.data, lr, pull=pulled, shift=plus, minus=less, only=only[..., rest]
+        )
+        return w
+    if correct is None and task.optimizer.plain:
+        drift = task.affine(w, lr, pull, shift, minus)
+        if prox is None and (trained := compiled.train(task, w, data, lr, drift, only)) is not None:
+            return trained
+        if only is None:
+            return _descended(task, _copied(w), data, lr, drift.summed(), prox)
+    w = _copied(w)
+    advance = None if task.optimizer.plain else task.optimizer.start(w, only)
+    direction = _direction(pull, shift, minus, correct, only)
+    if (batch := data.same) is not None and (gradient := task.gradient_on(w, batch)) is not None:
+        for _ in data.repeat():
+            step = direction(w, gradient())
+            if advance is not None:
+                w.copy_(advance(w, step, lr))
+            elif isinstance(lr, Tensor):
+                w.sub_(lr * step)
+            else:
+                w.sub_(step, alpha=lr)
+            if prox is not None:
+                w.copy_(prox(w))
+        return w
+    g = torch.zeros_like(w)
+    for batch in data:
+        m = batch.rows
+        found = task.gradient(w[:m], batch, need_loss=False)[0]
+        if m == len(w):
+            g = found
+        else:
+            g[:m] = found
+        step = direction(w, g)[:m]
+        if advance is None and prox is None and batch.live is None and not isinstance(lr, Tensor):
+            w[:m].sub_(step, alpha=lr)
+            continue
+        new = w[:m] - first(lr, m) * step if advance is None else advance(w[:m], step, first(lr, m))
+        if prox is not None:
+            full = w.clone()
+            full[:m] = new
+            new = prox(full)[:m]
+        w[:m] = new if batch.live is None else torch.where(batch.live > 0, new, w[:m])
+    return w
+
+
+def _copied(w: Tensor) -> Tensor:
+    return w.clone(memory_format=torch.contiguous_format)
+
+
+def _descended(
+    task: Task, w: Tensor, data: Batches, lr: float | Tensor, drift: Drift, prox: Callable[[Tensor], Tensor] | None
+) -> Tensor:
+    """w after all of `data`'s steps w <- prox(keep w + add - lr gradient), most of them in place."""
+    if (
+        (batch := data.same) is not None
+        and (prox is None or not batch.native)  # the kernel sets nothing up for many steps
+        and (descend := task.descent_on(w, batch, lr, drift)) is not None
+    ):
+        for _ in data.repeat():
+            descend()
+            if prox is not None:
+                w.copy_(prox(w))
+        return w
+    for batch in data:
+        m = batch.rows
+        task.descend_(w[:m], batch, first(lr, m), drift.first(m))
+        if prox is not None and m == len(w) and batch.live is None:
+            w = prox(w)
+        elif prox is not None:
+            new = prox(w.clone())[:m]
+            w[:m] = new if batch.live is None else torch.where(batch.live > 0, new, w[:m])
+    return w
+
+
+def sgd_with_curvature(
+    task: Task, w: Tensor, data: Batches, lr: float | Tensor, shift: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`local_sgd` that also measures the smoothness it meets: ([s, p], [s] largest ||g - g'|| / ||w - w'||).
+
+    The ratio compares gradients at successive iterates on the same samples. With full batches they are at hand
+    anyway, except for a client of one step, which costs a second gradient; with mini-batches each step does. Moves
+    shorter than 1e-12 max(1, ||w||) are skipped: 0 says that nothing was measured.
+    """
+    if not data.full_batch:
+        found = w.new_zeros(len(w), dtype=torch.float64)
+        drift = task.affine(w, lr, shift=shift)
+        if (trained := compiled.train(task, w, data, lr, drift, curvature=found)) is not None:
+            return trained, found.to(w.dtype)
+    largest = w.new_zeros(len(w))
+    last: list[tuple[Tensor, Tensor]] = []
+
+    def ratio(move: Tensor, w1: Tensor, g1: Tensor, g0: Tensor) -> None:
+        m = len(w1)
+        usable = move > 1e-12 * row_norms(w1).clamp(min=1)
+        largest[:m] = torch.where(usable, torch.maximum(largest[:m], row_norms(g1 - g0) / move), largest[:m])
+
+    def watch(w1: Tensor, g1: Tensor) -> Tensor:
+        if last:
+            w0, g0 = last.pop()
+            ratio(row_norms(w1 - w0), w1, g1, g0)
+        last.append((w1.clone(), g1.clone()))
+        return g1
+
+    if data.full_batch:
+        end = local_sgd(task, w, data, lr, shift=shift, correct=watch)
+        if (once := data.steps == 1).any():
+            before = largest.clone()
+            g1 = task.gradient(end, data.whole(), need_loss=False)[0]
+            ratio(row_norms(end - w), end, g1, last.pop()[1])
+            largest = torch.where(once, largest, before)
+        return end, largest
+    w = _copied(w)
+    for batch in data:
+        m, rate = batch.rows, torch.as_tensor(first(lr, batch.rows), dtype=w.dtype, device=w.device)
+        g = task.gradient(w[:m], batch, need_loss=False)[0]
+        d = g if shift is None else g + shift[:m]
+        if batch.live is not None:
+            rate = rate * batch.live  # who has finished stays where it is, which is no move
+        new = torch.addcmul(w[:m], rate, d, value=-1)
+        ratio(rate.abs().expand(m, 1)[:, 0] * row_norms(d), new, task.gradient(new, batch, need_loss=False)[0], g)
+        if m == len(w):
+            w = new
+        else:
+            w[:m] = new
+    return w, largest
+
+
+def _direction(
+    pull: tuple[float | Tensor, Tensor] | None,
+    shift: Tensor | None,
+    minus: Tensor | None,
+    correct: Callable[[Tensor, Tensor], Tensor] | None,
+    only: Tensor | None,
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """(w, g) -> d as in `local_sgd`, 0 on what is not trained."""
+
+    def direction(w: Tensor, g: Tensor) -> Tensor:
+        d = g if correct is None else correct(w, g)
+        if pull is not None:
+            d = d + pull[0] * (w - pull[1])
+        if shift is not None:
+            d = d + shift
+        if minus is not None:
+            d = d - minus
+        return d if only is None else d * only
+
+    return direction
+
+
+def _at(value: float | Tensor, where: slice) -> float | Tensor:
+    """The part of a number, or of a tensor that broadcasts to [s, p], that belongs to these parameters."""
+    return value[..., where] if isinstance(value, Tensor) and value.dim() and value.shape[-1] > 1 else value
+
+
+def soft_threshold(w: Tensor, amount: float) -> Tensor:
+    """Proximal operator of amount * ||w||_1, element by element."""
+    near = w.clamp(-amount, amount)
+    return torch.sub(w, near, out=near)

@@ -1,0 +1,636 @@
+"""Task: a model, a loss and its metrics, on flat vectors, for s clients at once.
+
+Three ways to a gradient, the same numbers: closed form for chains of linear layers (`stacked.py`); on an accelerator
+one vectorised forward pass with stacked weights and one backward pass of the summed losses (clients do not interact);
+otherwise the module itself, one client after another, its parameters pointed at views of the vector.
+"""
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import cached_property, partial
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polyfed.base.errors import ConfigError, DataError, ModelError
+from polyfed.base.typed import add_, copy_, named_modules
+from polyfed.compute import compiled
+from polyfed.compute.batches import Batch
+from polyfed.compute.layout import Layout
+from polyfed.compute.losses import Criterion, Loss
+from polyfed.compute.optimizers import Optimizer
+from polyfed.compute.split import Split
+from polyfed.compute.stacked import BLOCK, Affine, Drift, Stacked, chain
+from polyfed.compute.trial import EMBEDDINGS, Keyed, check_structure, reason, still
+from polyfed.compute.vectorised import stacked_outputs
+from polyfed.metrics.metric import Metric
+from polyfed.metrics.scores import DEFAULT
+
+AT_ONCE = 1 << 30  # bytes of activations when evaluating many models on their own samples
+
+
+class Task:
+    """A model and a loss as functions of the flat parameter vector.
+
+    Random layers (dropout of any kind) draw from a key per client and step. Frozen parts that the model has in
+    evaluation mode stay in it. Integer inputs stay integers for a model with an embedding and become floats for others.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Its trainable parameters define the vector, their present values the start `w0: [p]`.
+    loss : str or callable
+        "cross-entropy", "mse", or (output [b, ...], target [b, ...]) -> mean loss, a scalar. For float targets [b],
+        outputs [b, 1] are reshaped to [b] first, and the reverse.
+    weight_decay : float
+        Adds weight_decay/2 * ||w||^2 to every client's loss.
+    optimizer : Optimizer
+        What takes the local steps of `local_sgd`.
+    device : torch.device, str or None
+        Where to compute; None keeps the model's.
+    dtype : torch.dtype or None
+        Precision; None keeps the model's.
+    bf16 : bool
+        Products and convolutions of local training in bfloat16, by torch's autocast; weights, losses, gradients and
+        updates, and every evaluation, stay in float32.
+    tf32 : bool
+        On a CUDA device, float32 products and convolutions of local training by TF32's tensor cores.
+    metrics : sequence of Metric or None
+        What clients' models are judged by, the first leads; None: accuracy for classes, RMSE for numbers.
+    class_weights : sequence of float or None
+        One number per class, which multiplies the loss of its samples; the mean over a batch divides by the number of
+        its samples. For "cross-entropy" only.
+
+    Raises
+    ------
+    ModelError
+        The model has no trainable parameter, parameters that have no values yet, or a BatchNorm that is not frozen (its
+        statistics mix samples and are no part of the vector). `check` finds the rest by trying.
+    ConfigError
+        The loss is unknown, or bf16 is asked for with other weights than float32.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss = "cross-entropy",
+        *,
+        weight_decay: float = 0.0,
+        optimizer: Optimizer = Optimizer(),  # noqa: B008  (frozen)
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        bf16: bool = False,
+        tf32: bool = False,
+        metrics: Sequence[Metric] | None = None,
+        class_weights: Sequence[float] | None = None,
+    ):
+        self._still = still(model)
+        try:
+            self.model = copy.deepcopy(model)
+            check_structure(self.model, lambda m: _training(m, self._parts(m)))
+            self.model = self.model.to(device=device, dtype=dtype)
+        except (RuntimeError, TypeError, ValueError, AttributeError) as e:
+            raise ModelError(f"{type(model).__name__} cannot be copied: {reason(e)}") from None
+        self.weight_decay, self.optimizer = weight_decay, optimizer
+        self.asked = tuple(metrics or ())
+        self.scores, self.settled = self.asked or DEFAULT, False  # `check` keeps what fits
+        self.layout = Layout(self.model)
+        self.p = self.layout.p
+        self.w0 = self.layout.flatten(self.model)
+        self.criterion = Criterion(loss, class_weights, self.w0.device)
+        broken = [
+            e.name for e, v in zip(self.layout.entries, self.layout.views(self.w0), strict=True) if not _finite(v)
+        ]
+        if broken:
+            raise ModelError(f"parameter {broken[0]!r} of {type(model).__name__} holds NaN or infinity before training")
+        layers = chain(self.model)
+        known = isinstance(loss, str)
+        if bf16 and self.w0.dtype != torch.float32:
+            found = str(self.w0.dtype).removeprefix("torch.")
+            raise ConfigError(f"precision: found bf16 with weights in {found}, expected float32")
+        self.bf16, self.tf32 = bf16, tf32
+        layers = layers if not bf16 else None  # autocast is of modules
+        self.stacked = Stacked(layers, self.layout, self.criterion) if known and layers else None
+        self.vectorised = self.stacked is None and self.w0.device.type != "cpu"
+        self.sample_bytes = 0  # of memory that a sample takes in a vectorised step, as `check` finds
+        # until `check` has tried: any model may draw, and one output is a logit
+        self.random = True
+        self.threshold: float | None = 0.0
+        self.embeds = self.integers = any(isinstance(m, EMBEDDINGS) for m in self.model.modules())
+        self._local = threading.local()
+
+    @property
+    def loss(self) -> Loss:
+        """As it was given."""
+        return self.criterion.loss
+
+    @property
+    def class_weights(self) -> Tensor | None:
+        """[C] float64."""
+        return self.criterion.class_weights
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.w0.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the start, and of what is trained from it."""
+        return self.w0.dtype
+
+    @property
+    def batched(self) -> bool:
+        """Whether several clients in one call are computed together, and not one after another."""
+        return self.stacked is not None or self.vectorised
+
+    @cached_property
+    def fixed(self) -> dict[str, Tensor]:
+        """What the model uses besides the vector, by name: frozen parameters and persistent buffers."""
+        kept = self.model.state_dict().keys()
+        frozen = {name: q.detach() for name, q in self.model.named_parameters() if not q.requires_grad}
+        return frozen | {name: b for name, b in self.model.named_buffers() if name in kept}
+
+    @cached_property
+    def fixed_digest(self) -> str:
+        """Digest of `fixed`, the layers' types and the vector's layout; "" where nothing is fixed."""
+        if not self.fixed:
+            return ""
+        h = blake2b(digest_size=16)
+        for name, m in named_modules(self.model):
+            h.update(f"{name} {type(m).__name__} {name in self._still}\n".encode())
+        for name, shape, _ in self.layout.entries:
+            h.update(f"{name} {shape}\n".encode())
+        for name, t in sorted(self.fixed.items()):
+            h.update(f"{name} {t.dtype} {[*t.shape]}\n".encode())
+            h.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return h.hexdigest()
+
+    def place(self, split: Split) -> Split:
+        """The split on the task's device, as the model takes it: floats in its precision, integers where it embeds.
+
+        Parameters
+        ----------
+        split : Split
+            The samples, anywhere.
+
+        Returns
+        -------
+        Split
+            The same samples.
+
+        Raises
+        ------
+        DataError
+            This precision does not hold the numbers.
+        """
+        wide = split.x.dtype, split.y.dtype
+        split = split.to(self.device, self.dtype)
+        if not self.integers and not split.x.is_floating_point():
+            split = replace(split, x=split.x.to(self.dtype))
+        for t, before, what in zip((split.x, split.y), wide, ("inputs", "targets"), strict=True):
+            if t.dtype != before and not _finite(t):
+                most = torch.finfo(t.dtype).max
+                raise DataError(f"found {what} beyond {most:.2g}, the largest {str(t.dtype)[6:]}; scale them")
+        return split
+
+    def module(self, w: Tensor) -> nn.Module:
+        """A copy of the model with other parameters.
+
+        Parameters
+        ----------
+        w : Tensor
+            [p] the parameters.
+
+        Returns
+        -------
+        nn.Module
+            On the task's device.
+        """
+        return self.layout.load_(copy.deepcopy(self.model), w)
+
+    # gradients
+
+    def gradient(self, w: Tensor, batch: Batch, need_loss: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Each client's gradient of the mean loss on its own samples.
+
+        Parameters
+        ----------
+        w : Tensor
+            [s, p] the clients' models.
+        batch : Batch
+            s rows.
+        need_loss : bool
+            False may skip the loss.
+
+        Returns
+        -------
+        tuple of Tensor
+            [s, p] gradients, and [s] losses or None.
+        """
+        g, loss = self._undecayed(w, self.cast(batch, w), need_loss)
+        if self.weight_decay:
+            g.add_(w, alpha=self.weight_decay)
+            if loss is not None:
+                loss = loss + self.weight_decay / 2 * w.square().sum(-1)
+        return g, loss
+
+    def gradient_on(self, w: Tensor, batch: Batch) -> Callable[[], Tensor] | None:
+        """`gradient` as a function of what `w` holds at each call, for many steps on one batch.
+
+        Parameters
+        ----------
+        w : Tensor
+            [s, p] the clients' models, to be changed in place between calls.
+        batch : Batch
+            s rows.
+
+        Returns
+        -------
+        callable or None
+            () -> [s, p], overwritten by the next call. None where steps gain nothing by it.
+        """
+        if self.stacked is None:
+            return None
+        gradient = self.stacked.gradient_on(w, self.cast(batch, w))
+        decay = self.weight_decay
+        return (lambda: gradient().add_(w, alpha=decay)) if decay else gradient
+
+    def _undecayed(self, w: Tensor, batch: Batch, need_loss: bool) -> tuple[Tensor, Tensor | None]:
+        """`gradient` without weight decay."""
+        if not need_loss and (g := compiled.gradient(self, w, batch)) is not None:
+            return g, None
+        if self.stacked is not None:
+            return self.stacked.gradient(w, batch, need_loss)
+        if self.vectorised and len(w) > 1:
+            return self._vectorised(w, batch)
+        return self._one_by_one(w, batch)
+
+    def affine(
+        self,
+        w: Tensor,
+        lr: float | Tensor,
+        pull: tuple[float | Tensor, Tensor] | None = None,
+        shift: Tensor | None = None,
+        minus: Tensor | None = None,
+    ) -> Affine:
+        """What a pull, a shift and weight decay make of w in a step, besides the gradient of the loss.
+
+        Parameters
+        ----------
+        w : Tensor
+            [s, p] the clients' models.
+        lr : float or Tensor
+            Step size; a tensor is [s, 1].
+        pull, shift, minus : tuple, Tensor or None
+            As in `local_sgd`.
+
+        Returns
+        -------
+        Affine
+            Its vectors as they are given; `summed` makes a `Drift` of it, for `descend_`.
+        """
+        strength, anchor = pull if pull is not None else (0.0, None)
+        rate = lr * (strength + self.weight_decay)
+        keep: float | Tensor = 1.0
+        terms: list[tuple[float | Tensor, Tensor]] = []
+        if isinstance(rate, Tensor) or rate:
+            # a number stays one: to read it back from an accelerator would be to wait for it
+            each = (1 - torch.as_tensor(rate, dtype=torch.float64)).to(w.dtype)
+            if anchor is not None:
+                # by what is not kept as it was rounded: a model at its anchor stays there
+                share = strength / (strength + self.weight_decay) if self.weight_decay else 1.0
+                by = ((1 - each.double()) * share).to(w.dtype)
+                terms.append((by if by.dim() else float(by.numpy()), anchor))
+            keep = each.expand(len(w), -1) if each.dim() else float(each.numpy())
+        terms += [(by, v) for by, v in ((-lr, shift), (lr, minus)) if v is not None]
+        return Affine(keep, terms)
+
+    def descent_on(self, w: Tensor, batch: Batch, lr: float | Tensor, drift: Drift) -> Callable[[], None] | None:
+        """`descend_` as a function, for many steps on one batch.
+
+        Parameters
+        ----------
+        w : Tensor
+            [s, p] the clients' models, changed in place by every call.
+        batch : Batch
+            s rows.
+        lr : float or Tensor
+            Step size; a tensor is [s, 1].
+        drift : Drift
+            What the steps do besides.
+
+        Returns
+        -------
+        callable or None
+            () -> None. None where steps gain nothing by it.
+        """
+        if self.stacked is None or batch.live is not None:
+            return None
+        return self.stacked.descent_on(w, self.cast(batch, w), lr, drift)
+
+    def descend_(self, w: Tensor, batch: Batch, lr: float | Tensor, drift: Drift | None = None, steps: int = 1) -> None:
+        """Gradient steps in place: w <- keep * w + add - lr * gradient of the loss, without weight decay.
+
+        Parameters
+        ----------
+        w : Tensor
+            [s, p] the clients' models.
+        batch : Batch
+            s rows.
+        lr : float or Tensor
+            Step size; a tensor is [s, 1].
+        drift : Drift
+            What a step does besides, as `affine(...).summed()` makes it; None: weight decay.
+        steps : int
+            How many, all on this batch.
+        """
+        drift = drift or self.affine(w, lr).summed()
+        if batch.live is None and compiled.descend_(self, w, self.cast(batch, w), lr, drift, steps):
+            return
+        descend = self.descent_on(w, batch, lr, drift) or partial(self._descend_, w, batch, lr, drift)
+        for _ in range(steps):
+            descend()
+
+    def _descend_(self, w: Tensor, batch: Batch, lr: float | Tensor, drift: Drift) -> None:
+        """One step, where nothing is set up for many."""
+        batch = self.cast(batch, w)
+        if not self.batched:
+            empty = [] if batch.sizes is None else [i for i, b in enumerate(batch.sizes) if b == 0]
+            for i in empty:
+                if batch.live is None or batch.live[i]:
+                    drift.row(i)(w[i])
+            for i, views, parameters, loss in self._losses(w, batch):
+                if batch.live is None or batch.live[i]:
+                    g = torch.autograd.grad(loss, parameters)
+                    drift.row(i)(w[i])
+                    add_(views, g, alpha=-float(lr[i] if isinstance(lr, Tensor) and lr.dim() else lr))
+            return
+        g = self._undecayed(w, batch, need_loss=False)[0]
+        new = drift(w.clone()).sub_(g.mul_(lr))
+        w.copy_(new if batch.live is None else torch.where(batch.live > 0, new, w))
+
+    def _one_by_one(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        g, losses = torch.zeros_like(w, memory_format=torch.contiguous_format), w.new_zeros(len(w))
+        for i, _, parameters, loss in self._losses(w, batch):
+            copy_(self.layout.views(g[i]), torch.autograd.grad(loss, parameters))
+            losses[i] = loss.detach()
+        return g, losses
+
+    def _losses(self, w: Tensor, batch: Batch) -> Iterator[tuple[int, list[Tensor], list[nn.Parameter], Tensor]]:
+        """Client by client through the module: (row, views of w[row], the parameters that see them, loss to derive).
+
+        Rows without samples are left out.
+        """
+        module, parameters = self.workspace(training=True)
+        keys = self._keys(batch)
+        for i in range(len(w)):
+            b = batch.x.shape[1] if batch.sizes is None else batch.sizes[i]
+            if b == 0:
+                continue
+            views = self.point(parameters, w[i])
+            with torch.enable_grad(), self._drawing(0 if keys is None else int(keys[i])):
+                with self.precision():
+                    output = module(model_input(batch.x[i, :b]))
+                loss = self.criterion.mean(output.to(w.dtype), batch.y[i, :b], _weight(batch, i, b))
+            yield i, views, parameters, loss
+
+    def hvp(self, w: Tensor, v: Tensor, batch: Batch) -> Tensor:
+        """The Hessian of each client's mean loss times a vector, by two backward passes, one client after another.
+
+        Parameters
+        ----------
+        w : Tensor
+            [s, p] the clients' models.
+        v : Tensor
+            [s, p] the vectors.
+        batch : Batch
+            s rows.
+
+        Returns
+        -------
+        Tensor
+            [s, p].
+        """
+        out = torch.zeros_like(w, memory_format=torch.contiguous_format)
+        for i, _, parameters, loss in self._losses(w, self.cast(batch, w)):
+            with torch.enable_grad():
+                grads = torch.autograd.grad(loss, parameters, create_graph=True)
+                slope = torch.stack([(g * u).sum() for g, u in zip(grads, self.layout.views(v[i]), strict=True)]).sum()
+                if slope.requires_grad:
+                    second = torch.autograd.grad(slope, parameters, materialize_grads=True)
+                    copy_(self.layout.views(out[i]), second)
+        return out.add_(v, alpha=self.weight_decay) if self.weight_decay else out
+
+    def _vectorised(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        if batch.sizes is not None and not any(batch.sizes):
+            return torch.zeros_like(w), w.new_zeros(len(w))
+        module, _ = self.workspace(training=True)
+        w = w.detach().requires_grad_()
+        with torch.enable_grad():
+            with self.precision():
+                output = stacked_outputs(module, self.layout, w, batch.x, self._keys(batch))
+            loss = self.criterion.of_models(output.to(w.dtype), batch)
+            (g,) = torch.autograd.grad(loss.sum(), w)
+        return g, loss.detach()
+
+    def _keys(self, batch: Batch) -> np.ndarray | None:
+        """[s] uint64, of what the model draws in this step."""
+        if not self.random:
+            return None
+        return batch.seed() if batch.seed else np.zeros(len(batch.x), dtype=np.uint64)
+
+    def each_outputs(self, w: Tensor, x: Tensor) -> Tensor:
+        """Every model's outputs on its own samples in evaluation mode, computed together; where `batched` only.
+
+        Parameters
+        ----------
+        w : Tensor
+            [s, p] the clients' models.
+        x : Tensor
+            [s, b, ...] inputs.
+
+        Returns
+        -------
+        Tensor
+            [s, b, ...].
+        """
+        if self.stacked is not None:
+            return self.stacked.outputs(w, x)
+        module = self.workspace(training=False)[0]
+        most = max(1, AT_ONCE // max(1, self.sample_bytes))
+        rows, b = min(most, len(w)), max(1, most // len(w))
+        out = [
+            [
+                stacked_outputs(module, self.layout, w[i : i + rows], x[i : i + rows, k : k + b])
+                for i in range(0, len(w), rows)
+            ]
+            for k in range(0, max(x.shape[1], 1), b)
+        ]
+        return torch.cat([torch.cat(some) for some in out], 1)
+
+    def workspace(self, training: bool) -> tuple[nn.Module, list[nn.Parameter]]:
+        """This thread's own copy of the module and its trainable parameters.
+
+        Parameters
+        ----------
+        training : bool
+            Its mode; frozen parts in evaluation mode stay in it.
+
+        Returns
+        -------
+        tuple
+            nn.Module, and a list of nn.Parameter.
+        """
+        if not hasattr(self._local, "module"):
+            module = copy.deepcopy(self.model)
+            self._local.module, self._local.still = module, self._parts(module)
+            self._local.parameters = trainable(module)
+        if training:
+            _training(self._local.module, self._local.still)
+        else:
+            self._local.module.eval()
+        return self._local.module, self._local.parameters
+
+    def point(self, parameters: list[nn.Parameter], w: Tensor) -> list[Tensor]:
+        """Let the parameters of a workspace be views of a vector.
+
+        Parameters
+        ----------
+        parameters : list of nn.Parameter
+            As `workspace` gives them.
+        w : Tensor
+            [p] the vector.
+
+        Returns
+        -------
+        list of Tensor
+            The views.
+        """
+        views = self.layout.views(w)
+        for q, view in zip(parameters, views, strict=True):
+            q.data = view
+        return views
+
+    def _drawing(self, key: int) -> AbstractContextManager[object]:
+        return Keyed(key, self.device) if self.random else nullcontext()
+
+    def precision(self) -> AbstractContextManager[object]:
+        """Inside, products and convolutions are in bfloat16 where `bf16` asks for it.
+
+        Returns
+        -------
+        context manager
+            Of torch's autocast, or of nothing.
+        """
+        return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
+
+    def _parts(self, module: nn.Module) -> list[nn.Module]:
+        return [module.get_submodule(name) for name in self._still]
+
+    @torch.no_grad()
+    def loss_of(self, w: Tensor, batch: Batch) -> Tensor:
+        """Each client's mean loss on the real samples of its row, weighted as in training, without weight decay.
+
+        Parameters
+        ----------
+        w : Tensor
+            [s, p] the clients' models, or [s, c, p] several for each.
+        batch : Batch
+            s rows.
+
+        Returns
+        -------
+        Tensor
+            [s], or [s, c].
+        """
+        batch, many = self.cast(batch, w), w.view(len(w), -1, self.p)
+        if self.stacked is not None:
+            return self.stacked.losses(many, batch).view(w.shape[:-1])
+        out: list[Tensor] = []
+        for i, models in enumerate(many):
+            b = batch.x.shape[1] if batch.sizes is None else batch.sizes[i]
+            x, y, weight = batch.x[i, :b], batch.y[i, :b], _weight(batch, i, b)
+            out += [self.criterion.mean(self.outputs(model, x), y, weight) for model in models]
+        return torch.stack(out).view(w.shape[:-1])
+
+    def outputs(self, w: Tensor, x: Tensor) -> Tensor:
+        """The model's outputs in evaluation mode.
+
+        Parameters
+        ----------
+        w : Tensor
+            [p] its parameters.
+        x : Tensor
+            [b, ...] inputs.
+
+        Returns
+        -------
+        Tensor
+            [b, ...].
+        """
+        if x.is_floating_point() or not self.integers:
+            x = x.to(w.dtype)
+        blocks = [x[k : k + BLOCK] for k in range(0, max(len(x), 1), BLOCK)]
+        with torch.no_grad(), self._drawing(0) if self.stacked is None else nullcontext():
+            if self.stacked is not None:
+                out = [self.stacked.outputs(w[None], block[None])[0] for block in blocks]
+            else:
+                module, parameters = self.workspace(training=False)
+                self.point(parameters, w)
+                out = [module(model_input(block)) for block in blocks]
+        return out[0] if len(out) == 1 else torch.cat(out)
+
+    def cast(self, batch: Batch, w: Tensor) -> Batch:
+        """The batch in the precision of w; integers stay what they are where the model embeds them.
+
+        Parameters
+        ----------
+        batch : Batch
+            s rows.
+        w : Tensor
+            [s, p] the clients' models.
+
+        Returns
+        -------
+        Batch
+            The same samples.
+        """
+        x, y, weight = batch[:3]
+        if x.dtype != w.dtype and (x.is_floating_point() or not self.integers):
+            batch = batch._replace(x=x.to(w.dtype))
+        if y.is_floating_point() and y.dtype != w.dtype:
+            batch = batch._replace(y=y.to(w.dtype))
+        if weight is not None and weight.dtype != w.dtype:
+            batch = batch._replace(weight=weight.to(w.dtype))
+        return batch
+
+
+def _weight(batch: Batch, i: int, b: int) -> Tensor | None:
+    """The weights of row i's samples, where they are not all the same."""
+    return batch.weight[i, :b] if batch.weighted and batch.weight is not None else None
+
+
+def _finite(t: Tensor) -> bool:
+    return bool(t.isfinite().all())
+
+
+def trainable(module: nn.Module) -> list[nn.Parameter]:
+    return [q for q in module.parameters() if q.requires_grad]
+
+
+def _training(module: nn.Module, parts: list[nn.Module]) -> None:
+    """Training mode, but for the frozen parts that stay in evaluation mode."""
+    module.train()
+    for part in parts:
+        part.eval()
+
+
+def model_input(x: Tensor) -> Tensor:
+    """Images go in channels-last, as the convolution weights do."""
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x

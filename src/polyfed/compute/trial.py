@@ -1,0 +1,255 @@
+"""Whether a model can be trained, found by trying it: what it draws, what it keeps and what its loss depends on.
+
+A client's step has to be a function of (parameters, samples, key), or threads, kills and resumes would change a run.
+So torch's random numbers are keyed, and anything else that changes from one pass to the next is refused.
+"""
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from polyfed.base.errors import ModelError
+from polyfed.base.randomness import mix
+from polyfed.base.typed import BatchNorm, named_modules, unwatched
+from polyfed.compute.dropout import DROPOUTS, dropped, key_from
+
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+_generators = threading.Lock()
+
+
+class Keyed(TorchDispatchMode):
+    """Inside, the k-th random operation draws from (key, k), whatever other threads do.
+
+    Dropout has masks of its own (`dropout.py`). Worker threads share torch's generators, so each other random operation
+    seeds them, draws, and puts them back as they were, under a lock. Operations that are given a generator of their own
+    are left alone.
+    device: of a tensor     drew: whether any number was drawn
+    """
+
+    def __init__(self, key: int, device: torch.device):
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
+        self.key, self.count, self.drew = key, 0, False
+        self._dropout = _Dropout(self)
+        self.generators = [torch.default_generator]
+        if device.type == "cuda":
+            self.generators.append(torch.cuda.default_generators[device.index])
+
+    def __enter__(self) -> Self:
+        self._dropout.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # pyright: ignore[reportUnknownMemberType]
+        self._dropout.__exit__(*raised)  # pyright: ignore[reportUnknownMemberType]
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        drawn = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and kwargs.get("generator") is None
+        if not drawn:
+            return func(*args, **kwargs)
+        with _generators:
+            before = [g.get_state() for g in self.generators]
+            try:
+                for g in self.generators:
+                    g.manual_seed(int(mix(self.key, self.count)))
+                seeded = [g.get_state() for g in self.generators]
+                result = func(*args, **kwargs)
+                # some operations may draw and do not: attention whose dropout is zero
+                self.drew |= any(
+                    not torch.equal(g.get_state(), s) for g, s in zip(self.generators, seeded, strict=True)
+                )
+            finally:
+                for g, state in zip(self.generators, before, strict=True):
+                    g.set_state(state)
+        self.count += 1
+        return result
+
+
+class _Dropout(TorchFunctionMode):
+    """The dropouts among these operations, whose masks are the same on every device and for many clients at once."""
+
+    def __init__(self, keyed: Keyed):
+        super().__init__()
+        self._keyed, self._key = keyed, key_from(keyed.key)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in DROPOUTS:
+            with unwatched():
+                made = dropped(func, self._key, self._keyed.count, *args, **kwargs)
+            if made is not None:
+                self._keyed.count, self._keyed.drew = self._keyed.count + 1, True
+                return made
+        return func(*args, **kwargs)
+
+
+def reason(e: BaseException) -> str:
+    """An error of the user's own code in one line, with its type where the text alone says too little."""
+    text = next(iter(str(e).strip().splitlines()), "")
+    return (
+        text if text and isinstance(e, RuntimeError | TypeError | ValueError) else f"{type(e).__name__} {text}".strip()
+    )
+
+
+def still(model: nn.Module) -> list[str]:
+    """Names of the frozen parts in evaluation mode, which stay in it while the rest trains.
+
+    A part counts when it was handed over in evaluation mode and has parameters or buffers, none of them trainable: the
+    frozen BatchNorm layers of a pretrained network, or a whole backbone.
+    """
+    return [
+        name
+        for name, m in named_modules(model)
+        if not m.training
+        and (any(True for _ in m.parameters()) or any(True for _ in m.buffers()))
+        and not any(q.requires_grad for q in m.parameters())
+    ]
+
+
+def check_structure(model: nn.Module, training: Callable[[nn.Module], object]) -> None:
+    """Refuse what cannot be laid out as a vector, and BatchNorm that normalises by the batch.
+
+    training: puts a model into the mode it trains in.
+    """
+    who = type(model).__name__
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    for name, t in tensors:
+        if nn.parameter.is_lazy(t):
+            raise ModelError(f"{who}: {name!r} has no shape yet (a lazy layer); run the model once on a batch first")
+        if t.is_meta:
+            raise ModelError(f"{who}: {name!r} is on the meta device and has no values; load or initialise it first")
+    if not any(q.requires_grad for q in model.parameters()):
+        raise ModelError(f"{who} has no trainable parameters")
+    modes = [(m, m.training) for m in model.modules()]
+    training(model)
+    for name, m in named_modules(model):
+        if isinstance(m, BatchNorm) and (m.training or m.running_mean is None):
+            raise ModelError(
+                f"layer {name!r} is {type(m).__name__}: its running statistics are not part of what clients exchange; "
+                "replace it by GroupNorm with polyfed.models.replace_batchnorm(model), or freeze it: "
+                "requires_grad_(False) and eval()"
+            )
+    for m, mode in modes:
+        m.training = mode
+
+
+def train_twice(
+    module: nn.Module,
+    parameters: list[nn.Parameter],
+    step: Callable[[], tuple[Tensor, Tensor]],
+    evaluate: Callable[[], Tensor],
+    who: str,
+) -> bool:
+    """Whether the model draws random numbers. Raises ModelError for what no key can make repeatable.
+
+    step: one training pass -> (output, loss)     evaluate: outputs in evaluation mode
+    """
+    device = parameters[0].device
+    outside = _outside()
+    before = {name: t.detach().clone() for name, t in _tensors(module)}
+    with Keyed(0, device) as evaluated:
+        first = evaluate()
+    with Keyed(0, device) as keyed:
+        output, loss = step()
+    for name, t in _tensors(module):
+        if name not in before or not same(before[name], t.detach()):
+            kind = "parameter" if isinstance(t, nn.Parameter) else "buffer"
+            raise ModelError(
+                f"{_layer(module, name)} changes its {kind} {name.rpartition('.')[2]!r} in a forward pass, so that a "
+                "client's result depends on those before it; replace it, or freeze it: requires_grad_(False) and eval()"
+            )
+    if _outside() != outside:
+        raise ModelError(
+            f"{who} draws from Python's or numpy's global generator, which is not keyed; draw from torch's"
+        )
+    if not output.requires_grad:
+        raise ModelError(f"{who}: its output does not depend on its trainable parameters (detached, or under no_grad?)")
+    if not loss.requires_grad:
+        raise ModelError(f"loss: it does not depend on the output of {who} (constant or detached?)")
+    with Keyed(0, device) as backwards:
+        grads: list[Tensor | None] = [*torch.autograd.grad(loss, parameters, allow_unused=True)]
+    names = {id(q): name for name, q in module.named_parameters()}
+    unused = [names[id(q)] for q, g in zip(parameters, grads, strict=True) if g is None]
+    if unused:
+        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+        raise ModelError(
+            f"{who}: the loss does not depend on {', '.join(map(repr, unused[:3]))}{more}; "
+            "remove these parameters or freeze them with requires_grad_(False)"
+        )
+    if backwards.drew:
+        raise ModelError(
+            f"{who} draws random numbers in its backward pass (activation checkpointing of a random layer?)"
+        )
+    with Keyed(0, device):
+        again = step()[0]
+    with Keyed(0, device):
+        last = evaluate()
+    if not same(output.detach(), again.detach()) or not same(first, last):
+        raise ModelError(
+            f"{_culprit(module, step, device) or who} gives other outputs in a second pass on the same samples: it "
+            "keeps something between passes, or draws from a generator of its own, so a run could not be repeated"
+        )
+    with Keyed(1, device):
+        if not same(first, evaluate()):
+            raise ModelError(f"{who} gives random outputs in evaluation mode; draw only where self.training is true")
+    return keyed.drew or evaluated.drew
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Equal, NaN included; on an accelerator, whose sums may be taken in any order, up to rounding."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.allclose(a, b, rtol=0.0 if a.device.type == "cpu" else 1e-3, atol=0.0, equal_nan=True)
+
+
+def _outside() -> tuple[object, ...]:
+    _, words, position, *_ = np.random.get_state()
+    return random.getstate(), np.asarray(words).tobytes(), position
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_buffers()
+    yield from module.named_parameters()
+
+
+def _layer(module: nn.Module, name: str) -> str:
+    layer = name.rpartition(".")[0]
+    kind = type(module.get_submodule(layer)).__name__
+    return f"layer {layer!r} ({kind})" if layer else kind
+
+
+def _culprit(module: nn.Module, step: Callable[[], object], device: torch.device) -> str | None:
+    """The first layer whose output differs between two equal passes."""
+    seen: list[tuple[str, Tensor]] = []
+
+    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        return lambda _, __, out: seen.append((name, out.detach().clone())) if isinstance(out, Tensor) else None
+
+    hooks = [m.register_forward_hook(watch(name)) for name, m in named_modules(module)]
+    passes: list[list[tuple[str, Tensor]]] = []
+    for _ in range(2):
+        with Keyed(0, device):
+            step()
+        passes.append(seen.copy())
+        seen.clear()
+    for hook in hooks:
+        hook.remove()
+    for (name, a), (_, b) in zip(*passes, strict=False):
+        if not same(a, b):
+            return _layer(module, f"{name}.")
+    return None

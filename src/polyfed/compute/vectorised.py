@@ -1,0 +1,123 @@
+"""Many models at once: what an accelerator does in one pass of stacked weights, any module as it is.
+
+`torch.func.vmap` carries a module over the client axis. Inside, two of torch's functions are others: convolutions whose
+weights differ between clients, which would become one with as many groups as clients, the slowest case of cuDNN, are
+batched products of unfolded inputs; and dropout draws every client's own keyed masks in one go.
+"""
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from polyfed.base.typed import is_batched
+from polyfed.compute.batches import on_device
+from polyfed.compute.dropout import DROPOUTS, Key, dropped, halves
+from polyfed.compute.layout import Layout
+
+UNFOLDED = True  # `benchmarks/accelerator.py` compares the two on a device
+
+
+def stacked_outputs(module: nn.Module, layout: Layout, w: Tensor, x: Tensor, keys: np.ndarray | None = None) -> Tensor:
+    """Every model's outputs on its own samples: [s, p], [s, b, ...] -> [s, b, ...].
+
+    keys: [s] uint64, of the dropouts of this pass; None: nothing may be drawn
+    """
+
+    def forward(views: list[Tensor], x: Tensor, *key: Tensor) -> Tensor:
+        named = {e.name: v for e, v in zip(layout.entries, views, strict=True)}
+        with Many(Key(*key) if key else None):
+            return torch.func.functional_call(module, named, (x,))
+
+    drawn = () if keys is None else on_device(halves(keys), w.device).unbind()
+    return torch.func.vmap(forward)(layout.views(w), x, *drawn)
+
+
+def saved_bytes(make: Callable[[], Tensor], besides: Sequence[Tensor]) -> int:
+    """Bytes that `make` keeps for a backward pass of its result. besides: what is there anyway."""
+    known = {t.untyped_storage().data_ptr() for t in besides}
+    kept = dict[int, int]()
+
+    def pack(t: Tensor) -> Tensor:
+        kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        result = make()  # kept until the bytes are counted, or their places would be used again
+        found = sum(size for at, size in kept.items() if at not in known)
+    del result
+    return found
+
+
+class Many(TorchFunctionMode):
+    """Inside a vmapped forward pass. key: of this pass, one for each client; None: nothing is dropped."""
+
+    def __init__(self, key: Key | None = None):
+        super().__init__()
+        self._key, self._count = key, 0
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if UNFOLDED and func in CONVOLUTIONS and (made := _convolved(*args, **kwargs)) is not None:
+            return made
+        if self._key is not None and func in DROPOUTS:
+            made = dropped(func, self._key, self._count, *args, **kwargs)
+            if made is not None:
+                self._count += 1
+                return made
+        if func is F.group_norm:  # vmap has no rule for it channels last
+            return _group_norm(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _group_norm(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return F.group_norm(input.contiguous(), *args, **kwargs)
+
+
+def _convolved(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor | None:
+    """`F.conv1d`, `conv2d` or `conv3d` as a product, channels last; None where torch's own is to be taken.
+
+    input: [b, C, ...]     weight: [out, C, ...]     returns [b, out, ...]
+    """
+    if groups != 1 or input.dim() != weight.dim() or not is_batched(weight):
+        return None
+    size, d = weight.shape[2:], weight.dim() - 2
+    step, apart = _each(stride, d), _each(dilation, d)
+    reach = [a * (k - 1) for a, k in zip(apart, size, strict=True)]
+    if padding == "same":
+        pads = [(r // 2, r - r // 2) for r in reach]
+    else:
+        pads = [(n, n) for n in _each(0 if padding == "valid" else padding, d)]  # pyright: ignore[reportArgumentType]
+    if any(sum(pads, ())):
+        input = F.pad(input, [n for pad in reversed(pads) for n in pad])
+    for k in range(d):
+        input = input.unfold(2 + k, reach[k] + 1, step[k])[..., :: apart[k]]
+    places, inside = [*range(2, 2 + d)], [*range(2 + d, 2 + 2 * d)]
+    outer = [input.shape[0], *input.shape[2 : 2 + d]]
+    columns = input.permute(0, *places, *inside, 1).reshape(prod(outer), -1)
+    out = F.linear(columns, weight.permute(0, *places, 1).reshape(len(weight), -1), bias)
+    return out.view(*outer, -1).movedim(-1, 1)
+
+
+def _each(value: int | Sequence[int], d: int) -> list[int]:
+    """A number for every dimension, as torch takes them."""
+    given = [value] if isinstance(value, int) else [*value]
+    return given * d if len(given) == 1 else given
+
+
+CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)

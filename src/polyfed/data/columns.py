@@ -1,0 +1,122 @@
+"""Columns: what the columns of a site's table are. The [columns] table of an experiment file, the keywords of
+`data.load(folder, ...)` and the options of the command line are these settings.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, Literal
+
+from polyfed.base.settings import Configured, Limits, Words, setting
+
+NAMES = Annotated[list[str], Words("a list of columns")]
+VALUES = Annotated[Mapping[str, list[str]], Words("a table with the values of each")]
+TEXTS = Annotated[list[str], Words("a list of texts")]
+CLASSES = ("binary", "classes", "classification")
+ARRAYS = ("task", "classes", "standardise")  # what is for npz files too
+
+
+@dataclass(frozen=True)
+class Columns(Configured):
+    """What the columns of CSV files are, and how they become a model's inputs.
+
+    Parameters
+    ----------
+    target : str or None
+        Column to predict; None: the last of the first file.
+    task : str
+        "auto", "binary", "classes", "regression" or "survival"; "classification" is another word for classes.
+    time, event : str or None
+        Columns of times and events (1: it happened, 0: censored), for survival.
+    labels : list of str or None
+        The classes in their order; of two, the second is the positive one. None: in alphabetical order.
+    classes : int or None
+        Number of classes, where labels are numbers from 0 and some may not occur.
+    weights : str or None
+        Column of numbers of 0 or more: how much each row counts in the training loss of its client.
+    drop : list of str
+        Columns to leave out.
+    numbers : list of str
+        Columns that must be numbers.
+    categories : list of str or dict
+        Columns of categories, whatever they look like; a dict gives the values of each.
+    missing : str
+        "median": gaps are filled with the median of the training part, with an input that says so; "refuse".
+    gaps : list of str
+        Further texts that stand for a missing value, such as "-999".
+    unseen : str
+        A category that no training part has: "zeros" is none of the known ones; "refuse".
+    standardise : str or None
+        Mean and variance of training parts for numbers, and for the target of a regression: "pooled" over the clients,
+        each "client" its own, or "none". None: pooled for CSV files, none for npz files.
+    """
+
+    table: ClassVar[str] = "columns"
+
+    target: str | None = setting(None, doc="Column to predict. Default: the last one of the first file.")
+    task: Literal["auto", "binary", "classes", "classification", "regression", "survival"] = setting(
+        "auto", doc="What the target is. Default: classes for texts and whole numbers, else regression."
+    )
+    time: str | None = setting(None, doc="Column of times, for survival.")
+    event: str | None = setting(None, doc="Column of events (1: it happened, 0: censored), for survival.")
+    labels: TEXTS | None = setting(
+        None, doc="Classes in their order; of two, the second is the positive one. Default: alphabetical order."
+    )
+    classes: Annotated[int, Limits(ge=2, le=10**6)] | None = setting(
+        None, doc="Number of classes, where labels are numbers from 0 and some may not occur."
+    )
+    weights: str | None = setting(
+        None, doc="Column of sample weights: how much a row counts in its client's training loss. Default: all alike."
+    )
+    drop: NAMES = setting(factory=list, doc="Columns to leave out.")
+    numbers: NAMES = setting(factory=list, doc="Columns that must be numbers.")
+    categories: NAMES | VALUES = setting(
+        factory=list, doc="Columns of categories, whatever they look like; a table gives the values of each."
+    )
+    missing: Literal["median", "refuse"] = setting(
+        "median",
+        doc="Gaps in inputs: median of the training part, with an input that says so; or refuse them.",
+    )
+    gaps: TEXTS = setting(factory=list, doc="Further texts that stand for a missing value, such as -999.")
+    unseen: Literal["zeros", "refuse"] = setting(
+        "zeros", doc="A category that no training part has: zeros, none of the known ones; or refuse it."
+    )
+    standardise: Literal["client", "pooled", "none"] | None = setting(
+        None,
+        doc="Scale numbers, and the target of a regression, with training rows: pooled over clients, each client its "
+        "own, or none. Default: pooled for CSV files, none for npz files.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.labels is None or len(set(self.labels)) == len(self.labels) > 1, "labels", "distinct classes")
+        two = self.task == "binary"
+        self.require(not two or self.labels is None or len(self.labels) == 2, "labels", "two, for task = binary")
+        self.require(not two or self.classes in (None, 2), "classes", "2 or none, for task = binary")
+        if self.labels is not None:
+            self.require(self.classes in (None, len(self.labels)), "classes", f"{len(self.labels)}, as many as labels")
+        survival = self.task == "survival"
+        for key in ("time", "event"):
+            value = getattr(self, key)
+            self.require(not survival or value is not None, key, "a column, for task = survival")
+            self.require(survival or value is None, key, "none, or task = survival")
+        self.require(not survival or self.target is None, "target", "none; survival has time and event")
+        self.require(self.weights not in self.outcome, "weights", "another column than the target")
+
+    @property
+    def outcome(self) -> tuple[str, ...]:
+        """The columns that are no inputs, as far as they are named."""
+        return tuple(name for name in (self.target, self.time, self.event) if name is not None)
+
+    @property
+    def kind(self) -> str:
+        """The task as `Federation.from_arrays` names it."""
+        names = {"classes": "classification", "survival": "regression"}
+        return names.get(self.task, self.task)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The settings that are not at their defaults."""
+        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != DEFAULTS[f.name]}
+
+
+DEFAULTS: dict[str, Any] = dict(vars(Columns()))

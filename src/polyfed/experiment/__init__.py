@@ -1,1 +1,0 @@
-"""From settings to results: `fit`, the run it returns, the run folder, comparisons, configuration files."""

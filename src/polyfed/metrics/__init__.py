@@ -1,0 +1,1 @@
+"""Metrics: what a model is judged by, sample by sample."""

@@ -1,0 +1,457 @@
+"""The scores that are known by name, and how a list of them is read. Values are scikit-learn's where it has the score.
+
+All are taken per client, from all of its samples, in double precision; accuracy, RMSE and the loss sample by sample.
+Of more than two classes: AUC and average precision are means over one class against the rest, of the classes that the
+client has; balanced accuracy and F1 are means over these classes (macro); the Brier score sums over classes; ECE is of
+the likeliest class. Of two classes, the second is the positive one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from polyfed.base.errors import ConfigError, PolyfedError, closest
+from polyfed.base.settings import found, parse, shown
+from polyfed.metrics import terms
+from polyfed.metrics.metric import Metric, Seen, written
+
+if TYPE_CHECKING:  # a report reads metrics without torch
+    from torch import Tensor
+
+BINS = 10
+_quiet = threading.Lock()  # filters of warnings are the process's
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9:.+_-]*")
+TAKEN = ("samples", "round", "split", "std", "worst", "pooled", "seconds", "clusters", "assigned", "virtual_time")
+FILED = ("id", "counts", "class")  # beside the scores of samples
+
+
+def _module(name: str = "sklearn.metrics") -> Any:
+    """A module of a library that says no types; loaded when a score needs it."""
+    return import_module(name)
+
+
+# sample by sample
+
+
+def _correct(seen: Seen) -> Tensor:
+    output, target = seen.output, seen.target
+    if output.dim() == 2 and output.shape[1] > 1:
+        return (output.max(1).indices == target).to(output.dtype)  # argmax takes up to six times as long
+    assert seen.threshold is not None
+    return ((output.reshape(target.shape) > seen.threshold) == target).to(output.dtype)
+
+
+def _squared(seen: Seen) -> Tensor:
+    gap = seen.output.reshape(seen.target.shape) - seen.target
+    return gap.square().flatten(1).mean(1) if gap.dim() > 1 else gap.square()
+
+
+# classes
+
+
+def _against_the_rest(score: Callable[[np.ndarray, np.ndarray], float], seen: Seen) -> float:
+    """`score` (is it the class?, how it ranks) of the positive class, or its mean over the classes that are there."""
+    y, rank = seen.classes, seen.ranking
+    present = np.unique(y)
+    if len(present) < 2:
+        return math.nan
+    which = [1] if rank.shape[1] == 2 else present
+    return float(np.mean([score(y == c, rank[:, c]) for c in which]))
+
+
+def _terms_against_the_rest(added: Callable[[np.ndarray, np.ndarray], np.ndarray], seen: Seen) -> np.ndarray:
+    """What every sample adds to `_against_the_rest`."""
+    y, rank = seen.classes, seen.ranking
+    present = np.unique(y)
+    if len(present) < 2:
+        return np.full(len(y), math.nan)
+    which = [1] if rank.shape[1] == 2 else present
+    return np.mean([added(rank[:, c], y == c) for c in which], axis=0)
+
+
+def _auc(seen: Seen) -> float:
+    """How often a sample of the class ranks above one that is not of it, a tie counted as half (Mann and Whitney).
+
+    By sorting: scikit-learn's takes 60 times as long on a small site, most of it to check its arguments.
+    """
+
+    def auc(y: np.ndarray, rank: np.ndarray) -> float:
+        _, at, counts = np.unique(rank, return_inverse=True, return_counts=True)
+        middle = np.cumsum(counts) - (counts + 1) / 2  # ranks from 0, of ties their mean
+        n = int(y.sum())
+        return float((middle[at][y].sum() - n * (n - 1) / 2) / (n * (len(y) - n)))
+
+    return _against_the_rest(auc, seen)
+
+
+def _average_precision(seen: Seen) -> float:
+    return _against_the_rest(lambda y, rank: float(_module().average_precision_score(y, rank)), seen)
+
+
+def _balanced(seen: Seen) -> float:
+    present = np.unique(seen.classes)
+    if len(present) < 2:
+        return math.nan
+    return float(_module().recall_score(seen.classes, seen.guess, labels=present, average="macro"))
+
+
+def _f1(seen: Seen) -> float:
+    present = np.unique(seen.classes)
+    if seen.kind == "two classes":
+        return float(_module().f1_score(seen.classes, seen.guess)) if 1 in present else math.nan
+    return float(_module().f1_score(seen.classes, seen.guess, labels=present, average="macro"))
+
+
+def _log_loss(seen: Seen) -> float:
+    p = seen.probabilities
+    return float(_module().log_loss(seen.classes, p, labels=np.arange(p.shape[1])))
+
+
+def _brier(seen: Seen) -> float:
+    p = seen.probabilities
+    gap = p - np.eye(p.shape[1])[seen.classes]
+    return float((gap[:, 1] ** 2).mean() if p.shape[1] == 2 else (gap**2).sum(1).mean())
+
+
+def _ece(seen: Seen, bins: int = BINS) -> float:
+    """Gap between probability and frequency in bins of equal width, weighted by their samples (Guo et al., 2017)."""
+    p, y = seen.probabilities, seen.classes
+    sure, right = (p[:, 1], y == 1) if p.shape[1] == 2 else (p.max(1), p.argmax(1) == y)
+    place = np.clip(np.ceil(sure * bins).astype(int) - 1, 0, bins - 1)
+    return float(np.abs(np.bincount(place, sure - right, bins)).sum() / len(y))
+
+
+def _slope(seen: Seen) -> float:
+    """b of logit P(y = 1) = a + b z, z the model's log-odds, by maximum likelihood; none where z separates the classes.
+
+    Cox (1958); 1 is calibrated, less is overfitted.
+    """
+    y, z = seen.classes == 1, seen.log_odds
+    ones, zeros = z[y], z[~y]
+    if not len(ones) or not len(zeros) or ones.min() >= zeros.max() or zeros.min() >= ones.max():
+        return math.nan
+    centre, width = z.mean(), z.std()
+    fitted = _module("sklearn.linear_model").LogisticRegression(
+        C=np.inf, solver="newton-cholesky", tol=1e-10, max_iter=200
+    )
+    return float(fitted.fit(((z - centre) / width)[:, None], y).coef_[0, 0] / width)
+
+
+def _intercept(seen: Seen) -> float:
+    """a of logit P(y = 1) = a + z, z the model's log-odds: calibration in the large, 0 where the mean risk is right."""
+    y, z = seen.classes == 1, seen.log_odds
+    if y.all() or not y.any():
+        return math.nan
+    expit: Any = _module("scipy.special").expit
+    logit = math.log(y.mean() / (1 - y.mean()))
+
+    def gap(a: float) -> float:
+        return float((expit(a + z) - y).sum())
+
+    return float(_module("scipy.optimize").brentq(gap, logit - z.max() - 1, logit - z.min() + 1, xtol=1e-12))
+
+
+def _balanced_terms(seen: Seen) -> np.ndarray:
+    return terms.balanced_accuracy(seen.guess == seen.classes, seen.classes)
+
+
+def _f1_terms(seen: Seen) -> np.ndarray:
+    present = np.unique(seen.classes)
+    if seen.kind == "two classes":
+        present = present[present == 1]
+    return terms.f1(seen.guess, seen.classes, present) if len(present) else np.full(len(seen.classes), math.nan)
+
+
+def _log_loss_terms(seen: Seen) -> np.ndarray:
+    p = seen.probabilities[np.arange(len(seen.classes)), seen.classes]
+    return -np.log(p.clip(np.finfo(p.dtype).eps, 1))
+
+
+def _brier_terms(seen: Seen) -> np.ndarray:
+    p = seen.probabilities
+    gap = p - np.eye(p.shape[1])[seen.classes]
+    return gap[:, 1] ** 2 if p.shape[1] == 2 else (gap**2).sum(1)
+
+
+# numbers
+
+
+def _mae(seen: Seen) -> float:
+    predicted, true = seen.numbers
+    return float(_module().mean_absolute_error(true, predicted))
+
+
+def _r2(seen: Seen) -> float:
+    predicted, true = seen.numbers
+    return math.nan if (np.ptp(true, axis=0) == 0).any() else float(_module().r2_score(true, predicted))
+
+
+def _pinball(seen: Seen, quantile: float = 0.5) -> float:
+    predicted, true = seen.numbers
+    return float(_module().mean_pinball_loss(true, predicted, alpha=quantile))
+
+
+def _pinball_terms(seen: Seen, quantile: float = 0.5) -> np.ndarray:
+    predicted, true = seen.numbers
+    gap = true - predicted
+    return np.maximum(quantile * gap, (quantile - 1) * gap).mean(1)
+
+
+def _rmse_terms(seen: Seen) -> np.ndarray:
+    return terms.rmse(_squared(seen).double().numpy())
+
+
+def _concordance_terms(seen: Seen) -> np.ndarray:
+    time, event = seen.target.double().T.numpy()
+    return terms.concordance(seen.output.double().reshape(-1).numpy(), time, event)
+
+
+def _concordance(seen: Seen) -> float:
+    """Harrell's c: of the pairs in which one is known to have the event first, the share with the higher risk for it.
+
+    Targets are (time, event); the output is a risk: the higher, the sooner. Equal risks count half.
+    """
+    risk, (time, event) = seen.output.double().reshape(-1).numpy(), seen.target.double().T.numpy()
+    pairs = right = 0.0
+    for i in np.flatnonzero(event > 0):
+        later = (time > time[i]) | ((time == time[i]) & (event <= 0))
+        pairs += later.sum()
+        right += (risk[i] > risk[later]).sum() + 0.5 * (risk[i] == risk[later]).sum()
+    return right / pairs if pairs else math.nan
+
+
+# by name
+
+ONE = "one class"
+LOSS = Metric("loss", better="lower", per="sample")
+ACCURACY = Metric("accuracy", "%", "higher", _correct, "sample", "classes", span=1.0)
+RMSE = Metric("rmse", "target", "lower", _squared, "sample", "numbers", root=True, terms=_rmse_terms, title="RMSE")
+DEFAULT = (ACCURACY, RMSE, LOSS)  # the first that fits leads where none is asked for
+_ALL = (
+    ACCURACY,
+    Metric("auc", "", "higher", _auc, kind="classes", terms=partial(_terms_against_the_rest, terms.auc), title="AUC",
+           decimals=3, lacks=ONE, span=1.0, classwise=True),
+    Metric("average-precision", "", "higher", _average_precision, kind="classes",
+           terms=partial(_terms_against_the_rest, terms.average_precision), title="average precision", decimals=3,
+           lacks=ONE, span=1.0, classwise=True),
+    Metric("balanced-accuracy", "%", "higher", _balanced, kind="classes", terms=_balanced_terms,
+           title="balanced accuracy", lacks=ONE, span=1.0, classwise=True),
+    Metric("f1", "", "higher", _f1, kind="classes", terms=_f1_terms, title="F1", decimals=3,
+           lacks="no positive sample", span=1.0),
+    Metric("log-loss", "", "lower", _log_loss, kind="classes", terms=_log_loss_terms, title="log-loss", decimals=3),
+    Metric("brier", "", "lower", _brier, kind="classes", terms=_brier_terms, title="Brier score", decimals=3),
+    Metric("calibration-slope", "", "near:1", _slope, kind="two classes", title="calibration slope", decimals=2,
+           lacks="one class, or classes that the model separates"),
+    Metric("calibration-intercept", "", "near:0", _intercept, kind="two classes", title="calibration intercept",
+           decimals=2, lacks=ONE),
+    Metric("ece", "", "lower", _ece, kind="classes", title="calibration error", decimals=3, span=1.0),
+    RMSE,
+    Metric("mae", "target", "lower", _mae, kind="numbers", terms=lambda seen: 2 * _pinball_terms(seen), title="MAE"),
+    Metric("r2", "", "higher", _r2, kind="numbers", terms=lambda seen: terms.r2(*seen.numbers), title="R²", decimals=3,
+           lacks="targets that are all equal"),
+    Metric("pinball", "target", "lower", _pinball, kind="numbers", terms=_pinball_terms, title="pinball loss"),
+    Metric("concordance", "", "higher", _concordance, kind="survival", terms=_concordance_terms, title="concordance",
+           decimals=3, lacks="no two patients to compare", span=1.0, classwise=True),
+    LOSS,
+)  # fmt: skip
+KNOWN = {m.name: m for m in _ALL}
+UNDEFINED = "one class, or a value that scikit-learn does not define"
+Metrics = str | Metric | Callable[..., Any] | Sequence[Any]
+
+
+def metrics_of(given: Metrics | None) -> tuple[Metric, ...]:
+    """What was asked for as metrics: names ("auc,brier", or a list), metrics, functions (output, target) -> number, and
+    scikit-learn's scorers.
+
+    A name that is not known here may be one of a scikit-learn scorer. Raises ConfigError, in one line.
+    """
+    if given is None:
+        return ()
+    if isinstance(given, str):
+        given = given.split(",")
+    listed = cast("Sequence[Any]", given if isinstance(given, Sequence) else [given])
+    asked = tuple(_one(item) for item in listed)
+    names = [m.name for m in asked]
+    if not asked or len(set(names)) < len(names):
+        raise ConfigError(f"metrics: {found(names, 'one metric or more, each once')}")
+    return asked
+
+
+def _one(item: Any) -> Metric:
+    if isinstance(item, str):
+        return named(item.strip())
+    if isinstance(item, Metric):
+        metric = item
+    elif hasattr(item, "_score_func"):  # what scikit-learn's make_scorer gives
+        metric = _scorer(item)
+    elif callable(item):
+        metric = Metric(getattr(item, "__name__", type(item).__name__), compute=partial(_called, item))
+    else:
+        raise ConfigError(f"metrics: {found(item, 'a name such as auc, a polyfed.Metric or a function')}")
+    if not NAME.fullmatch(metric.name) or metric.name in TAKEN + FILED or metric.name.endswith("_bytes"):
+        raise ConfigError(
+            f"metrics: found the name {shown(metric.name)}, expected letters, digits and . : + _ -; "
+            "polyfed.Metric(name, compute=...) gives another"
+        )
+    if known(metric.name) not in (None, metric):
+        raise ConfigError(f"metrics: {metric.name!r} is the name of a known metric; give another")
+    return metric
+
+
+def _scorer(item: Any) -> Metric:
+    """A scikit-learn scorer under the name of its function and its settings, such as `fbeta_score:beta-2`."""
+    name = ":".join([item._score_func.__name__, *(f"{key}-{value}" for key, value in item._kwargs.items())])
+    if (same := known(name)) is not None and repr(_module().get_scorer(name)) == repr(item):
+        return same
+    return Metric(name, compute=partial(_scored, item), decimals=3, lacks=UNDEFINED)
+
+
+def _called(function: Callable[[Tensor, Tensor], Any], seen: Seen) -> Any:
+    return function(seen.output, seen.target)
+
+
+def named(text: str) -> Metric:
+    """The metric of a name: `auc`, `pinball:0.9`, or that of a scikit-learn scorer. Raises ConfigError."""
+    name, values, settings = parse(text, "metrics")
+    if text in KNOWN:
+        return KNOWN[text]
+    if name in ("pinball", "ece") and len(values) == 1 and not settings:
+        return _set(name, values[0], text)
+    if name in KNOWN:
+        takes = "pinball:0.9 and ece:15 take one number, the others none"
+        raise ConfigError(f"metrics: found {shown(text)}; {takes}")
+    if text in (scorers := _module().get_scorer_names()):
+        return Metric(text, compute=partial(_scored, text), decimals=3, lacks=UNDEFINED)
+    near = closest(text, [*KNOWN, *scorers])
+    known = ", ".join(KNOWN)
+    raise ConfigError(f"metrics: found {shown(text)}{near}, expected one of {known}, or a scikit-learn scorer")
+
+
+def known(name: str) -> Metric | None:
+    """The metric of a name, where there is one."""
+    try:
+        return named(name)
+    except ConfigError:
+        return None
+
+
+def _set(name: str, value: str, text: str) -> Metric:
+    """The metrics with a setting of their own."""
+    base = KNOWN[name]
+    try:
+        number = float(value) if name == "pinball" else int(value)
+    except ValueError:
+        number = 0
+    if name == "pinball" and not 0 < number < 1:
+        raise ConfigError(f"metrics: found {shown(text)}, expected a quantile between 0 and 1, such as pinball:0.9")
+    if name == "ece" and not 1 <= number <= 1000:
+        raise ConfigError(f"metrics: found {shown(text)}, expected a number of bins from 1 to 1000, such as ece:15")
+    if name == "pinball":
+        title, compute = f"pinball loss at {number:g}", partial(_pinball, quantile=float(number))
+        added = partial(_pinball_terms, quantile=float(number))
+    else:
+        title, compute, added = f"{base.title} ({number} bins)", partial(_ece, bins=int(number)), None
+    return dataclasses.replace(base, name=text, title=title, compute=compute, terms=added)
+
+
+def _scored(scorer: Any, seen: Seen) -> float:
+    """A scikit-learn scorer's value, by the model's answers as an estimator gives them. scorer: itself, or its name"""
+    with _quiet, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of scores that are not defined
+        return _answered(_module().get_scorer(scorer), seen)
+
+
+def _answered(scorer: Any, seen: Seen) -> float:
+    base = _module("sklearn.base")
+    if seen.kind == "numbers":
+        predicted, true = seen.numbers
+        return float(scorer(_estimator(base.RegressorMixin, {"predict": predicted}), predicted, true))
+    if len(np.unique(seen.classes)) < 2:
+        return math.nan
+    rank = seen.ranking
+    decision = rank[:, 1] if rank.shape[1] == 2 else rank
+    answers = {"predict": seen.guess, "predict_proba": seen.probabilities, "decision_function": decision}
+    model = _estimator(base.ClassifierMixin, answers)
+    model.classes_ = np.arange(rank.shape[1])
+    return float(scorer(model, rank, seen.classes))
+
+
+def _estimator(mixin: Any, answers: Mapping[str, np.ndarray]) -> Any:
+    """What scikit-learn takes for a fitted estimator, with these answers to its methods."""
+
+    def method(name: str, answer: Any) -> Callable[..., Any]:
+        def said(*_: Any) -> Any:
+            return answer
+
+        said.__name__ = name  # by which scikit-learn asks for it again
+        return said
+
+    methods = {key: method(key, answer) for key, answer in answers.items()}
+    methods |= {"fit": method("fit", None), "__sklearn_is_fitted__": method("__sklearn_is_fitted__", True)}
+    return type("Model", (mixin, _module("sklearn.base").BaseEstimator), methods)()
+
+
+# what fits
+
+
+def fitting(asked: Sequence[Metric], tried: Seen, labels: int) -> tuple[Metric, ...]:
+    """The metrics of a task, by a few of its samples: those asked for, or the default one. Raises ConfigError.
+
+    labels: number of classes, 0 for numbers
+    """
+    if not asked:
+        return (next(m for m in DEFAULT if m.fits(tried)),)
+    shapes = f"outputs are {list(tried.output.shape[1:])} and targets {list(tried.target.shape[1:])} per sample"
+    for m in asked:
+        if not m.fits(tried):
+            needs = "targets (time, event) and one output" if m.kind == "survival" else m.kind
+            what = {"survival": "times and events", "numbers": "numbers"}.get(str(tried.kind), f"{labels} classes")
+            raise ConfigError(f"metrics: {m.name} needs {needs}; {f'the targets are {what}' if tried.kind else shapes}")
+        if m.kind is None and m.compute is not None:
+            _try(m, tried)
+    return tuple(asked)
+
+
+def _try(metric: Metric, tried: Seen) -> None:
+    """Raise ConfigError for a function, or a scorer, that fails on the samples that are tried."""
+    try:
+        value: Any = metric.compute(tried) if metric.compute else math.nan
+        value = value.double().mean() if hasattr(value, "double") else np.asarray(value, dtype=float).mean()
+        float(value)
+    except PolyfedError:
+        raise
+    except Exception as e:
+        text = next(iter(str(e).strip().splitlines()), "")
+        shapes = f"outputs {list(tried.output.shape)} and targets {list(tried.target.shape)}"
+        raise ConfigError(f"metrics: {metric.name} fails on {shapes}: {text or type(e).__name__}") from None
+
+
+# in files
+
+
+def read(summary: Mapping[str, Any]) -> Metric:
+    """The metric of a table as `written` gives it, or of an older summary.json, by its name."""
+    name = str(summary["metric"])
+    better = "higher" if summary.get("higher_is_better", True) else "lower"
+    return known(name) or Metric(name, summary.get("unit") or "", summary.get("better") or better)
+
+
+def leading(columns: Iterable[str]) -> Metric:
+    """The metric that leads where nothing says which: the first of the default ones that there is."""
+    names = set(columns)
+    return next((m for m in DEFAULT if m.name in names), LOSS)
+
+
+def lead(metric: Metric) -> dict[str, Any]:
+    """The leading metric as summary.json holds it; `higher_is_better` is for those who read it without polyfed."""
+    return written(metric) | {"higher_is_better": metric.better == "higher"}

@@ -1,0 +1,1 @@
+"""A run: its settings, its parts, its training, its results and the folder that holds them."""

@@ -1,0 +1,367 @@
+"""The run folder: plain files that outlive the process, written so that nothing already computed can be lost."""
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import platform
+import re
+import shutil
+import time
+import tomllib
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import tomli_w
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
+from torch import Tensor
+
+from polyfed.base import checkpoint
+from polyfed.base.cells import marked
+from polyfed.base.errors import RunError
+from polyfed.base.settings import is_list, is_table, unboxed
+from polyfed.compute import evaluation
+from polyfed.compute.dropout import DRAWS
+from polyfed.core.algorithm import Algorithm
+from polyfed.core.ledger import COLUMNS
+from polyfed.metrics.metric import Metric, having, mean_of, written
+from polyfed.metrics.scores import lead
+from polyfed.runs import ownership as files
+from polyfed.runs.result import Run, raw
+from polyfed.runs.schema import tensors
+from polyfed.runs.training import Training
+from polyfed.yardsticks import Yardstick
+
+MODELS_LIMIT = 2 << 30  # bytes of per-client model files written without being asked
+MANY = 256  # clients from which all models are in one file, a tensor per parameter
+EVERY = 10.0  # seconds between checkpoints, when no number of rounds is given
+
+
+class RunFolder:
+    """Writes one run's files. Every file is replaced atomically or appended to line by line."""
+
+    def __init__(self, path: Path, checkpoint_every: int | None = None):
+        self.path, self.checkpoint_every = path, checkpoint_every
+        self._saved_at = time.monotonic()
+        self._saved_round: int = -1
+
+    def refuse_used(self) -> None:
+        """Raise RunError when the folder holds an earlier run: its results would be lost, its checkpoints mistaken."""
+        names = ("config.toml", "checkpoint", "rows", "summary.json", "metrics.jsonl")
+        if any((self.path / name).exists() for name in names):
+            raise RunError(f"{self.path} already holds a run; resume=True continues it, otherwise give another folder")
+
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        """Make the folder and keep other processes out of it."""
+        return files.locked(self.path)
+
+    def forget_rows(self) -> None:
+        """Remove memory-mapped rows that belong to no checkpoint."""
+        shutil.rmtree(self.path / "rows", ignore_errors=True)
+
+    def begin(self, run: Run, fresh: bool) -> None:
+        """What describes the run: config.toml, federation.json, partition.safetensors, fixed.safetensors.
+
+        fresh: start over; otherwise metrics.jsonl is cut back to the rounds that `run` has done.
+        """
+        self.write("config.toml", files.sealed(tomli_w.dumps(_toml(run.settings))))
+        self.write("federation.json", json.dumps(run.federation.describe(), indent=1))
+        indices = run.federation.meta.get("indices")
+        if indices is not None:
+            tensors = {f"{i:06d}": torch.as_tensor(np.asarray(index)) for i, index in enumerate(indices)}
+            self.write_bytes("partition.safetensors", tensors)
+        if run.loop.task.fixed:
+            self.write_bytes("fixed.safetensors", {k: t.clone() for k, t in run.loop.task.fixed.items()})
+        if not fresh:
+            self.log(f"resumed at round {run.loop.t}")
+        self.write("metrics.jsonl", "".join(json.dumps(_finite(r)) + "\n" for r in run.records))
+        self._flush()
+
+    def record(self, run: Run, records: list[dict[str, Any]]) -> None:
+        """Append one evaluated round to metrics.jsonl."""
+        self.append("metrics.jsonl", "".join(json.dumps(_finite(r)) + "\n" for r in records))
+
+    def checkpoint(self, run: Run, force: bool = False) -> None:
+        """Save the loop's state when it is time to, or now."""
+        t = run.loop.t
+        by_rounds = self.checkpoint_every is not None and t % self.checkpoint_every == 0
+        by_time = self.checkpoint_every is None and time.monotonic() - self._saved_at > EVERY
+        if (force and t != self._saved_round) or by_rounds or by_time:
+            tensors, meta = run.loop.state()
+            meta |= {"records": run.records, "seconds": run.seconds, "fingerprint": fingerprint(run)}
+            meta |= {"ended": run.ended, "versions": run.settings["versions"]}
+            checkpoint.save(self.path / "checkpoint", t, tensors, meta)
+            run.loop.engine.saved()
+            self._saved_at, self._saved_round = time.monotonic(), t
+
+    def rescue(self, run: Run, error: Exception) -> None:
+        """Save the last whole round of a run that an error ends."""
+        with contextlib.suppress(RunError):
+            self.checkpoint(run, force=True)
+            self.log(f"ended after round {run.loop.t} by {type(error).__name__}: {checkpoint.reason(error)}")
+
+    def versions_before(self, meta: dict[str, Any]) -> dict[str, str]:
+        """The versions that a checkpoint was made with; older ones left them to config.toml."""
+        if "versions" in meta:
+            return meta["versions"]
+        try:
+            found = tomllib.loads((self.path / "config.toml").read_text()).get("versions")
+        except (OSError, ValueError):
+            return {}
+        return found if is_table(found) else {}
+
+    def finish(self, run: Run) -> None:
+        """The results: checkpoint, clients, scores, ledger, assignments, findings, models, and at last summary.json."""
+        self.checkpoint(run, force=True)
+        self.write("clients.csv", csv_text(run.clients))
+        if "test" in run.final and run.here:
+            self.write_bytes("scores.safetensors", scores(run))
+        self.write("ledger.csv", run.ledger.to_csv(index=False))
+        if run.clusters is not None:
+            self.write("assignments.csv", csv_text(run.assignments.reset_index()))
+        self.write("report.json", json.dumps(_finite(run.findings)))
+        self._models(run)
+        self.log(f"{run.status} after round {run.loop.t}")
+        self._flush()  # the summary says that all else is there
+        self.write("summary.json", json.dumps(_finite(summary(run)), indent=1))
+        self._flush()
+
+    def _models(self, run: Run) -> None:
+        task, n = run.loop.task, run.loop.n
+        if isinstance(run.loop.algorithm, Yardstick) or not run.here:
+            return
+        if n * task.p * task.w0.element_size() > MODELS_LIMIT:
+            self.log(
+                "models are not written out, they would take more than 2 GiB; take single ones from the checkpoint"
+            )
+            return
+        personal = run.personal
+        same = n > 1 and personal.stride(0) == 0
+        if n > MANY and not same:
+            self.write_bytes("models.safetensors", task.layout.named(personal))
+            return
+        (self.path / "models").mkdir(exist_ok=True)
+        for i in range(1 if same else n):
+            name = "common" if same else safe(run.federation.names[i])
+            self.write_bytes(f"models/{name}.safetensors", task.layout.named(personal[i]))
+        files.flush(self.path / "models")
+
+    # files
+
+    def write(self, name: str, text: str) -> None:
+        """Replace a text file atomically."""
+        self._put(name, text.encode())
+
+    def write_bytes(self, name: str, tensors: dict[str, Tensor]) -> None:
+        """Replace a safetensors file atomically."""
+        plain = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
+        self._put(name, lambda draft: save_file(plain, draft))
+
+    def _put(self, name: str, content: bytes | Callable[[Path], None]) -> None:
+        try:
+            files.put(self.path / name, content)
+        except (OSError, SafetensorError) as e:
+            raise self._unwritten(name, e) from e
+
+    def _flush(self) -> None:
+        try:
+            files.flush(self.path)
+        except OSError as e:
+            raise self._unwritten("", e) from e
+
+    def _unwritten(self, name: str, error: Exception) -> RunError:
+        return RunError(f"cannot write {self.path / name}: {checkpoint.reason(error)}; what was written before is kept")
+
+    def append(self, name: str, text: str) -> None:
+        try:
+            with (self.path / name).open("a") as f:
+                f.write(text)
+        except OSError as e:
+            raise self._unwritten(name, e) from e
+
+    def log(self, line: str) -> None:
+        """One line with the time in log.txt."""
+        self.append("log.txt", f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """A table as CSV; names that a spreadsheet would take for a formula are marked, see `cells`."""
+    found = frame.rename(columns=lambda c: marked(c) if isinstance(c, str) else c)
+    for column in found.columns:
+        if found[column].dtype == object or isinstance(found[column].dtype, pd.StringDtype):
+            found[column] = found[column].map(lambda v: marked(v) if isinstance(v, str) else v)
+    return found.to_csv(index=False)
+
+
+def client_model(run: Path, i: int, name: str) -> tuple[dict[str, Tensor], bool] | None:
+    """(parameters of a client's model, whether it is all clients'), by its position and name; None: not written."""
+    whole, own, common = (
+        run / "models.safetensors",
+        run / "models" / f"{safe(name)}.safetensors",
+        run / "models/common.safetensors",
+    )
+    if own.is_file() or common.is_file():
+        return tensors(own if own.is_file() else common), not own.is_file()
+    return ({k: t.clone() for k, t in tensors(whole, i).items()}, False) if whole.is_file() else None
+
+
+def scores(run: Run) -> dict[str, Tensor]:
+    """What every test sample adds to its client's metrics, as scores.safetensors holds it: the mean over a client's
+    samples is its metric in clients.csv; scores that are no means, such as AUC, are written as one, see
+    `metrics.terms`.
+
+    counts: [n] test samples per client, whose samples follow one another     id: [N] the sample, the same number in
+    every run on the same data     a float32 array [N] per metric, NaN where the client's metric is
+    class: [N] where a metric is taken class by class, the class of each; of survival 1 with the event and -1 without
+    """
+    task, test = run.loop.task, run.federation.test.to(run.loop.task.device, run.loop.task.dtype)
+    known = run.federation.meta.get("split_indices")
+    ids = np.arange(len(test.x)) if known is None else np.concatenate(known["test"])
+    parts: dict[str, list[Tensor]] = {}
+    for i, outputs in run.answers():
+        for name, values in evaluation.terms(task, outputs, test.client(i)[1], test.units([i])).items():
+            lost = math.isnan(run.final["test"][name][i])  # an attacker's
+            values = torch.full_like(values, math.nan) if lost else values
+            parts.setdefault(name, []).append(values.cpu())
+    found = {name: torch.cat(values).float() for name, values in parts.items()}
+    if any(m.classwise for m in run.metrics):
+        y = test.y.cpu()
+        found["class"] = torch.where(y[:, 1] > 0, 1, -1) if y.is_floating_point() else y.reshape(-1).long()
+    return found | {"counts": torch.as_tensor(test.counts), "id": torch.as_tensor(ids)}
+
+
+def fingerprint(run: Run) -> dict[str, Any]:
+    """What must not change between a run and its continuation."""
+    s, keys = run.settings, [*Training.deciding(), "model", "algorithm", "plan"]
+    task = run.loop.task
+    parts = {"data": s["data"].get("digest"), "fixed": task.fixed_digest}
+    if task.random and task.stacked is None:
+        parts["draws"] = DRAWS
+    return json.loads(json.dumps({k: s.get(k) for k in keys} | parts))
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """The run in a few numbers, as summary.json holds them."""
+    metric, asked = run.metric, run.metrics
+    scores = {
+        split: {m.name: _spread(m, having(m, found)) for m in asked if m.name in found}
+        for split, found in run.final.items()
+    }
+    final = {split: found[metric.name] for split, found in scores.items()}
+    down, up = run.loop.ledger.totals()
+    return {
+        "status": run.status,
+        "algorithm": run.loop.algorithm.name,
+        "seed": run.loop.seed,
+        "rounds": run.loop.t,
+        **lead(metric),
+        "final": final,
+        "metrics": [written(m) for m in asked],
+        "scores": scores,
+        "down_bytes": down,
+        "up_bytes": up,
+        "seconds": run.seconds,
+        "parameters": run.loop.task.p,
+        "described_by": float(run.parameters.mean()),
+        "common": _common(run, metric.name),
+        "steps": _steps(run),
+        "deploys": run.deploys,
+        "digest": digests(run),
+    }
+
+
+def _spread(metric: Metric, values: np.ndarray) -> dict[str, float]:
+    """One metric over the clients that have it; NaN where none has."""
+    if np.isnan(values).all():
+        return dict.fromkeys(("mean", "std", "worst", "best"), math.nan) | {"clients": 0}
+    merit = metric.merit(values)
+    return {
+        "mean": float(np.nanmean(values)),
+        "std": float(np.nanstd(values)),
+        "worst": float(values[np.nanargmin(merit)]),
+        "best": float(values[np.nanargmax(merit)]),
+        "clients": int(np.isfinite(values).sum()),
+    }
+
+
+def _steps(run: Run) -> float:
+    """Local steps of a client in a round that it takes part in, on average."""
+    rows = run.loop.ledger.array()
+    steps = rows[rows[:, 0] >= 0, COLUMNS.index("steps")]
+    return float(steps.mean()) if len(steps) else math.nan
+
+
+def _common(run: Run, metric: str) -> dict[str, float] | None:
+    """The mean over clients of the common model alone, by split, where clients deploy others of their own."""
+    common, method = run.common, type(run.loop.algorithm)
+    if common is None or method.personal is Algorithm.personal or not run.here:
+        return None
+    return {split: mean_of(run.evaluate(common, split)[metric]) for split in run.final}
+
+
+@cache  # reading it takes as long as a small run's training, and the code of a process does not change
+def version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides the numbers."""
+    found = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
+    found |= {package: version_of(package) for package in ("polyfed", "torch", "numpy", "scikit-learn")}
+    # the instructions that torch and MKL choose decide the last bits
+    return found | {
+        "cpu-capability": torch.backends.cpu.get_cpu_capability(),
+        "mkl-cbwr": os.environ.get("MKL_CBWR", "none"),
+    }
+
+
+def digests(run: Run) -> dict[str, str]:
+    """sha256 of the server's state, of the clients' models and of the history without seconds."""
+    server = hashlib.sha256()
+    for name, t in sorted(run.server.items()):
+        server.update(f"{name} {t.dtype} {list(t.shape)} ".encode() + raw(t))
+    history = [{k: v for k, v in record.items() if k != "seconds"} for record in run.records]
+    told = hashlib.sha256(json.dumps(_finite(history)).encode())
+    models = {"models": run.digest_of_models()} if run.here else {}
+    return {"server": server.hexdigest(), **models, "history": told.hexdigest()}
+
+
+def safe(name: str) -> str:
+    """A client's name as a file name; names that would collide or escape keep a hash."""
+    from polyfed.base.randomness import key_of
+
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".") or "client"
+    return (
+        plain
+        if plain == name and len(name) < 100 and name != "common"
+        else f"{plain[:80]}-{key_of(name) & 0xFFFFFFFF:08x}"
+    )
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: absent values become null."""
+    if is_table(value):
+        return {k: _finite(v) for k, v in value.items()}
+    if is_list(value):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _toml(value: Any) -> Any:
+    """TOML has no null: unset keys are left out."""
+    if is_table(value):
+        return {k: _toml(v) for k, v in value.items() if v is not None}
+    if is_list(value):
+        return [_toml(v) for v in value]
+    return unboxed(value)

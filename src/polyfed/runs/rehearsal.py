@@ -1,0 +1,254 @@
+"""A rehearsal: some rounds of two clients that leave no trace, to see what a method sends and asks of its uplinks."""
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polyfed.base.errors import ConfigError, Diverged
+from polyfed.base.randomness import client_keys
+from polyfed.base.typed import seeded
+from polyfed.compute.batches import Work
+from polyfed.compute.losses import Loss
+from polyfed.compute.optimizers import Advance, Optimizer
+from polyfed.compute.split import Split
+from polyfed.compute.task import Task
+from polyfed.core.algorithm import Algorithm, Down, Round, State
+from polyfed.core.ledger import down_bytes
+from polyfed.core.messages import Form, form_of
+from polyfed.core.rounds import Loop
+from polyfed.core.rows import MemoryRows
+from polyfed.core.schedule import Schedule, Uniform
+from polyfed.core.uplinks import Tally
+from polyfed.core.worker import Plan, Reply
+from polyfed.data.federation import Federation
+from polyfed.engines.local import LocalEngine, make_plan, make_rows
+from polyfed.threats import Rule
+
+MANY = 1 << 28  # numbers of a cohort's uplinks from which their memory is estimated with care
+
+
+class Sent(NamedTuple):
+    """What a method sends, counted on a small network.
+
+    p: its parameters     first, later: (down, up) per client in the first round and in the last, in units of p numbers
+    used: what its server asked of the uplinks, see `Uplinks.used`
+    """
+
+    p: int
+    first: tuple[float, float]
+    later: tuple[float, float]
+    used: dict[str, set[str]]
+
+    def words(self) -> str:
+        """`1 down, 1 up`, in vectors of p numbers."""
+        first, later = (f"{down:.3g} down, {up:.3g} up" for down, up in (self.first, self.later))
+        return later if first == later else f"{later} (first round {first})"
+
+    def needs(self) -> str:
+        """What the server needs of the uplinks, and what follows for secure aggregation."""
+        if not self.used:
+            return "Nothing is sent up."
+        rows = sorted(name for name, words in self.used.items() if words != {"mean"} and words != {"sum"})
+        if not rows:
+            return "The server needs means and sums only: secure aggregation is possible."
+        return f"The server needs every client's own {', '.join(rows)}: secure aggregation is not possible."
+
+
+def counted(algorithm: Algorithm, rounds: int = 3) -> Sent:
+    """What a method sends and asks for, counted in a short run of two small clients."""
+    rng = np.random.default_rng(0)
+    sites = [(rng.normal(size=(12, 8)).astype(np.float32), np.arange(12) % 3) for _ in range(2)]
+    with seeded(0):
+        net = nn.Sequential(nn.Linear(8, 6), nn.Sigmoid(), nn.Linear(6, 3))
+    task = Task(net, device="cpu")
+    loop = rehearse(algorithm, task, Federation.from_arrays(sites, classes=3), Work(batch_size=None), rounds)
+    book = loop.ledger.array()
+    first, later = (tuple((book[book[:, 0] == t, 3:5].mean(0) / (4 * task.p)).tolist()) for t in (0, rounds - 1))
+    return Sent(task.p, first, later, loop.used)
+
+
+def adds_up(algorithm: Algorithm, numbers: int) -> bool:
+    """Whether a method takes means and sums only; looked up where a cohort has uplinks of `MANY` numbers and more."""
+    if numbers < MANY:
+        return False
+    try:
+        used = counted(algorithm, 1).used
+    except Exception:  # a method of the user's own need not run on that network
+        return False
+    return bool(used) and all(words <= {"mean", "sum"} for words in used.values())
+
+
+def rehearse(algorithm: Algorithm, task: Task, federation: Federation, work: Work, rounds: int = 1) -> Loop:
+    """The event loop of the first two clients that have samples, after `rounds`.
+
+    `used` says what the method asked of its uplinks, `ledger` what was sent.
+    """
+    who = federation.train.counts.nonzero()[0][:2]
+    names = [federation.names[int(i)] for i in who]
+    train = federation.train.select(who).to(task.device, task.dtype)
+    plan = make_plan(task, len(who), 1, workers=1)
+    rows = make_rows(algorithm, task, len(who), len(who), None)
+    engine = LocalEngine(task, {"train": train}, rows, client_keys(names), work, 0, plan)
+    loop = Loop(task, train.counts, names, algorithm, Uniform(), engine, 0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for _ in range(rounds):
+            loop.step()
+    finally:
+        torch.set_num_threads(threads)
+    return loop
+
+
+class Forms(NamedTuple):
+    """What a method sends up in each kind of exchange, "exchanges of the round.exchange", by name.
+
+    down: bytes of the largest message to a client, of those that were seen
+    """
+
+    up: dict[str, dict[str, Form]]
+    down: int
+
+    def of(self, phases: int, phase: int) -> dict[str, Form]:
+        """Those of one exchange; where it was not rehearsed, those of any."""
+        if (known := self.up.get(f"{phases}.{phase}")) is not None:
+            return known
+        return {name: form._replace(optional=True) for forms in self.up.values() for name, form in forms.items()}
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest message from a client."""
+        return max((sum(f.bytes for f in of.values()) for of in self.up.values()), default=0)
+
+
+class _Noting(LocalEngine):
+    """Takes down what clients send, by exchange, and how much they receive."""
+
+    def __init__(self, *parts: Any):
+        super().__init__(*parts)
+        self.up: dict[int, list[State]] = {}
+        self.down = 0
+
+    def send(self, down: Down, round: Round) -> None:
+        self.down = max(self.down, down_bytes(down))
+
+    def exchange(
+        self, algorithm: Algorithm, received: State, round: Round, tally: Tally, server: State | None = None
+    ) -> Reply:
+        reply = super().exchange(algorithm, received, round, tally, server)
+        if reply.bad is None:
+            self.up.setdefault(round.phase, []).append({name: t[0] for name, t in tally.part().rows.items()})
+        return reply
+
+
+def forms(
+    algorithm: Algorithm, task: Task, shape: tuple[int, ...], classes: int | None, outputs: int, rounds: int = 3
+) -> Forms:
+    """The forms of what a method sends up, seen in a few rounds of two clients with random samples.
+
+    task: with the model, whose `check` need not have been called     shape: of an input
+    """
+    rng, size = np.random.default_rng(0), 2 * min(classes or 4, 50)
+    task = copy.copy(task)
+    task.random, task.scores = True, ()
+
+    def draw() -> tuple[Tensor, Tensor]:
+        x = torch.as_tensor(rng.integers(0, 2, (size, *shape)) if task.integers else rng.normal(size=(size, *shape)))
+        if classes is not None:
+            return x, torch.arange(size) % classes
+        y = torch.as_tensor(rng.normal(size=(size, outputs)))
+        return x, y[:, 0] if outputs == 1 else y
+
+    train = task.place(Split.of([draw(), draw()]))
+    names, plan = ("one", "two"), Plan(1, 1, str(task.device), "rehearsed")
+    rows, work = MemoryRows(2, algorithm.init_client(task, task.w0)), Work(steps=1, batch_size=None)
+    engine = _Noting(task, {"train": train}, rows, client_keys(names), work, 0, plan)
+    loop = Loop(task, train.counts, names, algorithm, Uniform(), engine, 0, streamed=False)
+    found: dict[str, list[State]] = {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for t in range(rounds):
+            loop.step()
+            for phase, messages in engine.up.items():
+                found.setdefault(f"{algorithm.phases(t)}.{phase}", []).extend(messages)
+            engine.up.clear()
+    except Diverged:  # on these samples: what was sent before tells the forms
+        pass
+    finally:
+        torch.set_num_threads(threads)
+    return Forms({kind: _forms(of, task.p) for kind, of in found.items()}, engine.down)
+
+
+def _forms(messages: Sequence[State], p: int) -> dict[str, Form]:
+    """What messages of one kind have in common."""
+    found: dict[str, Form] = {}
+    for name in dict.fromkeys(name for m in messages for name in m):
+        seen = [form_of(m[name]) for m in messages if name in m]
+        sizes = [set(of) for of in zip(*(f.shape for f in seen), strict=True)]
+        shape = tuple(next(iter(of)) if len(of) == 1 else None for of in sizes)
+        most = max(f.most for f in seen)
+        found[name] = Form(seen[0].dtype, shape, max(most, p) if None in shape else most, len(seen) < len(messages))
+    return found
+
+
+def averaged(used: dict[str, set[str]]) -> list[str]:
+    """The uplinks, by name, that a method takes means or sums of: those that a robust rule protects."""
+    return sorted(name for name, words in used.items() if words != {"rows"})
+
+
+def check_optimizer(algorithm: Algorithm, task: Task, federation: Federation, work: Work) -> None:
+    """Raise ConfigError where the local steps cannot be those of the task's optimiser."""
+    if task.optimizer.plain:
+        return
+    key = "clip_norm" if task.optimizer.name == "sgd" else "optimizer"
+    why = algorithm.needs_sgd()
+    if why is None and not _asked(algorithm, task, federation, work):
+        why = "its local steps are not those of local_sgd"
+    if why is not None:
+        given = task.optimizer.clip_norm if key == "clip_norm" else task.optimizer.name
+        raise ConfigError(f"{key}: found {given!r}, expected plain sgd with {algorithm.name}: {why}")
+
+
+def _asked(algorithm: Algorithm, task: Task, federation: Federation, work: Work) -> bool:
+    """Whether a method's local steps are those of `local_sgd`, tried with one step of two clients."""
+    asked: list[bool] = []
+
+    class Noticing(Optimizer):
+        def start(self, w: Tensor, only: Tensor | None = None) -> Advance:
+            asked.append(True)
+            return super().start(w, only)
+
+    watched = copy.copy(task)
+    watched.optimizer = Noticing(**dataclasses.asdict(task.optimizer))
+    rehearse(algorithm, watched, federation, dataclasses.replace(work, steps=1))
+    return bool(asked)
+
+
+def check_robust(
+    algorithm: Algorithm,
+    rule: Rule,
+    model: nn.Module,
+    loss: Loss,
+    federation: Federation,
+    work: Work,
+    schedule: Schedule,
+) -> str:
+    """What a robust rule will act on, in words. Raises ConfigError where that is nothing, or too few uploads."""
+    taken = schedule.replies(federation.n)
+    if why := rule.idle(taken):
+        raise ConfigError(f"robust: {rule.name} would see {taken} upload{'s' * (taken > 1)} at a time; {why}")
+    used = rehearse(algorithm, Task(model, loss, device="cpu"), federation, work).used
+    means = averaged(used)
+    if not means:
+        raise ConfigError(f"robust: {algorithm.name} does not average its uploads, so {rule.name} cannot be applied")
+    alone = sorted(name for name, words in used.items() if "rows" in words)
+    also = "also " if set(alone) & set(means) else ""
+    verb = "is" if len(alone) == 1 else "are"
+    rest = f"; {', '.join(alone)} {verb} {also}used client by client, as sent" if alone else ""
+    return f"{rule.name} replaces the mean of {', '.join(means)}{rest}"

@@ -1,0 +1,485 @@
+"""Training: every setting of a run besides its model, its data and its method, each declared once; and the tables of an
+experiment file that name those.
+
+From these fields follow the keys of experiment files, the keywords of `fit`, the options of the command line with their
+help, config.toml, and what a checkpoint is compared with before it is continued.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
+
+from polyfed.base.errors import ConfigError, PolyfedError, closest
+from polyfed.base.settings import (
+    COUNTED,
+    Configured,
+    Limits,
+    Words,
+    found,
+    is_list,
+    is_mapping,
+    kebab,
+    setting,
+    settings_of,
+)
+from polyfed.data import columns
+
+if TYPE_CHECKING:  # types that the command line can do without until something is trained
+    import torch
+    from torch import nn
+
+    from polyfed.compute.losses import Loss
+    from polyfed.compute.optimizers import StepSizes
+    from polyfed.compute.task import Task
+    from polyfed.core.schedule import Schedule
+    from polyfed.metrics.metric import Metric
+    from polyfed.threats import Attack, Rule
+
+SEED = Annotated[int, Limits(ge=0)]
+COUNT = Annotated[int, Limits(ge=1, le=COUNTED)]
+STEPS = Annotated[str, Words('an expression in the round k such as "ceil(k/20)" or "uniform(1, 10)"')]
+EACH = Annotated[Sequence[int], Words("a list with one number per client")]
+NAMED = Annotated[Mapping[str, int], Words("a table with one number per client")]
+WEIGHTS = Annotated[Sequence[float], Words("a list with one number per class")]
+BY_LABEL = Annotated[Mapping[str, float], Words("a table with one number for each label, a text")]
+FUNCTION = Annotated[Callable[..., Any], Words("a function")]
+BATCH = Annotated[int, Limits(ge=1, le=COUNTED), Words("an integer of at least 1, full")]
+SEEDS = 10_000
+MANY = Annotated[int, Limits(ge=1, le=SEEDS)]
+WHICH = Annotated[list[SEED], Words("a list of seeds")]
+WHO = Annotated[list[str], Words("a list of clients' names")]
+JUDGES = Annotated[str, Words("names such as auc,brier")]
+TABLE, PRECISION = Words("a table with a name"), Words("float32, float64")
+DEVICE = Annotated[str, Words("auto, cpu or cuda")]
+
+
+T = TypeVar("T")
+
+
+class Table(Configured):
+    """Base of settings that there is one table of in an experiment file: errors name the key alone."""
+
+    def refuse(self, key: str, expected: str, near: str = "") -> NoReturn:
+        """Raise the error for a value of the setting `key`."""
+        error = self.refusal(
+            f"{self.table}{'.' if self.table else ''}{key}: {found(getattr(self, key), expected, near)}"
+        )
+        error.key = key
+        raise error from None
+
+    def dump(self) -> dict[str, Any]:
+        """The table as a file has it; what is not set is left out, an object of Python is a word about it."""
+        values = {kebab(s.name): plain(getattr(self, s.name)) for s in settings_of(type(self))}
+        return {key: value for key, value in values.items() if value not in (None, {})}
+
+
+def documented(cls: type[T]) -> type[T]:
+    """The class with what its settings say of themselves in its docstring."""
+    cls.__doc__ = f"{cls.__doc__}\n    Parameters\n    ----------\n{parameters(cls)}    "
+    return cls
+
+
+def parameters(cls: type) -> str:
+    """The settings of a class as the parameters of a docstring."""
+    return "".join(f"    {f.name} : {f.type}\n        {f.metadata['setting'].doc}\n" for f in dataclasses.fields(cls))
+
+
+@documented
+@dataclass(frozen=True)
+class Training(Table):
+    """How a run trains. Every setting has a default; `polyfed config` lists them with their meaning.
+
+    Values may be given as an experiment file has them (`dtype="float64"`, `attack={"name": "sign-flip"}`) or as the
+    objects that they name. A value that does not fit is a ConfigError of one line.
+    """
+
+    rounds: int = setting(100, ge=0, le=COUNTED, decides=False, doc="Communication rounds.")
+    fraction: float = setting(
+        1.0,
+        gt=0,
+        le=1,
+        doc="Share of the clients that take part in a round, drawn without replacement; not with a schedule.",
+    )
+    local_epochs: int | None = setting(
+        None, ge=1, le=COUNTED, doc="Passes over a client's data per round (1), unless local-steps is set."
+    )
+    local_steps: COUNT | STEPS | EACH | NAMED | FUNCTION | None = setting(
+        None,
+        doc="Local steps per round instead of epochs: 5, ceil(k/20) in round k, uniform(1, 10), or one per client.",
+    )
+    batch_size: BATCH | None = setting(32, doc="Samples per local step; full (None in Python): all of a client's.")
+    augment: str | FUNCTION | None = setting(
+        None, doc="Augmentation of training images, such as flip+crop:4 or flip+crop:4,p=0.5."
+    )
+    loss: Literal["cross-entropy", "mse"] | FUNCTION | None = setting(
+        None, doc="The clients' loss. Default: cross-entropy for classes, mse for numbers."
+    )
+    class_weights: Literal["balanced"] | WEIGHTS | BY_LABEL | None = setting(
+        None,
+        doc="Factors on the loss of each class's samples: balanced, inversely to its share of all training rows; "
+        "one per class; or a table by label.",
+    )
+    metrics: JUDGES | Sequence[Any] | FUNCTION | None = setting(
+        None, doc="What models are judged by, such as auc,brier; the first leads. Else accuracy, or rmse for numbers."
+    )
+    weight_decay: float = setting(
+        0.0, ge=0, le=COUNTED, doc="Adds weight-decay/2 ||w||^2 to every client's loss; with adamw it is decoupled."
+    )
+    optimizer: Literal["sgd", "momentum", "adam", "adamw"] = setting(
+        "sgd", doc="Takes the local steps, of the method's lr; its memory starts anew with every local solve."
+    )
+    momentum: float | None = setting(None, ge=0, lt=1, doc="Of the optimizer momentum (0.9).")
+    beta1: float | None = setting(None, ge=0, lt=1, doc="Of adam and adamw: memory of the direction (0.9).")
+    beta2: float | None = setting(None, ge=0, lt=1, doc="Of adam and adamw: memory of its square (0.999).")
+    eps: float | None = setting(None, gt=0, le=COUNTED, doc="Of adam and adamw: added to the divisor (1e-8).")
+    clip_norm: float | None = setting(
+        None, gt=0, le=COUNTED, doc="Longest direction of a local step; longer ones are scaled down, client by client."
+    )
+    lr_decay: float = setting(1.0, gt=0, le=1, doc="Factor on local step sizes, applied every lr-decay-every rounds.")
+    lr_decay_every: int = setting(1, ge=1, le=COUNTED, doc="Rounds between two decays of the step size.")
+    warmup: int = setting(0, ge=0, le=COUNTED, doc="Rounds in which local step sizes rise to their full value.")
+    cosine: int = setting(
+        0,
+        ge=0,
+        le=COUNTED,
+        doc="Rounds, warm-up included, in which they fall to zero on half a cosine; 0: no cosine.",
+    )
+    schedule: Annotated[Schedule, TABLE] | Mapping[str, Any] | None = setting(
+        None, doc="Who takes part and when, instead of a fraction every round: uniform, bernoulli or asynchronous."
+    )
+    attack: Annotated[Attack, TABLE] | None = setting(
+        None, doc="An attack by some clients, such as sign-flip; attackers are left out of every metric."
+    )
+    robust: Annotated[Rule, TABLE] | None = setting(
+        None, doc="A robust rule in place of the server's means, such as median."
+    )
+    seed: SEED = setting(0, doc="Seed of every random draw.")
+    dtype: Annotated[torch.dtype, PRECISION] | None = setting(
+        None, doc="Precision of all arithmetic: float32 or float64. Default: the model's."
+    )
+    precision: Literal["bf16", "tf32"] | None = setting(
+        None,
+        doc="bf16: products and convolutions of local training in bfloat16, the weights in float32; for convolutional "
+        "networks. tf32: on a CUDA device, their factors rounded to 10 bits.",
+    )
+    evaluate_every: int | None = setting(
+        None,
+        ge=0,
+        le=COUNTED,
+        decides=False,
+        doc="Rounds between evaluations. The last round is always evaluated; 0: only the last. Default: 1 where "
+        "evaluating is cheap, else so many that it takes at most a tenth of the arithmetic of training.",
+    )
+    checkpoint_every: int | None = setting(
+        None,
+        ge=1,
+        le=COUNTED,
+        decides=False,
+        doc="Rounds between checkpoints. Default: every ten seconds, and at the end.",
+    )
+    device: DEVICE = setting("auto", decides=False, doc="Where to train: auto, cpu or cuda.")
+    chunk: int | None = setting(
+        None, ge=1, le=COUNTED, decides=False, doc="Clients computed together. Default: planned for this machine."
+    )
+    workers: int | None = setting(
+        None,
+        ge=1,
+        le=1024,
+        decides=False,
+        doc="Threads, or actors with engine = ray. Default: planned for this machine.",
+    )
+    engine: Literal["local", "ray"] = setting(
+        "local", decides=False, doc="What runs clients: local, this process; ray, actors here or on a cluster."
+    )
+    address: str | None = setting(None, decides=False, doc="Of a Ray cluster. Default: actors on this machine.")
+
+    @classmethod
+    def scope(cls) -> dict[str, Any]:
+        """The types that are imported late."""
+        import torch
+
+        from polyfed.core.schedule import Schedule
+        from polyfed.threats import Attack, Rule
+
+        return {"torch": torch, "Schedule": Schedule, "Attack": Attack, "Rule": Rule}
+
+    def __post_init__(self) -> None:
+        import torch
+
+        from polyfed.compute.augment import steps_of
+        from polyfed.core.schedule import schedule_of
+        from polyfed.metrics.scores import metrics_of
+        from polyfed.runs.expression import Expression
+        from polyfed.threats import ATTACKS, RULES
+
+        for name, registry in (("attack", ATTACKS), ("robust", RULES)):
+            self._read(name, Mapping, lambda table, registry=registry: registry.make(*_named(table), kebab))
+        if isinstance(self.dtype, str) and self.dtype in ("float32", "float64"):
+            object.__setattr__(self, "dtype", getattr(torch, self.dtype))
+        self._read("batch_size", str, lambda text: None if text == "full" else text)
+        if self.metrics is not None:
+            self._read("metrics", object, metrics_of)
+        # labels are texts in files; in Python they may be the numbers that they are
+        self._read("class_weights", Mapping, lambda table: {str(label): w for label, w in table.items()})
+        super().__post_init__()
+        each = self.local_steps
+        self.require(not isinstance(each, Sized) or len(each) > 0, "local_steps", "one number per client")
+        self.require(re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device) is not None, "device", "auto, cpu or cuda")
+        self.require(self.dtype is None or self.dtype.is_floating_point, "dtype", "float32 or float64")
+        for key, whose in (("momentum", "momentum"), ("beta1", "adam"), ("beta2", "adam"), ("eps", "adam")):
+            fits = getattr(self, key) is None or self.optimizer.startswith(whose)
+            self.require(fits, key, f"none with optimizer = {self.optimizer!r}, or optimizer = {whose!r}")
+        given: Any = self.class_weights
+        numbers: list[float] = list(given.values()) if is_mapping(given) else list(given) if is_list(given) else []
+        self.require(all(w > 0 for w in numbers), "class_weights", "positive numbers")
+        self.require(not self.cosine or self.warmup < self.cosine, "cosine", f"more than warmup = {self.warmup}")
+        self.require(not self.cosine or self.rounds <= self.cosine, "rounds", f"at most cosine = {self.cosine}")
+        # the small languages are read once, so that what is wrong with them is said here
+        self._read("local_steps", str, Expression, keep=True)
+        self._read("augment", str, steps_of, keep=True)
+        self._read("schedule", Mapping, lambda table: schedule_of(table, self.fraction, None), keep=True)
+
+    def _read(self, name: str, kind: type, read: Callable[[Any], Any], keep: bool = False) -> None:
+        """Put in the place of a value of this kind what it stands for, unless it is to be kept; errors name it."""
+        value = getattr(self, name)
+        if not isinstance(value, kind):
+            return
+        try:
+            made = read(value)
+        except PolyfedError as e:
+            e.key = f"{name}.{e.key}" if e.key else name
+            raise
+        if not keep:
+            object.__setattr__(self, name, made)
+
+    # what it stands for
+
+    @property
+    def epochs(self) -> int:
+        """Local passes per round, where `local_steps` does not replace them.
+
+        Returns
+        -------
+        int
+            At least 1.
+        """
+        return 1 if self.local_epochs is None else self.local_epochs
+
+    @property
+    def step_sizes(self) -> StepSizes:
+        """How local step sizes change over the rounds.
+
+        Returns
+        -------
+        StepSizes
+            From `lr_decay`, `lr_decay_every`, `warmup` and `cosine`.
+        """
+        from polyfed.compute.optimizers import StepSizes
+
+        return StepSizes(self.lr_decay, self.lr_decay_every, self.warmup, self.cosine)
+
+    def task(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        device: torch.device | str | None = None,
+        metrics: Sequence[Metric] | None = None,
+        class_weights: Sequence[float] | None = None,
+    ) -> Task:
+        """The model and its loss, as these settings have them trained.
+
+        Parameters
+        ----------
+        model : nn.Module
+            Its present parameters are the common start.
+        loss : str or callable
+            As `Task` takes it.
+        device : torch.device, str or None
+            Where to compute; None keeps the model's.
+        metrics : sequence of Metric or None
+            In the place of the settings' own.
+        class_weights : sequence of float or None
+            What the settings' own come to, one number per class.
+
+        Returns
+        -------
+        Task
+            With the local optimiser, and the weight decay in the loss unless the optimiser has it.
+        """
+        from polyfed.compute.optimizers import Optimizer
+        from polyfed.compute.task import Task
+        from polyfed.metrics.scores import metrics_of
+
+        given = {key: getattr(self, key) for key in ("momentum", "beta1", "beta2", "eps", "clip_norm")}
+        given = {key: value for key, value in given.items() if value is not None}
+        optimizer = Optimizer(self.optimizer, weight_decay=self.weight_decay, **given)
+        inside = 0.0 if self.optimizer == "adamw" else self.weight_decay
+        judges = metrics_of(self.metrics) if metrics is None else metrics
+        return Task(
+            model, loss, weight_decay=inside, optimizer=optimizer, device=device, dtype=self.dtype,
+            bf16=self.precision == "bf16", tf32=self.precision == "tf32", metrics=judges, class_weights=class_weights,
+        )  # fmt: skip
+
+    def dump(self) -> dict[str, Any]:
+        return {"batch-size": "full"} | super().dump()
+
+    def schedule_for(self, names: Sequence[str]) -> Schedule:
+        """Who takes part and when.
+
+        Parameters
+        ----------
+        names : sequence of str
+            The clients' names.
+
+        Returns
+        -------
+        Schedule
+            The schedule given, or a fraction of the clients in every round.
+        """
+        from polyfed.core.schedule import Uniform, schedule_of
+
+        if isinstance(self.schedule, Mapping):
+            return schedule_of(self.schedule, self.fraction, tuple(names))
+        return self.schedule or Uniform(self.fraction)
+
+    @classmethod
+    def deciding(cls) -> list[str]:
+        """The keys that decide the numbers of a run.
+
+        Returns
+        -------
+        list of str
+            As a file spells them.
+        """
+        return [kebab(s.name) for s in settings_of(cls) if s.decides]
+
+
+@dataclass(frozen=True)
+class Settings(Training):
+    """The keys at the top of an experiment file: those of a run, and which runs."""
+
+    seeds: MANY | WHICH | None = setting(
+        None, decides=False, doc="Number of seeds, counted up from seed, or a list of them: 5 or 0,3,7."
+    )
+    portable: bool = setting(False, decides=False, doc="Give the same bits on every x86 processor with AVX2; slower.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        which = self.seeds if isinstance(self.seeds, list) else [self.seed]
+        self.require(0 < len(which) <= SEEDS, "seeds", f"1 to {SEEDS} seeds")
+        self.require(len(set(which)) == len(which), "seeds", "distinct seeds")
+
+
+@dataclass(frozen=True)
+class Data(Table):
+    """[data]: a named data set or a folder, and how it is divided among clients."""
+
+    table: ClassVar[str] = "data"
+
+    name: str = setting("heart-disease", doc="Data set (see polyfed data list) or folder of files.")
+    dir: str | None = setting(None, doc="Folder with downloaded data.")
+    partition: str | None = setting(None, doc="How samples are divided among clients: iid, dirichlet:0.5, natural, ...")
+    clients: int | None = setting(None, ge=1, le=COUNTED, doc="Number of clients.")
+    test: Literal["own", "ratio", "ratio-floor", "given", "merged", "independent"] | None = setting(
+        None,
+        doc="Test samples: own, held out of each client's; ratio, official ones in its class ratio (ratio-floor: "
+        "rounded down); given, its own official ones; merged, held out of all samples, official ones included; "
+        "independent, the official ones divided by the same rule.",
+    )
+    test_fraction: float = setting(0.2, ge=0, lt=1, doc="Share of a client's samples held out for testing.")
+    test_samples: int = setting(100, ge=1, le=COUNTED, doc="Test samples per client, for test = ratio or ratio-floor.")
+    validation_fraction: float | None = setting(
+        None, ge=0, lt=1, doc="Share of a client's training samples held out for validation."
+    )
+    seed: SEED | None = setting(None, doc="Seed of the partition. Default: the run's.")
+    without: WHO | None = setting(None, doc="Clients to leave out, by name: a federation that never had them.")
+    options: Mapping[str, Any] = setting(factory=dict, doc="The data set's own options (see polyfed data list).")
+
+
+@dataclass(frozen=True)
+class Columns(columns.Columns, Table):
+    """[columns]: what the columns of CSV files are, and how they become inputs."""
+
+    def dump(self) -> dict[str, Any]:
+        return {kebab(key): plain(value) for key, value in self.given.items()}
+
+
+@dataclass(frozen=True)
+class Model(Table):
+    """[model]: a named model, or `name` in the user's own `file`. All other keys are the model's options."""
+
+    table: ClassVar[str] = "model"
+
+    name: str | None = setting(None, doc="linear, mlp, cnn, lenet or resnet18, or a class in file.")
+    file: str | None = setting(None, doc="Python file that defines the model.")
+    options: Mapping[str, Any] = setting(
+        factory=dict, doc="Any other key is an option of the model, such as hidden of mlp."
+    )
+
+
+@documented
+@dataclass(frozen=True)
+class Search(Table):
+    """How `tune` tries values of one numeric setting of a method."""
+
+    regime: Literal["warm", "cold", "both"] | None = setting(
+        None,
+        doc="warm: each value from the last solution; cold: from the common start; both. Default: both for fpfc's lam, "
+        "else cold.",
+    )
+    grid: Any = setting(None, doc="Values, rising: 0,0.5,1.")
+    rounds: int = setting(1000, ge=1, le=COUNTED, doc="Maximum per value.")
+    check_every: int = setting(10, ge=1, le=COUNTED, doc="Rounds between checks of the validation metric.")
+    tolerance: float = setting(1e-4, ge=0, doc="Changes of the validation metric below this count as small.")
+    patience: int = setting(3, ge=1, le=COUNTED, doc="Stop after N small changes in a row.")
+    stop_at_drop: bool = setting(True, doc="End a warm path once a value is worse by two standard errors.")
+    extend: int = setting(6, ge=0, le=COUNTED, doc="Extend the warm grid by up to N values while its last one is best.")
+    choose: Literal["best", "simplest"] = setting(
+        "best", doc="best: the best metric; simplest: the fewest clusters within one standard error of it."
+    )
+    train_on: int = setting(2000, ge=0, le=COUNTED, doc="Maximum extra rounds for the chosen model.")
+    setting: str | None = setting(None, doc="The numeric setting to tune; lam unless given, for fedacs quantile.")
+
+
+def training_of(training: Training | None, given: Mapping[str, Any]) -> Training:
+    """`training` with the settings `given` to a function by keyword. Raises ConfigError for one that there is not."""
+    known = [s.name for s in settings_of(Training)]
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"{key}: unknown setting{closest(key, known)}; known: {', '.join(known)}")
+    return Training(**given) if training is None else dataclasses.replace(training, **given)
+
+
+def plain(value: Any) -> Any:
+    """A setting's value as TOML can hold it: objects by their name and settings, functions by that word."""
+    from polyfed.core.schedule import Schedule
+    from polyfed.threats import Attack, Rule, summary
+
+    if isinstance(value, Attack | Rule):
+        return summary(value)
+    if isinstance(value, Schedule):
+        return _in_short(repr(value))
+    if is_mapping(value):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, str | int | float | None):
+        return value
+    if callable(value):
+        return "function"
+    return [plain(v) for v in value] if is_list(value) else str(value).removeprefix("torch.")
+
+
+def _named(table: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A table as (its name, its settings by their Python names)."""
+    return table.get("name"), {str(key).replace("-", "_"): value for key, value in table.items() if key != "name"}
+
+
+def _in_short(text: str, most: int = 1000) -> str:
+    """A text that says in one line what it is, and by its digest whether it is the same."""
+    if len(text) <= most:
+        return text
+    return f"{text[:100]}... (blake2b {hashlib.blake2b(text.encode(), digest_size=16).hexdigest()})"

@@ -1,0 +1,64 @@
+"""Watching a run: what callbacks receive; in a notebook one line that is written over, where none were given."""
+
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from polyfed.metrics.metric import short
+from polyfed.runs.result import Run
+
+EVERY = 0.2  # seconds between lines
+
+
+class Progress(NamedTuple):
+    """What a callback receives after every round.
+
+    Parameters
+    ----------
+    round : int
+        Rounds done.
+    rounds : int
+        Rounds in all.
+    records : list of dict
+        This round's evaluations; empty when none was due.
+    run : Run
+        The run so far.
+    """
+
+    round: int
+    rounds: int
+    records: list[dict[str, Any]]
+    run: Run
+
+
+Callback = Callable[[Progress], Any]
+
+
+def in_notebook() -> bool:
+    """Whether this is a cell of a notebook, or IPython's prompt; not a process that was started from one."""
+    found = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return found is not None and found() is not None and multiprocessing.parent_process() is None
+
+
+def watchers() -> tuple[Callback, ...]:
+    """The callbacks of a `fit` that was given none."""
+    return (Line(),) if in_notebook() else ()
+
+
+class Line:
+    """The round, and the last evaluation."""
+
+    def __init__(self) -> None:
+        self.note, self.told = "", 0.0
+
+    def __call__(self, step: Progress) -> None:
+        if step.records:
+            record, metric = step.records[-1], step.run.metric.name
+            self.note = f"{record['split']} {metric} {short(record[metric])}"
+        over = step.round == step.rounds
+        if over or time.monotonic() - self.told > EVERY:
+            self.told = time.monotonic()
+            line = f"{step.run.algorithm.name}: round {step.round}/{step.rounds}  {self.note}"
+            print(f"\r{line:<72}", end="\n" if over else "", flush=True)

@@ -1,0 +1,352 @@
+"""admit: clients that come after training. Each is added by its method's rule while the others stay as they are, and
+compared with what it reaches alone.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from polyfed.algorithms.local import Local
+from polyfed.base.errors import ConfigError, DataError
+from polyfed.base.randomness import client_keys
+from polyfed.base.settings import is_whole
+from polyfed.compute.batches import padded
+from polyfed.compute.check import check
+from polyfed.compute.split import Split
+from polyfed.compute.task import Task
+from polyfed.core.algorithm import KNOWN, Algorithm, State
+from polyfed.core.ledger import COLUMNS
+from polyfed.core.newcomer import Apart, Newcomer, newcomer
+from polyfed.core.rounds import Loop
+from polyfed.core.rows import MemoryRows
+from polyfed.core.schedule import Uniform
+from polyfed.data.dataset import Dataset, scaled
+from polyfed.data.federation import Federation, of_arrays
+from polyfed.data.preparation import Preparation
+from polyfed.data.readers import client_files
+from polyfed.data.sheets import read
+from polyfed.data.tables import weights_of
+from polyfed.engines.local import LocalEngine, here, make_plan
+from polyfed.metrics.metric import Metric
+from polyfed.runs.result import Run, position
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from polyfed.report import Table
+
+
+@dataclass(eq=False)
+class Admission:
+    """What `admit` found.
+
+    Parameters
+    ----------
+    names : tuple of str
+        [m] the newcomers.
+    table : DataFrame
+        One row per exchange and newcomer: exchange (0: at entry), client, the metric, alone (the same of Local after as
+        many rounds of the same local work), down_bytes and up_bytes so far.
+    metric : Metric
+        The leading metric.
+    split : str
+        What it is measured on: "test", or "train" where there are no test samples.
+    personal : Tensor
+        [m, p] the model that each newcomer deploys.
+    clusters : array or None
+        [m] the label, as in `run.clusters`, of the old clients that each newcomer is grouped with, -1: with none; None
+        for a method that finds no clusters.
+    task : Task
+        The run's model and loss.
+    label : str
+        The method's name.
+    """
+
+    names: tuple[str, ...]
+    table: pd.DataFrame
+    metric: Metric
+    split: str
+    personal: Tensor
+    clusters: np.ndarray | None
+    task: Task
+    label: str
+
+    def model(self, client: int | str) -> nn.Module:
+        """One newcomer's model.
+
+        Parameters
+        ----------
+        client : int or str
+            Its position or name.
+
+        Returns
+        -------
+        nn.Module
+            A copy of its own.
+
+        Raises
+        ------
+        ConfigError
+            There is no such newcomer.
+        """
+        return self.task.module(self.personal[position(client, self.names, "newcomer")])
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """One row per exchange: the mean over newcomers of the metric and of `alone`, bytes of all of them so far."""
+        columns = {self.metric.name: "mean", "alone": "mean", "down_bytes": "sum", "up_bytes": "sum"}
+        return self.table.groupby("exchange").agg(columns).reset_index()
+
+    def summary(self) -> "Table":
+        """The metric after each exchange: each newcomer's (if few), their mean, and what they reach alone."""
+        from polyfed.report.admission import admission_table
+
+        return admission_table(self)
+
+    def figure(self) -> "Figure":
+        """The metric against the number of exchanges: the mean, every newcomer as a thin line, and Local."""
+        from polyfed.report.admission import admission_figure
+
+        return admission_figure(self)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write admission.csv, admission.svg and models/<name>.safetensors.
+
+        Parameters
+        ----------
+        folder : str or Path
+            Made if it is not there.
+
+        Returns
+        -------
+        Path
+            The folder.
+        """
+        from polyfed.report.style import save
+        from polyfed.runs.folder import RunFolder, csv_text, safe
+
+        out = RunFolder(Path(folder))
+        with out.locked():
+            (out.path / "models").mkdir(exist_ok=True)
+            for name, w in zip(self.names, self.personal, strict=True):
+                out.write_bytes(f"models/{safe(name)}.safetensors", self.task.layout.named(w))
+            save(self.figure(), out.path / "admission.svg")
+            out.write("admission.csv", csv_text(self.table))  # it says that all else is there
+        return out.path
+
+
+def admit(
+    run: Run,
+    newcomers: Federation,
+    exchanges: int = 10,
+    *,
+    start: Literal["offered", "common"] = "offered",
+    alone: Algorithm | None = None,
+) -> Admission:
+    """Add new clients to a finished run by the method's own rule.
+
+    One common model is there with exchange 0, and more exchanges are not made. A method that adapts the model to a
+    client (Ditto, FedRep, ...) does so against the frozen common part. Methods with one model per cluster place the
+    newcomer. Where the server keeps every client's model, the newcomer's is added after its first local training. Every
+    newcomer is treated as if it were the only one.
+
+    Bytes are counted for every exchange, and at entry for models that are downloaded to stay or to choose from.
+
+    Parameters
+    ----------
+    run : Run
+        Stays as it is, bit for bit: the old clients and every model that is not a newcomer's own are frozen.
+    newcomers : Federation
+        Their data, under names that the run does not have.
+    exchanges : int
+        Rounds that every newcomer takes part in, with the run's amount of local work. A newcomer's rounds count from
+        its entry: batches, decaying step sizes and growing numbers of steps are those of a client's first rounds.
+    start : {"offered", "common"}
+        Where a method offers models to begin with (FPFC those of its clusters), "offered" takes the one with the least
+        training loss, "common" begins where training began.
+    alone : Algorithm or None
+        What the newcomers are compared with; None: Local with the method's step size.
+
+    Returns
+    -------
+    Admission
+        Each newcomer's model, and its scores after every exchange.
+
+    Raises
+    ------
+    ConfigError
+        A setting is wrong, a name is taken, or the method cannot grow.
+    DataError
+        The samples do not fit the run's model.
+    Diverged
+        A value is no longer finite.
+    """
+    if not is_whole(exchanges) or exchanges < 0:
+        raise ConfigError(f"exchanges: found {exchanges!r}, expected an integer of at least 0")
+    if start not in ("offered", "common"):
+        raise ConfigError(f"start: found {start!r}, expected offered or common")
+    fits(run.outline, newcomers)
+    loop = run.loop
+    task = loop.task
+    check(task, newcomers.train, run.outline.classes)
+    splits = {k: s.to(task.device, task.dtype) for k, s in (("train", newcomers.train), ("test", newcomers.test))}
+    split = "test" if len(newcomers.test.x) else "train"
+    lr = getattr(loop.algorithm, "lr", None)
+    alone = alone or (Local(float(lr)) if isinstance(lr, int | float) else Local())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        told = [
+            _Admitting(run, algorithm, server, newcomers, splits, start).told(exchanges, split)
+            for algorithm, server in ((loop.algorithm, loop.server), (alone, {KNOWN: loop.server[KNOWN]}))
+        ]
+    finally:
+        torch.set_num_threads(threads)
+    (records, personal, clusters), (other, _, _) = told
+    metric = task.scores[0]
+    table = pd.DataFrame(records)
+    table = table[["exchange", "client", metric.name]].assign(
+        alone=[r[metric.name] for r in other], down_bytes=table["down_bytes"], up_bytes=table["up_bytes"]
+    )
+    return Admission(newcomers.names, table, metric, split, personal, clusters, task, loop.algorithm.name)
+
+
+def fits(old: Federation, new: Any) -> None:
+    """Raise ConfigError or DataError, in one line, for newcomers that cannot join the clients of `old`."""
+    if not isinstance(new, Federation):
+        raise ConfigError(f"newcomers: found a {type(new).__name__}, expected a polyfed.Federation")
+    for name in new.names:
+        if name in old.names:
+            raise ConfigError(f"newcomers: found the name {name!r}, which a client of the run has; expected a new one")
+    if new.input_shape != old.input_shape:
+        found, wanted = list(new.input_shape), list(old.input_shape)
+        raise DataError(
+            f"newcomers: found inputs of shape {found} for {new.names[0]!r}, expected {wanted} as in the run"
+        )
+    if (new.classes is None) != (old.classes is None):
+        kinds = ["numbers" if f.classes is None else "class labels" for f in (new, old)]
+        raise DataError(
+            f"newcomers: found {kinds[0]} as the targets of {new.names[0]!r}, expected {kinds[1]} as in the run"
+        )
+    if new.outputs > old.outputs:
+        what = "classes" if old.classes is not None else "numbers per target"
+        raise DataError(f"newcomers: {new.outputs} {what}, the run's model has {old.outputs}")
+
+
+def newcomers(run: Run, data: str | Path, target: str | None = None) -> Federation:
+    """New clients from a CSV or npz file, or a folder with one for each, typed, prepared and scaled as the run's are.
+
+    target: target column of CSV files; None: the run's own, else the last
+    """
+    place, of, old = Path(data), run.settings["data"], run.outline
+    if not place.exists():
+        raise DataError(f"{place}: no such file or folder")
+    if "preparation" in old.meta:
+        return _prepared(run, client_files(place) if place.is_dir() else [place], target)
+    found = of_arrays(
+        client_files(place) if place.is_dir() else [place],
+        target or of.get("options", {}).get("target"),
+        "regression" if old.classes is None else "classification",
+        classes=old.classes,
+        test_fraction=of.get("test-fraction", 0.2),
+        seed=run.settings["seed"],
+    )
+    fits(old, found)
+    return scaled(found, old.meta["scaling"], str(run.place())) if "scaling" in old.meta else found
+
+
+def _prepared(run: Run, paths: Sequence[Path], target: str | None) -> Federation:
+    """New clients from CSV files, their columns prepared as the run's were; what is each client's own is learnt."""
+    of, old = run.settings["data"], run.outline
+    known = Preparation.read(old.meta["preparation"], str(run.place()))
+    sheets, weighed = [read(path) for path in paths], run.settings.get("columns", {}).get("weights")
+    data = Dataset(
+        "newcomers",
+        np.concatenate([known.codes(sheet) for sheet in sheets]),
+        np.concatenate([known.targets(sheet, target) for sheet in sheets]),
+        classes=old.classes,
+        groups=np.repeat(np.arange(len(sheets)), [len(sheet.lines) for sheet in sheets]),
+        group_names=tuple(sheet.name for sheet in sheets),
+        preparation=known,
+        weights=None if weighed is None else np.concatenate([weights_of(sheet, weighed) for sheet in sheets]),
+    )
+    found = data.partition(seed=run.settings["seed"], test_fraction=of.get("test-fraction", 0.2))
+    fits(old, found)
+    return found
+
+
+class _Admitting:
+    """All newcomers of one method, each with its own `Newcomer` at the server; the event loop trains them together."""
+
+    def __init__(
+        self, run: Run, algorithm: Algorithm, server: State, federation: Federation, data: dict[str, Split], start: str
+    ):
+        before = run.loop
+        task, train, self.before, self.algorithm = before.task, data["train"], before, algorithm
+        first = newcomer(algorithm, task, server, before.samples)
+        self.newcomers = [copy.copy(first) for _ in range(federation.n)]
+        keys, work = client_keys(federation.names), here(before.engine).worker.work
+        plan = make_plan(task, federation.n, work.per_step(train.counts))
+        counts = torch.as_tensor(train.counts, dtype=task.dtype, device=task.device)
+        entered = [self._enter(new, i, train, float(counts[i]), start) for i, new in enumerate(self.newcomers)]
+        rows = MemoryRows(federation.n, entered[0][0])
+        engine = LocalEngine(task, data, rows, keys, work, before.seed, plan, before.step_sizes)
+        self.loop = Loop(
+            task, train.counts, federation.names, Apart(algorithm, self.newcomers), Uniform(), engine, before.seed,
+            before.step_sizes, streamed=False,
+        )  # fmt: skip
+        everyone, zero = np.arange(federation.n), np.zeros(federation.n)
+        rows.scatter(
+            torch.as_tensor(everyone, device=task.device),
+            {k: torch.stack([private[k] for private, _ in entered]) for k in entered[0][0]},
+        )
+        self.loop.ledger.record(-1, everyone, zero, np.array([size for _, size in entered]), zero, zero, zero)
+
+    def _enter(self, new: Newcomer, i: int, train: Split, samples: float, start: str) -> tuple[State, int]:
+        """(private state, bytes that it was offered) of a newcomer at entry."""
+        offered = None if start == "common" and new.trains else new.offered()
+        if offered is None:
+            return new.enter(-1, samples), 0
+        data = padded(train, np.array([i]))
+        loss = torch.cat([self.before.task.loss_of(w[None], data) for w in offered])
+        return new.enter(int(loss.argmin()), samples), offered.numel() * offered.element_size()
+
+    def told(self, exchanges: int, split: str) -> tuple[list[dict[str, Any]], Tensor, np.ndarray | None]:
+        """(one record per exchange and newcomer, the models at the end, clusters)."""
+        records: list[dict[str, Any]] = []
+        try:
+            for t in range(exchanges + 1):
+                if t and self.newcomers[0].trains:
+                    self.loop.step()
+                found = self.loop.evaluate(split)
+                down, up = self._moved()
+                for i, name in enumerate(self.loop.names):
+                    sizes = {"down_bytes": int(down[i]), "up_bytes": int(up[i])}
+                    records.append({"exchange": t, "client": name} | {k: float(v[i]) for k, v in found.items()} | sizes)
+            return records, self.loop.personal(np.arange(self.loop.n)), self._clusters()
+        finally:
+            self.loop.engine.close()
+
+    def _moved(self) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes down and up of every newcomer so far."""
+        book = self.loop.ledger.array()
+        who = book[:, COLUMNS.index("client")].astype(int)
+        down, up = (
+            np.bincount(who, book[:, COLUMNS.index(key)], self.loop.n).astype(int) for key in ("down_bytes", "up_bytes")
+        )
+        return down, up
+
+    def _clusters(self) -> np.ndarray | None:
+        before = self.before
+        labels = before.algorithm.report(before.server).get("clusters") if before.algorithm is self.algorithm else None
+        if labels is None:
+            return None
+        found = [new.cluster(torch.as_tensor(labels)) for new in self.newcomers]
+        return None if None in found else np.array(found)

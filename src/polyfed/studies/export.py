@@ -1,0 +1,138 @@
+"""One client's model out of a run folder: a safetensors file, and a JSON file that says what it is."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
+from torch import Tensor
+
+from polyfed.algorithms._shared.lowrank import places
+from polyfed.base.checkpoint import reason
+from polyfed.base.errors import ConfigError, PolyfedError, RunError, closest
+from polyfed.data.preparation import Preparation
+from polyfed.models.factorised import as_weight, measure, pack
+from polyfed.runs import schema as reading
+from polyfed.runs.folder import client_model, safe
+from polyfed.runs.result import Run
+
+BATCH = 20  # samples for which an exported model is timed, as in Table 9 of FedSLR's paper
+
+
+def export(run: Run, client: int | str, out: Path | None, factorised: bool = False) -> tuple[Path, Path]:
+    """Copy a client's tensors to `out`, low-rank layers as factors if asked, and describe them in a JSON beside it.
+
+    With factors the JSON also has what the dense and the factorised models were measured to take, under "measured".
+    """
+    folder = run.place()
+    config, federation = reading.config(folder), reading.federation(folder)
+    names, asked = [c["name"] for c in federation["clients"]], str(client)
+    name = names[int(asked)] if asked not in names and asked.isdecimal() and int(asked) < len(names) else asked
+    if name not in names:
+        raise ConfigError(f"client: found {client!r}{closest(asked, names)}, expected a name or 0 to {len(names) - 1}")
+    found = client_model(folder, names.index(name), name)
+    if found is None and (folder / "summary.json").exists():
+        about = reading.summary(folder)
+        if about.get("deploys") in ("yardstick", "oracle"):
+            raise ConfigError(f"{folder}: {about['algorithm']} is a yardstick: it has results, and no model to export")
+    if found is None and "sites" in config.get("data", {}):
+        raise RunError(f"{folder}: its models are at its sites; polyfed export --vault DIR writes one there")
+    if found is None:
+        raise RunError(f"{folder}: has no models yet; finish it with: polyfed resume {folder}")
+    target = out or Path(f"{safe(name)}.safetensors")
+    if target.suffix != ".safetensors":
+        raise ConfigError(f"out: found {str(target)!r}, expected a name ending in .safetensors")
+    path = folder / "fixed.safetensors"
+    named, shared = found
+    fixed = reading.tensors(path) if path.is_file() else {}  # with them it is a complete state of the module
+    facts = {
+        "client": name,
+        "shared_by_all_clients": shared,
+        "model": config.get("model", {}),
+        "classes": federation.get("classes"),
+        "inputs": federation.get("inputs"),
+        "outputs": federation.get("outputs"),
+        "loss": config.get("loss"),
+        "tensors": _shapes(named | fixed),
+        "dtype": config.get("dtype"),
+        "algorithm": config.get("algorithm", {}),
+        "data": {k: v for k, v in config.get("data", {}).items() if k != "dir"},
+        "seed": config.get("seed"),
+        "run": folder.resolve().name,
+        "polyfed": config.get("versions", {}).get("polyfed"),
+    }
+    if federation.get("preparation") is not None:
+        where = str(folder / "federation.json")
+        facts["preparation"] = Preparation.read(federation["preparation"], where).only(name).dump()
+    if federation.get("scaling") is not None:
+        facts["scaling"] = federation["scaling"]  # what raw inputs are shifted and scaled with
+    tensors = _factors(run, named) if factorised else None
+    if tensors is not None:
+        layers = {
+            k[:-2]: (t.shape[1], len(tensors.get(f"{k[:-2]}.at", ()))) for k, t in tensors.items() if k[-2:] == ".U"
+        }
+        facts["tensors"] = _shapes(tensors)
+        facts["factorised"] = {k: {"rank": rank, "nonzeros": some} for k, (rank, some) in layers.items()}
+        facts["measured"] = _measured(run, name, tensors)
+    return write_model(target, (named if tensors is None else tensors) | fixed, facts)
+
+
+def from_vault(vault: Path, out: Path | None) -> tuple[Path, Path]:
+    """Copy the model that a site has made at the end of a run out of its vault."""
+    path = vault / "model.safetensors"
+    if not path.is_file():
+        raise RunError(f"{vault}: has no model yet, which is made at the end of the run")
+    try:
+        facts = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        target = out or Path(f"{safe(facts['client'])}.safetensors")
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise RunError(f"{path}: no exported model with {path.stem}.json beside it ({reason(e)})") from None
+    if target.suffix != ".safetensors":
+        raise ConfigError(f"out: found {str(target)!r}, expected a name ending in .safetensors")
+    return write_model(target, reading.tensors(path), facts)
+
+
+def write_model(target: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> tuple[Path, Path]:
+    """Write a model's tensors, and beside them what they are. Raises RunError where that is impossible."""
+    about = target.with_suffix(".json")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_name(f".{target.name}.draft")
+        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, draft)
+        os.replace(draft, target)
+        about.write_text(json.dumps({"tensors": _shapes(tensors)} | facts, indent=1) + "\n")
+    except OSError as e:
+        raise RunError(f"cannot write {target}: {reason(e)}") from None
+    return target, about
+
+
+def _shapes(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
+    return {key: list(t.shape) for key, t in tensors.items()}
+
+
+def _factors(run: Run, named: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A client's model as factors: its tensors, the common model and its factors from the server's state."""
+    factors, w = run.algorithm.factors(run.server), run.common
+    if factors is None or w is None:
+        raise ConfigError(
+            f"factorised: {run.algorithm.name} does not make low-rank models; fedslr (structure LR+S or LR+LR) and "
+            "gpgd do"
+        )
+    sheets = places(run.server).items()
+    common = {key: as_weight(sheet.unfold(w), named[key].shape) for key, sheet in sheets if key in factors}
+    return pack(named, common, factors)
+
+
+def _measured(run: Run, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Bytes, milliseconds and output differences of all forms of the model for a batch of test samples.
+
+    {"missing": why} where the model or the data cannot be had, as for runs from Python.
+    """
+    try:
+        model = run.model(name).to("cpu")
+        x = run.federation.test.to("cpu", run.loop.task.dtype).x[:BATCH]
+        forms = measure(model, tensors, x)
+    except PolyfedError as e:
+        return {"missing": f"the run's model cannot be made again from its folder ({e})"}
+    return {"samples": len(x), "threads": 1, "fastest": min(forms, key=lambda f: forms[f]["ms"]), "forms": forms}

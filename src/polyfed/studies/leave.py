@@ -1,0 +1,205 @@
+"""leave: an experiment trained again without some of its clients, and what that costs those who stay.
+
+The clients that stay keep their samples, splits, batches and every other draw, which are keyed by their names. Whatever
+follows from all clients is worked out anew from those that stay: standardisation, the number of classes in a folder of
+files, the initial model, step sizes, the cohorts of a fraction. So the result is, bit for bit, the federation that
+never had the others, and nothing of them is in it.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from polyfed.base.errors import ConfigError, RunError
+from polyfed.base.settings import is_list, is_mapping
+from polyfed.metrics.metric import Metric, mean_of
+from polyfed.report.combined import Tested, evidence, jointly, tested, together
+from polyfed.report.departure import MEAN
+from polyfed.report.pairs import Evidence
+from polyfed.runs import ownership as files
+from polyfed.runs import schema as reading
+from polyfed.runs.build import Parts
+from polyfed.runs.config import Experiment, resolve
+from polyfed.runs.fit import fit
+from polyfed.runs.folder import RunFolder, csv_text, safe
+from polyfed.runs.result import position
+from polyfed.runs.watching import Callback
+
+if TYPE_CHECKING:
+    from polyfed.report import Table
+    from polyfed.runs.opened import Opened
+
+
+@dataclass(frozen=True, eq=False)
+class Departure:
+    """What the leaving of some clients costs the others.
+
+    Parameters
+    ----------
+    left : tuple of str
+        Who left.
+    folder : Path
+        The runs without them.
+    table : DataFrame
+        One row per method and client that stays, and one for their mean: method, client, before and after (the metric),
+        change (positive when better without those who left), low, high (95 %), clear (jointly over the clients), seeds,
+        bytes_before, bytes_after.
+    metric : Metric
+        The leading metric.
+    split : str
+        What it is measured on.
+    """
+
+    left: tuple[str, ...]
+    folder: Path
+    table: pd.DataFrame
+    metric: Metric
+    split: str
+
+    def summary(self) -> "Table":
+        """The table as it is printed."""
+        from polyfed.report.departure import departure_table
+
+        return departure_table(self)
+
+    def save(self) -> Path:
+        """Write leave.csv and leave.html into the folder of the runs without those who left.
+
+        Returns
+        -------
+        Path
+            The table's file.
+        """
+        from polyfed.report.departure import departure_page
+
+        store = RunFolder(self.folder)
+        with store.locked():
+            store.write("leave.csv", csv_text(self.table))
+            store.write("leave.html", departure_page(self))
+        return self.folder / "leave.csv"
+
+
+def leave(run: "Opened", clients: Sequence[str | int], out: Path | None, callbacks: Sequence[Callback]) -> Departure:
+    """Train the run of a folder again without some of its clients; see `Opened.leave`."""
+    names = leaving(clients, run.outline.names)
+    if run.status != "finished":
+        raise RunError(f"{run.place()}: the run is {run.status}; finish it with: polyfed resume {run.place()}")
+    if "start" in run.settings:
+        raise ConfigError(f"{run.place()}: started from another run, whose models have seen {', '.join(names)}")
+    target = out or run.place().with_name(f"{run.place().name}-without-{safe('+'.join(names))}")
+    if "name" in run.settings["data"]:
+        experiment = without(resolve(run.place() / "config.toml"), names, run.outline.names)
+        parts, seed = Parts(experiment), experiment.seeds[0]
+        model, federation, training = parts.model(seed), parts.federation(seed), parts.training(seed)
+        algorithm, described = experiment.methods[0].algorithm, parts.describe(experiment.methods[0])
+    else:
+        model, federation, training, algorithm = run.parts()
+        federation, described = federation.without(names), {"data": {"without": names}}
+        training = dataclasses.replace(training, local_steps=_rest(training.local_steps, names, run.outline.names))
+    _check_same(run.place(), federation.describe()["clients"])
+    training = dataclasses.replace(training, rounds=run.rounds)
+    found = fit(model, federation, algorithm, training, out=target, callbacks=callbacks, describe=described)
+    if found.status == "interrupted":
+        raise KeyboardInterrupt
+    departure = compared(run.place(), target, names)
+    departure.save()
+    return departure
+
+
+def leaving(clients: Sequence[str | int], names: Sequence[str]) -> list[str]:
+    """The names of the clients that leave, by name or position. Raises ConfigError where none would stay."""
+    found = [names[position(c, names)] for c in clients]
+    if not found or set(found) == set(names):
+        raise ConfigError(f"leave: found {len(found)} of {len(names)} clients, expected some to leave and some to stay")
+    return list(dict.fromkeys(found))
+
+
+def without(experiment: Experiment, names: Sequence[str], everyone: Sequence[str]) -> Experiment:
+    """An experiment without some of its clients. everyone: in the order of a list of local steps"""
+    e = experiment
+    data = dataclasses.replace(e.data, without=[*(e.data.without or ()), *names])
+    settings = dataclasses.replace(e.settings, local_steps=_rest(e.settings.local_steps, names, everyone))
+    return dataclasses.replace(e, data=data, settings=settings, name=f"{e.name}-without-{safe('+'.join(names))}")
+
+
+def _rest(steps: Any, names: Sequence[str], everyone: Sequence[str]) -> Any:
+    """A rule for local steps without what it says of clients that leave."""
+    if is_mapping(steps):
+        return {name: number for name, number in steps.items() if name not in names}
+    if is_list(steps) and len(steps) == len(everyone):
+        return [number for name, number in zip(everyone, steps, strict=True) if name not in names]
+    return steps
+
+
+def _check_same(folder: Path, clients: Sequence[Mapping[str, Any]]) -> None:
+    """Raise RunError where those who stay have other samples than in the run."""
+    before = {c["name"]: c for c in reading.federation(folder)["clients"]}
+    for now in clients:
+        for part in ("train", "validation", "test"):
+            then = before[now["name"]].get(part) or 0
+            if (now.get(part) or 0) != then:
+                what = f"{part} samples of client {now['name']!r}"
+                raise RunError(f"{folder}: its data have changed: found {now[part]} {what}, expected {then}")
+
+
+def compared(before: Path, after: Path, left: Sequence[str]) -> Departure:
+    """What runs without some clients say beside the runs with them, from their folders alone.
+
+    before, after: two runs, or two comparisons with the same methods and seeds
+    """
+    runs: dict[str, list[tuple[Tested, Tested]]] = {}
+    for old, new in _folders(before, after):
+        _check_same(old, reading.federation(new)["clients"])
+        label = new.name.rpartition("-seed")[0] if new != after else reading.summary(new)["algorithm"]
+        runs.setdefault(label, []).append((tested(old), tested(new)))
+    if not runs:
+        raise RunError(f"{after}: no run of {before} was finished there, so nothing can be compared")
+    first = next(iter(runs.values()))[0]
+    split = next(s for s in ("test", "validation", "train") if s in first[1].values)
+    rows = [row for label, found in runs.items() for row in _rows(label, found, split)]
+    return Departure(tuple(left), after, pd.DataFrame(rows), first[1].metric, split)
+
+
+def _folders(before: Path, after: Path) -> list[tuple[Path, Path]]:
+    """The runs to compare, (with, without) those who left; a run that diverged on one side has no pair."""
+    if files.config_of(before).name == "config.toml":
+        return [(before, after)]
+    pairs = [(before / "runs" / p.name, p) for p in sorted((after / "runs").glob("*-seed*"))]
+    return [
+        (a, b) for a, b in pairs
+        if all((p / "summary.json").exists() and reading.summary(p)["status"] == "finished" for p in (a, b))
+    ]  # fmt: skip
+
+
+def _rows(label: str, runs: list[tuple[Tested, Tested]], split: str) -> list[dict[str, Any]]:
+    """One row per client that stays, and one for their mean."""
+    metric, known, rows = runs[0][1].metric, list[Evidence](), list[dict[str, Any]]()
+    for name in runs[0][1].values[split]:
+        pairs = [(a.values[split][name], b.values[split][name]) for a, b in runs]
+        means = [float(metric.merit(b) - metric.merit(a)) for a, b in pairs]
+        parts = [
+            (a.added[name][0], metric.sign * (b.added[name][1] - a.added[name][1]))
+            for (a, b), mean in zip(runs, means, strict=True)
+            if split == "test" and math.isfinite(mean) and name in a.added and name in b.added
+        ]
+        was, now = (mean_of(np.array(v)) for v in zip(*pairs, strict=True))
+        known.append(evidence(metric, means, parts or None, runs[0][1].samples[name], abs(was)))
+        moved = {
+            f"bytes_{k}": float(np.mean([r[i].moved[name] for r in runs])) for i, k in enumerate(("before", "after"))
+        }
+        rows.append({"method": label, "client": name, "before": was, "after": now} | moved)
+    found = jointly([e.interval() for e in known])
+    same = [e for e in known if len(e.spread.means) == len(runs)]
+    if same:
+        whole = {k: mean_of(np.array([r[k] for r in rows])) for k in ("before", "after", "bytes_before", "bytes_after")}
+        rows.append({"method": label, "client": MEAN} | whole)
+        found.append(together(same).interval())
+    for row, gain in zip(rows, found, strict=True):
+        row |= {"change": gain.mean, "low": gain.low, "high": gain.high, "clear": gain.clear, "seeds": gain.seeds}
+    return rows

@@ -1,0 +1,193 @@
+"""Tasks side by side, each in a process of its own: for many runs that are each too small for two threads.
+
+A task's process is forked, so that data are shared and nothing but its number is sent to it; what it returns comes back
+as JSON. A Ctrl-C reaches the tasks once, through this process, so that each can finish its round and save.
+"""
+
+import contextlib
+import ctypes
+import gc
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+
+from polyfed.base import errors
+from polyfed.engines.local import cores, memory
+from polyfed.runs.stop import say_stopping
+
+PARENT_ENDED = 1  # PR_SET_PDEATHSIG of prctl
+NO_MORE = -1  # in place of a task's number
+_inside = False  # whether this process is such a task
+
+
+def room(device: str = "cpu") -> int:
+    """How many tasks may run at a time: one per core, as far as memory allows.
+
+    One where processes cannot be forked safely: not on Linux, on an accelerator, off the main thread, in a task.
+    """
+    plain = sys.platform == "linux" and device == "cpu" and not torch.cuda.is_initialized()
+    if not plain or _inside or threading.current_thread() is not threading.main_thread():
+        return 1
+    used = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return max(1, min(cores(), int(memory() // max(used, 1))))
+
+
+def side_by_side(
+    tasks: Sequence[Callable[[], Any]],
+    most: int,
+    begin: Callable[[int], None] | None = None,
+    needs: Callable[[int], Any] | None = None,
+) -> Iterator[tuple[int, Any]]:
+    """Run the tasks in order, a limited number at a time; yields (which, what it returned) as they end.
+
+    begin: called with the number of a task before it starts
+    needs: what `begin` makes for the task of that number; a process that has it takes the next task as well
+
+    Raises what a task raised, after the others were stopped. After Ctrl-C no further task is started, those that run
+    are signalled once, what they return is still yielded, and KeyboardInterrupt is raised at the end.
+    """
+    waiting, running, idle = list(range(len(tasks))), dict[Connection, _Worker](), list[_Worker]()
+    failed: BaseException | None = None
+    gc.freeze()  # a collection in a task would write on, and so copy, all that it shares
+    try:
+        while running or (waiting and failed is None):
+            try:
+                while waiting and failed is None and len(running) < most:
+                    which = waiting.pop(0)
+                    if begin is not None:
+                        begin(which)
+                    for worker in idle[:]:
+                        if needs is None or needs(worker.which) != needs(which):
+                            idle.remove(worker)
+                            worker.dismiss()
+                    if idle:
+                        worker = idle.pop()
+                        worker.give(which)
+                    else:
+                        worker = _Worker(tasks, which)
+                    running[worker.answers] = worker
+                for channel in wait(list(running)):
+                    assert isinstance(channel, Connection)
+                    worker = running.pop(channel)
+                    value, error = worker.told()
+                    if error is None:
+                        idle.append(worker)
+                        yield worker.which, value
+                    elif failed is None:
+                        failed = error
+                        _stop(running)
+            except KeyboardInterrupt as e:
+                if failed is None:
+                    say_stopping()
+                failed = failed or e
+                _stop(running)  # a second time: at once
+    finally:
+        _stop(running)
+        for worker in idle:
+            worker.dismiss()
+        for worker in running.values():
+            worker.process.join()
+        gc.unfreeze()
+    if failed is not None:
+        raise failed
+
+
+class _Worker:
+    """A process, and the task that it has or had last."""
+
+    def __init__(self, tasks: Sequence[Callable[[], Any]], which: int):
+        self.which = which
+        self.answers, its_answers = multiprocessing.Pipe(duplex=False)  # two of one direction are no sockets
+        its_orders, self.orders = multiprocessing.Pipe(duplex=False)
+        given = tasks, which, its_answers, its_orders
+        self.process: BaseProcess = multiprocessing.get_context("fork").Process(target=_run, args=given)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the task can answer it
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        its_answers.close()
+        its_orders.close()
+
+    def give(self, which: int) -> None:
+        """The next task, or `NO_MORE`; that the process has died is seen when its answer is read."""
+        self.which = which
+        with contextlib.suppress(ConnectionError):
+            self.orders.send_bytes(json.dumps(which).encode())
+
+    def told(self) -> tuple[Any, BaseException | None]:
+        """(what the task returned, what it raised); after the latter the process has ended."""
+        try:
+            told = json.loads(self.answers.recv_bytes())
+        except (EOFError, ConnectionError):
+            self.process.join()
+            code = self.process.exitcode or 0
+            how = f"signal {-code}" if code < 0 else f"code {code}"
+            text = f"a worker process was killed ({how}); the machine may be out of memory"
+            told = {"error": "RunError", "text": text}
+        if "value" in told:
+            return told["value"], None
+        self._ended()
+        if "interrupted" in told:
+            return None, KeyboardInterrupt()
+        kind = getattr(errors, told["error"], None)
+        return None, kind(told["text"]) if kind else RuntimeError(f"in a worker process:\n{told['text']}")
+
+    def dismiss(self) -> None:
+        """There is nothing more for it."""
+        self.give(NO_MORE)
+        self._ended()
+
+    def _ended(self) -> None:
+        self.process.join()
+        self.answers.close()
+        self.orders.close()
+
+
+def _run(tasks: Sequence[Callable[[], Any]], which: int, answers: Connection, orders: Connection) -> None:
+    """In the process of the tasks: the first, and then those that it is given."""
+    global _inside
+    _inside, parent = True, multiprocessing.parent_process()
+    assert parent is not None
+    try:
+        os.setpgid(0, 0)  # the terminal's Ctrl-C goes to the parent alone, which passes it on
+        signal.signal(signal.SIGUSR1, _orphaned)
+        ctypes.CDLL(None).prctl(PARENT_ENDED, signal.SIGUSR1)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        torch.set_num_threads(1)  # the threads of the parent's operations do not exist here
+        while which != NO_MORE and os.getppid() == parent.pid:
+            answers.send_bytes(json.dumps({"value": tasks[which]()}).encode())
+            if os.getppid() == parent.pid:  # else the pipes may still be open, in a process beside this one
+                which = json.loads(orders.recv_bytes())
+        return
+    except KeyboardInterrupt:
+        told: dict[str, Any] = {"interrupted": True}
+    except errors.PolyfedError as e:
+        told = {"error": type(e).__name__, "text": str(e)}
+    except BaseException:
+        told = {"error": "", "text": traceback.format_exc()}
+    answers.send_bytes(json.dumps(told).encode())
+
+
+def _orphaned(number: int, frame: Any) -> None:
+    """As one Ctrl-C: a parent is said to have ended once for each of its threads, and a second Ctrl-C stops at once."""
+    signal.signal(number, signal.SIG_IGN)
+    signal.raise_signal(signal.SIGINT)
+
+
+def _stop(running: dict[Connection, _Worker]) -> None:
+    """As Ctrl-C in each."""
+    for worker in running.values():
+        if worker.process.pid is not None and worker.process.is_alive():
+            os.kill(worker.process.pid, signal.SIGINT)

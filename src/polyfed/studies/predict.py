@@ -1,0 +1,202 @@
+"""Predictions: a new patient's row goes in as it is in a file, a probability per class or a number comes out.
+
+The model comes from a run, or from the two files that `polyfed export` writes; the preparation comes with either.
+"""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
+from torch import Tensor, nn
+
+from polyfed.base.checkpoint import reason
+from polyfed.base.errors import ConfigError, DataError, PolyfedError, RunError
+from polyfed.base.settings import is_table
+from polyfed.compute.losses import LOSSES
+from polyfed.compute.split import restored
+from polyfed.data.preparation import UNSEEN, Preparation
+from polyfed.data.sheets import Sheet, sheet_of
+from polyfed.runs.build import make_model
+from polyfed.runs.check import Where
+from polyfed.runs.config import model_of
+from polyfed.runs.result import Run, position
+
+
+class Predictor:
+    """One client's model, and how a row becomes its input and its output an answer.
+
+    Parameters
+    ----------
+    model : nn.Module
+        In evaluation mode from here on.
+    preparation : Preparation
+        What was learnt from training rows.
+    client : str
+        Whose model it is.
+    """
+
+    def __init__(self, model: nn.Module, preparation: Preparation, client: str):
+        self.model, self.preparation, self.client = model.eval(), preparation, client
+        self._like = next(model.parameters())
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Predictor":
+        """The model that `polyfed export` wrote; nothing is unpickled.
+
+        Parameters
+        ----------
+        path : str or Path
+            The safetensors file, with its JSON file beside it.
+
+        Returns
+        -------
+        Predictor
+            Ready to predict.
+
+        Raises
+        ------
+        RunError
+            A file is missing or damaged.
+        ConfigError
+            The model cannot be made again, or was not trained on CSV files.
+        """
+        target = Path(path)
+        about = target.with_suffix(".json")
+        try:
+            facts: Any = json.loads(about.read_text(encoding="utf-8"))
+            tensors = load_file(target)
+        except (OSError, ValueError, SafetensorError) as e:
+            raise RunError(f"{target}: no exported model with {about.name} beside it ({reason(e)})") from None
+        if not is_table(facts) or not is_table(facts.get("model")) or not isinstance(facts.get("client"), str):
+            raise RunError(f"{about}: not what polyfed export writes")
+        if not is_table(facts.get("preparation")):
+            raise ConfigError(f"{about}: was not trained on CSV files, so raw rows cannot be prepared for it")
+        if not is_table(facts.get("data")) or "name" not in facts["data"]:
+            raise ConfigError(f"{about}: its model was given in Python, which no file holds; use Run.predict")
+        _known(facts.get("loss"), str(about))
+        if "factorised" in facts:
+            raise ConfigError(f"{about}: holds factors; export the model without --factorised")
+        try:
+            table = {k: v for k, v in facts["model"].items() if k != "parameters"}
+            shape = tuple(int(k) for k in facts["inputs"])
+            found = make_model(model_of(table, Where(about, {}, {})), shape, int(facts["outputs"]), facts["seed"])
+            found.load_state_dict(tensors)
+        except PolyfedError:
+            raise
+        except (KeyError, TypeError, ValueError, RuntimeError) as e:
+            raise RunError(f"{target}: does not fit the model that {about.name} describes ({_line(e)})") from None
+        return cls(found, Preparation.read(facts["preparation"], str(about)), facts["client"])
+
+    def predict(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Answers for new rows, with a warning for each of `remarks`.
+
+        Parameters
+        ----------
+        rows : DataFrame
+            [N] rows with the columns of the training files, in any order; others are not used.
+
+        Returns
+        -------
+        DataFrame
+            [N]: row (from 1), prediction, and for classes one column of probabilities each.
+
+        Raises
+        ------
+        DataError
+            A column is missing, or a cell is not what it was in training.
+        """
+        sheet = sheet_of(rows)
+        found = self.answers(sheet)
+        for line in self.remarks(sheet):
+            warnings.warn(line, stacklevel=2)
+        return found
+
+    def answers(self, sheet: Sheet) -> pd.DataFrame:
+        """Answers for the rows of a file.
+
+        Parameters
+        ----------
+        sheet : Sheet
+            The file, read.
+
+        Returns
+        -------
+        DataFrame
+            As of `predict`.
+
+        Raises
+        ------
+        DataError
+            As of `predict`.
+        """
+        if not sheet.lines:
+            raise DataError(f"{sheet.where}: found a header and no rows")
+        x = torch.as_tensor(self.preparation.transform(self.preparation.codes(sheet), self.client))
+        with torch.no_grad():
+            output: Tensor = self.model(x.to(self._like.device, self._like.dtype)).cpu().double()
+        found = pd.DataFrame({"row": np.arange(1, len(x) + 1)})
+        labels = self.preparation.labels
+        if labels is None:
+            target = self.preparation.at(self.client).target
+            unit = None if target is None else torch.tensor([target], dtype=torch.float64)
+            return found.assign(prediction=restored(output, unit).reshape(-1).numpy())
+        p = output.softmax(1)[:, : len(labels)].numpy()
+        found["prediction"] = np.array(labels)[p.argmax(1)]
+        return found.assign(**{f"probability_{label}": p[:, k] for k, label in enumerate(labels)})
+
+    def remarks(self, sheet: Sheet) -> list[str]:
+        """What a user should know about rows that were predicted: gaps, and categories that training had not.
+
+        Parameters
+        ----------
+        sheet : Sheet
+            The rows.
+
+        Returns
+        -------
+        list of str
+            A line each.
+        """
+        codes = self.preparation.codes(sheet)
+        said: list[str] = []
+        for k, column in enumerate(self.preparation.inputs):
+            if gaps := int(np.isnan(codes[:, k]).sum()):
+                how = (
+                    "filled with the training median" if column.values is None else "taken for none of the known values"
+                )
+                then = "" if column.gap else "; training rows had none there"
+                said.append(f"{column.name}: {gaps} of {len(codes)} are missing, {how}{then}")
+            if column.values is not None and (unseen := codes[:, k] == UNSEEN).any():
+                cells = sheet.columns[column.name]
+                values = sorted({cells[i] for i in np.flatnonzero(unseen)})
+                said.append(
+                    f"{column.name}: no training row had {', '.join(values[:5])}; taken for none of the known values"
+                )
+        return said
+
+
+def predictor(run: Run, client: int | str) -> Predictor:
+    """The predictor of a run's client. Raises ConfigError where the run was not trained on CSV files."""
+    prepared = run.outline.meta.get("preparation")
+    if prepared is None:
+        raise ConfigError("predict: this run was not trained on CSV files, so raw rows cannot be prepared for it")
+    _known(run.settings.get("loss"), "predict")
+    name = run.outline.names[position(client, run.outline.names)]
+    return Predictor(run.model(name), Preparation.read(prepared, "predict"), name)
+
+
+def _known(loss: Any, where: str) -> None:
+    if loss not in LOSSES:
+        raise ConfigError(
+            f"{where}: found the loss {loss!r}; what outputs mean is known for {' and '.join(LOSSES)} only"
+        )
+
+
+def _line(e: Exception) -> str:
+    return " ".join(str(e).split())[:200]

@@ -1,0 +1,84 @@
+"""Draws depend on (seed, purpose, round, client) and on nothing else, and they are uniform."""
+
+import numpy as np
+from scipy.stats import chi2, kstest
+
+from polyfed.base.randomness import Rekeyed, client_keys, generator, generator_key, mix, priorities, sample
+
+NAMES = [f"client-{i}" for i in range(10)]
+
+
+def test_a_draw_does_not_depend_on_what_was_drawn_before():
+    first = generator(3, "batches", 5, 7).permutation(20)
+    generator(3, "batches", 4, 7).permutation(20)
+    np.random.default_rng(0).random()
+    assert (generator(3, "batches", 5, 7).permutation(20) == first).all()
+
+
+def test_a_generator_that_is_given_another_key_draws_what_one_of_its_own_would():
+    rekeyed, keys = Rekeyed(), client_keys(NAMES)
+    for k, client in enumerate([*keys, *keys]):
+        found = rekeyed(np.stack(generator_key(3, "batches", 5, client)))
+        own = generator(3, "batches", 5, int(client))
+        for n in (k + 1, 40, 7):
+            assert np.array_equal(found.permutation(n), own.permutation(n))
+        assert found.integers(0, 1 << 20, dtype=np.int32) == own.integers(0, 1 << 20, dtype=np.int32)
+
+
+def test_every_part_of_the_key_matters():
+    draws = [
+        generator(*key).integers(0, 2**63)
+        for key in ((0, "a", 0, 0), (1, "a", 0, 0), (0, "b", 0, 0), (0, "a", 1, 0), (0, "a", 0, 1), (0, "a", 1, 1))
+    ]
+    assert len(set(draws)) == len(draws)
+
+
+def test_round_and_client_do_not_trade_places():
+    assert generator(0, "a", 1, 2).integers(0, 2**63) != generator(0, "a", 2, 1).integers(0, 2**63)
+    assert int(mix(1, 2)) != int(mix(2, 1))
+
+
+def test_priorities_belong_to_clients_not_to_positions():
+    keys, order = client_keys(NAMES), np.array([4, 1, 9, 0, 2, 3, 8, 7, 6, 5])
+    assert (priorities(1, "cohort", 3, keys[order]) == priorities(1, "cohort", 3, keys)[order]).all()
+    assert (priorities(1, "cohort", 3, keys[:4]) == priorities(1, "cohort", 3, keys)[:4]).all()
+
+
+def test_mix_is_the_same_for_numbers_and_arrays():
+    a = np.array([1, 2, 2**63 + 5], dtype=np.uint64)
+    assert mix(7, a).tolist() == [int(mix(7, int(v))) for v in a]
+
+
+def test_the_smallest_priorities_are_a_uniform_cohort():
+    """Each of n clients is picked with probability m/n: chi-square with n - 1 degrees of freedom, corrected for
+    drawing without replacement; every pair with m(m-1)/(n(n-1))."""
+    keys, m, rounds = client_keys(NAMES), 3, 4000
+    n = len(keys)
+    picked = np.zeros((rounds, n))
+    for t in range(rounds):
+        picked[t, np.argsort(priorities(0, "cohort", t, keys))[:m]] = 1
+    share = m / n
+    statistic = ((picked.sum(0) - rounds * share) ** 2).sum() / (rounds * share * (1 - share)) * (n - 1) / n
+    assert chi2.ppf(0.0005, n - 1) < statistic < chi2.ppf(0.9995, n - 1)
+    pair = m * (m - 1) / (n * (n - 1))
+    together = (picked.T @ picked)[np.triu_indices(n, 1)]
+    assert np.abs(together - rounds * pair).max() < 4.5 * np.sqrt(rounds * pair * (1 - pair))
+
+
+def test_a_sample_is_the_clients_with_the_smallest_priorities():
+    for n in (1, 2, 30, 5000):
+        keys = client_keys([f"client-{i}" for i in range(n)])
+        for m in {0, 1, n // 2, n - 1, n, n + 3}:
+            for t in range(20):
+                order = np.argsort(priorities(7, "cohort", t, keys))
+                assert np.array_equal(sample(7, "cohort", t, keys, m), np.sort(order[:m])), (n, m, t)
+
+
+def test_priorities_are_uniform_numbers():
+    keys = client_keys([str(i) for i in range(2000)])
+    assert kstest(priorities(0, "cohort", 0, keys) / 2.0**64, "uniform").pvalue > 1e-3
+
+
+def test_client_keys_are_the_same_on_every_machine():
+    assert client_keys(["oslo"])[0] == client_keys(["bern", "oslo"])[1]
+    assert len(set(client_keys([str(i) for i in range(5000)]).tolist())) == 5000

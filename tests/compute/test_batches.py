@@ -1,0 +1,300 @@
+"""Which samples a client sees: every one once per epoch, whoever else is in the call."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+from small import batches, split_of
+
+import polyfed as pf
+from polyfed.base.errors import ConfigError
+from polyfed.base.randomness import client_keys
+from polyfed.runs.expression import Expression
+
+SIZES = (10, 3, 8, 17)
+SPLIT = split_of(*SIZES)
+
+
+def seen(data, s: int) -> list[list[list[int]]]:
+    """Per client and step, the rows of the split that carry weight. Checks weights, sizes and live on the way."""
+    found: list[list[list[int]]] = [[] for _ in range(s)]
+    row_of = {tuple(x.tolist()): i for i, x in enumerate(data.split.x)}
+    for batch in data:
+        assert batch.rows == len(batch.y) <= s
+        for i in range(batch.rows):
+            live = batch.live is None or float(batch.live[i]) == 1
+            weight = torch.full((batch.x.shape[1],), 1 / batch.x.shape[1]).double()
+            if batch.weight is not None:
+                weight = batch.weight[i].double()
+            if not live:
+                continue
+            real = int((weight > 0).sum())
+            assert float(weight.sum()) == pytest.approx(1)
+            assert torch.allclose(weight[:real], torch.full((real,), 1 / real).double())
+            assert batch.sizes is None or batch.sizes[i] == real
+            rows = [row_of[tuple(x.tolist())] for x in batch.x[i, :real]]
+            assert batch.y[i, :real].tolist() == data.split.y[rows].tolist()
+            found[i].append(rows)
+    return found
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 7, 100, None])
+def test_every_epoch_sees_every_sample_exactly_once(batch_size):
+    epochs = 2
+    data = batches(SPLIT, epochs=epochs, batch_size=batch_size)
+    for i, steps in enumerate(seen(data, len(SIZES))):
+        n, start = SIZES[i], int(SPLIT.offsets[i])
+        per_epoch = 1 if batch_size is None else -(-n // batch_size)
+        assert len(steps) == epochs * per_epoch == int(data.steps[i])
+        for e in range(epochs):
+            epoch = [row for step in steps[e * per_epoch : (e + 1) * per_epoch] for row in step]
+            assert sorted(epoch) == list(range(start, start + n))
+
+
+def test_the_last_partial_batch_is_kept():
+    sizes = [len(step) for step in seen(batches(SPLIT, epochs=1, batch_size=4), len(SIZES))[0]]
+    assert sizes == [4, 4, 2]
+
+
+def test_local_steps_cross_epochs():
+    steps = seen(batches(SPLIT, steps=5, batch_size=4), len(SIZES))
+    assert [len(s) for s in steps] == [5] * len(SIZES)
+    for i, n in enumerate(SIZES):
+        per_epoch = -(-n // 4)
+        first = [row for step in steps[i][:per_epoch] for row in step]
+        assert len(set(first)) == len(first)
+    assert [len(step) for step in steps[1]] == [3] * 5  # all it has, every step
+    assert sorted(steps[2][0] + steps[2][1]) == sorted(steps[2][2] + steps[2][3])
+
+
+def test_steps_may_depend_on_the_round():
+    for t in (0, 3):
+        data = batches(SPLIT, round=t, steps=lambda t: 2 + t, batch_size=4)
+        assert data.steps.tolist() == [2 + t] * len(SIZES)
+
+
+def test_who_else_is_in_the_call_does_not_matter():
+    together = seen(batches(SPLIT, epochs=2, batch_size=4), len(SIZES))
+    for i in range(len(SIZES)):
+        assert seen(batches(SPLIT, [i], epochs=2, batch_size=4), 1)[0] == together[i]
+    mixed = seen(batches(SPLIT, [2, 0], epochs=2, batch_size=4), 2)
+    assert mixed == [together[2], together[0]]
+
+
+def test_iterating_twice_gives_the_same_batches():
+    data = batches(SPLIT, epochs=1, batch_size=4)
+    assert seen(data, 4) == seen(data, 4)
+
+
+def test_rounds_seeds_epochs_and_purposes_have_their_own_order():
+    base = seen(batches(SPLIT, epochs=2, batch_size=4), 4)[3]
+    assert base[:5] != base[5:]
+    assert base != seen(batches(SPLIT, round=1, epochs=2, batch_size=4), 4)[3]
+    assert base != seen(batches(SPLIT, seed=1, epochs=2, batch_size=4), 4)[3]
+    again = seen(batches(SPLIT, epochs=2, batch_size=4).again("personal"), 4)[3]
+    assert base != again
+    assert sorted(r for step in again[:5] for r in step) == sorted(r for step in base[:5] for r in step)
+
+
+def test_again_changes_the_amount_of_work():
+    data = batches(SPLIT, epochs=1, batch_size=4)
+    assert data.again("x", epochs=3).steps.tolist() == [9, 3, 6, 15]
+    assert data.again("x", steps=2).steps.tolist() == [2] * 4
+    assert data.again("x", batch_size=None).steps.tolist() == [1] * 4
+    assert batches(SPLIT, steps=5, batch_size=4).again("x", epochs=1).steps.tolist() == [3, 1, 2, 5]
+
+
+@pytest.mark.parametrize("clients", [[3, 0, 2, 1], [0, 1, 2, 3], [1, 3, 0, 2]])
+@pytest.mark.parametrize("batch_size", [4, 16])
+def test_rows_reach_to_the_last_client_at_work(clients, batch_size):
+    """Sorted by steps or not: at step k rows go to the last client at work, and `live` says who of them is."""
+    data = batches(SPLIT, clients, epochs=2, batch_size=batch_size)
+    steps = data.steps.numpy()
+    for k, batch in enumerate(data):
+        at_work = np.flatnonzero(steps > k)
+        assert batch.rows == at_work[-1] + 1
+        live = np.ones(batch.rows) if batch.live is None else batch.live[:, 0].numpy()
+        assert np.flatnonzero(live).tolist() == at_work.tolist()
+
+
+def test_whole_is_everything():
+    whole = batches(SPLIT, [1, 3]).whole()
+    assert whole.weight is not None
+    assert whole.sizes == [3, 17]
+    assert torch.equal(whole.x[0, :3], SPLIT.client(1)[0])
+    assert torch.equal(whole.x[1], SPLIT.client(3)[0])
+    assert whole.weight.sum(1).tolist() == pytest.approx([1, 1])
+    assert batches(SPLIT, [3]).whole().weight is None
+
+
+# numbers of steps that differ between clients: T_i ~ Uniform{1, ..., T} per client and round
+
+
+@pytest.mark.parametrize("most", [2, 10])
+def test_drawn_steps_are_uniform_over_clients_and_over_rounds(most):
+    """Chi-square of the draws, over 2000 clients of one round and over 2000 rounds of one client."""
+    rule = Expression(f"uniform(1, {most})")
+    keys = client_keys([f"client-{i}" for i in range(2000)])
+    over_clients = rule.each(3, 5, keys)
+    over_rounds = np.concatenate([rule.each(3, t, keys[:1]) for t in range(2000)])
+    for drawn in (over_clients, over_rounds):
+        counts = np.bincount(drawn, minlength=most + 1)
+        assert counts[0] == 0
+        assert len(counts) == most + 1
+        assert chisquare(counts[1:]).pvalue > 1e-3
+    assert not np.array_equal(over_clients, rule.each(4, 5, keys))
+    # neighbouring rounds and clients are independent: the pairs are uniform too
+    pairs = np.bincount((over_rounds[1:] - 1) * most + over_rounds[:-1] - 1, minlength=most**2)
+    assert chisquare(pairs).pvalue > 1e-3
+
+
+def test_drawn_steps_belong_to_the_client_not_to_its_place():
+    rule = Expression("uniform(1, 10)")
+    for batch_size in (4, None):
+        together = batches(SPLIT, steps=rule, batch_size=batch_size, round=2)
+        for clients in ([3, 1], [0], [2, 0, 1, 3]):
+            some = batches(SPLIT, clients, steps=rule, batch_size=batch_size, round=2)
+            assert some.steps.tolist() == [int(together.steps[i]) for i in clients]
+            assert seen(some, len(clients)) == [seen(together, len(SIZES))[i] for i in clients]
+    assert len(set(together.steps.tolist())) > 1
+
+
+def test_an_expression_may_mix_the_round_and_several_draws():
+    keys = client_keys(["a", "b", "c"])
+    grown = Expression("uniform(1, ceil(k/20))")
+    assert all(grown.each(0, t, keys).tolist() == [1, 1, 1] for t in range(20))
+    assert grown.each(0, 10**6, keys).max() > 100
+    two = np.stack([Expression("uniform(0, 1) + 2*uniform(0, 1) + 1").each(0, t, keys) for t in range(400)])
+    assert sorted(set(two.ravel().tolist())) == [1, 2, 3, 4]  # the two draws are not one
+    assert chisquare(np.bincount(two.ravel())[1:]).pvalue > 1e-3
+    assert Expression("ceil(k/20)").each(0, 20, keys).tolist() == [2, 2, 2]
+
+
+def test_equal_steps_is_said_by_how_the_work_is_stated():
+    def equal(**work):
+        return batches(SPLIT, **work).equal_steps
+
+    assert equal(steps=3)
+    assert equal(steps=Expression("ceil(k/20)"))
+    assert equal(batch_size=None)
+    assert not equal(epochs=1)
+    assert not equal(steps=Expression("uniform(1, 10)"))
+    assert not equal(steps=Expression("uniform(1, 10)"), batch_size=None)
+    assert batches(SPLIT, steps=Expression("uniform(1, 10)")).again("start", steps=2).equal_steps
+
+
+def federation(n: int = 6) -> pf.Federation:
+    rng = np.random.default_rng(1)
+    clients = [(rng.normal(size=(8 + i, 4)), rng.normal(size=(8 + i, 1))) for i in range(n)]
+    return pf.Federation.from_arrays(clients, test_fraction=0.0)
+
+
+def run(algorithm, steps, fed=None, **settings):
+    model = torch.nn.Linear(4, 1).double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(0.1)
+    given = {"rounds": 3, "batch_size": None, "loss": "mse", "device": "cpu", "evaluate_every": 0} | settings
+    return pf.fit(model, fed or federation(), algorithm, local_steps=steps, **given)
+
+
+@pytest.mark.parametrize("algorithm", [pf.FedAvg(lr=0.1), pf.Scaffold(lr=0.1), pf.Ditto(lr=0.1, lam=0.1)], ids=repr)
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_uneven_steps_give_the_same_models_in_any_chunks(algorithm, batch_size):
+    first = run(algorithm, "uniform(1, 10)", chunk=1, workers=1, batch_size=batch_size)
+    for chunk, workers in ((6, 1), (2, 2)):
+        other = run(algorithm, "uniform(1, 10)", chunk=chunk, workers=workers, batch_size=batch_size)
+        torch.testing.assert_close(other.personal, first.personal, rtol=1e-12, atol=1e-12)
+
+
+def test_uneven_steps_follow_the_client_when_clients_are_listed_in_another_order():
+    fed, order = federation(), [4, 0, 5, 2, 1, 3]
+    other = pf.Federation(
+        train=fed.train.select(order), test=fed.test.select(order), names=tuple(fed.names[i] for i in order),
+        classes=None,
+    )  # fmt: skip
+    a, b = (run(pf.Local(lr=0.1), "uniform(1, 10)", f).personal for f in (fed, other))
+    torch.testing.assert_close(b, a[order], rtol=1e-12, atol=1e-12)
+
+
+def test_fixed_numbers_per_client():
+    """A client with T_i steps ends where T_i steps of everybody end."""
+    fed, counts = federation(), [1, 4, 2, 4, 3, 1]
+    listed = run(pf.Local(lr=0.1), counts)
+    named = run(pf.Local(lr=0.1), dict(zip(reversed(fed.names), reversed(counts), strict=True)))
+    assert torch.equal(listed.personal, named.personal)
+    assert listed.settings["local-steps"] == dict(zip(fed.names, counts, strict=True))
+    for i, steps in enumerate(counts):
+        torch.testing.assert_close(listed.personal[i], run(pf.Local(lr=0.1), steps).personal[i], rtol=1e-12, atol=1e-12)
+
+
+def test_fedcet_with_the_papers_step_refuses_uneven_steps_by_name():
+    method = pf.FedCET(lr="paper", smoothness=10.0, convexity=0.1)
+    with pytest.raises(ConfigError, match="FedCET"):
+        run(method, "uniform(1, 10)")
+    with pytest.raises(ConfigError, match="FedCET"):
+        run(method, [1, 2, 3, 4, 5, 6])
+    run(method, [2] * 6, rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        (0, "at least 1"),
+        ([1, 2], "found 2 numbers, expected one for each of 6 clients"),
+        ([1, 2, 3, 4, 5, 0], "'client-5': found 0"),
+        ({"client-0": 1}, "no number for client 'client-1'"),
+        ({f"client-{i}": 1 for i in (0, 1, 2, 3, 4, 6)}, "no client 'client-6'"),
+        (2.5, "found 2.5"),
+        ("uniform(0, 3)", "is 0"),
+        ("uniform(3, 1)", "a <= b"),
+        ("uniform(1)", "uniform\\(a, b\\)"),
+        ("normal(1, 3)", "there is no function normal"),
+    ],
+)
+def test_what_is_no_number_of_steps_is_refused(steps, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        run(pf.FedAvg(lr=0.1), steps)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("batch_size", [4, None])
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_every_step_of_every_local_solve_is_counted(batch_size, chunk):
+    """Clients of 10, 4 and 1 samples: 3, 1 and 1 batches of 4 a pass, one full batch; FedRep passes 10 + 2 times."""
+    rng = np.random.default_rng(0)
+    pairs = [(rng.normal(size=(n, 3)), rng.normal(size=n)) for n in (10, 4, 1)]
+    fed = pf.Federation.from_arrays(pairs, pairs)
+    passes = {pf.Local(): 2, pf.Ditto(personal_epochs=5): 7, pf.FedRep(head_epochs=10, body_epochs=2): 12}
+    for method, times in passes.items():
+        model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+        run = pf.fit(
+            model, fed, method, rounds=2, loss="mse", local_epochs=2, batch_size=batch_size, chunk=chunk, workers=1
+        )
+        expected = [times * n for n in ([3, 1, 1] if batch_size else [1, 1, 1])]
+        assert run.ledger["steps"].tolist() == 2 * expected, method
+
+
+def test_the_batches_do_not_depend_on_how_many_are_drawn_at_a_time(monkeypatch):
+    whole = [seen(batches(SPLIT, epochs=3, batch_size=b), len(SIZES)) for b in (1, 4)]
+    monkeypatch.setattr("polyfed.compute.batches.BLOCK", 1)
+    assert [seen(batches(SPLIT, epochs=3, batch_size=b), len(SIZES)) for b in (1, 4)] == whole
+
+
+@pytest.mark.parametrize("work", [{"epochs": 10**6, "batch_size": 1}, {"steps": 10**9, "batch_size": None}])
+def test_a_million_epochs_are_drawn_as_they_are_needed(work):
+    import tracemalloc
+
+    tracemalloc.start()
+    steps = iter(batches(SPLIT, **work))
+    for _ in range(3):
+        next(steps)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 50e6
+
+
+@pytest.mark.parametrize("steps", [0, -1, 1.5, "a", True, 2**70])
+def test_a_rule_that_gives_no_number_of_steps_is_refused(steps):
+    with pytest.raises(ConfigError, match=r"local_steps: found .* expected an integer of at least 1"):
+        batches(SPLIT, steps=lambda t: steps)

@@ -1,0 +1,87 @@
+"""A model is a vector: views of it are its layers, nothing is copied, nothing is lost."""
+
+import pytest
+import torch
+from torch import nn
+
+from polyfed.compute.layout import Layout
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 2),
+        nn.GroupNorm(1, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(12, 5),
+        nn.LayerNorm(5),
+        nn.Linear(5, 4),
+    )
+
+
+def test_views_are_the_vector_itself():
+    layout = Layout(network())
+    for w in (torch.arange(layout.p, dtype=torch.float32), torch.zeros(3, layout.p)):
+        views = layout.views(w)
+        assert sum(v.numel() for v in views) == w.numel()
+        assert all(v.untyped_storage().data_ptr() == w.untyped_storage().data_ptr() for v in views)
+        for v in views:
+            v.fill_(-1)
+        assert (w == -1).all(), "some entry of the vector belongs to no layer"
+
+
+def test_views_of_many_are_the_views_of_each():
+    layout = Layout(network())
+    w = torch.randn(3, layout.p)
+    for i in range(3):
+        for a, b in zip(layout.views(w), layout.views(w[i]), strict=True):
+            assert torch.equal(a[i], b)
+
+
+def test_convolution_weights_lie_channels_last():
+    module = network()
+    layout = Layout(module)
+    weight = layout.named(layout.flatten(module))["0.weight"]
+    assert weight.shape == module[0].weight.shape
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_flatten_and_load_are_inverse():
+    module, other = network(), network()
+    layout = Layout(module)
+    w = layout.flatten(module)
+    layout.load_(other, w)
+    x = torch.randn(2, 2, 3, 3)
+    assert torch.equal(module(x), other(x))
+    assert torch.equal(layout.flatten(other), w)
+    w.zero_()
+    assert not torch.equal(layout.flatten(other), w), "load_ copies"
+
+
+def test_frozen_parameters_are_no_part_of_the_vector():
+    module = network()
+    module[0].weight.requires_grad_(False)
+    layout = Layout(module)
+    assert layout.p == sum(q.numel() for q in module.parameters()) - module[0].weight.numel()
+    assert "0.weight" not in [e.name for e in layout.entries]
+
+
+def test_masks_partition_the_vector():
+    layout = Layout(network())
+    head, body, norm = (layout.mask(part) for part in ("head", "body", "norm"))
+    assert torch.equal(head, ~body)
+    assert not (head & norm).any()
+    assert int(head.sum()) == 5 * 4 + 4  # the last linear layer, weight and bias
+    assert int(norm.sum()) == 2 * 3 + 2 * 5
+    assert torch.equal(layout.mask("head", "norm"), head | norm)
+
+
+def test_masks_by_name():
+    layout = Layout(network())
+    assert int(layout.mask("4").sum()) == 12 * 5 + 5
+    assert int(layout.mask("4.bias").sum()) == 5
+    w = torch.zeros(layout.p)
+    layout.named(w)["4.bias"].fill_(1)
+    assert torch.equal(w.bool(), layout.mask("4.bias"))
+    with pytest.raises(KeyError, match=r"no layer 'fc'; the model has 0\.weight"):
+        layout.mask("fc")

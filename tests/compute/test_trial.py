@@ -1,0 +1,519 @@
+"""What a model must be before it is trained: repeatable by (parameters, samples, key), one tensor out."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from small import Wrapped, batches, mlp, split_of
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import polyfed as pf
+from polyfed.base.errors import ModelError
+from polyfed.compute import evaluation
+from polyfed.compute.batches import Batch
+from polyfed.compute.check import check
+from polyfed.compute.solvers import local_sgd
+from polyfed.compute.split import Split
+from polyfed.compute.task import Task
+
+SPLIT = split_of(10, 7, 8)
+TOKENS = Split(torch.arange(25 * 6).view(25, 6) % 11, SPLIT.y, SPLIT.offsets)
+
+
+class Net(nn.Module):
+    """Layers, and a forward pass given as a function of (self, x)."""
+
+    def __init__(self, forward, *layers: nn.Module):
+        super().__init__()
+        self.f, self.m, self.seen, self.generator = forward, nn.ModuleList(layers), 0, torch.Generator()
+        self.double()
+
+    def forward(self, x):
+        return self.f(self, x)
+
+
+def wide(*more: nn.Module) -> tuple[nn.Module, ...]:
+    return nn.Linear(4, 32), nn.Linear(32, 3), *more
+
+
+RANDOM = {
+    "F.dropout": lambda: Net(lambda s, x: s.m[1](F.dropout(torch.tanh(s.m[0](x)), 0.5, s.training)), *wide()),
+    "nn.Dropout": lambda: nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.5), nn.Linear(32, 3)).double(),
+    "alpha dropout": lambda: nn.Sequential(nn.Linear(4, 32), nn.AlphaDropout(0.5), nn.Linear(32, 3)).double(),
+    "LSTM": lambda: Net(
+        lambda s, x: s.m[1](s.m[0](x.view(-1, 2, 2))[0][:, -1]),
+        nn.LSTM(2, 8, 2, dropout=0.5, batch_first=True),
+        nn.Linear(8, 3),
+    ),
+    "attention": lambda: Net(
+        lambda s, x: s.m[1](s.m[0](x.view(-1, 2, 2)).flatten(1)),
+        nn.TransformerEncoderLayer(2, 1, 8, dropout=0.3, batch_first=True),
+        nn.Linear(4, 3),
+    ),
+    "noise": lambda: Net(lambda s, x: s.m[0](x + torch.randn_like(x) * s.training), nn.Linear(4, 3)),
+    "layer drop": lambda: Net(
+        lambda s, x: s.m[1](s.m[0](x) * (torch.rand(()) > 0.5 if s.training else 1)),
+        *wide(),
+    ),
+}
+
+
+@pytest.mark.parametrize("build", RANDOM.values(), ids=RANDOM)
+def test_random_layers_draw_by_client_and_step_alone(build):
+    """The same on one thread and on three, in any order, whatever the global generator holds; it is left as it was."""
+    federation = pf.Federation.from_arrays([SPLIT.client(i) for i in range(3)])
+    model = build()
+    weights = []
+    for workers, seed in ((1, 5), (3, 6), (3, 7)):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        run = pf.fit(model, federation, pf.FedAvg(lr=0.1), rounds=3, workers=workers, batch_size=3, device="cpu")
+        assert torch.equal(torch.get_rng_state(), before)
+        weights.append(run.loop.server["w"])
+    assert torch.equal(weights[0], weights[1])
+    assert torch.equal(weights[0], weights[2])
+
+
+@pytest.mark.parametrize("build", [RANDOM["F.dropout"], RANDOM["LSTM"]], ids=["F.dropout", "LSTM"])
+def test_a_continued_run_draws_what_it_would_have_drawn(build):
+    federation = pf.Federation.from_arrays([SPLIT.client(i) for i in range(3)])
+    settings = {"rounds": 4, "batch_size": 3, "device": "cpu", "workers": 1}
+    torch.manual_seed(0)
+    model = build()
+    whole = pf.fit(model, federation, pf.FedAvg(lr=0.1), **settings)
+    torch.manual_seed(9)
+    first = pf.fit(model, federation, pf.FedAvg(lr=0.1), **settings | {"rounds": 2})
+    rest = pf.fit(model, federation, pf.FedAvg(lr=0.1), **settings | {"rounds": 2}, start=first)
+    assert torch.equal(rest.loop.server["w"], whole.loop.server["w"])
+
+
+def test_masks_differ_between_clients_steps_seeds_and_rounds():
+    task = Task(RANDOM["F.dropout"]())
+    x, y = torch.ones(2, 4, 4, dtype=torch.float64), torch.zeros(2, 4, dtype=torch.int64)
+    w = task.w0.expand(2, -1)
+    found = set()
+    for t, seed in ((0, 0), (1, 0), (0, 1)):
+        for batch in batches(SPLIT, [0, 2], round=t, seed=seed, steps=2, batch_size=4):
+            g = task.gradient(w, batch._replace(x=x, y=y, weight=None, sizes=None))[0]
+            found |= {tuple(row.tolist()) for row in g}
+    assert len(found) == 12
+
+
+def test_dropout_keeps_each_number_with_its_probability():
+    """100,000 keyed draws at p = 0.3: 70 % are kept, divided by 0.7; 5 standard deviations."""
+    task = Task(Net(lambda s, x: s.m[0](F.dropout(x, 0.3, s.training)), nn.Linear(1000, 1)), lambda out, y: out.mean())
+    batch = Batch(
+        torch.ones(1, 100, 1000).double(), torch.zeros(1, 100, 1).double(), seed=lambda: np.array([1], dtype=np.uint64)
+    )
+    g = task.layout.named(task.gradient(task.w0[None], batch)[0])["m.0.weight"]  # mean over samples of mask / 0.7
+    assert abs(float(g.mean()) * 0.7 - 0.7) < 5 * (0.21 / 100_000) ** 0.5
+    assert float(g.std()) * 0.7 == pytest.approx((0.21 / 100) ** 0.5, rel=0.15)
+
+
+def test_a_model_that_draws_nothing_is_not_keyed():
+    for build in (cnn, lambda: Wrapped(mlp()), lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.0)).double()):
+        task = Task(build())
+        check(task, SPLIT, 3)
+        assert not task.random
+    task = Task(RANDOM["LSTM"]())
+    check(task, SPLIT, 3)
+    assert task.random
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 2), nn.Flatten(), nn.Linear(3, 3)).double()
+
+
+def counting(s, x):
+    s.seen += 1
+    return s.m[0](x) * s.seen
+
+
+def asserting(s, x):
+    assert x.shape[1] == 7, "seven features"
+    return s.m[0](x)
+
+
+def remembering(s, x):
+    if s.training:
+        s.mean = x.mean(0)
+    return s.m[0](x - (0 if s.training else getattr(s, "mean", 0)))
+
+
+REFUSED = {
+    "spectral norm": (
+        lambda: Net(lambda s, x: s.m[0](x), nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))),
+        r"layer 'm\.0\.parametrizations\.weight\.0' \(_SpectralNorm\) changes its buffer '_u'",
+    ),
+    "instance norm": (
+        lambda: Net(
+            lambda s, x: s.m[1](s.m[0](x[:, None]).flatten(1)),
+            nn.InstanceNorm1d(1, track_running_stats=True),
+            nn.Linear(4, 3),
+        ),
+        r"layer 'm\.0' \(InstanceNorm1d\) changes its buffer 'running_mean'",
+    ),
+    "max norm": (
+        lambda: Net(
+            lambda s, x: s.m[0]((x > 0).long()).mean(1),
+            nn.Embedding(2, 3, max_norm=0.1),
+        ),
+        r"layer 'm\.0' \(Embedding\) changes its parameter 'weight'",
+    ),
+    "numpy": (lambda: Net(lambda s, x: s.m[0](x * np.random.rand()), nn.Linear(4, 3)), "numpy's global generator"),
+    "python": (lambda: Net(lambda s, x: s.m[0](x * random.random()), nn.Linear(4, 3)), "Python's or numpy's global"),
+    "own generator": (
+        lambda: Net(lambda s, x: s.m[0](x * torch.rand((), generator=s.generator)), nn.Linear(4, 3)),
+        "generator of its own",
+    ),
+    "a counter in a layer": (
+        lambda: Net(lambda s, x: s.m[0](x), Net(counting, nn.Linear(4, 3))),
+        r"layer 'm\.0' \(Net\) gives other outputs in a second pass",
+    ),
+    "a statistic": (lambda: Net(remembering, nn.Linear(4, 3)), "gives other outputs in a second pass"),
+    "checkpointed dropout": (
+        lambda: Net(
+            lambda s, x: s.m[1](
+                checkpoint(lambda a: F.dropout(torch.tanh(s.m[0](a)), 0.5, s.training), x, use_reentrant=False)
+            ),
+            *wide(),
+        ),
+        "random numbers in its backward pass",
+    ),
+    "evaluation": (
+        lambda: Net(lambda s, x: s.m[0](F.dropout(x)), nn.Linear(4, 3)),
+        "random outputs in evaluation mode",
+    ),
+    "tuple": (lambda: Net(lambda s, x: (s.m[0](x), x), nn.Linear(4, 3)), "returns a tuple, expected one tensor"),
+    "dict": (lambda: Net(lambda s, x: {"logits": s.m[0](x)}, nn.Linear(4, 3)), "returns a dict, expected one tensor"),
+    "nothing": (lambda: Net(lambda s, x: None, nn.Linear(4, 3)), "returns a NoneType, expected one tensor"),
+    "labels": (lambda: Net(lambda s, x: s.m[0](x).argmax(1), nn.Linear(4, 3)), "int64 of shape"),
+    "a mean": (lambda: Net(lambda s, x: s.m[0](x).mean(0), nn.Linear(4, 3)), r"shape \[3\] for 2 samples"),
+    "KeyError": (lambda: Net(lambda s, x: {}["a"], nn.Linear(4, 3)), r"shape \[4\]: KeyError 'a'"),
+    "AssertionError": (lambda: Net(asserting, nn.Linear(4, 3)), r"shape \[4\]: AssertionError seven features"),
+    "unused": (
+        lambda: Net(lambda s, x: s.m[0](x), nn.Linear(4, 3), nn.Linear(3, 3)),
+        r"does not depend on 'm\.1\.weight', 'm\.1\.bias'; remove these parameters or freeze",
+    ),
+    "detached": (lambda: Net(lambda s, x: s.m[0](x).detach(), nn.Linear(4, 3)), "output does not depend on its"),
+    "in training only": (
+        lambda: Net(lambda s, x: s.m[0](x) if not s.training else {}["b"], nn.Linear(4, 3)),
+        "cannot be trained on inputs of shape .*KeyError 'b'",
+    ),
+}
+
+
+@pytest.mark.parametrize("loss", ["cross-entropy", F.cross_entropy], ids=["named", "callable"])
+@pytest.mark.parametrize(("build", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_trained_is_refused_by_name_in_one_line(build, words, loss):
+    with pytest.raises(ModelError, match=words) as error:
+        check(Task(build(), loss), SPLIT, 3)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: nn.Sequential(nn.LazyLinear(3)), "'0.weight' has no shape yet"),
+        (lambda: nn.Sequential(nn.Linear(4, 3, device="meta")), "'0.weight' is on the meta device"),
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), "freeze it: requires_grad_"),
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4).eval(), nn.Linear(4, 3)), "freeze it"),
+        (
+            lambda: nn.Sequential(nn.Linear(4, 4), frozen(nn.BatchNorm1d(4, track_running_stats=False))),
+            "layer '1' is BatchNorm1d",
+        ),
+    ],
+    ids=["lazy", "meta", "training", "evaluation mode alone", "no running statistics"],
+)
+def test_a_structure_that_cannot_be_trained_is_refused(build, words):
+    with pytest.raises(ModelError, match=words) as error:
+        Task(build())
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (lambda out, y: 1.0, "loss: returned a float, expected a float tensor"),
+        (lambda out, y: None, "loss: returned a NoneType"),
+        (lambda out, y: torch.tensor(1.0), "loss: it does not depend on the output"),
+        (lambda out, y: F.cross_entropy(out, y).detach(), "loss: it does not depend on the output"),
+        (lambda out, y: F.mse_loss(out, y[:, None].float().log().missing), "loss: fails on outputs"),
+        (F.binary_cross_entropy_with_logits, r"loss: fails on outputs \[2, 3\] and targets \[2\] \(torch.int64\)"),
+    ],
+)
+def test_a_loss_that_cannot_be_derived_is_refused(loss, words):
+    with pytest.raises(ModelError, match=words) as error:
+        check(Task(mlp(), loss), SPLIT, 3)
+    assert "\n" not in str(error.value)
+
+
+# what is accepted
+
+
+def frozen(layer: nn.Module) -> nn.Module:
+    return layer.eval().requires_grad_(False)
+
+
+class KeptStill(nn.Module):
+    """BatchNorm with a trainable scale whose statistics the module itself keeps still, as detection models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)
+
+    def train(self, mode: bool = True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x):
+        return self.b(self.norm(self.a(x)))
+
+
+FROZEN = {
+    "a layer": lambda: nn.Sequential(nn.Linear(4, 5), frozen(nn.BatchNorm1d(5)), nn.Linear(5, 3)),
+    "without scale": lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5, affine=False).eval(), nn.Linear(5, 3)),
+    "a backbone": lambda: nn.Sequential(
+        frozen(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.5))), nn.Linear(5, 3)
+    ),
+    "by the module": KeptStill,
+}
+
+
+@pytest.mark.parametrize("build", FROZEN.values(), ids=FROZEN)
+def test_a_frozen_batchnorm_normalises_by_its_statistics_which_stay(build):
+    model = build().double()
+    for m in model.modules():
+        if isinstance(m, nn.BatchNorm1d):
+            m.running_mean.normal_()
+            m.running_var.uniform_(0.5, 2)
+    task = Task(model)
+    check(task, SPLIT, 3)
+    assert not task.random, "dropout inside a frozen part in evaluation mode is off"
+    fixed = {name: t.clone() for name, t in task.fixed.items()}
+    x, y = SPLIT.client(0)
+    plain = task.module(task.w0).eval()  # gradients in evaluation mode: the batch has no say in the statistics
+    loss = F.cross_entropy(plain(x), y)
+    expected = torch.autograd.grad(loss, [q for q in plain.parameters() if q.requires_grad])
+    g, value = task.gradient(task.w0[None], Batch(x[None], y[None]))
+    assert value is not None
+    assert float(value[0]) == pytest.approx(float(loss.detach()), abs=1e-12)
+    for view, reference in zip(task.layout.views(g[0]), expected, strict=True):
+        assert torch.allclose(view, reference, atol=1e-12)
+    local_sgd(task, task.w0.expand(3, -1), batches(SPLIT, epochs=2, batch_size=4), 0.1)
+    assert all(
+        torch.equal(fixed[name], t)
+        for name, t in task.workspace(training=True)[0].state_dict().items()
+        if name in fixed
+    )
+
+
+def test_fixed_is_what_the_vector_does_not_hold():
+    assert Task(mlp()).fixed == {}
+    assert Task(mlp()).fixed_digest == ""
+    build = FROZEN["a backbone"]
+    torch.manual_seed(0)
+    model = build()
+    task = Task(model)
+    assert set(task.fixed) == {k for k in model.state_dict() if k.startswith("0.")}
+    assert set(task.fixed) | {e.name for e in task.layout.entries} == set(model.state_dict())
+    assert task.fixed_digest == Task(model).fixed_digest != ""
+    model[1].weight.data.add_(1)  # part of the vector
+    assert Task(model).fixed_digest == task.fixed_digest
+    for name in task.fixed:
+        torch.manual_seed(0)
+        other = build()
+        value = other.state_dict()[name]
+        value.add_(1)
+        assert Task(other).fixed_digest != task.fixed_digest, name
+
+
+def tied() -> nn.Sequential:
+    m = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 3)).double()
+    m[2].weight = m[0].weight
+    return m
+
+
+def test_tied_weights_train_as_autograd_says():
+    """Steps of plain autograd on the module itself, where the tied matrix takes the sum of both layers' gradients."""
+    torch.manual_seed(0)
+    model = tied()
+    task = Task(model)
+    check(task, SPLIT, 3)
+    assert task.p == 16 + 4 + 4 + 15
+    assert task.fixed == {}
+    x, y = SPLIT.client(0)
+    w = task.w0[None].clone()
+    for _ in range(5):
+        loss = F.cross_entropy(model(x), y)
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for q, g in zip(model.parameters(), grads, strict=True):
+                q.sub_(0.1 * g)
+        task.descend_(w, Batch(x[None], y[None]), 0.1)
+    assert torch.allclose(w[0], task.layout.flatten(model), atol=1e-14)
+    trained = task.module(w[0])
+    assert trained[0].weight is trained[2].weight
+
+
+# tokens
+
+
+class Tokens(nn.Module):
+    def __init__(self, words: int = 11):
+        super().__init__()
+        self.table, self.out = nn.Embedding(words, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.out(self.table(x).mean(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_tokens_reach_the_embedding_as_integers(batch_size, dtype):
+    torch.manual_seed(0)
+    task = Task(Tokens(), dtype=dtype)
+    check(task, TOKENS, 3)
+    split = task.place(TOKENS)
+    assert split.x.dtype == torch.int64
+    w = task.w0.expand(3, -1).clone()
+    for batch in batches(split, [0, 2, 1], batch_size=batch_size, epochs=2):  # ragged and padded
+        g, values = task.gradient(w[: batch.rows], batch)
+        assert values is not None
+        for i in range(batch.rows):
+            b = batch.x.shape[1] if batch.sizes is None else batch.sizes[i]
+            if b == 0:
+                continue
+            module = task.module(w[i])
+            loss = F.cross_entropy(module(batch.x[i, :b]), batch.y[i, :b])
+            reference = torch.autograd.grad(loss, list(module.parameters()))
+            for view, r in zip(task.layout.views(g[i]), reference, strict=True):
+                assert torch.allclose(view, r, atol=1e-6 if dtype == torch.float32 else 1e-13)
+    trained = local_sgd(task, w, batches(split, batch_size=batch_size, epochs=2), 0.1)
+    assert trained.dtype == dtype
+    found = evaluation.metrics(task, trained, split, np.arange(3))
+    x, y = split.client(1)
+    assert found["loss"][1] == pytest.approx(float(F.cross_entropy(task.outputs(trained[1], x), y)))
+
+
+def test_integers_become_floats_where_no_layer_embeds_them():
+    floats = Split(TOKENS.x.double(), TOKENS.y, TOKENS.offsets)
+    for build in (lambda: nn.Linear(6, 3).double(), lambda: Wrapped(nn.Linear(6, 3).double())):
+        torch.manual_seed(0)
+        task = Task(build())
+        check(task, TOKENS, 3)
+        assert task.place(TOKENS).x.dtype == torch.float64
+        w = task.w0.expand(3, -1)
+        for a, b in zip(batches(TOKENS, batch_size=4), batches(floats, batch_size=4), strict=True):
+            assert torch.allclose(task.gradient(w[: a.rows], a)[0], task.gradient(w[: b.rows], b)[0], atol=1e-15)
+        assert (
+            evaluation.metrics(task, w, TOKENS, np.arange(3))["loss"][0]
+            == evaluation.metrics(task, w, floats, np.arange(3))["loss"][0]
+        )
+
+
+def test_a_model_that_looks_up_by_hand_gets_integers():
+    model = Net(lambda s, x: s.m[0](F.one_hot(x, 11).double().mean(1)), nn.Linear(11, 3))
+    task = Task(model)
+    check(task, TOKENS, 3)
+    assert task.integers
+
+
+def test_tokens_out_of_range_and_floats_to_an_embedding_are_told_so():
+    with pytest.raises(ModelError, match=r"IndexError index out of range.*integers from 0 to 10"):
+        check(Task(Tokens(10)), TOKENS, 3)
+    with pytest.raises(ModelError, match="takes integers, and the inputs are floats"):
+        check(Task(Tokens()), Split(TOKENS.x.float(), TOKENS.y, TOKENS.offsets), 3)
+
+
+# callable losses
+
+
+@pytest.mark.parametrize(
+    ("loss", "column"),
+    [
+        (F.mse_loss, False),
+        (F.l1_loss, False),
+        (F.huber_loss, False),
+        (nn.MSELoss(), False),
+        (lambda out, y: (out[:, 0] - y).square().mean(), False),
+        (lambda out, y: (out.squeeze(-1) - y).square().mean(), False),
+        (F.mse_loss, True),
+    ],
+    ids=["mse", "l1", "huber", "module", "takes the column", "squeezes", "targets in a column"],
+)
+def test_a_callable_loss_pairs_each_output_with_its_own_target(loss, column):
+    """[b, 1] against [b] is b pairs, never a [b, b] table: the loss of a batch is the mean of its samples' losses."""
+    y = SPLIT.x.sum(1)
+    split = Split(SPLIT.x, y[:, None] if column else y, SPLIT.offsets)
+    model = Net(lambda s, x: s.m[0](x)[:, 0], nn.Linear(4, 1)) if column else nn.Linear(4, 1).double()
+    task = Task(model, loss)
+    check(task, split, None)
+    xi, yi = split.client(0)
+    batch = Batch(xi[None], yi[None])
+    each = [task.loss_of(task.w0[None], Batch(xi[None, k : k + 1], yi[None, k : k + 1])) for k in range(len(xi))]
+    mean = float(torch.cat(each).mean())
+    assert float(task.loss_of(task.w0[None], batch)) == pytest.approx(mean)
+    found = task.gradient(task.w0[None], batch)[1]
+    assert found is not None
+    assert float(found) == pytest.approx(mean)
+    metrics = evaluation.metrics(task, task.w0.expand(3, -1), split, np.arange(3))
+    assert metrics["loss"][0] == pytest.approx(mean)
+    gap = task.outputs(task.w0, xi).flatten() - yi.flatten()
+    assert metrics["rmse"][0] == pytest.approx(float(gap.square().mean().sqrt()))
+
+
+BINARY = Split(SPLIT.x, (SPLIT.x.sum(1) > 0).long(), SPLIT.offsets)
+
+
+@pytest.mark.parametrize(
+    ("loss", "probability"),
+    [
+        (lambda out, y: F.binary_cross_entropy_with_logits(out[:, 0], y.double()), False),
+        (
+            lambda out, y: F.binary_cross_entropy_with_logits(out[:, 0], y.double(), pos_weight=torch.tensor(3.0)),
+            False,
+        ),
+        (lambda out, y: F.soft_margin_loss(out[:, 0], 2.0 * y - 1), False),
+        (lambda out, y: F.binary_cross_entropy(out[:, 0], y.double()), True),
+        (lambda out, y: F.mse_loss(out[:, 0], y.double()), True),
+    ],
+    ids=["logits", "weighted", "margin", "probabilities", "squares"],
+)
+def test_one_output_for_two_classes_is_cut_where_the_loss_is_indifferent(loss, probability):
+    model = nn.Sequential(nn.Linear(4, 1), *([nn.Sigmoid()] if probability else [])).double()
+    with torch.no_grad():
+        model[0].weight.fill_(1)
+        model[0].bias.zero_()
+    task = Task(model, loss)
+    check(task, BINARY, 2)
+    assert evaluation.metrics(task, task.w0.expand(3, -1), BINARY, np.arange(3))["accuracy"].tolist() == [1, 1, 1]
+    worst = evaluation.metrics(task, -task.w0.expand(3, -1), BINARY, np.arange(3))["accuracy"]
+    assert worst.tolist() == [0, 0, 0]
+
+
+def test_one_output_for_three_classes_has_no_accuracy():
+    task = Task(nn.Linear(4, 1).double(), lambda out, y: F.mse_loss(out[:, 0], y.double()))
+    check(task, SPLIT, 3)
+    assert set(evaluation.metrics(task, task.w0.expand(3, -1), SPLIT, np.arange(3))) == {"loss"}
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda: Wrapped(mlp()), True),
+        (cnn, True),
+        *((make, name in ("F.dropout", "nn.Dropout")) for name, make in RANDOM.items()),
+    ],
+    ids=["module", "cnn", *RANDOM],
+)
+def test_many_models_at_once_only_where_every_operation_can(build, expected):
+    """What an accelerator does in one pass; what draws but by plain dropout goes client by client."""
+    task = Task(build())
+    task.vectorised = True  # as on an accelerator
+    check(task, SPLIT, 3)
+    assert task.vectorised == expected

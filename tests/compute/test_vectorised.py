@@ -1,0 +1,314 @@
+"""Many models in one pass, as on an accelerator: the numbers of one after another, and no more operations for more."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from small import Wrapped, batches, mlp, split_of
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from polyfed.base.randomness import mix
+from polyfed.compute import vectorised
+from polyfed.compute.batches import Batch
+from polyfed.compute.check import check
+from polyfed.compute.dropout import Key, halves, kept
+from polyfed.compute.layout import Layout
+from polyfed.compute.solvers import local_sgd
+from polyfed.compute.task import Task
+from polyfed.compute.trial import Keyed
+
+SIZES = (10, 3, 8, 7)
+SPLIT = split_of(*SIZES, d=36)
+
+
+class Operations(TorchDispatchMode):
+    """Counts what a device would be asked to do, by operation; views ask for nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if not func.is_view:
+            self.found[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def image(*layers: nn.Module) -> nn.Module:
+    """[b, 36] -> images of 6 x 6 -> the layers -> 3 outputs."""
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        net = nn.Sequential(nn.Unflatten(1, (1, 6, 6)), *layers, nn.Flatten())
+        return nn.Sequential(net, nn.Linear(net(torch.zeros(1, 36)).shape[1], 3)).double()
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (nn.Conv2d(2, 2, 3, padding=1) for _ in range(2))
+        self.drop = nn.Dropout2d(0.4)
+
+    def forward(self, x):
+        x = x.repeat(1, 2, 1, 1)
+        x = x + self.drop(torch.relu(self.a(x)))
+        return x + F.dropout(torch.conv2d(x, self.b.weight, self.b.bias, padding=1), 0.3, self.training)
+
+
+NETS = {
+    "conv": lambda: image(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 2)),
+    "norms": lambda: image(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.AvgPool2d(2), nn.LayerNorm([4, 2, 2])),
+    "dropout": lambda: image(nn.Conv2d(1, 3, 3), nn.Dropout(0.5), nn.ReLU(), nn.Dropout2d(0.3), nn.Conv2d(3, 2, 3)),
+    "residual": lambda: image(Residual()),
+}
+
+
+def tasks(build, loss="cross-entropy", split=SPLIT, **settings) -> tuple[Task, Task]:
+    """One after another, and many at once as `check` leaves it."""
+    model = build()
+    one, many = (Task(model, loss, **settings) for _ in range(2))
+    many.vectorised = True
+    for task in (one, many):
+        check(task, split, None if split.y.is_floating_point() else 3)
+    return one, many
+
+
+def solved(task: Task, split, **work) -> torch.Tensor:
+    return local_sgd(task, task.w0.expand(split.n, -1), batches(split, [0, 2, 3, 1], **work), 0.1)
+
+
+# convolutions
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (lambda: nn.Conv2d(3, 5, (3, 2), stride=(2, 1), padding=(1, 0)), (3, 8, 7)),
+        (lambda: nn.Conv2d(3, 5, (3, 2), padding="same", dilation=(2, 1), bias=False), (3, 8, 7)),
+        (lambda: nn.Conv2d(3, 5, 3, stride=2, padding=2, dilation=2), (3, 8, 7)),
+        (lambda: nn.Conv2d(3, 5, 3, padding=1, padding_mode="reflect"), (3, 8, 7)),
+        (lambda: nn.Conv2d(3, 5, 1, padding="valid"), (3, 4, 4)),
+        (lambda: nn.Conv1d(3, 5, 3, stride=2, dilation=2, padding=1), (3, 11)),
+        (lambda: nn.Conv3d(2, 3, 2, padding=1), (2, 4, 3, 5)),
+        (lambda: nn.Conv2d(4, 4, 3, groups=2), (4, 8, 7)),
+        (lambda: nn.ConvTranspose2d(3, 2, 3), (3, 4, 4)),
+    ],
+    ids=["stride", "same", "dilation", "reflect", "1x1", "1d", "3d", "groups", "transposed"],
+)
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+def test_unfolded_convolutions_are_torchs(layer, shape):
+    torch.manual_seed(0)
+    module = layer().double()
+    layout = Layout(module)
+    w = torch.randn(4, layout.p, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(4, 2, *shape, dtype=torch.float64)
+    many = vectorised.stacked_outputs(module, layout, w, x)
+    slope = torch.randn_like(many)
+    (g,) = torch.autograd.grad(many, w, slope)
+    for i in range(4):
+        own = layout.load_(module, w[i].detach())
+        alone = own(x[i])
+        torch.testing.assert_close(many[i], alone, rtol=0, atol=1e-12)
+        names, parameters = zip(*own.named_parameters(), strict=True)
+        grads = dict(zip(names, torch.autograd.grad(alone, parameters, slope[i]), strict=True))
+        for name, view in layout.named(g[i]).items():
+            torch.testing.assert_close(view, grads[name], rtol=0, atol=1e-11)
+
+
+def test_no_convolution_has_a_group_per_client():
+    """Only one whose weights no client trains is torch's own: it is the same for all."""
+    task = tasks(NETS["conv"])[1]
+    with Operations() as seen:
+        solved(task, SPLIT, batch_size=4, steps=3)
+    assert task.vectorised
+    assert not any("conv" in name for name in seen.found)
+    frozen = NETS["conv"]()
+    frozen[0][1].requires_grad_(False)
+    one, many = tasks(lambda: frozen)
+    with Operations() as seen:
+        found = solved(many, SPLIT, batch_size=4, steps=3)
+    assert seen.found["convolution"]
+    torch.testing.assert_close(found, solved(one, SPLIT, batch_size=4, steps=3), rtol=0, atol=1e-12)
+
+
+# the same numbers, whatever is drawn and however ragged
+
+
+@pytest.mark.parametrize(
+    "work", [{"batch_size": 4, "epochs": 2}, {"batch_size": None, "steps": 3}], ids=["mini", "full"]
+)
+@pytest.mark.parametrize(
+    ("net", "dtype"), [*((net, torch.float64) for net in NETS), ("residual", torch.float32)], ids=[*NETS, "float32"]
+)
+def test_many_at_once_are_those_one_after_another(net, work, dtype):
+    one, many = tasks(NETS[net], dtype=dtype)
+    split = many.place(SPLIT)
+    assert many.vectorised
+    assert many.random == (net in ("dropout", "residual"))
+    atol = 1e-12 if dtype == torch.float64 else 1e-6
+    torch.testing.assert_close(solved(many, split, **work), solved(one, split, **work), rtol=0, atol=atol)
+
+
+def pairs(out, y):
+    """Not a mean over samples."""
+    return (out[:, None] - out[None, :] - y[:, None] + y[None, :]).square().mean()
+
+
+def branching(out, y):
+    """Nothing that can be traced for many at once."""
+    gap = (out - y).square().mean()
+    return gap if gap > 1 else gap.sqrt()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("build", [mlp, lambda: Wrapped(mlp()), lambda: Wrapped(nn.Sequential(mlp(), nn.Dropout(0.5)))])
+@pytest.mark.parametrize(("loss", "traced"), [(F.smooth_l1_loss, True), (pairs, True), (branching, False)])
+def test_a_loss_of_the_users_own(loss, traced, build, weighted):
+    numbers = split_of(*SIZES, regression=True)
+    if weighted and loss is not F.smooth_l1_loss:
+        return  # is refused
+    if weighted:
+        numbers = type(numbers)(numbers.x, numbers.y, numbers.offsets, weight=torch.arange(len(numbers.x)) % 3 + 1.0)
+    one, many = tasks(build, loss, numbers)
+    assert many.vectorised == traced
+    for size in (4, None):
+        found, expected = (solved(task, numbers, batch_size=size, steps=3) for task in (many, one))
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+class Mixing(nn.Module):
+    """Samples of a batch know of each other, so that padding behind them would be known too."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x):
+        return self.inner(x - x.mean(0))
+
+
+def test_a_model_that_mixes_samples_goes_one_after_another():
+    split = split_of(*SIZES)
+    one, many = tasks(Mixing, split=split)
+    assert not many.vectorised
+    assert torch.equal(solved(many, split, batch_size=4), solved(one, split, batch_size=4))
+
+
+# dropout
+
+
+def test_masks_are_those_of_the_hash_and_do_not_depend_on_who_is_beside():
+    keys = np.array([3, 2**63 + 7, 2**40], dtype=np.uint64)
+    low, high = torch.from_numpy(halves(keys)).unbind()
+    n, device = 1000, torch.device("cpu")
+    together = torch.func.vmap(lambda a, b: kept(Key(a, b), 2, n, 0.3, device))(low, high)
+    for i, key in enumerate(keys.tolist()):
+        alone = kept(Key(int(low[i]), int(high[i])), 2, n, 0.3, device)
+        assert torch.equal(together[i], alone)
+        assert torch.equal(alone[:10], kept(Key(int(low[i]), int(high[i])), 2, 10, 0.3, device)), "padding changes it"
+        assert alone.tolist() == [_word(key, 2, j) < int(0.7 * 2**32) for j in range(n)]
+
+
+def _word(key: int, count: int, j: int) -> int:
+    """The hash by Python's integers, as an unsigned number of which 2^31 is the smallest."""
+
+    def finish(x: int, between: int = 0) -> int:
+        x = (x ^ x >> 16) * 0x7FEB352D + between & 0xFFFFFFFF
+        x = (x ^ x >> 15) * 0x846CA68B & 0xFFFFFFFF
+        return x ^ x >> 16
+
+    place = finish(j + (count + 1) * 0x9E3779B9 & 0xFFFFFFFF)
+    return finish(place ^ (key & 0xFFFFFFFF), key >> 32) ^ 1 << 31
+
+
+def test_masks_of_clients_steps_and_layers_know_nothing_of_each_other():
+    """Of 64 streams of 10,000: their means, and their correlations, within five standard deviations of chance."""
+    device, n = torch.device("cpu"), 10_000
+    low, high = halves(mix(0, 1, np.arange(4, dtype=np.uint64)[:, None], np.arange(4)).flatten()).tolist()
+    keys = [Key(*pair) for pair in zip(low, high, strict=True)]
+    drawn = torch.stack([kept(key, count, n, 0.4, device) for key in keys for count in range(4)]).double()
+    assert (drawn.mean(1) - 0.6).abs().max() < 5 * (0.24 / n) ** 0.5
+    assert (drawn.mean(0) - 0.6).abs().mean() < 1.1 * (0.24 / len(drawn) * 2 / np.pi) ** 0.5
+    assert (torch.corrcoef(drawn) - torch.eye(len(drawn))).abs().max() < 5 / n**0.5
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize(
+    ("drop", "shape"), [(nn.Dropout, (5, 7)), (nn.Dropout1d, (50, 6, 4)), (nn.Dropout2d, (50, 6, 4, 3))]
+)
+def test_what_is_kept_is_scaled_and_channels_go_as_a_whole(drop, shape, inplace):
+    x = torch.ones(shape)
+    with Keyed(5, x.device) as keyed:
+        out = drop(0.25, inplace=inplace)(x)
+    assert keyed.drew
+    assert (out is x) == inplace
+    assert set(out.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
+    if len(shape) > 2:
+        assert all(len(channel.unique()) == 1 for channel in out.flatten(0, 1))
+    with Keyed(5, x.device):
+        assert not drop(1.0)(torch.ones(shape)).any()
+        assert torch.equal(drop(0.5).eval()(torch.ones(shape)), torch.ones(shape))
+
+
+# what a device is asked to do
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_a_step_is_as_many_operations_for_two_clients_as_for_six(net):
+    task, split = tasks(NETS[net])[1], split_of(*[8] * 6, d=36)
+    found = []
+    for clients in (2, 2, 6):  # the first time, the places of dropout are hashed
+        batch = next(iter(batches(split, range(clients), batch_size=8)))
+        w = task.w0.expand(clients, -1).clone()
+        with Operations() as seen:
+            task.descend_(w, batch, 0.1)
+        found.append(seen.found)
+    assert found[1] == found[2]
+
+
+def test_the_memory_of_a_step_counts_its_activations():
+    """What a convolution's product keeps: its unfolded input, 16 places of 9 numbers; then ReLU's and the layers' own
+    outputs. At least that for every sample, and the same for every further one."""
+    task = tasks(lambda: image(nn.Conv2d(1, 4, 3), nn.ReLU()))[1]
+    least, most = 8 * (16 * 9 + 16 * 4 + 3), 8 * (36 + 2 * 16 * 9 + 4 * 16 * 4 + 20)
+    assert least <= task.sample_bytes <= most
+
+
+def _kept(task: Task, samples: int) -> int:
+    w = task.w0[None].clone().requires_grad_()
+    x = torch.zeros(1, samples, 36, dtype=torch.float64)
+    module = task.model.train()
+    return vectorised.saved_bytes(lambda: vectorised.stacked_outputs(module, task.layout, w, x).sum(), (w, x))
+
+
+@pytest.mark.parametrize("samples", [1, 3, 9, 1000])
+def test_many_models_are_evaluated_in_parts_of_the_memory(samples, monkeypatch):
+    task = tasks(NETS["dropout"])[1]
+    w = torch.randn(4, task.p, dtype=torch.float64)
+    x = torch.randn(4, 5, 36, dtype=torch.float64)
+    whole = task.each_outputs(w, x)
+    monkeypatch.setattr("polyfed.compute.task.AT_ONCE", samples * task.sample_bytes)
+    torch.testing.assert_close(task.each_outputs(w, x), whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(whole[2], task.outputs(w[2], x[2]), rtol=0, atol=1e-12)
+
+
+def test_saved_bytes_grow_with_the_samples_alone():
+    task = Task(NETS["conv"]())
+    few, more, most = (_kept(task, b) for b in (1, 2, 3))
+    assert most - more == more - few > 0
+
+
+@pytest.mark.parametrize("sizes", [[2, 0], [0, 0]])
+@pytest.mark.parametrize("loss", ["cross-entropy", lambda out, y: F.nll_loss(out, y)], ids=["named", "own"])
+def test_a_batch_of_nobody_moves_nobody(loss, sizes):
+    one, many = tasks(NETS["conv"], loss)
+    x = torch.randn(2, 3, 36, dtype=torch.float64)
+    weight = (torch.arange(3) < torch.tensor(sizes)[:, None]) / 2.0
+    batch = Batch(x, torch.zeros(2, 3, dtype=torch.int64), weight.double(), sizes)
+    w = one.w0.expand(2, -1)
+    found, expected = (task.gradient(w, batch)[0] for task in (many, one))
+    assert many.vectorised
+    assert not found[1].any()
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)

@@ -1,0 +1,80 @@
+"""What samples add to a score: its mean is the score, its variance the score's; and by hand where n is small."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from polyfed.metrics import terms
+from polyfed.metrics.metric import Seen
+from polyfed.metrics.scores import KNOWN, named
+
+
+def seen(kind: str, n: int = 120, seed: int = 0) -> Seen:
+    """Outputs that know something of their targets, with ties."""
+    g = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    if kind == "survival":
+        risk = normal(n, 1).mul(4).round() / 4
+        time = (normal(n).abs() * (-risk[:, 0] / 2).exp() * 8).round() + 1
+        return Seen(risk, torch.stack([time, (normal(n) > -0.3).double()], 1))
+    if kind == "numbers":
+        y = normal(n, 2)
+        return Seen(y + normal(n, 2), y)
+    y = torch.randint(2 if kind == "two classes" else 4, (n,), generator=g)
+    z = normal(n, int(y.max()) + 1).mul(2).round() / 2
+    return Seen(z + torch.nn.functional.one_hot(y), y)
+
+
+WITH = [m for m in (*KNOWN.values(), named("pinball:0.9")) if m.terms]
+CASES = [(m, k) for m in WITH for k in ("two classes", "classes", "numbers", "survival") if m.fits(seen(k))]
+
+
+def test_every_score_with_a_range_has_terms():
+    """Of those that are not means of samples anyway; but for the calibration error, whose bins tear it."""
+    finite = {m.name for m in KNOWN.values() if m.per == "client" and math.isfinite(m.span)}
+    assert finite - {"ece"} <= {m.name for m in WITH}
+
+
+@pytest.mark.parametrize(("metric", "kind"), CASES, ids=[f"{m.name}, {k}" for m, k in CASES])
+def test_their_mean_is_the_score_and_their_variance_the_scores(metric, kind):
+    """150 samples of 120: the deviation of their scores is known to 6 %."""
+    scores, said = [], []
+    for seed in range(150):
+        found = seen(kind, seed=seed)
+        added = np.asarray(metric.terms(found))
+        if seed < 3:  # scikit-learn takes its time
+            assert added.mean() == pytest.approx(metric.of(found), abs=1e-12)
+        scores.append(added.mean())
+        said.append(added.var(ddof=1) / len(added))
+    assert math.sqrt(np.mean(said)) == pytest.approx(np.std(scores), rel=0.2)
+
+
+@pytest.mark.parametrize("name", ["auc", "average-precision", "balanced-accuracy", "f1", "r2", "concordance"])
+def test_where_there_is_no_score_there_are_no_terms(name):
+    metric, kind = KNOWN[name], {"r2": "numbers", "concordance": "survival"}.get(name, "two classes")
+    found = seen(kind, 20)
+    target = found.target * 0
+    none = Seen(found.output, target)
+    if name == "balanced-accuracy":  # of one class: the score says so
+        assert math.isnan(metric.of(none))
+        return
+    assert np.isnan(metric.terms(none)).all()
+
+
+def test_jackknife_by_hand():
+    """Squared errors 1 and 7: 2 less the root without each, sqrt 7 and 1."""
+    assert terms.rmse(np.array([1.0, 7.0])) == pytest.approx([2 + (1 - 7**0.5) / 2, 2 + (7**0.5 - 1) / 2])
+
+
+@pytest.mark.parametrize("kind", ["two classes", "survival"])
+def test_the_jackknife_is_that_of_the_scores_without_each_sample(kind):
+    found = seen(kind, 30)
+    metric = KNOWN["average-precision" if kind == "two classes" else "concordance"]
+    keep = [[j for j in range(30) if j != k] for k in range(30)]
+    without = np.array([metric.of(Seen(found.output[k], found.target[k])) for k in keep])
+    assert metric.terms(found) == pytest.approx(metric.of(found) + 29 * (without.mean() - without))

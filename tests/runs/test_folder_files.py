@@ -1,0 +1,170 @@
+"""The folder of results: whose it is, one writer at a time, whole files, and results from before."""
+
+import errno
+import fcntl
+import json
+import multiprocessing
+import os
+import signal
+import tomllib
+
+import pytest
+
+from polyfed.base.cells import marked, unmarked
+from polyfed.base.errors import RunError
+from polyfed.runs import ownership as files
+from polyfed.runs import stop
+
+
+def contents(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize("name", ["=cmd|calc", "+1", "-x", "@a", "\tt", "'=x", "'", "''+", "oslo", ""])
+def test_a_marked_name_is_no_formula_and_is_read_back(name):
+    assert unmarked(marked(name)) == name
+    assert not marked(name).startswith(("=", "+", "-", "@", "\t", "\r"))
+
+
+SEALED = files.sealed('seeds = [0]\n[data]\ndigest = "x"\n[algorithm]\nname = "a"\n[versions]\npolyfed = "1"\n')
+
+
+def test_a_sealed_file_is_read_and_any_cut_or_edit_is_seen(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text(SEALED)
+    assert files.unsealed(path) == tomllib.loads(SEALED)
+    for end in range(len(SEALED) - 1):  # all but the last line's end
+        path.write_text(SEALED[:end])
+        with pytest.raises(RunError) as e:
+            files.unsealed(path)
+        assert "\n" not in str(e.value)
+    path.write_text(SEALED.replace("[0]", "[1]"))
+    with pytest.raises(RunError, match=r"edited after it was written .* polyfed run copy\.toml"):
+        files.unsealed(path)
+
+
+def hold(folder, ready, end):
+    with files.locked(folder):
+        ready.set()
+        end.wait(60)
+
+
+def test_a_second_process_is_told_who_is_at_work_and_a_kill_ends_the_lock(tmp_path):
+    fork = multiprocessing.get_context("fork")
+    ready, end = fork.Event(), fork.Event()
+    other = fork.Process(target=hold, args=(tmp_path / "a", ready, end))
+    other.start()
+    assert ready.wait(60)
+    with (
+        pytest.raises(RunError, match=rf"in use by process {other.pid} on \S+ since \d{{4}}-"),
+        files.locked(tmp_path / "a"),
+    ):
+        pass
+    os.kill(other.pid, signal.SIGKILL)
+    other.join()
+    with files.locked(tmp_path / "a"), files.locked(tmp_path / "a"):  # again in the same thread
+        assert json.loads((tmp_path / "a/.polyfed").read_text())["pid"] == os.getpid()
+
+
+def test_without_flock_a_living_writer_is_still_seen(tmp_path, monkeypatch, capsys):
+    def none(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with files.locked(tmp_path):
+        assert "cannot be locked here" in capsys.readouterr().err
+        monkeypatch.setitem(files._held, os.path.realpath(tmp_path), -1)  # seen from another thread
+        with pytest.raises(RunError, match="in use by process"), files.locked(tmp_path):
+            pass
+        files._held[os.path.realpath(tmp_path)] = 0
+
+
+def test_an_error_leaves_no_new_folder_and_no_mark(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/config.toml").write_text("title = 'a site'\n")
+    for folder in (tmp_path / "mine", tmp_path / "x/y"):
+        with pytest.raises(ValueError, match="no"), files.locked(folder):
+            raise ValueError("no")
+    assert [p.name for p in tmp_path.rglob("*")] == ["mine", "config.toml"]
+    assert not files.is_ours(tmp_path / "mine")
+
+
+def made(folder):
+    """A comparison of one run, with notes of its owner at every level."""
+    for place in (folder, folder / "runs/fedavg-seed0"):
+        place.mkdir(parents=True)
+        (place / files.MARK).touch()
+        (place / "notes.txt").write_text("mine")
+    (folder / "comparison.toml").write_text(SEALED)
+    (folder / "report.html").write_text("old")
+    run = folder / "runs/fedavg-seed0"
+    (run / "config.toml").write_text(SEALED)
+    (run / "checkpoint/round-00000001").mkdir(parents=True)
+    (run / "checkpoint/round-00000001/meta.json").write_text("{}")
+    other = folder / "runs/20250101-120000-heart-seed3"  # of another call, with --out .
+    other.mkdir()
+    (other / files.MARK).touch()
+    (other / "config.toml").write_text(SEALED)
+    return folder
+
+
+NOTES = {"notes.txt", "runs/fedavg-seed0/notes.txt", "runs/20250101-120000-heart-seed3/config.toml"}
+
+
+def test_only_our_files_are_moved_aside_and_all_come_back(tmp_path):
+    folder = made(tmp_path / "a")
+    before = contents(folder)
+    files.set_aside(folder)
+    left = {p for p in contents(folder) if not p.startswith(".old/") and not p.endswith(files.MARK)}
+    assert left == NOTES
+    assert files.is_ours(folder / files.OLD)
+    (folder / "comparison.toml").write_text("a new one")
+    files.restore(folder)
+    assert contents(folder) == before
+    files.set_aside(folder)
+    files.forget_old(folder)
+    assert {p for p in contents(folder) if not p.endswith(files.MARK)} == NOTES
+
+
+def there_and_back(folder):
+    for _ in range(9):
+        files.set_aside(folder)
+        files.restore(folder)
+
+
+@pytest.mark.parametrize("step", range(1, 17))
+def test_a_crash_while_results_move_aside_or_back_loses_nothing(tmp_path, monkeypatch, step):
+    """Whatever rename or removal is the last one: the next command finds all of it."""
+    folder = made(tmp_path / "a")
+    before, left = contents(folder), [step]
+
+    class Crash(BaseException):
+        pass
+
+    def dying(function):
+        def wrapped(*args, **kwargs):
+            left[0] -= 1
+            if left[0] == 0:
+                raise Crash
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    with monkeypatch.context() as m:
+        m.setattr(os, "replace", dying(os.replace))
+        m.setattr(type(folder), "unlink", dying(type(folder).unlink))
+        with pytest.raises(Crash):
+            there_and_back(folder)
+    files.settle(folder)
+    assert contents(folder) == before
+
+
+def test_a_second_signal_stops_at_once_and_the_status_says_which(tmp_path):
+    since = stop.interruptions()
+    with stop.interruptible(terminable=True) as event:
+        signal.raise_signal(signal.SIGTERM)
+        assert event.is_set()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert stop.status(since) == 143
+    assert stop.status(stop.interruptions()) == 130

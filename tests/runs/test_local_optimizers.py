@@ -1,0 +1,159 @@
+"""Local optimisers as settings of a run: the whole way from the setting to the model against torch.optim, refusals, and
+where they are shown.
+"""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
+
+import polyfed as pf
+from polyfed.base.errors import ConfigError, PolyfedError
+from polyfed.core.algorithm import REGISTRY
+
+rng = np.random.default_rng(4)
+FED = pf.Federation.from_arrays(
+    [(rng.normal(size=(n, 4)), np.arange(n) % 3) for n in (9, 14)], test=[(rng.normal(size=(3, 4)), np.arange(3))] * 2
+)
+LR, ROUNDS, STEPS = 0.1, 6, 3
+SETTINGS = {
+    "momentum": ({"momentum": 0.6}, lambda q, lr: torch.optim.SGD(q, lr, momentum=0.6, weight_decay=0.1)),
+    "adam": (
+        {"beta1": 0.8, "beta2": 0.99, "eps": 1e-5},
+        lambda q, lr: torch.optim.Adam(q, lr, betas=(0.8, 0.99), eps=1e-5, weight_decay=0.1),
+    ),
+    "adamw": ({"beta1": 0.8}, lambda q, lr: torch.optim.AdamW(q, lr, betas=(0.8, 0.999), eps=1e-8, weight_decay=0.1)),
+}
+
+
+def net() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def fit(method: pf.Algorithm | None = None, **settings) -> pf.Run:
+    base = {"rounds": ROUNDS, "local_steps": STEPS, "batch_size": None, "evaluate_every": 0}
+    return pf.fit(net(), FED, method or pf.FedAvg(LR, weighted=False), **(base | settings))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_run_is_torchs_optimiser_at_every_client(name):
+    """FedAvg by hand: a new torch.optim at every client in every round, step sizes along warm-up and cosine."""
+    given, make = SETTINGS[name]
+    run = fit(optimizer=name, weight_decay=0.1, warmup=2, cosine=6, **given)
+    w = parameters_to_vector(net().parameters()).detach()
+    # pi (t - 2) / 4 in the rounds 2 to 5: half a cosine of four rounds
+    factors = [0.5, 1.0] + [(1 + np.cos(np.pi * k / 4)) / 2 for k in range(4)]
+    for factor in factors:
+        ends = []
+        for i in range(FED.n):
+            module, (x, y) = net(), FED.train.client(i)
+            vector_to_parameters(w.clone(), module.parameters())
+            optimizer = make([*module.parameters()], LR * factor)
+            for _ in range(STEPS):
+                optimizer.zero_grad()
+                F.cross_entropy(module(x.double()), y).backward()
+                optimizer.step()
+            ends.append(parameters_to_vector(module.parameters()).detach())
+        w = torch.stack(ends).mean(0)
+    assert torch.allclose(run.server["w"], w, rtol=0, atol=1e-12)
+
+
+def test_clipping_is_by_the_clients_own_norm():
+    run = fit(clip_norm=0.2, rounds=3)
+    w = parameters_to_vector(net().parameters()).detach()
+    for _ in range(3):
+        ends = []
+        for i in range(FED.n):
+            module, (x, y) = net(), FED.train.client(i)
+            vector_to_parameters(w.clone(), module.parameters())
+            optimizer = torch.optim.SGD(module.parameters(), LR)
+            for _ in range(STEPS):
+                optimizer.zero_grad()
+                F.cross_entropy(module(x.double()), y).backward()
+                assert clip_grad_norm_(module.parameters(), 0.2) > 0.2
+                optimizer.step()
+            ends.append(parameters_to_vector(module.parameters()).detach())
+        w = torch.stack(ends).mean(0)
+    assert torch.allclose(run.server["w"], w, rtol=0, atol=1e-12)
+
+
+def test_a_step_of_adam_is_lr_long():
+    """In the first step m / sqrt(v) is the gradient's sign: every number moves by lr, whatever the gradient's size."""
+    run = fit(rounds=1, local_steps=1, optimizer="adam", eps=1e-15)
+    moved = (run.server["w"] - parameters_to_vector(net().parameters())).abs()
+    assert torch.allclose(moved[moved > LR / 2], torch.tensor(LR).double(), atol=1e-9)
+    assert (moved <= LR * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (
+            {"optimizer": "adan"},
+            "optimizer: found 'adan' (did you mean 'adam'?), expected sgd, momentum, adam or adamw",
+        ),
+        ({"momentum": 0.9}, "momentum: found 0.9, expected none with optimizer = 'sgd', or optimizer = 'momentum'"),
+        ({"optimizer": "adam", "momentum": 0.9}, "momentum: found 0.9, expected none with optimizer = 'adam', or "),
+        ({"optimizer": "momentum", "beta2": 0.9}, "beta2: found 0.9, expected none with optimizer = 'momentum', or "),
+        ({"eps": 1e-8}, "eps: found 1e-08, expected none with optimizer = 'sgd', or optimizer = 'adam'"),
+        ({"optimizer": "adam", "beta1": 1.0}, "beta1: found 1.0, expected a number from 0 to below 1"),
+        ({"clip_norm": 0}, "clip_norm: found 0, expected a number above 0"),
+        ({"warmup": -1}, "warmup: found -1, expected an integer of at least 0"),
+        ({"warmup": 8, "cosine": 8}, "cosine: found 8, expected more than warmup = 8"),
+        ({"rounds": 9, "cosine": 8}, "rounds: found 9, expected at most cosine = 8"),
+    ],
+)
+def test_refusals(settings, line):
+    with pytest.raises(ConfigError) as error:
+        fit(**settings)
+    assert str(error.value).startswith(line)
+    assert "\n" not in str(error.value)
+
+
+class OwnSteps(pf.FedAvg):
+    """A method of the user's whose local steps do not go through local_sgd."""
+
+    def local_update(self, task, client, down, data, round):
+        w = down["w"].clone()
+        for batch in data:
+            task.descend_(w[: batch.rows], batch, self.lr)
+        return {}, {"w": w}
+
+
+del REGISTRY["ownsteps"]
+
+
+def test_a_method_that_takes_its_own_steps_is_found_out():
+    """Nothing states it: a rehearsal shows that the optimiser is never asked."""
+    with pytest.raises(
+        PolyfedError, match=r"^optimizer: .* with ownsteps: its local steps are not those of local_sgd$"
+    ):
+        fit(OwnSteps(LR), optimizer="adam")
+    assert torch.allclose(fit(OwnSteps(LR)).server["w"], fit(pf.FedAvg(LR)).server["w"])
+
+
+def test_options_of_the_command_line(cli):
+    said = cli(
+        "run", "--algorithm", "fedavg", "--optimizer", "adamw", "--rounds", "2", "--seeds", "1", "--quiet",
+        "--out", "run", "--set", "warmup=1", "--set", "cosine=4", "--set", "clip-norm=1", "--set", "beta1=0.8",
+    )  # fmt: skip
+    assert said.status == 0, said.err
+    text = next(Path("run").rglob("config.toml")).read_text()
+    for line in ('optimizer = "adamw"', "warmup = 1", "cosine = 4", "clip-norm = 1.0", "beta1 = 0.8"):
+        assert re.search(rf"^{re.escape(line)}$", text, re.M), line
+    said = cli("run", "--algorithm", "fedcet", "--optimizer", "adam", "--rounds", "2", "--seeds", "1")
+    assert said.status == 2
+    assert "optimizer: found 'adam', expected plain sgd with fedcet" in said.err
+    assert len(said.err.strip().splitlines()) == 1
+
+
+def test_the_reason_is_shown(cli):
+    assert REGISTRY["fedcet"].plain_sgd in " ".join(cli("algorithms", "fedcet").out.split())
+    assert "Any local optimiser." in cli("algorithms", "ditto").out

@@ -1,0 +1,86 @@
+"""A run in a notebook: it shows its own numbers, `fit` shows its progress, and nowhere else."""
+
+import re
+import sys
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+
+import polyfed as pf
+from polyfed.metrics.scores import RMSE
+from polyfed.report.notebook import sentence
+from polyfed.studies import parallel
+
+NAMES = ("<b>oslo</b>", "bern", "rome")
+
+
+def train(out=None, rounds=5, **settings):
+    rng = np.random.default_rng(0)
+    draw = [(rng.normal(size=(20, 3)), rng.integers(0, 2, 20)) for _ in NAMES]
+    fed = pf.Federation.from_arrays(draw, names=NAMES, classes=2, test_fraction=0.25)
+    torch.manual_seed(0)
+    return pf.fit(torch.nn.Linear(3, 2), fed, pf.Ditto(0.1), rounds=rounds, out=out, **settings)
+
+
+@pytest.fixture
+def ipython(monkeypatch):
+    """As in a cell of a notebook."""
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: object()))
+
+
+def test_a_run_shows_its_mean_worst_client_and_history(tmp_path):
+    run = train(tmp_path)
+    shown = run._repr_html_()
+    tree = ElementTree.fromstring(shown)
+    values, who = run.final["test"]["accuracy"], run.final["test"]["accuracy"].argmin()
+    for value in (values.mean(), values[who]):
+        assert f"{100 * value:.1f} %" in repr(run)
+    assert repr(run).endswith(f"({NAMES[who]})")
+    assert repr(run).startswith("ditto, 3 clients, finished after 5 rounds: test accuracy ")
+    cells = ["".join(cell.itertext()) for cell in tree.iter("td")]
+    assert f"{100 * values.mean():.1f}" in cells
+    assert any(cell.endswith(f"({NAMES[who]})") for cell in cells)
+    assert len(list(tree.iter("svg"))) + len(list(tree.iter("{http://www.w3.org/2000/svg}svg"))) == 1
+    assert set(re.findall(r"var\((--\w+)\)", shown)) <= set(re.findall(r"(--\w+):", shown))  # no colour is undefined
+    opened = pf.Run.open(tmp_path)
+    assert repr(opened) == repr(run)
+    assert opened._repr_html_() == shown
+
+
+def test_a_run_without_rounds_or_test_samples_shows_itself_too():
+    run = train(rounds=0)
+    assert "svg" not in run._repr_html_()
+    fed = pf.Federation.from_arrays([(np.eye(4), np.arange(4.0))], test_fraction=0.0)
+    torch.manual_seed(0)
+    run = pf.fit(torch.nn.Linear(4, 1).double(), fed, pf.FedAvg(0.1), rounds=2, loss="mse")
+    assert "train RMSE" in repr(run)
+    ElementTree.fromstring(run._repr_html_())
+
+
+def test_a_lower_rmse_is_better():
+    final = {"test": {"rmse": np.array([1.0, np.nan, 3.0])}}
+    assert sentence("x", "finished", 1, NAMES, final, RMSE).endswith("test RMSE 2.000, worst 3.000 (rome)")
+
+
+def test_fit_shows_its_progress_in_a_notebook_alone(ipython, capsys, monkeypatch):
+    run = train()
+    last = capsys.readouterr().out
+    assert last.count("\n") == 1
+    accuracy = run.history[run.history["split"] == "test"]["accuracy"].iloc[-1]
+    assert last.split("\r")[-1].split() == ["ditto:", "round", "5/5", "test", "accuracy", f"{accuracy:.4g}"]
+    train(callbacks=[lambda step: None])  # somebody watches already
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
+    train()
+    monkeypatch.delitem(sys.modules, "IPython")
+    train()
+    assert capsys.readouterr().out == ""
+
+
+def test_runs_side_by_side_do_not_write_over_each_other(ipython, capfd):
+    """A comparison's runs are processes of their own."""
+    found = dict(parallel.side_by_side([lambda: train().rounds, lambda: train(rounds=3).rounds], 2))
+    assert found == {0: 5, 1: 3}
+    assert capfd.readouterr().out == ""

@@ -1,0 +1,203 @@
+"""Sample weights: how much each training sample counts in its client's loss, on every path to a gradient."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+
+import polyfed as pf
+from polyfed import clinical
+from polyfed.base.errors import ConfigError, DataError, PolyfedError
+from polyfed.compute import evaluation
+from polyfed.compute.batches import Batches, Work, padded
+from polyfed.compute.check import check
+from polyfed.compute.split import Split
+from polyfed.compute.task import Task
+from polyfed.runs.measured import together
+from polyfed.runs.resume import digest
+from polyfed.yardsticks import Commonest, OwnLinear, OwnTrees
+
+SIZES = (9, 7)
+EVERYONE = np.arange(len(SIZES))
+TRAIN = {"test_fraction": 0.0}
+
+
+class Odd(nn.Module):
+    """A network that is no chain of layers."""
+
+    def __init__(self, outputs: int):
+        super().__init__()
+        self.layer = nn.Linear(4, outputs)
+
+    def forward(self, x):
+        return self.layer(x) * 2
+
+
+def sites(classes: bool, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    return [(rng.normal(size=(n, 4)), rng.integers(0, 3, n) if classes else rng.normal(size=n)) for n in SIZES]
+
+
+def weighted(classes: bool = True) -> tuple[Split, Split]:
+    """Two ragged clients with integer weights, and with that many copies of each sample."""
+    data, rng = sites(classes), np.random.default_rng(1)
+    weights = [rng.integers(0, 4, n) for n in SIZES]
+    copies = [(np.repeat(x, w, 0), np.repeat(y, w)) for (x, y), w in zip(data, weights, strict=True)]
+    more = TRAIN | {"classes": 3 if classes else None}
+    return (
+        pf.Federation.from_arrays(data, weights=weights, **more).train,
+        pf.Federation.from_arrays(copies, **more).train,
+    )
+
+
+@pytest.mark.parametrize("path", ["closed form", "module", "vectorised"])
+@pytest.mark.parametrize("loss", ["cross-entropy", "mse", nn.functional.huber_loss])
+def test_a_weight_is_that_many_copies_of_the_sample(path, loss):
+    outputs = 3 if loss == "cross-entropy" else 1
+    model, found = nn.Linear(4, outputs) if path == "closed form" else Odd(outputs), []
+    for split in weighted(loss == "cross-entropy"):
+        task = Task(model, loss, dtype=torch.float64)
+        check(task, split, 3 if outputs == 3 else None)
+        task.vectorised = path == "vectorised"
+        split = task.place(split)
+        w, batch = task.w0.expand(2, -1) + torch.linspace(0, 1, task.p), padded(split, EVERYONE)
+        g, value = task.gradient(w, batch)
+        assert value is not None
+        stepped, on = w.clone(), task.gradient_on(w, batch)
+        task.descend_(stepped, batch, 1.0)
+        same = [g, value, task.loss_of(w, batch), w - stepped, task.hvp(w, torch.ones_like(w), batch)]
+        found.append([*same, *([] if on is None else [on().clone()])])
+    for one, copies in zip(*found, strict=True):
+        assert one.numpy() == pytest.approx(copies.numpy(), rel=1e-9, abs=1e-12)
+
+
+def test_the_batches_of_an_epoch_make_up_the_weighted_loss():
+    """Every batch divides by its number of samples, so that their gradients are those of the whole on average."""
+    split, _ = weighted()
+    task = Task(nn.Linear(4, 3), dtype=torch.float64)
+    split = task.place(split)
+    w, total = task.w0.expand(2, -1), torch.zeros(2, task.p, dtype=torch.float64)
+    sizes = []
+    for batch in Batches(split, EVERYONE, EVERYONE, Work(batch_size=4), seed=0, round=0):
+        m = batch.rows
+        real = torch.tensor(batch.sizes or [4] * m, dtype=torch.float64)[:, None]
+        total[:m] += real * task.gradient(w[:m], batch)[0]
+        sizes.append(int(real.sum()))
+    assert sum(sizes) == sum(SIZES)
+    whole = torch.tensor(SIZES)[:, None] * task.gradient(w, padded(split, EVERYONE))[0]
+    assert total.numpy() == pytest.approx(whole.numpy(), rel=1e-9, abs=1e-12)
+
+
+def test_any_factor_on_a_clients_weights_changes_nothing_and_equal_ones_no_bit():
+    data, weights = sites(True), [np.arange(1.0, n + 1) for n in SIZES]
+    model, how = nn.Linear(4, 3), {"rounds": 2, "seed": 1, "batch_size": 4, "dtype": "float64"}
+
+    def models(weights):
+        fed = pf.Federation.from_arrays(data, weights=weights, test_fraction=0.2, classes=3)
+        return pf.fit(model, fed, pf.FedAvg(), **how).personal
+
+    once, more = models(weights), models([5 * weights[0], 0.2 * weights[1]])
+    assert once.numpy() == pytest.approx(more.numpy(), abs=1e-12)
+    assert torch.equal(models([np.ones(9), np.full(7, 0.3)]), models(None))
+    assert float((once - models(None)).abs().max()) > 1e-3
+
+
+def test_the_optimum_is_the_one_that_scikit_learn_finds():
+    rng = np.random.default_rng(1)
+    x, u = rng.normal(size=(80, 3)), rng.exponential(size=80)
+    y = (x @ [1.0, -1.0, 0.5] + rng.normal(size=80) > 0).astype(int)
+    fed = pf.Federation.from_arrays([(x, y)], weights=[u], test_fraction=0.0)
+    run = pf.fit(
+        nn.Linear(3, 2, bias=False), fed, pf.FedAvg(lr=0.5), rounds=1, local_steps=800, batch_size=None,
+        weight_decay=0.1, dtype="float64",
+    )  # fmt: skip
+    w = run.personal[0].view(2, 3)
+    # with two outputs w1 = -w0 = v/2 at the optimum, so 0.1/2 ||w||^2 = 0.1/4 ||v||^2; weights are 1 on average
+    wanted = LogisticRegression(C=1 / (80 * 0.05), fit_intercept=False, tol=1e-10).fit(x, y, u / u.mean())
+    assert (w[1] - w[0]).numpy() == pytest.approx(wanted.coef_[0], rel=1e-5)
+    assert "training samples have weights" in " ".join(run.federation.notes)
+
+
+def test_scores_and_the_weight_of_a_client_do_not_ask_for_them():
+    split, _ = weighted()
+    plain, task = replace(split, weight=None), Task(nn.Linear(4, 3), dtype=torch.float64)
+    for w in (task.w0.expand(2, -1), task.w0.repeat(2, 1)):
+        found, wanted = (evaluation.metrics(task, w, task.place(s), EVERYONE) for s in (split, plain))
+        assert {k: v.tolist() for k, v in found.items()} == {k: v.tolist() for k, v in wanted.items()}
+    batches = Batches(split, EVERYONE, EVERYONE, Work(), 0, 0)
+    assert batches.samples.tolist() == list(SIZES)
+
+
+def test_they_go_where_the_samples_go():
+    data, weights = sites(True), [np.arange(1.0, n + 1) for n in SIZES]
+    fed = pf.Federation.from_arrays(
+        [(np.c_[x, w], y) for (x, y), w in zip(data, weights, strict=True)], weights=weights
+    )
+    later = fed.with_validation(0.3)
+    for f in (fed, fed.reorder([1, 0]), fed.without(["client-0"]), later):
+        assert f.train.weight is not None
+        assert torch.equal(f.train.weight.float(), f.train.x[:, -1].float())
+        assert f.test.weight is None
+    assert later.validation is not None
+    assert later.validation.weight is None
+    assert later.train.select([1]).shares is not None
+    shares = [later.train.shares[later.train.rows(i)] for i in range(2)]  # pyright: ignore[reportOptionalSubscript]
+    assert [float(s.mean()) for s in shares] == pytest.approx([1, 1])
+    pooled = together(later).train.shares
+    assert pooled is not None
+    assert pooled.numpy() == pytest.approx(torch.cat(shares).numpy())
+    assert digest(fed) != digest(replace(fed, train=replace(fed.train, weight=fed.train.weight.square())))  # pyright: ignore
+
+
+def test_own_models_and_intercepts_take_them_too():
+    rng, u = np.random.default_rng(0), torch.tensor([2, 0, 1] * 20)
+    x, y = torch.tensor(rng.normal(size=(60, 4))), torch.tensor(rng.integers(0, 3, 60))
+    many = [t.repeat_interleave(u, 0) for t in (x, y)]
+    for kind in (Commonest(), OwnLinear(penalty=1.0)):
+        one, copies = kind.fitted(x, y, 3, u.double())(x), kind.fitted(*many, 3)(x)
+        assert one.numpy() == pytest.approx(copies.numpy(), abs=1e-3)
+    trees = OwnTrees(min_samples_leaf=2)
+    assert not torch.allclose(trees.fitted(x, y, 3, u.double())(x), trees.fitted(x, y, 3)(x), atol=0.1)
+    for kind in (Commonest(), OwnLinear(penalty=1.0)):
+        one = kind.fitted(x, x[:, 0] + y, None, u.double())(x)
+        copies = kind.fitted(many[0], many[0][:, 0] + many[1], None)(x)
+        assert one.numpy() == pytest.approx(copies.numpy())
+
+
+def cox(output, target):
+    """Of Cox's kind: every sample's loss has all of the batch in it."""
+    return (output.reshape(-1).logsumexp(0) - output.reshape(-1)).mean()
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        ([np.ones(9), -np.ones(7)], "client 'client-1': found the weight -1, expected numbers of 0 or more"),
+        ([np.full(9, np.nan), np.ones(7)], "client 'client-0': found the weight nan, expected numbers of 0 or more"),
+        ([np.full(9, np.inf), np.ones(7)], "client 'client-0': found the weight inf"),
+        ([np.ones(9), np.zeros(7)], "client 'client-1': found weight 0 on every training sample"),
+        ([np.ones(9)], "weights: found 1 entries for 2 clients"),
+        ([np.ones(8), np.ones(7)], r"client 'client-0': found weights of shape \[8\], expected \[9\]"),
+        ([["a"] * 9, np.ones(7)], "client 'client-0': found weights of dtype"),
+    ],
+)
+def test_weights_that_are_none_are_refused(weights, said):
+    with pytest.raises(DataError, match=said) as e:
+        pf.Federation.from_arrays(sites(True), weights=weights)
+    assert "\n" not in str(e.value)
+
+
+def test_a_loss_that_is_no_mean_over_samples_refuses_them_by_name():
+    weights = [np.arange(1.0, n + 1) for n in SIZES]
+    fed = pf.Federation.from_arrays(sites(False), weights=weights)
+    with pytest.raises(ConfigError, match="weights: the loss cox is no mean over samples"):
+        pf.fit(nn.Linear(4, 1), fed, pf.FedAvg(), rounds=1, loss=cox)
+    times = [(x, np.c_[np.abs(y), np.arange(len(y)) % 2]) for x, y in sites(False)]
+    fed = pf.Federation.from_arrays(times, weights=weights)
+    with pytest.raises(PolyfedError, match="weights: the loss cox"):
+        pf.fit(nn.Linear(4, 1), fed, pf.FedAvg(), rounds=1, loss=clinical.loss("cox"), batch_size=None)
+    with pytest.raises(ConfigError, match=r"weights: the cox \(efron\) regression takes none"):
+        clinical.fit(fed, "cox")

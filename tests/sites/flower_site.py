@@ -1,0 +1,104 @@
+"""One site of the tests' federation, as a process of its own: python flower_site.py KEY FOLDER [SERVER].
+
+It answers for every method of the conformance table: a message's head says for which, and what is to go wrong with the
+reply.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path += [str(Path(__file__).parents[1] / name) for name in ("conformance", "algorithms")]
+
+from instances import BATCH, METHODS, federation, kind_of, model, steps
+
+from polyfed.compute.batches import Work
+from polyfed.compute.task import Task
+from polyfed.sites import Message, Site, Vault, flower_api, pack, unpack
+from polyfed.sites.flower_site import Attendance
+from polyfed.sites.keys import site_key
+
+
+def spoiled(reply: bytes, fault: str) -> bytes:
+    """The reply of a program that is wrong."""
+    if fault == "garbled":
+        return bytes([reply[0] ^ 1]) + reply[1:]
+    message = unpack(reply, 1 << 30, "this site")
+    name, t = next((name, t) for name, t in message.tensors.items() if t.is_floating_point())
+    t = torch.full_like(t, torch.nan) if fault == "nan" else t.flatten()[1:]
+    return pack(message._replace(tensors=message.tensors | {name: t}))
+
+
+push_message = flower_api.push_message
+
+
+class Member:
+    """What `polyfed client` has in its place.
+
+    fault: what goes wrong with the next reply, on its way from this process
+    """
+
+    def __init__(self, name: str, folder: Path):
+        self.name, self.folder, self.finished, self.fault = name, folder, False, ""
+        self.sites: dict[str, Site] = {}
+
+    def site(self, head: dict) -> Site:
+        label, key = head["label"], head["label"] + head["mark"]
+        if key not in self.sites:
+            method, fed = METHODS[label], federation()
+            i = np.array([fed.names.index(self.name)])
+            data = {"train": fed.train.select(i), "test": fed.test.select(i)}
+            work = Work(epochs=2, steps=steps(method), batch_size=BATCH)
+            vault = Vault(self.folder / key, "run", self.name)
+            task = Task(model(kind_of(method)), device="cpu")
+            self.sites[key] = Site(self.name, task, data, method, work, 3, vault)
+        return self.sites[key]
+
+    def answer(self, data: bytes) -> bytes:
+        message = unpack(data, 1 << 30, "the server")
+        do = message.head["do"]
+        if do == "end":
+            self.finished = True
+            return pack(Message({}))
+        if do == "private":
+            return pack(Message({}, self.site(message.head).state(tuple(message.head["base"]))))
+        if do == "echo":
+            print("echo", flush=True)
+            time.sleep(message.head.get("seconds", 0))
+            return pack(Message({"n": message.head.get("n")}, message.tensors))
+        if do == "die":
+            os._exit(1)
+        reply, self.fault = pack(self.site(message.head).answer(message)), message.head.get("fault", "")
+        return spoiled(reply, self.fault) if self.fault in ("nan", "shape", "garbled") else reply
+
+    def push(self, client, reply, context) -> None:
+        """Takes the place of Flower's `push_message`."""
+        fault, self.fault = self.fault, ""
+        if fault.startswith("up"):
+            (self.folder / "spoil").write_text(fault)  # see `Wire`
+        if fault == "cut":  # Flower's SuperNode gets the announcement of a reply, and no more
+            client.PushObject = self._cut
+        if fault == "doubled":
+            push_message(client, reply, context)
+            time.sleep(2)  # the first has left for the server
+        push_message(client, reply, context)
+
+    def _cut(self, request) -> None:
+        raise ConnectionResetError("the connection was cut")
+
+
+def main(key: str, folder: str, server: str | None = None) -> None:
+    torch.set_num_threads(1)
+    given, folder = site_key(Path(key)), Path(folder)
+    member = Member(given.site, folder)
+    flower_api.push_message = member.push
+    say = lambda line: print(line, flush=True)  # noqa: E731
+    Attendance(given, member.answer, lambda: member.finished, folder / "flower", say, server).run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

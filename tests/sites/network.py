@@ -1,0 +1,144 @@
+"""A server's transport in this process, and sites in processes of their own: what the tests of Flower share."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+sys.path += [str(Path(__file__).parents[1] / "conformance"), str(Path(__file__).parents[2] / "examples/network")]
+
+from demo import free_port
+from instances import BATCH, CLASSES, METHODS, NAMES, federation, kind_of, model, steps
+
+from polyfed.base.randomness import client_keys
+from polyfed.compute.batches import Work
+from polyfed.compute.task import Task
+from polyfed.core.rounds import Loop
+from polyfed.engines.local import LocalEngine, make_plan, make_rows
+from polyfed.runs.rehearsal import forms
+from polyfed.sites import Message, flower
+from polyfed.sites.engine import RemoteEngine
+from polyfed.sites.keys import Keys
+
+HERE = Path(__file__).parent
+SITES = NAMES[:3]
+
+
+class Federation:
+    """A server's transport in this process, and sites in theirs."""
+
+    def __init__(self, folder: Path, names=SITES):
+        self.folder, self.names, self.said = folder, names, []
+        self.keys = Keys(folder / "keys")
+        self.keys.make(f"127.0.0.1:{free_port()}")
+        for name in names:
+            self.keys.add(name, folder)
+        self.transport = flower.Flower(self.keys, folder / "server", self.said.append, host="127.0.0.1")
+        self.faults: dict[str, str] = {}  # by site: what goes wrong there with the replies to what is sent now
+        self.processes = {name: self.start(name) for name in names}
+
+    def server(self, name: str) -> str:
+        """Where a site finds the server."""
+        return self.keys.address
+
+    def start(self, name: str) -> subprocess.Popen:
+        command = [
+            sys.executable,
+            str(HERE / "flower_site.py"),
+            str(self.folder / f"{name}.key"),
+            str(self.folder / name),
+            self.server(name),
+        ]
+        with (self.folder / f"{name}.txt").open("ab") as out:
+            return subprocess.Popen(
+                command, stdout=out, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"}
+            )
+
+    def told(self, name: str) -> str:
+        """What the operator of a site has seen."""
+        return (self.folder / f"{name}.txt").read_text()
+
+    def ask(self, names=None, seconds=120, **head) -> dict[str, Message | str]:
+        names = self.names if names is None else names
+        self.transport.push({n: Message(head) for n in names})
+        return self.transport.pull(names, seconds=seconds)
+
+    def close(self) -> None:
+        try:
+            self.ask(do="end", seconds=20)
+        finally:
+            for p in self.processes.values():
+                p.terminate()
+            for p in self.processes.values():
+                p.wait()
+            self.transport.close()
+
+
+class Labelled:
+    """The transport, for one method."""
+
+    def __init__(self, there: Federation, label: str, mark: str):
+        self.there, self.transport, self.most = there, there.transport, there.transport.most
+        self.more = {"label": label, "mark": mark}
+
+    def push(self, messages) -> None:
+        faults = self.there.faults
+        self.transport.push(
+            {n: Message(m.head | self.more | {"fault": faults.get(n, "")}, m.tensors) for n, m in messages.items()}
+        )
+
+    def pull(self, names, enough=None, seconds=None):
+        return self.transport.pull(names, enough, seconds)
+
+    def close(self) -> None:
+        pass
+
+
+def loops(there: Federation, label: str, schedule, mark: str = "", quorum: int | None = None) -> tuple[Loop, Loop]:
+    """The same run here and at the sites. mark: tells runs of one method apart"""
+    method, fed = METHODS[label], federation()
+    at = np.arange(len(SITES))
+    work = Work(epochs=2, steps=steps(method), batch_size=BATCH)
+    task = Task(model(kind_of(method)), device="cpu")
+    data = {
+        name: split.select(at).to(task.device, task.dtype) for name, split in (("train", fed.train), ("test", fed.test))
+    }
+    rows, plan = make_rows(method, task, len(at), len(at), None), make_plan(task, len(at), 8, chunk=1, workers=1)
+    here = LocalEngine(task, data, rows, client_keys(SITES), work, 3, plan)
+    counts = data["train"].counts
+    other = Task(model(kind_of(method)), device="cpu")
+    up = forms(method, other, data["train"].x.shape[1:], CLASSES, CLASSES)
+    remote = RemoteEngine(
+        SITES,
+        counts,
+        Labelled(there, label, mark),
+        work,
+        3,
+        expected=lambda t, phase: up.of(method.phases(t), phase),
+        seconds=None if quorum is None else 300,
+        quorum=quorum,
+        say=there.said.append,
+    )
+    return (
+        Loop(task, counts, SITES, method, schedule, here, 3),
+        Loop(other, counts, SITES, method, schedule, remote, 3),
+    )
+
+
+def private(there: Federation, label: str, loop: Loop, mark: str = "") -> list[dict[str, Tensor]]:
+    base = loop.engine.save()["base"].tolist()
+    start = loop.algorithm.init_client(loop.task, loop.task.w0)
+    there.transport.push(
+        {
+            n: Message({"do": "private", "label": label, "mark": mark, "base": b})
+            for n, b in zip(SITES, base, strict=True)
+        }
+    )
+    found = there.transport.pull(SITES)
+    return [
+        start if b == [-1, -1] else {k: t[0] for k, t in found[n].tensors.items()}
+        for n, b in zip(SITES, base, strict=True)
+    ]

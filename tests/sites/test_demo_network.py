@@ -1,0 +1,182 @@
+"""The demonstration of README, with two hospitals: every process, key and command of a real federation."""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from polyfed.runs.build import Parts
+from polyfed.runs.config import resolve
+from polyfed.runs.fit import fit
+
+pytest.importorskip("flwr", reason="needs the extra [flower]")
+pytestmark = pytest.mark.xdist_group("demo network")  # all of it looks at one demonstration
+NETWORK = Path(__file__).parents[2] / "examples" / "network"
+
+
+def short(path: Path, rounds: int) -> Path:
+    """The demonstration's experiment, with fewer rounds."""
+    text = re.sub(r"(?m)^(rounds|evaluate-every) = \d+", rf"\1 = {rounds}", (NETWORK / "heart.toml").read_text())
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """The folder that it leaves, and what it said."""
+    out = tmp_path_factory.mktemp("demo")
+    short(out / "short.toml", 2)
+    command = [sys.executable, str(NETWORK / "demo.py"), "--out", str(out / "demo"), "--sites", "2"]
+    done = subprocess.run(
+        [*command, "--experiment", str(out / "short.toml")], capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out / "demo", done.stdout + done.stderr, out / "short.toml"
+
+
+def compare(folder: Path, file: Path, data: Path) -> None:
+    """Every site's model is the one that one machine with all files would have made for it, to the bit."""
+    data.mkdir()
+    for path in (folder / "hospitals").glob("*.csv"):
+        shutil.copy(path, data)
+    found = resolve(file, {"data": {"name": str(data)}})
+    parts, training = Parts(found), Parts(found).training(0)
+    here = fit(parts.model(0), parts.federation(0), found.methods[0].algorithm, replace(training, chunk=1, workers=1))
+    for i, name in enumerate(here.loop.names):
+        mine = load_file(folder / name / "model.safetensors")
+        for key, t in here.loop.task.layout.named(here.personal[i]).items():
+            assert torch.equal(t, mine[key]), f"{name} {key}"
+
+
+def test_the_sites_have_the_models_that_one_machine_would_have_made_for_them(demo, tmp_path):
+    folder, _, file = demo
+    compare(folder, file, tmp_path / "data")
+
+
+def test_the_server_reports_and_has_neither_samples_nor_private_state(demo):
+    folder, said, _ = demo
+    assert (folder / "run" / "report.html").is_file()
+    assert re.search(r"cleveland +200", said)
+    names = {path.name for path in (folder / "run").rglob("*")}
+    assert not any("rows" in name for name in names)
+    cells = (folder / "hospitals" / "cleveland.csv").read_text().splitlines()[1]
+    for path in (folder / "run").rglob("*"):
+        if path.is_file():
+            assert cells.encode() not in path.read_bytes()
+            assert b"cleveland.csv" not in path.read_bytes()
+
+
+def test_status_says_what_has_happened(demo, cli):
+    folder, _, _ = demo
+    for place, event in ((folder / "run", "2 sites have joined"), (folder / "cleveland", "the run is over")):
+        done = cli("status", place)
+        assert done.status == 0
+        assert "not running" in done.out
+        assert event in done.out
+
+
+def test_flower_leaves_no_key_and_nothing_runs_any_more(demo):
+    folder, _, _ = demo
+    for path in folder.rglob("*"):
+        assert path.name not in ("node.key", "supernode.secret", "superlink.secret"), path
+    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert str(folder) not in running
+
+
+@pytest.fixture(scope="module")
+def hospitals():
+    """The demonstration's module: makes files of hospitals, knows a free port."""
+    spec = importlib.util.spec_from_file_location("demo", NETWORK / "demo.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+POLYFED = [sys.executable, "-c", "from polyfed.cli import main; main()"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("page", "title", "address"),
+    [
+        ("docs/sites.md", "## From an empty machine", "fed.example.org:8000"),
+        ("README.md", "## Three terminals", "localhost:8000"),
+    ],
+)
+def test_the_commands_of_the_guide_go_as_printed(hospitals, tmp_path, page, title, address):
+    """Each in its own folder, as on three machines; only the address is another, and nobody is asked."""
+    text = (NETWORK.parents[1] / page).read_text().split(title)[1].split("\n## ")[0]
+    lines = [c for line in text.splitlines() for c in line.split(" && ") if c.startswith("polyfed ")]
+    keys, (server,), clients = ([c for c in lines if f"polyfed {kind}" in c] for kind in ("keys", "server", "client"))
+    folders = {name: tmp_path / name for name in ("server", "bern", "oslo")}
+    for folder in folders.values():
+        folder.mkdir()
+    short(folders["server"] / "experiment.toml", 2)
+    here = f"127.0.0.1:{hospitals.free_port()}"
+
+    def run(line: str, where: Path) -> subprocess.Popen:
+        return subprocess.Popen([*POLYFED, *line.replace(address, here).split()[1:]], cwd=where)
+
+    for line in keys:
+        assert run(line, folders["server"]).wait() == 0
+    running = [run(server, folders["server"])]
+    try:
+        for name, path in zip(("bern", "oslo"), hospitals.hospitals(tmp_path / "files", 2).values(), strict=True):
+            shutil.copy(path, folders[name] / f"{name}.csv")
+            shutil.copy(folders["server"] / f"{name}.key", folders[name])
+            line = next((c for c in clients if f"{name}.key" in c), clients[0].replace("bern", name))
+            running.append(run(f"{line} --allow pooled --yes", folders[name]))
+        assert [p.wait(300) for p in running] == [0, 0, 0]
+    finally:
+        for p in running:
+            p.kill()
+    assert (folders["server"] / "runs/first/report.html").is_file()
+    for name in ("bern", "oslo"):
+        assert list(folders[name].glob("*/model.safetensors"))
+
+
+@pytest.mark.long
+def test_a_server_that_is_killed_goes_on_with_its_sites(hospitals, tmp_path):
+    """kill -9 of the server's process in mid-run; its sites wait for it. The models are those of an undisturbed run."""
+    folder, file = tmp_path / "demo", short(tmp_path / "short.toml", 5)
+    files, keys = hospitals.hospitals(folder / "hospitals", 2), ["--keys", str(folder / "keys")]
+    subprocess.run([*POLYFED, "keys", "init", f"127.0.0.1:{hospitals.free_port()}", *keys], check=True)
+    sites = []
+    for name, path in files.items():
+        subprocess.run([*POLYFED, "keys", "add", name, *keys, "--out", str(folder)], check=True)
+        site = ["client", "--key", str(folder / f"{name}.key"), "--data", str(path), "--vault", str(folder / name)]
+        sites.append(subprocess.Popen([*POLYFED, *site, "--allow", "pooled", "--yes"]))
+    command = [
+        *POLYFED,
+        "server",
+        str(file),
+        *keys,
+        "--host",
+        "127.0.0.1",
+        "--sites",
+        "2",
+        "--out",
+        str(folder / "run"),
+    ]
+    try:
+        first = subprocess.Popen(command)
+        versions = folder / "cleveland"
+        while not list(versions.glob("00000002-*.safetensors")):  # the site has computed the third round
+            assert first.poll() is None
+            time.sleep(0.2)
+        first.kill()
+        first.wait()
+        assert subprocess.run([*command, "--resume"]).returncode == 0
+        assert [p.wait(60) for p in sites] == [0, 0]
+    finally:
+        for p in sites:
+            p.kill()
+    compare(folder, file, tmp_path / "data")

@@ -1,0 +1,162 @@
+"""leave: the run without a site is, bit for bit, the run of a federation that never had it."""
+
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import polyfed as pf
+from polyfed.base.errors import ConfigError, DataError, RunError
+from polyfed.runs.build import Parts
+from polyfed.runs.config import resolve
+from polyfed.studies.verify import verify
+
+SITES = ("bern", "kyoto", "lima", "oslo")
+METHODS = ("fedavg", "scaffold", "fpfc", "fedacs", "fedslr", "ifca:k=2", "ditto")
+
+
+def sites(folder, names=SITES):
+    """One file per site; oslo alone has the label 2."""
+    folder.mkdir()
+    for name in names:
+        rng = np.random.default_rng(SITES.index(name))
+        x, y = rng.normal(size=(24, 3)).astype(np.float32), np.arange(24) % (3 if name == "oslo" else 2)
+        np.savez(folder / f"{name}.npz", x=x, y=y)
+    return folder
+
+
+def digests(folder):
+    return json.loads((folder / "summary.json").read_text())["digest"]
+
+
+def trained(data, out, method):
+    """A run as `polyfed run --data FOLDER` makes it; who takes part is drawn anew in every round."""
+    table = {"rounds": 3, "batch-size": 8, "fraction": 0.7, "model": {"name": "linear"}, "data": {"name": str(data)}}
+    parts = Parts(resolve(None, table, [method]))
+    chosen = parts.experiment.methods[0]
+    pf.fit(
+        parts.model(0), parts.federation(0), chosen.algorithm, parts.training(0), out=out,
+        describe=parts.describe(chosen),
+    )  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_without_a_site_is_that_of_a_federation_that_never_had_it(tmp_path, method):
+    """Bit for bit; also where the site alone had a class, and when its data are gone before it leaves."""
+    four, three = sites(tmp_path / "four"), sites(tmp_path / "three", SITES[:3])
+    had, never = trained(four, tmp_path / "had", method), trained(three, tmp_path / "never", method)
+    before = {p: p.read_bytes() for p in had.rglob("*") if p.is_file()}
+    (four / "oslo.npz").unlink()
+    left = pf.Run.open(had).leave("oslo").folder
+    assert digests(left) == digests(never) != digests(had)
+    assert {p.name: p.read_bytes() for p in (left / "models").iterdir()} == {
+        p.name: p.read_bytes() for p in (never / "models").iterdir()
+    }
+    assert {p: p.read_bytes() for p in had.rglob("*") if p.is_file()} == before
+    if method == "fedavg":
+        assert verify(left).equal
+
+
+def test_what_follows_from_all_hospitals_is_worked_out_from_those_that_stay():
+    """Pooled standardisation: mean 0 and variance 1 over the training rows of the three, not of the four."""
+    parts = Parts(resolve(None, {"data": {"name": "heart-disease"}}, ["fedavg"]))
+    four, three = parts.federation(0), parts.leaving(["va"]).federation(0)
+    assert three.names == ("cleveland", "hungarian", "switzerland")
+    assert torch.allclose(three.train.x.mean(0), torch.zeros(10), atol=1e-5)
+    assert torch.allclose(three.train.x.std(0, unbiased=False), torch.ones(10), atol=1e-4)
+    same = four.without(["va"])
+    assert torch.equal(same.train.y, three.train.y)  # the same rows
+    assert same.train.x.mean(0).abs().max() > 0.02
+
+
+def test_a_comparison_is_repeated_for_every_method_and_seed_with_intervals(cli, tmp_path):
+    cli("compare", "local", "fedavg", "--rounds", 3, "--seeds", 3, "--quiet", "--out", "four")
+    said = cli("leave", "four", "--client", "va", "--client", "switzerland", "--quiet", "--out", "two")
+    assert said.status == 0, said.err
+    table = pd.read_csv(tmp_path / "two/leave.csv")
+    assert table.groupby("method")["client"].agg(list).to_dict() == {
+        m: ["cleveland", "hungarian", "mean"] for m in ("fedavg", "local")
+    }
+    mean = {
+        f: np.mean(
+            [
+                pd.read_csv(tmp_path / f"{f}/runs/fedavg-seed{s}/clients.csv").set_index("client").test_accuracy
+                for s in range(3)
+            ],
+            axis=0,
+        )
+        for f in ("four", "two")
+    }
+    rows = table[table.method == "fedavg"]
+    assert np.allclose(rows.change[:2], mean["two"] - mean["four"][:2], atol=1e-6)
+    assert (rows.low <= rows.change).all()
+    assert (rows.change <= rows.high).all()
+    assert np.isclose(rows.change.iloc[2], rows.change[:2].mean())
+    assert (
+        rows.bytes_before == rows.bytes_after
+    ).all()  # FedAvg's messages do not depend on how many clients there are
+    assert {(r, s) for r, s in zip(table.seeds, table.method, strict=True)} == {(3, "fedavg"), (3, "local")}
+    page = (tmp_path / "two/leave.html").read_text()
+    assert "What does the leaving of va and switzerland cost?" in page
+    assert page.count("the mean of those who stay changes by") == 2
+    assert f"{100 * rows.change.iloc[2]:.1f}".lstrip("-") in page
+    assert page.count("clearly") >= 2
+    assert page.count('<th scope="row"') == len(table)
+
+
+def federation():
+    rng = np.random.default_rng(0)
+    draw = [(rng.normal(size=(20, 3)).astype(np.float32), rng.integers(0, 2, 20)) for _ in SITES]
+    return pf.Federation.from_arrays(draw, names=SITES, classes=2, test_fraction=0.25)
+
+
+def linear():
+    torch.manual_seed(0)
+    return torch.nn.Linear(3, 2)
+
+
+def test_a_run_from_python_takes_its_data_and_model_again(tmp_path):
+    steps = dict(zip(SITES, (1, 2, 3, 4), strict=True))
+    pf.fit(linear(), federation(), pf.FedAvg(0.1), rounds=2, local_steps=steps, out=tmp_path / "run")
+    found = pf.Run.open(tmp_path / "run", federation(), linear()).leave("lima")
+    assert found.folder == tmp_path / "run-without-lima"
+    rest = {name: number for name, number in steps.items() if name != "lima"}
+    pf.fit(linear(), federation().without(["lima"]), pf.FedAvg(0.1), rounds=2, local_steps=rest, out=tmp_path / "new")
+    assert digests(found.folder) == digests(tmp_path / "new")
+    assert found.table["client"].tolist() == ["bern", "kyoto", "oslo", "mean"]
+    assert (found.folder / "leave.csv").exists()
+
+
+def test_what_cannot_leave_is_refused_in_one_line(tmp_path, cli):
+    pf.fit(linear(), federation(), pf.FedAvg(0.1), rounds=2, out=tmp_path / "run")
+    opened = pf.Run.open(tmp_path / "run", federation(), linear())
+    for who, word in ((("olso",), "did you mean 'oslo'"), ((), "found 0 of 4"), (SITES, "found 4 of 4")):
+        with pytest.raises(ConfigError, match=word):
+            opened.leave(*who)
+    with pytest.raises(DataError, match="did you mean 'oslo'"):
+        federation().without(["olso"])
+    with pytest.raises(RunError, match="not the ones it was trained on"):
+        pf.Run.open(tmp_path / "run", federation().reorder([1, 0, 2, 3]), linear()).leave("oslo")
+    pf.fit(linear(), federation(), pf.FedAvg(0.1), rounds=1, start=opened, out=tmp_path / "more")
+    with pytest.raises(ConfigError, match="whose models have seen oslo"):
+        pf.Run.open(tmp_path / "more", federation(), linear()).leave("oslo")
+    said = cli("leave", "run", "--client", "oslo")
+    assert said.err.splitlines()[0].endswith("polyfed.fit(..., out=folder, resume=True)")
+    shutil.rmtree(tmp_path / "run/checkpoint")
+    (tmp_path / "run/summary.json").unlink()
+    assert (
+        cli("leave", "run", "--client", "oslo").err
+        == "polyfed: run: is not finished; finish it with: polyfed resume run\n"
+    )
+
+
+def test_a_client_to_leave_out_must_be_there(cli, tmp_path):
+    said = cli("run", "--set", 'data.without=["Va"]', "--rounds", 1)
+    assert said.err == "polyfed: data.without: no client 'Va' (did you mean 'va'?) in heart-disease\n"
+    sites(tmp_path / "four")
+    said = cli("run", "--data", "four", "--set", 'data.without=["olso"]', "--rounds", 1)
+    assert "no client 'olso' (did you mean 'oslo'?)" in said.err

@@ -1,0 +1,314 @@
+"""Tasks side by side, and comparisons whose runs are."""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import polyfed as pf
+from polyfed.base.errors import DataError, RunError
+from polyfed.runs import stop
+from polyfed.studies import parallel
+from polyfed.studies.parallel import side_by_side
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+SETTINGS = {"rounds": 20, "local_steps": 2, "batch_size": 8, "evaluate_every": 10}
+
+
+def federation(seed: int, d: int = 6, m: int = 24) -> pf.Federation:
+    rng = np.random.default_rng(seed)
+    train, test = (
+        [(rng.standard_normal((m, d)).astype("float32"), rng.integers(0, 3, m)) for _ in range(4)] for _ in range(2)
+    )
+    return pf.Federation.from_arrays(train, test)
+
+
+def linear(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Linear(6, 3)
+
+
+@pytest.fixture
+def three(monkeypatch):
+    """Room for three processes, whatever the machine."""
+    monkeypatch.setattr(parallel, "room", lambda device="cpu": 3)
+
+
+def normalised(seed: int) -> nn.Module:
+    """One whose gradients come from autograd."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def compared(out, model=linear, **more):
+    methods = {"local": pf.Local(0.1), "fedavg": pf.FedAvg(0.1), "wild": pf.FedAvg(3e38), "ditto": pf.Ditto(0.1)}
+    given = {"seeds": 2, "keep": False, "report": False, "describe": lambda label: {"made": {"pid": os.getpid()}}}
+    return pf.compare(model, federation, methods, out=out, **{**given, **SETTINGS, **more})
+
+
+def processes(out) -> list[int]:
+    return [tomllib.loads(p.read_text())["made"]["pid"] for p in sorted(out.glob("runs/*/config.toml"))]
+
+
+def test_values_come_back_with_their_number():
+    assert dict(side_by_side([lambda k=k: [k, {"square": k * k}] for k in range(5)], 2)) == {
+        k: [k, {"square": k * k}] for k in range(5)
+    }
+
+
+def test_tasks_overlap_in_processes_of_their_own(tmp_path):
+    def meet(me: int, other: int) -> int:
+        (tmp_path / str(me)).touch()
+        deadline = time.monotonic() + 30
+        while not (tmp_path / str(other)).exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert (tmp_path / str(other)).exists()  # one after another, the first would never see the second
+        return os.getpid()
+
+    found = dict(side_by_side([lambda: meet(0, 1), lambda: meet(1, 0)], 2))
+    assert len({found[0], found[1], os.getpid()}) == 3
+
+
+def test_a_process_goes_on_with_tasks_that_need_the_same():
+    """One at a time, so that it is free when the next begins; what `begin` makes for it is there without being sent."""
+    made: dict[str, int] = {}
+
+    def begin(which: int) -> None:
+        made["for"] = which // 3
+
+    tasks = [lambda: [os.getpid(), made["for"]] for _ in range(7)]
+    found = dict(side_by_side(tasks, 1, begin, needs=lambda which: which // 3))
+    assert [of for _, of in found.values()] == [0, 0, 0, 1, 1, 1, 2]
+    process = [which for which, _ in found.values()]
+    assert [len(set(process[k : k + 3])) for k in (0, 3, 6)] == [1, 1, 1]
+    assert len({os.getpid(), *process}) == 4
+    assert len({process for process, _ in dict(side_by_side(tasks, 1, begin)).values()}) == 7
+
+
+def test_a_process_that_is_killed_while_it_waits_is_one_line():
+    def begin(which: int) -> None:
+        if which == 1:
+            os.kill(found[0][1], signal.SIGKILL)
+
+    found = []
+    tasks = side_by_side([os.getpid] * 2, 1, begin, needs=lambda _: None)
+    found.append(next(tasks))
+    with pytest.raises(RunError, match=r"^a worker process was killed \(signal 9\)"):
+        next(tasks)
+
+
+def test_no_process_is_left_where_nobody_asks_for_the_rest():
+    tasks = side_by_side([os.getpid] * 3, 1, needs=lambda _: None)
+    _, process = next(tasks)
+    tasks.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+def test_what_a_task_raises_is_raised_and_the_others_are_stopped(tmp_path):
+    def wrong() -> None:
+        while not (tmp_path / "slow").exists():
+            time.sleep(0.01)
+        raise DataError("hospital.npz: found 3 columns, expected 4")
+
+    def slow() -> None:
+        (tmp_path / "slow").touch()
+        time.sleep(60)
+
+    start = time.monotonic()
+    with pytest.raises(DataError, match=r"^hospital.npz: found 3 columns, expected 4$"):
+        list(side_by_side([wrong, slow], 2))
+    assert time.monotonic() - start < 30
+
+
+def test_a_fault_of_ours_comes_with_its_place():
+    with pytest.raises(RuntimeError, match=r"(?s)in a worker process:.*ZeroDivisionError"):
+        list(side_by_side([lambda: 1 / 0], 1))
+
+
+def test_a_process_that_is_killed_is_one_line():
+    with pytest.raises(RunError, match=r"^a worker process was killed \(signal 9\); the machine may be out of memory$"):
+        list(side_by_side([lambda: os.kill(os.getpid(), signal.SIGKILL)], 1))
+
+
+def test_a_task_has_no_room_for_more():
+    assert list(side_by_side([lambda: parallel.room()], 1)) == [(0, 1)]
+
+
+def test_no_room_on_an_accelerator():
+    assert parallel.room("cuda") == 1
+
+
+@pytest.mark.parametrize("model", [linear, normalised])
+def test_side_by_side_changes_no_bit(tmp_path, three, monkeypatch, model):
+    together = compared(tmp_path / "a", model, workers=1)
+    monkeypatch.setattr(parallel, "room", lambda device="cpu": 1)
+    alone = compared(tmp_path / "b", model, workers=1)
+    assert len(set(processes(tmp_path / "b"))) == 1
+    assert len(set(processes(tmp_path / "a"))) > 4  # this one; three for a seed; one or more for the other
+    for x, y in zip(together.results, alone.results, strict=True):
+        assert (x.label, x.seed, x.status) == (y.label, y.seed, y.status)
+        assert x.message.replace("/a/", "/b/") == y.message
+    finished = {f"{r.label}-seed{r.seed}" for r in alone.results if r.status == "finished"}
+    assert len(finished) == 6
+    for name in finished:
+        a, b = (sorted((tmp_path / x / "runs" / name / "models").iterdir()) for x in "ab")
+        assert [p.read_bytes() for p in a] == [p.read_bytes() for p in b]
+    seconds = ["seconds", "compute_seconds"]
+    a, b = (f.clients.drop(columns=seconds, errors="ignore") for f in (together, alone))
+    assert a.columns.tolist() == b.columns.tolist()
+    assert a["test_accuracy"].tolist() == b["test_accuracy"].tolist()
+    assert together.table["down_bytes"].equals(alone.table["down_bytes"])
+
+
+def test_methods_of_a_seed_have_one_start_even_if_it_is_not_seeded(tmp_path, three):
+    methods = {"a": pf.FedAvg(0.1), "b": pf.FedAvg(0.1), "c": pf.FedAvg(0.1)}
+    settings = {"keep": False, "report": False, **SETTINGS, "rounds": 2}
+    pf.compare(lambda seed: nn.Linear(6, 3), federation, methods, seeds=2, out=tmp_path, **settings)
+    for seed in range(2):
+        found = [(tmp_path / f"runs/{m}-seed{seed}/models/common.safetensors").read_bytes() for m in methods]
+        assert len(set(found)) == 1
+    assert found[0] != (tmp_path / "runs/a-seed0/models/common.safetensors").read_bytes()
+
+
+def test_a_finished_comparison_is_read_back(tmp_path, three):
+    compared(tmp_path)
+    before = processes(tmp_path)
+    again = compared(tmp_path, resume=True)
+    assert again.status == "finished"
+    assert processes(tmp_path) == before
+
+
+def test_a_run_that_is_interrupted_ends_the_comparison(tmp_path, three):
+    """Also one that is told alone: those beside it save, no further one is begun, and resuming finishes them all."""
+    here = os.getpid()
+
+    def press(label):
+        if label == "fedavg" and os.getpid() != here:
+            signal.raise_signal(signal.SIGINT)
+        return {"made": {"pid": os.getpid()}}
+
+    found = compared(tmp_path, rounds=400, describe=press)
+    assert found.status == "interrupted"
+    assert {p.name for p in (tmp_path / "runs").iterdir()} <= {"local-seed0", "wild-seed0", "ditto-seed0"}
+    again = compared(tmp_path, rounds=400, resume=True)
+    assert again.status == "finished"
+    assert len(again.results) == 8
+
+
+@pytest.mark.parametrize(
+    "more", [{"keep": True}, {"callbacks": [lambda progress: None]}, {"workers": 2}], ids=["kept", "watched", "large"]
+)
+def test_runs_that_are_kept_watched_or_large_stay_in_this_process(tmp_path, three, more):
+    compared(tmp_path, **more)
+    assert set(processes(tmp_path)) == {os.getpid()}
+
+
+@dataclass(frozen=True)
+class Waiting(pf.FedAvg):
+    """FedAvg that waits in round 25 to be interrupted, unless the file `passed` is there. lr, weighted, passed"""
+
+    passed: str = pf.setting("passed", source="ours")
+
+    def local_update(self, task, client, down, data, round):
+        while round.t == 25 and not Path(self.passed).exists() and not stop.interruptions():
+            time.sleep(0.01)
+        return super().local_update(task, client, down, data, round)
+
+
+def waiting(out: Path) -> pf.Comparison:
+    """Two methods by two seeds, side by side; of the four, two wait."""
+    parallel.room = lambda device="cpu": 3
+    methods = {"b": pf.Ditto(0.1), "a": Waiting(0.1, passed=str(out.parent / "passed"))}  # the first is alone
+    settings = {"rounds": 60, "batch_size": 8, "checkpoint_every": 20, "evaluate_every": 0}
+    return pf.compare(
+        linear, federation(0), methods, seeds=2, out=out, keep=False, report=False, resume=True, **settings
+    )
+
+
+def started(out: Path) -> Any:
+    """`waiting` in a process of its own, whose exit status is 0 where it was interrupted."""
+    process = multiprocessing.get_context("fork").Process(target=lambda: exit(waiting(out).status != "interrupted"))
+    process.start()
+    return process
+
+
+def living() -> dict[int, int]:
+    """Processes that have not ended, and their parents."""
+    found: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = path.read_text().rsplit(")", 1)[1].split()[:2]
+            if state not in "ZX":
+                found[int(path.parent.name)] = int(parent)
+    return found
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert condition()
+
+
+THREADED = """
+import torch
+from polyfed.studies.parallel import side_by_side
+torch.set_num_threads(2)
+x = torch.ones(600, 600)
+def product():
+    return float((x @ x).exp_().clamp_(max=1).sum())
+product()
+assert [v for _, v in side_by_side([product] * 3, 2)] == [360000.0] * 3
+print("done")
+"""
+
+
+def test_tasks_do_not_wait_for_threads_that_the_parent_had():
+    environment = {k: v for k, v in os.environ.items() if not k.endswith("NUM_THREADS")}
+    command = [sys.executable, "-c", THREADED]
+    assert subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120).stdout == "done\n"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The same comparison, not interrupted."""
+    root = tmp_path_factory.mktemp("whole")
+    (root / "passed").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parallel, "room", None)  # to be put back
+        assert waiting(root / "out").status == "finished"
+    return root / "out"
+
+
+@pytest.mark.xdist_group("stopped")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill -9"])
+def test_stopped_in_the_middle_it_goes_on_to_the_same_bits(tmp_path, three, whole, how, request):
+    out = tmp_path / "out"
+    process = started(out)
+    request.addfinalizer(process.kill)
+    until(lambda: any(out.glob("runs/a-seed1/checkpoint/round-*")))
+    tasks = {pid for pid, parent in living().items() if parent == process.pid}
+    os.kill(process.pid, how)
+    process.join(120)
+    assert process.exitcode == (0 if how == signal.SIGINT else -how)
+    until(lambda: tasks.isdisjoint(living()))  # no task outlives its parent: each ends its round and saves
+    assert all(json.loads((out / f"runs/a-seed{i}/summary.json").read_text())["rounds"] <= 26 for i in range(2))
+    (tmp_path / "passed").touch()
+    assert waiting(out).status == "finished"
+    for folder in (whole / "runs").iterdir():
+        for path in (folder / "models").iterdir():
+            assert path.read_bytes() == (out / "runs" / folder.name / "models" / path.name).read_bytes()

@@ -1,0 +1,462 @@
+"""Tuning by validation: planted clusters found, the path's bookkeeping, resuming, and the window for lambda."""
+
+import dataclasses
+import signal
+
+import numpy as np
+import pytest
+import torch
+from problems import LeastSquares
+from sklearn.metrics import adjusted_rand_score
+
+import polyfed as pf
+from polyfed.base.errors import ConfigError, RunError
+from polyfed.compute import evaluation
+from polyfed.runs.folder import RunFolder
+from polyfed.studies.tune import GRIDS, Watch, _Kept, tune
+from polyfed.studies.window import WindowAdvice, window_for
+
+GRID = [0.0, 2.0, 4.0, 7.0, 200.0]
+SETTINGS = {"local_steps": 5, "batch_size": None, "loss": "mse", "check_every": 10, "workers": 1}
+
+
+def planted(seed=0, noise=1.0, test=None, second=(-1.0, -1, 0, 1)):
+    """Noisy regression with few samples per client, two true models at distance 32: training alone overfits, one common
+    model is wrong for everybody, and only validation can tell."""
+    rng = np.random.default_rng(seed)
+    true = 10 * np.array([[1.0, 1, 1, 0], second])
+    groups = np.repeat([0, 1], 5)
+
+    def draw(i, n):
+        x = rng.normal(size=(n, 4))
+        return x, x @ true[groups[i]] + noise * rng.normal(size=n)
+
+    train, validation = [draw(i, 10) for i in range(10)], [draw(i, 60) for i in range(10)]
+    test = [draw(i, 200) for i in range(10)] if test is None else test
+    return pf.Federation.from_arrays(train, test=test, validation=validation, clusters=groups)
+
+
+def model():
+    linear = torch.nn.Linear(4, 1, bias=False, dtype=torch.float64)
+    torch.nn.init.zeros_(linear.weight)
+    return linear
+
+
+@pytest.fixture(scope="module")
+def found():
+    return tune(model(), planted(), pf.FPFC(0.1), grid=GRID, rounds=150, stop_at_drop=False, train_on=100, **SETTINGS)
+
+
+@pytest.mark.parametrize("regime", ["warm", "cold"])
+def test_the_planted_clusters_are_found_by_validation(regime):
+    fed = planted()
+    result = tune(model(), fed, pf.FPFC(0.1), regime=regime, grid=GRID, rounds=150, train_on=100, **SETTINGS)
+    run = result.run
+    assert adjusted_rand_score(fed.clusters, run.clusters) == 1
+    local = pf.fit(model(), fed, pf.Local(0.1), rounds=150, local_steps=5, batch_size=None, loss="mse")
+    assert run.clients["test_rmse"].mean() < local.clients["test_rmse"].mean()
+    assert result.best["lam"] == run.loop.algorithm.lam
+    assert result.best["ari"] == 1
+
+
+def test_the_table_holds_both_regimes_and_one_winner(found):
+    t = found.table
+    assert t["regime"].tolist() == ["warm"] * 5 + ["cold"] * 5
+    assert t["lam"].tolist() == GRID * 2
+    assert t["best"].sum() == 1
+    assert t.loc[t["best"], "validation"].item() == t["validation"].min()  # an error: lower is better
+    assert t.loc[[0, 5], "clusters"].tolist() == [10, 10]
+    assert set(t["ended"]) <= {"tolerance", "rounds"}
+    p = 4
+    assert (t["bytes"] == 2 * 10 * p * 8 * t["rounds"]).all()
+    assert found.costs["cold"]["bytes"] == t[t["regime"] == "cold"]["bytes"].sum()
+
+
+def test_the_first_leg_of_both_regimes_is_trained_once(found):
+    warm, cold = (found.table[found.table["regime"] == r].iloc[0].drop("regime") for r in ("warm", "cold"))
+    assert warm.drop("best").equals(cold.drop("best"))
+
+
+def test_the_chosen_model_is_trained_on_from_its_own_leg(found):
+    """The final run counts its rounds on from those of the path up to the chosen lam, and stops when it has settled."""
+    t, best = found.table, found.best
+    path = t[(t["regime"] == best["regime"]) & (t["lam"] <= best["lam"])]
+    before = path["rounds"].sum() if best["regime"] == "warm" else best["rounds"]
+    assert found.run.settings["start"]["rounds"] == before
+    assert before < found.run.loop.t <= before + 100
+
+
+def test_a_path_is_the_chain_of_runs_it_stands_for():
+    """Two values of lam by hand, w and v kept: the same models, bit for bit."""
+    fed = planted()
+    result = tune(
+        model(), fed, pf.FPFC(0.1), regime="warm", grid=[0.5, 1.0], rounds=20, tolerance=0.0, train_on=10,
+        stop_at_drop=False, extend=0, **SETTINGS,
+    )  # fmt: skip
+    by_hand, settings = None, {k: v for k, v in SETTINGS.items() if k != "check_every"}
+    lams = [0.5, 1.0] if result.best["lam"] == 1.0 else [0.5]
+    for lam, rounds in [*((lam, 20) for lam in lams), (lams[-1], 10)]:
+        by_hand = pf.fit(model(), fed, pf.FPFC(0.1, lam=lam), rounds=rounds, start=by_hand, **settings)
+    assert all(torch.equal(v, result.run.server[k]) for k, v in by_hand.server.items())
+
+
+def test_a_drop_ends_the_warm_path_and_the_best_is_returned_to():
+    """lam = 200 merges the two groups, which validation sees at once: nothing is tried after it."""
+    result = tune(
+        model(), planted(), pf.FPFC(0.1), regime="warm", grid=[0.0, 7.0, 200.0, 300.0], rounds=200, train_on=0,
+        **SETTINGS,
+    )  # fmt: skip
+    assert result.table["lam"].tolist() == [0.0, 7.0, 200.0]
+    assert result.best["lam"] == 7.0
+    assert result.run is None
+
+
+def test_a_path_goes_on_beyond_its_grid_while_the_last_is_the_best():
+    """From 14 on the penalty reaches across to the other group (a lam = 52 against 32), which is worse than 7."""
+    settings = {"regime": "warm", "grid": [0.0, 7.0], "rounds": 200, "train_on": 0, **SETTINGS}
+    result = tune(model(), planted(), pf.FPFC(0.1), extend=5, **settings)
+    assert result.table["lam"].tolist() == [0.0, 7.0, 14.0]
+    assert result.best["lam"] == 7.0
+
+
+def test_test_data_are_not_looked_at_before_lambda_is_chosen(monkeypatch):
+    """Test samples that would speak for one common model change nothing; during the search no metric is computed on
+    any sample but training and validation ones, and the federation trained on has no test samples."""
+    honest = planted()
+    common = honest.validation.x.numpy()[:10]
+    misleading = planted(test=[(common, 1e6 * np.ones(10))] * 10)
+    searching, seen = [True], []
+    metrics = evaluation.metrics
+
+    def watched(task, w, split, clients):
+        if searching[0]:
+            seen.append(int(split.counts[0]))
+        return metrics(task, w, split, clients)
+
+    class Search(Watch):
+        def begin(self, regime, value, done, total):
+            searching[0] = regime != "final"
+
+    monkeypatch.setattr(evaluation, "metrics", watched)
+    settings = {"grid": [0.0, 7.0, 200.0], "rounds": 50, "train_on": 10, "watch": Search(), **SETTINGS}
+    a = tune(model(), honest, pf.FPFC(0.1), **settings)
+    searching[0] = True
+    b = tune(model(), misleading, pf.FPFC(0.1), **settings)
+    assert set(seen) == {10, 60}
+    assert a.table.drop(columns="seconds").equals(b.table.drop(columns="seconds"))
+    assert torch.equal(a.run.personal, b.run.personal)
+    assert "test" in a.run.final
+
+
+def test_without_validation_samples_some_are_held_out_of_training():
+    fed = dataclasses.replace(planted(), validation=None)
+    result = tune(model(), fed, pf.FPFC(0.1), regime="cold", grid=[1.0], rounds=10, train_on=10, **SETTINGS)
+    assert (result.run.federation.train.counts == 8).all()
+    assert (result.run.federation.validation.counts == 2).all()
+
+
+def test_a_value_that_diverges_does_not_stop_separate_tuning():
+    result = tune(
+        model(), planted(), pf.Ditto(0.1), regime="cold", grid=[0.1, 1e9], rounds=80, train_on=0, dtype=torch.float32,
+        **SETTINGS,
+    )  # fmt: skip
+    assert result.table["ended"].tolist()[1] == "diverged"
+    assert result.best["lam"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("message", "settings"),
+    [
+        ("algorithm: fedavg has no setting lam to tune", {"algorithm": pf.FedAvg(0.1)}),
+        (r"regime: found 'hot' .*, expected warm, cold, both or none", {"regime": "hot"}),
+        ("grid: found .* for warm, expected rising values", {"grid": [1.0, 0.5]}),
+        ("algorithm.lam of FPFC: found 1e-05", {"grid": [0.0, 1e-5]}),
+        ("check_every: found 0, expected an integer of at least 1", {"check_every": 0}),
+        ("evaluate_every: set by tune", {"evaluate_every": 3}),
+        (r"algorithm: fpfc has no setting lamb to tune \(did you mean 'lam'", {"setting": "lamb"}),
+        ("setting: penalty of fpfc is not a number", {"setting": "penalty"}),
+        ("grid: nu of fpfc has no default for a cold start; give one", {"setting": "nu"}),
+        (
+            r"grid: found \[2, 2.5\] for cold, expected integers",
+            {"algorithm": pf.IFCA(), "setting": "k", "grid": [2, 2.5]},
+        ),
+        ("choose: found 'first', expected best or simplest", {"choose": "first"}),
+        ("resume: needs the folder", {"resume": True}),
+    ],
+)
+def test_wrong_settings_are_refused_before_training(message, settings, monkeypatch):
+    monkeypatch.setattr("polyfed.studies.tune.fit", lambda *a, **k: pytest.fail("trained"))
+    algorithm = settings.pop("algorithm", None) if "algorithm" in settings else pf.FPFC(0.1)
+    with pytest.raises(ConfigError, match=message):
+        tune(model(), planted(), algorithm, **(SETTINGS | settings))
+
+
+def test_the_folder_holds_the_run_the_table_and_the_figure(tmp_path):
+    out = tmp_path / "tuned"
+    settings = {"regime": "cold", "grid": [0.0, 1.0], "rounds": 20, "train_on": 10, **SETTINGS}
+    result = tune(model(), planted(), pf.FPFC(0.1), out=out, **settings)
+    assert {"tune.csv", "tune.svg", "config.toml", "summary.json", "models"} <= {p.name for p in out.iterdir()}
+    assert len((out / "tune.csv").read_text().splitlines()) == 1 + len(result.table)
+    assert result.run.folder == out
+
+
+# other settings
+
+
+def test_the_quantile_of_fedacs_is_found_by_validation():
+    """Two groups of five, models at 48 degrees: quantiles about 1 - 1/2 give the groups, a lower one mixes them, a
+    higher one trains alone."""
+    fed = planted(noise=4.0, second=(1.0, 1, 0, 1))
+    settings = {"grid": [0.1, 0.5, 0.98], "rounds": 60, "train_on": 20, **SETTINGS}
+    result = tune(model(), fed, pf.FedACS(0.1), setting="quantile", **settings)
+    assert result.table.columns[1] == "quantile"
+    assert result.table["regime"].tolist() == ["cold"] * 3
+    assert result.table["clusters"].tolist() == [1, 2, 10]
+    assert result.best["quantile"] == 0.5
+    assert result.best["ari"] == 1
+    assert result.run.loop.algorithm.quantile == 0.5
+    assert result.figure().axes[-1].get_xlabel() == "quantile"
+
+
+def test_a_default_grid_is_one_of_valid_values():
+    for (name, setting), grids in GRIDS.items():
+        for values in grids.values():
+            assert list(values) == sorted(set(values))
+            for value in values:
+                pf.core.algorithm.make(name, **{setting: value})
+
+
+def test_an_integer_stays_one():
+    """The number of IFCA's clusters: two are planted, and one is worse for everybody."""
+    settings = {"grid": [1, 2], "rounds": 30, "train_on": 0, **SETTINGS}
+    result = tune(model(), planted(), pf.IFCA(0.1, init_scale=1.0), setting="k", **settings)
+    assert [type(k) for k in result.table["k"].tolist()] == [int, int]
+    assert result.best["k"] == 2
+
+
+# the rule of one standard error
+
+
+def leg(scores, clusters):
+    return _Kept({"clusters": clusters}, np.array(scores), None)
+
+
+@pytest.mark.parametrize(
+    ("scores", "alike"),
+    [
+        ([0.9, 0.8, 0.7, 0.8], True),  # the best itself
+        ([0.8, 0.7, 0.6, 0.7], False),  # 0.1 worse for everybody: no noise at all in the differences
+        ([0.9, 0.8, 0.7, 0.6], True),  # mean 0.05, standard deviation 0.1, standard error 0.05
+        ([0.9, 0.8, 0.6, 0.7], False),  # mean 0.05, standard error 0.0289
+        ([0.8, 0.9, 0.7, 0.75], True),  # mean 0.0125, standard error 0.0427
+        ([0.9, 0.8, 0.7, 0.0], True),  # one client alone, however large its loss: 0.2 against 0.2
+        ([0.9, 0.8, 0.7, np.nan], True),  # a client without validation samples does not count
+    ],
+)
+def test_one_standard_error_of_the_paired_differences(scores, alike):
+    assert leg(scores, 1).like(leg([0.9, 0.8, 0.7, 0.8], 2)) == alike
+
+
+@pytest.mark.parametrize(("choose", "chosen"), [("simplest", [0.0, 1.0]), ("best", [0.0])])
+def test_of_what_validation_cannot_tell_apart_the_fewest_clusters(choose, chosen):
+    """One true model for all, much validation data with noise of 1: no lambda that merges is worse, and the rule takes
+    one cluster; the best metric may be anywhere."""
+    rng = np.random.default_rng(1)
+
+    def draw(n):
+        x = rng.normal(size=(n, 4))
+        return x, x @ np.array([1.0, 1, 0, 0]) + rng.normal(size=n)
+
+    fed = pf.Federation.from_arrays(
+        [draw(100) for _ in range(8)], [draw(20)] * 8, validation=[draw(20) for _ in range(8)]
+    )
+    settings = {"regime": "cold", "grid": [0.0, 1.0], "rounds": 40, "train_on": 0, **SETTINGS}
+    result = tune(model(), fed, pf.FPFC(0.1), choose=choose, **settings)
+    assert result.table["clusters"].tolist() == [8, 1]
+    if choose == "simplest":
+        assert result.best["clusters"] == 1
+    else:
+        assert result.best["validation"] == result.table["validation"].min()
+
+
+# interrupted and resumed
+
+
+class Stop(Watch):
+    """Ends the search in the round after `rounds` of all its legs, as Ctrl-C does, or as a kill."""
+
+    def __init__(self, rounds, kill=False):
+        self.left, self.kill = rounds, kill
+
+    def callbacks(self):
+        return (self.count,)
+
+    def count(self, progress):
+        self.left -= 1
+        if self.left == 0:
+            if self.kill:
+                raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
+
+
+SEARCH = {"grid": [0.0, 7.0], "extend": 0, "rounds": 20, "train_on": 15, **SETTINGS, "check_every": 5}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    return tune(model(), planted(), pf.FPFC(0.1), out=tmp_path_factory.mktemp("undisturbed") / "a", **SEARCH)
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(("after", "kill"), [(1, False), (28, True), (50, False), (70, True), (70, False)])
+def test_a_resumed_search_is_the_undisturbed_one(after, kill, undisturbed, tmp_path):
+    """In the first leg, in the second, in the other regime, and in the final run: the same table, the same bits."""
+    stop, settings = Stop(after, kill), {"out": tmp_path / "a", "checkpoint_every": 5, **SEARCH}
+    if kill:
+        with pytest.raises(KeyboardInterrupt):
+            tune(model(), planted(), pf.FPFC(0.1), watch=stop, **settings)
+    else:
+        assert tune(model(), planted(), pf.FPFC(0.1), watch=stop, **settings).status == "interrupted"
+    assert (tmp_path / "a/legs").is_dir()
+    with pytest.raises(RunError, match="holds"):
+        tune(model(), planted(), pf.FPFC(0.1), **settings)
+    trained = Stop(10**6)
+    result = tune(model(), planted(), pf.FPFC(0.1), resume=True, watch=trained, **settings)
+    assert result.status == "finished"
+    assert 10**6 - trained.left <= undisturbed_rounds(undisturbed) - after + 10  # looks at leg starts count too
+    assert result.table.drop(columns="seconds").equals(undisturbed.table.drop(columns="seconds"))
+    assert all(torch.equal(v, result.run.server[k]) for k, v in undisturbed.run.server.items())
+    assert not (tmp_path / "a/legs").exists()
+    again = tune(model(), planted(), pf.FPFC(0.1), resume=True, watch=Stop(1), **settings)  # nothing is trained
+    assert again.table.drop(columns="seconds").equals(undisturbed.table.drop(columns="seconds"))
+
+
+def undisturbed_rounds(result):
+    """Calls of a callback: every round, and one look before each leg."""
+    legs = result.table.drop_duplicates(["lam", "rounds", "validation"])
+    return int(legs["rounds"].sum()) + len(legs) + 16
+
+
+def test_the_window_of_a_federation_is_that_of_its_closed_forms():
+    """Least squares: groups' and common minimisers and all gradients from the Hessians, with numpy alone."""
+    problem, groups = LeastSquares(seed=0, clients=6, dim=4), np.array([0, 0, 0, 1, 1, 1])
+    window = window_for(problem.model(), problem.federation, groups, "mse")
+    H, b, m = problem.H, problem.b, 6
+    alpha = [np.linalg.solve(sum(H[i] for i in g), sum(b[i] for i in g)) for g in ((0, 1, 2), (3, 4, 5))]
+    own = np.stack([problem.gradient(i, alpha[k]) for i, k in enumerate(groups)])
+    merged = np.stack([problem.gradient(i, problem.optimum) for i in range(m)])
+    spread = max(np.linalg.norm(own[i] - own[j]) for i in range(6) for j in range(6) if groups[i] == groups[j])
+    assert window.necessary == pytest.approx(m / 2 * np.linalg.norm(own, axis=1).max(), rel=1e-5)
+    assert window.sufficient == pytest.approx(m / 3 * spread, rel=1e-5)
+    assert window.unbiased == pytest.approx(np.linalg.norm(alpha[0] - alpha[1]) / 3.7, rel=1e-6)
+    cut = max(np.linalg.norm(merged[groups == k].mean(0)) for k in (0, 1))
+    assert window.excluded == pytest.approx(m / 3 * cut, rel=1e-5)
+
+
+def test_the_window_takes_a_and_penalty_from_the_method():
+    problem, groups = LeastSquares(seed=0, clients=6, dim=4), np.array([0, 0, 0, 1, 1, 1])
+
+    def window(which, **settings):
+        return window_for(problem.model(), problem.federation, which, "mse", method=pf.FPFC(**settings))
+
+    plain, wide, l1 = window(groups), window(groups, a=10.0), window(groups, penalty="l1")
+    assert wide.unbiased == pytest.approx(plain.unbiased * 3.7 / 10, rel=1e-9)
+    assert l1.unbiased == 0  # the group norm pulls at every distance
+    assert "no lam leaves them unbiased: this penalty pulls at every distance" in l1.lines()
+    assert wide[:2] == plain[:2] == l1[:2]
+    assert window(np.zeros(6)).lines()[-1] == "one group: nothing bounds lam from above"
+
+
+def test_the_window_leaves_shared_layers_out():
+    """Slope and intercept; with the intercept shared, only the slope's gradients and distances bound lam."""
+    rng, slopes = np.random.default_rng(0), [1.0, 1.2, -1.0, -1.3]
+    x = [rng.normal(size=(30, 1)) for _ in slopes]
+    fed = pf.Federation.from_arrays([(x[i], s * x[i][:, 0] + 5 * i) for i, s in enumerate(slopes)], test_fraction=0)
+    module, groups = torch.nn.Linear(1, 1, dtype=torch.float64), np.array([0, 0, 1, 1])
+
+    def gradients(i, w):  # of the mean squared error, as (slope, intercept)
+        at = np.concatenate([fed.train.client(i)[0].numpy(), np.ones((fed.train.counts[i], 1))], 1)
+        return 2 * at.T @ (at @ w - fed.train.client(i)[1].numpy()) / len(at)
+
+    def fitted(members):
+        H = sum(np.column_stack([gradients(i, e) - gradients(i, np.zeros(2)) for e in np.eye(2)]) for i in members)
+        return np.linalg.solve(H, -sum(gradients(i, np.zeros(2)) for i in members))
+
+    alpha = [fitted(m) for m in ((0, 1), (2, 3))]
+    window = window_for(module, fed, groups, "mse", method=pf.FPFC(shared_layers="bias"))
+    assert window.necessary == pytest.approx(4 * max(abs(gradients(i, alpha[i // 2])[0]) for i in range(4)), rel=1e-4)
+    assert window.unbiased == pytest.approx(abs(alpha[0][0] - alpha[1][0]) / 3.7, rel=1e-5)
+
+
+def test_advice_during_a_run_is_the_window_of_the_groups_found():
+    problem = LeastSquares(seed=0, clients=6, dim=4)
+    advice = WindowAdvice(every=20)
+    run = pf.fit(
+        problem.model(), problem.federation, pf.FPFC(lr=0.05, lam=0.3), rounds=40, loss="mse", local_steps=5,
+        batch_size=None, callbacks=[advice],
+    )  # fmt: skip
+    assert [t for t, _, _ in advice.found] == [20, 40]
+    _, clusters, window = advice.found[-1]
+    assert clusters == len(set(run.clusters.tolist()))
+    again = window_for(problem.model(), problem.federation, run.clusters, "mse")
+    assert window == pytest.approx(again, rel=1e-4)
+    assert advice.lines()[0] == f"round 40, {clusters} clusters:"
+
+
+def test_regimes_are_compared_after_equal_training():
+    """A warm path of four legs has four times the rounds of a cold leg; its rival is trained on to as many first."""
+    problem = LeastSquares(seed=0, clients=6, dim=4)
+    fed = problem.federation.with_validation(0.25, 0)
+    tuned = tune(
+        problem.model(), fed, pf.FPFC(lr=0.01), grid=(0.0, 0.1, 0.2, 0.3), rounds=5, check_every=5, extend=0,
+        train_on=0, stop_at_drop=False, loss="mse", local_steps=1, batch_size=None,
+    )  # fmt: skip
+    table = tuned.table
+    levelled = table[table["ended"] == "levelled"]
+    cold = table[(table["regime"] == "cold") & (table["ended"] != "levelled")]
+    warm_rounds = 5 * (1 + int(table[table["regime"] == "warm"]["validation"].argmin()))
+    assert levelled["regime"].tolist() == ["cold"]
+    assert int(levelled["rounds"].iloc[0]) == warm_rounds - 5
+    assert levelled["lam"].iloc[0] == cold.loc[cold["validation"].idxmin(), "lam"]
+    alone = pf.fit(
+        problem.model(), dataclasses.replace(fed, test=None), pf.FPFC(lr=0.01, lam=levelled["lam"].iloc[0]),
+        rounds=warm_rounds, loss="mse", local_steps=1, batch_size=None, evaluate_every=0,
+    )  # fmt: skip
+    assert levelled["validation"].iloc[0] == pytest.approx(np.nanmean(alone.final["validation"]["rmse"]), rel=1e-9)
+
+
+def finishing(k):
+    """`RunFolder.finish` that is killed in its k-th call, the state being saved and the results not."""
+    finish, left = RunFolder.finish, [k]
+
+    def wrapped(self, run):
+        left[0] -= 1
+        if left[0] == 0:
+            self.checkpoint(run, force=True)
+            raise KeyboardInterrupt
+        finish(self, run)
+
+    return wrapped
+
+
+SETTLING = SEARCH | {"regime": "cold", "grid": [0.0, 0.5, 7.0], "tolerance": 10.0, "patience": 1}
+
+
+@pytest.fixture(scope="module")
+def settled():
+    return tune(model(), planted(), pf.FPFC(0.1), **SETTLING)
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("k", range(1, 5))
+def test_a_leg_that_had_settled_is_not_trained_on_after_a_kill(k, settled, monkeypatch, tmp_path):
+    """Killed at the end of each leg, and of the final run: the same table and the same model."""
+    assert set(settled.table["ended"]) == {"tolerance"}
+    with monkeypatch.context() as m:
+        m.setattr(RunFolder, "finish", finishing(k))
+        with pytest.raises(KeyboardInterrupt):
+            tune(model(), planted(), pf.FPFC(0.1), out=tmp_path, **SETTLING)
+    result = tune(model(), planted(), pf.FPFC(0.1), out=tmp_path, resume=True, **SETTLING)
+    assert result.table.drop(columns="seconds").equals(settled.table.drop(columns="seconds"))
+    assert result.run.loop.t == settled.run.loop.t
+    assert all(torch.equal(v, result.run.server[name]) for name, v in settled.run.server.items())
