@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import polyfed as pf
-from polyfed.cli import describe
+from polyfed.cli import _command, describe
 from polyfed.cli.config import keys
 from polyfed.papers import load as recipes
 from polyfed.papers.recipe import Setting
@@ -44,8 +44,26 @@ GROUPS = {  # title of a reference page: the modules whose names it shows
 
 def pages() -> dict[str, str]:
     """{path of a page in the site: its Markdown} of all pages that are not files of docs/."""
-    made = {"settings.md": settings(), "experiments/settings.md": experiments()}
+    made = {"commands.md": commands(), "settings.md": settings(), "experiments/settings.md": experiments()}
     return methods() | made | reference() | copied()
+
+
+# commands
+
+
+def commands() -> str:
+    """The page of the command line: what each command's help says first, and its examples."""
+    parts = ["# Commands", "`polyfed COMMAND --help` lists a command's options."]
+    for name, command in sorted(_command().commands.items()):
+        parts.append(f"## polyfed {name}")
+        subs = getattr(command, "commands", {})
+        for title, text in [("", command.help), *((f"`polyfed {name} {k}`: ", c.help) for k, c in subs.items())]:
+            said, _, examples = (text or "").partition("[dim]")
+            parts.append(prose(title + " ".join(said.replace("[bold]", "`").replace("[/bold]", "`").split())))
+            if examples:
+                lines = examples.removesuffix("[/dim]").splitlines()
+                parts.append("\n".join(["```text", *(line.strip() for line in lines), "```"]))
+    return "\n\n".join(parts) + "\n"
 
 
 # methods
@@ -54,19 +72,27 @@ def pages() -> dict[str, str]:
 def methods() -> dict[str, str]:
     """The overview and a page per method."""
     found = sorted(classes(), key=_name)
-    rows = [f"| [{c.__name__}]({c.name}.md) | `{c.name}` | {cell(describe.sections(c)['summary'])} |" for c in found]
+    rows = [
+        f"| [{c.__name__}]({c.name}.md) | `{c.name}` | {cell(describe.sections(c)['summary'])} | {proofs(c)} |"
+        for c in found
+    ]
     index = "\n".join(
         [
             "# Methods",
             "Every page is made from the method's class when the site is built: equations, settings, the traffic "
             "counted in a short run, and the tests that prove it right. `polyfed algorithms NAME` prints the same.",
             "",
-            "| method | name | what it does |",
-            "| :-- | :-- | :-- |",
+            "| method | name | what it does | what proves it right |",
+            "| :-- | :-- | :-- | :-- |",
             *rows,
         ]
     )
     return {"methods/index.md": index} | {f"methods/{c.name}.md": method(c) for c in found}
+
+
+def proofs(cls: Any) -> str:
+    """What a method's certificates state, without the tests' names."""
+    return cell("; ".join(dict.fromkeys(line.partition(": ")[2] for line in cls.certificates)))
 
 
 def classes() -> list[Any]:
@@ -239,8 +265,8 @@ def design(text: str) -> str:
     """The page on the design, with the picture of the rooms."""
     picture = f'<div class="rooms">\n{rooms.svg(Path(inspect.getfile(pf)).parent)}\n</div>'
     return text.replace(
-        "## Where things are\n",
-        f"## Where things are\n{picture}\n\nAn arrow points to a folder that is imported.\n\n",
+        "## The rooms\n",
+        f"## The rooms\n{picture}\n\nAn arrow points to a folder that is imported.\n\n",
         1,
     )
 

@@ -108,7 +108,7 @@ POLYFED = [sys.executable, "-c", "from polyfed.cli import main; main()"]
     ("page", "title", "address"),
     [
         ("docs/sites.md", "## From an empty machine", "fed.example.org:8000"),
-        ("README.md", "## Three terminals", "localhost:8000"),
+        ("README.md", "## Real sites", "localhost:8000"),
     ],
 )
 def test_the_commands_of_the_guide_go_as_printed(hospitals, tmp_path, page, title, address):
