@@ -43,13 +43,13 @@ test-base: .venv/ready-dev   ## the command line without the extras, under the n
 	PYTHONPATH=build/newest $(BIN)/python -m pytest tests/cli --without flwr,ray,cryptography
 
 mutate: .venv/ready-dev   ## change one thing at a time: do the tests notice? ONLY="fedamp cfl" COUNT=10 SEED=1 MINUTES=60
-	$(BIN)/python tests/mutate.py $(ONLY) --count $(or $(COUNT),5) --seed $(or $(SEED),0) --minutes $(or $(MINUTES),inf)
+	$(BIN)/python tools/mutate.py $(ONLY) --count $(or $(COUNT),5) --seed $(or $(SEED),0) --minutes $(or $(MINUTES),inf)
 
 torture: .venv/ready-dev   ## kill commands again and again: does every file come out the same? CASES=100 SEED=0 ONLY=run,tune
-	$(BIN)/python tests/torture.py --cases $(or $(CASES),100) --seed $(or $(SEED),0) $(if $(ONLY),--only "$(ONLY)")
+	$(BIN)/python tools/torture.py --cases $(or $(CASES),100) --seed $(or $(SEED),0) $(if $(ONLY),--only "$(ONLY)")
 
 torture-network: .venv/ready-dev   ## kill what carries the messages of real sites: ONLY=superlink,site METHODS=scaffold SEED=0
-	$(BIN)/python tests/torture_network.py --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY)) \
+	$(BIN)/python tools/torture_network.py --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY)) \
 	    $(if $(METHODS),--methods $(METHODS))
 
 fuzz: .venv/ready-dev   ## hostile configurations, settings, calls, files and folders, new ones in every run: N=100 SEED=7

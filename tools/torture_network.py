@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-sys.path += [str(Path(__file__).parent / name) for name in ("engines", "conformance", "algorithms")]
+sys.path += [str(Path(__file__).parents[1] / "tests" / n) for n in ("sites", "conformance", "algorithms", "compute")]
 
 from network import SITES, Federation, loops, private
 

@@ -1,7 +1,7 @@
 """Torture: commands that are killed, terminated, run twice at once and run out of disk, again and again until they end;
 then every file must be what an undisturbed command leaves, byte for byte but for times.
 
-    python tests/torture.py [--cases 100] [--seed 0] [--only run,compare] [--mode kill,term,two,full] [--case NAME]
+    python tools/torture.py [--cases 100] [--seed 0] [--only run,compare] [--mode kill,term,two,full] [--case NAME]
 
 Needs Linux. One process imports torch once and forks a child per command. Kills come at a random time, or at the k-th
 of all moments at which a file is opened, written, flushed, renamed or removed: before it, after it, or in the middle of
@@ -501,7 +501,7 @@ def main() -> int:
                 print(f"{name}:{mode}:{number} {'failed' if wrong else 'identical'}", file=sys.stderr, flush=True)
                 if wrong:
                     faults.append(
-                        f"python tests/torture.py --seed {given.seed} --case '{name}:{mode}:{number}'  # {wrong}"
+                        f"python tools/torture.py --seed {given.seed} --case '{name}:{mode}:{number}'  # {wrong}"
                     )
                     print(faults[-1], flush=True)
                     subprocess.run(["umount", str(places[name] / f"{mode}-{number}" / "disk")], capture_output=True)

@@ -1,8 +1,8 @@
 """Are the numbers still the same? Every method in every setting that could change them, as digests and short summaries.
 
-    python tests/same_numbers.py record FILE.json             run everything and write what came out
-    python tests/same_numbers.py compare FILE.json            run everything again and compare it with FILE.json
-    python tests/same_numbers.py compare FILE.json --against OTHER.json         compare two files, run nothing
+    python tools/same_numbers.py record FILE.json             run everything and write what came out
+    python tools/same_numbers.py compare FILE.json            run everything again and compare it with FILE.json
+    python tools/same_numbers.py compare FILE.json --against OTHER.json         compare two files, run nothing
 
 `compare` prints one line per case that is not equal to the bit, and exits with 1 where anything differs by more than
 1e-6, relative to its norm, or where a case that ran is refused. `--only WORD` takes the cases whose name contains WORD,
@@ -47,9 +47,12 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "Ditto": [{}, {"personal_epochs": 2}],
     "FedACS": [{}, {"quantile": None, "pool": "all"}, {"quantile": 0.5, "pool": "all"}],
     "FedAMP": [{}],
+    "FedAdagrad": [{}],
+    "FedAdam": [{}],
     "FedAsync": [{}],
     "FedAvg": [{}, {"weighted": False}],
     "FedAvgFT": [{}],
+    "FedAvgM": [{}],
     "Recalibrated": [{}, {"slope": True}],
     "FedBABU": [{}, {"tune": "head"}],
     "FedBuff": [{}],
@@ -67,6 +70,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     ],
     "FedSpa": [{}, {"search": "rsm"}],
     "FedTrack": [{}],
+    "FedYogi": [{}],
     "FPFC": [
         {},
         {"lam": 0.05},

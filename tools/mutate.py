@@ -1,6 +1,6 @@
 """Change one thing in a method, run its tests, see whether any of them notices: `make mutate`, or
 
-    python tests/mutate.py [FILE ...] [--count N] [--seed S] [--minutes M] [--timeout SECONDS] [--again] [--by-hand]
+    python tools/mutate.py [FILE ...] [--count N] [--seed S] [--minutes M] [--timeout SECONDS] [--again] [--by-hand]
 
 FILE is a file of src/polyfed/algorithms, as ifca or fpfc/pairs, or of `CORE` (none: all); --count mutants of each are
 drawn, one kind after the other, the first of each file first. Every result is appended to --out, where the numbers of
@@ -443,7 +443,7 @@ def main() -> int:
     ask.add_argument("--timeout", type=float, default=300.0)
     ask.add_argument("--again", action="store_true")
     ask.add_argument("--by-hand", action="store_true")
-    ask.add_argument("--out", type=Path, default=ROOT / "tests" / "mutations.jsonl")
+    ask.add_argument("--out", type=Path, default=ROOT / "tools" / "mutations.jsonl")
     given = ask.parse_args()
     os.environ.setdefault("POLYFED_DATA", str(ROOT.parent / "shared" / "data"))
     os.environ["OMP_NUM_THREADS"] = "1"
