@@ -152,11 +152,8 @@ class _Wire(LocalEngine):
         self.loop, self.record = loop, list[_Exchange]()
         loop.engine = self
 
-    def exchange(
-        self, algorithm: Algorithm, received: State, round: Round, tally: Tally, server: State | None = None
-    ) -> Reply:
+    def exchange(self, algorithm: Algorithm, received: State, round: Round, tally: Tally) -> Reply:
         before = {k: v.clone() for k, v in self.loop.server.items()}
-        tally.added = {}  # every row is kept
         reply = super().exchange(algorithm, received, round, tally)
         up = dict(tally.uplinks())
         private = [*self.rows.snapshot().values(), *(t for _, rows in self._new for t in rows.values())]

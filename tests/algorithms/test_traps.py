@@ -193,10 +193,10 @@ def test_a_lost_upload_leaves_the_clients_variates(method, name):
         assert rows[name].abs().max() > 0
         whole = loop.engine.exchange
 
-        def torn(algorithm, received, round, tally, server=None):
+        def torn(algorithm, received, round, tally):
             reduce = tally.reduce
             tally.reduce = lambda up, at: reduce({k: t * np.nan for k, t in up.items()}, at)
-            return whole(algorithm, received, round, tally, server)
+            return whole(algorithm, received, round, tally)
 
         loop.engine.exchange = torn
         with pytest.raises(Diverged):

@@ -137,9 +137,8 @@ class Wire(LocalEngine):
         self.loop, self.record = loop, []
         loop.engine = self
 
-    def exchange(self, algorithm, received, round, tally, server=None) -> Reply:
+    def exchange(self, algorithm, received, round, tally) -> Reply:
         before = {k: v.clone() for k, v in self.loop.server.items()}
-        tally.added = {}  # every row is kept
         reply = super().exchange(algorithm, received, round, tally)
         up, private, new = (
             dict(tally.uplinks()),

@@ -11,7 +11,7 @@ from polyfed.algorithms.ditto import Ditto
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.fedcet import FedCET
 from polyfed.base import checkpoint
-from polyfed.base.errors import ConfigError, Diverged
+from polyfed.base.errors import ConfigError, Diverged, RunError
 from polyfed.base.randomness import client_keys
 from polyfed.compute.batches import Work
 from polyfed.compute.optimizers import StepSizes
@@ -39,9 +39,9 @@ class Engine(LocalEngine):
         super().__init__(*parts)
         self.rounds = []
 
-    def exchange(self, algorithm, received, round, tally, server=None):
+    def exchange(self, algorithm, received, round, tally):
         self.rounds.append(round)
-        return super().exchange(algorithm, received, round, tally, server)
+        return super().exchange(algorithm, received, round, tally)
 
 
 def make(algorithm: Algorithm, schedule: Schedule, *decay) -> Loop:
@@ -245,3 +245,26 @@ def test_a_worker_that_dies_every_time_ends_the_run_with_what_was_reached(deaths
     assert loop.whole
     assert loop.t == expected.t
     assert torch.equal(loop.server["w"], expected.server["w"])
+
+
+def test_sums_leave_no_rows_and_rows_that_no_rehearsal_saw_are_refused_in_one_line():
+    @dataclass(frozen=True)
+    class Curious(FedAvg, abstract=True):
+        """FedAvg that looks at every client's own in its third round."""
+
+        def aggregate(self, server, up, round):
+            if round.t == 2:
+                up["w"].sum()
+            return super().aggregate(server, up, round)
+
+    plain, summed = make(Curious(lr=LR), Uniform()), make(Curious(lr=LR), Uniform())
+    summed.sums = {(1, 0): {"w": {"weighted"}}}
+    for _ in range(2):
+        plain.step(), summed.step()
+    assert plain.kinds == summed.kinds == {(1, 0): {"w": {"weighted"}}}
+    assert torch.allclose(plain.server["w"], summed.server["w"], rtol=1e-12)
+    plain.step()
+    with pytest.raises(
+        RunError, match=r"uplink 'w': .* sums only when it was rehearsed; ask for up\['w'\] in every round"
+    ):
+        summed.step()

@@ -199,13 +199,20 @@ class Spy(FedAvg, abstract=True):
         return super().local_update(task, client, down, data, round)
 
 
+def spied(model: nn.Module, spy: Spy, **settings) -> pf.Run:
+    """A run whose spy has forgotten the rehearsal."""
+    prepared = pf.prepare(model, federation(), spy, pf.Training(**settings))
+    spy.calls.clear()
+    return prepared.run()
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("batch_size", [8, None])
 @pytest.mark.parametrize("chunk", [1, 2, 4, 100])
 def test_every_client_runs_once_with_others_like_it(chunk, batch_size, workers):
     spy = Spy(looks=batch_size is None)
     settings = {"rounds": 1, "batch_size": batch_size, "chunk": chunk, "workers": workers, "device": "cpu"}
-    run = pf.fit(nn.Linear(6, 1000), federation(), spy, **settings)
+    run = spied(nn.Linear(6, 1000), spy, **settings)
     assert max(SIZES) * len(SIZES) * run.loop.task.p > SMALL
     assert sorted(i for ids, _, _ in spy.calls for i in ids) == list(range(len(SIZES)))
     for ids, samples, steps in spy.calls:
@@ -223,7 +230,7 @@ def test_full_batches_that_are_never_padded_share_a_call_however_unlike(workers)
     spy = Spy()
     settings = {"rounds": 2, "batch_size": None, "chunk": 100, "device": "cpu"}
     model = nn.Linear(6, 1000)
-    run = pf.fit(model, federation(), spy, **settings, workers=workers)
+    run = spied(model, spy, **settings, workers=workers)
     assert max(SIZES) * len(SIZES) * run.loop.task.p > SMALL
     for calls in (spy.calls[: workers + 1], spy.calls[workers + 1 :]):
         assert len(calls) == workers + 1
@@ -338,7 +345,7 @@ def flags() -> tuple[bool, bool]:
 @pytest.mark.parametrize("chunk", [1, 2, 100])
 def test_small_full_batches_share_a_call_however_unlike(chunk):
     spy = Spy()
-    run = pf.fit(nn.Linear(6, 3), federation(), spy, rounds=1, batch_size=None, chunk=chunk, workers=1, device="cpu")
+    run = spied(nn.Linear(6, 3), spy, rounds=1, batch_size=None, chunk=chunk, workers=1, device="cpu")
     assert max(SIZES) * len(SIZES) * run.loop.task.p < SMALL
     assert len(spy.calls) == -(-len(SIZES) // chunk)
 

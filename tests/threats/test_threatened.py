@@ -90,8 +90,7 @@ class Spy(LocalEngine):
         vars(self).update(vars(engine))
         self.seen, self.private = [], []
 
-    def exchange(self, algorithm, received, round, tally, server=None):
-        tally.added = {}  # every row is kept
+    def exchange(self, algorithm, received, round, tally):
         reply = super().exchange(algorithm, received, round, tally)
         self.seen.append({k: v.clone() for k, v in tally.uplinks().items()})
         self.private.append(private_rows(self, round.ids))
@@ -217,12 +216,12 @@ def test_what_is_only_averaged_may_be_swapped_between_clients(method):
         )  # of one size: weighted means are plain
         whole = the_loop.engine.exchange
 
-        def exchange(algorithm, received, round, tally, server=None):
+        def exchange(algorithm, received, round, tally):
             reduce = tally.reduce
             tally.reduce = lambda up, at: reduce(
                 {k: t.flip(0) if swapped and k in only else t for k, t in up.items()}, at
             )
-            return whole(algorithm, received, round, tally, server)
+            return whole(algorithm, received, round, tally)
 
         the_loop.engine.exchange = exchange
         for _ in range(3):

@@ -60,13 +60,10 @@ class Engine(Protocol):
         """Who of `ids` has replied. Waits for as long as the engine was told to; with `first`, until somebody has."""
         ...
 
-    def exchange(
-        self, algorithm: Algorithm, received: State, round: Round, tally: Tally, server: State | None = None
-    ) -> Reply:
+    def exchange(self, algorithm: Algorithm, received: State, round: Round, tally: Tally) -> Reply:
         """Put the replies of the clients `round.ids` into `tally`.
 
-        received: [m, ...] what they were sent     server: if what the method needs of its uplinks is to be seen from
-        the first replies
+        received: [m, ...] what they were sent
         """
         ...
 

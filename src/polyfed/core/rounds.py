@@ -18,7 +18,7 @@ from polyfed.core.algorithm import KNOWN, Algorithm, Down, Personal, Round, Stat
 from polyfed.core.engine import TRIES, Engine, Lost, Silent, died
 from polyfed.core.ledger import Ledger, down_bytes
 from polyfed.core.schedule import Arrivals, Schedule, Turn
-from polyfed.core.uplinks import Forge, NotKept, Rule, Tally
+from polyfed.core.uplinks import Forge, Rule, Tally, Uplinks, Wanted
 from polyfed.core.worker import Reply, expand
 
 
@@ -35,14 +35,6 @@ class Flight:
         """Those at these positions."""
         each = {name: t[torch.as_tensor(at)] for name, t in self.down.each.items()}
         return replace(self, ids=self.ids[at], down=self.down._replace(each=each))
-
-
-class Shrunk(Exception):
-    """Of a round of several exchanges, which has to be repeated without those `lost`, who have not answered."""
-
-    def __init__(self, lost: np.ndarray):
-        super().__init__()
-        self.lost = lost
 
 
 class Book:
@@ -80,9 +72,11 @@ class Loop:
     After construction `t` rounds are done and `server` is the server's state.
     counts: [n] training samples     forge: what attackers send instead of their uplinks
     rule: what the server uses instead of means
-    streamed: whether uplinks are added up as they arrive, where a method takes only their means and sums
-    used: what the method has asked of its uplinks so far, see `Uplinks.used`
+    sums: by (exchanges of the round, exchange), the sums that are all the method needs of its uplinks, as a rehearsal
+    has shown; rows of other uplinks are kept
+    used: what the method has asked of its uplinks so far, see `Uplinks.used`     kinds: the same by exchange, as `sums`
     missing: by name, who was asked in the last round and did not answer, and why
+    whole: whether all is as after t rounds, also once an error has ended a step
     say: takes lines about workers that were lost
     """
 
@@ -98,12 +92,12 @@ class Loop:
         step_sizes: StepSizes = StepSizes(),  # noqa: B008  (immutable)
         forge: Forge | None = None,
         rule: Rule | None = None,
-        streamed: bool = True,
+        sums: Mapping[tuple[int, int], Wanted] | None = None,
     ):
         self.task, self.names, self.algorithm = task, names, algorithm
         self.schedule, self.engine, self.seed = schedule, engine, seed
-        self.step_sizes = step_sizes
-        self.forge, self.rule, self.streamed = forge, rule, streamed and rule is None  # a rule needs all rows
+        self.step_sizes, self.forge, self.rule = step_sizes, forge, rule
+        self.sums = sums if sums is not None and rule is None else {}  # a rule needs all rows
         self.keys = client_keys(names)
         self.n = len(names)
         if schedule.late(self.n):
@@ -114,12 +108,12 @@ class Loop:
         self.ledger = Ledger()
         self.flights: list[Flight] = []
         self.used: dict[str, set[str]] = {}
+        self.kinds: dict[tuple[int, int], dict[str, set[str]]] = {}
         self.missing: dict[str, str] = {}
         self.say: Callable[[str], None] = lambda _: None
-        self._added: dict[tuple[int, int], dict[str, set[str]]] = {}  # `Tally.added` by (phases of the round, phase)
         self.t = 0
         self.clock = 0.0  # virtual seconds
-        self.whole = True  # whether all else is as after t rounds, also once an error has ended a step
+        self.whole = True
 
     def round(self, ids: np.ndarray | Tensor, phase: int = 0, sent: np.ndarray | None = None) -> Round:
         """What both sides know about one exchange with `ids`."""
@@ -128,167 +122,29 @@ class Loop:
         return Round(self.t, self.n, phase, at, self.samples[at], when)
 
     def step(self) -> np.ndarray:
-        """One turn of the loop; returns the ids whose replies were taken."""
-        flights = [replace(f) for f in self.flights]
-        for again in range(TRIES - 1, -1, -1):
+        """One turn of the loop; returns the ids whose replies were taken. Workers that die cost a repeated round."""
+        for left in range(TRIES - 1, -1, -1):
+            attempt = Attempt(self)
             try:
-                return self._step()
+                take = attempt.run()
+                break
             except Exception as e:
-                if self.whole:
-                    self.flights = [replace(f) for f in flights]
-                    self.engine.abandon()
+                attempt.undo()
                 if not (self.whole and isinstance(e, Lost)):
                     raise
-                self.say(f"round {self.t}: {e} died" + "; the round is repeated" * bool(again))
-                if not again:
+                self.say(f"round {self.t}: {e} died" + "; the round is repeated" * bool(left))
+                if not left:
                     raise Silent(died(f"round {self.t}", e)) from None
-        raise AssertionError
-
-    def _step(self) -> np.ndarray:
-        self.missing = {}
-        (send, take, passed), lost = self._turn()
-        algorithm = self.algorithm.decayed(self.step_sizes.at(self.t))
-        phases = algorithm.phases(self.t)
-        if not np.array_equal(send, take):
-            refuse_late(algorithm, self.n, self.t)
-        book = Book(np.union1d(take, np.concatenate([np.zeros(0, dtype=np.int64), *(f.ids for f in lost)])))
-        for f in lost:
-            book.sent(f.ids, f.bytes)
-        if phases == 1:
-            take = self._phase(algorithm, send, take, (1, 0), book)
         else:
-            take = self._phases(algorithm, phases, take, book)
-        self.engine.commit()
+            raise AssertionError
+        book = attempt.book
         self.ledger.record(
             self.t, book.ids, book.exchanges.max(0), book.down, book.up, book.staleness, book.seconds, book.steps
         )
         self.t += 1
-        self.clock += passed
+        self.clock += attempt.passed
         self.whole = True
         return take
-
-    def _turn(self) -> tuple[Turn, list[Flight]]:
-        """Who is sent a message and whose replies are taken; whoever comes first, where the schedule leaves it open.
-
-        Then also the messages that nobody answers.
-        """
-        if not isinstance(self.schedule, Arrivals):
-            return self.schedule.turn(self.seed, self.t, self.keys), []
-        busy = np.concatenate([np.zeros(0, dtype=np.int64), *(f.ids for f in self.flights)])
-        send = self.schedule.dispatch(self.seed, self.t, self.keys, busy)
-        refuse_late(self.algorithm, self.n, self.t)
-        self._send(send, 0)
-        ids, missing, _ = self.engine.wait(np.sort(np.concatenate([busy, send])), first=True)
-        return Turn(np.zeros(0, dtype=np.int64), ids[:1]), self._lost(missing)
-
-    def _lost(self, missing: dict[int, str]) -> list[Flight]:
-        """Note who does not answer; the messages to them, which are then no longer under way."""
-        self.missing |= {self.names[i]: why for i, why in missing.items()}
-        return self._landed(np.array(sorted(missing))) if missing else []
-
-    def _phases(self, algorithm: Algorithm, phases: int, take: np.ndarray, book: Book) -> np.ndarray:
-        """A round of several exchanges; it counts whole or not at all."""
-        before = _copy(self.server)
-        while True:
-            book.earlier = None
-            try:
-                for phase in range(phases):
-                    asked = algorithm.audience(self.server, self.round(take, phase)).cpu().numpy()
-                    self._phase(algorithm, asked, asked, (phases, phase), book)
-                return take
-            except Exception as e:
-                self.server = _copy(before)
-                self.engine.abandon()
-                self.flights, self.whole = [], True
-                if not isinstance(e, Shrunk):
-                    raise
-                take = np.setdiff1d(take, e.lost)
-
-    def _phase(
-        self, algorithm: Algorithm, send: np.ndarray, take: np.ndarray, kind: tuple[int, int], book: Book
-    ) -> np.ndarray:
-        """One exchange: messages to `send`, replies of `take` or of those of them that answer, who are returned.
-
-        kind: (phases of the round, phase)
-        """
-        phases, phase = kind
-        self._send(send, phase)
-        if not len(take):
-            return take
-        ids, missing, sizes = self.engine.wait(take)
-        if missing:
-            for f in self._lost(missing) + (self._landed(take) if phases > 1 else []):
-                book.sent(f.ids, f.bytes)
-            if not len(ids):
-                raise RunError(f"round {self.t}: no client has replied ({', '.join(sorted({*missing.values()}))})")
-            if phases > 1:
-                book.dropped(sizes)
-                raise Shrunk(np.array(sorted(missing)))
-        sent, messages = self._arrivals(ids, book)
-        received = messages
-        if book.earlier is not None and np.array_equal(book.earlier[0], ids):  # a model may be answered later
-            received = book.earlier[1] | messages
-        book.earlier = ids, received
-        round = self.round(ids, phase, sent)
-        reply, size = self._exchange(algorithm, messages, received, round, kind)
-        book.taken(ids, size, self.t - sent, reply)
-        return ids
-
-    def _exchange(
-        self, algorithm: Algorithm, messages: State, received: State, round: Round, kind: tuple[int, int]
-    ) -> tuple[Reply, int]:
-        """One exchange and what the server makes of it: (reply, bytes that each client sent)."""
-        added, look = self._added.get(kind, {}), self.server if self.streamed and kind not in self._added else None
-        tally = Tally(round, received, dict(added), self.forge, self.rule)
-        reply = self.engine.exchange(self.algorithm, messages, round, tally, look)
-        if reply.bad is not None:
-            who = self.names[int(round.ids[reply.bad])]
-            raise Diverged(f"round {self.t}: client {who!r} diverged (NaN or infinity); try a smaller lr")
-        self._added[kind], up = tally.added, tally.uplinks()
-        self.whole = False
-        try:
-            known = self.server[KNOWN].index_copy(0, round.ids, round.samples)
-            self.server = algorithm.aggregate(self.server, up, round) | {KNOWN: known}
-        except NotKept:  # it asks for more than it did in its first round: the same replies again, with all rows kept
-            self._added[kind] = {}
-            return self._exchange(algorithm, messages, received, round, kind)
-        for name, words in up.used.items():
-            self.used.setdefault(name, set()).update(words)
-        return reply, tally.bytes
-
-    def _send(self, ids: np.ndarray, phase: int) -> None:
-        if len(ids):
-            round = self.round(ids, phase)
-            down = self.algorithm.downlink(self.server, round)
-            self.flights.append(Flight(ids, self.t, down, down_bytes(down)))
-            self.engine.send(down, round)
-
-    def _landed(self, ids: np.ndarray) -> list[Flight]:
-        """The messages to `ids`, which are then no longer under way."""
-        landed: list[Flight] = []
-        left: list[Flight] = []
-        for flight in self.flights:
-            if flight.ids is ids or (here := np.isin(flight.ids, ids)).all():
-                landed.append(flight)
-            elif here.any():
-                landed.append(flight.part(np.flatnonzero(here)))
-                left.append(flight.part(np.flatnonzero(~here)))
-            else:
-                left.append(flight)
-        self.flights = left
-        return landed
-
-    def _arrivals(self, ids: np.ndarray, book: Book) -> tuple[np.ndarray, State]:
-        """What `ids` answer now: the rounds [m] in which it was sent, and the messages [m, ...]."""
-        landed = self._landed(ids)
-        for f in landed:
-            book.sent(f.ids, f.bytes)
-        if len(landed) == 1:
-            return np.full(len(ids), landed[0].sent), expand(landed[0].down, len(ids))
-        order = np.argsort(np.concatenate([f.ids for f in landed]))
-        rows = [expand(f.down, len(f.ids)) for f in landed]
-        received = {name: torch.cat([r[name] for r in rows])[torch.as_tensor(order)] for name in rows[0]}
-        return np.concatenate([np.full(len(f.ids), f.sent) for f in landed])[order], received
 
     def evaluate(self, split: str) -> dict[str, np.ndarray]:
         """Each client's metrics [n] for the model it would deploy now; nothing is billed."""
@@ -317,14 +173,12 @@ class Loop:
             {"ids": f.ids.tolist(), "sent": f.sent, "bytes": f.bytes, "shared": sorted(f.down.shared)}
             for f in self.flights
         ]
-        added = [[*kind, {name: sorted(kinds) for name, kinds in of.items()}] for kind, of in self._added.items()]
-        return tensors, {"t": self.t, "clock": self.clock, "flights": flights, "added": added}
+        return tensors, {"t": self.t, "clock": self.clock, "flights": flights}
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         """Continue from what `state` returned."""
         # copies: a tensor read from a file may lie unaligned in memory, and matrix products then differ in the last bit
         self.t, self.clock = meta["t"], meta["clock"]
-        self._added = {(a, b): {name: set(kinds) for name, kinds in of.items()} for a, b, of in meta["added"]}
         self.server = {k: v.to(self.task.device, copy=True) for k, v in part(tensors, "server.").items()}
         self.engine.restore(part(tensors, "client."))
         self.ledger.restore(tensors["ledger"])
@@ -335,6 +189,167 @@ class Loop:
             flight = Flight(np.array(f["ids"]), f["sent"], Down(shared, messages), f["bytes"])
             self.flights.append(flight)
             self.engine.send(flight.down, self.round(flight.ids, 0, np.full(len(flight.ids), flight.sent)))
+
+
+class Attempt:
+    """One round of a loop, until it counts: whom it asks, what it moves, and how to undo it.
+
+    A round of one exchange can be undone until the server has used its replies, which it may do in place
+    (`Loop.whole`). A round of several counts whole or not at all: the server's state as it was is kept, and where
+    somebody does not answer, the round begins again without them.
+    """
+
+    def __init__(self, loop: Loop):
+        self.loop = loop
+        self.flights = [replace(f) for f in loop.flights]
+        self.before: State | None = None  # the server's state, of a round of several exchanges
+        self.passed = 0.0  # virtual seconds
+        self.book = Book(np.zeros(0, dtype=np.int64))
+
+    def run(self) -> np.ndarray:
+        """Ask, collect and aggregate; returns whose replies were taken."""
+        loop = self.loop
+        loop.missing = {}
+        (send, take, self.passed), lost = self._turn()
+        algorithm = loop.algorithm.decayed(loop.step_sizes.at(loop.t))
+        phases = algorithm.phases(loop.t)
+        if not np.array_equal(send, take):
+            refuse_late(algorithm, loop.n, loop.t)
+        self.book = Book(np.union1d(take, np.concatenate([np.zeros(0, dtype=np.int64), *(f.ids for f in lost)])))
+        self._bill(lost)
+        if phases == 1:
+            found = self._exchange(algorithm, send, take, (1, 0))
+        else:
+            self.before = _copy(loop.server)
+            while (found := self._exchanges(algorithm, phases, take)) is None:
+                take = np.array([i for i in take if loop.names[i] not in loop.missing])
+                self.undo()
+            self.before = None
+        loop.whole = False
+        loop.engine.commit()
+        assert found is not None
+        return found
+
+    def undo(self) -> None:
+        """Put the loop and the clients back to where they were, unless the server has used replies in place."""
+        loop = self.loop
+        if self.before is not None:
+            loop.server, loop.whole = _copy(self.before), True
+        if loop.whole:
+            loop.flights = [replace(f) for f in self.flights]
+            loop.engine.abandon()
+
+    def _turn(self) -> tuple[Turn, list[Flight]]:
+        """Who is sent a message and whose replies are taken; whoever comes first, where the schedule leaves it open.
+
+        Then also the messages that nobody answers.
+        """
+        loop = self.loop
+        if not isinstance(loop.schedule, Arrivals):
+            return loop.schedule.turn(loop.seed, loop.t, loop.keys), []
+        busy = np.concatenate([np.zeros(0, dtype=np.int64), *(f.ids for f in loop.flights)])
+        send = loop.schedule.dispatch(loop.seed, loop.t, loop.keys, busy)
+        refuse_late(loop.algorithm, loop.n, loop.t)
+        self._send(send, 0)
+        ids, missing, _ = loop.engine.wait(np.sort(np.concatenate([busy, send])), first=True)
+        return Turn(np.zeros(0, dtype=np.int64), ids[:1]), self._lost(missing)
+
+    def _exchanges(self, algorithm: Algorithm, phases: int, take: np.ndarray) -> np.ndarray | None:
+        """All exchanges of a round of several; None where somebody has not answered."""
+        self.book.earlier = None
+        for phase in range(phases):
+            asked = algorithm.audience(self.loop.server, self.loop.round(take, phase)).cpu().numpy()
+            if self._exchange(algorithm, asked, asked, (phases, phase)) is None:
+                self._bill(self._landed(take))
+                return None
+        return take
+
+    def _exchange(
+        self, algorithm: Algorithm, send: np.ndarray, take: np.ndarray, kind: tuple[int, int]
+    ) -> np.ndarray | None:
+        """One exchange: messages to `send`, replies of `take` or of those of them that answer, who are returned.
+
+        kind: (exchanges of the round, exchange). None where some of several have not answered: it does not count
+        """
+        loop, book, phase = self.loop, self.book, kind[1]
+        self._send(send, phase)
+        if not len(take):
+            return take
+        ids, missing, sizes = loop.engine.wait(take)
+        if missing:
+            self._bill(self._lost(missing))
+            if not len(ids):
+                raise RunError(f"round {loop.t}: no client has replied ({', '.join(sorted({*missing.values()}))})")
+            if kind[0] > 1:
+                book.dropped(sizes)
+                return None
+        sent, messages = self._arrivals(ids)
+        received = messages
+        if book.earlier is not None and np.array_equal(book.earlier[0], ids):  # a model may be answered later
+            received = book.earlier[1] | messages
+        book.earlier = ids, received
+        round = loop.round(ids, phase, sent)
+        tally = Tally(round, received, loop.sums.get(kind), loop.forge, loop.rule)
+        reply = loop.engine.exchange(loop.algorithm, messages, round, tally)
+        if reply.bad is not None:
+            who = loop.names[int(ids[reply.bad])]
+            raise Diverged(f"round {loop.t}: client {who!r} diverged (NaN or infinity); try a smaller lr")
+        self._aggregate(algorithm, tally.uplinks(), round, kind)
+        book.taken(ids, tally.bytes, loop.t - sent, reply)
+        return ids
+
+    def _aggregate(self, algorithm: Algorithm, up: Uplinks, round: Round, kind: tuple[int, int]) -> None:
+        loop = self.loop
+        loop.whole = False
+        known = loop.server[KNOWN].index_copy(0, round.ids, round.samples)
+        loop.server = algorithm.aggregate(loop.server, up, round) | {KNOWN: known}
+        for found, asked in ((loop.used, up.used), (loop.kinds.setdefault(kind, {}), up.kinds)):
+            for name, words in asked.items():
+                found.setdefault(name, set()).update(words)
+
+    # messages under way
+
+    def _send(self, ids: np.ndarray, phase: int) -> None:
+        if len(ids):
+            loop, round = self.loop, self.loop.round(ids, phase)
+            down = loop.algorithm.downlink(loop.server, round)
+            loop.flights.append(Flight(ids, loop.t, down, down_bytes(down)))
+            loop.engine.send(down, round)
+
+    def _bill(self, flights: list[Flight]) -> None:
+        for f in flights:
+            self.book.sent(f.ids, f.bytes)
+
+    def _lost(self, missing: dict[int, str]) -> list[Flight]:
+        """Note who does not answer; the messages to them, which are then no longer under way."""
+        self.loop.missing |= {self.loop.names[i]: why for i, why in missing.items()}
+        return self._landed(np.array(sorted(missing))) if missing else []
+
+    def _landed(self, ids: np.ndarray) -> list[Flight]:
+        """The messages to `ids`, which are then no longer under way."""
+        landed: list[Flight] = []
+        left: list[Flight] = []
+        for flight in self.loop.flights:
+            if flight.ids is ids or (here := np.isin(flight.ids, ids)).all():
+                landed.append(flight)
+            elif here.any():
+                landed.append(flight.part(np.flatnonzero(here)))
+                left.append(flight.part(np.flatnonzero(~here)))
+            else:
+                left.append(flight)
+        self.loop.flights = left
+        return landed
+
+    def _arrivals(self, ids: np.ndarray) -> tuple[np.ndarray, State]:
+        """What `ids` answer now: the rounds [m] in which it was sent, and the messages [m, ...]."""
+        landed = self._landed(ids)
+        self._bill(landed)
+        if len(landed) == 1:
+            return np.full(len(ids), landed[0].sent), expand(landed[0].down, len(ids))
+        order = np.argsort(np.concatenate([f.ids for f in landed]))
+        rows = [expand(f.down, len(f.ids)) for f in landed]
+        received = {name: torch.cat([r[name] for r in rows])[torch.as_tensor(order)] for name in rows[0]}
+        return np.concatenate([np.full(len(f.ids), f.sent) for f in landed])[order], received
 
 
 def refuse_late(algorithm: Algorithm, n: int, t: int = 0) -> None:

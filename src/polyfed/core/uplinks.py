@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from polyfed.base.errors import RunError
 from polyfed.base.typed import weighted_sum
 from polyfed.core.ledger import row_bytes
 from polyfed.core.messages import Round, State, mean
 
+Wanted = Mapping[str, set[str]]  # name -> the sums that are made of an uplink, "plain" and "weighted"
 Forge = Callable[[State, State, Round], State]  # (uplinks, what was received, round) of some clients -> what they send
 
 
@@ -25,10 +27,6 @@ class Rule(Protocol):
     def __call__(self, values: Tensor) -> Tensor:
         """values: [s, p] -> [p]."""
         ...
-
-
-class NotKept(Exception):
-    """Rows were asked for that have been added up already."""
 
 
 class Uplinks(Mapping[str, Tensor]):
@@ -169,7 +167,10 @@ class Uplinks(Mapping[str, Tensor]):
 
     def _kept(self, name: str) -> Tensor:
         if name not in self._rows and name in self._names:
-            raise NotKept(name)
+            raise RunError(
+                f"uplink {name!r}: the method asks for every client's own, and took sums only when it was rehearsed; "
+                f"ask for up[{name!r}] in every round"
+            )
         return self._rows[name]
 
     def _kind(self, weights: Tensor | None) -> str:
@@ -193,7 +194,7 @@ class Part(NamedTuple):
 class Tally:
     """Takes the replies of one exchange chunk by chunk and makes their `Uplinks`.
 
-    added: name -> the sums to make of it, "plain" and "weighted"; its rows are then not kept
+    added: the sums to make; rows of these uplinks are not kept
     received: [m, ...] what the clients received, in this exchange and those before it in the round
     forge: what attackers put in the place of their uplinks
     total: the samples of the whole cohort, where this is a part of one
@@ -203,13 +204,13 @@ class Tally:
         self,
         round: Round,
         received: State,
-        added: dict[str, set[str]] | None = None,
+        added: Wanted | None = None,
         forge: Forge | None = None,
         rule: Rule | None = None,
         total: Tensor | None = None,
     ):
         self.round, self.received, self.forge, self.rule = round, received, forge, rule
-        self.added: dict[str, set[str]] = added or {}
+        self.added: Wanted = added or {}
         self.bytes = 0
         self._share = round.samples / (round.samples.sum() if total is None else total)
         self._parts: list[tuple[Tensor, State]] = []
@@ -249,21 +250,6 @@ class Tally:
         rows = self.part().rows
         shared = {name: t[0] for name, t in self.received.items() if len(t) and t.stride(0) == 0}
         return Uplinks(rows, self.round, self._sums, self.rule, shared)
-
-
-def added_up(
-    aggregate: Callable[[State, "Uplinks", Round], State], server: State, up: State, round: Round
-) -> dict[str, set[str]]:
-    """The sums that are all a method needs of its uplinks, `Tally.added`, seen from some of a cohort's replies.
-
-    server: is copied     up: [s, ...] of the clients `round.ids`
-    """
-    trial = Uplinks(up, round)
-    try:
-        aggregate({k: t.clone() for k, t in server.items()}, trial, round)
-    except Exception:  # a method may want its whole cohort; it then gets all rows
-        return {}
-    return {name: kinds for name, kinds in trial.kinds.items() if "rows" not in kinds and up[name].dim() > 1}
 
 
 def diverged(tensors: Iterable[Tensor]) -> int | None:

@@ -29,7 +29,7 @@ from polyfed.compute.split import Split
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, Down, Round, State
 from polyfed.core.rows import Rows
-from polyfed.core.uplinks import Part, Tally, added_up, diverged, rows_of
+from polyfed.core.uplinks import Part, Tally, diverged, rows_of
 
 log = logging.getLogger("polyfed")
 AHEAD = 4  # chunks per thread that may be done before their turn
@@ -132,7 +132,7 @@ class Worker:
         return list(self._pool.map(function, items))
 
     def run(
-        self, algorithm: Algorithm, rows: Rows, down: State, round: Round, tally: Tally, server: State | None = None
+        self, algorithm: Algorithm, rows: Rows, down: State, round: Round, tally: Tally
     ) -> tuple[Reply, list[tuple[Tensor, State]]]:
         """One exchange of the clients `round.ids`, whose uplinks go into `tally`.
 
@@ -141,7 +141,6 @@ class Worker:
         A client works as of the round in which its message was sent: it cannot know when its reply will be taken.
 
         down: [m, ...] each (shared messages already expanded)
-        server: if what the method needs of its uplinks is to be seen from the first chunk
         """
         ids, sent = round.ids.cpu().numpy(), round.sent.cpu().numpy()
         scaled = {t: algorithm.decayed(self.step_sizes.at(t)) for t in sorted(set(sent.tolist()))}
@@ -158,18 +157,16 @@ class Worker:
             method = scaled[int(sent[positions[0]])]
             some = round.take(at)._replace(t=int(sent[positions[0]]))
             private, up, watch, data = self._chunk(method, rows, down, some, at, ids[positions])
-            if server is not None and positions[0] == parts[0][0]:
-                tally.added |= added_up(algorithm.aggregate, server, up, round.take(at))
             lost, part = diverged(private.values()), tally.reduce(up, at)
             private = _apart(private, part.rows)
             return Done(positions, at, private, part, lost, watch, data.taken, data.padded[0])
 
         def done() -> Iterator[Done]:
             left = parts
-            if trying or server is not None:
+            if trying:
                 first, left = self._fitting(run, parts[0]), parts[1:]
                 yield from first
-                if trying and not any(chunk.padded for chunk in first):
+                if not any(chunk.padded for chunk in first):
                     rest = [np.setdiff1d(some, parts[0]) for some in at]
                     left = [c for t, some in zip(scaled, rest, strict=True) for c in self._chunks(ids, some, t, True)]
             yield from chain.from_iterable(self._in_order(partial(self._fitting, run), left))

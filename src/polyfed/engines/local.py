@@ -122,15 +122,13 @@ class LocalEngine:
         """Everybody is here."""
         return Answers(ids, {})
 
-    def exchange(
-        self, algorithm: Algorithm, received: State, round: Round, tally: Tally, server: State | None = None
-    ) -> Reply:
+    def exchange(self, algorithm: Algorithm, received: State, round: Round, tally: Tally) -> Reply:
         """One exchange with the clients `round.ids`, see `Worker.run`."""
         if self._new and self._new[0][0].phase != round.phase:  # this exchange sees what the one before it made
             for before, new in self._new:
                 self._old.append((before.ids, {name: self.rows.read(name, before.ids) for name in new}))
             self._settle()
-        reply, private = self.worker.run(algorithm, self.rows, received, round, tally, server)
+        reply, private = self.worker.run(algorithm, self.rows, received, round, tally)
         self._new += [(round.take(at), rows) for at, rows in private if rows]
         return reply
 

@@ -27,7 +27,7 @@ from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, Down, Round, State
 from polyfed.core.engine import TRIES, Answers, Lost, Silent, died
 from polyfed.core.rows import MappedRows, MemoryRows
-from polyfed.core.uplinks import Part, Tally, added_up, rows_of
+from polyfed.core.uplinks import Part, Tally, Wanted, rows_of
 from polyfed.core.worker import Plan, Reply, expand
 from polyfed.engines.local import LocalEngine
 
@@ -74,7 +74,7 @@ class Asked(NamedTuple):
     blocks: np.ndarray
     sent: np.ndarray
     total: float
-    added: dict[str, set[str]]
+    added: Wanted
     each: State
 
 
@@ -256,9 +256,7 @@ class RayEngine:
     def wait(self, ids: np.ndarray, first: bool = False) -> Answers:
         return Answers(ids, {})
 
-    def exchange(
-        self, algorithm: Algorithm, received: State, round: Round, tally: Tally, server: State | None = None
-    ) -> Reply:
+    def exchange(self, algorithm: Algorithm, received: State, round: Round, tally: Tally) -> Reply:
         ids, sent = round.ids.cpu().numpy(), round.sent.cpu().numpy()
         common = {name: t[0] for name, t in received.items() if t.stride(0) == 0}
         shared = ray.put(_arrays(common))
@@ -283,9 +281,6 @@ class RayEngine:
         for done in answers:
             at = torch.tensor(done.at, device=device)
             rows = {name: t.to(device) for name, t in done.rows.items()}
-            if server is not None and done is answers[0] and not added:
-                seen = {name: t[:1] for name, t in rows.items()}
-                tally.added |= added_up(algorithm.aggregate, server, seen, round.take(at[:1]))
             part = Tally(round, received, forge=tally.forge).reduce(rows, at)
             if part.bad is not None:
                 return Reply(seconds, steps, int(done.at[part.bad]))

@@ -23,13 +23,11 @@ from polyfed.core.messages import Form, form_of
 from polyfed.core.rounds import Loop
 from polyfed.core.rows import MemoryRows
 from polyfed.core.schedule import Schedule, Uniform
-from polyfed.core.uplinks import Tally
-from polyfed.core.worker import Plan, Reply
+from polyfed.core.uplinks import Tally, Wanted
+from polyfed.core.worker import Reply
 from polyfed.data.federation import Federation
-from polyfed.engines.local import LocalEngine, make_plan, make_rows
+from polyfed.engines.local import LocalEngine, make_plan
 from polyfed.threats import Rule
-
-MANY = 1 << 28  # numbers of a cohort's uplinks from which their memory is estimated with care
 
 
 class Sent(NamedTuple):
@@ -72,37 +70,35 @@ def counted(algorithm: Algorithm, rounds: int = 3) -> Sent:
     return Sent(task.p, first, later, loop.used)
 
 
-def adds_up(algorithm: Algorithm, numbers: int) -> bool:
-    """Whether a method takes means and sums only; looked up where a cohort has uplinks of `MANY` numbers and more."""
-    if numbers < MANY:
-        return False
-    try:
-        used = counted(algorithm, 1).used
-    except Exception:  # a method of the user's own need not run on that network
-        return False
-    return bool(used) and all(words <= {"mean", "sum"} for words in used.values())
-
-
 def rehearse(algorithm: Algorithm, task: Task, federation: Federation, work: Work, rounds: int = 1) -> Loop:
     """The event loop of the first two clients that have samples, after `rounds`.
 
     `used` says what the method asked of its uplinks, `ledger` what was sent.
     """
     who = federation.train.counts.nonzero()[0][:2]
-    names = [federation.names[int(i)] for i in who]
     train = federation.train.select(who).to(task.device, task.dtype)
-    plan = make_plan(task, len(who), 1, workers=1)
-    rows = make_rows(algorithm, task, len(who), len(who), None)
-    engine = LocalEngine(task, {"train": train}, rows, client_keys(names), work, 0, plan)
-    loop = Loop(task, train.counts, names, algorithm, Uniform(), engine, 0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    return _played(algorithm, task, train, [federation.names[int(i)] for i in who], work, rounds)[0]
+
+
+def sums(
+    algorithm: Algorithm, task: Task, shape: tuple[int, ...], classes: int | None, outputs: int
+) -> tuple[dict[tuple[int, int], Wanted], bool]:
+    """The sums that are all a method needs of its uplinks, by (exchanges of the round, exchange), see `Loop`.
+
+    Also whether it takes nothing else.
+
+    Seen on two clients with random samples, the same in simulation and at sites. Of a method that cannot run on these,
+    every row is kept.
+    """
     try:
-        for _ in range(rounds):
-            loop.step()
-    finally:
-        torch.set_num_threads(threads)
-    return loop
+        loop, engine = _drawn(algorithm, task, shape, classes, outputs, 3)
+    except Exception:  # a method or a loss of the user's own need not run on such samples
+        return {}, False
+    found: dict[tuple[int, int], Wanted] = {}
+    for kind, asked in loop.kinds.items():
+        rows = engine.up[kind][0]
+        found[kind] = {k: of for k, of in asked.items() if "rows" not in of and k in rows and rows[k].dim() > 0}
+    return found, bool(loop.used) and all(words <= {"mean", "sum"} for words in loop.used.values())
 
 
 class Forms(NamedTuple):
@@ -127,29 +123,49 @@ class Forms(NamedTuple):
 
 
 class _Noting(LocalEngine):
-    """Takes down what clients send, by exchange, and how much they receive."""
+    """Takes down what clients send, by (exchanges of the round, exchange), and how much they receive."""
 
     def __init__(self, *parts: Any):
         super().__init__(*parts)
-        self.up: dict[int, list[State]] = {}
+        self.up: dict[tuple[int, int], list[State]] = {}
         self.down = 0
 
     def send(self, down: Down, round: Round) -> None:
         self.down = max(self.down, down_bytes(down))
 
-    def exchange(
-        self, algorithm: Algorithm, received: State, round: Round, tally: Tally, server: State | None = None
-    ) -> Reply:
-        reply = super().exchange(algorithm, received, round, tally, server)
+    def exchange(self, algorithm: Algorithm, received: State, round: Round, tally: Tally) -> Reply:
+        reply = super().exchange(algorithm, received, round, tally)
         if reply.bad is None:
-            self.up.setdefault(round.phase, []).append({name: t[0] for name, t in tally.part().rows.items()})
+            kind = algorithm.phases(round.t), round.phase
+            self.up.setdefault(kind, []).append({name: t[0] for name, t in tally.part().rows.items()})
         return reply
 
 
-def forms(
-    algorithm: Algorithm, task: Task, shape: tuple[int, ...], classes: int | None, outputs: int, rounds: int = 3
-) -> Forms:
-    """The forms of what a method sends up, seen in a few rounds of two clients with random samples.
+def _played(
+    algorithm: Algorithm, task: Task, train: Split, names: Sequence[str], work: Work, rounds: int
+) -> tuple[Loop, _Noting]:
+    """Some rounds of a few clients that leave no trace, with every row kept."""
+    plan = make_plan(task, len(names), 1, workers=1)
+    rows = MemoryRows(len(names), algorithm.init_client(task, task.w0))
+    engine = _Noting(task, {"train": train}, rows, client_keys(names), work, 0, plan)
+    loop = Loop(task, train.counts, names, algorithm, Uniform(), engine, 0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for _ in range(rounds):
+            loop.step()
+    except Diverged:  # on these samples: what was sent before tells the rest
+        if not engine.up:
+            raise
+    finally:
+        torch.set_num_threads(threads)
+    return loop, engine
+
+
+def _drawn(
+    algorithm: Algorithm, task: Task, shape: tuple[int, ...], classes: int | None, outputs: int, rounds: int
+) -> tuple[Loop, _Noting]:
+    """Some rounds of one step of two clients with random samples.
 
     task: with the model, whose `check` need not have been called     shape: of an input
     """
@@ -165,24 +181,19 @@ def forms(
         return x, y[:, 0] if outputs == 1 else y
 
     train = task.place(Split.of([draw(), draw()]))
-    names, plan = ("one", "two"), Plan(1, 1, str(task.device), "rehearsed")
-    rows, work = MemoryRows(2, algorithm.init_client(task, task.w0)), Work(steps=1, batch_size=None)
-    engine = _Noting(task, {"train": train}, rows, client_keys(names), work, 0, plan)
-    loop = Loop(task, train.counts, names, algorithm, Uniform(), engine, 0, streamed=False)
-    found: dict[str, list[State]] = {}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for t in range(rounds):
-            loop.step()
-            for phase, messages in engine.up.items():
-                found.setdefault(f"{algorithm.phases(t)}.{phase}", []).extend(messages)
-            engine.up.clear()
-    except Diverged:  # on these samples: what was sent before tells the forms
-        pass
-    finally:
-        torch.set_num_threads(threads)
-    return Forms({kind: _forms(of, task.p) for kind, of in found.items()}, engine.down)
+    return _played(algorithm, task, train, ("one", "two"), Work(steps=1, batch_size=None), rounds)
+
+
+def forms(
+    algorithm: Algorithm, task: Task, shape: tuple[int, ...], classes: int | None, outputs: int, rounds: int = 3
+) -> Forms:
+    """The forms of what a method sends up, seen in a few rounds of two clients with random samples.
+
+    task, shape: as for `_drawn`
+    """
+    engine = _drawn(algorithm, task, shape, classes, outputs, rounds)[1]
+    up = {f"{phases}.{phase}": _forms(of, task.p) for (phases, phase), of in engine.up.items()}
+    return Forms(up, engine.down)
 
 
 def _forms(messages: Sequence[State], p: int) -> dict[str, Form]:

@@ -29,13 +29,14 @@ from polyfed.core.engine import Engine, Silent
 from polyfed.core.rounds import Loop, refuse_late
 from polyfed.core.rows import Rows
 from polyfed.core.schedule import Schedule, Uniform
+from polyfed.core.uplinks import Wanted
 from polyfed.core.worker import Plan
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, check_rows, cores, make_plan, make_rows, pick_device
 from polyfed.runs.folder import RunFolder, versions
 from polyfed.runs.history import grouping, record
 from polyfed.runs.measured import Measured
-from polyfed.runs.rehearsal import adds_up, check_optimizer, check_robust
+from polyfed.runs.rehearsal import check_optimizer, check_robust, sums
 from polyfed.runs.result import Run, splits
 from polyfed.runs.resume import continue_from, digest
 from polyfed.runs.start import start_from
@@ -72,6 +73,10 @@ class Trainer:
         Clients in a round, at most.
     plan : Plan
         How clients are run on this machine.
+    sums : dict
+        What replies are added up to, see `Loop`.
+    streamed : bool
+        Whether that is all that the method takes.
     attackers : array [n] of bool
         Who attacks.
     note : str or None
@@ -94,6 +99,8 @@ class Trainer:
     schedule: Schedule
     cohort: int
     plan: Plan
+    sums: Mapping[tuple[int, int], Wanted]
+    streamed: bool
     attackers: np.ndarray
     note: str | None = None
     start: Run | None = None
@@ -150,14 +157,14 @@ class Trainer:
             before = Plan(**saved[1]["fingerprint"]["plan"])
             gone = before.path == PATH != plan.path
             plan = dataclasses.replace(before, path=plan.path) if gone else before
-        added = t.robust is None and adds_up(self.algorithm, self.cohort * task.p)
+        added = self.streamed
         place = store.path if store else None
         rows = partial(make_rows, self.algorithm, task, len(names), self.cohort, place, saved and saved[0], added)
         engine = self._engine(data, rows, plan, place) if self.elsewhere is None else self.elsewhere(self)
         forge = None if t.attack is None else Forging(t.attack, keys, t.seed)
         loop = Loop(
             task, data["train"].counts, names, self.algorithm, self.schedule, engine, t.seed, t.step_sizes,
-            forge, t.robust,
+            forge, t.robust, self.sums,
         )  # fmt: skip
         if self.start is not None:
             start_from(loop, self.start)
@@ -252,7 +259,7 @@ def prepare(
     check(task, federation.train, federation.classes, type(model).__name__)
     schedule, steps = t.schedule_for(federation.names), local_steps_of(t.local_steps, federation.names)
     work = Work(t.epochs, steps, t.batch_size, augmentation(t.augment, federation.input_shape))
-    note = None
+    note, wanted, streamed = None, dict[tuple[int, int], Wanted](), False
     if isinstance(algorithm, Yardstick):
         algorithm.check(task)
     else:
@@ -261,7 +268,10 @@ def prepare(
             refuse_late(algorithm, federation.n)
         outlined(algorithm, task, federation.n)
         check_optimizer(algorithm, task, federation, work)
-        note = t.robust and check_robust(algorithm, t.robust, model, loss, federation, work, schedule)
+        if t.robust is None:
+            wanted, streamed = sums(algorithm, task, federation.input_shape, federation.classes, federation.outputs)
+        else:
+            note = check_robust(algorithm, t.robust, model, loss, federation, work, schedule)
     cohort = schedule.size(federation.n) if isinstance(schedule, Uniform) else federation.n
     every = t.evaluate_every
     if every is None:
@@ -276,7 +286,10 @@ def prepare(
     t = dataclasses.replace(
         t, loss=loss, dtype=task.dtype, local_epochs=None if steps else t.epochs, evaluate_every=every
     )
-    return Trainer(task, federation, algorithm, t, work, schedule, cohort, plan, attackers, note, start, describe or {})
+    return Trainer(
+        task, federation, algorithm, t, work, schedule, cohort, plan, wanted, streamed, attackers, note, start,
+        describe or {},
+    )  # fmt: skip
 
 
 def _check_kinds(model: Any, federation: Any, algorithm: Any) -> None:

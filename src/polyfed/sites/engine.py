@@ -20,7 +20,7 @@ from polyfed.compute.optimizers import StepSizes
 from polyfed.core.algorithm import Algorithm, Down, Round, State
 from polyfed.core.engine import Answers, Silent
 from polyfed.core.messages import Form, form_of
-from polyfed.core.uplinks import Tally, added_up
+from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Plan, Reply, chunks, expand
 from polyfed.sites.message import Message, fits, pack, unpack
 from polyfed.sites.vault import START
@@ -290,9 +290,7 @@ class RemoteEngine:
             return self.expected(asked["t"], asked["phase"])
         return {name: form_of(t) for name, t in reply.tensors.items()}
 
-    def exchange(
-        self, algorithm: Algorithm, received: State, round: Round, tally: Tally, server: State | None = None
-    ) -> Reply:
+    def exchange(self, algorithm: Algorithm, received: State, round: Round, tally: Tally) -> Reply:
         ids = [int(i) for i in round.ids.cpu().numpy()]
         seconds, steps = np.zeros(len(ids)), np.zeros(len(ids), dtype=np.int64)
         self._used.update(ids)
@@ -300,12 +298,10 @@ class RemoteEngine:
         if diverged:
             return Reply(seconds, steps, diverged[0])
         first = {name: form_of(t) for name, t in self._replies[ids[0]].tensors.items()}
-        for k, row in enumerate(self._order(round)):
+        for row in self._order(round):
             reply, at = self._replies[ids[row]], torch.tensor([row], device=round.ids.device)
             fits(reply, first, self.names[ids[row]])
             up = {name: t.to(round.samples.device)[None] for name, t in reply.tensors.items()}
-            if server is not None and k == 0:
-                tally.added |= added_up(algorithm.aggregate, server, up, round.take(at))
             part = tally.reduce(up, at)
             if part.bad is not None:
                 return Reply(seconds, steps, row)

@@ -300,7 +300,7 @@ class _Admitting:
         engine = LocalEngine(task, data, rows, keys, work, before.seed, plan, before.step_sizes)
         self.loop = Loop(
             task, train.counts, federation.names, Apart(algorithm, self.newcomers), Uniform(), engine, before.seed,
-            before.step_sizes, streamed=False,
+            before.step_sizes,
         )  # fmt: skip
         everyone, zero = np.arange(federation.n), np.zeros(federation.n)
         rows.scatter(
