@@ -87,7 +87,7 @@ def through(task: Task, w: Tensor, clients: list[Tensor], cut: int) -> Tensor:
         task.point(parameters, row)
         x = x.to(w.dtype) if x.is_floating_point() or not task.integers else x
         with torch.no_grad(), task.precision():
-            out.append(below(model_input(x)).to(w.dtype))
+            out.append(below(x.flatten(1) if task.of_rows else model_input(x)).to(w.dtype))
     return torch.cat(out)
 
 

@@ -26,7 +26,7 @@ from polyfed.core.metric import Metric
 from polyfed.core.optimizers import Optimizer
 from polyfed.core.scores import DEFAULT
 from polyfed.core.split import Split
-from polyfed.core.stacked import BLOCK, Affine, Drift, Stacked, chain
+from polyfed.core.stacked import BLOCK, Affine, Drift, Stacked, chain, rows
 from polyfed.core.trial import EMBEDDINGS, Keyed, check_structure, reason, still
 from polyfed.core.typed import add_, copy_, named_modules
 from polyfed.core.vectorised import stacked_outputs
@@ -108,14 +108,16 @@ class Task:
         ]
         if broken:
             raise ModelError(f"parameter {broken[0]!r} of {type(model).__name__} holds NaN or infinity before training")
-        layers = chain(self.model)
-        known = isinstance(loss, str)
+        layers = chain(self.model) if isinstance(loss, str) else None
+        self.of_rows = layers is not None  # samples of any shape go in as rows, into a copy of the model as here
+        if self.of_rows:
+            self.model.register_forward_pre_hook(rows)
         if bf16 and self.w0.dtype != torch.float32:
             found = str(self.w0.dtype).removeprefix("torch.")
             raise ConfigError(f"precision: found bf16 with weights in {found}, expected float32")
         self.bf16, self.tf32 = bf16, tf32
         layers = layers if not bf16 else None  # autocast is of modules
-        self.stacked = Stacked(layers, self.layout, self.criterion) if known and layers else None
+        self.stacked = Stacked(layers, self.layout, self.criterion) if layers else None
         self.vectorised = self.stacked is None and self.w0.device.type != "cpu"
         self.sample_bytes = 0  # of memory that a sample takes in a vectorised step, as `check` finds
         # until `check` has tried: any model may draw, and one output is a logit
