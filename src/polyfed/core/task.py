@@ -46,7 +46,8 @@ class Task:
         Its trainable parameters define the vector, their present values the start `w0: [p]`.
     loss : str or callable
         "cross-entropy", "mse", or (output [b, ...], target [b, ...]) -> mean loss, a scalar. For float targets [b],
-        outputs [b, 1] are reshaped to [b] first, and the reverse.
+        outputs [b, 1] are reshaped to [b] first, and the reverse, unless `check` finds that the loss is a mean over
+        samples only with outputs as they are.
     weight_decay : float
         Adds weight_decay/2 * ||w||^2 to every client's loss.
     optimizer : Optimizer
