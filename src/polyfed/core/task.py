@@ -7,11 +7,12 @@ otherwise the module itself, one client after another, its parameters pointed at
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from polyfed.core.trial import EMBEDDINGS, Keyed, check_structure, reason, still
 from polyfed.core.typed import add_, copy_, named_modules
 from polyfed.core.vectorised import stacked_outputs
 
+FOUND = ("random", "threshold", "integers")
 AT_ONCE = 1 << 30  # bytes of activations when evaluating many models on their own samples
 
 
@@ -126,6 +128,29 @@ class Task:
         self.threshold: float | None = 0.0
         self.embeds = self.integers = any(isinstance(m, EMBEDDINGS) for m in self.model.modules())
         self._local = threading.local()
+
+    @property
+    def found(self) -> dict[str, Any]:
+        """What `check` has found out, which `adopt` takes."""
+        return {name: getattr(self, name) for name in FOUND} | {"reshape": self.criterion.reshape}
+
+    def adopt(self, found: Mapping[str, Any]) -> "Task":
+        """Take over what `check` has found of the same model and loss.
+
+        Parameters
+        ----------
+        found : mapping
+            As the other task has it.
+
+        Returns
+        -------
+        Task
+            This one.
+        """
+        for name in FOUND:
+            setattr(self, name, found[name])
+        self.criterion.reshape = found["reshape"]
+        return self
 
     @property
     def loss(self) -> Loss:
