@@ -443,16 +443,29 @@ def test_tokens_out_of_range_and_floats_to_an_embedding_are_told_so():
         (lambda out, y: (out[:, 0] - y).square().mean(), False),
         (lambda out, y: (out.squeeze(-1) - y).square().mean(), False),
         (F.mse_loss, True),
+        (lambda out, y: (out - y.unsqueeze(1)).square().mean(), False),
+        (lambda out, y: (out - y[:, None]).square(), False),
+        (lambda out, y: F.mse_loss(out, y.view(-1, 1)), False),
+        (lambda out, y: F.l1_loss(out, y.reshape(-1, 1)), False),
+        (lambda out, y: (out.exp() - y.exp()[:, None] * out).mean(), False),
+        (lambda out, y: (out[..., 0] - y).square().mean(), False),
+        (lambda out, y: (out - y[:, 0]).square().mean(), True),
     ],
-    ids=["mse", "l1", "huber", "module", "takes the column", "squeezes", "targets in a column"],
-)
-def test_a_callable_loss_pairs_each_output_with_its_own_target(loss, column):
+    ids=["mse", "l1", "huber", "module", "takes the column", "squeezes", "targets in a column", "unsqueezes", "each",
+         "views", "reshapes", "rates", "last axis", "takes the targets' column"],
+)  # fmt: skip
+@pytest.mark.parametrize("start", ["drawn", "zeros, all below the targets"])
+def test_a_callable_loss_pairs_each_output_with_its_own_target(loss, column, start):
     """[b, 1] against [b] is b pairs, never a [b, b] table: the loss of a batch is the mean of its samples' losses."""
-    y = SPLIT.x.sum(1)
+    y = SPLIT.x.sum(1) + (0 if start == "drawn" else 20)
     split = Split(SPLIT.x, y[:, None] if column else y, SPLIT.offsets)
     model = Net(lambda s, x: s.m[0](x)[:, 0], nn.Linear(4, 1)) if column else nn.Linear(4, 1).double()
+    if start != "drawn":
+        for q in model.parameters():
+            nn.init.zeros_(q)
     task = Task(model, loss)
     check(task, split, None)
+    task.w0 += torch.linspace(-1, 1, task.p)  # where a loss and that of the table are not the same
     xi, yi = split.client(0)
     batch = Batch(xi[None], yi[None])
     each = [task.loss_of(task.w0[None], Batch(xi[None, k : k + 1], yi[None, k : k + 1])) for k in range(len(xi))]
@@ -465,6 +478,86 @@ def test_a_callable_loss_pairs_each_output_with_its_own_target(loss, column):
     assert metrics["loss"][0] == pytest.approx(mean)
     gap = task.outputs(task.w0, xi).flatten() - yi.flatten()
     assert metrics["rmse"][0] == pytest.approx(float(gap.square().mean().sqrt()))
+
+
+def cox(out, y):
+    """Targets are times, negative for who is censored."""
+    order = y.abs().argsort(descending=True)
+    eta, died = out[order], (y[order] > 0).double()
+    return -((eta - eta.logcumsumexp(0)) * died).sum() / len(y)
+
+
+def column_cox(out, y):
+    return cox(out[:, 0], y)
+
+
+def rmse(out, y):
+    return (out - y).square().mean().sqrt()
+
+
+def column_rmse(out, y):
+    return (out - y[:, None]).square().mean().sqrt()
+
+
+def balanced(out, y):
+    weight = 1 + (y > 0).double()
+    return ((out - y).square() * weight).sum() / weight.sum()
+
+
+def correlation(out, y):
+    return -torch.corrcoef(torch.stack([out, y]))[0, 1]
+
+
+def quarter(out, y):
+    return (out - y).abs().quantile(0.25)
+
+
+def table(out, y):
+    return (out[:, None] - y).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "shape", "said"),
+    [
+        (lambda out, y: (out - y).square().sum(), (-1,), ""),
+        (lambda out, y: (out - y.view(-1, 1)).square().sum(), (-1, 1), ""),
+        (lambda out, y: (out - y).square().sum(-1), (-1,), ""),
+        (lambda out, y: (out - y).square(), (-1,), ""),
+        (lambda out, y: (out - y).square().mean() + 0.1 * out.square().mean(), (-1,), ""),
+        (rmse, (-1,), ""),
+        (column_rmse, (-1, 1), ""),
+        (cox, (-1,), "loss cox: no mean over samples, and for outputs [b, 1] not what it is for [b], which it gets"),
+        (column_cox, (-1, 1), ""),
+        (balanced, (-1,), ""),
+        (correlation, (-1,), ""),
+        (quarter, (-1,), ""),
+        (
+            table,
+            (-1,),
+            "loss table: pairs every output [b, 1] with every target [b]; shuffled targets do not change it",
+        ),
+    ],
+)
+def test_a_loss_that_is_no_mean_keeps_its_meaning(loss, shape, said, caplog):
+    """What pairs outputs and targets in their own shape gets that shape; what pairs all with all is told so."""
+    split = Split(SPLIT.x, SPLIT.x.sum(1), SPLIT.offsets)
+    task = Task(nn.Linear(4, 1).double(), loss)
+    check(task, split, None)
+    x, y = split.client(0)
+    found = task.loss_of(task.w0[None], Batch(x[None], y[None]))
+    torch.testing.assert_close(found[0], loss(task.outputs(task.w0, x).view(shape), y).mean())
+    assert caplog.messages == ([said] if said else [])
+    before = task.criterion.reshape
+    check(task, Split(x[:1], y[:1], np.array([0, 1])), None)  # newcomers of whom nothing can be seen
+    assert task.criterion.reshape == before
+
+
+def test_a_loss_on_labels_gets_its_outputs_as_they_are(caplog):
+    task = Task(nn.Linear(4, 1).double(), lambda out, y: (out - y).square().mean())
+    check(task, BINARY, 2)
+    assert caplog.messages == [
+        "loss <lambda>: pairs every output [b, 1] with every target [b]; shuffled targets do not change it"
+    ]
 
 
 BINARY = Split(SPLIT.x, (SPLIT.x.sum(1) > 0).long(), SPLIT.offsets)

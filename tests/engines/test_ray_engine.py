@@ -99,6 +99,25 @@ def test_actors_compute_what_one_machine_does(method):
             assert torch.allclose(t.double(), here.engine.rows.tensors[name].double(), rtol=1e-5, atol=1e-5), name
 
 
+def of_the_column(output, target):
+    return (output[:, 0] - target).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("outputs", "settings"), [(3, {"class_weights": "balanced"}), (1, {"loss": of_the_column})], ids=["weights", "loss"]
+)
+def test_actors_train_the_task_that_was_checked(outputs, settings):
+    """With its class weights, and what its own loss wants its outputs to be."""
+    clients = [(x, y if outputs > 1 else x.sum(1)) for x, y in map(federation().train.client, range(N))]
+    fed = pf.Federation.from_arrays([(x.numpy(), y.numpy()) for x, y in clients], classes=3 if outputs > 1 else None)
+    start = nn.Linear(6, outputs)
+    here, there = (
+        pf.fit(start, fed, pf.FedAvg(0.1), rounds=2, workers=2, engine=engine, **settings).personal
+        for engine in ("local", "ray")
+    )
+    torch.testing.assert_close(here, there)
+
+
 def test_only_sums_travel_where_sums_are_enough():
     """An actor sends one vector for its clients and no rows."""
     one = loop(pf.FedAvg(0.1), 2)

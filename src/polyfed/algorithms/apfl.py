@@ -62,7 +62,7 @@ class APFL(Algorithm):
             task.descend_(wm, batch, self.lr)
             vm.addcmul_(gm, live * a, value=-self.lr)
             if self.adaptive:
-                a.sub_(self.lr * live * slope).clamp_(0, 1)
+                a.sub_(self.lr * slope * live).clamp_(0, 1)
         return {"v": v, "alpha": alpha}, {"w": w}
 
     def aggregate(self, server, up, round):

@@ -45,7 +45,7 @@ def heuristic(W: Tensor, sigma: float, self_weight: float, ids: Tensor | None = 
     G, squares = products(W, ids)
     norm = torch.where(squares > 0, squares.sqrt(), 1.0)
     others = (sigma * G / (norm[ids, None] * norm)).masked_fill_(own, -torch.inf).softmax(1)
-    return (1 - self_weight) * others + self_weight * own
+    return ((1 - self_weight) * others).masked_fill_(own, self_weight)
 
 
 def _rows(W: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor]:

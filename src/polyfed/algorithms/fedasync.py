@@ -53,5 +53,5 @@ class FedAsync(Algorithm):
 
     def aggregate(self, server, up, round):
         w = server["w"]
-        alpha = self.alpha * (round.t - round.sent + 1.0).to(w.dtype) ** -self.staleness
+        alpha = self.alpha * (round.t - round.sent + 1).to(w.dtype) ** -self.staleness
         return {"w": w + alpha.mean() * (up.mean("w", alpha) - w)}

@@ -41,6 +41,13 @@ def named_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     return module.named_modules()
 
 
+def hooked(module: nn.Module, like: nn.Module) -> nn.Module:
+    """The module with another one's hooks on what goes in."""
+    for hook in like._forward_pre_hooks.values():
+        module.register_forward_pre_hook(hook)
+    return module
+
+
 def norm(t: Tensor) -> float:
     """The Euclidean norm of all of a tensor."""
     return float(t.norm())

@@ -1,5 +1,8 @@
 """Whether a model, its loss and its metrics fit the samples, found by trying them on a few before anything is run."""
 
+import logging
+import warnings
+from collections.abc import Sequence
 from math import isfinite, prod
 
 import numpy as np
@@ -7,8 +10,9 @@ import torch
 from torch import Tensor
 
 from polyfed.base.errors import ConfigError, ModelError
-from polyfed.base.typed import row_norms
+from polyfed.base.typed import row_norms, seeded
 from polyfed.compute.batches import Batch
+from polyfed.compute.losses import column
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task, model_input
 from polyfed.compute.trial import reason, train_twice
@@ -18,6 +22,9 @@ from polyfed.metrics.scores import fitting
 
 ROUGH = 0.1  # share of a gradient that rounding, in bfloat16 too, stays below, and other draws exceed
 TRIED = 64  # samples that metrics are tried on
+MEAN = 2  # see `_pairing`
+FEW = 16  # samples that a loss is tried on, together and one by one
+log = logging.getLogger("polyfed")
 
 
 def check(task: Task, split: Split, classes: int | None, who: str = "the model") -> None:
@@ -54,6 +61,8 @@ def check(task: Task, split: Split, classes: int | None, who: str = "the model")
         at = _spread(split)
         some = task.outputs(task.w0.clone(), split.x[at].to(task.device)), split.y[at]
     task.scores = fitting(task.asked, Seen(some[0].cpu(), some[1].cpu(), task.threshold), classes or 0)
+    if callable(task.loss) and not task.settled:  # newcomers' samples come to a task that is in use
+        _settle_shape(task, split)
     task.settled = True
     if task.stacked is not None:
         return
@@ -172,23 +181,88 @@ def _check_targets(task: Task, shape: list[int], y: Tensor, classes: int, who: s
 
 
 def _tried_loss(task: Task, output: Tensor, target: Tensor) -> Tensor:
-    """`Criterion.mean` with errors of a callable reported as its own; settles whether it wants its outputs reshaped."""
+    """`Criterion.mean` with errors of a callable reported as its own."""
     if not callable(task.loss):
         return task.criterion.mean(output, target)
-    errors: list[Exception] = []
-    for reshape in (True, False):  # a loss that takes the column out itself fails on reshaped outputs
+    try:
+        loss = task.loss(task.criterion.aligned(output, target), target)
+    except Exception as e:
+        shapes = f"outputs {list(output.shape)} and targets {list(target.shape)} ({target.dtype})"
+        raise ModelError(f"loss: fails on {shapes}: {reason(e)}") from None
+    if not _is_tensor(loss) or not loss.is_floating_point():
+        kind = loss.dtype if _is_tensor(loss) else type(loss).__name__
+        raise ModelError(f"loss: returned a {kind}, expected a float tensor for (output, target)")
+    return loss.mean()
+
+
+def _settle_shape(task: Task, split: Split) -> None:
+    """Settle whether a callable loss gets outputs [b, 1] in the shape of targets [b], or as they are.
+
+    In one of the two a loss may pair every output with every target. It gets that in which it is a mean, or a sum, over
+    samples; of a loss that is neither, that in which it matters which output goes with which target; else the targets'.
+    """
+    at = torch.cat([_spread(split, FEW), *_extremes(split.y)]).unique()
+    x, y = split.x[at].to(task.device), split.y[at].to(task.device)
+    y = y.to(task.dtype) if y.is_floating_point() else y
+    output = task.outputs(task.w0.clone(), x)
+    if not column(output, y) or bool((y == y[:1]).all()):
+        return
+    # the model's outputs may all be the same, and all below the targets; mixtures of other samples' targets are neither
+    mixed = (0.7 * y.roll(1, 0) + 0.3 * y.roll(2, 0)).view(output.shape).to(output.dtype)
+    found: dict[bool, tuple[int, list[Tensor]]] = {}
+    for reshape in (True, False) if y.is_floating_point() else (True,):  # outputs of labels are never reshaped
         task.criterion.reshape = reshape
+        with seeded(0), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found[reshape] = _pairing(task, (output, mixed), y)
+    task.criterion.reshape = max(found, key=lambda reshape: (found[reshape][0], reshape))
+    (best, slopes), other = found[task.criterion.reshape], found.get(not task.criterion.reshape, (-1, []))
+    name = getattr(task.loss, "__name__", type(task.loss).__name__)
+    one, two = (f"[{', '.join(['b', *map(str, t.shape[1:])])}]" for t in (output, y))
+    if best == 0:
+        log.warning(
+            "loss %s: pairs every output %s with every target %s; shuffled targets do not change it", name, one, two
+        )
+    elif best == other[0] < MEAN and not all(map(_near, slopes, other[1])):
+        log.warning(
+            "loss %s: no mean over samples, and for outputs %s not what it is for %s, which it gets", name, one, two
+        )
+
+
+def _pairing(task: Task, tried: Sequence[Tensor], y: Tensor) -> tuple[int, list[Tensor]]:
+    """(`MEAN` for a mean or a sum over samples, 1 where another order of the targets changes it, else 0; its slopes).
+
+    -1 where it fails. Slopes are compared, which training uses; they also tell where values are the same.
+    """
+    mean, ordered, found = True, False, list[Tensor]()
+    for output in tried:
         try:
-            loss = task.loss(task.criterion.aligned(output, target), target)
-        except Exception as e:
-            errors.append(e)
+            found.append(both := _slopes(task, output, y))
+        except Exception:
+            return -1, []
+        if not both.isfinite().all():
             continue
-        if not _is_tensor(loss) or not loss.is_floating_point():
-            kind = loss.dtype if _is_tensor(loss) else type(loss).__name__
-            raise ModelError(f"loss: returned a {kind}, expected a float tensor for (output, target)")
-        return loss.mean()
-    shapes = f"outputs {list(output.shape)} and targets {list(target.shape)} ({target.dtype})"
-    raise ModelError(f"loss: fails on {shapes}: {reason(errors[0])}")
+        try:
+            each = torch.cat([_slopes(task, output[k : k + 1], y[k : k + 1]) for k in range(len(y))])
+            mean = mean and (_near(both * len(y), each) or _near(both, each))
+            ordered = ordered or not _near(both, _slopes(task, output, y.roll(-1, 0)))
+        except Exception:  # it does not take one sample, or not every order of them
+            mean = False
+    return MEAN if mean else int(ordered), found
+
+
+def _slopes(task: Task, output: Tensor, y: Tensor) -> Tensor:
+    """What the loss changes by with every output."""
+    with torch.enable_grad():
+        output = output.clone().requires_grad_()
+        loss = task.criterion.mean(output, y)
+        if not loss.requires_grad:  # `train_twice` says so
+            return torch.zeros_like(output)
+        return torch.autograd.grad(loss, output, materialize_grads=True)[0]
+
+
+def _near(a: Tensor, b: Tensor) -> bool:
+    return bool((a - b).abs().max() <= 1e-4 * torch.maximum(a.abs().max(), b.abs().max()))
 
 
 def _check_weighted(task: Task, split: Split) -> None:
@@ -220,17 +294,22 @@ def _indifferent(task: Task, shape: list[int]) -> float | None:
     return 0.5 if abs(preference(0.5)) < 1e-6 else 0.0 if isfinite(preference(-1.0)) else None
 
 
-def _spread(split: Split) -> Tensor:
-    """Positions of at most `TRIED` samples, from first to last."""
-    return torch.linspace(0, len(split.x) - 1, min(len(split.x), TRIED)).long()
+def _spread(split: Split, most: int = TRIED) -> Tensor:
+    """Positions of at most `most` samples, from first to last."""
+    return torch.linspace(0, len(split.x) - 1, min(len(split.x), most)).long()
+
+
+def _extremes(t: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions [1] of the samples with the smallest and the largest number of [N, ...]."""
+    numbers = t.flatten(1).shape[1] if t.dim() > 1 else 1
+    return t.argmin().div(numbers, rounding_mode="floor")[None], t.argmax().div(numbers, rounding_mode="floor")[None]
 
 
 def _few(split: Split) -> tuple[Tensor, Tensor]:
     """Two samples to try a model on; of integer inputs those with the smallest and the largest number."""
     if split.x.is_floating_point():
         return split.x[:2], split.y[:2]
-    size = split.x[0].numel()
-    at = torch.stack([split.x.argmin(), split.x.argmax()]).div(size, rounding_mode="floor")
+    at = torch.cat(_extremes(split.x))
     return split.x[at], split.y[at]
 
 

@@ -68,9 +68,8 @@ def above(task: Task, cut: int) -> Task:
             weight_decay=task.weight_decay,
             bf16=task.bf16,
             tf32=task.tf32,
-            class_weights=None if weights is None else [float(c) for c in weights],
-        )
-        known[cut].random, known[cut].criterion.reshape = task.random, task.criterion.reshape
+            class_weights=None if weights is None else weights.tolist(),
+        ).adopt(task.found)
         known[cut].vectorised = task.vectorised and known[cut].stacked is None
     known[cut].optimizer = task.optimizer  # which a rehearsal replaces
     return known[cut]
@@ -87,7 +86,7 @@ def through(task: Task, w: Tensor, clients: list[Tensor], cut: int) -> Tensor:
         task.point(parameters, row)
         x = x.to(w.dtype) if x.is_floating_point() or not task.integers else x
         with torch.no_grad(), task.precision():
-            out.append(below(model_input(x)).to(w.dtype))
+            out.append(below(x.flatten(1) if task.of_rows else model_input(x)).to(w.dtype))
     return torch.cat(out)
 
 

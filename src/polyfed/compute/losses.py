@@ -44,7 +44,7 @@ class Criterion:
         self.class_weights = None
         if class_weights is not None:
             self.class_weights = torch.tensor(class_weights, dtype=torch.float64).to(device)
-        self.reshape = True  # outputs [b, 1] for a callable, until `check` has tried it
+        self.reshape = True  # outputs [b, 1] for a callable, until `check` has found what it wants
 
     def mean(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
         """The loss over samples.
@@ -75,7 +75,7 @@ class Criterion:
         return F.mse_loss(output.reshape(target.shape), target)
 
     def aligned(self, output: Tensor, target: Tensor) -> Tensor:
-        """Outputs [b, 1] as float targets [b], or the reverse: a loss would broadcast them to [b, b].
+        """Outputs [b, 1] as float targets [b], or the reverse: a loss may broadcast them to [b, b].
 
         Parameters
         ----------
@@ -87,10 +87,8 @@ class Criterion:
         Tensor
             The outputs.
         """
-        a, b = output.shape, target.shape
-        if self.reshape and target.is_floating_point() and (a == (*b, 1) or b == (*a, 1)):
-            return output.reshape(b)
-        return output
+        fits = self.reshape and target.is_floating_point() and column(output, target)
+        return output.reshape(target.shape) if fits else output
 
     def each(self, output: Tensor, target: Tensor) -> Tensor:
         """The loss of every sample; for named losses only.
@@ -145,3 +143,9 @@ class Criterion:
             rows = on_device(np.flatnonzero(sizes == b), output.device)
             loss = loss.index_add(0, rows, many(output[rows, :b], batch.y[rows, :b]))
         return loss
+
+
+def column(output: Tensor, target: Tensor) -> bool:
+    """Whether one of the two is [b, 1] and the other [b], or both with the same axes between."""
+    a, b = output.shape, target.shape
+    return a == (*b, 1) or b == (*a, 1)

@@ -108,6 +108,12 @@ def flattens(m: nn.Module) -> bool:
     return type(m) is nn.Flatten and (m.start_dim, m.end_dim) == (1, -1)
 
 
+def rows(module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    """A hook on a chain, which takes a row of every sample: what goes in, [b, ...] -> [b, numbers]."""
+    (x,) = inputs
+    return (x.flatten(1) if x.dim() > 2 else x,)
+
+
 class Stacked:
     """Forward and backward passes of a `chain` for s weight vectors at once."""
 

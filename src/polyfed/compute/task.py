@@ -7,11 +7,12 @@ otherwise the module itself, one client after another, its parameters pointed at
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,12 +26,13 @@ from polyfed.compute.layout import Layout
 from polyfed.compute.losses import Criterion, Loss
 from polyfed.compute.optimizers import Optimizer
 from polyfed.compute.split import Split
-from polyfed.compute.stacked import BLOCK, Affine, Drift, Stacked, chain
+from polyfed.compute.stacked import BLOCK, Affine, Drift, Stacked, chain, rows
 from polyfed.compute.trial import EMBEDDINGS, Keyed, check_structure, reason, still
 from polyfed.compute.vectorised import stacked_outputs
 from polyfed.metrics.metric import Metric
 from polyfed.metrics.scores import DEFAULT
 
+FOUND = ("random", "threshold", "integers")
 AT_ONCE = 1 << 30  # bytes of activations when evaluating many models on their own samples
 
 
@@ -46,7 +48,8 @@ class Task:
         Its trainable parameters define the vector, their present values the start `w0: [p]`.
     loss : str or callable
         "cross-entropy", "mse", or (output [b, ...], target [b, ...]) -> mean loss, a scalar. For float targets [b],
-        outputs [b, 1] are reshaped to [b] first, and the reverse.
+        outputs [b, 1] are reshaped to [b] first, and the reverse, unless `check` finds that the loss is a mean over
+        samples only with outputs as they are.
     weight_decay : float
         Adds weight_decay/2 * ||w||^2 to every client's loss.
     optimizer : Optimizer
@@ -108,14 +111,16 @@ class Task:
         ]
         if broken:
             raise ModelError(f"parameter {broken[0]!r} of {type(model).__name__} holds NaN or infinity before training")
-        layers = chain(self.model)
-        known = isinstance(loss, str)
+        layers = chain(self.model) if isinstance(loss, str) else None
+        self.of_rows = layers is not None  # samples of any shape go in as rows, into a copy of the model as here
+        if self.of_rows:
+            self.model.register_forward_pre_hook(rows)
         if bf16 and self.w0.dtype != torch.float32:
             found = str(self.w0.dtype).removeprefix("torch.")
             raise ConfigError(f"precision: found bf16 with weights in {found}, expected float32")
         self.bf16, self.tf32 = bf16, tf32
         layers = layers if not bf16 else None  # autocast is of modules
-        self.stacked = Stacked(layers, self.layout, self.criterion) if known and layers else None
+        self.stacked = Stacked(layers, self.layout, self.criterion) if layers else None
         self.vectorised = self.stacked is None and self.w0.device.type != "cpu"
         self.sample_bytes = 0  # of memory that a sample takes in a vectorised step, as `check` finds
         # until `check` has tried: any model may draw, and one output is a logit
@@ -123,6 +128,29 @@ class Task:
         self.threshold: float | None = 0.0
         self.embeds = self.integers = any(isinstance(m, EMBEDDINGS) for m in self.model.modules())
         self._local = threading.local()
+
+    @property
+    def found(self) -> dict[str, Any]:
+        """What `check` has found out, which `adopt` takes."""
+        return {name: getattr(self, name) for name in FOUND} | {"reshape": self.criterion.reshape}
+
+    def adopt(self, found: Mapping[str, Any]) -> "Task":
+        """Take over what `check` has found of the same model and loss.
+
+        Parameters
+        ----------
+        found : mapping
+            As the other task has it.
+
+        Returns
+        -------
+        Task
+            This one.
+        """
+        for name in FOUND:
+            setattr(self, name, found[name])
+        self.criterion.reshape = found["reshape"]
+        return self
 
     @property
     def loss(self) -> Loss:

@@ -154,11 +154,12 @@ class Uplinks(Mapping[str, Tensor]):
         if self._rule is not None:
             own = [values[group == k].flatten(1) for k in range(len(present))]
             return out.index_copy_(0, present, torch.stack([self._rule(some) for some in own]).view(-1, *out.shape[1:]))
-        member = one_hot(group).T.to(values.dtype)
+        member = one_hot(group).T.to(values.dtype if weights is None else weights.dtype)
         if weights is not None:
-            member = member * weights.to(values.dtype)
+            member = member * weights
         mass = member.sum(1, keepdim=True)
-        means = torch.where(mass > 0, member / mass.clamp(min=1) @ values, out[present])
+        share = (member / torch.where(mass > 0, mass, 1)).to(values.dtype)
+        means = torch.where(mass > 0, share @ values, out[present])
         return out.index_copy_(0, present, means)
 
     def _base(self, name: str, values: Tensor) -> Tensor | None:

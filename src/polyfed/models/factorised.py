@@ -29,6 +29,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from polyfed.base.errors import ConfigError, ModelError
+from polyfed.base.typed import hooked
 
 SPARSE = ("merged", "beside")
 
@@ -258,7 +259,7 @@ def _pair(layer: nn.Module, U: Tensor, V: Tensor) -> nn.Sequential | None:
 def _replaced(module: nn.Module, by: Mapping[nn.Module, nn.Module]) -> nn.Module:
     """The module with some of its layers replaced, wherever they are used."""
     if module in by:
-        return by[module]
+        return hooked(by[module], module)
     for name, child in list(module._modules.items()):  # named_children() skips a layer's second place
         if child is not None:
             setattr(module, name, _replaced(child, by))

@@ -21,6 +21,7 @@ from polyfed.compute.augment import augmentation
 from polyfed.compute.batches import Work
 from polyfed.compute.check import check
 from polyfed.compute.compiled import PATH, path_of
+from polyfed.compute.losses import Loss
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, outlined
@@ -178,7 +179,8 @@ class Trainer:
             from polyfed.engines.ray import RayEngine
         except ImportError:
             raise ConfigError("engine: ray is not installed; pip install 'polyfed[ray]'") from None
-        make = partial(t.task, task.model, t.loss or "mse", task.device)
+        weights = None if task.class_weights is None else task.class_weights.tolist()
+        make = partial(_checked, t, task.model, task.loss, task.device, weights, task.found)
         return RayEngine(
             make, dict(splits(self.federation)), names, self.algorithm, self.work, t.seed, plan, t.step_sizes,
             workers=t.workers or min(cores(), len(names)), folder=folder and folder / "rows", address=t.address,
@@ -203,6 +205,13 @@ class Trainer:
             known = settings.get(key)
             settings[key] = known | value if isinstance(known, dict) and isinstance(value, dict) else value
         return settings
+
+
+def _checked(
+    t: Training, model: nn.Module, loss: Loss, device: torch.device, weights: list[float] | None, found: dict[str, Any]
+) -> Task:
+    """The same task in another process."""
+    return t.task(model, loss, device, class_weights=weights).adopt(found)
 
 
 def prepare(
