@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ NAMES = (
     "admission.svg", "leave.csv", "leave.html", "coalitions.json", "coalitions-*.csv", "coalitions.png",
     "coalitions.svg", "coalitions.pdf", "sites.json",
 )  # fmt: skip
+BEGUN = ("models/.*.draft", ".*.draft", "checkpoint/**/*", "rows/**/*", "metrics.jsonl")  # there before any head is
 RECIPE = ("kept/*.json", "outcome.md", "record.jsonl.gz", "table[0-9]*-*.csv")  # beside recipe.txt
 PART = re.compile(r"(?!\d{8}-\d{6}-).+-seed-?\d+")  # a run of a comparison, and not a folder that was named by its time
 HEADER = "# Written by polyfed; the last line is a checksum. To run an edited copy: polyfed run copy.toml\n"
@@ -148,11 +149,14 @@ def holds_results(folder: Path) -> bool:
 
 def our_files(folder: Path) -> list[Path]:
     """The files in a folder that we wrote; whatever else is there is its owner's."""
-    names = [*NAMES, *_of_recipe(folder)]
-    found = [p for name in names for p in folder.glob(name) if p.is_file() or p.is_symlink()]
+    found = _matching(folder, [*NAMES, *_of_recipe(folder)])
     for part in _parts(folder):
         found += our_files(part) + [p for p in (part / MARK,) if p.exists()]
     return list(dict.fromkeys(found))
+
+
+def _matching(folder: Path, names: Iterable[str]) -> list[Path]:
+    return [p for name in names for p in folder.glob(name) if p.is_file() or p.is_symlink()]
 
 
 def _of_recipe(folder: Path) -> list[str]:
@@ -186,7 +190,7 @@ def set_aside(folder: Path) -> None:
     """
     try:
         if (folder / OLD).exists():
-            _remove(folder)
+            _remove(folder, our_files(folder))
             return
         _move(our_files(folder), folder, folder / MOVING)
         (folder / MOVING / MARK).touch()
@@ -200,7 +204,7 @@ def set_aside(folder: Path) -> None:
 def restore(folder: Path) -> None:
     """Put the results from before back in the place of new ones."""
     if (folder / OLD).exists():
-        _remove(folder)
+        _remove(folder, our_files(folder))
         os.replace(folder / OLD, folder / MOVING)
     if (folder / MOVING).exists():
         (folder / MOVING / MARK).unlink(missing_ok=True)
@@ -210,13 +214,14 @@ def restore(folder: Path) -> None:
 
 def settle(folder: Path) -> None:
     """End what a crash has cut short: results on their way aside come back, also those that nothing has replaced, and
-    what was written before it could be said what it belongs to is removed.
+    what a run writes before its head is removed. Results stay, also where it is not known what they belong to.
     """
     begun = any((folder / h).exists() for h in (*HEADS, "summary.json"))
     if (folder / MOVING).exists() or ((folder / OLD).exists() and not any((folder / h).exists() for h in HEADS)):
         restore(folder)
     elif not begun and not any(any(folder.glob(p)) for p in ("checkpoint/round-*", "*/*/checkpoint/round-*")):
-        discard(folder)
+        with contextlib.suppress(OSError):
+            _remove(folder, _matching(folder, BEGUN))
 
 
 def forget_old(folder: Path) -> None:
@@ -229,14 +234,13 @@ def where_old(folder: Path) -> str:
     return f"; the results from before are in {folder / OLD} until it is complete" if (folder / OLD).exists() else ""
 
 
-def discard(folder: Path) -> None:
-    """Remove our files, and the folder if nothing else is in it."""
+def discard(folder: Path, but: Iterable[Path] = ()) -> None:
+    """Remove our files, `but` for some."""
     with contextlib.suppress(OSError):
-        _remove(folder)
+        _remove(folder, [p for p in our_files(folder) if p not in {*but}])
 
 
-def _remove(folder: Path) -> None:
-    files = our_files(folder)
+def _remove(folder: Path, files: list[Path]) -> None:
     for path in sorted(files, key=lambda p: not (p.parent == folder and p.name in HEADS)):  # first what it is known by
         path.unlink(missing_ok=True)
     _prune(folder, files)
