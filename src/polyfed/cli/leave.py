@@ -29,11 +29,13 @@ def leave(
     from polyfed.cli.execute import execute
     from polyfed.core.errors import RunError
     from polyfed.experiment.config import resolve
-    from polyfed.experiment.files import config_of, unsealed
+    from polyfed.experiment.files import config_of, spare, unsealed
     from polyfed.experiment.leave import compared, leaving, without
     from polyfed.report import files as reading
 
     config = config_of(run)
+    if out is not None:
+        spare(out, run)
     unsealed(config)
     folders = [run] if config.name == "config.toml" else sorted(run.glob("runs/*-seed*"))
     if not folders or any(not (f / "summary.json").exists() for f in folders):

@@ -25,12 +25,15 @@ def predict(
     polyfed predict west.safetensors new-patients.csv --out predictions.csv[/dim]
     """
     from polyfed.cli.screen import stderr
-    from polyfed.core.errors import ConfigError, RunError
+    from polyfed.core.errors import ConfigError
     from polyfed.data.sheets import read
+    from polyfed.experiment.files import put_out, spare
     from polyfed.experiment.folder import csv_text
     from polyfed.experiment.opened import Opened
     from polyfed.experiment.predict import Predictor, predictor
 
+    if out is not None:
+        spare(out, model, model.with_suffix(".json"), rows)
     if model.is_dir():
         opened = Opened(model)
         if client is None:
@@ -51,9 +54,6 @@ def predict(
     if out is None:
         print(text, end="")
         return 0
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as e:
-        raise RunError(f"cannot write {out}: {(e.strerror or str(e)).lower()}") from None
+    put_out(out, text.encode())
     stderr.print(f"{len(sheet.lines)} predictions: {out}", soft_wrap=True, markup=False)
     return 0

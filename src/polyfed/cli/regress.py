@@ -34,11 +34,14 @@ def regress(
     """
     from polyfed import clinical
     from polyfed.cli.console import show_table, stdout
-    from polyfed.core.errors import ConfigError, RunError
+    from polyfed.core.errors import ConfigError
+    from polyfed.experiment.files import put_out, spare
 
     forms = {".csv": "csv", ".html": "html", ".md": "markdown", ".tex": "latex"}
     if out is not None and out.suffix not in forms:
         raise ConfigError(f"--out: found {str(out)!r}, expected a name ending in {', '.join(forms)}")
+    if out is not None:
+        spare(out, Path(data))
     given = {"target": target, "exposure": exposure, "time": time, "event": event}
     takes = {"poisson": ("target", "exposure"), "cox": ("time", "event")}.get(model, ("target",))
     wrong = [name for name, value in given.items() if value is not None and name not in takes]
@@ -61,10 +64,7 @@ def regress(
 
         stdout.print(f"report: {write_page(found, out)}", soft_wrap=True, markup=False)
     elif out is not None:
-        try:
-            out.write_text(str(table.to(forms[out.suffix])), encoding="utf-8")
-        except OSError as e:
-            raise RunError(f"cannot write {out}: {(e.strerror or str(e)).lower()}") from None
+        put_out(out, str(table.to(forms[out.suffix])).encode())
         stdout.print(f"table: {out}", soft_wrap=True, markup=False)
     return 0
 

@@ -47,8 +47,11 @@ def report(
     polyfed report runs/fashion runs/cifar --paper > table.tex[/dim]
     """
     from polyfed.cli.console import results, show_table, stdout
+    from polyfed.experiment.files import spare
     from polyfed.report import read, write_report
 
+    if out is not None and not out.is_dir():
+        spare(out, *runs)
     if games := [path for path in runs if (path / "coalitions.toml").exists()]:
         return _coalitions(runs, games[0], out is None and not figures and table is None and not paper)
     form = Form.latex if paper and table is None else table

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.checkpoint import flush, reason
-from polyfed.core.errors import RunError, closest
+from polyfed.core.errors import ConfigError, RunError, closest
 from polyfed.core.settings import is_table
 
 MARK = ".polyfed"
@@ -48,6 +48,7 @@ NAMES = (
 )  # fmt: skip
 BEGUN = ("models/.*.draft", ".*.draft", "checkpoint/**/*", "rows/**/*", "metrics.jsonl")  # there before any head is
 RECIPE = ("kept/*.json", "outcome.md", "record.jsonl.gz", "table[0-9]*-*.csv")  # beside recipe.txt
+SITES = (".csv", ".npz")  # of a folder with a file per site
 PART = re.compile(r"(?!\d{8}-\d{6}-).+-seed-?\d+")  # a run of a comparison, and not a folder that was named by its time
 HEADER = "# Written by polyfed; the last line is a checksum. To run an edited copy: polyfed run copy.toml\n"
 PATIENCE = 30.0  # seconds for the processes of a run that was killed to end
@@ -63,12 +64,15 @@ def put(path: Path, content: bytes | Callable[[Path], None]) -> None:
     content: its bytes, or what writes them to a path
     """
     draft = path.with_name(f".{path.name}.draft")
-    if isinstance(content, bytes):
-        draft.write_bytes(content)
-    else:
-        content(draft)
-    flush(draft)
-    os.replace(draft, path)
+    try:
+        if isinstance(content, bytes):
+            draft.write_bytes(content)
+        else:
+            content(draft)
+        flush(draft)
+        os.replace(draft, path)
+    except OSError as e:
+        raise OSError(e.errno, e.strerror, str(path)) from None
 
 
 def sealed(text: str) -> str:
@@ -108,6 +112,14 @@ def _complete(name: str, found: dict[str, Any]) -> bool:
         whole = is_table(data) and "digest" in data and is_table(versions) and "polyfed" in versions
         return whole and "algorithm" in found
     return name == "comparison.toml" and "seeds" in found and isinstance(found.get("algorithms"), list)
+
+
+def put_out(out: Path, content: bytes) -> None:
+    """Write a file that a user named: whole or not at all, where a link leads, and straight into what is no file."""
+    if out.exists() and not out.is_file():
+        out.write_bytes(content)
+    else:
+        put(out.resolve(), content)
 
 
 # whose a folder is
@@ -178,6 +190,36 @@ def _parts(folder: Path) -> list[Path]:
         p for p in inside
         if p.is_dir() and not p.is_symlink() and not any(p.is_relative_to(a) for a in aside) and is_ours(p)
     ]  # fmt: skip
+
+
+def spare(out: Path, *inputs: Path) -> None:
+    """Raise ConfigError where writing `out` would replace or become what is read, under whatever name it is reached.
+
+    inputs: files, folders of sites' data, or folders of results, whose report.html may be made anew
+    """
+    for place in inputs:
+        if (why := _of_input(out, place)) is not None:
+            raise ConfigError(f"out: {out} {why}; choose another name")
+
+
+def _of_input(out: Path, place: Path) -> str | None:
+    """What an output has to do with an input that is read, or None."""
+    read = [place]
+    if place.is_dir() and is_ours(place):
+        read += [p for p in our_files(place) if p.name != "report.html"]
+        if out.is_dir() and (_within(out, place) or _within(place, out)):
+            return f"would be written while {place} is read"
+    elif place.is_dir():
+        read += [p for p in place.iterdir() if p.suffix.lower() in SITES]
+        if out.suffix.lower() in SITES and _within(out, place):
+            return f"would be taken for a site's file of {place}"
+    if out.exists() and any(p.exists() and out.samefile(p) for p in read):
+        return f"is {place if place.is_file() else f'in {place}'}, which is read"
+    return None
+
+
+def _within(path: Path, folder: Path) -> bool:
+    return path.resolve().is_relative_to(folder.resolve())
 
 
 # results from before

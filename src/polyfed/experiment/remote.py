@@ -23,7 +23,7 @@ from polyfed.core.engine import Engine
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.messages import State
 from polyfed.core.schedule import Arrivals, Asynchronous, Delays, Timed
-from polyfed.core.settings import is_list, is_mapping
+from polyfed.core.settings import is_list, is_mapping, table_in
 from polyfed.data.federation import Outline
 from polyfed.data.moments import deviation, ordered
 from polyfed.data.preparation import Preparation
@@ -352,7 +352,7 @@ def _card(store: RunFolder) -> str:
     path = store.path / CARD
     try:
         if path.is_file():
-            return str(json.loads(path.read_text())["run"])
+            return str(table_in(path.read_bytes())["run"])
         store.path.mkdir(parents=True, exist_ok=True)
         found = uuid.uuid4().hex[:12]
         store.write(CARD, json.dumps({"run": found}))
