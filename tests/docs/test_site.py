@@ -208,7 +208,9 @@ def test_the_site_builds_without_a_warning(tmp_path):
 def test_the_reference_documents_no_parameter_that_the_source_has_not():
     """mkdocstrings reads sources, where a named tuple has fields and no signature; it warns, and the build fails."""
     homes = re.findall(r"^::: ([\w.]+)$", "\n".join(site().values()), re.M)
-    things = {home: getattr(importlib.import_module(home.rpartition(".")[0]), home.rpartition(".")[2]) for home in homes}
+    things = {
+        home: getattr(importlib.import_module(home.rpartition(".")[0]), home.rpartition(".")[2]) for home in homes
+    }
     tuples = {home: thing for home, thing in things.items() if hasattr(thing, "_fields")}
     assert {thing.__name__ for thing in tuples.values()} >= {"Round", "Server", "Progress"}
     assert [home for home, thing in tuples.items() if "Parameters\n" in thing.__doc__] == []

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 pytest.importorskip("cryptography", reason="needs the extra [flower]")
-from polyfed.core.errors import ConfigError, RunError
+from polyfed.core.errors import ConfigError
 from polyfed.sites.keys import Keys, site_key, split, warning
 
 
@@ -158,7 +158,8 @@ def test_a_damaged_file_of_a_site_is_refused(keys, tmp_path, damage):
     ("text", "found"),
     [
         ("a.org", ("a.org", 8000)), ("a.org:1", ("a.org", 1)), ("[::1]:9", ("::1", 9)), ("::1", ("::1", 8000)),
-        ("[fe80::2]", ("fe80::2", 8000)), ("10.0.0.7:65535", ("10.0.0.7", 65535)), ("db_1.a-b.c0", ("db_1.a-b.c0", 8000)),
+        ("[fe80::2]", ("fe80::2", 8000)), ("10.0.0.7:65535", ("10.0.0.7", 65535)),
+        ("db_1.a-b.c0", ("db_1.a-b.c0", 8000)),
     ],
 )  # fmt: skip
 def test_addresses(text, found):
