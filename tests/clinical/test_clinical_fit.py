@@ -162,6 +162,14 @@ def test_a_site_without_a_fit_of_its_own_is_named_and_left_out(site, why):
     pd.testing.assert_frame_equal(found.coefficients, pf.clinical.fit([everything]).coefficients, rtol=1e-8)
 
 
+def test_a_column_that_is_constant_within_strata_is_called_so_whatever_rounding_leaves_of_it():
+    """Its information is a difference of equal numbers, by rounding now above 0 and now below."""
+    for values in RNG.uniform(size=(12, 3)):
+        sites = [(np.c_[x, np.full(len(x), v)], y + 1, y) for v, (x, y) in zip(values, SITES, strict=True)]
+        with pytest.raises(DataError, match="column x4 is constant within every site"):
+            pf.clinical.fit(sites, "cox")
+
+
 def test_a_stratum_without_deaths_adds_nothing():
     a, b = survival(), survival(seed=1)
     x, time, event = survival(seed=2)
@@ -184,6 +192,19 @@ def test_fedcet_arrives_and_fedavg_says_that_it_does_not():
     assert not any("arrived" in note for note in cet.notes)
     assert cet.rounds < 300
     assert (cet.bytes["up"] > newton.bytes["up"]).all()
+
+
+def test_how_far_a_linear_model_is_from_its_maximum_is_in_standard_errors_of_its_own_noise():
+    """By least squares of the pooled rows: the largest distance in errors with the residual variance of where it
+    stopped. In a unit in which that variance is far from 1."""
+    x, y = np.c_[np.ones(240), (X - X.mean(0)) / X.std(0)], 1e-3 * (X @ [1.0, -0.5, 0.2] + 5 * Y)
+    found = pf.clinical.fit([(X[:100], y[:100]), (X[100:], y[100:])], "linear", method=pf.FedAvg(lr=0.01), rounds=20)
+    slopes = found.coefficients["estimate"].to_numpy()[1:]
+    beta = np.r_[found.coefficients["estimate"].iloc[0] + X.mean(0) @ slopes, slopes * X.std(0)]
+    best, inverse = np.linalg.lstsq(x, y, rcond=None)[0], np.linalg.inv(x.T @ x)
+    variance = ((y - x @ beta) ** 2).sum() / (240 - 4)
+    assert found.left == pytest.approx(np.abs((best - beta) / np.sqrt(variance * inverse.diagonal())).max(), rel=1e-6)
+    assert found.left > 1
 
 
 def test_a_method_that_has_not_arrived_claims_nothing(tmp_path):
