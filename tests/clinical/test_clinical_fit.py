@@ -164,7 +164,7 @@ def test_a_site_without_a_fit_of_its_own_is_named_and_left_out(site, why):
 
 def test_a_column_that_is_constant_within_strata_is_called_so_whatever_rounding_leaves_of_it():
     """Its information is a difference of equal numbers, by rounding now above 0 and now below."""
-    for values in RNG.uniform(size=(12, 3)):
+    for values in np.random.default_rng(0).uniform(size=(12, 3)):
         sites = [(np.c_[x, np.full(len(x), v)], y + 1, y) for v, (x, y) in zip(values, SITES, strict=True)]
         with pytest.raises(DataError, match="column x4 is constant within every site"):
             pf.clinical.fit(sites, "cox")
