@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError
+from polyfed.cli import execute
 from polyfed.report.style import write_atomically
 from polyfed.runs import config
 from polyfed.runs import ownership as files
@@ -88,6 +89,34 @@ def test_an_admission_killed_before_its_table_is_made_again_and_a_whole_one_is_r
     assert cli(*words).status == 0
     said = cli(*words)
     assert (said.status, said.err) == (2, "polyfed: --out b: holds results already; choose another folder\n")
+
+
+def test_results_without_their_head_stay_whatever_is_asked_of_the_folder(cli, tmp_path, small):
+    """Models may have a name of ours, lie in a folder with our mark, and be another's: here an admission's, whose table
+    is gone, with one of the owner."""
+    folder = marked(tmp_path / "adm")
+    (folder / "models").mkdir()
+    for name in ("models/oslo.safetensors", "models/mine.safetensors", "admission.svg"):
+        (folder / name).write_text("hours of work")
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != files.MARK}
+    wrong = ("--set", "model.name=mlp", "--set", "model.hidden=[0]")
+    for words in (("resume", "adm"), ("report", "adm"), ("verify", "adm"), ("run", small, *wrong, "--out", "adm")):
+        said = cli(*words)
+        assert said.status != 0, words
+        assert said.err.count("\n") == 1
+        assert {p: p.read_bytes() for p in before} == before, words
+
+
+def test_a_forced_command_that_is_interrupted_at_once_leaves_the_old_results(cli, tmp_path, small, monkeypatch):
+    assert cli("run", small, *RUN).status == 0
+    before = {p: p.read_bytes() for p in (tmp_path / "a").rglob("*") if p.is_file() and p.name != files.MARK}
+
+    def press(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(execute, "fit", press)
+    assert cli("run", small, *RUN, "--force").status == 130
+    assert {p: p.read_bytes() for p in before} == before
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

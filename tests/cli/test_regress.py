@@ -69,6 +69,12 @@ def test_what_is_modelled_and_what_categories_are_compared_with_is_said(cli, fol
         (["--out", "t.pdf"], "--out"),
         (["--columns", "age,weight", "--target", "died"], "no column 'weight'"),
         (["--model", "poisson", "--target", "age"], "expected counts of 0 or more"),
+        (["--model", "cox", "--time", "died", "--event", "died"], "column 'died': found in two roles"),
+        (["--model", "poisson", "--target", "days", "--exposure", "days"], "column 'days': found in two roles"),
+        (["--target", "died", "--columns", "age,died"], "column 'died': found in two roles"),
+        (["--set", "rounds=3"], "rounds: regress takes columns.drop"),
+        (["--set", "columns.missing=median"], "columns.missing: regress takes columns.drop"),
+        (["--drop", "dosis"], "no column 'dosis', which columns.drop names (did you mean 'dose'?)"),
     ],
 )
 def test_refused_in_one_line(cli, folder, words, said):
@@ -76,6 +82,22 @@ def test_refused_in_one_line(cli, folder, words, said):
     assert found.status in (1, 2)
     assert said in found.err
     assert found.err.count("\n") == 1
+
+
+def test_what_a_refusal_recommends_is_an_option(cli, folder):
+    """The messages are those of `run`: what they name, typed here, is taken."""
+    for path in folder.glob("*.csv"):
+        table = pd.read_csv(path)
+        table["crp"], table["note"] = ["<5", *["7"] * (len(table) - 1)], [f"n{k}" for k in range(len(table))]
+        table.to_csv(path, index=False)
+    refused = cli("regress", folder, "--target", "died", "--columns", "age,crp,note").err
+    recommended = refused.rpartition(", or ")[2].split()
+    assert recommended == ["--drop", "crp,note"]
+    plain = cli("regress", folder, "--target", "died", "--columns", "age")
+    found = cli("regress", folder, "--target", "died", "--columns", "age,crp,note", *recommended)
+    assert (found.status, found.out) == (0, plain.out)
+    said = cli("regress", folder, "--target", "died", "--drop", "note", "--set", 'columns.gaps=["<5"]')
+    assert "found '<5', a gap (3 of 240 cells); leave such rows out" in said.err
 
 
 def test_the_page_holds_ratios_headline_and_sites(cli, tmp_path):

@@ -25,17 +25,19 @@ def survival(n: int = 80, seed: int = 0):
 
 
 def test_every_byte_is_that_of_a_message():
-    """Sums (2 columns' worth and three numbers); then p numbers down and 1 + p + p(p + 1)/2 up; then the own fits."""
+    """Sums (2 columns' worth and three numbers); then p numbers down and 1 + p + p(p + 1)/2 up; then the own fits: 2p,
+    and two of the intercept."""
     found = pf.clinical.fit(SITES)
     p, newton = 4, found.rounds - 2
-    assert (found.bytes["up"] == 8 * (3 + 2 * 3) + newton * 8 * (1 + p + p * (p + 1) // 2) + 2 * 8 * p + 1 + p).all()
+    own = 2 * 8 * (p + 1) + 1 + p
+    assert (found.bytes["up"] == 8 * (3 + 2 * 3) + newton * 8 * (1 + p + p * (p + 1) // 2) + own).all()
     assert (found.bytes["down"] == newton * 8 * p + 2 * 8 * 3 + 8 * p).all()
     assert list(found.ledger["round"].unique()) == list(range(found.rounds))
     assert found.ledger["up_bytes"].sum() == found.bytes["up"].sum()
     assert newton <= 8
     found = pf.clinical.fit(SITES, "linear")  # also the squares of the target; its mean and deviation come back
     newton = found.rounds - 2
-    assert (found.bytes["up"] == 8 * (4 + 2 * 3) + newton * 8 * (1 + p + p * (p + 1) // 2) + 2 * 8 * p + 1 + p).all()
+    assert (found.bytes["up"] == 8 * (4 + 2 * 3) + newton * 8 * (1 + p + p * (p + 1) // 2) + own).all()
     assert (found.bytes["down"] == newton * 8 * p + 2 * 8 * (3 + 1) + 8 * p).all()
 
 
@@ -95,12 +97,40 @@ def test_the_meta_analysis_is_the_sites_own_fits_weighed():
     assert found.own["estimate"].to_numpy().reshape(3, 4) == pytest.approx(b, rel=1e-8)
     w = 1 / se**2
     mean = (w * b).sum(0) / w.sum(0)
-    Q = (w * (b - mean) ** 2).sum(0)
+    middle = np.concatenate([x for x, _ in SITES]).mean(0)
+    alone = [pf.clinical.fit([(x - middle, y)]).coefficients for x, y in SITES]
+    c, error = (np.stack([a[key] for a in alone]) for key in ("estimate", "se"))
+    assert c[:, 1:] == pytest.approx(b[:, 1:], rel=1e-8)  # of slopes nothing is said by where columns are 0
+    Q = ((c - (c / error**2).sum(0) / (error**-2).sum(0)) ** 2 / error**2).sum(0)
     assert found.meta["estimate"].to_numpy() == pytest.approx(mean, rel=1e-8)
     assert found.meta["se"].to_numpy() == pytest.approx(w.sum(0) ** -0.5, rel=1e-8)
     assert found.heterogeneity["Q"].to_numpy() == pytest.approx(Q, rel=1e-6)
     assert found.heterogeneity["p"].to_numpy() == pytest.approx(stats.chi2.sf(Q, 2), rel=1e-6)
     assert found.heterogeneity["I2"].to_numpy() == pytest.approx(np.maximum(0, 1 - 2 / Q), abs=1e-6)
+
+
+@pytest.mark.parametrize("model", ["logistic", "poisson", "linear"])
+def test_sites_of_unlike_base_rates_disagree_wherever_columns_are_zero(model):
+    """Five groups alike in age, at the same slope, of which one has half the others' outcome at any age. Whether
+    age is counted from 0, from 60 or in months is no fact about them."""
+    rng = np.random.default_rng(0)
+    ages = [rng.normal(60, 3, 400) for _ in range(5)]
+    level = [-1.2, 0, 0, 0, 0]
+    mean = [np.exp(0.05 * (age - 60) + up) for age, up in zip(ages, level, strict=True)]
+    draw = {
+        "logistic": lambda m: (rng.random(400) < m / (1 + m)).astype(float),
+        "poisson": lambda m: rng.poisson(m).astype(float),
+        "linear": lambda m: np.log(m) + rng.normal(size=400),
+    }[model]
+    ys = [draw(m) for m in mean]
+    found = [
+        pf.clinical.fit([(scale * (age[:, None] - zero), y) for age, y in zip(ages, ys, strict=True)], model)
+        for zero, scale in ((0.0, 1.0), (60.0, 1.0), (1000.0, 12.0))
+    ]
+    for f in found:
+        assert f.heterogeneity.loc["intercept", "p"] < 1e-9
+        assert f.heterogeneity.loc["intercept", "I2"] > 0.8
+        pd.testing.assert_frame_equal(f.heterogeneity, found[0].heterogeneity, rtol=1e-6)
 
 
 def test_intervals_are_walds():
@@ -132,6 +162,14 @@ def test_a_site_without_a_fit_of_its_own_is_named_and_left_out(site, why):
     pd.testing.assert_frame_equal(found.coefficients, pf.clinical.fit([everything]).coefficients, rtol=1e-8)
 
 
+def test_a_column_that_is_constant_within_strata_is_called_so_whatever_rounding_leaves_of_it():
+    """Its information is a difference of equal numbers, by rounding now above 0 and now below."""
+    for values in np.random.default_rng(0).uniform(size=(12, 3)):
+        sites = [(np.c_[x, np.full(len(x), v)], y + 1, y) for v, (x, y) in zip(values, SITES, strict=True)]
+        with pytest.raises(DataError, match="column x4 is constant within every site"):
+            pf.clinical.fit(sites, "cox")
+
+
 def test_a_stratum_without_deaths_adds_nothing():
     a, b = survival(), survival(seed=1)
     x, time, event = survival(seed=2)
@@ -154,6 +192,19 @@ def test_fedcet_arrives_and_fedavg_says_that_it_does_not():
     assert not any("arrived" in note for note in cet.notes)
     assert cet.rounds < 300
     assert (cet.bytes["up"] > newton.bytes["up"]).all()
+
+
+def test_how_far_a_linear_model_is_from_its_maximum_is_in_standard_errors_of_its_own_noise():
+    """By least squares of the pooled rows: the largest distance in errors with the residual variance of where it
+    stopped. In a unit in which that variance is far from 1."""
+    x, y = np.c_[np.ones(240), (X - X.mean(0)) / X.std(0)], 1e-3 * (X @ [1.0, -0.5, 0.2] + 5 * Y)
+    found = pf.clinical.fit([(X[:100], y[:100]), (X[100:], y[100:])], "linear", method=pf.FedAvg(lr=0.01), rounds=20)
+    slopes = found.coefficients["estimate"].to_numpy()[1:]
+    beta = np.r_[found.coefficients["estimate"].iloc[0] + X.mean(0) @ slopes, slopes * X.std(0)]
+    best, inverse = np.linalg.lstsq(x, y, rcond=None)[0], np.linalg.inv(x.T @ x)
+    variance = ((y - x @ beta) ** 2).sum() / (240 - 4)
+    assert found.left == pytest.approx(np.abs((best - beta) / np.sqrt(variance * inverse.diagonal())).max(), rel=1e-6)
+    assert found.left > 1
 
 
 def test_a_method_that_has_not_arrived_claims_nothing(tmp_path):

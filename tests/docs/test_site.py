@@ -5,6 +5,7 @@ another; lines of sh blocks that begin with polyfed are commands and must succee
 test-long` runs the walk with it, the usual tests leave that block out.
 """
 
+import importlib
 import importlib.util
 import re
 import subprocess
@@ -202,6 +203,17 @@ def test_the_site_builds_without_a_warning(tmp_path):
         assert not re.findall(r'<(?:script|img|iframe)[^>]* src="https?:', page.read_text()), (
             f"{page.name} loads from elsewhere"
         )
+
+
+def test_the_reference_documents_no_parameter_that_the_source_has_not():
+    """mkdocstrings reads sources, where a named tuple has fields and no signature; it warns, and the build fails."""
+    homes = re.findall(r"^::: ([\w.]+)$", "\n".join(site().values()), re.M)
+    things = {
+        home: getattr(importlib.import_module(home.rpartition(".")[0]), home.rpartition(".")[2]) for home in homes
+    }
+    tuples = {home: thing for home, thing in things.items() if hasattr(thing, "_fields")}
+    assert {thing.__name__ for thing in tuples.values()} >= {"Round", "Server", "Progress"}
+    assert [home for home, thing in tuples.items() if "Parameters\n" in thing.__doc__] == []
 
 
 def test_every_score_that_is_known_by_name_is_documented_with_its_direction():

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 pytest.importorskip("cryptography", reason="needs the extra [flower]")
-from polyfed.base.errors import ConfigError, RunError
+from polyfed.base.errors import ConfigError
 from polyfed.sites.keys import Keys, site_key, split, warning
 
 
@@ -103,17 +103,103 @@ def test_what_cannot_be_is_refused_in_one_line(keys, tmp_path, do, says):
     assert "\n" not in str(e.value)
 
 
-def test_a_damaged_register_is_said_to_be_damaged(keys):
-    (keys.folder / "sites.json").write_text('{"address": 3}')
-    with pytest.raises(RunError, match=r"sites\.json is damaged"):
-        keys.sites()
+SITE = '{"address": "a.org:1", "sites": {"bern": %s}}'
+DAMAGE = [
+    "[]",
+    "[" * 5000,
+    '{"address": 3}',
+    SITE % '{"public": "x"}',
+    SITE % '{"public": "x", "until": "soon"}',
+    SITE % '{"public": 3, "until": "2030-01-01"}',
+    SITE % '{"public": "x", "until": "2030-01-01", "revoked": null}',
+    "\udcff",
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=range(len(DAMAGE)))
+def test_a_damaged_register_is_said_to_be_damaged_and_no_certificate_is_replaced(cli, keys, tmp_path, damage):
+    """Also where the server's certificate is to be made anew: a running one is that of its name until all was read."""
+    (keys.folder / "sites.json").write_text(damage, errors="surrogateescape")
+    before = {path: path.read_bytes() for path in keys.folder.iterdir()}
+    for words in (("init", "b.org"), ("add", "oslo", "--out", tmp_path), ("list",), ("revoke", "bern")):
+        said = cli("keys", *words, "--keys", keys.folder)
+        assert (said.status, said.err.count("\n")) == (1, 1), said.err
+        assert f"{keys.folder / 'sites.json'} is damaged" in said.err
+        assert "restore it from a copy" in said.err
+        assert {path: path.read_bytes() for path in keys.folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("lost", ["ca.key", "ca.pem"])
+def test_an_authority_that_is_lost_is_not_replaced(cli, keys, lost):
+    """The sites trust no other."""
+    (keys.folder / lost).unlink()
+    before = {path: path.read_bytes() for path in keys.folder.iterdir()}
+    for words in (("init", "b.org"), *((("add", "oslo"),) if lost == "ca.pem" else ())):
+        said = cli("keys", *words, "--keys", keys.folder)
+        assert (said.status, said.err.count("\n")) == (1, 1), said.err
+        assert said.err.startswith(f"polyfed: {keys.folder / lost}: ")
+        assert {path: path.read_bytes() for path in keys.folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("damage", ["[]", "[" * 5000, "{}", '{"site": 1}'], ids=range(4))
+def test_a_damaged_file_of_a_site_is_refused(keys, tmp_path, damage):
+    path = keys.add("bern", tmp_path)
+    path.write_text(damage)
+    with pytest.raises(ConfigError, match="not a site's key"):
+        site_key(path)
+    says = dict.fromkeys(("site", "server", "authority", "key"), "x")
+    for until in ({}, {"until": "soon"}, {"until": 3}):
+        path.write_text(json.dumps(says | until))
+        with pytest.raises(ConfigError, match="not a site's key"):
+            site_key(path)
 
 
 @pytest.mark.parametrize(
-    ("text", "found"), [("a.org", ("a.org", 8000)), ("a.org:1", ("a.org", 1)), ("[::1]:9", ("::1", 9))]
-)
+    ("text", "found"),
+    [
+        ("a.org", ("a.org", 8000)), ("a.org:1", ("a.org", 1)), ("[::1]:9", ("::1", 9)), ("::1", ("::1", 8000)),
+        ("[fe80::2]", ("fe80::2", 8000)), ("10.0.0.7:65535", ("10.0.0.7", 65535)),
+        ("db_1.a-b.c0", ("db_1.a-b.c0", 8000)),
+    ],
+)  # fmt: skip
 def test_addresses(text, found):
     assert split(text) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ":", ".", "a.", "0.95", "*", "*.org", "é.org", "a b", "a/b", "-a.org", "256.1.1.1", "a:b", "a:0", "a:65536",
+     "a:-1", "[::1", "::1::", "fe80::1%eth0", "a" * 64, "a." * 127 + "ab", "a\n"],
+)  # fmt: skip
+def test_what_no_site_could_reach_is_no_address(cli, keys, text, tmp_path):
+    """For `keys init` and its --also, and for a client's --server; the é has a spelling that works."""
+    before = {path: path.read_bytes() for path in keys.folder.iterdir()}
+    with pytest.raises(ConfigError, match="is not an address") as e:
+        split(text)
+    assert ("xn--9ca.org" in str(e.value)) == ("é" in text)
+    if ":" not in text:
+        with pytest.raises(ConfigError, match="is not an address"):
+            keys.make("a.org", [text])
+    assert {path: path.read_bytes() for path in keys.folder.iterdir()} == before
+
+
+def test_what_a_server_and_a_site_cannot_be_given_is_one_line(cli, keys, tmp_path):
+    (tmp_path / "e.toml").touch()
+    (tmp_path / "x.csv").touch()
+    key = keys.add("bern", tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    serve = ("server", tmp_path / "e.toml", "--keys", keys.folder)
+    join = ("client", "--key", key, "--data", tmp_path / "x.csv", "--yes", "-q")
+    for words, says in (
+        ((*serve, "--port", "-1"), "--port"),
+        ((*serve, "--host", "é"), "is not an address"),
+        ((*join, "--vault", tmp_path / "v", "--server", ":"), "is not an address"),
+        ((*join, "--vault", tmp_path / "x.csv"), "x.csv"),
+    ):
+        said = cli(*words)
+        assert (said.status, said.err.count("\n"), "bug" in said.err) == (said.status or 1, 1, False), said.err
+        assert says in said.err
+        assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_what_ends_soon_is_said(keys, tmp_path):

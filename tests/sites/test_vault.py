@@ -1,6 +1,7 @@
 """The vault: which private state counts, whatever was written when the power failed."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -36,6 +37,33 @@ def test_exchanges_of_a_round_are_versions_of_their_own(tmp_path):
     vault.save((7, 0), state(3), START)  # the round was repeated
     assert float(vault.load((7, 0), ZERO)["w"][0]) == 3
     assert vault.versions() == [(7, 0), (7, 1)]
+
+
+@pytest.mark.parametrize("write", ["save", "keep"])
+def test_bytes_are_on_the_disk_before_their_name_is(tmp_path, monkeypatch, write):
+    """A rename may reach the disk before what was written: after a power cut the name would stand over zeros. A
+    stand-in for the disk: the bytes that get the name are those that fsync has seen, and the folder is flushed last."""
+    vault, done = Vault(tmp_path / "v", "run", "oslo"), []
+    sync, rename = os.fsync, os.replace
+
+    def fsync(handle):
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        done.append(("flush", path if path.is_dir() else path.read_bytes()))
+        sync(handle)
+
+    def replace(source, target):
+        done.append(("rename", Path(source).read_bytes()))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    if write == "save":
+        vault.save((0, 0), state(1), START)
+    else:
+        vault.keep("model.json", b"{}")
+    assert [what for what, _ in done] == ["flush", "rename", "flush"]
+    assert done[0][1] == done[1][1]
+    assert done[2][1] == tmp_path / "v"
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,24 @@ def test_what_a_task_raises_is_raised_and_the_others_are_stopped(tmp_path):
     assert time.monotonic() - start < 30
 
 
+@pytest.mark.parametrize("kind", [RunError, ValueError, KeyboardInterrupt])
+def test_a_task_that_is_interrupted_while_it_says_why_it_failed_prints_nothing(kind, capfd):
+    """One that fails beside it makes the parent interrupt it, at any point of what it does last."""
+
+    class Late(kind):
+        def __str__(self):
+            signal.raise_signal(signal.SIGINT)
+            return "the reason"
+
+    def task():
+        raise Late
+
+    raised = KeyboardInterrupt if kind is KeyboardInterrupt else (RunError, RuntimeError)
+    with pytest.raises(raised):
+        list(side_by_side([task], 2))
+    assert capfd.readouterr().err == ""
+
+
 def test_a_fault_of_ours_comes_with_its_place():
     with pytest.raises(RuntimeError, match=r"(?s)in a worker process:.*ZeroDivisionError"):
         list(side_by_side([lambda: 1 / 0], 1))

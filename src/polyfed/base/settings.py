@@ -12,6 +12,7 @@ import collections.abc
 import dataclasses
 import functools
 import inspect
+import json
 import math
 import operator
 import sys
@@ -549,6 +550,17 @@ def _same_file(one: Any, other: Any) -> bool:
 def is_table(value: Any) -> TypeGuard[dict[str, Any]]:
     """Whether a value is a table of a TOML or JSON file."""
     return isinstance(value, dict)
+
+
+def table_in(text: str | bytes) -> dict[str, Any]:
+    """The table that a JSON file holds. Raises ValueError for anything else."""
+    try:
+        found: Any = json.loads(text)
+    except RecursionError:
+        raise ValueError("lists within lists without end") from None
+    if not is_table(found):
+        raise ValueError(f"found a {type(found).__name__}, expected a table")
+    return found
 
 
 def is_mapping(value: Any) -> TypeGuard[Mapping[str, Any]]:

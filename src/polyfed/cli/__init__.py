@@ -121,12 +121,8 @@ def call(arguments: Sequence[str], debug: bool = False) -> int:
 
         if isinstance(e, PolyfedError):
             return _say(str(e), 2 if isinstance(e, ConfigError) else 1)
-        if isinstance(e, OSError) and e.errno in (
-            errno.ENOSPC,
-            errno.EDQUOT,
-        ):  # wherever it was that a file was written
-            what = f" {e.filename}" if e.filename else ""
-            return _say(f"cannot write{what}: the disk is full; what was written before is kept", 1)
+        if isinstance(e, OSError) and (line := _of_file(e)):
+            return _say(line, 1)
         return _say(
             f"unexpected {type(e).__name__}: {e}; this is a bug in polyfed; please report it with the output of the "
             "same command run with --debug",
@@ -151,6 +147,15 @@ def _legible(command: Any) -> Any:
         if parameter.param_type_name == "argument" and not parameter.help:
             parameter.help = hints[parameter.name].__metadata__[0].help
     return command
+
+
+def _of_file(e: OSError) -> str:
+    """A file or folder that cannot be used, wherever a command met it, in one line; nothing for other errors."""
+    path = str(e.filename or "")
+    path = f"{path[:100]}...{path[-40:]}" if len(path) > 200 else path
+    if e.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"cannot write{path and ' '}{path}: the disk is full; what was written before is kept"
+    return f"{path}: {(e.strerror or str(e)).lower()}" if path else ""
 
 
 def _help(arguments: Sequence[str]) -> str:

@@ -60,7 +60,6 @@ def _say_interrupted(folder: Path) -> None:
     then = f"resume with: polyfed resume {folder}{files.where_old(folder)}"
     if not any((folder / name).exists() for name in files.HEADS):
         files.settle(folder)
-        files.discard(folder)
         then = "nothing had been computed yet"
     stderr.print(f"polyfed: interrupted; {then}", soft_wrap=True, markup=False)
 

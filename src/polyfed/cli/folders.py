@@ -64,6 +64,7 @@ def _make_room(folder: Path, force: bool) -> None:
 @contextmanager
 def _kept(folder: Path, resume: bool) -> Iterator[None]:
     """On an error: results from before are put back where the new ones came to nothing, and nothing is lost else."""
+    before = files.our_files(folder)
     try:
         yield
     except Diverged as e:
@@ -76,7 +77,7 @@ def _kept(folder: Path, resume: bool) -> Iterator[None]:
             if (folder / files.OLD).exists():
                 files.restore(folder)
             else:
-                files.discard(folder)
+                files.discard(folder, before)
         raise
 
 

@@ -18,6 +18,7 @@ from polyfed.data.sheets import read, survey
 from polyfed.data.tables import Table
 from polyfed.runs.build import Parts
 from polyfed.runs.config import Experiment
+from polyfed.runs.ownership import spare
 
 ROWS, COLUMNS, MANY = 40, 12, 200  # clients, classes and columns shown in the terminal
 SHADES = " ░▒▓█"
@@ -38,6 +39,8 @@ def show(experiment: Experiment, out: Path | None) -> None:
     """Print the federation of the first seed, and draw it to `out`."""
     if out is not None and out.suffix.lower() not in (".svg", ".png", ".pdf"):
         raise ConfigError(f"--out: found {str(out)!r}, expected a name ending in .svg, .png or .pdf")
+    if out is not None:
+        spare(out, Path(experiment.data.name))
     parts = Parts(experiment)
     if (found := tables_of(experiment)) is not None:
         stdout.print(columns_of(found))
@@ -127,14 +130,10 @@ def _more(fed: Federation) -> str:
 
 def draw(fed: Federation, out: Path) -> Path:
     """The partition as a picture."""
-    from polyfed.base.errors import RunError
     from polyfed.report import Study, partition_figure, save
     from polyfed.report.read import RunFiles
 
     files = RunFiles(Path(), "", int(fed.meta.get("seed", 0)), {}, fed.describe(), pd.DataFrame(), None, {}, {})
     figure = partition_figure(Study([files]))
     assert figure is not None
-    try:
-        return save(figure, out)
-    except OSError as e:
-        raise RunError(f"cannot write {out}: {(e.strerror or str(e)).lower()}") from None
+    return save(figure, out)

@@ -30,10 +30,12 @@ def leave(
     from polyfed.cli.execute import execute
     from polyfed.runs import schema as reading
     from polyfed.runs.config import resolve
-    from polyfed.runs.ownership import config_of, unsealed
+    from polyfed.runs.ownership import config_of, spare, unsealed
     from polyfed.studies.leave import compared, leaving, without
 
     config = config_of(run)
+    if out is not None:
+        spare(out, run)
     unsealed(config)
     folders = [run] if config.name == "config.toml" else sorted(run.glob("runs/*-seed*"))
     if not folders or any(not (f / "summary.json").exists() for f in folders):

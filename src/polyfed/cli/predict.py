@@ -24,13 +24,16 @@ def predict(
     [dim]polyfed export answer/runs/ditto-seed0 --client west
     polyfed predict west.safetensors new-patients.csv --out predictions.csv[/dim]
     """
-    from polyfed.base.errors import ConfigError, RunError
+    from polyfed.base.errors import ConfigError
     from polyfed.cli.screen import stderr
     from polyfed.data.sheets import read
     from polyfed.runs.folder import csv_text
     from polyfed.runs.opened import Opened
+    from polyfed.runs.ownership import put_out, spare
     from polyfed.studies.predict import Predictor, predictor
 
+    if out is not None:
+        spare(out, model, model.with_suffix(".json"), rows)
     if model.is_dir():
         opened = Opened(model)
         if client is None:
@@ -51,9 +54,6 @@ def predict(
     if out is None:
         print(text, end="")
         return 0
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as e:
-        raise RunError(f"cannot write {out}: {(e.strerror or str(e)).lower()}") from None
+    put_out(out, text.encode())
     stderr.print(f"{len(sheet.lines)} predictions: {out}", soft_wrap=True, markup=False)
     return 0

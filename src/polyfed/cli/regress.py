@@ -1,13 +1,20 @@
 """polyfed regress: one regression over the rows of all sites, with intervals, as if they had been pooled."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from polyfed.cli import options as o
+
 if TYPE_CHECKING:
+    from polyfed.data.columns import Columns
     from polyfed.data.federation import Federation
+
+TAKES = {"poisson": ("target", "exposure"), "cox": ("time", "event")}
+DESCRIBED = ("drop", "numbers", "categories", "gaps", "labels")  # settings of [columns] that a regression has
 
 
 def regress(
@@ -20,6 +27,8 @@ def regress(
     time: Annotated[str | None, Option(help="Column of times, for cox.", metavar="COLUMN")] = None,
     event: Annotated[str | None, Option(help="Column of events (1: died), for cox.", metavar="COLUMN")] = None,
     columns: Annotated[str | None, Option(help="Columns to use; else all others.", metavar="A,B,...")] = None,
+    drop: o.Drop = None,
+    set: o.Set = None,
     ties: Annotated[str, Option(help="efron or breslow, for cox.")] = "efron",
     level: Annotated[float, Option(help="Of the confidence intervals.")] = 0.95,
     out: Annotated[
@@ -33,25 +42,28 @@ def regress(
     [dim]polyfed regress hospitals/ --model cox --time days --event died[/dim]
     """
     from polyfed import clinical
-    from polyfed.base.errors import ConfigError, RunError
+    from polyfed.base.errors import ConfigError
     from polyfed.cli.console import show_table, stdout
+    from polyfed.runs.ownership import put_out, spare
 
     forms = {".csv": "csv", ".html": "html", ".md": "markdown", ".tex": "latex"}
     if out is not None and out.suffix not in forms:
         raise ConfigError(f"--out: found {str(out)!r}, expected a name ending in {', '.join(forms)}")
+    if out is not None:
+        spare(out, Path(data))
+    asked = o.collect({"drop": drop, "set": set})
     given = {"target": target, "exposure": exposure, "time": time, "event": event}
-    takes = {"poisson": ("target", "exposure"), "cox": ("time", "event")}.get(model, ("target",))
+    takes = TAKES.get(model, ("target",))
     wrong = [name for name, value in given.items() if value is not None and name not in takes]
     if wrong:
         raise ConfigError(f"--{wrong[0]}: {model} takes {', '.join(takes)}")
     chosen = [c.strip() for c in columns.split(",")] if columns else None
     if Path(data).is_dir() and any(Path(data).glob("*.csv")) and not (Path(data) / "config.toml").exists():
-        names, sites, about = tables(Path(data), model, given, chosen)
+        names, sites, about = tables(Path(data), model, given, chosen, asked)
         found = replace(clinical.fit(sites, model, ties=ties, names=names, level=level), about=about)
-    elif chosen or any(given.values()):
-        raise ConfigError(
-            f"--{wrong[0] if wrong else 'columns' if chosen else takes[0]}: of CSV files; {data} has none"
-        )
+    elif chosen or asked or any(given.values()):
+        which = "columns" if chosen else "drop" if drop else "set" if asked else takes[0]
+        raise ConfigError(f"--{which}: of CSV files; {data} has none")
     else:
         found = clinical.fit(federation(data), model, ties=ties, level=level)
     table = found.table()
@@ -61,10 +73,7 @@ def regress(
 
         stdout.print(f"report: {write_page(found, out)}", soft_wrap=True, markup=False)
     elif out is not None:
-        try:
-            out.write_text(str(table.to(forms[out.suffix])), encoding="utf-8")
-        except OSError as e:
-            raise RunError(f"cannot write {out}: {(e.strerror or str(e)).lower()}") from None
+        put_out(out, str(table.to(forms[out.suffix])).encode())
         stdout.print(f"table: {out}", soft_wrap=True, markup=False)
     return 0
 
@@ -81,8 +90,24 @@ def federation(data: str) -> "Federation":
     return load(data, **raw).partition(test_fraction=0.0)
 
 
+def described(asked: Mapping[str, Any], drop: list[str], **roles: Any) -> "Columns":
+    """What columns are: as `asked` on the command line, of which `drop` are left out too, and in the roles of a
+    regression."""
+    from polyfed.base.errors import ConfigError
+    from polyfed.data.columns import Columns
+    from polyfed.runs import check
+
+    settings = asked.get("columns", {})
+    for key in [*(k for k in asked if k != "columns"), *(f"columns.{k}" for k in settings if k not in DESCRIBED)]:
+        raise ConfigError(f"{key}: regress takes {', '.join(f'columns.{k}' for k in DESCRIBED)}")
+    both = dict.fromkeys([*settings.get("drop", []), *drop])
+    return check.read_table(
+        Columns, {**settings, **roles, "drop": [*both], "missing": "refuse"}, check.Where(None, {}, {})
+    )
+
+
 def tables(
-    folder: Path, model: str, given: dict[str, str | None], columns: list[str] | None
+    folder: Path, model: str, given: dict[str, str | None], columns: list[str] | None, asked: Mapping[str, Any]
 ) -> tuple[list[str], list[tuple[Any, ...]], str]:
     """The sites' names, (x, target, ...) of a folder with a CSV file per site, columns taken by their names, and what
     the target is and what categories are compared with."""
@@ -91,7 +116,6 @@ def tables(
 
     from polyfed.base.errors import ConfigError, DataError, closest
     from polyfed.data import readers
-    from polyfed.data.columns import Columns
     from polyfed.data.sheets import read, survey
     from polyfed.data.tables import Table
 
@@ -104,6 +128,8 @@ def tables(
     if cox and None in wanted:
         raise ConfigError(f"--{'event' if wanted[0] else 'time'}: missing; cox needs --time and --event")
     outcome = [name for name in (*wanted, given["exposure"]) if name is not None]
+    if twice := [name for k, name in enumerate(outcome) if name in (*outcome[:k], *(columns or ()))]:
+        raise ConfigError(f"column {twice[0]!r}: found in two roles, expected one each")
     for sheet in sheets:
         for name in (*(columns or ()), *outcome):
             if name not in sheet.columns:
@@ -113,10 +139,10 @@ def tables(
     every = dict.fromkeys(c for sheet in sheets for c in sheet.columns)
     drop = [c for c in every if (columns and c not in (*columns, *wanted)) or c == given["exposure"]]
     if cox:
-        settings = Columns(task="survival", time=wanted[0], event=wanted[1], drop=drop, missing="refuse")
+        settings = described(asked, drop, task="survival", time=wanted[0], event=wanted[1])
     else:
         task = "auto" if model == "logistic" else "regression"
-        settings = Columns(task=task, target=wanted[0], drop=drop, missing="refuse")
+        settings = described(asked, drop, task=task, target=wanted[0])
     table = Table(sheets, survey(sheets, settings), settings)
     table.advice = "leave such rows out"
     if problems := table.problems():

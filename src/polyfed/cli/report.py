@@ -48,7 +48,10 @@ def report(
     """
     from polyfed.cli.console import results, show_table, stdout
     from polyfed.report import read, write_report
+    from polyfed.runs.ownership import spare
 
+    if out is not None and not out.is_dir():
+        spare(out, *runs)
     if games := [path for path in runs if (path / "coalitions.toml").exists()]:
         return _coalitions(runs, games[0], out is None and not figures and table is None and not paper)
     form = Form.latex if paper and table is None else table

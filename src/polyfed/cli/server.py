@@ -25,7 +25,8 @@ def server(
     keys: Annotated[Path, Option(help="Folder made by polyfed keys.", metavar="DIR")] = Path("keys"),
     host: Annotated[str, Option(help="Address of this machine to listen at.", metavar="HOST")] = "0.0.0.0",
     port: Annotated[
-        int | None, Option(help="Port to listen at. Default: that of the keys' address.", metavar="PORT")
+        int | None,
+        Option(help="Port to listen at. Default: that of the keys' address.", metavar="PORT", min=1, max=65535),
     ] = None,
     wait: Annotated[
         float | None,
@@ -57,9 +58,10 @@ def server(
     from polyfed.report import read, write_report
     from polyfed.runs import stop
     from polyfed.sites.flower import Flower
-    from polyfed.sites.keys import Keys
+    from polyfed.sites.keys import Keys, host_of
     from polyfed.sites.serve import serve
 
+    host_of(host)
     if quorum is not None and wait is None:
         raise ConfigError("--quorum: found without --wait, the seconds after which fewer sites will do")
     since = stop.interruptions()

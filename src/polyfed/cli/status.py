@@ -1,6 +1,5 @@
 """polyfed status: what a server or a site is doing."""
 
-import json
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -19,20 +18,21 @@ def status(
 ) -> int:
     """Show whether a server or site runs, who is connected, and its last events."""
     from polyfed.base.errors import RunError
+    from polyfed.base.settings import table_in
     from polyfed.cli.events import NAME
 
     try:
-        events = (folder / NAME).read_text(encoding="utf-8").splitlines()
+        events = (folder / NAME).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         raise RunError(f"{folder}: no server or site has run here") from None
     try:
-        state = json.loads((folder / "flower" / "state.json").read_text())
+        state = table_in((folder / "flower" / "state.json").read_bytes())
         with suppress(PermissionError):  # it runs, as another user
             os.kill(state["pid"], 0)
         print(f"running, process {state['pid']}")
         for site, doing in sorted(state.get("sites", {}).items()):
             print(f"{site}: {doing}")
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         print("not running")
     rounds = sorted(path.name for path in folder.glob("checkpoint/round-*"))
     if rounds:

@@ -52,9 +52,14 @@ class Design(NamedTuple):
         """What one of `targets` is in the target as given."""
         return float(self.target[1]) if len(self.target) else 1.0
 
+    @property
+    def zero(self) -> float:
+        """What 0 of `targets` is in the target as given."""
+        return float(self.target[0]) if len(self.target) else 0.0
+
     def targets(self, y: Tensor) -> Tensor:
         """[N, 2]: standardised for a linear model, else as given."""
-        return torch.stack([(y[:, 0] - self.target[0]) / self.unit, y[:, 1]], 1) if len(self.target) else y
+        return torch.stack([(y[:, 0] - self.zero) / self.unit, y[:, 1]], 1) if len(self.target) else y
 
     def back(self, intercept: bool) -> Tensor:
         """[p, p]: from coefficients of `rows` and `targets` to those of the columns as given; see `given`."""
@@ -67,8 +72,8 @@ class Design(NamedTuple):
     def given(self, beta: Tensor, intercept: bool) -> Tensor:
         """[p]: coefficients of the columns as given."""
         found = self.back(intercept) @ beta
-        if len(self.target):
-            found[0] += self.target[0]
+        if intercept:
+            found[0] += self.zero
         return found
 
     def standardised(self, beta: Tensor) -> Tensor:
@@ -100,14 +105,22 @@ class Site:
         return {"value": value, "gradient": gradient, "information": information[above[0], above[1]]}
 
     def own(self, model: Model, design: Design, beta: Tensor) -> State:
-        """The site's own fit, started from the federated one; NaN where it has none, and which columns are why."""
+        """The site's own fit, started from the federated one; NaN where it has none, and which columns are why.
+
+        centre: the intercept at the pooled means of the columns, and its standard error
+        """
         x, y = design.rows(self.x, model.intercept), design.targets(self.target)
         found = newton(lambda b: model.derivatives(b, x, y), beta)
         back = design.back(model.intercept)
         spread = dispersion(model, found.value, len(x), len(beta))
         fine = found.outcome == FINE and spread > 0
         covariance = back @ found.covariance @ back.T * max(spread, 0.0)
-        return {
+        middle = [
+            found.beta[0] * design.unit + design.zero,
+            (found.covariance[0, 0] * max(spread, 0.0)).sqrt() * design.unit,
+        ]
+        centre = {"centre": torch.stack(middle) if fine else beta.new_full((2,), torch.nan)} if model.intercept else {}
+        return centre | {
             "estimate": design.given(found.beta, model.intercept) if fine else torch.full_like(beta, torch.nan),
             "se": covariance.diagonal().sqrt() if fine else torch.full_like(beta, torch.nan),
             "outcome": torch.tensor(FINE if fine else found.outcome or SINGULAR, dtype=torch.uint8),
@@ -321,6 +334,7 @@ def fit(
         result.value * design.unit**2,
         own["estimate"],
         own["se"],
+        own.get("centre"),
         why,
         left=float(((result.beta - beta).abs() / (result.covariance.diagonal() * spread).sqrt()).max()),
         level=level,

@@ -35,7 +35,8 @@ class ClinicalFit:
         Log-likelihood; for Cox partial, for linear with the variance at its maximum.
     heterogeneity : DataFrame
         A row per coefficient: sites, Q (Cochran's, between the sites' own fits), df, p, I2 (share of the variation that
-        is not chance).
+        is not chance). The intercept's is that at the pooled means of the columns: where they are 0, which may be an
+        age, sites' intercepts are extrapolations that agree within errors of any size.
     meta : DataFrame
         As `coefficients`: the sites' own fits combined by their inverse variances (fixed effect).
     sites : DataFrame
@@ -91,6 +92,7 @@ class ClinicalFit:
         value: float,
         own: Tensor,
         own_se: Tensor,
+        centre: Tensor | None,
         why: Sequence[str],
         *,
         left: float,
@@ -99,7 +101,11 @@ class ClinicalFit:
         rounds: int,
         method: str,
     ) -> "ClinicalFit":
-        """From what `fit` computed. value: log-likelihood as `models` has it   own, own_se: [sites, p], NaN for none"""
+        """From what `fit` computed.
+
+        value: log-likelihood as `models` has it     own, own_se: [sites, p], NaN for none
+        centre: [sites, 2] the sites' intercepts at the pooled means, and their errors; None without an intercept
+        """
         n, p = int(patients.sum()), len(names)
         if model.name == "linear":
             value = -n / 2 * (np.log(2 * np.pi * -2 * value / n) + 1)
@@ -109,7 +115,11 @@ class ClinicalFit:
         with np.errstate(invalid="ignore", divide="ignore"):
             total = weight.sum(0)
             mean = (weight * each[kept]).sum(0) / total
-            Q, df = (weight * (each[kept] - mean) ** 2).sum(0), max(int(kept.sum()) - 1, 0)
+            at, by = each[kept], weight.copy()
+            if centre is not None:
+                at[:, 0], by[:, 0] = centre.numpy()[kept, 0], centre.numpy()[kept, 1] ** -2.0
+            gap = at - (by * at).sum(0) / by.sum(0)
+            Q, df = (by * gap**2).sum(0), max(int(kept.sum()) - 1, 0)
             table = wald(names, mean, total**-0.5, model, level)
             differ = {"sites": kept.sum(), "Q": Q, "df": df, "p": stats.chi2.sf(Q, df) if df else np.nan}
             differ["I2"] = np.where(Q > 0, np.clip((Q - df) / Q, 0, 1), 0.0) if df else np.nan
@@ -180,6 +190,8 @@ class ClinicalFit:
         if self.left > 1e-4:
             step = f"the next Newton step is {words.figures(self.left)} standard errors"
             found.append(f"{self.method} has not arrived: {step}" if self.arrived else self.unfinished)
+        if "intercept" in self.heterogeneity.index and self.heterogeneity["df"].iloc[0] > 0:
+            found.append("heterogeneity of the intercept: at the mean of every column")
         if without:
             found.append(f"no fit of their own, so not in the meta-analysis: {'; '.join(without)}")
         cost = f"{words.count(self.rounds, 'exchange')} with every site, at most {words.size(up)} up"

@@ -13,7 +13,7 @@ State = dict[str, Tensor]
 class Round(NamedTuple):
     """What both sides may know about one exchange.
 
-    Parameters
+    Attributes
     ----------
     t : int
         Round, from 0.
@@ -55,7 +55,7 @@ class Round(NamedTuple):
 class Down(NamedTuple):
     """The messages of one downlink.
 
-    Parameters
+    Attributes
     ----------
     shared : dict of Tensor
         The same for every client.
@@ -72,7 +72,7 @@ class Server(NamedTuple):
 
     Newcomers follow from it: one more client is one more row of `each`, and one more row and column of `pairs`.
 
-    Parameters
+    Attributes
     ----------
     shared : dict of Tensor
         Of no client in particular.

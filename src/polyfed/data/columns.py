@@ -99,6 +99,7 @@ class Columns(Configured):
             value = getattr(self, key)
             self.require(not survival or value is not None, key, "a column, for task = survival")
             self.require(survival or value is None, key, "none, or task = survival")
+        self.require(not survival or self.time != self.event, "event", "another column than the time")
         self.require(not survival or self.target is None, "target", "none; survival has time and event")
         self.require(self.weights not in self.outcome, "weights", "another column than the target")
 

@@ -3,6 +3,8 @@
 Inline SVG takes ink, grid and series colours from CSS variables, so one figure serves light and dark pages.
 """
 
+import contextlib
+import errno
 import io
 import os
 import re
@@ -157,11 +159,15 @@ def write_atomically(path: Path, content: bytes) -> None:
 
     The draft always has the same name, so the next writer replaces one that a kill left behind.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         draft.write_bytes(content)
         os.replace(draft, path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
+    except BaseException as e:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        if isinstance(e, OSError):
+            number = errno.ENOTDIR if isinstance(e, FileExistsError) else e.errno  # a file where a folder is to be
+            raise OSError(number, os.strerror(number or 0), str(path)) from None
         raise

@@ -19,12 +19,12 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
 from polyfed.base.checkpoint import flush, reason
-from polyfed.base.errors import RunError, closest
+from polyfed.base.errors import ConfigError, RunError, closest
 from polyfed.base.settings import is_table
 
 MARK = ".polyfed"
@@ -46,7 +46,9 @@ NAMES = (
     "admission.svg", "leave.csv", "leave.html", "coalitions.json", "coalitions-*.csv", "coalitions.png",
     "coalitions.svg", "coalitions.pdf", "sites.json",
 )  # fmt: skip
+BEGUN = ("models/.*.draft", ".*.draft", "checkpoint/**/*", "rows/**/*", "metrics.jsonl")  # there before any head is
 RECIPE = ("kept/*.json", "outcome.md", "record.jsonl.gz", "table[0-9]*-*.csv")  # beside recipe.txt
+SITES = (".csv", ".npz")  # of a folder with a file per site
 PART = re.compile(r"(?!\d{8}-\d{6}-).+-seed-?\d+")  # a run of a comparison, and not a folder that was named by its time
 HEADER = "# Written by polyfed; the last line is a checksum. To run an edited copy: polyfed run copy.toml\n"
 PATIENCE = 30.0  # seconds for the processes of a run that was killed to end
@@ -62,12 +64,15 @@ def put(path: Path, content: bytes | Callable[[Path], None]) -> None:
     content: its bytes, or what writes them to a path
     """
     draft = path.with_name(f".{path.name}.draft")
-    if isinstance(content, bytes):
-        draft.write_bytes(content)
-    else:
-        content(draft)
-    flush(draft)
-    os.replace(draft, path)
+    try:
+        if isinstance(content, bytes):
+            draft.write_bytes(content)
+        else:
+            content(draft)
+        flush(draft)
+        os.replace(draft, path)
+    except OSError as e:
+        raise OSError(e.errno, e.strerror, str(path)) from None
 
 
 def sealed(text: str) -> str:
@@ -109,6 +114,14 @@ def _complete(name: str, found: dict[str, Any]) -> bool:
     return name == "comparison.toml" and "seeds" in found and isinstance(found.get("algorithms"), list)
 
 
+def put_out(out: Path, content: bytes) -> None:
+    """Write a file that a user named: whole or not at all, where a link leads, and straight into what is no file."""
+    if out.exists() and not out.is_file():
+        out.write_bytes(content)
+    else:
+        put(out.resolve(), content)
+
+
 # whose a folder is
 
 
@@ -148,11 +161,14 @@ def holds_results(folder: Path) -> bool:
 
 def our_files(folder: Path) -> list[Path]:
     """The files in a folder that we wrote; whatever else is there is its owner's."""
-    names = [*NAMES, *_of_recipe(folder)]
-    found = [p for name in names for p in folder.glob(name) if p.is_file() or p.is_symlink()]
+    found = _matching(folder, [*NAMES, *_of_recipe(folder)])
     for part in _parts(folder):
         found += our_files(part) + [p for p in (part / MARK,) if p.exists()]
     return list(dict.fromkeys(found))
+
+
+def _matching(folder: Path, names: Iterable[str]) -> list[Path]:
+    return [p for name in names for p in folder.glob(name) if p.is_file() or p.is_symlink()]
 
 
 def _of_recipe(folder: Path) -> list[str]:
@@ -176,6 +192,36 @@ def _parts(folder: Path) -> list[Path]:
     ]  # fmt: skip
 
 
+def spare(out: Path, *inputs: Path) -> None:
+    """Raise ConfigError where writing `out` would replace or become what is read, under whatever name it is reached.
+
+    inputs: files, folders of sites' data, or folders of results, whose report.html may be made anew
+    """
+    for place in inputs:
+        if (why := _of_input(out, place)) is not None:
+            raise ConfigError(f"out: {out} {why}; choose another name")
+
+
+def _of_input(out: Path, place: Path) -> str | None:
+    """What an output has to do with an input that is read, or None."""
+    read = [place]
+    if place.is_dir() and is_ours(place):
+        read += [p for p in our_files(place) if p.name != "report.html"]
+        if out.is_dir() and (_within(out, place) or _within(place, out)):
+            return f"would be written while {place} is read"
+    elif place.is_dir():
+        read += [p for p in place.iterdir() if p.suffix.lower() in SITES]
+        if out.suffix.lower() in SITES and _within(out, place):
+            return f"would be taken for a site's file of {place}"
+    if out.exists() and any(p.exists() and out.samefile(p) for p in read):
+        return f"is {place if place.is_file() else f'in {place}'}, which is read"
+    return None
+
+
+def _within(path: Path, folder: Path) -> bool:
+    return path.resolve().is_relative_to(folder.resolve())
+
+
 # results from before
 
 
@@ -186,7 +232,7 @@ def set_aside(folder: Path) -> None:
     """
     try:
         if (folder / OLD).exists():
-            _remove(folder)
+            _remove(folder, our_files(folder))
             return
         _move(our_files(folder), folder, folder / MOVING)
         (folder / MOVING / MARK).touch()
@@ -200,7 +246,7 @@ def set_aside(folder: Path) -> None:
 def restore(folder: Path) -> None:
     """Put the results from before back in the place of new ones."""
     if (folder / OLD).exists():
-        _remove(folder)
+        _remove(folder, our_files(folder))
         os.replace(folder / OLD, folder / MOVING)
     if (folder / MOVING).exists():
         (folder / MOVING / MARK).unlink(missing_ok=True)
@@ -210,13 +256,14 @@ def restore(folder: Path) -> None:
 
 def settle(folder: Path) -> None:
     """End what a crash has cut short: results on their way aside come back, also those that nothing has replaced, and
-    what was written before it could be said what it belongs to is removed.
+    what a run writes before its head is removed. Results stay, also where it is not known what they belong to.
     """
     begun = any((folder / h).exists() for h in (*HEADS, "summary.json"))
     if (folder / MOVING).exists() or ((folder / OLD).exists() and not any((folder / h).exists() for h in HEADS)):
         restore(folder)
     elif not begun and not any(any(folder.glob(p)) for p in ("checkpoint/round-*", "*/*/checkpoint/round-*")):
-        discard(folder)
+        with contextlib.suppress(OSError):
+            _remove(folder, _matching(folder, BEGUN))
 
 
 def forget_old(folder: Path) -> None:
@@ -229,14 +276,13 @@ def where_old(folder: Path) -> str:
     return f"; the results from before are in {folder / OLD} until it is complete" if (folder / OLD).exists() else ""
 
 
-def discard(folder: Path) -> None:
-    """Remove our files, and the folder if nothing else is in it."""
+def discard(folder: Path, but: Iterable[Path] = ()) -> None:
+    """Remove our files, `but` for some."""
     with contextlib.suppress(OSError):
-        _remove(folder)
+        _remove(folder, [p for p in our_files(folder) if p not in {*but}])
 
 
-def _remove(folder: Path) -> None:
-    files = our_files(folder)
+def _remove(folder: Path, files: list[Path]) -> None:
     for path in sorted(files, key=lambda p: not (p.parent == folder and p.name in HEADS)):  # first what it is known by
         path.unlink(missing_ok=True)
     _prune(folder, files)

@@ -15,7 +15,7 @@ EVERY = 0.2  # seconds between lines
 class Progress(NamedTuple):
     """What a callback receives after every round.
 
-    Parameters
+    Attributes
     ----------
     round : int
         Rounds done.

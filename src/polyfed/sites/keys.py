@@ -11,12 +11,14 @@ import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyfed.base.errors import ConfigError, RunError, closest
+from polyfed.base.settings import is_table, table_in
 
 try:
     x509: Any = import_module("cryptography.x509")
@@ -26,6 +28,7 @@ try:
     hashes, s, ec = (
         import_module(f"cryptography.hazmat.primitives.{name}") for name in ("hashes", "serialization", "asymmetric.ec")
     )
+    UNREADABLE = OSError, ValueError, TypeError, KeyError, import_module("cryptography.exceptions").UnsupportedAlgorithm
 except ModuleNotFoundError:
     raise ConfigError("real sites need Flower, which is missing; pip install 'polyfed[flower]'") from None
 
@@ -33,6 +36,7 @@ PORT = 8000
 AUTHORITY, SERVER, SITE = 3650, 730, 730  # days that certificates and keys are good for
 SOON = 30  # days before the end in which to warn
 NAME = re.compile(r"[\w][\w.-]{0,63}")
+LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?", re.I)  # of a host's name: RFC 1123, and underscores
 
 
 class Entry(NamedTuple):
@@ -73,9 +77,12 @@ class Keys:
         address: host:port at which the sites reach the server
         """
         host, _ = split(address)
+        names = dict.fromkeys([host, *map(host_of, also), "localhost", "127.0.0.1"])
+        register = self._load() if self._register.exists() else {"sites": {}}
         if not self._signing.exists():
+            if self.authority.exists() or register["sites"]:
+                raise RunError(f"{self._signing}: missing, and the sites trust no other; restore it from a copy")
             self._authorise(host)
-        names = dict.fromkeys([host, *also, "localhost", "127.0.0.1"])
         key, now = ec.generate_private_key(ec.SECP256R1()), _now()
         authority = self._read(x509.load_pem_x509_certificate, self.authority)
         certificate = (
@@ -86,7 +93,6 @@ class Keys:
         )
         write(self.private, _pem(key), private=True)
         write(self.certificate, certificate.public_bytes(s.Encoding.PEM))
-        register = self._load() if self._register.exists() else {"sites": {}}
         self._save(register | {"address": address})
 
     def _authorise(self, host: str) -> None:
@@ -110,6 +116,7 @@ class Keys:
         known = self.sites()
         if site in known and known[site].state(now) == "valid":
             raise ConfigError(f"{site} has a key, good until {known[site].until:%Y-%m-%d}; revoke it to make another")
+        self._read(x509.load_pem_x509_certificate, self.authority)
         key, until = ec.generate_private_key(ec.SECP384R1()), now + timedelta(days=days)
         private = key.private_bytes(s.Encoding.PEM, s.PrivateFormat.OpenSSH, s.NoEncryption())
         public = key.public_key().public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH)
@@ -138,10 +145,7 @@ class Keys:
 
     def sites(self) -> dict[str, Entry]:
         """The register."""
-        return {
-            name: Entry(e["public"], _when(e["until"]), _when(e["revoked"]) if "revoked" in e else None)
-            for name, e in self._load()["sites"].items()
-        }
+        return {name: _entry(name, says) for name, says in self._load()["sites"].items()}
 
     def accepted(self) -> dict[str, str]:
         """The sites whose keys are good now, by their public key."""
@@ -174,13 +178,15 @@ class Keys:
 
     def _load(self) -> dict[str, Any]:
         try:
-            found = json.loads(self._register.read_text())
-            if not (isinstance(found["address"], str) and isinstance(found["sites"], dict)):
-                raise ValueError("its tables are wrong")
+            found = table_in(self._register.read_bytes())
+            if not (isinstance(found.get("address"), str) and is_table(found.get("sites"))):
+                raise ValueError("expected the server's address and a table of sites")
+            for name, says in found["sites"].items():
+                _entry(name, says)
             return found
         except FileNotFoundError:
             raise ConfigError(f"{self.folder}: no keys of a federation; make them with polyfed keys init") from None
-        except (OSError, ValueError, KeyError, TypeError) as e:
+        except (OSError, ValueError) as e:
             raise RunError(f"{self._register} is damaged ({_reason(e)}); restore it from a copy") from None
 
     def _save(self, register: Mapping[str, Any]) -> None:
@@ -189,19 +195,22 @@ class Keys:
     def _read(self, load: Any, path: Path) -> Any:
         try:
             return load(path.read_bytes())
-        except (OSError, ValueError) as e:
+        except UNREADABLE as e:
             raise RunError(f"{path}: cannot be read as a key or certificate ({_reason(e)})") from None
 
 
 def site_key(path: Path) -> SiteKey:
     """A site's file."""
     try:
-        says = json.loads(path.read_text())
+        says = table_in(path.read_bytes())
+        for key in ("site", "server", "authority", "key", "until"):
+            if not isinstance(says.get(key), str):
+                raise ValueError(f"its {key!r} is missing or no text")
         found = SiteKey(says["site"], says["server"], says["authority"], says["key"], _when(says["until"]))
         s.load_ssh_private_key(found.private.encode(), None)
         x509.load_pem_x509_certificate(found.authority.encode())
         return found
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+    except UNREADABLE as e:
         raise ConfigError(f"{path}: not a site's key, as polyfed keys add makes it ({_reason(e)})") from None
 
 
@@ -215,12 +224,27 @@ def warning(what: str, end: datetime, cure: str) -> str:
 
 
 def split(address: str) -> tuple[str, int]:
-    """The host and the port of host:port."""
-    host, _, port = address.rpartition(":") if re.fullmatch(r".*:\d+", address) else (address, "", str(PORT))
-    host = host.strip("[]")
-    if not host or not re.fullmatch(r"[\w.:-]+", host) or not 0 < int(port) < 65536:
-        raise ConfigError(f"{address!r} is not an address, expected HOST or HOST:PORT")
-    return host, int(port)
+    """The host and the port of host:port, [host]:port or host. Raises ConfigError for what is no address."""
+    parts = re.fullmatch(r"(?:\[([^][]+)\]|([^:]+))(?::(\d{1,5}))?", address, re.ASCII)  # else of IPv6, without a port
+    host, port = (parts[1] or parts[2], int(parts[3] or PORT)) if parts else (address, PORT)
+    if not 0 < port < 65536:
+        raise ConfigError(f"{address!r} is not an address: found port {port}, expected 1 to 65535")
+    return host_of(host), port
+
+
+def host_of(text: str) -> str:
+    """The text, if it is a host's name or IP address, else ConfigError."""
+    labels = text.split(".")
+    named = len(text) <= 253 and all(map(LABEL.fullmatch, labels)) and not labels[-1].isdigit()
+    if named or (_ip(text) is not None and "%" not in text):
+        return text
+    hint = ""
+    if not text.isascii():
+        with suppress(UnicodeError):
+            hint = f"; names outside ASCII are written as {text.encode('idna').decode()}"
+    raise ConfigError(
+        f"{text!r} is not an address of a host, expected a name such as fed.example.org, or an IP address{hint}"
+    )
 
 
 def write(path: Path, data: bytes, private: bool = False) -> None:
@@ -245,10 +269,25 @@ def _certificate(host: str | None, issuer: Any, public: Any, days: int, now: dat
 
 
 def _named(host: str) -> Any:
+    found = _ip(host)
+    return x509.DNSName(host) if found is None else x509.IPAddress(found)
+
+
+def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return x509.IPAddress(ipaddress.ip_address(host))
+        return ipaddress.ip_address(text)
     except ValueError:
-        return x509.DNSName(host)
+        return None
+
+
+def _entry(name: str, says: Any) -> Entry:
+    try:
+        public = says["public"]
+        if isinstance(public, str):
+            return Entry(public, _when(says["until"]), _when(says["revoked"]) if "revoked" in says else None)
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise ValueError(f"site {name!r}: expected its public key, and the time until which it is good")
 
 
 def _pem(key: Any) -> bytes:
@@ -260,7 +299,8 @@ def _now() -> datetime:
 
 
 def _when(text: str) -> datetime:
-    return datetime.fromisoformat(text)
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _reason(error: Exception) -> str:

@@ -20,7 +20,7 @@ import torch
 
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, RunError
-from polyfed.base.settings import is_list, is_mapping
+from polyfed.base.settings import is_list, is_mapping, table_in
 from polyfed.core.engine import Engine
 from polyfed.core.messages import Form, State
 from polyfed.core.schedule import Arrivals, Asynchronous, Delays, Timed
@@ -352,7 +352,7 @@ def _card(store: RunFolder) -> str:
     path = store.path / CARD
     try:
         if path.is_file():
-            return str(json.loads(path.read_text())["run"])
+            return str(table_in(path.read_bytes())["run"])
         store.path.mkdir(parents=True, exist_ok=True)
         found = uuid.uuid4().hex[:12]
         store.write(CARD, json.dumps({"run": found}))

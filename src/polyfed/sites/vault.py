@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnkn
 
 from polyfed.base.checkpoint import flush, reason
 from polyfed.base.errors import RunError
+from polyfed.base.settings import table_in
 from polyfed.core.messages import State
 
 Version = tuple[int, int]  # (round, exchange within it)
@@ -35,7 +36,7 @@ class Vault:
             folder.mkdir(parents=True, exist_ok=True)
             if not card.exists():
                 self._write(card, json.dumps({"run": run, "site": site}).encode())
-            said = json.loads(card.read_text())
+            said = table_in(card.read_bytes())
         except (OSError, ValueError) as e:
             raise RunError(f"{folder}: not a vault ({reason(e)})") from None
         for key, mine in (("site", site), ("run", run)):
@@ -47,7 +48,7 @@ class Vault:
     def same(self, key: str, value: str, otherwise: str) -> None:
         """Note a fact about the run when it is first said; raise RunError where it is another one later."""
         card = self.folder / "vault.json"
-        said = json.loads(card.read_text())
+        said = table_in(card.read_bytes())
         if said.setdefault(key, value) != value:
             raise RunError(f"{self.site}: {otherwise}")
         self.keep(card.name, json.dumps(said).encode())

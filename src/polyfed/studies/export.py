@@ -11,10 +11,12 @@ from torch import Tensor
 from polyfed.algorithms._shared.lowrank import places
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, PolyfedError, RunError, closest
+from polyfed.base.settings import table_in
 from polyfed.data.preparation import Preparation
 from polyfed.models.factorised import as_weight, measure, pack
 from polyfed.runs import schema as reading
 from polyfed.runs.folder import client_model, safe
+from polyfed.runs.ownership import spare
 from polyfed.runs.result import Run
 
 BATCH = 20  # samples for which an exported model is timed, as in Table 9 of FedSLR's paper
@@ -43,6 +45,8 @@ def export(run: Run, client: int | str, out: Path | None, factorised: bool = Fal
     target = out or Path(f"{safe(name)}.safetensors")
     if target.suffix != ".safetensors":
         raise ConfigError(f"out: found {str(target)!r}, expected a name ending in .safetensors")
+    for written in (target, target.with_suffix(".json")):
+        spare(written, folder)
     path = folder / "fixed.safetensors"
     named, shared = found
     fixed = reading.tensors(path) if path.is_file() else {}  # with them it is a complete state of the module
@@ -84,12 +88,14 @@ def from_vault(vault: Path, out: Path | None) -> tuple[Path, Path]:
     if not path.is_file():
         raise RunError(f"{vault}: has no model yet, which is made at the end of the run")
     try:
-        facts = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        facts = table_in(path.with_suffix(".json").read_bytes())
         target = out or Path(f"{safe(facts['client'])}.safetensors")
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise RunError(f"{path}: no exported model with {path.stem}.json beside it ({reason(e)})") from None
     if target.suffix != ".safetensors":
         raise ConfigError(f"out: found {str(target)!r}, expected a name ending in .safetensors")
+    for written in (target, target.with_suffix(".json")):
+        spare(written, *vault.iterdir())
     return write_model(target, reading.tensors(path), facts)
 
 

@@ -161,23 +161,31 @@ def _run(tasks: Sequence[Callable[[], Any]], which: int, answers: Connection, or
     _inside, parent = True, multiprocessing.parent_process()
     assert parent is not None
     try:
-        os.setpgid(0, 0)  # the terminal's Ctrl-C goes to the parent alone, which passes it on
-        signal.signal(signal.SIGUSR1, _orphaned)
-        ctypes.CDLL(None).prctl(PARENT_ENDED, signal.SIGUSR1)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-        torch.set_num_threads(1)  # the threads of the parent's operations do not exist here
-        while which != NO_MORE and os.getppid() == parent.pid:
-            answers.send_bytes(json.dumps({"value": tasks[which]()}).encode())
-            if os.getppid() == parent.pid:  # else the pipes may still be open, in a process beside this one
-                which = json.loads(orders.recv_bytes())
-        return
+        try:
+            os.setpgid(0, 0)  # the terminal's Ctrl-C goes to the parent alone, which passes it on
+            signal.signal(signal.SIGUSR1, _orphaned)
+            ctypes.CDLL(None).prctl(PARENT_ENDED, signal.SIGUSR1)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+            torch.set_num_threads(1)  # the threads of the parent's operations do not exist here
+            while which != NO_MORE and os.getppid() == parent.pid:
+                answers.send_bytes(json.dumps({"value": tasks[which]()}).encode())
+                if os.getppid() == parent.pid:  # else the pipes may still be open, in a process beside this one
+                    which = json.loads(orders.recv_bytes())
+            return
+        finally:
+            signal.signal(signal.SIGINT, _nothing)  # what has ended needs no interruption, and would be halfway in this
     except KeyboardInterrupt:
         told: dict[str, Any] = {"interrupted": True}
     except errors.PolyfedError as e:
         told = {"error": type(e).__name__, "text": str(e)}
     except BaseException:
         told = {"error": "", "text": traceback.format_exc()}
-    answers.send_bytes(json.dumps(told).encode())
+    with contextlib.suppress(ConnectionError):  # nobody is there to be told
+        answers.send_bytes(json.dumps(told).encode())
+
+
+def _nothing(number: int, frame: Any) -> None:
+    """As SIG_IGN, which says on the screen that a signal came just before it."""
 
 
 def _orphaned(number: int, frame: Any) -> None:

@@ -3,7 +3,6 @@
 The model comes from a run, or from the two files that `polyfed export` writes; the preparation comes with either.
 """
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, DataError, PolyfedError, RunError
-from polyfed.base.settings import is_table
+from polyfed.base.settings import is_table, table_in
 from polyfed.compute.losses import LOSSES
 from polyfed.compute.split import restored
 from polyfed.data.preparation import UNSEEN, Preparation
@@ -69,11 +68,11 @@ class Predictor:
         target = Path(path)
         about = target.with_suffix(".json")
         try:
-            facts: Any = json.loads(about.read_text(encoding="utf-8"))
+            facts = table_in(about.read_bytes())
             tensors = load_file(target)
         except (OSError, ValueError, SafetensorError) as e:
             raise RunError(f"{target}: no exported model with {about.name} beside it ({reason(e)})") from None
-        if not is_table(facts) or not is_table(facts.get("model")) or not isinstance(facts.get("client"), str):
+        if not is_table(facts.get("model")) or not isinstance(facts.get("client"), str):
             raise RunError(f"{about}: not what polyfed export writes")
         if not is_table(facts.get("preparation")):
             raise ConfigError(f"{about}: was not trained on CSV files, so raw rows cannot be prepared for it")
