@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from polyfed.core.arguments import checked
 from polyfed.core.errors import ConfigError, DataError, closest
 
 TIES = ("efron", "breslow")
@@ -151,6 +152,7 @@ class Loss:
         return -weight * self.model.parts(eta, both[:, :2]).value / len(both)
 
 
+@checked
 def loss(model: str, ties: str = "efron") -> Loss:
     """A named loss for `polyfed.fit(..., loss=...)` and a model with one output.
 
@@ -176,6 +178,7 @@ def loss(model: str, ties: str = "efron") -> Loss:
     return Loss(named(model, ties), model == "cox")
 
 
+@checked
 def concordance(time: Any, event: Any, risk: Any) -> float:
     """Harrell's concordance index: of the pairs that can be ordered, the share that `risk` orders rightly.
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from polyfed.clinical.models import Loss, Model, loss, named
 from polyfed.clinical.summary import ClinicalFit
 from polyfed.core.algorithm import Algorithm, Down, State
+from polyfed.core.arguments import checked
 from polyfed.core.batches import Work
 from polyfed.core.errors import ConfigError, DataError, Diverged
 from polyfed.core.ledger import Ledger, down_bytes, row_bytes
@@ -212,6 +213,7 @@ class Wire:
         self.rounds += rounds
 
 
+@checked
 def fit(
     sites: Federation | Sequence[Any],
     model: str = "logistic",

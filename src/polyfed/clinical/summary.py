@@ -10,6 +10,7 @@ from scipy import stats
 from torch import Tensor
 
 from polyfed.clinical.models import Model
+from polyfed.core.arguments import checked
 from polyfed.core.ledger import Ledger
 from polyfed.report import Table, words
 from polyfed.report.table import Cell
@@ -17,6 +18,7 @@ from polyfed.report.table import Cell
 ARRIVED = 0.01  # standard errors to the maximum, at most, for intervals and p values to be given
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class ClinicalFit:
     """A federated regression; `fit` makes one.

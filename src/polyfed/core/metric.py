@@ -5,12 +5,16 @@ name; no other code depends on a score's name. The first of a run's metrics lead
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+
+from polyfed.core.arguments import checked
+from polyfed.core.settings import Configured, Limits
 
 if TYPE_CHECKING:  # a report reads metrics without torch
     from torch import Tensor
@@ -108,8 +112,9 @@ class Seen:
         return z if self._several else torch.stack([torch.zeros(len(z), dtype=z.dtype), z.reshape(-1)], 1)
 
 
+@checked
 @dataclass(frozen=True)
-class Metric:
+class Metric(Configured):
     """How good a client's model is on the client's samples, as one number.
 
     Parameters
@@ -140,7 +145,7 @@ class Metric:
     lacks : str
         Why a client may have no score, such as "one class".
     span : float
-        How far apart two values can be.
+        How far apart two values can be; infinity: as far as they like.
     classwise : bool
         Whether it is taken class by class (or by those who have the event), so that it hangs on the smallest class.
     """
@@ -154,10 +159,14 @@ class Metric:
     root: bool = False
     terms: Callable[[Seen], np.ndarray] | None = field(default=None, repr=False, compare=False)
     title: str = ""
-    decimals: int | None = None
+    decimals: Annotated[int, Limits(ge=0, le=100)] | None = None
     lacks: str = "no value"
-    span: float = math.inf
+    span: Annotated[float, Limits(gt=0, le=math.inf)] = math.inf
     classwise: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(bool(re.fullmatch(BETTER, self.better)), "better", "higher, lower, or such as near:1")
 
     def __str__(self) -> str:
         return self.name

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core import compiled
+from polyfed.core.arguments import checked
 from polyfed.core.batches import Batches
 from polyfed.core.errors import ConfigError
 from polyfed.core.frozen import upper
@@ -14,6 +15,7 @@ from polyfed.core.task import Task
 from polyfed.core.typed import row_norms
 
 
+@checked
 def local_sgd(
     task: Task,
     w: Tensor,

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core import compiled
+from polyfed.core.arguments import checked
 from polyfed.core.batches import Batch
 from polyfed.core.errors import ConfigError, DataError, ModelError
 from polyfed.core.layout import Layout
@@ -34,6 +35,7 @@ from polyfed.core.vectorised import stacked_outputs
 AT_ONCE = 1 << 30  # bytes of activations when evaluating many models on their own samples
 
 
+@checked
 class Task:
     """A model and a loss as functions of the flat parameter vector.
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyfed.core.arguments import checked
 from polyfed.core.errors import DataError, closest, few
 from polyfed.core.split import Split
 from polyfed.data import prepare, readers
@@ -26,6 +27,7 @@ PER_CLIENT = ("indices",)  # entries of `meta` that are lists over clients
 WEIGHTED = "training samples have weights, on average 1 at every client; scores count every sample the same"
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Federation:
     """`n` clients with their own samples.

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from polyfed.core.arguments import checked
 from polyfed.core.errors import DataError
 from polyfed.data import prepare
 from polyfed.data.federation import Federation
@@ -41,6 +42,7 @@ class FPFCData:
     biases: np.ndarray
 
 
+@checked
 def fpfc(scenario: str = "s1", seed: int = 0, features: str = "uniform", scale: str = "full") -> FPFCData:
     """The synthetic classification data of FPFC (arXiv 2211.04218, section 5), draw for draw as its released code.
 
@@ -102,6 +104,7 @@ def fpfc(scenario: str = "s1", seed: int = 0, features: str = "uniform", scale: 
     return FPFCData(np.concatenate(xs), np.concatenate(ys), groups, sizes, clusters, W, b)
 
 
+@checked
 def least_squares(
     clients: int = 10,
     samples: int | Sequence[int] = 50,
@@ -168,6 +171,7 @@ def least_squares(
     return _regression("least-squares", seed, train, test, meta)
 
 
+@checked
 def diagonal_quadratics(curvatures: np.ndarray, centres: np.ndarray) -> Federation:
     """f_i(w) = 1/2 sum_k h_ik (w_k - c_ik)^2 as linear regression: one sample per coordinate, float64.
 
@@ -202,6 +206,7 @@ def _quadratics(name: str, seed: int | None, curvatures: np.ndarray, centres: np
     return _regression(name, seed, train, None, {"curvatures": h, "centres": c, **extra})
 
 
+@checked
 def heterogeneous_quadratics(
     clients: int = 10, dim: int = 60, mu: float = 1.0, L: float = 4.0, spread: float = 10.0, seed: int = 0
 ) -> Federation:
@@ -245,6 +250,7 @@ def heterogeneous_quadratics(
     return _quadratics("heterogeneous-quadratics", seed, h, rng.uniform(-spread, spread, (clients, dim)))
 
 
+@checked
 def fedcet_quadratics(clients: int = 10, measurements: int = 10, dim: int = 60, seed: int = 0) -> Federation:
     """The estimation problem of FedCET's Fig. 1: f_i(x) = (1/n_i) sum_j ||x - b_ij||^2 + ||x||^2, up to a constant.
 

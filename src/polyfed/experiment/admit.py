@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from polyfed.algorithms.local import Local
 from polyfed.core.algorithm import KNOWN, Algorithm, State
+from polyfed.core.arguments import checked
 from polyfed.core.batches import padded
 from polyfed.core.check import check
 from polyfed.core.errors import ConfigError, DataError
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from polyfed.report import Table
 
 
+@checked
 @dataclass(eq=False)
 class Admission:
     """What `admit` found.
@@ -142,6 +144,7 @@ class Admission:
         return out.path
 
 
+@checked
 def admit(
     run: Run,
     newcomers: Federation,

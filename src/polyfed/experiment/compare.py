@@ -20,6 +20,7 @@ from torch import nn
 
 from polyfed.core import checkpoint
 from polyfed.core.algorithm import Algorithm
+from polyfed.core.arguments import checked
 from polyfed.core.errors import ConfigError, Diverged, RunError
 from polyfed.core.metric import Metric, mean_of
 from polyfed.core.scores import LOSS, read
@@ -160,6 +161,7 @@ class Comparison:
         return pd.DataFrame(rows)
 
 
+@checked
 def compare(
     model: nn.Module | Callable[[int], nn.Module],
     federation: Federation | Callable[[int], Federation],

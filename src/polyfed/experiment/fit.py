@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from polyfed.core.algorithm import Algorithm
-from polyfed.core.settings import checked, settings_of
+from polyfed.core.arguments import checked
+from polyfed.core.settings import settings_of
 from polyfed.data.federation import Federation
 from polyfed.experiment.run import Run
 from polyfed.experiment.trainer import prepare

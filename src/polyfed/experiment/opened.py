@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from polyfed.core import checkpoint, scores
 from polyfed.core.algorithm import REGISTRY, Algorithm, State
+from polyfed.core.arguments import checked
 from polyfed.core.augment import augmentation
 from polyfed.core.batches import Work
 from polyfed.core.check import check
@@ -57,6 +58,7 @@ NEEDED = ("seed", "dtype", "model", "data", "plan")  # keys of config.toml
 SAID = ("data", "columns", "model", "algorithm", "start", "portable")
 
 
+@checked
 class Opened(Run):
     """A run that was read from its folder, see `Run.open`. `status` is "unfinished" where it was killed.
 

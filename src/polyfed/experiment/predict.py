@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor, nn
 
+from polyfed.core.arguments import checked
 from polyfed.core.checkpoint import reason
 from polyfed.core.errors import ConfigError, DataError, PolyfedError, RunError
 from polyfed.core.losses import LOSSES
@@ -28,6 +29,7 @@ from polyfed.experiment.config import model_of
 from polyfed.experiment.run import Run, position
 
 
+@checked
 class Predictor:
     """One client's model, and how a row becomes its input and its output an answer.
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from polyfed.core import evaluation
 from polyfed.core.algorithm import Algorithm, State
+from polyfed.core.arguments import checked
 from polyfed.core.errors import ConfigError, RunError, closest
 from polyfed.core.ledger import Ledger
 from polyfed.core.metric import Metric
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from polyfed.experiment.opened import Opened
 
 
+@checked
 @dataclass(eq=False, repr=False)
 class Run:
     """A training run: what `fit` returns, or what `Run.open` reads from a folder.

@@ -16,6 +16,7 @@ from torch import nn
 from polyfed.core import checkpoint
 from polyfed.core.algorithm import Algorithm, outlined
 from polyfed.core.algorithm import check as check_algorithm
+from polyfed.core.arguments import checked
 from polyfed.core.augment import augmentation
 from polyfed.core.batches import Work
 from polyfed.core.check import check
@@ -50,6 +51,7 @@ from polyfed.yardsticks import Yardstick
 Saved = tuple[dict[str, Any], dict[str, Any], list[str]]  # a checkpoint: tensors, what is said of them, warnings
 
 
+@checked
 @dataclass(frozen=True)
 class Trainer:
     """Everything that a run needs; nothing has been trained or written yet. `prepare` makes one.
@@ -198,6 +200,7 @@ class Trainer:
         return settings
 
 
+@checked
 def prepare(
     model: nn.Module,
     federation: Federation,

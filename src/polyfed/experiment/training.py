@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
 from polyfed.core import columns
+from polyfed.core.arguments import checked
 from polyfed.core.errors import ConfigError, PolyfedError, closest
 from polyfed.core.settings import (
     COUNTED,
@@ -89,6 +90,7 @@ def parameters(cls: type) -> str:
     return "".join(f"    {f.name} : {f.type}\n        {f.metadata['setting'].doc}\n" for f in dataclasses.fields(cls))
 
 
+@checked
 @documented
 @dataclass(frozen=True)
 class Training(Table):
@@ -203,10 +205,13 @@ class Training(Table):
         """The types that are imported late."""
         import torch
 
+        from polyfed.core.losses import Loss
+        from polyfed.core.metric import Metric
         from polyfed.core.schedule import Schedule
         from polyfed.threats import Attack, Rule
 
-        return {"torch": torch, "Schedule": Schedule, "Attack": Attack, "Rule": Rule}
+        known: dict[str, Any] = {"torch": torch, "nn": torch.nn, "Loss": Loss, "Metric": Metric}
+        return known | {"Schedule": Schedule, "Attack": Attack, "Rule": Rule}
 
     def __post_init__(self) -> None:
         import torch

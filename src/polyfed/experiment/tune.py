@@ -26,6 +26,7 @@ from torch import nn
 
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.core.algorithm import Algorithm
+from polyfed.core.arguments import checked
 from polyfed.core.errors import ConfigError, Diverged, RunError, closest
 from polyfed.core.metric import Metric, having, mean_of
 from polyfed.core.scores import LOSS
@@ -135,6 +136,7 @@ class Watch:
         """A leg is over; row: as in `Tuned.table`."""
 
 
+@checked
 def tune(
     model: nn.Module,
     federation: Federation,

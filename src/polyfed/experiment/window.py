@@ -11,6 +11,7 @@ from torch import nn
 
 from polyfed.algorithms._shared.parts import part
 from polyfed.algorithms.fpfc import FPFC, Window, lambda_window
+from polyfed.core.arguments import checked
 from polyfed.core.batches import padded
 from polyfed.core.errors import ConfigError
 from polyfed.core.losses import Loss
@@ -21,6 +22,7 @@ from polyfed.experiment.watching import Progress
 _scipy: Any = optimize  # which has no types
 
 
+@checked
 class WindowAdvice:
     """A callback of `fit` for FPFC: every `every` rounds, the window of lambda for the groups found so far.
 
@@ -71,6 +73,7 @@ class WindowAdvice:
         return [f"round {t}, {clusters} clusters:", *window.lines(), self.theory]
 
 
+@checked
 def window_for(
     model: nn.Module,
     federation: Federation,

@@ -24,6 +24,7 @@ from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.local import Local
 from polyfed.core import checkpoint
 from polyfed.core.algorithm import Algorithm
+from polyfed.core.arguments import checked
 from polyfed.core.errors import ConfigError, Diverged, RunError
 from polyfed.core.settings import is_whole
 from polyfed.data.federation import Federation
@@ -42,6 +43,7 @@ Made = tuple[nn.Module, Federation, Mapping[str, Any] | None]  # with further ta
 Maker = Callable[[int, Sequence[str]], Made]  # of (seed, who is left out)
 
 
+@checked
 def coalitions(
     model: nn.Module | Callable[[int], nn.Module],
     federation: Federation | Callable[[int], Federation],

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from polyfed.core import settings
+from polyfed.core.arguments import checked
 from polyfed.core.errors import ModelError
 from polyfed.models.cnn import cnn, lenet
 from polyfed.models.groupnorm import replace_batchnorm
@@ -33,6 +34,7 @@ def names() -> tuple[str, ...]:
     return tuple(MODELS)
 
 
+@checked
 def about(name: str) -> str:
     """One line on a model.
 
@@ -49,6 +51,7 @@ def about(name: str) -> str:
     return (MODELS.find(name).__doc__ or "").strip().splitlines()[0]
 
 
+@checked
 def options(name: str) -> dict[str, Any]:
     """A model's options and their defaults.
 
@@ -66,6 +69,7 @@ def options(name: str) -> dict[str, Any]:
     return {q.name: q.default for q in parameters}
 
 
+@checked
 def build(name: str, input_shape: tuple[int, ...], outputs: int, seed: int = 0, **options: Any) -> nn.Module:
     """A model by name, its parameters drawn from `seed` (the global generator is left as it was).
 
@@ -106,6 +110,7 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int, seed: int = 0, 
         return maker(shape, outputs, **checked)
 
 
+@checked
 def default(federation: "Federation") -> str:
     """The model to begin with: "lenet" for images [C, H, W] or [H, W] of 12x12 and more, "linear" for everything else.
 
@@ -124,6 +129,7 @@ def default(federation: "Federation") -> str:
     return default_for(federation.input_shape)
 
 
+@checked
 def default_for(shape: tuple[int, ...]) -> str:
     """`default`, by the shape of one sample."""
     return "lenet" if len(shape) in (2, 3) and min(shape[-2:]) >= 12 else "linear"

@@ -7,10 +7,12 @@ import copy
 import torch
 from torch import nn
 
+from polyfed.core.arguments import checked
 from polyfed.core.errors import ConfigError, ModelError
 from polyfed.core.typed import BatchNorm
 
 
+@checked
 def replace_batchnorm(model: nn.Module, groups: int = 2) -> nn.Module:
     """A copy of `model` with every BatchNorm layer replaced by GroupNorm; its scale and shift are kept.
 

@@ -5,9 +5,12 @@ from typing import Literal
 
 from torch import nn
 
+from polyfed.core.arguments import checked
+
 STARTS = {"normal": nn.init.normal_, "zeros": nn.init.zeros_}
 
 
+@checked
 def linear(
     input_shape: tuple[int, ...],
     outputs: int,

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from torch import nn
 
+from polyfed.core.arguments import checked
 from polyfed.core.errors import ModelError
 from polyfed.core.settings import Limits, Words
 
@@ -14,6 +15,7 @@ WIDTH = Annotated[int, Limits(ge=1, le=100_000), Words("widths from 1 to 100000,
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
 
 
+@checked
 def mlp(
     input_shape: tuple[int, ...],
     outputs: int,

@@ -5,6 +5,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyfed.core.arguments import checked
 from polyfed.models.images import add_channel, image_shape
 
 WIDTHS = (64, 128, 256, 512)
@@ -38,6 +39,7 @@ class GlobalMean(nn.Module):
         return x.mean((2, 3))
 
 
+@checked
 def resnet18(
     input_shape: tuple[int, ...],
     outputs: int,

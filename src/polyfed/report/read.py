@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from polyfed.core import scores
+from polyfed.core.arguments import checked
 from polyfed.core.errors import RunError
 from polyfed.core.metric import Metric
 from polyfed.report import files
@@ -100,6 +101,7 @@ class RunFiles:
         return np.array([int(c.get(split) or 0) for c in self.federation["clients"]])
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Study:
     """Runs that belong together: one data set, any number of methods and seeds. `read` makes one.
@@ -222,6 +224,7 @@ def label_counts(run: RunFiles) -> np.ndarray | None:
     return None if any(r is None for r in rows) else np.array(rows, dtype=float)
 
 
+@checked
 def read(paths: str | Path | Iterable[str | Path]) -> Study:
     """Read a run folder, a comparison folder, or several of either.
 

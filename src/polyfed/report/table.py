@@ -14,6 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from polyfed.core.arguments import checked
 from polyfed.core.cells import marked
 
 Format = Literal["rich", "html", "markdown", "latex", "csv"]
@@ -38,6 +39,7 @@ class Cell:
         return next(iter(self.values.values()), self.text)
 
 
+@checked
 @dataclass(frozen=True)
 class Table:
     """A table of text, with the numbers behind it.
