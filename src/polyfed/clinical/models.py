@@ -204,7 +204,10 @@ def concordance(time: Any, event: Any, risk: Any) -> float:
     DataError
         The lengths differ, a number is missing or infinite, an event is neither 0 nor 1, or no pair can be ordered.
     """
-    t, died, score = np.asarray(time, float), np.asarray(event, float), np.asarray(risk, float)
+    try:
+        t, died, score = (np.asarray(values, float) for values in (time, event, risk))
+    except (TypeError, ValueError):
+        raise DataError("concordance: not all values are numbers") from None
     if not t.shape == died.shape == score.shape or t.ndim != 1:
         raise DataError(f"concordance: found shapes {t.shape}, {died.shape} and {score.shape}, expected one length")
     for name, values in (("time", t), ("event", died), ("risk", score)):

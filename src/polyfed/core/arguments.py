@@ -113,24 +113,32 @@ def _classes(hint: Any) -> tuple[type, ...]:
     return (hint,) if plain and hint not in (int, float, str, tuple) else ()
 
 
-def answer(what: str, function: Callable[..., Any], *given: Any, takes: Any = Any) -> Any:
+def answer(
+    what: str, function: Callable[..., Any], *given: Any, takes: Any = Any, through: tuple[type[Exception], ...] = ()
+) -> Any:
     """What a user's function gives, as the type `takes` has it. Raises ConfigError, which names the function, where it
     fails or gives something else.
 
-    what: the setting that the function is
+    what: the setting that the function is     through: errors of the function's own that mean something to the caller
     """
-    name = getattr(function, "__name__", None) or shown(function)
-    code = getattr(function, "__code__", None)
-    place = f" of line {code.co_firstlineno}" if code is not None else ""
     try:
         value = function(*given)
-    except PolyfedError:
+    except (PolyfedError, *through):
         raise
     except Exception as e:
         said = " ".join(str(e).split())[:200]
-        raise ConfigError(f"{what}: the function {name}{place} failed: {type(e).__name__}: {said}") from e
+        raise ConfigError(f"{what}: {_known_as(function)} failed: {type(e).__name__}: {said}") from e
     try:
         return fitted(value, takes)
     except Misfit:
         said = found(value, expected(takes, value))
-        raise ConfigError(f"{what}: the function {name}{place} returned something else: {said}") from None
+        raise ConfigError(f"{what}: {_known_as(function)} gave something else: {said}") from None
+
+
+def _known_as(function: Any) -> str:
+    """A user's function by its name and the line that it begins in."""
+    while isinstance(function, functools.partial):
+        function = next(filter(callable, function.args), function.func)
+    code = getattr(function, "__code__", None)
+    place = "" if code is None else f" ({code.co_filename.rpartition('/')[2]}, line {code.co_firstlineno})"
+    return f"{getattr(function, '__name__', shown(function))}{place}"

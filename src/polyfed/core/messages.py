@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from polyfed.core.arguments import checked
 from polyfed.core.typed import weighted_sum
 
 State = dict[str, Tensor]
@@ -97,6 +98,7 @@ class Server(NamedTuple):
 KNOWN = "known"
 
 
+@checked
 def mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
     """Mean over the clients, plain or weighted.
 

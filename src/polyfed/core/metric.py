@@ -9,12 +9,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, SupportsFloat
 
 import numpy as np
 
-from polyfed.core.arguments import checked
-from polyfed.core.settings import Configured, Limits
+from polyfed.core.arguments import answer, checked
+from polyfed.core.errors import ConfigError
+from polyfed.core.settings import Configured, Limits, found
 
 if TYPE_CHECKING:  # a report reads metrics without torch
     from torch import Tensor
@@ -186,7 +187,7 @@ class Metric(Configured):
         """The best value, of a metric that is better the nearer to it."""
         return float(self.better.removeprefix("near:"))
 
-    def merit(self, value: Any) -> Any:
+    def merit(self, value: SupportsFloat | np.ndarray) -> Any:
         """A value turned so that higher is better.
 
         Parameters
@@ -199,7 +200,8 @@ class Metric(Configured):
         float or array
             Of the same shape.
         """
-        return self.sign * value if self.sign else -abs(value - self.aim)
+        given: Any = value
+        return self.sign * given if self.sign else -abs(given - self.aim)
 
     def fits(self, seen: Seen) -> bool:
         """Whether it can be computed from such outputs and targets.
@@ -231,14 +233,44 @@ class Metric(Configured):
         """
         if not len(seen.target) or self.compute is None or not bool(seen.output.isfinite().all()):
             return math.nan
-        try:
-            values: Any = self.compute(seen)
-        except ValueError:
-            return math.nan
-        if hasattr(values, "double"):
-            values = values.double().numpy()
-        mean = float(np.asarray(values, dtype=float).mean())
+        values = self.computed(seen)
+        mean = float((values.double().numpy() if hasattr(values, "double") else values).mean())
         return math.sqrt(mean) if self.root else mean
+
+    def computed(self, seen: Seen, needed: bool = False) -> Any:
+        """The numbers that `compute` gives.
+
+        Parameters
+        ----------
+        seen : Seen
+            Samples that it fits.
+        needed : bool
+            Whether a ValueError of `compute` is an error, and not NaN.
+
+        Returns
+        -------
+        Tensor or array
+            [b] where the metric is one "per sample", else of any shape.
+
+        Raises
+        ------
+        ConfigError
+            `compute` fails, or gives something else.
+        """
+        assert self.compute is not None
+        what = f"metrics: {self.name} on outputs {[*seen.output.shape]} and targets {[*seen.target.shape]}"
+        try:
+            values = answer(what, self.compute, seen, through=() if needed else (ValueError,))
+        except ValueError:
+            values = np.full(len(seen.target), math.nan)
+        if not hasattr(values, "double"):
+            try:
+                values = np.asarray(values, dtype=float)
+            except (TypeError, ValueError):
+                raise ConfigError(f"{what}: {found(values, 'numbers')}") from None
+        if self.per == "sample" and values.shape != seen.target.shape[:1]:
+            raise ConfigError(f"{what}: found {[*values.shape]}, expected [{len(seen.target)}], one for each sample")
+        return values
 
 
 def written(metric: Metric) -> dict[str, Any]:

@@ -301,7 +301,7 @@ class Delays(Configured):
         bad = [name for name in names if not all(0 <= s < np.inf for s in rows[name])]
         if bad:
             raise ConfigError(f"delays: {path}, client {bad[0]!r}: found {rows[bad[0]]}, expected seconds from 0")
-        compute, network = np.array([rows[name] for name in names]).T
+        compute, network = np.array([rows[name] for name in names]).reshape(-1, 2).T
         return cls(compute=compute, network=network)
 
     def draw(self, seed: int, t: int, ids: np.ndarray, keys: np.ndarray) -> np.ndarray:

@@ -56,6 +56,7 @@ class Limits(NamedTuple):
 
 
 FREE = Limits()
+COUNT = Annotated[int, Limits(ge=1, le=COUNTED)]
 
 
 class Words(NamedTuple):
@@ -331,6 +332,7 @@ NAMED = {  # classes, by their names: not all of them are loaded
     "Federation": "a polyfed.Federation, such as Federation.from_arrays makes",
     "Algorithm": "a method such as polyfed.FedAvg(lr=0.1)",
     "Tensor": "a tensor",
+    "SupportsFloat": "a number",
     "ndarray": "an array",
 }
 MANIFOLD = (list, tuple, collections.abc.Sequence, collections.abc.Iterable)
@@ -355,7 +357,8 @@ def words(hint: Any, rules: Iterable[Any] = ()) -> str:
         return WORDS[hint] + bounds(rules)
     if origin in MANIFOLD or hint in MANIFOLD:
         inner = typing.get_args(arguments[0])[0] if arguments and _is_annotated(arguments[0]) else (*arguments, None)[0]
-        return f"a list of {MANY[inner]}" if inner in MANY else "a list"
+        each = f", each {words(inner)}" if isinstance(inner, type) else ""
+        return f"a list of {MANY[inner]}" if inner in MANY else f"a list{each}"
     if origin is Callable:
         return "a function"
     if isinstance(hint, type) and hint not in WORDS and origin is None and hint.__module__ != "builtins":

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -26,7 +26,7 @@ from polyfed.core.randomness import client_keys
 from polyfed.core.rounds import Loop
 from polyfed.core.rows import MemoryRows
 from polyfed.core.schedule import Uniform
-from polyfed.core.settings import is_whole
+from polyfed.core.settings import COUNTED, Limits
 from polyfed.core.split import Split
 from polyfed.core.task import Task
 from polyfed.data.dataset import Dataset, scaled
@@ -148,7 +148,7 @@ class Admission:
 def admit(
     run: Run,
     newcomers: Federation,
-    exchanges: int = 10,
+    exchanges: Annotated[int, Limits(ge=0, le=COUNTED)] = 10,
     *,
     start: Literal["offered", "common"] = "offered",
     alone: Algorithm | None = None,
@@ -191,10 +191,6 @@ def admit(
     Diverged
         A value is no longer finite.
     """
-    if not is_whole(exchanges) or exchanges < 0:
-        raise ConfigError(f"exchanges: found {exchanges!r}, expected an integer of at least 0")
-    if start not in ("offered", "common"):
-        raise ConfigError(f"start: found {start!r}, expected offered or common")
     fits(run.outline, newcomers)
     loop = run.loop
     task = loop.task
@@ -221,10 +217,8 @@ def admit(
     return Admission(newcomers.names, table, metric, split, personal, clusters, task, loop.algorithm.name)
 
 
-def fits(old: Federation, new: Any) -> None:
+def fits(old: Federation, new: Federation) -> None:
     """Raise ConfigError or DataError, in one line, for newcomers that cannot join the clients of `old`."""
-    if not isinstance(new, Federation):
-        raise ConfigError(f"newcomers: found a {type(new).__name__}, expected a polyfed.Federation")
     for name in new.names:
         if name in old.names:
             raise ConfigError(f"newcomers: found the name {name!r}, which a client of the run has; expected a new one")

@@ -313,6 +313,9 @@ class Opened(Run):
             raise RunError(f"{self._at}: its data are not the ones it was trained on")
         return attacked if forged else fed
 
+    def scored(self, name: str) -> dict[str, np.ndarray]:
+        return self.evaluate(self.personal, name)
+
     def evaluate(self, models: Tensor | None, split: str = "test") -> dict[str, np.ndarray]:
         check(self.loop.task, self.federation.train, self.federation.classes)
         return super().evaluate(models, split)

@@ -237,7 +237,6 @@ def prepare(
     ConfigError, ModelError, DataError
         Something does not fit.
     """
-    _check_kinds(model, federation, algorithm)
     t, loss = training, training.loss or ("mse" if federation.classes is None else "cross-entropy")
     if getattr(loss, "whole", False) and t.batch_size is not None:
         name = getattr(loss, "__name__", "loss")
@@ -280,18 +279,6 @@ def prepare(
         t, loss=loss, dtype=task.dtype, local_epochs=None if steps else t.epochs, evaluate_every=every
     )
     return Trainer(task, federation, algorithm, t, work, schedule, cohort, plan, attackers, note, start, describe or {})
-
-
-def _check_kinds(model: Any, federation: Any, algorithm: Any) -> None:
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model: found {model!r}, expected a torch.nn.Module; polyfed.models.build makes one by name")
-    if not isinstance(federation, Federation):
-        found = type(federation).__name__
-        raise ConfigError(
-            f"federation: found a {found}, expected a polyfed.Federation, such as Federation.from_arrays makes"
-        )
-    if not isinstance(algorithm, Algorithm):
-        raise ConfigError(f"algorithm: found {algorithm!r}, expected a method such as polyfed.FedAvg(lr=0.1)")
 
 
 def _attackers(attack: Attack, seed: int, federation: Federation) -> np.ndarray:

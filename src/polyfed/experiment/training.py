@@ -18,6 +18,7 @@ from polyfed.core import columns
 from polyfed.core.arguments import checked
 from polyfed.core.errors import ConfigError, PolyfedError, closest
 from polyfed.core.settings import (
+    COUNT,
     COUNTED,
     Configured,
     Limits,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:  # types that the command line can do without until something 
     from polyfed.threats import Attack, Rule
 
 SEED = Annotated[int, Limits(ge=0)]
-COUNT = Annotated[int, Limits(ge=1, le=COUNTED)]
 STEPS = Annotated[str, Words('an expression in the round k such as "ceil(k/20)" or "uniform(1, 10)"')]
 EACH = Annotated[Sequence[int], Words("a list with one number per client")]
 NAMED = Annotated[Mapping[str, int], Words("a table with one number per client")]

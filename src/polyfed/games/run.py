@@ -26,13 +26,13 @@ from polyfed.core import checkpoint
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.arguments import checked
 from polyfed.core.errors import ConfigError, Diverged, RunError
-from polyfed.core.settings import is_whole
+from polyfed.core.settings import COUNT
 from polyfed.data.federation import Federation
 from polyfed.experiment import files, parallel
-from polyfed.experiment.compare import Result, Watch, config_of, read_result
+from polyfed.experiment.compare import Cached, Result, Watch, config_of, read_result, seeds_of
 from polyfed.experiment.fit import fit
 from polyfed.experiment.folder import RunFolder, summary
-from polyfed.experiment.training import Training, training_of
+from polyfed.experiment.training import MANY, SEED, Training, training_of
 from polyfed.experiment.tune import held_out
 from polyfed.games import values as game
 from polyfed.games.result import HEAD, Coalitions, Found, names_of, settle, walks_of
@@ -50,8 +50,8 @@ def coalitions(
     algorithm: Algorithm | None = None,
     training: Training | None = None,
     *,
-    seeds: int | Sequence[int] = 5,
-    samples: int | None = None,
+    seeds: MANY | Sequence[SEED] = 5,
+    samples: COUNT | None = None,
     against: Mapping[str, Algorithm] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -103,16 +103,15 @@ def coalitions(
     RunError
         A folder cannot be read or written, or holds other results.
     """
-    which = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    if not which or not all(map(is_whole, which)) or len(set(which)) < len(which):
-        raise ConfigError(f"seeds: found {seeds!r}, expected a number of at least 1, or a list of distinct integers")
+    which = seeds_of(seeds)
     how, method = training_of(training, {"evaluate_every": 0, **settings}), algorithm or FedAvg()
     methods = {method.name: method, **(against or {})}
 
+    both = Cached(model, federation)
+
     def make(seed: int, without: Sequence[str]) -> Made:
-        data = federation if isinstance(federation, Federation) else federation(seed)
+        net, data = both(seed)
         data = held_out(data, seed)
-        net = model if isinstance(model, nn.Module) else model(seed)
         return (
             net,
             data.without(without) if without else data,
@@ -159,8 +158,6 @@ class Game:
             raise ConfigError(f"coalitions: found {n} client, expected at least two")
         if not len(self.federation.test.x):
             raise ConfigError("coalitions: found a federation without test samples, expected some to judge by")
-        if self.samples is not None and (not is_whole(self.samples) or self.samples < 1):
-            raise ConfigError(f"samples: found {self.samples!r}, expected an integer of at least 1")
         if self.training.attack is not None:
             raise ConfigError("attack: attackers have no score, so coalitions with them cannot be judged; leave it out")
         if n > MOST and self.samples is None:

@@ -6,6 +6,7 @@ from typing import Literal
 from torch import nn
 
 from polyfed.core.arguments import checked
+from polyfed.core.settings import COUNT
 
 STARTS = {"normal": nn.init.normal_, "zeros": nn.init.zeros_}
 
@@ -13,7 +14,7 @@ STARTS = {"normal": nn.init.normal_, "zeros": nn.init.zeros_}
 @checked
 def linear(
     input_shape: tuple[int, ...],
-    outputs: int,
+    outputs: COUNT,
     bias: bool = True,
     init: Literal["default", "normal", "zeros"] = "default",
 ) -> nn.Module:

@@ -8,7 +8,7 @@ from torch import nn
 
 from polyfed.core.arguments import checked
 from polyfed.core.errors import ModelError
-from polyfed.core.settings import Limits, Words
+from polyfed.core.settings import COUNT, Limits, Words
 
 LARGEST = 10**9  # weights
 WIDTH = Annotated[int, Limits(ge=1, le=100_000), Words("widths from 1 to 100000, such as [200]")]
@@ -18,7 +18,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "si
 @checked
 def mlp(
     input_shape: tuple[int, ...],
-    outputs: int,
+    outputs: COUNT,
     hidden: WIDTH | Annotated[tuple[WIDTH, ...], Words("widths from 1 to 100000, such as [200]")] = (200,),
     activation: Literal["relu", "tanh", "sigmoid"] = "relu",
 ) -> nn.Module:

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyfed.core.arguments import checked
+from polyfed.core.settings import COUNT
 from polyfed.models.images import add_channel, image_shape
 
 WIDTHS = (64, 128, 256, 512)
@@ -42,7 +43,7 @@ class GlobalMean(nn.Module):
 @checked
 def resnet18(
     input_shape: tuple[int, ...],
-    outputs: int,
+    outputs: COUNT,
     stem: Literal["cifar", "imagenet"] = "cifar",
     groups: Literal[1, 2, 4, 8, 16, 32, 64] = 2,
     bias: bool | None = None,

@@ -16,7 +16,7 @@ import pandas as pd
 
 from polyfed.core import scores
 from polyfed.core.arguments import checked
-from polyfed.core.errors import RunError
+from polyfed.core.errors import ConfigError, RunError, closest
 from polyfed.core.metric import Metric
 from polyfed.report import files
 
@@ -168,7 +168,11 @@ class Study:
         str
             "own" (trained alone), "common" (one for all) or "personalised"; of a finished run where there is one.
         """
-        return (self.counted(label) or self.of(label))[0].role
+        runs = self.counted(label) or self.of(label)
+        if not runs:
+            known = sorted({run.label for run in self.runs})
+            raise ConfigError(f"no method {label!r}{closest(label, known)}; there are {', '.join(known)}")
+        return runs[0].role
 
     @property
     def first(self) -> RunFiles:

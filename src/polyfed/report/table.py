@@ -16,6 +16,7 @@ from rich.text import Text
 
 from polyfed.core.arguments import checked
 from polyfed.core.cells import marked
+from polyfed.core.errors import ConfigError
 
 Format = Literal["rich", "html", "markdown", "latex", "csv"]
 FORMATS = ("rich", "html", "markdown", "latex", "csv")
@@ -85,11 +86,11 @@ class Table:
 
         Raises
         ------
-        ValueError
+        ConfigError
             Any other form.
         """
         if form not in FORMATS:
-            raise ValueError(f"format {form!r}: expected one of {', '.join(FORMATS)}")
+            raise ConfigError(f"format {form!r}: expected one of {', '.join(FORMATS)}")
         return getattr(self, f"_{form}")()
 
     def __rich__(self) -> RichTable:
