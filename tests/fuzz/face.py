@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import shutil
 import types
 from collections.abc import Iterator
 from functools import cache
@@ -37,7 +38,8 @@ def _named() -> Iterator[tuple[str, Any]]:
             yield name, thing
         elif name not in ("algorithms", "errors"):
             for k in sorted(set(dir(thing)) | set(getattr(thing, "__all__", ()))):
-                if not k.startswith("_") and getattr(getattr(thing, k), "__module__", "").startswith("polyfed"):
+                home = getattr(getattr(thing, k), "__module__", None) or ""
+                if not k.startswith("_") and home.startswith(thing.__name__) and k != "Federation":
                     yield f"{name}.{k}", getattr(thing, k)
 
 
@@ -48,7 +50,9 @@ def calls() -> dict[str, Any]:
     for name, thing in _named():
         if isinstance(thing, types.FunctionType):
             found[name] = thing
-        elif isinstance(thing, type) and not issubclass(thing, (PolyfedError, *HOOKS)):
+        elif (
+            isinstance(thing, type) and not issubclass(thing, (PolyfedError, *HOOKS)) and not inspect.isabstract(thing)
+        ):
             found[name] = thing
             for k, member in vars(thing).items():
                 if not k.startswith("_") and isinstance(getattr(member, "__func__", member), types.FunctionType):
@@ -66,54 +70,59 @@ class Face:
             pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": y}).to_csv(sites / f"site{k}.csv", index=False)
         tables = pf.Federation.from_folder(sites)
         model = pf.models.build("linear", tables.input_shape, tables.outputs)
-        rows = pf.fit(model, tables, pf.FedAvg(0.1), out=folder / "rows", **TRAIN)
-        run = pf.fit(net(), FED, pf.FedAvg(0.1), out=folder / "run", **TRAIN)
+        run = pf.fit(model, tables, pf.FedAvg(0.1), out=folder / "run", **TRAIN)
         comparison = pf.compare(net(), FED, [pf.Local(0.1), pf.FedAvg(0.1)], seeds=1, out=folder / "two", **TRAIN)
         study = pf.report.read([folder / "two"])
-        new = pf.Federation.from_arrays(PAIRS[:1], PAIRS[:1], names=["new"])
+        new = pf.Federation.from_arrays([(X[:, :2], Y)], [(X[:, :2], Y)], names=["new"])
         dataset = pf.data.Dataset("x", X, Y, classes=2, groups=Y, group_names=("a", "b"))
         keys, tables_frame = client_keys(FED.names), pd.read_csv(sites / "site0.csv")
         method, training = pf.FedAvg(0.1), pf.Training(rounds=1)
         trainer, search = pf.prepare(net(), FED, method, training), {"grid": [0.1], "setting": "lr", "train_on": 0}
         batches = Batches(FED.train, np.arange(3), keys, Work(), 0, 0)
         owners = [
-            run, run.admit(new, 1), pf.coalitions(net(), FED, method, seeds=1, **TRAIN), comparison, predictor(rows, 0),
+            run, run.admit(new, 1), pf.coalitions(net(), FED, method, seeds=1, out=folder / "game", **TRAIN), comparison,
+            predictor(run, 0),
             trainer, FED, pf.clinical.fit(PAIRS), dataset, study, pf.report.compare_table(study), training,
             pf.tune(net(), FED, method, **TRAIN, **search), pf.WindowAdvice(), pf.Delays(), pf.Uniform(),
             pf.Bernoulli(0.5), pf.Asynchronous(pf.Delays()), pf.Timed(pf.Uniform(), pf.Delays()),
-            pf.Availability(np.ones((2, 3))), pf.Metric("m"), pf.data.IID(), pf.data.parse("iid+label-swap:2"),
+            pf.Availability(np.ones((2, 3))), pf.Metric("m", compute=lambda seen: seen.output.mean()),
+            pf.data.IID(), pf.data.parse("iid+label-swap:2"),
             pf.data.Assignment([np.arange(2)] * 2), pf.data.Source(8, Y, 2),
         ]  # fmt: skip
         self.owners = {type(owner): owner for owner in owners}
         self.given: dict[str, Any] = {  # what a required parameter is given, under its name, or with that of its call
             "model": net(), "federation": FED, "algorithm": method, "algorithms": [method], "training": training,
             "run": run, "newcomers": new, "folder": folder / "run", "path": folder / "run", "paths": [folder / "two"],
-            "data": sites, "study": study, "studies": [study], "name": "linear", "client": 0, "split": "test",
+            "data": self._new(folder, sites), "study": study, "studies": [study], "name": "linear", "client": 0,
+            "split": "test",
             "seed": 0, "t": 0, "keys": keys, "n": 3, "ids": np.arange(3), "names": FED.names, "rows": tables_frame,
             "sheet": sheet_of(tables_frame), "seen": Seen(torch.zeros(2, 2), torch.tensor([0, 1])), "value": 0.5,
             "delays": pf.Delays(), "schedule": pf.Uniform(), "trace": np.ones((2, 3)), "probability": 0.5,
-            "order": [0, 1], "fraction": 0.5, "train": PAIRS, "sites": PAIRS, "models": run.personal, "loss": "mse",
+            "order": [0, 1], "fraction": 0.5, "train": PAIRS, "sites": PAIRS, "loss": "mse",
             "input_shape": (3,), "outputs": 2, "shape": (3,), "text": "iid", "label": "fedavg", "form": "csv",
             "groups": [0, 0, 1], "values": torch.ones(3, 2), "attackers": np.array([0]), "part": None, "attack": None,
             "curvatures": np.ones((2, 3)), "centres": np.ones((2, 3)), "time": [1, 2], "event": [1, 1], "risk": [1, 2],
             "source": pf.data.Source(8, Y, 2), "clients": 2, "size": 8, "indices": [np.arange(2)], "task": trainer.task,
             "w": trainer.task.w0.expand(3, -1), "lr": 0.1, "figure": pf.report.metric_figure(study), "out": None,
             "Federation.from_datasets.train": [[*zip(*pair, strict=True)] for pair in PAIRS],
+            "Predictor.predict.rows": tables_frame, "Run.evaluate.models": run.personal, "fit.settings": TRAIN,
+            "compare.settings": TRAIN, "coalitions.settings": TRAIN, "tune.settings": {**TRAIN, **search},
+            "Metric.computed.seen": Seen(torch.zeros(2, 2), torch.tensor([0, 1])),
             "Federation.from_files.paths": [*sites.iterdir()], "Federation.from_folder.path": sites,
             "Federation.without.names": ["client-0"], "Run.save.folder": folder / "copy", "local_sgd.data": batches,
-            "Admission.save.folder": folder / "admitted", "Coalitions.open.folder": self._game(folder),
+            "Admission.save.folder": folder / "admitted", "Coalitions.open.folder": folder / "game",
             "Delays.from_text.text": "uniform:0,1", "Delays.from_file.path": self._delays(folder),
-            "Assignment.among.clients": [0], "clinical.loss.model": "cox", "Predictor.open.path": None,
-            "data.about.name": "diabetes", "data.options.name": "diabetes", "data.load.name": "diabetes",
+            "data.Assignment.among.clients": [0], "clinical.loss.model": "cox", "Predictor.open.path": None,
+            "data.about.name": "digits", "data.options.name": "digits", "data.load.name": "digits",
             "data.fetch.name": "adult", "threats.make_attack.name": "sign-flip", "threats.make_rule.name": "median",
             "report.save.path": folder / "x.svg", "Run.scored.name": "test", "Run.export.client": 0,
             "data.fpfc.scenario": "s1", "models.lenet.input_shape": (1, 28, 28), "models.cnn.input_shape": (1, 28, 28),
             "models.resnet18.input_shape": (3, 8, 8), "Metric.name": "m",
         }  # fmt: skip
 
-    def _game(self, folder: Path) -> Path:
-        pf.coalitions(net(), FED, pf.FedAvg(0.1), seeds=1, out=folder / "game", **TRAIN)
-        return folder / "game"
+    def _new(self, folder: Path, sites: Path) -> Path:
+        (folder / "new").mkdir()
+        return shutil.copy(sites / "site0.csv", folder / "new" / "another.csv").parent
 
     def _delays(self, folder: Path) -> Path:
         text = "".join(f"{name},1,1\n" for name in FED.names)
@@ -128,17 +137,20 @@ class Face:
         if name:
             function = getattr(next((o for kind, o in self.owners.items() if issubclass(kind, cls)), cls), name)
         known: Any = next((o for kind, o in self.owners.items() if kind is cls), None)
-        parameters = inspect.signature(function).parameters.values()
+        plain = inspect.unwrap(function) if isinstance(function, types.FunctionType) else function
+        parameters = inspect.signature(plain).parameters.values()
         own = {} if name or known is None else vars(known)
         given = {
             p.name: own.get(p.name, self.given.get(f"{call}.{p.name}", self.given.get(p.name)))
             for p in parameters
             if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-        }
-        return function, given, [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
+        } | self.given.get(f"{call}.settings", {})
+        return function, given, [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
-
-def misuse(face: Face, call: str, wrong: dict[str, Any]) -> str:
-    """Call with some arguments replaced."""
-    function, given, _ = face.ready(call)
-    return survives((call, wrong), lambda: function(**given | wrong))
+    def misuse(self, call: str, wrong: dict[str, Any]) -> str:
+        """Call with some arguments replaced."""
+        function, given, _ = self.ready(call)
+        given |= wrong
+        parameters = inspect.signature(function).parameters.values()
+        first = [given.pop(p.name) for p in parameters if p.kind is p.POSITIONAL_ONLY]
+        return survives((call, wrong), lambda: function(*first, **given))

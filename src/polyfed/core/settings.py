@@ -57,6 +57,7 @@ class Limits(NamedTuple):
 
 FREE = Limits()
 COUNT = Annotated[int, Limits(ge=1, le=COUNTED)]
+NOT_NEGATIVE = Annotated[float, Limits(ge=0)]
 
 
 class Words(NamedTuple):

@@ -6,12 +6,13 @@ the mean squared error give exactly the stated f_i, and `meta["optimum"]` is the
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from polyfed.core.arguments import checked
 from polyfed.core.errors import DataError
+from polyfed.core.settings import NOT_NEGATIVE, Limits
 from polyfed.data import prepare
 from polyfed.data.federation import Federation
 
@@ -109,11 +110,11 @@ def least_squares(
     clients: int = 10,
     samples: int | Sequence[int] = 50,
     dim: int = 10,
-    heterogeneity: float = 1.0,
+    heterogeneity: NOT_NEGATIVE = 1.0,
     seed: int = 0,
     *,
-    noise: float = 0.1,
-    curvature: float = 0.0,
+    noise: NOT_NEGATIVE = 0.1,
+    curvature: Annotated[float, Limits(ge=0, le=50)] = 0.0,
     test_fraction: float = 0.0,
 ) -> Federation:
     """Heterogeneous linear regression, f_i(w) = mean_j (x_ij . w - y_ij)^2, float64, without intercept.
@@ -153,9 +154,6 @@ def least_squares(
     """
     sizes = _sizes(samples, clients)
     _check(clients=clients, dim=dim)
-    for value, what in ((heterogeneity, "heterogeneity"), (noise, "noise"), (curvature, "curvature")):
-        if not value >= 0:
-            raise DataError(f"least squares: {what}: found {value!r}, expected a number of at least 0")
     prepare.check_fraction(test_fraction, "the test fraction")
     rng = prepare.keyed(seed, 21)
     w = rng.standard_normal(dim) + heterogeneity * rng.standard_normal((clients, dim))
@@ -208,7 +206,7 @@ def _quadratics(name: str, seed: int | None, curvatures: np.ndarray, centres: np
 
 @checked
 def heterogeneous_quadratics(
-    clients: int = 10, dim: int = 60, mu: float = 1.0, L: float = 4.0, spread: float = 10.0, seed: int = 0
+    clients: int = 10, dim: int = 60, mu: float = 1.0, L: float = 4.0, spread: NOT_NEGATIVE = 10.0, seed: int = 0
 ) -> Federation:
     """Diagonal quadratics whose curvatures differ between clients: h_ik uniform in [mu, L], c_ik in [-spread, spread].
 

@@ -4,7 +4,7 @@ send, and a robust rule takes the place of every mean that a method asks its `Up
 
 from typing import Any
 
-from polyfed.core.arguments import checked
+from polyfed.core import arguments
 from polyfed.threats.aggregation import (
     RULES,
     GeometricMedian,
@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 
-@checked
+@arguments.checked
 def make_attack(name: str, /, **settings: Any) -> Attack:
     """An attack by its name.
 
@@ -75,7 +75,7 @@ def make_attack(name: str, /, **settings: Any) -> Attack:
     return ATTACKS.make(name, settings)
 
 
-@checked
+@arguments.checked
 def make_rule(name: str, /, **settings: Any) -> Rule:
     """A robust rule by its name.
 
