@@ -71,8 +71,11 @@ class Face:
         tables = pf.Federation.from_folder(sites)
         model = pf.models.build("linear", tables.input_shape, tables.outputs)
         run = pf.fit(model, tables, pf.FedAvg(0.1), out=folder / "run", **TRAIN)
-        comparison = pf.compare(net(), FED, [pf.Local(0.1), pf.FedAvg(0.1)], seeds=1, out=folder / "two", **TRAIN)
+        comparison = pf.compare(
+            net(), FED, [pf.Local(0.1), pf.FedAvg(0.1)], seeds=1, out=folder / "two", report=False, **TRAIN
+        )
         study = pf.report.read([folder / "two"])
+        two = pf.Federation.from_arrays(PAIRS, PAIRS)
         new = pf.Federation.from_arrays([(X[:, :2], Y)], [(X[:, :2], Y)], names=["new"])
         dataset = pf.data.Dataset("x", X, Y, classes=2, groups=Y, group_names=("a", "b"))
         keys, tables_frame = client_keys(FED.names), pd.read_csv(sites / "site0.csv")
@@ -80,9 +83,8 @@ class Face:
         trainer, search = pf.prepare(net(), FED, method, training), {"grid": [0.1], "setting": "lr", "train_on": 0}
         batches = Batches(FED.train, np.arange(3), keys, Work(), 0, 0)
         owners = [
-            run, run.admit(new, 1), pf.coalitions(net(), FED, method, seeds=1, out=folder / "game", **TRAIN), comparison,
-            predictor(run, 0),
-            trainer, FED, pf.clinical.fit(PAIRS), dataset, study, pf.report.compare_table(study), training,
+            run, run.admit(new, 1), pf.coalitions(net(), two, method, seeds=1, out=folder / "game", **TRAIN),
+            comparison, predictor(run, 0), trainer, FED, pf.clinical.fit(PAIRS), dataset, study, pf.report.compare_table(study), training,
             pf.tune(net(), FED, method, **TRAIN, **search), pf.WindowAdvice(), pf.Delays(), pf.Uniform(),
             pf.Bernoulli(0.5), pf.Asynchronous(pf.Delays()), pf.Timed(pf.Uniform(), pf.Delays()),
             pf.Availability(np.ones((2, 3))), pf.Metric("m", compute=lambda seen: seen.output.mean()),
@@ -106,8 +108,10 @@ class Face:
             "w": trainer.task.w0.expand(3, -1), "lr": 0.1, "figure": pf.report.metric_figure(study), "out": None,
             "Federation.from_datasets.train": [[*zip(*pair, strict=True)] for pair in PAIRS],
             "Predictor.predict.rows": tables_frame, "Run.evaluate.models": run.personal, "fit.settings": TRAIN,
-            "compare.settings": TRAIN, "coalitions.settings": TRAIN, "tune.settings": {**TRAIN, **search},
+            "compare.settings": TRAIN, "window_for.settings": {"iterations": 3},
+            "coalitions.settings": TRAIN, "tune.settings": {**TRAIN, **search},
             "Metric.computed.seen": Seen(torch.zeros(2, 2), torch.tensor([0, 1])),
+            "coalitions.federation": two,
             "Federation.from_files.paths": [*sites.iterdir()], "Federation.from_folder.path": sites,
             "Federation.without.names": ["client-0"], "Run.save.folder": folder / "copy", "local_sgd.data": batches,
             "Admission.save.folder": folder / "admitted", "Coalitions.open.folder": folder / "game",

@@ -69,7 +69,8 @@ class _Rule(NamedTuple):
         except Misfit:
             said = found(value, expected(self.hint, value), near(self.hint, value))
             raise ConfigError(f"{self.name} of {whose}: {said}") from None
-        return value if isinstance(value, list | Mapping) else fit  # which the caller may go on to share
+        shared = isinstance(value, list | Mapping) and isinstance(fit, list | Mapping)
+        return value if shared else fit  # a list stays the caller's own
 
 
 class _Rules(NamedTuple):
@@ -128,6 +129,8 @@ def answer(
     except Exception as e:
         said = " ".join(str(e).split())[:200]
         raise ConfigError(f"{what}: {_known_as(function)} failed: {type(e).__name__}: {said}") from e
+    if takes is Any or (isinstance(takes, type) and isinstance(value, takes)):  # at once: some are called in every step
+        return value
     try:
         return fitted(value, takes)
     except Misfit:

@@ -1,12 +1,13 @@
 """Local solvers for s clients at once, and the proximal operators that several methods share."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from polyfed.core import compiled
-from polyfed.core.arguments import checked
+from polyfed.core.arguments import answer, checked
 from polyfed.core.batches import Batches
 from polyfed.core.errors import ConfigError
 from polyfed.core.frozen import upper
@@ -73,6 +74,8 @@ def local_sgd(
     ConfigError
         The run's local optimiser is not plain SGD, and the method takes proximal steps.
     """
+    correct = correct and partial(answer, "correct", correct, takes=Tensor)
+    prox = prox and partial(answer, "prox", prox, takes=Tensor)
     if prox is not None and not task.optimizer.plain:
         raise ConfigError(f"optimizer: found {task.optimizer.name!r}, expected plain sgd for a method's proximal steps")
     if only is not None and correct is None and prox is None and (above := upper(task, w, data, only)) is not None:

@@ -13,8 +13,10 @@ from polyfed.algorithms._shared.parts import part
 from polyfed.algorithms.fpfc import FPFC, Window, lambda_window
 from polyfed.core.arguments import checked
 from polyfed.core.batches import padded
+from polyfed.core.check import check
 from polyfed.core.errors import ConfigError
 from polyfed.core.losses import Loss
+from polyfed.core.settings import COUNT
 from polyfed.core.task import Task
 from polyfed.data.federation import Federation
 from polyfed.experiment.watching import Progress
@@ -82,7 +84,7 @@ def window_for(
     *,
     method: FPFC | None = None,
     weight_decay: float = 0.0,
-    iterations: int = 500,
+    iterations: COUNT = 500,
 ) -> Window:
     """The window of lambda for a proposed grouping of a federation's clients, from their training data.
 
@@ -125,6 +127,7 @@ def window_for(
     if len(labels) != federation.n:
         raise ConfigError(f"groups: found {len(labels)} labels, expected one for each of {federation.n} clients")
     task = Task(model, loss, weight_decay=weight_decay, device="cpu", dtype=torch.float64)
+    check(task, federation.train, federation.classes, type(model).__name__)
     split = federation.train.to(task.device, task.dtype)
     batches = [padded(split, np.array([i])) for i in range(federation.n)]
 
