@@ -14,6 +14,7 @@ import tempfile
 import time
 import warnings
 from functools import cache
+from pathlib import Path
 from unittest import mock
 
 import test_fuzz_api as api
@@ -21,6 +22,7 @@ import test_fuzz_config as config
 import test_fuzz_files as files
 import test_fuzz_folders as folders
 import test_fuzz_settings as texts
+from face import Face
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
@@ -40,6 +42,7 @@ class Stop(BaseException):
 def kinds(place):
     """What is tried: (name, how many, inputs, check)."""
     whole = folders.runs(tempfile.mkdtemp(dir=place))
+    face = Face(Path(tempfile.mkdtemp(dir=place)))
     typed = st.one_of(
         st.tuples(st.just(texts.check), st.tuples(st.sampled_from(texts.KEYS), texts.TEXTS)),
         st.tuples(st.just(texts.read), st.tuples(texts.TEXTS, st.sampled_from(texts.HEADS))),
@@ -49,6 +52,7 @@ def kinds(place):
         ("configurations", 20_000, config.tables(), config.check),
         ("settings", 5_000, typed, lambda pair: pair[0](*pair[1])),
         ("calls of fit", 2_000, api.arguments(3), api.fit),
+        ("public calls", 20_000, api.misuses(face), lambda pair: face.misuse(*pair)),
         ("files", 10_000, files.files(), lambda file: files.check(place, *file)),
         ("folders", 2_000, folders.damages(), lambda damage: folders.check(place, whole, *damage, figures=True)),
     )
@@ -101,8 +105,10 @@ def run(name, count, inputs, check, at):
 def main(argv=None) -> int:
     """Print one line per kind; 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kinds", nargs="*", help="configurations, settings, calls, files, folders; default: all")
-    parser.add_argument("--n", type=int, help="inputs of each kind; default: 20000, 5000, 2000, 10000, 2000")
+    parser.add_argument(
+        "kinds", nargs="*", help="configurations, settings, calls, public, files, folders; default: all"
+    )
+    parser.add_argument("--n", type=int, help="inputs of each kind; default: 20000, 5000, 2000, 20000, 10000, 2000")
     parser.add_argument("--seed", type=int, default=None, help="default: a new one")
     asked = parser.parse_args(argv)
     at = secrets.randbelow(2**32) if asked.seed is None else asked.seed
@@ -110,6 +116,7 @@ def main(argv=None) -> int:
     bad = 0
     with (
         tempfile.TemporaryDirectory() as place,
+        contextlib.chdir(place),  # where a file that is called "x" does no harm
         warnings.catch_warnings(),
         mock.patch.object(build, "load", read_once(build.load)),
     ):

@@ -1,11 +1,13 @@
-"""Misuse of `fit` from Python: it trains, or refuses in one line before training."""
+"""Misuse from Python: a public call does what it is for, or refuses in one line; `fit` does so before training."""
 
 import inspect
 import tempfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
+from face import NONSENSE, Face, calls
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,3 +65,46 @@ def test_arguments(given):
 @bounded(150)
 def test_hyper_parameters(given):
     make(given)
+
+
+# The Python face: every public call, see `face`
+
+# with arguments that happen to be right they take a second; those of `Face` have been called when there is one
+LONG = {"coalitions", "compare", "tune", "window_for", "report.write_report", "Run.report", "Coalitions.save"}
+LONG |= {"data.fpfc", "data.fedcet_quadratics", "data.heterogeneous_quadratics"}
+REFUSED = {
+    "Predictor.open",
+    "clinical.ClinicalFit.of",
+    "data.fetch",
+}  # need a model of a file, a fit's parts, a network
+
+
+def misuses(face: Face):
+    """A call, and one or two of its arguments."""
+    values = st.one_of(st.sampled_from(NONSENSE), ODD)
+
+    def of(call: str):
+        names = face.ready(call)[2]
+        wrong = st.dictionaries(st.sampled_from(names), values, min_size=1, max_size=2) if names else st.just({})
+        return st.tuples(st.just(call), wrong)
+
+    return st.sampled_from(sorted(calls())).flatmap(of).filter(lambda pair: not others_doing(pair[1]))
+
+
+@pytest.fixture(scope="module")
+def face(tmp_path_factory):
+    return Face(tmp_path_factory.mktemp("face"))
+
+
+def test_every_public_call_works_with_the_arguments_that_it_is_given_here(face, tmp_path, monkeypatch):
+    """Without this, nonsense would be refused for another reason than its own."""
+    monkeypatch.chdir(tmp_path)
+    assert {call for call in calls().keys() - LONG if face.misuse(call, {}) == "refused"} == REFUSED
+
+
+def test_every_argument_of_every_public_call_is_refused_in_one_line_or_used(face, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for call in calls():
+        for name in face.ready(call)[2]:
+            for value in (object(), [], "x") if call in LONG else NONSENSE:
+                face.misuse(call, {name: value})

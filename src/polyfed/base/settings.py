@@ -10,7 +10,6 @@
 
 import collections.abc
 import dataclasses
-import functools
 import inspect
 import json
 import math
@@ -22,6 +21,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, time
 from functools import cache
+from pathlib import Path
 from typing import (
     Annotated,
     Any,
@@ -29,7 +29,6 @@ from typing import (
     Literal,
     NamedTuple,
     NoReturn,
-    ParamSpec,
     TypeAlias,
     TypeGuard,
     TypeVar,
@@ -46,8 +45,6 @@ Toml: TypeAlias = "str | float | date | time | Sequence[Toml] | Mapping[str, Tom
 
 
 T = TypeVar("T")
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class Limits(NamedTuple):
@@ -60,6 +57,8 @@ class Limits(NamedTuple):
 
 
 FREE = Limits()
+COUNT = Annotated[int, Limits(ge=1, le=COUNTED)]
+NOT_NEGATIVE = Annotated[float, Limits(ge=0)]
 
 
 class Words(NamedTuple):
@@ -212,7 +211,7 @@ def shown(value: Any, most: int = 80) -> str:
     """A value as an error shows it: in one line, and cut where it is long."""
     try:
         text = " ".join(repr(value).split())
-    except (ValueError, RecursionError):  # an integer of thousands of digits; lists within lists
+    except Exception:  # an integer of thousands of digits; lists within lists; an object whose repr fails
         text = f"{'an' if isinstance(value, int) else 'a'} {type(value).__name__} too long to print"
     return text if len(text) <= most else f"{text[:most]}..."
 
@@ -270,9 +269,7 @@ def fitted(value: Any, hint: Any, rules: Sequence[Any] = ()) -> Any:
     if origin is tuple or hint is tuple:
         return _tuple(value, arguments)
     if origin in (list, collections.abc.Sequence):
-        _require(isinstance(value, list | tuple | collections.abc.Sequence) | is_numpy(value, "ndarray"), value)
-        _require(not isinstance(value, str), value)
-        inner = [fitted(v, arguments[0]) for v in value]
+        inner = [fitted(v, arguments[0]) for v in _items(value)]
         return inner if origin is list else value
     if origin in (dict, collections.abc.Mapping):
         _require(isinstance(value, Mapping), value)
@@ -289,13 +286,21 @@ def _require(condition: bool, value: Any) -> Any:
     return value
 
 
+def _items(value: Any) -> Iterable[Any]:
+    """What is in a list or its like: a tuple, a range, an array, a column of a table."""
+    _require(isinstance(value, collections.abc.Collection) and hasattr(value, "__getitem__"), value)
+    _require(not isinstance(value, str | bytes | Mapping) and getattr(value, "ndim", 1) > 0, value)
+    return value.tolist() if getattr(value, "ndim", 2) == 1 else value
+
+
 def _number(value: Any, rules: Sequence[Any]) -> float:
     _require(isinstance(value, int | float) and not isinstance(value, bool), value)
     try:
         number = float(value)
     except OverflowError:
         raise Misfit from None
-    return _require(math.isfinite(number) and _within(number, rules), number)
+    endless = number == math.inf and any(getattr(rule, "le", None) == math.inf for rule in rules)
+    return _require((endless or math.isfinite(number)) and _within(number, rules), number)
 
 
 def _tuple(value: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -323,6 +328,16 @@ def allows_none(hint: Any) -> bool:
 # types in words
 
 WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", type(None): "none"}
+NAMED = {  # classes, by their names: not all of them are loaded
+    "Path": "a path",
+    "Module": "a torch.nn.Module, such as polyfed.models.build makes",
+    "Federation": "a polyfed.Federation, such as Federation.from_arrays makes",
+    "Algorithm": "a method such as polyfed.FedAvg(lr=0.1)",
+    "Tensor": "a tensor",
+    "SupportsFloat": "a number",
+    "ndarray": "an array",
+}
+MANIFOLD = (list, tuple, collections.abc.Sequence, collections.abc.Iterable)
 MANY = {int: "integers", float: "numbers", str: "texts"}
 
 
@@ -336,18 +351,20 @@ def words(hint: Any, rules: Iterable[Any] = ()) -> str:
     if said is not None:
         return said
     if origin in (types.UnionType, Union):
+        arguments = tuple(a for a in arguments if a is not str or Path not in arguments)  # a path may be text
         return either(list(dict.fromkeys(word for a in arguments for word in _alternatives(a, rules))))
     if origin is Literal:
         return either(_alternatives(hint))
     if hint in (int, float):
         return WORDS[hint] + bounds(rules)
-    if origin in (list, tuple, collections.abc.Sequence) or hint in (list, tuple):
+    if origin in MANIFOLD or hint in MANIFOLD:
         inner = typing.get_args(arguments[0])[0] if arguments and _is_annotated(arguments[0]) else (*arguments, None)[0]
-        return f"a list of {MANY[inner]}" if inner in MANY else "a list"
+        each = f", each {words(inner)}" if isinstance(inner, type) else ""
+        return f"a list of {MANY[inner]}" if inner in MANY else f"a list{each}"
     if origin is Callable:
         return "a function"
     if isinstance(hint, type) and hint not in WORDS and origin is None and hint.__module__ != "builtins":
-        return f"{'an' if hint.__name__[0] in 'AEIOU' else 'a'} {hint.__name__}"
+        return NAMED.get(hint.__name__, f"{'an' if hint.__name__[0] in 'AEIOU' else 'a'} {hint.__name__}")
     return WORDS.get(hint, "a table" if origin in (dict, collections.abc.Mapping) or hint is dict else "a value")
 
 
@@ -456,17 +473,6 @@ def options(
             said = found(value, expected(known[key], value), near(known[key], value))
             raise refusal(f"{where}{key}{f' of {of}' if of else ''}: {said}") from None
     return out
-
-
-def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """A function whose keyword arguments are checked as settings are, by their annotations."""
-
-    @functools.wraps(function)
-    def wrapper(*args: P.args, **given: P.kwargs) -> R:
-        known = {key: value for key, value in given.items() if key in options_of(function, len(args))}
-        return function(*args, **{**given, **options(function, known, len(args))})  # pyright: ignore[reportCallIssue]
-
-    return wrapper
 
 
 def none_of(value: Any, hint: Any) -> Any:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, DataError, closest
 
 TIES = ("efron", "breslow")
@@ -151,6 +152,7 @@ class Loss:
         return -weight * self.model.parts(eta, both[:, :2]).value / len(both)
 
 
+@checked
 def loss(model: str, ties: str = "efron") -> Loss:
     """A named loss for `polyfed.fit(..., loss=...)` and a model with one output.
 
@@ -176,6 +178,7 @@ def loss(model: str, ties: str = "efron") -> Loss:
     return Loss(named(model, ties), model == "cox")
 
 
+@checked
 def concordance(time: Any, event: Any, risk: Any) -> float:
     """Harrell's concordance index: of the pairs that can be ordered, the share that `risk` orders rightly.
 
@@ -201,7 +204,10 @@ def concordance(time: Any, event: Any, risk: Any) -> float:
     DataError
         The lengths differ, a number is missing or infinite, an event is neither 0 nor 1, or no pair can be ordered.
     """
-    t, died, score = np.asarray(time, float), np.asarray(event, float), np.asarray(risk, float)
+    try:
+        t, died, score = (np.asarray(values, float) for values in (time, event, risk))
+    except (TypeError, ValueError):
+        raise DataError("concordance: not all values are numbers") from None
     if not t.shape == died.shape == score.shape or t.ndim != 1:
         raise DataError(f"concordance: found shapes {t.shape}, {died.shape} and {score.shape}, expected one length")
     for name, values in (("time", t), ("event", died), ("risk", score)):

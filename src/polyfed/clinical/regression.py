@@ -8,13 +8,15 @@ sites send first; coefficients are those of the columns as given.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, DataError, Diverged
+from polyfed.base.settings import Limits
 from polyfed.clinical.models import Loss, Model, loss, named
 from polyfed.clinical.summary import ClinicalFit
 from polyfed.compute.batches import Work
@@ -225,14 +227,15 @@ class Wire:
         self.rounds += rounds
 
 
+@checked
 def fit(
     sites: Federation | Sequence[Any],
     model: str = "logistic",
     *,
     ties: str = "efron",
-    names: Sequence[str] | None = None,
-    columns: Sequence[str] | None = None,
-    level: float = 0.95,
+    names: Sequence[str | int] | None = None,
+    columns: Sequence[str | int] | None = None,
+    level: Annotated[float, Limits(gt=0, lt=1)] = 0.95,
     method: Algorithm | None = None,
     **settings: Any,
 ) -> ClinicalFit:
@@ -273,8 +276,6 @@ def fit(
     kind = named(model, ties)
     if method is None and settings:
         raise ConfigError(f"{next(iter(settings))}: a setting of a method; Newton's method has none")
-    if not 0 < level < 1:
-        raise ConfigError(f"level: found {level!r}, expected a number between 0 and 1")
     places, given = gathered(sites, kind, names)
     labels = _labels(columns or given, places[0].x.shape[1])
     for site in places:
@@ -344,7 +345,7 @@ def fit(
     )
 
 
-def gathered(sites: Any, model: Model, names: Sequence[str] | None) -> tuple[list[Site], list[str] | None]:
+def gathered(sites: Any, model: Model, names: Sequence[str | int] | None) -> tuple[list[Site], list[str] | None]:
     """The sites with checked shapes, and the columns' names where the data have them."""
     columns = None
     if isinstance(sites, Federation):
@@ -406,7 +407,7 @@ def _numbers(values: Any, name: str) -> Tensor:
     return torch.from_numpy(array.copy())
 
 
-def _labels(columns: Sequence[str] | None, width: int) -> list[str]:
+def _labels(columns: Sequence[str | int] | None, width: int) -> list[str]:
     if columns is None:
         return [f"x{k + 1}" for k in range(width)]
     if len(columns) != width or len({*columns, "intercept"}) <= width:

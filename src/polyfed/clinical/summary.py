@@ -9,6 +9,7 @@ import pandas as pd
 from scipy import stats
 from torch import Tensor
 
+from polyfed.base.arguments import checked
 from polyfed.clinical.models import Model
 from polyfed.core.ledger import Ledger
 from polyfed.report import Table, words
@@ -17,6 +18,7 @@ from polyfed.report.table import Cell
 ARRIVED = 0.01  # standard errors to the maximum, at most, for intervals and p values to be given
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class ClinicalFit:
     """A federated regression; `fit` makes one.

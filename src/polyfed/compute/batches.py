@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyfed.base.arguments import answer
 from polyfed.base.errors import ConfigError
 from polyfed.base.randomness import Rekeyed, generator_key, key_of, mix
 from polyfed.base.settings import COUNTED, Limits, Misfit, fitted, found
@@ -97,7 +98,7 @@ class Work:
             return self.epochs * self.per_epoch(counts)
         if isinstance(self.steps, Each):
             return np.ones_like(counts) if keys is None else self.steps.each(seed, round, keys)
-        steps = self.steps(round) if callable(self.steps) else self.steps
+        steps = answer("local_steps", self.steps, round) if callable(self.steps) else self.steps
         try:
             return np.full_like(counts, fitted(steps, STEPS))
         except Misfit:
@@ -271,9 +272,10 @@ class Batches:
         purpose = key_of(f"augment {self._purpose}")
         keys = np.broadcast_to(mix(self._seed, purpose, self._round, self._keys[:m, None], k, own), (m, b))
         flat = x.flatten(0, 1)
-        changed = augment(flat, Draws(keys.reshape(-1), x.device))
-        if changed.shape != flat.shape:
-            raise ConfigError(f"augment: made {[*changed.shape]} of {[*flat.shape]}, expected the same shape")
+        changed = answer("augment", augment, flat, Draws(keys.reshape(-1), x.device), takes=Tensor)
+        if changed.shape != flat.shape or changed.dtype != flat.dtype:
+            made, of = ([*t.shape, str(t.dtype).removeprefix("torch.")] for t in (changed, flat))
+            raise ConfigError(f"augment: made {made} of {of}, expected the same shape and type")
         return changed.reshape(x.shape)
 
     def _seeds(self, k: int, m: int | None = None) -> Callable[[], np.ndarray]:

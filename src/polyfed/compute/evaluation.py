@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyfed.base.arguments import answer
 from polyfed.compute.batches import alike, padded
 from polyfed.compute.split import Split, restored, trained
 from polyfed.compute.stacked import BLOCK
@@ -156,7 +157,11 @@ def terms(task: Task, output: Tensor, target: Tensor, unit: Tensor | None = None
     found = Seen(output, target, task.threshold)
     values = _score(task, found) if callable(task.loss) else _per_sample(task, found, unit)
     exact = Seen(output.cpu().double(), target.cpu(), task.threshold)
-    return values | {m.name: torch.as_tensor(m.terms(exact)) for m in task.scores if m.terms and m.fits(exact)}
+    return values | {
+        m.name: torch.as_tensor(answer(f"metrics: terms of {m.name}", m.terms, exact))
+        for m in task.scores
+        if m.terms and m.fits(exact)
+    }
 
 
 @torch.no_grad()
@@ -199,8 +204,8 @@ def _per_sample(task: Task, seen: Seen, unit: Tensor | None) -> dict[str, Tensor
 
 def _score(task: Task, seen: Seen) -> dict[str, Tensor]:
     """{metric: [b]}: what each sample adds to the metrics that are means over samples, where they fit."""
-    mine = ((m.name, m.compute) for m in task.scores if m.per == "sample" and (task.settled or m.fits(seen)))
-    return {name: compute(seen) for name, compute in mine if compute}
+    mine = [m for m in task.scores if m.per == "sample" and m.compute and (task.settled or m.fits(seen))]
+    return {m.name: torch.as_tensor(m.computed(seen), device=seen.output.device) for m in mine}
 
 
 def _blocks(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

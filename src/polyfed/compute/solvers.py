@@ -1,10 +1,12 @@
 """Local solvers for s clients at once, and the proximal operators that several methods share."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from polyfed.base.arguments import answer, checked
 from polyfed.base.errors import ConfigError
 from polyfed.base.typed import row_norms
 from polyfed.compute import compiled
@@ -14,6 +16,7 @@ from polyfed.compute.stacked import Drift, first
 from polyfed.compute.task import Task
 
 
+@checked
 def local_sgd(
     task: Task,
     w: Tensor,
@@ -71,6 +74,8 @@ def local_sgd(
     ConfigError
         The run's local optimiser is not plain SGD, and the method takes proximal steps.
     """
+    correct = correct and partial(answer, "correct", correct, takes=Tensor)
+    prox = prox and partial(answer, "prox", prox, takes=Tensor)
     if prox is not None and not task.optimizer.plain:
         raise ConfigError(f"optimizer: found {task.optimizer.name!r}, expected plain sgd for a method's proximal steps")
     if only is not None and correct is None and prox is None and (above := upper(task, w, data, only)) is not None:

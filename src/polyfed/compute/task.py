@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, DataError, ModelError
 from polyfed.base.typed import add_, copy_, named_modules
 from polyfed.compute import compiled
@@ -36,6 +37,7 @@ FOUND = ("random", "threshold", "integers")
 AT_ONCE = 1 << 30  # bytes of activations when evaluating many models on their own samples
 
 
+@checked
 class Task:
     """A model and a loss as functions of the flat parameter vector.
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polyfed.base.arguments import checked
 from polyfed.base.typed import weighted_sum
 
 State = dict[str, Tensor]
@@ -124,6 +125,7 @@ def form_of(t: Tensor) -> Form:
 KNOWN = "known"
 
 
+@checked
 def mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
     """Mean over the clients, plain or weighted.
 

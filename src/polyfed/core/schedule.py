@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
+from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError
 from polyfed.base.randomness import generator, priorities, sample
 from polyfed.base.settings import Configured, Registry, arguments, found, parse, setting
@@ -28,6 +29,7 @@ class Turn(NamedTuple):
     seconds: float = 0.0
 
 
+@checked
 class Schedule(Configured):
     """Base: a synchronous schedule, defined by its cohort."""
 
@@ -106,6 +108,7 @@ class Schedule(Configured):
 SCHEDULES: Registry[type[Schedule]] = Registry("schedule.name")
 
 
+@checked
 @dataclass(frozen=True)
 class Uniform(Schedule):
     """floor(fraction * n) clients, at least one, drawn without replacement; all of them at fraction 1.
@@ -140,6 +143,7 @@ class Uniform(Schedule):
         return sample(seed, "cohort", t, keys, self.size(len(keys)))
 
 
+@checked
 @dataclass(frozen=True)
 class Bernoulli(Schedule):
     """Each client independently with a given probability; if none is drawn, the client with the smallest draw.
@@ -161,6 +165,7 @@ class Bernoulli(Schedule):
         return ids if len(ids) else np.array([draw.argmin()])
 
 
+@checked
 @dataclass(frozen=True)
 class Availability(Schedule):
     """A uniform draw among the clients that are reachable.
@@ -197,6 +202,7 @@ class Availability(Schedule):
         return here[sample(seed, "cohort", t, keys[here], m)]
 
 
+@checked
 @dataclass(frozen=True)
 class Delays(Configured):
     """Seconds from sending a client a message to having its reply: compute plus network.
@@ -295,7 +301,7 @@ class Delays(Configured):
         bad = [name for name in names if not all(0 <= s < np.inf for s in rows[name])]
         if bad:
             raise ConfigError(f"delays: {path}, client {bad[0]!r}: found {rows[bad[0]]}, expected seconds from 0")
-        compute, network = np.array([rows[name] for name in names]).T
+        compute, network = np.array([rows[name] for name in names]).reshape(-1, 2).T
         return cls(compute=compute, network=network)
 
     def draw(self, seed: int, t: int, ids: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -330,6 +336,7 @@ class Delays(Configured):
         return np.broadcast_to(seconds, n)
 
 
+@checked
 @dataclass(frozen=True)
 class Timed(Schedule):
     """A synchronous schedule on a virtual clock: a round lasts as long as its slowest participant.
@@ -359,6 +366,7 @@ class Timed(Schedule):
 Memo = dict[tuple[int, bytes], tuple[list[Turn], Iterator[Turn]]]  # (seed, keys) -> (turns so far, those to come)
 
 
+@checked
 @dataclass(frozen=True)
 class Asynchronous(Schedule):
     """Every reply is taken when it arrives, on a virtual clock, so a simulation never waits.

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from polyfed.base.arguments import checked
 from polyfed.base.errors import DataError, closest, few
 from polyfed.compute.split import Split
 from polyfed.data import prepare
@@ -23,6 +24,7 @@ SCOPES = ("pooled", "client", "cluster")
 TESTS = ("own", "ratio", "ratio-floor", "given", "merged", "independent")
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Samples before they are divided among clients.

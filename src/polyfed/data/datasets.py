@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from polyfed.base import settings
+from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, DataError, PolyfedError, closest
 from polyfed.data import prepare, readers, synthetic
 from polyfed.data.columns import ARRAYS, DEFAULTS, Columns
@@ -50,6 +51,7 @@ def names() -> tuple[str, ...]:
     return tuple(LOADERS.names())
 
 
+@checked
 def about(name: str) -> str:
     """What a named data set is: the docstring of its loader.
 
@@ -71,6 +73,7 @@ def about(name: str) -> str:
     return inspect.getdoc(LOADERS.find(name)) or name
 
 
+@checked
 def options(name: str) -> dict[str, Any]:
     """The options of a named data set and their defaults.
 
@@ -103,6 +106,7 @@ def default_dir() -> Path:
     return Path(os.environ.get("POLYFED_DATA") or Path.home() / ".cache" / "polyfed")
 
 
+@checked
 def load(
     name: str | Path, data_dir: str | Path | None = None, *, without: Sequence[str] = (), **options: Any
 ) -> Dataset:

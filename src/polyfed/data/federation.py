@@ -4,7 +4,7 @@ Everything that trains or evaluates takes a `Federation`. It is made from arrays
 here, from a named data set by `datasets.Dataset.partition`, and from a formula by `synthetic`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,19 +13,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyfed.base.arguments import checked
 from polyfed.base.errors import DataError, closest, few
+from polyfed.base.settings import shown
 from polyfed.compute.split import Split
 from polyfed.data import prepare, readers
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Pair = tuple[Any, Any]
+Pair = Any  # (x, y); what is none is refused with the name of its client
 LEARNT = ("preparation", "scaling")  # entries of `meta` with what was learnt from training samples
 PER_CLIENT = ("indices",)  # entries of `meta` that are lists over clients
 WEIGHTED = "training samples have weights, on average 1 at every client; scores count every sample the same"
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Federation:
     """`n` clients with their own samples.
@@ -105,6 +108,8 @@ class Federation:
             With copies of the samples.
         """
         order = [int(i) for i in order]
+        if not order or not all(-self.n <= i < self.n for i in order):
+            raise DataError(f"order: found {shown(order)}, expected positions of the {self.n} clients, one or more")
         meta = dict(self.meta)
         for key in PER_CLIENT:
             if key in meta:
@@ -266,10 +271,10 @@ class Federation:
     @classmethod
     def from_arrays(
         cls,
-        train: Sequence[Pair],
+        train: Iterable[Pair],
         test: Sequence[Pair | None] | None = None,
         validation: Sequence[Pair | None] | None = None,
-        names: Sequence[str] | None = None,
+        names: Sequence[str | int] | None = None,
         classes: int | None = None,
         clusters: Sequence[int] | np.ndarray | None = None,
         meta: Mapping[str, Any] | None = None,
@@ -395,9 +400,9 @@ class Federation:
     @classmethod
     def from_datasets(
         cls,
-        train: Sequence[torch.utils.data.Dataset],
-        test: Sequence[torch.utils.data.Dataset | None] | None = None,
-        validation: Sequence[torch.utils.data.Dataset | None] | None = None,
+        train: Sequence[Any],
+        test: Sequence[Any] | None = None,
+        validation: Sequence[Any] | None = None,
         **options: Any,
     ) -> "Federation":
         """A federation from one torch data set per client, read once, into memory.
@@ -405,7 +410,7 @@ class Federation:
         Parameters
         ----------
         train : sequence of Dataset
-            One per client, each item an (input, target) pair.
+            One torch data set per client, each item an (input, target) pair.
         test, validation : sequence of Dataset or None
             The same, one entry per client; None for a client without any.
         **options
@@ -560,7 +565,7 @@ def _hollow(counts: Sequence[int], shape: Sequence[int], outputs: int, classes: 
     return Split(x.expand(total, *shape), y, np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
 
 
-def _names(names: Sequence[str] | None, n: int) -> tuple[str, ...]:
+def _names(names: Sequence[Any] | None, n: int) -> tuple[str, ...]:
     if names is None:
         return tuple(f"client-{i}" for i in range(n))
     names = [str(name) for name in names]

@@ -11,6 +11,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from polyfed.base.arguments import checked
 from polyfed.base.errors import DataError, closest
 from polyfed.data import readers
 from polyfed.data.datasets import IDX_FILES, IDX_MD5, default_dir
@@ -45,6 +46,7 @@ HOMES = {
 }
 
 
+@checked
 def fetch(
     name: str,
     data_dir: str | Path | None = None,

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from polyfed.base.arguments import checked
 from polyfed.base.errors import DataError, PolyfedError
 from polyfed.base.settings import Configured, Registry, setting, shown
 from polyfed.data import prepare
@@ -54,6 +55,7 @@ class Source:
     name: str = "the data"
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Assignment:
     """Who gets what.
@@ -99,6 +101,7 @@ class Assignment:
         return replace(self, indices=[self.indices[i] for i in clients], names=names, **kept)
 
 
+@checked
 @dataclass(frozen=True)
 class Partitioner(Configured, ABC):
     """Base of all partitioners. `word` is the name in the string form."""
@@ -593,6 +596,7 @@ for _kind in (IID, Dirichlet, DirichletPrior, Pathological, Shards, QuantitySkew
     PARTITIONERS.add(_kind.word, _kind)
 
 
+@checked
 def parse(text: str) -> Partitioner:
     """A partitioner from its string form: `name`, `name:value`, `name:value,key=value`; steps joined by "+".
 

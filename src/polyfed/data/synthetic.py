@@ -6,11 +6,13 @@ the mean squared error give exactly the stated f_i, and `meta["optimum"]` is the
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from polyfed.base.arguments import checked
 from polyfed.base.errors import DataError
+from polyfed.base.settings import NOT_NEGATIVE, Limits
 from polyfed.data import prepare
 from polyfed.data.federation import Federation
 
@@ -41,6 +43,7 @@ class FPFCData:
     biases: np.ndarray
 
 
+@checked
 def fpfc(scenario: str = "s1", seed: int = 0, features: str = "uniform", scale: str = "full") -> FPFCData:
     """The synthetic classification data of FPFC (arXiv 2211.04218, section 5), draw for draw as its released code.
 
@@ -102,15 +105,16 @@ def fpfc(scenario: str = "s1", seed: int = 0, features: str = "uniform", scale: 
     return FPFCData(np.concatenate(xs), np.concatenate(ys), groups, sizes, clusters, W, b)
 
 
+@checked
 def least_squares(
     clients: int = 10,
     samples: int | Sequence[int] = 50,
     dim: int = 10,
-    heterogeneity: float = 1.0,
+    heterogeneity: NOT_NEGATIVE = 1.0,
     seed: int = 0,
     *,
-    noise: float = 0.1,
-    curvature: float = 0.0,
+    noise: NOT_NEGATIVE = 0.1,
+    curvature: Annotated[float, Limits(ge=0, le=50)] = 0.0,
     test_fraction: float = 0.0,
 ) -> Federation:
     """Heterogeneous linear regression, f_i(w) = mean_j (x_ij . w - y_ij)^2, float64, without intercept.
@@ -150,9 +154,6 @@ def least_squares(
     """
     sizes = _sizes(samples, clients)
     _check(clients=clients, dim=dim)
-    for value, what in ((heterogeneity, "heterogeneity"), (noise, "noise"), (curvature, "curvature")):
-        if not value >= 0:
-            raise DataError(f"least squares: {what}: found {value!r}, expected a number of at least 0")
     prepare.check_fraction(test_fraction, "the test fraction")
     rng = prepare.keyed(seed, 21)
     w = rng.standard_normal(dim) + heterogeneity * rng.standard_normal((clients, dim))
@@ -168,6 +169,7 @@ def least_squares(
     return _regression("least-squares", seed, train, test, meta)
 
 
+@checked
 def diagonal_quadratics(curvatures: np.ndarray, centres: np.ndarray) -> Federation:
     """f_i(w) = 1/2 sum_k h_ik (w_k - c_ik)^2 as linear regression: one sample per coordinate, float64.
 
@@ -202,8 +204,9 @@ def _quadratics(name: str, seed: int | None, curvatures: np.ndarray, centres: np
     return _regression(name, seed, train, None, {"curvatures": h, "centres": c, **extra})
 
 
+@checked
 def heterogeneous_quadratics(
-    clients: int = 10, dim: int = 60, mu: float = 1.0, L: float = 4.0, spread: float = 10.0, seed: int = 0
+    clients: int = 10, dim: int = 60, mu: float = 1.0, L: float = 4.0, spread: NOT_NEGATIVE = 10.0, seed: int = 0
 ) -> Federation:
     """Diagonal quadratics whose curvatures differ between clients: h_ik uniform in [mu, L], c_ik in [-spread, spread].
 
@@ -245,6 +248,7 @@ def heterogeneous_quadratics(
     return _quadratics("heterogeneous-quadratics", seed, h, rng.uniform(-spread, spread, (clients, dim)))
 
 
+@checked
 def fedcet_quadratics(clients: int = 10, measurements: int = 10, dim: int = 60, seed: int = 0) -> Federation:
     """The estimation problem of FedCET's Fig. 1: f_i(x) = (1/n_i) sum_j ||x - b_ij||^2 + ||x||^2, up to a constant.
 

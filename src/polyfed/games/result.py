@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from polyfed.base.arguments import checked
 from polyfed.base.errors import RunError
 from polyfed.base.randomness import key_of
 from polyfed.games import values as game
@@ -257,6 +258,7 @@ def needed(partition: Sequence[int]) -> list[int]:
     return list(dict.fromkeys(c for c in found if c.bit_count() > 1))
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Coalitions:
     """Who gains from whom.

@@ -23,8 +23,9 @@ from torch import nn
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.local import Local
 from polyfed.base import checkpoint
+from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, Diverged, RunError
-from polyfed.base.settings import is_whole
+from polyfed.base.settings import COUNT
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import Federation
 from polyfed.games import values as game
@@ -32,9 +33,9 @@ from polyfed.games.result import HEAD, Coalitions, Found, names_of, settle, walk
 from polyfed.runs import ownership as files
 from polyfed.runs.fit import fit
 from polyfed.runs.folder import RunFolder, summary
-from polyfed.runs.training import Training, training_of
+from polyfed.runs.training import MANY, SEED, Training, training_of
 from polyfed.studies import parallel
-from polyfed.studies.compare import Result, Watch, config_of, read_result
+from polyfed.studies.compare import Cached, Result, Watch, config_of, read_result, seeds_of
 from polyfed.studies.tune import held_out
 
 MOST = 8  # clients up to which every coalition is trained
@@ -43,14 +44,15 @@ Made = tuple[nn.Module, Federation, Mapping[str, Any] | None]  # with further ta
 Maker = Callable[[int, Sequence[str]], Made]  # of (seed, who is left out)
 
 
+@checked
 def coalitions(
     model: nn.Module | Callable[[int], nn.Module],
     federation: Federation | Callable[[int], Federation],
     algorithm: Algorithm | None = None,
     training: Training | None = None,
     *,
-    seeds: int | Sequence[int] = 5,
-    samples: int | None = None,
+    seeds: MANY | Sequence[SEED] = 5,
+    samples: COUNT | None = None,
     against: Mapping[str, Algorithm] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -102,16 +104,15 @@ def coalitions(
     RunError
         A folder cannot be read or written, or holds other results.
     """
-    which = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    if not which or not all(map(is_whole, which)) or len(set(which)) < len(which):
-        raise ConfigError(f"seeds: found {seeds!r}, expected a number of at least 1, or a list of distinct integers")
+    which = seeds_of(seeds)
     how, method = training_of(training, {"evaluate_every": 0, **settings}), algorithm or FedAvg()
     methods = {method.name: method, **(against or {})}
 
+    both = Cached(model, federation)
+
     def make(seed: int, without: Sequence[str]) -> Made:
-        data = federation if isinstance(federation, Federation) else federation(seed)
+        net, data = both(seed)
         data = held_out(data, seed)
-        net = model if isinstance(model, nn.Module) else model(seed)
         return (
             net,
             data.without(without) if without else data,
@@ -158,8 +159,6 @@ class Game:
             raise ConfigError(f"coalitions: found {n} client, expected at least two")
         if not len(self.federation.test.x):
             raise ConfigError("coalitions: found a federation without test samples, expected some to judge by")
-        if self.samples is not None and (not is_whole(self.samples) or self.samples < 1):
-            raise ConfigError(f"samples: found {self.samples!r}, expected an integer of at least 1")
         if self.training.attack is not None:
             raise ConfigError("attack: attackers have no score, so coalitions with them cannot be judged; leave it out")
         if n > MOST and self.samples is None:

@@ -5,12 +5,17 @@ name; no other code depends on a score's name. The first of a run's metrics lead
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, SupportsFloat
 
 import numpy as np
+
+from polyfed.base.arguments import answer, checked
+from polyfed.base.errors import ConfigError
+from polyfed.base.settings import Configured, Limits, found
 
 if TYPE_CHECKING:  # a report reads metrics without torch
     from torch import Tensor
@@ -108,8 +113,9 @@ class Seen:
         return z if self._several else torch.stack([torch.zeros(len(z), dtype=z.dtype), z.reshape(-1)], 1)
 
 
+@checked
 @dataclass(frozen=True)
-class Metric:
+class Metric(Configured):
     """How good a client's model is on the client's samples, as one number.
 
     Parameters
@@ -140,7 +146,7 @@ class Metric:
     lacks : str
         Why a client may have no score, such as "one class".
     span : float
-        How far apart two values can be.
+        How far apart two values can be; infinity: as far as they like.
     classwise : bool
         Whether it is taken class by class (or by those who have the event), so that it hangs on the smallest class.
     """
@@ -154,10 +160,14 @@ class Metric:
     root: bool = False
     terms: Callable[[Seen], np.ndarray] | None = field(default=None, repr=False, compare=False)
     title: str = ""
-    decimals: int | None = None
+    decimals: Annotated[int, Limits(ge=0, le=100)] | None = None
     lacks: str = "no value"
-    span: float = math.inf
+    span: Annotated[float, Limits(gt=0, le=math.inf)] = math.inf
     classwise: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(bool(re.fullmatch(BETTER, self.better)), "better", "higher, lower, or such as near:1")
 
     def __str__(self) -> str:
         return self.name
@@ -177,7 +187,7 @@ class Metric:
         """The best value, of a metric that is better the nearer to it."""
         return float(self.better.removeprefix("near:"))
 
-    def merit(self, value: Any) -> Any:
+    def merit(self, value: SupportsFloat | np.ndarray) -> Any:
         """A value turned so that higher is better.
 
         Parameters
@@ -190,7 +200,8 @@ class Metric:
         float or array
             Of the same shape.
         """
-        return self.sign * value if self.sign else -abs(value - self.aim)
+        given: Any = value
+        return self.sign * given if self.sign else -abs(given - self.aim)
 
     def fits(self, seen: Seen) -> bool:
         """Whether it can be computed from such outputs and targets.
@@ -222,14 +233,44 @@ class Metric:
         """
         if not len(seen.target) or self.compute is None or not bool(seen.output.isfinite().all()):
             return math.nan
-        try:
-            values: Any = self.compute(seen)
-        except ValueError:
-            return math.nan
-        if hasattr(values, "double"):
-            values = values.double().numpy()
-        mean = float(np.asarray(values, dtype=float).mean())
+        values = self.computed(seen)
+        mean = float((values.double().numpy() if hasattr(values, "double") else values).mean())
         return math.sqrt(mean) if self.root else mean
+
+    def computed(self, seen: Seen, needed: bool = False) -> Any:
+        """The numbers that `compute` gives.
+
+        Parameters
+        ----------
+        seen : Seen
+            Samples that it fits.
+        needed : bool
+            Whether a ValueError of `compute` is an error, and not NaN.
+
+        Returns
+        -------
+        Tensor or array
+            [b] where the metric is one "per sample", else of any shape.
+
+        Raises
+        ------
+        ConfigError
+            `compute` fails, or gives something else.
+        """
+        assert self.compute is not None
+        what = f"metrics: {self.name} on outputs {[*seen.output.shape]} and targets {[*seen.target.shape]}"
+        try:
+            values = answer(what, self.compute, seen, through=() if needed else (ValueError,))
+        except ValueError:
+            values = np.full(len(seen.target), math.nan)
+        if not hasattr(values, "double"):
+            try:
+                values = np.asarray(values, dtype=float)
+            except (TypeError, ValueError):
+                raise ConfigError(f"{what}: {found(values, 'numbers')}") from None
+        if self.per == "sample" and values.shape != seen.target.shape[:1]:
+            raise ConfigError(f"{what}: found {[*values.shape]}, expected [{len(seen.target)}], one for each sample")
+        return values
 
 
 def written(metric: Metric) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from polyfed.base.errors import ConfigError, PolyfedError, closest
+from polyfed.base.errors import ConfigError, closest
 from polyfed.base.settings import found, parse, shown
 from polyfed.metrics import terms
 from polyfed.metrics.metric import Metric, Seen, written
@@ -418,22 +418,8 @@ def fitting(asked: Sequence[Metric], tried: Seen, labels: int) -> tuple[Metric, 
             what = {"survival": "times and events", "numbers": "numbers"}.get(str(tried.kind), f"{labels} classes")
             raise ConfigError(f"metrics: {m.name} needs {needs}; {f'the targets are {what}' if tried.kind else shapes}")
         if m.kind is None and m.compute is not None:
-            _try(m, tried)
+            m.computed(tried, needed=True)
     return tuple(asked)
-
-
-def _try(metric: Metric, tried: Seen) -> None:
-    """Raise ConfigError for a function, or a scorer, that fails on the samples that are tried."""
-    try:
-        value: Any = metric.compute(tried) if metric.compute else math.nan
-        value = value.double().mean() if hasattr(value, "double") else np.asarray(value, dtype=float).mean()
-        float(value)
-    except PolyfedError:
-        raise
-    except Exception as e:
-        text = next(iter(str(e).strip().splitlines()), "")
-        shapes = f"outputs {list(tried.output.shape)} and targets {list(tried.target.shape)}"
-        raise ConfigError(f"metrics: {metric.name} fails on {shapes}: {text or type(e).__name__}") from None
 
 
 # in files

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from polyfed.base import settings
+from polyfed.base import arguments, settings
 from polyfed.base.errors import ModelError
 from polyfed.models.cnn import cnn, lenet
 from polyfed.models.groupnorm import replace_batchnorm
@@ -33,6 +33,7 @@ def names() -> tuple[str, ...]:
     return tuple(MODELS)
 
 
+@arguments.checked
 def about(name: str) -> str:
     """One line on a model.
 
@@ -49,6 +50,7 @@ def about(name: str) -> str:
     return (MODELS.find(name).__doc__ or "").strip().splitlines()[0]
 
 
+@arguments.checked
 def options(name: str) -> dict[str, Any]:
     """A model's options and their defaults.
 
@@ -66,6 +68,7 @@ def options(name: str) -> dict[str, Any]:
     return {q.name: q.default for q in parameters}
 
 
+@arguments.checked
 def build(name: str, input_shape: tuple[int, ...], outputs: int, seed: int = 0, **options: Any) -> nn.Module:
     """A model by name, its parameters drawn from `seed` (the global generator is left as it was).
 
@@ -106,6 +109,7 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int, seed: int = 0, 
         return maker(shape, outputs, **checked)
 
 
+@arguments.checked
 def default(federation: "Federation") -> str:
     """The model to begin with: "lenet" for images [C, H, W] or [H, W] of 12x12 and more, "linear" for everything else.
 
@@ -124,6 +128,7 @@ def default(federation: "Federation") -> str:
     return default_for(federation.input_shape)
 
 
+@arguments.checked
 def default_for(shape: tuple[int, ...]) -> str:
     """`default`, by the shape of one sample."""
     return "lenet" if len(shape) in (2, 3) and min(shape[-2:]) >= 12 else "linear"

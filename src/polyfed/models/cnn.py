@@ -2,10 +2,13 @@
 
 from torch import nn
 
+from polyfed.base.arguments import checked
+from polyfed.base.settings import COUNT
 from polyfed.models.images import add_channel, image_shape, too_small
 
 
-def cnn(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+@checked
+def cnn(input_shape: tuple[int, ...], outputs: COUNT) -> nn.Module:
     """The CNN of McMahan et al. (2017): 5x5 convolutions of 32 and 64 channels, each with 2x2 pooling, 512 units.
 
     1,663,370 parameters for 28x28 grey images and 10 classes.
@@ -28,7 +31,8 @@ def cnn(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
     )
 
 
-def lenet(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+@checked
+def lenet(input_shape: tuple[int, ...], outputs: COUNT) -> nn.Module:
     """FPFC's network (Yu et al., 2022): 5x5 convolutions of 6 and 16 channels, each with 2x2 pooling, one linear layer.
 
     6,582 parameters for 28x28 grey images and 10 classes.

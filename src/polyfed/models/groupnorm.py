@@ -7,10 +7,12 @@ import copy
 import torch
 from torch import nn
 
+from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, ModelError
 from polyfed.base.typed import BatchNorm
 
 
+@checked
 def replace_batchnorm(model: nn.Module, groups: int = 2) -> nn.Module:
     """A copy of `model` with every BatchNorm layer replaced by GroupNorm; its scale and shift are kept.
 

@@ -5,12 +5,16 @@ from typing import Literal
 
 from torch import nn
 
+from polyfed.base.arguments import checked
+from polyfed.base.settings import COUNT
+
 STARTS = {"normal": nn.init.normal_, "zeros": nn.init.zeros_}
 
 
+@checked
 def linear(
     input_shape: tuple[int, ...],
-    outputs: int,
+    outputs: COUNT,
     bias: bool = True,
     init: Literal["default", "normal", "zeros"] = "default",
 ) -> nn.Module:

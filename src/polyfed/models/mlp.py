@@ -6,17 +6,19 @@ from typing import Annotated, Literal
 
 from torch import nn
 
+from polyfed.base.arguments import checked
 from polyfed.base.errors import ModelError
-from polyfed.base.settings import Limits, Words
+from polyfed.base.settings import COUNT, Limits, Words
 
 LARGEST = 10**9  # weights
 WIDTH = Annotated[int, Limits(ge=1, le=100_000), Words("widths from 1 to 100000, such as [200]")]
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
 
 
+@checked
 def mlp(
     input_shape: tuple[int, ...],
-    outputs: int,
+    outputs: COUNT,
     hidden: WIDTH | Annotated[tuple[WIDTH, ...], Words("widths from 1 to 100000, such as [200]")] = (200,),
     activation: Literal["relu", "tanh", "sigmoid"] = "relu",
 ) -> nn.Module:

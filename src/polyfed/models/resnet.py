@@ -5,6 +5,8 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyfed.base.arguments import checked
+from polyfed.base.settings import COUNT
 from polyfed.models.images import add_channel, image_shape
 
 WIDTHS = (64, 128, 256, 512)
@@ -38,9 +40,10 @@ class GlobalMean(nn.Module):
         return x.mean((2, 3))
 
 
+@checked
 def resnet18(
     input_shape: tuple[int, ...],
-    outputs: int,
+    outputs: COUNT,
     stem: Literal["cifar", "imagenet"] = "cifar",
     groups: Literal[1, 2, 4, 8, 16, 32, 64] = 2,
     bias: bool | None = None,

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from polyfed.base.arguments import checked
 from polyfed.report import pairs, words
 from polyfed.report.pairs import Interval, Verdict, mean_of, sample_std
 from polyfed.report.read import Study
@@ -14,6 +15,7 @@ from polyfed.report.yardsticks import oracles
 MARKS = {1: "gain", -1: "loss", 0: "", None: "quiet"}
 
 
+@checked
 def client_table(study: Study, every: bool | None = None) -> Table:
     """The clients, those that gain most first.
 
@@ -176,6 +178,7 @@ def _single(study: Study, every: bool | None) -> Table:
     return Table(what, columns, tuple(rows), tuple(notes + _notes(study, {}, None, None, False)))
 
 
+@checked
 def gain_table(study: Study) -> Table | None:
     """Who gains over the own model (or the common one), method by method, the best first.
 

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from polyfed.base.arguments import checked
 from polyfed.report import pairs, words
 from polyfed.report.clients import lead
 from polyfed.report.read import RunFiles, Study, finite
@@ -29,6 +30,7 @@ AXES: dict[str, tuple[str, str]] = {
 }
 
 
+@checked
 def metric_figure(study: Study, against: Against = "rounds") -> Figure | None:
     """The learning curves: the metric (mean over clients) over rounds, bytes or time.
 
@@ -123,6 +125,7 @@ def _curve(study: Study, label: str, column: str) -> dict[str, np.ndarray] | Non
     return {"x": x, "mean": y, "std": np.array([pairs.sample_std(p[:, 1]) for p in whole])}
 
 
+@checked
 def spread_figure(study: Study) -> Figure | None:
     """How unequally a method serves the clients, the best method on top.
 
@@ -172,6 +175,7 @@ def spread_figure(study: Study) -> Figure | None:
     return figure
 
 
+@checked
 def gain_figure(study: Study, method: str | None = None) -> Figure | None:
     """What every client gains over its own model (or the common one), the largest gain on top.
 
@@ -238,6 +242,7 @@ def _limits(mean: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[float,
     return min(bottom, 0) - pad, max(top, 0) + pad
 
 
+@checked
 def client_figure(study: Study) -> Figure | None:
     """The methods side by side for every client: a dot each (mean over seeds), the six best methods in colour.
 

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from matplotlib.figure import Figure
 
+from polyfed.base.arguments import checked
 from polyfed.base.errors import RunError
 from polyfed.report import pairs, words
 from polyfed.report.clients import client_table, gain_table, lead
@@ -51,6 +52,7 @@ class Drawing(NamedTuple):
     caption: str
 
 
+@checked
 def write_report(
     paths: str | Path | Iterable[str | Path] | Study, out: str | Path | None = None, figures: bool = False
 ) -> Path:

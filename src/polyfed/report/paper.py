@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from polyfed.base.arguments import checked
 from polyfed.base.errors import RunError
 from polyfed.metrics.metric import Metric
 from polyfed.report import pairs, words
@@ -15,6 +16,7 @@ from polyfed.report.table import Cell, Table
 from polyfed.report.tables import tally
 
 
+@checked
 def paper_table(studies: Sequence[Study]) -> Table:
     """Several data sets in one table.
 

@@ -5,6 +5,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from polyfed.base.arguments import checked
 from polyfed.report.figures import NAMED, _short
 from polyfed.report.read import RunFiles, Study, label_counts
 from polyfed.report.style import BLUE, INK, VERMILLION, canvas, categories, styled
@@ -13,6 +14,7 @@ BUBBLES = 700  # most bubbles, one per client and class that it holds; more beco
 BARS = 400  # most clients with a bar each; more are drawn as one outline
 
 
+@checked
 def partition_figure(study: Study, seed: int | None = None) -> Figure | None:
     """What each client holds: training samples per class, under all its samples; for regression those alone.
 

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from polyfed.base.errors import RunError
+from polyfed.base.arguments import checked
+from polyfed.base.errors import ConfigError, RunError, closest
 from polyfed.metrics import scores
 from polyfed.metrics.metric import Metric
 from polyfed.runs import schema as files
@@ -100,6 +101,7 @@ class RunFiles:
         return np.array([int(c.get(split) or 0) for c in self.federation["clients"]])
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Study:
     """Runs that belong together: one data set, any number of methods and seeds. `read` makes one.
@@ -166,7 +168,11 @@ class Study:
         str
             "own" (trained alone), "common" (one for all) or "personalised"; of a finished run where there is one.
         """
-        return (self.counted(label) or self.of(label))[0].role
+        runs = self.counted(label) or self.of(label)
+        if not runs:
+            known = sorted({run.label for run in self.runs})
+            raise ConfigError(f"no method {label!r}{closest(label, known)}; there are {', '.join(known)}")
+        return runs[0].role
 
     @property
     def first(self) -> RunFiles:
@@ -222,6 +228,7 @@ def label_counts(run: RunFiles) -> np.ndarray | None:
     return None if any(r is None for r in rows) else np.array(rows, dtype=float)
 
 
+@checked
 def read(paths: str | Path | Iterable[str | Path]) -> Study:
     """Read a run folder, a comparison folder, or several of either.
 

@@ -21,6 +21,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from polyfed.base.arguments import checked
+from polyfed.base.errors import ConfigError
+
 INK, QUIET, GRID, PAPER = "#1b1f23", "#5a626b", "#dfe3e8", "#fefefe"
 # After Okabe and Ito's colours for the colour-blind, three of them darkened to a contrast of 3:1 on white; page.css has
 # the same six for dark ground.
@@ -122,6 +125,7 @@ def _themed(match: re.Match[str]) -> str:
     return f"var({variable})" if variable else match[0]
 
 
+@checked
 def save(figure: Figure, path: str | Path) -> Path:
     """Write a figure for a paper, on white.
 
@@ -139,13 +143,13 @@ def save(figure: Figure, path: str | Path) -> Path:
 
     Raises
     ------
-    ValueError
+    ConfigError
         Any other ending.
     """
     path = Path(path)
     form = path.suffix.lower().lstrip(".")
     if form not in ("pdf", "svg", "png"):
-        raise ValueError(f"{path}: expected a name ending in .pdf, .svg or .png")
+        raise ConfigError(f"{path}: expected a name ending in .pdf, .svg or .png")
     dates = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
     out = io.BytesIO()
     with styled():

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from polyfed.base.arguments import checked
 from polyfed.report import pairs, words, yardsticks
 from polyfed.report.clients import lead
 from polyfed.report.pairs import Interval, Verdict
@@ -29,6 +30,7 @@ class Line(NamedTuple):
         return {"gains": "gain", "loses": "loss"}.get(self.verdict, "quiet")
 
 
+@checked
 def answer(study: Study) -> str:
     """Whether federating pays, for whom, with which method, at what price.
 

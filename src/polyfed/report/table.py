@@ -14,7 +14,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from polyfed.base.arguments import checked
 from polyfed.base.cells import marked
+from polyfed.base.errors import ConfigError
 
 Format = Literal["rich", "html", "markdown", "latex", "csv"]
 FORMATS = ("rich", "html", "markdown", "latex", "csv")
@@ -38,6 +40,7 @@ class Cell:
         return next(iter(self.values.values()), self.text)
 
 
+@checked
 @dataclass(frozen=True)
 class Table:
     """A table of text, with the numbers behind it.
@@ -83,11 +86,11 @@ class Table:
 
         Raises
         ------
-        ValueError
+        ConfigError
             Any other form.
         """
         if form not in FORMATS:
-            raise ValueError(f"format {form!r}: expected one of {', '.join(FORMATS)}")
+            raise ConfigError(f"format {form!r}: expected one of {', '.join(FORMATS)}")
         return getattr(self, f"_{form}")()
 
     def __rich__(self) -> RichTable:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from polyfed.base.arguments import checked
 from polyfed.metrics.metric import Metric
 from polyfed.report import pairs, words
 from polyfed.report.pairs import Interval, Verdict, mean_of, sample_std
@@ -26,6 +27,7 @@ def ranked(study: Study) -> list[str]:
     return sorted(study.labels, key=lambda k: -mean[k] if math.isfinite(mean.get(k, math.nan)) else math.inf)
 
 
+@checked
 def results(study: Study) -> pd.DataFrame:
     """Everything that was measured, for your own analysis.
 
@@ -48,6 +50,7 @@ def results(study: Study) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
+@checked
 def compare_table(study: Study) -> Table:
     """The methods, the best first.
 
@@ -262,6 +265,7 @@ def rand_index(run: RunFiles) -> float | None:
     return float(adjusted_rand_score(true, found))
 
 
+@checked
 def cost_table(study: Study) -> Table:
     """What each method cost.
 

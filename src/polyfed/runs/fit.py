@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from polyfed.base.settings import checked, settings_of
+from polyfed.base.arguments import checked
+from polyfed.base.settings import settings_of
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import Federation
 from polyfed.runs.result import Run

@@ -71,7 +71,7 @@ class Measured(Run):
     def scored(self, name: str) -> dict[str, np.ndarray]:
         if not hasattr(self, "outputs"):  # it diverged
             return {m: np.full(self.federation.n, np.nan) for m in ("loss", *(str(m) for m in self.metrics))}
-        split = splits(self.federation)[name]
+        split = splits(self.federation)[self._split(name)]
         targets = [split.client(i)[1].cpu() for i in range(self.federation.n)]
         units = [split.units([i]) for i in range(self.federation.n)]
         return evaluation.judged(self.loop.task, self.outputs[name], targets, units)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.base import checkpoint
+from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, PolyfedError, RunError
 from polyfed.base.randomness import client_keys
 from polyfed.compute.augment import augmentation
@@ -58,6 +59,7 @@ NEEDED = ("seed", "dtype", "model", "data", "plan")  # keys of config.toml
 SAID = ("data", "columns", "model", "algorithm", "start", "portable")
 
 
+@checked
 class Opened(Run):
     """A run that was read from its folder, see `Run.open`. `status` is "unfinished" where it was killed.
 
@@ -311,6 +313,9 @@ class Opened(Run):
         if s["data"].get("digest") not in (None, digest(attacked)):
             raise RunError(f"{self._at}: its data are not the ones it was trained on")
         return attacked if forged else fed
+
+    def scored(self, name: str) -> dict[str, np.ndarray]:
+        return self.evaluate(self.personal, name)
 
     def evaluate(self, models: Tensor | None, split: str = "test") -> dict[str, np.ndarray]:
         check(self.loop.task, self.federation.train, self.federation.classes)

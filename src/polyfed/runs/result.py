@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, RunError, closest
 from polyfed.base.typed import pieces, plain
 from polyfed.compute import evaluation
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from polyfed.studies.admit import Admission
 
 
+@checked
 @dataclass(eq=False, repr=False)
 class Run:
     """A training run: what `fit` returns, or what `Run.open` reads from a folder.
@@ -145,8 +147,20 @@ class Run:
         -------
         dict
             Metric -> [n].
+
+        Raises
+        ------
+        ConfigError
+            There is no such split.
         """
-        return self.loop.evaluate(name)
+        return self.loop.evaluate(self._split(name))
+
+    def _split(self, name: str) -> str:
+        """The name of a split that there is. Raises ConfigError for any other."""
+        known = splits(self.outline)
+        if name not in known:
+            raise ConfigError(f"no split {name!r}{closest(name, known)}; the federation has {', '.join(known)}")
+        return name
 
     def answers(self, block: int = 1 << 28) -> Iterator[tuple[int, Tensor]]:
         """What the model that each client would deploy now puts out for its test samples.
@@ -220,14 +234,12 @@ class Run:
         ConfigError
             There is no such split, or no model, or it is of another size.
         """
-        found, n, task = splits(self.federation), self.loop.n, self.loop.task
-        if split not in found:
-            raise ConfigError(f"no split {split!r}{closest(split, found)}; the federation has {', '.join(found)}")
+        data, n, task = splits(self.federation)[self._split(split)], self.loop.n, self.loop.task
         if models is None:
             raise ConfigError(f"{self.algorithm.name} has no common model to evaluate")
         if models.shape[-1:] != (task.p,) or models.dim() > 2 or (models.dim() == 2 and len(models) != n):
             raise ConfigError(f"models: found shape {list(models.shape)}, expected [{task.p}] or [{n}, {task.p}]")
-        data = found[split].to(task.device, task.dtype)
+        data = data.to(task.device, task.dtype)
         return evaluation.metrics(task, models.to(task.device, task.dtype).expand(n, -1), data, np.arange(n))
 
     @property
@@ -247,7 +259,9 @@ class Run:
             counts[ids.cpu().numpy()] = loop.task.p if found is None else torch.as_tensor(found).cpu().numpy()
         return counts
 
-    def model(self, client: int | str, factorised: bool = False, sparse: str = "merged") -> nn.Module:
+    def model(
+        self, client: int | str, factorised: bool = False, sparse: Literal["merged", "beside"] = "merged"
+    ) -> nn.Module:
         """The nn.Module of one client, by position or name.
 
         Parameters

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from polyfed.base import checkpoint
+from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, Diverged, RunError
 from polyfed.base.randomness import client_keys
 from polyfed.base.settings import kebab
@@ -52,6 +53,7 @@ from polyfed.yardsticks import Yardstick
 Saved = tuple[dict[str, Any], dict[str, Any], list[str]]  # a checkpoint: tensors, what is said of them, warnings
 
 
+@checked
 @dataclass(frozen=True)
 class Trainer:
     """Everything that a run needs; nothing has been trained or written yet. `prepare` makes one.
@@ -214,6 +216,7 @@ def _checked(
     return t.task(model, loss, device, class_weights=weights).adopt(found)
 
 
+@checked
 def prepare(
     model: nn.Module,
     federation: Federation,
@@ -250,7 +253,6 @@ def prepare(
     ConfigError, ModelError, DataError
         Something does not fit.
     """
-    _check_kinds(model, federation, algorithm)
     t, loss = training, training.loss or ("mse" if federation.classes is None else "cross-entropy")
     if getattr(loss, "whole", False) and t.batch_size is not None:
         name = getattr(loss, "__name__", "loss")
@@ -299,18 +301,6 @@ def prepare(
         task, federation, algorithm, t, work, schedule, cohort, plan, wanted, streamed, attackers, note, start,
         describe or {},
     )  # fmt: skip
-
-
-def _check_kinds(model: Any, federation: Any, algorithm: Any) -> None:
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model: found {model!r}, expected a torch.nn.Module; polyfed.models.build makes one by name")
-    if not isinstance(federation, Federation):
-        found = type(federation).__name__
-        raise ConfigError(
-            f"federation: found a {found}, expected a polyfed.Federation, such as Federation.from_arrays makes"
-        )
-    if not isinstance(algorithm, Algorithm):
-        raise ConfigError(f"algorithm: found {algorithm!r}, expected a method such as polyfed.FedAvg(lr=0.1)")
 
 
 def _attackers(attack: Attack, seed: int, federation: Federation) -> np.ndarray:

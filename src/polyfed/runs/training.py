@@ -14,8 +14,10 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
+from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, PolyfedError, closest
 from polyfed.base.settings import (
+    COUNT,
     COUNTED,
     Configured,
     Limits,
@@ -41,7 +43,6 @@ if TYPE_CHECKING:  # types that the command line can do without until something 
     from polyfed.threats import Attack, Rule
 
 SEED = Annotated[int, Limits(ge=0)]
-COUNT = Annotated[int, Limits(ge=1, le=COUNTED)]
 STEPS = Annotated[str, Words('an expression in the round k such as "ceil(k/20)" or "uniform(1, 10)"')]
 EACH = Annotated[Sequence[int], Words("a list with one number per client")]
 NAMED = Annotated[Mapping[str, int], Words("a table with one number per client")]
@@ -89,6 +90,7 @@ def parameters(cls: type) -> str:
     return "".join(f"    {f.name} : {f.type}\n        {f.metadata['setting'].doc}\n" for f in dataclasses.fields(cls))
 
 
+@checked
 @documented
 @dataclass(frozen=True)
 class Training(Table):
@@ -203,10 +205,13 @@ class Training(Table):
         """The types that are imported late."""
         import torch
 
+        from polyfed.compute.losses import Loss
         from polyfed.core.schedule import Schedule
+        from polyfed.metrics.metric import Metric
         from polyfed.threats import Attack, Rule
 
-        return {"torch": torch, "Schedule": Schedule, "Attack": Attack, "Rule": Rule}
+        known: dict[str, Any] = {"torch": torch, "nn": torch.nn, "Loss": Loss, "Metric": Metric}
+        return known | {"Schedule": Schedule, "Attack": Attack, "Rule": Rule}
 
     def __post_init__(self) -> None:
         import torch

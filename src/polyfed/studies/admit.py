@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.algorithms.local import Local
+from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, DataError
 from polyfed.base.randomness import client_keys
-from polyfed.base.settings import is_whole
+from polyfed.base.settings import COUNTED, Limits
 from polyfed.compute.batches import padded
 from polyfed.compute.check import check
 from polyfed.compute.split import Split
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from polyfed.report import Table
 
 
+@checked
 @dataclass(eq=False)
 class Admission:
     """What `admit` found.
@@ -142,10 +144,11 @@ class Admission:
         return out.path
 
 
+@checked
 def admit(
     run: Run,
     newcomers: Federation,
-    exchanges: int = 10,
+    exchanges: Annotated[int, Limits(ge=0, le=COUNTED)] = 10,
     *,
     start: Literal["offered", "common"] = "offered",
     alone: Algorithm | None = None,
@@ -188,10 +191,6 @@ def admit(
     Diverged
         A value is no longer finite.
     """
-    if not is_whole(exchanges) or exchanges < 0:
-        raise ConfigError(f"exchanges: found {exchanges!r}, expected an integer of at least 0")
-    if start not in ("offered", "common"):
-        raise ConfigError(f"start: found {start!r}, expected offered or common")
     fits(run.outline, newcomers)
     loop = run.loop
     task = loop.task
@@ -218,10 +217,8 @@ def admit(
     return Admission(newcomers.names, table, metric, split, personal, clusters, task, loop.algorithm.name)
 
 
-def fits(old: Federation, new: Any) -> None:
+def fits(old: Federation, new: Federation) -> None:
     """Raise ConfigError or DataError, in one line, for newcomers that cannot join the clients of `old`."""
-    if not isinstance(new, Federation):
-        raise ConfigError(f"newcomers: found a {type(new).__name__}, expected a polyfed.Federation")
     for name in new.names:
         if name in old.names:
             raise ConfigError(f"newcomers: found the name {name!r}, which a client of the run has; expected a new one")

@@ -19,8 +19,9 @@ import tomli_w
 from torch import nn
 
 from polyfed.base import checkpoint
+from polyfed.base.arguments import answer, checked
 from polyfed.base.errors import ConfigError, Diverged, RunError
-from polyfed.base.settings import is_whole
+from polyfed.base.settings import found
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import Federation
 from polyfed.metrics.metric import Metric, mean_of
@@ -33,7 +34,7 @@ from polyfed.runs.folder import RunFolder, summary
 from polyfed.runs.ownership import flush, locked, sealed
 from polyfed.runs.result import Run
 from polyfed.runs.trainer import prepare
-from polyfed.runs.training import Training, training_of
+from polyfed.runs.training import MANY, SEED, Training, training_of
 from polyfed.runs.watching import Callback
 from polyfed.studies import parallel
 
@@ -160,6 +161,7 @@ class Comparison:
         return pd.DataFrame(rows)
 
 
+@checked
 def compare(
     model: nn.Module | Callable[[int], nn.Module],
     federation: Federation | Callable[[int], Federation],
@@ -167,7 +169,7 @@ def compare(
     training: Training | None = None,
     *,
     callbacks: Sequence[Callback] = (),
-    seeds: int | Sequence[int] = 5,
+    seeds: MANY | Sequence[SEED] = 5,
     out: str | Path | None = None,
     resume: bool = False,
     keep: bool = True,
@@ -225,15 +227,11 @@ def compare(
         A setting is wrong; nothing has been trained yet.
     """
     methods = _labelled(algorithms)
-    which = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    if not which or not all(map(is_whole, which)):
-        raise ConfigError(f"seeds: found {seeds!r}, expected a number of at least 1, or a list of integers")
-    if len(set(which)) < len(which):
-        raise ConfigError(f"seeds: found {which!r}, expected distinct seeds")
+    which = seeds_of(seeds)
     watch = watch or Watch()
     folder = Path(out) if out is not None else None
     how = training_of(training, settings)
-    common = _Common(_Cached(model, federation), resume, describe, how, tuple(callbacks))
+    common = _Common(Cached(model, federation), resume, describe, how, tuple(callbacks))
     jobs = [
         _Job(name, seed, algorithm, folder / "runs" / f"{name}-seed{seed}" if folder is not None else None)
         for seed in which
@@ -299,7 +297,7 @@ def _all(jobs: Sequence[_Job], found: dict[_Job, Result], common: "_Common", kee
         end(todo[which], common.result(todo[which], *told))
 
 
-class _Cached:
+class Cached:
     """Model and federation of the present seed."""
 
     def __init__(self, model: Any, federation: Any):
@@ -308,8 +306,8 @@ class _Cached:
     def __call__(self, seed: int) -> tuple[nn.Module, Federation]:
         if self.seed != seed:
             f, m = self.federation, self.model
-            self._federation = f if isinstance(f, Federation) else f(seed)
-            self._model = m if isinstance(m, nn.Module) else m(seed)
+            self._federation = f if isinstance(f, Federation) else answer("federation", f, seed, takes=Federation)
+            self._model = m if isinstance(m, nn.Module) else answer("model", m, seed, takes=nn.Module)
             self.seed = seed
         return self._model, self._federation
 
@@ -318,7 +316,7 @@ class _Cached:
 class _Common:
     """What the jobs of a comparison have in common."""
 
-    made: _Cached
+    made: Cached
     resume: bool
     describe: Callable[[str], Mapping[str, Any]] | None
     training: Training
@@ -333,7 +331,7 @@ class _Common:
     def train(self, job: _Job, callbacks: Sequence[Callback] = ()) -> Run:
         """Train one job."""
         model, federation = self.made(job.seed)
-        tables = dict(self.describe(job.label)) if self.describe is not None else None
+        tables = self.describe and dict(answer("describe", self.describe, job.label, takes=Mapping[str, Any]))
         return fit(
             model, federation, job.algorithm, replace(self.training, seed=job.seed), out=job.place, resume=self.resume,
             callbacks=(*self.callbacks, *callbacks), describe=tables,
@@ -383,6 +381,14 @@ def read_result(place: Path, name: str, seed: int, rounds: int | None = None) ->
         return None
 
 
+def seeds_of(seeds: int | Sequence[int]) -> list[int]:
+    """How many (0, 1, ...), or which. Raises ConfigError for none, and for one that is given twice."""
+    which = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not which or len(set(which)) < len(which):
+        raise ConfigError(f"seeds: {found(seeds, 'a number of at least 1, or a list of distinct integers')}")
+    return which
+
+
 def _labelled(algorithms: Sequence[Algorithm] | Mapping[str, Algorithm]) -> dict[str, Algorithm]:
     if isinstance(algorithms, Mapping):
         for name in algorithms:
@@ -390,17 +396,10 @@ def _labelled(algorithms: Sequence[Algorithm] | Mapping[str, Algorithm]) -> dict
                 raise ConfigError(f"label {name!r}: expected letters, digits and . _ + = , - (it names a folder)")
         out = dict(algorithms)
     else:
-        _check_kinds(algorithms)
         out = {m.label: m.algorithm for m in label([Method(a) for a in algorithms])}
     if not out:
         raise ConfigError("algorithms: found none, expected at least one")
     return out
-
-
-def _check_kinds(algorithms: Sequence[Any]) -> None:
-    for a in algorithms:
-        if not isinstance(a, Algorithm):
-            raise ConfigError(f"algorithms: found {a!r}, expected methods such as polyfed.FedAvg(lr=0.1)")
 
 
 def config_of(methods: Mapping[str, Algorithm], seeds: list[int], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor, nn
 
+from polyfed.base.arguments import checked
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, DataError, PolyfedError, RunError
 from polyfed.base.settings import is_table, table_in
@@ -27,6 +28,7 @@ from polyfed.runs.config import model_of
 from polyfed.runs.result import Run, position
 
 
+@checked
 class Predictor:
     """One client's model, and how a row becomes its input and its output an answer.
 

@@ -25,6 +25,7 @@ from sklearn.metrics import (  # pyright: ignore[reportMissingTypeStubs]
 from torch import nn
 
 from polyfed.algorithms.fpfc import FPFC
+from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, Diverged, RunError, closest
 from polyfed.base.settings import is_mapping, settings_of
 from polyfed.compute.split import Split
@@ -135,6 +136,7 @@ class Watch:
         """A leg is over; row: as in `Tuned.table`."""
 
 
+@checked
 def tune(
     model: nn.Module,
     federation: Federation,

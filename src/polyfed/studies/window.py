@@ -11,8 +11,11 @@ from torch import nn
 
 from polyfed.algorithms._shared.parts import part
 from polyfed.algorithms.fpfc import FPFC, Window, lambda_window
+from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError
+from polyfed.base.settings import COUNT
 from polyfed.compute.batches import padded
+from polyfed.compute.check import check
 from polyfed.compute.losses import Loss
 from polyfed.compute.task import Task
 from polyfed.data.federation import Federation
@@ -21,6 +24,7 @@ from polyfed.runs.watching import Progress
 _scipy: Any = optimize  # which has no types
 
 
+@checked
 class WindowAdvice:
     """A callback of `fit` for FPFC: every `every` rounds, the window of lambda for the groups found so far.
 
@@ -71,6 +75,7 @@ class WindowAdvice:
         return [f"round {t}, {clusters} clusters:", *window.lines(), self.theory]
 
 
+@checked
 def window_for(
     model: nn.Module,
     federation: Federation,
@@ -79,7 +84,7 @@ def window_for(
     *,
     method: FPFC | None = None,
     weight_decay: float = 0.0,
-    iterations: int = 500,
+    iterations: COUNT = 500,
 ) -> Window:
     """The window of lambda for a proposed grouping of a federation's clients, from their training data.
 
@@ -122,6 +127,7 @@ def window_for(
     if len(labels) != federation.n:
         raise ConfigError(f"groups: found {len(labels)} labels, expected one for each of {federation.n} clients")
     task = Task(model, loss, weight_decay=weight_decay, device="cpu", dtype=torch.float64)
+    check(task, federation.train, federation.classes, type(model).__name__)
     split = federation.train.to(task.device, task.dtype)
     batches = [padded(split, np.array([i])) for i in range(federation.n)]
 

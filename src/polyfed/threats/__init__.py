@@ -4,6 +4,7 @@ send, and a robust rule takes the place of every mean that a method asks its `Up
 
 from typing import Any
 
+from polyfed.base import arguments
 from polyfed.threats.aggregation import (
     RULES,
     GeometricMedian,
@@ -50,6 +51,7 @@ __all__ = [
 ]
 
 
+@arguments.checked
 def make_attack(name: str, /, **settings: Any) -> Attack:
     """An attack by its name.
 
@@ -73,6 +75,7 @@ def make_attack(name: str, /, **settings: Any) -> Attack:
     return ATTACKS.make(name, settings)
 
 
+@arguments.checked
 def make_rule(name: str, /, **settings: Any) -> Rule:
     """A robust rule by its name.
 

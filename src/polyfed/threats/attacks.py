@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, DataError
 from polyfed.base.randomness import client_keys, generator, sample
 from polyfed.base.settings import Configured, Registry, setting
@@ -258,6 +259,7 @@ class LabelFlip(Attack, name="label-flip"):
         return flip_labels(federation, who, self.scale, seed)
 
 
+@checked
 def flip_labels(federation: "Federation", attackers: np.ndarray, share: float = 1.0, seed: int = 0) -> "Federation":
     """The federation with labels y of some clients' training samples replaced by C - 1 - y.
 

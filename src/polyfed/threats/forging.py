@@ -5,12 +5,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from polyfed.base.arguments import checked
 from polyfed.base.randomness import generator
 from polyfed.core.algorithm import Round, State
 from polyfed.threats.aggregation import Rule
 from polyfed.threats.attacks import Attack
 
 
+@checked
 class Forging:
     """What the event loop calls with the uplinks of some clients: those of attackers are forged, by keyed draws.
 
@@ -57,6 +59,7 @@ def _received(name: str, value: Tensor, down: State) -> Tensor | None:
     return down[name] if name in down and down[name].shape == value.shape else None
 
 
+@checked
 def summary(part: Attack | Rule | None) -> dict[str, Any] | None:
     """An attack or rule as a table of settings, for config.toml.
 
