@@ -165,6 +165,20 @@ def test_free_pairs_carry_no_vector():
     assert (apart > 3.7 * 2.0).all()
 
 
+def test_pair_vectors_grow_where_they_are():
+    """Of so many numbers that copies of them cost more than all the rest; the rows of a cohort are added at once."""
+    w, fusion = 1e-3 * torch.randn(40, 1 << 17), pf.FPFC(lam=0.5).fusion  # room for 409 MB, 40 of which are used
+    state, places = pairs.start(torch.zeros(1 << 17), 40, fusion), set()
+    for t, i in enumerate((3, 17)):
+        state = pairs.advance(state, torch.tensor([i]), w[[i]], fusion, t)
+        places.add(state["delta"].data_ptr())
+        assert len(state["delta"]) == (state["row"] >= 0).sum() == (39, 77)[t]
+    assert len(places) == 1
+    alone = pairs.advance(pairs.start(torch.zeros(1 << 17), 40, fusion), torch.tensor([3]), w[[3]], fusion, 0)
+    copied = alone | {"delta": alone["delta"].clone()}  # as read from a checkpoint: there is no room behind it
+    assert torch.equal(pairs.advance(copied, torch.tensor([17]), w[[17]], fusion, 1)["delta"], state["delta"])
+
+
 def test_without_fusion_clients_decouple():
     """lam = 0: every client reaches its own solution."""
     problem = LeastSquares(seed=2, clients=5, dim=4)

@@ -1,9 +1,9 @@
-"""Convolutions in the compiled kernel: the same steps as the module's own, for which networks, and where they run."""
+"""Convolutions in the compiled kernel: whom it leaves alone, which networks it takes, and where they run."""
 
 import numpy as np
 import pytest
 import torch
-from test_kernel import BUILT, IN, OUT, SIZES, batches, instructions, needed  # noqa: F401  (a fixture)
+from test_kernel import OUT, SIZES, batches, needed
 from torch import nn
 
 import polyfed as pf
@@ -16,7 +16,7 @@ from polyfed.compute.solvers import local_sgd
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
 
-WORK = [Work(epochs=2, batch_size=5), Work(steps=2, batch_size=None), Work(steps=3, batch_size=16)]
+WORK = Work(epochs=2, batch_size=5)
 
 
 def _two():
@@ -37,101 +37,33 @@ def _odd():
     )  # fmt: skip
 
 
-NETS = {
-    "two": ((1, 8, 12), _two),
-    "lenet, grey": ((16, 13), lambda: models.build("lenet", (16, 13), OUT)),
-    "odd": ((2, 11, 10), _odd),
-    "one convolution": ((3, 5, 5), lambda: nn.Sequential(nn.Conv2d(3, 16, 5), nn.Flatten(), nn.Linear(16, OUT))),
-}
-
-
-def net(name):
+def net(make=_two):
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        return NETS[name][1]()
+        return make()
 
 
-def split_of(shape, loss="cross-entropy", sizes=SIZES):
+def split_of(shape, sizes=SIZES):
     rng = np.random.default_rng(0)
 
     def client(n):
-        y = rng.integers(0, OUT, n) if loss == "cross-entropy" else rng.normal(size=(n, OUT))
-        return torch.tensor(rng.normal(size=(n, *shape))), torch.tensor(y)
+        return torch.tensor(rng.normal(size=(n, *shape))), torch.tensor(rng.integers(0, OUT, n))
 
     return Split.of([client(n) for n in sizes])
 
 
-def both(task, w, split, work, *rate, **stated):
-    """The models that torch makes, and the kernel."""
-    return (local_sgd(task, w, batches(split, work, n), *(rate or (0.05,)), **stated) for n in (False, True))
-
-
-@pytest.mark.parametrize("loss", ["cross-entropy", "mse"])
-@pytest.mark.parametrize("name", NETS)
-def test_the_kernel_takes_the_modules_steps(name, loss, instructions):  # noqa: F811
-    """Of ragged clients; with weight decay, and with all there is."""
-    shape = NETS[name][0]
-    task = Task(net(name), loss, weight_decay=0.01, dtype=torch.float64)
-    split = task.place(split_of(shape, loss))
-    assert path_of(task, None, split) == "native"
-    noise, anchor, shift = 0.02 * torch.randn(3, len(SIZES), task.p, dtype=task.dtype)
-    w, lr = task.w0 + noise, torch.linspace(0.01, 0.05, len(SIZES), dtype=task.dtype)[:, None]
-    for work in WORK:
-        for rate, stated in ((0.05, {}), (lr, {"pull": (lr, anchor), "shift": shift})):
-            torchs, ours = both(task, w, split, work, rate, **stated)
-            assert not torch.equal(torchs[0], w[0])
-            assert (torchs - ours).abs().max() <= 1e-12 * torchs.abs().max()
-
-
-@pytest.mark.parametrize("name", NETS)
-def test_in_single_precision_too(name, instructions):  # noqa: F811
-    """One step: of many, sooner or later two numbers of a cell are nearer than rounding, and either is the largest."""
-    task = Task(net(name))
-    split = task.place(split_of(NETS[name][0]))
-    torchs, ours = both(task, task.w0.expand(len(SIZES), -1), split, Work(steps=1, batch_size=5))
-    assert (torchs - ours).abs().max() <= 1e-6 * torchs.abs().max()
-
-
-@needed
-@pytest.mark.parametrize("name", ["lenet, grey", "odd"])
-def test_only_what_is_to_be_trained(name):
-    """The head, the first layer, one in the middle, and other numbers for every client; the rest to the last bit."""
-    task = Task(net(name), weight_decay=0.01, dtype=torch.float64)
-    split = task.place(split_of(NETS[name][0]))
-    w, shift = task.w0 + 0.02 * torch.randn(2, len(SIZES), task.p, dtype=task.dtype)
-    masks = [task.layout.mask(layer).double() for layer in ("head", "body", task.layout.entries[0].name[0])]
-    if name == "odd":
-        masks.append(task.layout.mask("3").double())
-    for only in (*masks, (torch.rand(len(SIZES), task.p) < 0.5).double()):
-        torchs, ours = both(task, w, split, WORK[0], shift=shift, only=only)
-        assert (torchs - ours).abs().max() <= 1e-12 * torchs.abs().max()
-        still = only.expand_as(w) == 0
-        assert torch.equal(ours[still], w[still])
-        assert not torch.equal(ours, w)
-
-
-@needed
-def test_of_equal_numbers_in_a_cell_the_first_is_the_largest():
-    """As in torch: images of one colour make whole cells of equal numbers, and the layers below see which was taken."""
-    task = Task(net("two"), dtype=torch.float64)
-    split = task.place(split_of((1, 8, 12)))
-    split.x[:] = split.x[:, :, :1, :1]
-    torchs, ours = both(task, task.w0.expand(len(SIZES), -1), split, WORK[0])
-    assert (torchs - ours).abs().max() <= 1e-12 * torchs.abs().max()
-
-
 @needed
 def test_a_client_comes_out_the_same_whoever_is_trained_with_it_and_a_diverging_one_is_seen():
-    task = Task(net("odd"))
-    split = task.place(split_of(NETS["odd"][0]))
+    task = Task(net(_odd))
+    split = task.place(split_of((2, 11, 10)))
     w = task.w0 + 0.02 * torch.randn(len(SIZES), task.p)
     lr = torch.full((len(SIZES), 1), 0.05)
-    calm = local_sgd(task, w, batches(split, WORK[0], True), lr)
+    calm = local_sgd(task, w, batches(split, WORK, True), lr)
     lr[1] = 1e30
-    found = local_sgd(task, w, batches(split, WORK[0], True), lr)
+    found = local_sgd(task, w, batches(split, WORK, True), lr)
     assert found[1].isnan().any()
     for i in (0, 2, 3, 4):
-        alone = local_sgd(task, w[[i]], batches(split, WORK[0], True, [i]), 0.05)[0]
+        alone = local_sgd(task, w[[i]], batches(split, WORK, True, [i]), 0.05)[0]
         assert torch.equal(found[i], calm[i])
         assert torch.equal(alone, calm[i])
 
@@ -164,15 +96,16 @@ def test_the_module_trains_what_the_kernel_does_not_know(layer):
 @needed
 def test_settings_that_the_kernel_does_not_know_leave_a_network_to_torch():
     split = split_of((1, 8, 12))
-    frozen = net("two")
+    assert path_of(Task(models.build("lenet", (16, 13), OUT)), None, split_of((16, 13))) == "native"
+    frozen = net()
     frozen[0].bias.requires_grad_(False)
     twice = nn.Conv2d(1, 1, 3, padding=1)
     for model, settings, work in (
-        (net("two"), {"optimizer": Optimizer("momentum")}, None),
-        (net("two"), {"class_weights": [2.0] * OUT}, None),
-        (net("two"), {"bf16": True}, None),
-        (net("two"), {"loss": nn.functional.cross_entropy}, None),
-        (net("two"), {}, Work(augment=lambda x, draws: x)),
+        (net(), {"optimizer": Optimizer("momentum")}, None),
+        (net(), {"class_weights": [2.0] * OUT}, None),
+        (net(), {"bf16": True}, None),
+        (net(), {"loss": nn.functional.cross_entropy}, None),
+        (net(), {}, Work(augment=lambda x, draws: x)),
         (frozen, {}, None),
         (nn.Sequential(twice, nn.ReLU(), twice, nn.Flatten(), nn.Linear(96, OUT)), {}, None),
     ):
@@ -186,12 +119,12 @@ def test_a_run_on_images_goes_on_only_by_the_path_it_began_on(tmp_path, monkeypa
     fed, whole = pf.Federation.from_arrays(parts, parts, classes=OUT), {}
     for switch, path in (("1", "native"), ("0", "client by client")):
         monkeypatch.setenv("POLYFED_NATIVE", switch)
-        run = pf.fit(net("two"), fed, pf.FedAvg(lr=0.1), rounds=1, batch_size=5, out=tmp_path / switch)
+        run = pf.fit(net(), fed, pf.FedAvg(lr=0.1), rounds=1, batch_size=5, out=tmp_path / switch)
         assert run.loop.engine.plan.path == path
-        whole[switch] = pf.fit(net("two"), fed, pf.FedAvg(lr=0.1), rounds=2, batch_size=5).personal
+        whole[switch] = pf.fit(net(), fed, pf.FedAvg(lr=0.1), rounds=2, batch_size=5).personal
     with pytest.raises(RunError, match="by the path 'native', here it is 'client by client'"):
-        pf.fit(net("two"), fed, pf.FedAvg(lr=0.1), rounds=2, batch_size=5, out=tmp_path / "1", resume=True)
+        pf.fit(net(), fed, pf.FedAvg(lr=0.1), rounds=2, batch_size=5, out=tmp_path / "1", resume=True)
     monkeypatch.setenv("POLYFED_NATIVE", "1")
     for switch in "01":
-        run = pf.fit(net("two"), fed, pf.FedAvg(lr=0.1), rounds=2, batch_size=5, out=tmp_path / switch, resume=True)
+        run = pf.fit(net(), fed, pf.FedAvg(lr=0.1), rounds=2, batch_size=5, out=tmp_path / switch, resume=True)
         assert torch.equal(run.personal, whole[switch])

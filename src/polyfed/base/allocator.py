@@ -1,13 +1,20 @@
-"""Memory that a round has freed is kept for the next one.
+"""Memory that is asked for once: what a round has freed is kept for the next one, and tables grow where they are.
 
 glibc hands blocks of megabytes back to the system and asks for them again, page by page, each filled with zeros: a
 third of a round of FedCET on a perceptron of 159,010 numbers.
 """
 
 import ctypes
+import mmap
 import os
 import platform
+import sys
+from contextlib import suppress
 from functools import cache
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
 
 TRIM, MMAP = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of mallopt
 KEPT = 1 << 28  # bytes that stay with the process once they are free
@@ -23,3 +30,52 @@ def keep_freed_memory() -> None:
         library = ctypes.CDLL(None)
         library.mallopt(TRIM, KEPT)
         library.mallopt(MMAP, LARGE)
+
+
+_reserved: "WeakValueDictionary[int, mmap.mmap]" = WeakValueDictionary()  # by address, as long as a tensor lies there
+
+
+def lengthened(table: Tensor, count: int, most: int) -> Tensor:
+    """A table with `count` rows of zeros behind its own, which stay where they are if there is room.
+
+    On the CPU the first call reserves room for `most` rows, in huge pages where the system has them. It becomes memory
+    only as it is written to. Elsewhere, and where no room can be had, the rows are copied.
+
+    Parameters
+    ----------
+    table : Tensor
+        [k, q] without gaps.
+    count : int
+        How many rows are added.
+    most : int
+        How many rows the table may come to have.
+
+    Returns
+    -------
+    Tensor
+        [k + count, q]; of `table` nothing but its own rows may be used from now on.
+    """
+    k, q = table.shape
+    room = _reserved.get(table.data_ptr())
+    if room is not None and (k + count) * q * table.element_size() <= len(room):
+        return table.as_strided((k + count, q), (q, 1), 0)
+    fresh = _reserve(table, most) if table.device.type == "cpu" else None
+    fresh = table.new_zeros(k + count, q) if fresh is None else fresh[: k + count]
+    fresh[:k] = table
+    return fresh
+
+
+def _reserve(table: Tensor, most: int) -> Tensor | None:
+    """[most, q] zeros that are no memory yet; None where the system does not give them."""
+    size = most * table.shape[1] * table.element_size()
+    if sys.platform == "win32" or size < KEPT:
+        return None
+    try:
+        room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)
+    except OSError:
+        return None
+    with suppress(AttributeError, OSError):  # a system without huge pages
+        room.madvise(mmap.MADV_HUGEPAGE)
+    found = torch.frombuffer(room, dtype=table.dtype).view(most, -1)
+    _reserved[found.data_ptr()] = room
+    return found

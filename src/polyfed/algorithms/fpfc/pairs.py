@@ -14,6 +14,7 @@ from torch import Tensor
 from polyfed.algorithms._shared.clusters import components
 from polyfed.algorithms._shared.similarity import mixed
 from polyfed.algorithms.fpfc.penalty import Fusion, shrinkage
+from polyfed.base.allocator import lengthened
 from polyfed.compute import compiled
 from polyfed.core.algorithm import State
 
@@ -81,7 +82,7 @@ def advance(state: State, ids: Tensor, w_new: Tensor, fusion: Fusion, t: int) ->
     entering = (busy & (mine < 0)).nonzero()[:, 0]
     mine = mine.masked_fill(~busy, -1)
     c[changed], row[changed] = now, mine
-    delta, spare = _room(delta, _unused(delta, row), len(entering))
+    delta, spare = _room(delta, _unused(delta, row), len(entering), len(row))
     row[changed[entering]] = spare[: len(entering)]
     for at in entering.split(max(1, BLOCK // max(1, w.shape[1]))):
         delta.index_copy_(0, row[changed[at]], w.index_select(0, i[at]).sub_(w.index_select(0, j[at])))
@@ -99,7 +100,7 @@ def clusters(state: State, nu: float) -> Tensor:
 
 
 def memory(n: int, q: int, itemsize: int = 4) -> int:
-    """Bytes of c, the two clients and a vector of every pair, two where it starts from models; the clients' models."""
+    """Bytes of c, the two clients and a vector of every pair, two while they are copied; the clients' models."""
     return n * (n - 1) // 2 * (itemsize * (2 * q + 1) + 16) + 2 * itemsize * n * q
 
 
@@ -156,13 +157,12 @@ def _unused(delta: Tensor, row: Tensor) -> Tensor:
     return (~taken).nonzero()[:, 0]
 
 
-def _room(delta: Tensor, spare: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _room(delta: Tensor, spare: Tensor, count: int, pairs: int) -> tuple[Tensor, Tensor]:
     """(vectors, unused rows) with at least `count` of the latter."""
-    if count <= len(spare):
+    if (more := count - len(spare)) <= 0:
         return delta, spare
-    more = delta.new_zeros(max(count - len(spare), len(delta) // 2), delta.shape[1])
-    rows = torch.arange(len(delta), len(delta) + len(more), device=spare.device)
-    return torch.cat([delta, more]), torch.cat([spare, rows])
+    rows = torch.arange(len(delta), len(delta) + more, device=spare.device)
+    return lengthened(delta, more, pairs), torch.cat([spare, rows])
 
 
 def _compact(delta: Tensor, row: Tensor) -> Tensor:
@@ -170,6 +170,7 @@ def _compact(delta: Tensor, row: Tensor) -> Tensor:
     held = (row >= 0).nonzero()[:, 0]
     if 2 * len(held) >= len(delta):
         return delta
-    delta = delta.index_select(0, row[held])
+    some = lengthened(delta[:0].clone(), len(held), len(row))
+    torch.index_select(delta, 0, row[held], out=some)
     row[held] = torch.arange(len(held), device=row.device)
-    return delta
+    return some
