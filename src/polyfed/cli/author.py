@@ -78,8 +78,9 @@ def new_method(
 
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise ConfigError(f"name: found {name!r}, expected lower-case letters and digits, words joined by hyphens")
-    if name in REGISTRY:
-        raise ConfigError(f"name: found {name!r}, which is a built-in method, expected a new name")
+    if REGISTRY.knows(name):
+        whose = f"one of {plugin}" if (plugin := REGISTRY.origin(name)) else "a built-in method"
+        raise ConfigError(f"name: found {name!r}, which is {whose}, expected a new name")
     module, cls = name.replace("-", "_"), "".join(word.capitalize() for word in name.split("-"))
     files = {f"{module}.py": METHOD, f"test_{module}.py": TEST, f"{module}.toml": CONFIG}
     for file in files:

@@ -312,7 +312,7 @@ def _method(
             raise ConfigError(f"{file}: holds {', '.join(found) or 'no method'}; name one with algorithm.name")
         name = name or found[0]
     if name is None:
-        raise ConfigError(f"{where('algorithm')}: found no name, expected one of {', '.join(sorted(REGISTRY))}")
+        raise ConfigError(f"{where('algorithm')}: found no name, expected one of {', '.join(REGISTRY.names())}")
     cls = REGISTRY.find(name)
     keys = {kebab(f.name) for f in dataclasses.fields(cls)}
     values = {k: v for k, v in shared.items() if k in keys}
