@@ -95,20 +95,27 @@ def new_method(
 
 
 def check(
-    file: Annotated[Path, Argument(help="Python file with a method.", metavar="FILE.py", show_default=False)],
+    file: Annotated[
+        Path,
+        Argument(
+            help="Python file with a method, or the name of a method.", metavar="FILE.py|NAME", show_default=False
+        ),
+    ],
     row: Annotated[str | None, Option(help="Only rows whose name contains this.", metavar="WORD")] = None,
 ) -> int:
     """Check your own method against the conformance table that every built-in method passes.
 
     [dim]polyfed check fed_mine.py[/dim]
     """
+    import polyfed.algorithms  # noqa: F401  (registers the methods)
     from polyfed.base.errors import ConfigError
     from polyfed.cli.screen import stdout
     from polyfed.core.algorithm import REGISTRY
     from polyfed.runs.userfile import algorithms_of
     from polyfed.testing import NotConformant, check_method
 
-    names = algorithms_of(file.resolve())
+    named = not file.suffix and not file.exists()
+    names = [REGISTRY.find(str(file)).name] if named else algorithms_of(file.resolve())
     if not names:
         raise ConfigError(f"{file}: found no method, expected a class that derives from polyfed.Algorithm")
     for name in names:
