@@ -11,7 +11,7 @@ import numpy as np
 
 import polyfed as pf
 from polyfed.data import load
-from polyfed.papers.fpfc import softmax
+from polyfed_papers.fpfc import softmax
 
 PRINTED = {601: (0.8071, 0.8229), 2000: (0.8633, 0.8832)}
 

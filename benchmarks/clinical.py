@@ -20,8 +20,9 @@ import torch
 from statsmodels.duration.hazard_regression import PHReg
 
 import polyfed as pf
+import polyfed_clinical as clinical
 from polyfed.base.errors import Diverged
-from polyfed.clinical.models import named
+from polyfed_clinical.models import named
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "clinical"))
 import test_pooled_fit as data
@@ -76,7 +77,7 @@ def arrival(sites, model, method, optimum, rounds):
 
     settings = {"local_steps": TAU, "rounds": rounds, "callbacks": [watch]}
     try:
-        found = pf.clinical.fit(sites, model, method=method, **settings)
+        found = clinical.fit(sites, model, method=method, **settings)
     except Diverged:
         return np.inf, "diverged"
     return best[0], took(found) if when else f"{best[0]:.0e} after {rounds} rounds"
@@ -101,7 +102,7 @@ def main() -> None:
             if name == "TCGA-BRCA" and not (folder / "tcga_brca").exists():
                 continue
             sites = standardised(make())
-            newton = pf.clinical.fit(sites, model)
+            newton = clinical.fit(sites, model)
             beta = newton.coefficients["estimate"].to_numpy()
             params, se, llf = reference(sites, model, beta)
             gaps = [

@@ -13,7 +13,7 @@ import torch
 
 from polyfed.algorithms.fedcet import exchange_weight
 from polyfed.data.synthetic import least_squares
-from polyfed.papers.fedcet import hospitals
+from polyfed_papers.fedcet import hospitals
 
 SHARES = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9)
 

@@ -15,8 +15,8 @@ from typing import Any
 import polyfed as pf
 from polyfed.cli import _command, describe
 from polyfed.cli.config import keys
-from polyfed.papers import load as recipes
-from polyfed.papers.recipe import Setting
+from polyfed.recipes import load as recipes
+from polyfed.recipes.recipe import Setting
 from polyfed.runs.rehearsal import counted
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -12,14 +12,18 @@ from polyfed.core.algorithm import REGISTRY
 ROOT = Path(polyfed.__file__).parent
 ORDER = """
 base; metrics; native; compute; core; algorithms engines models threats yardsticks; data; runs; report; studies; games;
-sites; clinical; papers; testing; cli
+sites; recipes; testing; cli
 """
 FLOORS = [floor.split() for floor in ORDER.split(";")]
+BESIDE = ("polyfed_clinical", "polyfed_papers")  # packages of the same repository, found by their entry points
 FACE = {"runs/result.py": {"report", "studies"}, "runs/opened.py": {"studies"}}  # methods that open doors upward
 
 
-def modules(path: Path, root: Path = ROOT) -> set[str]:
-    """Modules of polyfed, and names in its packages, that a file imports, anywhere in it but for types only."""
+def modules(path: Path, root: Path = ROOT, of: tuple[str, ...] = ("polyfed",)) -> set[str]:
+    """Modules of polyfed, and names in its packages, that a file imports, anywhere in it but for types only.
+
+    of: other packages than polyfed
+    """
     names, tree = [], ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
@@ -31,7 +35,7 @@ def modules(path: Path, root: Path = ROOT) -> set[str]:
             package = ["polyfed", *path.relative_to(root).parts][: -node.level] if node.level else []
             base = ".".join([*package, *([node.module] if node.module else [])])
             names += [f"{base}.{alias.name}" for alias in node.names]
-    return {name for name in names if name.split(".")[0] == "polyfed"}
+    return {name for name in names if name.split(".")[0] in of}
 
 
 def imported(path: Path) -> set[str]:
@@ -52,6 +56,19 @@ def test_a_room_imports_from_the_floors_below_it_alone(level):
 def test_every_room_has_its_floor():
     rooms = {p.stem for p in ROOT.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()} - {"__init__"}
     assert rooms == {room for floor in FLOORS for room in floor}
+
+
+@pytest.mark.parametrize("package", ["polyfed", *BESIDE])
+def test_packages_beside_the_core_are_imported_by_nothing_but_themselves(package):
+    others = tuple(name for name in BESIDE if name != package)
+    for path in sorted((ROOT.parent / package).rglob("*.py")):
+        wrong = modules(path, of=others)
+        assert not wrong, f"{path.relative_to(ROOT.parent)} imports {', '.join(sorted(wrong))}"
+
+
+def test_packages_beside_the_core_do_not_reach_into_the_command_line():
+    for path in sorted(path for package in BESIDE for path in (ROOT.parent / package).rglob("*.py")):
+        assert imported(path).isdisjoint({"cli", "testing"}), path
 
 
 def papers_imported(path: Path, root: Path = ROOT) -> set[str]:
@@ -99,9 +116,9 @@ def test_one_paper_one_file():
 
 def test_nothing_is_unpickled():
     """No file and no message; Ray's own processes pass each other the objects of one run, which is how Ray works."""
-    for path in ROOT.rglob("*.py"):
+    for path in sorted(path for package in ("polyfed", *BESIDE) for path in (ROOT.parent / package).rglob("*.py")):
         text = path.read_text()
         for word in ("import pickle", "torch.load(", "allow_pickle=True", "joblib.load", "cloudpickle"):
             if (path.name, word) == ("ray.py", "cloudpickle"):
                 continue
-            assert word not in text, f"{path.relative_to(ROOT)}: {word}"
+            assert word not in text, f"{path.relative_to(ROOT.parent)}: {word}"

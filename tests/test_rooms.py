@@ -1,4 +1,6 @@
-"""Tests are laid out like src, so that the tests of a file are found without looking for them."""
+"""Tests are laid out like src, so that the tests of a file are found without looking for them: a folder for every room
+of polyfed, and one for every package beside it, such as `papers` for polyfed_papers.
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -18,8 +20,9 @@ def folders(root: Path) -> set[str]:
 
 
 def test_every_folder_of_tests_is_one_of_src_or_cuts_across_and_every_one_of_src_has_its_tests():
-    assert folders(TESTS) == folders(SOURCE) | ACROSS.keys()
-    assert not folders(SOURCE) & ACROSS.keys()
+    beside = {path.name.removeprefix("polyfed_") for path in SOURCE.parent.glob("polyfed_*")}
+    assert folders(TESTS) == folders(SOURCE) | beside | ACROSS.keys()
+    assert not folders(SOURCE) & (beside | ACROSS.keys())
 
 
 def test_no_folder_lies_deeper():

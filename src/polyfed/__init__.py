@@ -12,7 +12,6 @@ from typing import Any as _Any
 
 if _TYPE_CHECKING:
     from polyfed import algorithms as algorithms
-    from polyfed import clinical as clinical
     from polyfed import data as data
     from polyfed import models as models
     from polyfed import report as report

@@ -19,7 +19,7 @@ from polyfed.algorithms.fpfc.method import FPFC
 from polyfed.algorithms.fpfc.penalty import Fusion, shrinkage
 from polyfed.base.errors import ConfigError
 from polyfed.core.schedule import Asynchronous, Delays
-from polyfed.papers.fpfc import softmax
+from polyfed_papers.fpfc import softmax
 
 
 def planted(sizes, d, seed=0, apart=6.0, within=0.05):

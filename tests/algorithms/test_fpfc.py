@@ -19,7 +19,7 @@ from polyfed.base.errors import ConfigError
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Round
 from polyfed.core.schedule import Asynchronous, Delays
-from polyfed.papers.fpfc import softmax
+from polyfed_papers.fpfc import softmax
 
 
 def smoothed_scad(t, lam, a, xi):

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 import polyfed as pf
+import polyfed_clinical as clinical
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def test_a_folder_gives_the_table_of_the_api(cli, folder, tmp_path):
     assert said.status == 0, said.err
     assert "hazard ratio" in said.out.replace("\n", " ") or "hazard" in said.out
     sites = [pd.read_csv(path) for path in sorted(folder.glob("*.csv"))]
-    found = pf.clinical.fit([(s[["age", "dose"]], s["days"], s["died"]) for s in sites], "cox")
+    found = clinical.fit([(s[["age", "dose"]], s["days"], s["died"]) for s in sites], "cox")
     table = pd.read_csv(tmp_path / "t.csv", index_col=0)
     assert table["estimate"].to_numpy() == pytest.approx(found.coefficients["estimate"].to_numpy(), rel=1e-12)
     assert list(table.index) == ["age", "dose"]
@@ -104,7 +105,7 @@ def test_the_page_holds_ratios_headline_and_sites(cli, tmp_path):
     said = cli("regress", "heart-disease", "--out", tmp_path / "page.html")
     assert said.status == 0, said.err
     text = (tmp_path / "page.html").read_text()
-    found = pf.clinical.fit(pf.data.load("heart-disease", standardise=None).partition(test_fraction=0.0), "logistic")
+    found = clinical.fit(pf.data.load("heart-disease", standardise=None).partition(test_fraction=0.0), "logistic")
     clear = found.coefficients.drop(index="intercept")
     clear = clear[(clear["lower"] > 0) | (clear["upper"] < 0)]
     assert f"{len(clear)} of 10 odds ratios differ from 1 at 95 %" in text

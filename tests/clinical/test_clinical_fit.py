@@ -7,10 +7,11 @@ import torch
 from scipy import stats
 
 import polyfed as pf
+import polyfed_clinical as clinical
 from polyfed.base.errors import ConfigError, DataError
-from polyfed.clinical.models import named
-from polyfed.clinical.page import headline, write_page
-from polyfed.clinical.regression import ENDLESS, Found, _why
+from polyfed_clinical.models import named
+from polyfed_clinical.page import headline, write_page
+from polyfed_clinical.regression import ENDLESS, Found, _why
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(240, 3))
@@ -27,7 +28,7 @@ def survival(n: int = 80, seed: int = 0):
 def test_every_byte_is_that_of_a_message():
     """Sums (2 columns' worth and three numbers); then p numbers down and 1 + p + p(p + 1)/2 up; then the own fits: 2p,
     and two of the intercept."""
-    found = pf.clinical.fit(SITES)
+    found = clinical.fit(SITES)
     p, newton = 4, found.rounds - 2
     own = 2 * 8 * (p + 1) + 1 + p
     assert (found.bytes["up"] == 8 * (3 + 2 * 3) + newton * 8 * (1 + p + p * (p + 1) // 2) + own).all()
@@ -35,7 +36,7 @@ def test_every_byte_is_that_of_a_message():
     assert list(found.ledger["round"].unique()) == list(range(found.rounds))
     assert found.ledger["up_bytes"].sum() == found.bytes["up"].sum()
     assert newton <= 8
-    found = pf.clinical.fit(SITES, "linear")  # also the squares of the target; its mean and deviation come back
+    found = clinical.fit(SITES, "linear")  # also the squares of the target; its mean and deviation come back
     newton = found.rounds - 2
     assert (found.bytes["up"] == 8 * (4 + 2 * 3) + newton * 8 * (1 + p + p * (p + 1) // 2) + own).all()
     assert (found.bytes["down"] == newton * 8 * p + 2 * 8 * (3 + 1) + 8 * p).all()
@@ -43,7 +44,7 @@ def test_every_byte_is_that_of_a_message():
 
 @pytest.mark.parametrize("model", ["logistic", "linear", "poisson"])
 def test_how_the_rows_are_dealt_out_does_not_matter(model):
-    one, three = pf.clinical.fit([(X, Y)], model), pf.clinical.fit(SITES, model)
+    one, three = clinical.fit([(X, Y)], model), clinical.fit(SITES, model)
     pd.testing.assert_frame_equal(one.coefficients, three.coefficients, rtol=1e-9)
     pd.testing.assert_frame_equal(one.covariance, three.covariance, rtol=1e-9)
     assert one.loglik == pytest.approx(three.loglik, rel=1e-12)
@@ -52,8 +53,8 @@ def test_how_the_rows_are_dealt_out_does_not_matter(model):
 @pytest.mark.parametrize("model", ["logistic", "linear", "poisson"])
 def test_units_do_not_matter(model):
     """A column in other units, from another zero: its coefficient follows, and nothing else changes."""
-    as_given = pf.clinical.fit(SITES, model).coefficients
-    moved = pf.clinical.fit([(x * [1000, 1, 1] + [0, 1e4, 0], y) for x, y in SITES], model).coefficients
+    as_given = clinical.fit(SITES, model).coefficients
+    moved = clinical.fit([(x * [1000, 1, 1] + [0, 1e4, 0], y) for x, y in SITES], model).coefficients
     assert moved["estimate"]["x1"] * 1000 == pytest.approx(as_given["estimate"]["x1"], rel=1e-8)
     assert moved["estimate"]["x2"] == pytest.approx(as_given["estimate"]["x2"], rel=1e-8)
     assert moved["p"][1:].to_numpy() == pytest.approx(as_given["p"][1:].to_numpy(), rel=1e-6)
@@ -63,7 +64,7 @@ def test_units_do_not_matter(model):
 def test_the_unit_of_a_linear_target_does_not_matter(unit, zero):
     """Every site keeps its own fit, and estimates, errors and p values follow."""
     sites = [(x, x @ [1.0, -0.5, 0.2] + y) for x, y in SITES]
-    one, far = pf.clinical.fit(sites, "linear"), pf.clinical.fit([(x, zero + unit * y) for x, y in sites], "linear")
+    one, far = clinical.fit(sites, "linear"), clinical.fit([(x, zero + unit * y) for x, y in sites], "linear")
     assert far.sites["meta"].all()
     for a, b in ((one.coefficients, far.coefficients), (one.meta, far.meta)):
         assert b["se"].to_numpy() == pytest.approx(unit * a["se"].to_numpy(), rel=1e-6)
@@ -71,7 +72,7 @@ def test_the_unit_of_a_linear_target_does_not_matter(unit, zero):
         assert (gap.abs() < 1e-6 * a["se"]).all()
         assert b["p"][1:].to_numpy() == pytest.approx(a["p"][1:].to_numpy(), rel=1e-4)
     if (unit, zero) == (3e7, 0.0):
-        assert pf.clinical.fit([(x, unit * y) for x, y in sites], "linear", method=pf.FedCET()).arrived
+        assert clinical.fit([(x, unit * y) for x, y in sites], "linear", method=pf.FedCET()).arrived
     assert far.loglik == pytest.approx(one.loglik - 240 * np.log(unit), rel=1e-6)
 
 
@@ -85,20 +86,20 @@ def test_a_linear_model_is_never_refused_for_its_events():
 def test_risk_sets_never_cross():
     """A site may count its time from any day: its patients are compared with each other alone."""
     a, (x, time, event) = survival(), survival(seed=1)
-    both = pf.clinical.fit([a, (x, time, event)], "cox")
-    later = pf.clinical.fit([a, (x, time + 1000, event)], "cox")
+    both = clinical.fit([a, (x, time, event)], "cox")
+    later = clinical.fit([a, (x, time + 1000, event)], "cox")
     pd.testing.assert_frame_equal(both.coefficients, later.coefficients, rtol=1e-10)
 
 
 def test_the_meta_analysis_is_the_sites_own_fits_weighed():
-    found = pf.clinical.fit(SITES)
-    alone = [pf.clinical.fit([site]).coefficients for site in SITES]
+    found = clinical.fit(SITES)
+    alone = [clinical.fit([site]).coefficients for site in SITES]
     b, se = (np.stack([a[key] for a in alone]) for key in ("estimate", "se"))
     assert found.own["estimate"].to_numpy().reshape(3, 4) == pytest.approx(b, rel=1e-8)
     w = 1 / se**2
     mean = (w * b).sum(0) / w.sum(0)
     middle = np.concatenate([x for x, _ in SITES]).mean(0)
-    alone = [pf.clinical.fit([(x - middle, y)]).coefficients for x, y in SITES]
+    alone = [clinical.fit([(x - middle, y)]).coefficients for x, y in SITES]
     c, error = (np.stack([a[key] for a in alone]) for key in ("estimate", "se"))
     assert c[:, 1:] == pytest.approx(b[:, 1:], rel=1e-8)  # of slopes nothing is said by where columns are 0
     Q = ((c - (c / error**2).sum(0) / (error**-2).sum(0)) ** 2 / error**2).sum(0)
@@ -124,7 +125,7 @@ def test_sites_of_unlike_base_rates_disagree_wherever_columns_are_zero(model):
     }[model]
     ys = [draw(m) for m in mean]
     found = [
-        pf.clinical.fit([(scale * (age[:, None] - zero), y) for age, y in zip(ages, ys, strict=True)], model)
+        clinical.fit([(scale * (age[:, None] - zero), y) for age, y in zip(ages, ys, strict=True)], model)
         for zero, scale in ((0.0, 1.0), (60.0, 1.0), (1000.0, 12.0))
     ]
     for f in found:
@@ -134,10 +135,10 @@ def test_sites_of_unlike_base_rates_disagree_wherever_columns_are_zero(model):
 
 
 def test_intervals_are_walds():
-    c = pf.clinical.fit(SITES, level=0.9).coefficients
+    c = clinical.fit(SITES, level=0.9).coefficients
     assert (c["upper"] - c["estimate"]).to_numpy() == pytest.approx(1.6448536269514722 * c["se"].to_numpy(), rel=1e-12)
     assert c["ratio"].to_numpy() == pytest.approx(np.exp(c["estimate"].to_numpy()), rel=1e-12)
-    assert "ratio" not in pf.clinical.fit(SITES, "linear").coefficients
+    assert "ratio" not in clinical.fit(SITES, "linear").coefficients
 
 
 @pytest.mark.parametrize(
@@ -152,14 +153,14 @@ def test_intervals_are_walds():
     ],
 )
 def test_a_site_without_a_fit_of_its_own_is_named_and_left_out(site, why):
-    found = pf.clinical.fit([*SITES, site], names=["a", "b", "c", "odd"])
+    found = clinical.fit([*SITES, site], names=["a", "b", "c", "odd"])
     assert list(found.sites["meta"]) == [True, True, True, False]
     assert why in found.sites["why"]["odd"]
     assert any("odd (" in note and why in note for note in found.notes)
     assert found.own.loc["odd"].isna().all(axis=None)
-    pd.testing.assert_frame_equal(found.meta, pf.clinical.fit(SITES).meta, rtol=1e-8)
+    pd.testing.assert_frame_equal(found.meta, clinical.fit(SITES).meta, rtol=1e-8)
     everything = tuple(np.concatenate(parts) for parts in zip(*SITES, site, strict=True))
-    pd.testing.assert_frame_equal(found.coefficients, pf.clinical.fit([everything]).coefficients, rtol=1e-8)
+    pd.testing.assert_frame_equal(found.coefficients, clinical.fit([everything]).coefficients, rtol=1e-8)
 
 
 def test_a_column_that_is_constant_within_strata_is_called_so_whatever_rounding_leaves_of_it():
@@ -167,21 +168,21 @@ def test_a_column_that_is_constant_within_strata_is_called_so_whatever_rounding_
     for values in np.random.default_rng(0).uniform(size=(12, 3)):
         sites = [(np.c_[x, np.full(len(x), v)], y + 1, y) for v, (x, y) in zip(values, SITES, strict=True)]
         with pytest.raises(DataError, match="column x4 is constant within every site"):
-            pf.clinical.fit(sites, "cox")
+            clinical.fit(sites, "cox")
 
 
 def test_a_stratum_without_deaths_adds_nothing():
     a, b = survival(), survival(seed=1)
     x, time, event = survival(seed=2)
-    found = pf.clinical.fit([a, b, (x, time, 0 * event)], "cox")
-    assert found.loglik == pytest.approx(pf.clinical.fit([a, b], "cox").loglik, rel=1e-12)
+    found = clinical.fit([a, b, (x, time, 0 * event)], "cox")
+    assert found.loglik == pytest.approx(clinical.fit([a, b], "cox").loglik, rel=1e-12)
     assert found.sites["why"].iloc[2] == "no event"
 
 
 def test_fedcet_arrives_and_fedavg_says_that_it_does_not():
-    newton = pf.clinical.fit(SITES)
-    cet = pf.clinical.fit(SITES, method=pf.FedCET(), local_steps=5)
-    avg = pf.clinical.fit(SITES, method=pf.FedAvg(lr=0.5), local_steps=5, rounds=1000)
+    newton = clinical.fit(SITES)
+    cet = clinical.fit(SITES, method=pf.FedCET(), local_steps=5)
+    avg = clinical.fit(SITES, method=pf.FedAvg(lr=0.5), local_steps=5, rounds=1000)
     assert avg.rounds < 1000, "it has come to rest, and elsewhere"
     gap = {f: (f.coefficients["estimate"] - newton.coefficients["estimate"]).abs().max() for f in (cet, avg)}
     assert gap[cet] < 1e-8
@@ -198,7 +199,7 @@ def test_how_far_a_linear_model_is_from_its_maximum_is_in_standard_errors_of_its
     """By least squares of the pooled rows: the largest distance in errors with the residual variance of where it
     stopped. In a unit in which that variance is far from 1."""
     x, y = np.c_[np.ones(240), (X - X.mean(0)) / X.std(0)], 1e-3 * (X @ [1.0, -0.5, 0.2] + 5 * Y)
-    found = pf.clinical.fit([(X[:100], y[:100]), (X[100:], y[100:])], "linear", method=pf.FedAvg(lr=0.01), rounds=20)
+    found = clinical.fit([(X[:100], y[:100]), (X[100:], y[100:])], "linear", method=pf.FedAvg(lr=0.01), rounds=20)
     slopes = found.coefficients["estimate"].to_numpy()[1:]
     beta = np.r_[found.coefficients["estimate"].iloc[0] + X.mean(0) @ slopes, slopes * X.std(0)]
     best, inverse = np.linalg.lstsq(x, y, rcond=None)[0], np.linalg.inv(x.T @ x)
@@ -210,7 +211,7 @@ def test_how_far_a_linear_model_is_from_its_maximum_is_in_standard_errors_of_its
 def test_a_method_that_has_not_arrived_claims_nothing(tmp_path):
     """Separated classes, which Newton's method refuses: any other one goes on towards infinity."""
     sites = [(x[:, :1], (x[:, 0] > 0).astype(float)) for x, _ in SITES]
-    found = pf.clinical.fit(sites, method=pf.FedAvg(0.5), rounds=20)
+    found = clinical.fit(sites, method=pf.FedAvg(0.5), rounds=20)
     assert found.left > 1
     assert not found.arrived
     assert found.coefficients[["lower", "upper", "ratio_lower", "ratio_upper", "p"]].isna().all(axis=None)
@@ -220,7 +221,7 @@ def test_a_method_that_has_not_arrived_claims_nothing(tmp_path):
     page = write_page(found, tmp_path / "page.html").read_text()
     assert "has not arrived" in page
     assert "nan" not in str(found).lower()
-    there = pf.clinical.fit(SITES, method=pf.FedCET(), local_steps=5)
+    there = clinical.fit(SITES, method=pf.FedCET(), local_steps=5)
     assert there.arrived
     assert there.coefficients.notna().all(axis=None)
 
@@ -228,29 +229,29 @@ def test_a_method_that_has_not_arrived_claims_nothing(tmp_path):
 @pytest.mark.parametrize("method", [pf.FedAvg(lr=0.3), pf.FedAvg(lr=0.3, weighted=False), pf.FedProx(lr=0.3, mu=0.0)])
 def test_sites_count_by_their_patients_whatever_a_method_weighs_by(method):
     """With one step a round FedAvg is gradient descent on the pooled loss, from unlike sites to its optimum."""
-    found = pf.clinical.fit(SITES, method=method, local_steps=1, rounds=2000)
+    found = clinical.fit(SITES, method=method, local_steps=1, rounds=2000)
     assert found.left < 1e-6
 
 
 @pytest.mark.parametrize(("model", "ties"), [("cox", "efron"), ("cox", "breslow")])
 def test_cox_by_fedcet(model, ties):
     sites = [survival(n, seed) for seed, n in enumerate((60, 90, 120))]
-    newton = pf.clinical.fit(sites, model, ties=ties)
-    found = pf.clinical.fit(sites, model, ties=ties, method=pf.FedCET(), local_steps=5)
+    newton = clinical.fit(sites, model, ties=ties)
+    found = clinical.fit(sites, model, ties=ties, method=pf.FedCET(), local_steps=5)
     assert np.abs(found.coefficients["estimate"] - newton.coefficients["estimate"]).max() < 1e-8
     assert found.loglik == pytest.approx(newton.loglik, rel=1e-12)
 
 
 def test_a_federation_gives_names_and_columns():
     fed = pf.data.load("heart-disease").partition()
-    found = pf.clinical.fit(fed)
+    found = clinical.fit(fed)
     assert list(found.sites.index) == list(fed.names)
     assert list(found.sites["patients"]) == list(fed.train.counts)
     assert list(found.coefficients.index[:3]) == ["intercept", "age", "sex"]
 
 
 def test_it_shows_itself():
-    found = pf.clinical.fit([(pd.DataFrame(x, columns=["a", "b", "c<i>"]), y) for x, y in SITES])
+    found = clinical.fit([(pd.DataFrame(x, columns=["a", "b", "c<i>"]), y) for x, y in SITES])
     assert "odds ratio" in str(found)
     assert "c&lt;i&gt;" in found._repr_html_()
     assert "logistic, 3 sites, 240 patients" in repr(found)
@@ -297,7 +298,7 @@ REFUSED = [
 @pytest.mark.parametrize(("sites", "model", "words"), REFUSED)
 def test_refused_in_one_line(sites, model, words):
     with pytest.raises(DataError, match=words) as caught:
-        pf.clinical.fit(sites, model)
+        clinical.fit(sites, model)
     assert "\n" not in str(caught.value)
 
 
@@ -316,9 +317,9 @@ def test_refused_in_one_line(sites, model, words):
 )
 def test_settings_are_refused_in_one_line(given, words):
     with pytest.raises(ConfigError, match=words):
-        pf.clinical.fit(SITES, **given)
+        clinical.fit(SITES, **given)
 
 
 def test_cox_by_a_method_refuses_mini_batches():
     with pytest.raises(ConfigError, match="batch-size: found 16, expected full"):
-        pf.clinical.fit([survival()], "cox", method=pf.FedCET(), batch_size=16)
+        clinical.fit([survival()], "cox", method=pf.FedCET(), batch_size=16)

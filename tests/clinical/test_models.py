@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import polyfed as pf
+import polyfed_clinical as clinical
 from polyfed.base.errors import ConfigError, DataError
-from polyfed.clinical.models import named
+from polyfed_clinical.models import named
 
 NAMES = [("logistic", "efron"), ("poisson", "efron"), ("linear", "efron"), ("cox", "efron"), ("cox", "breslow")]
 
@@ -41,7 +42,7 @@ def test_gradient_and_information_are_the_derivatives(model, ties):
 def test_the_loss_has_the_same_gradient(model, ties):
     kind, (x, target, beta) = named(model, ties), rows(model)
     free = beta.clone().requires_grad_()
-    pf.clinical.loss(model, ties)((x @ free)[:, None], target).backward()
+    clinical.loss(model, ties)((x @ free)[:, None], target).backward()
     assert (free.grad * -len(x) - kind.derivatives(beta, x, target)[1]).abs().max() < 1e-11
 
 
@@ -78,14 +79,14 @@ def test_cox_refuses_mini_batches_by_name():
     fed = pf.Federation.from_arrays([(x, target)] * 2, test_fraction=0)
     net = torch.nn.Linear(3, 1, bias=False).double()
     with pytest.raises(ConfigError, match=r"batch-size: found 8, expected full: the loss cox \(efron\)"):
-        pf.fit(net, fed, pf.FedAvg(), loss=pf.clinical.loss("cox"), batch_size=8, rounds=1)
-    assert pf.fit(net, fed, pf.FedAvg(), loss=pf.clinical.loss("cox"), batch_size=None, rounds=1).rounds == 1
+        pf.fit(net, fed, pf.FedAvg(), loss=clinical.loss("cox"), batch_size=8, rounds=1)
+    assert pf.fit(net, fed, pf.FedAvg(), loss=clinical.loss("cox"), batch_size=None, rounds=1).rounds == 1
 
 
 @pytest.mark.parametrize(("model", "ties"), [("logit", "efron"), ("cox", "exact")])
 def test_unknown_names_are_refused(model, ties):
     with pytest.raises(ConfigError, match="expected"):
-        pf.clinical.loss(model, ties)
+        clinical.loss(model, ties)
 
 
 def test_concordance_counts_pairs():
@@ -96,11 +97,11 @@ def test_concordance_counts_pairs():
         if event[i] and (time[i] < time[j] or (time[i] == time[j] and not event[j])):
             pairs += 1
             right += 1.0 if risk[i] > risk[j] else 0.5 if risk[i] == risk[j] else 0.0
-    found = pf.clinical.concordance(time, event, risk)
+    found = clinical.concordance(time, event, risk)
     assert found == pytest.approx(right / pairs, abs=1e-15)
-    assert pf.clinical.concordance(time, event, -risk) == pytest.approx(1 - found, abs=1e-12)
-    assert pf.clinical.concordance(time, event, np.zeros(40)) == 0.5
-    assert pf.clinical.concordance([1, 2, 3], [1, 1, 0], [3, 2, 1]) == 1
+    assert clinical.concordance(time, event, -risk) == pytest.approx(1 - found, abs=1e-12)
+    assert clinical.concordance(time, event, np.zeros(40)) == 0.5
+    assert clinical.concordance([1, 2, 3], [1, 1, 0], [3, 2, 1]) == 1
 
 
 def test_concordance_is_that_of_lifelines():
@@ -109,7 +110,7 @@ def test_concordance_is_that_of_lifelines():
     for _ in range(5):
         time, event, risk = rng.integers(1, 20, 80), rng.integers(0, 2, 80), rng.integers(0, 9, 80)
         expected = utils.concordance_index(time, -risk, event)
-        assert pf.clinical.concordance(time, event, risk) == pytest.approx(expected, abs=1e-12)
+        assert clinical.concordance(time, event, risk) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -123,10 +124,10 @@ def test_concordance_is_that_of_lifelines():
 )
 def test_concordance_refuses_what_it_cannot_order(time, event, risk, words):
     with pytest.raises(DataError, match=words):
-        pf.clinical.concordance(time, event, risk)
-    assert pf.clinical.concordance([1, 2, 3], [True, True, False], [3, 2, 1]) == 1
+        clinical.concordance(time, event, risk)
+    assert clinical.concordance([1, 2, 3], [True, True, False], [3, 2, 1]) == 1
 
 
 def test_concordance_of_nothing_is_refused():
     with pytest.raises(DataError, match="no pair"):
-        pf.clinical.concordance([1, 2], [0, 0], [1, 2])
+        clinical.concordance([1, 2], [0, 0], [1, 2])

@@ -12,6 +12,7 @@ import pytest
 from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRegressor
 
 import polyfed as pf
+import polyfed_clinical as clinical
 
 TIGHT = 1e-8
 
@@ -117,7 +118,7 @@ def test_coefficients_are_scikit_learns(model, k):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it finds no better point along its last step
         learner.fit((x - mean) / scale, y / exposure[0] if exposure else y, **given)
-    slopes = pf.clinical.fit(sites, model).coefficients["estimate"].to_numpy()[1:] * scale
+    slopes = clinical.fit(sites, model).coefficients["estimate"].to_numpy()[1:] * scale
     near(slopes, np.ravel(learner.coef_), np.abs(learner.coef_).max())
 
 
@@ -134,7 +135,7 @@ def test_all_of_it_is_statsmodels(model, k):
         family = {"logistic": sm.families.Binomial(), "poisson": sm.families.Poisson()}[model]
         extra = {"exposure": exposure[0]} if exposure else {}
         reference = sm.GLM(y, X, family=family, **extra).fit(tol=1e-14, tol_criterion="params")
-    found = pf.clinical.fit(sites, model)
+    found = clinical.fit(sites, model)
     back = np.diag(1 / scale)
     back[0] = np.r_[1, -mean[1:] / scale[1:]]
     covariance = back @ reference.cov_params() @ back.T
@@ -153,7 +154,7 @@ def test_a_column_far_from_zero_is_statsmodels(far):
     sites = [(x + np.array([far, 0, 0, 0]), 1e8 * y) for x, y in synthetic("linear")]
     x, y = pooled(sites)
     x = np.c_[x[:, 0] - far, (x - x.mean(0))[:, 1:] / x.std(0)[1:]]
-    reference, found = sm.OLS(y, sm.add_constant(x)).fit(), pf.clinical.fit(sites, "linear")
+    reference, found = sm.OLS(y, sm.add_constant(x)).fit(), clinical.fit(sites, "linear")
     scale = np.r_[1, pooled(sites)[0].std(0)[1:]]
     near(found.coefficients["estimate"][1:] * scale / reference.bse[1:], reference.params[1:] / reference.bse[1:])
     near(found.coefficients["se"][1:] * scale, reference.bse[1:])
@@ -169,7 +170,7 @@ def test_cox_is_that_of_statsmodels_stratified_by_site(ties, k, data_dir):
     strata = np.repeat(np.arange(len(sites)), [len(s[1]) for s in sites])
     scale = x.std(0)
     reference = phreg(time, (x - x.mean(0)) / scale, event, ties=ties, strata=strata)
-    found = pf.clinical.fit(sites, "cox", ties=ties)
+    found = clinical.fit(sites, "cox", ties=ties)
     beta = found.coefficients["estimate"].to_numpy() * scale
     se = np.sqrt(np.diag(np.linalg.inv(-reference.hessian(beta))))
     # where the score is zero there is the maximum, of a concave function
@@ -189,7 +190,7 @@ def test_cox_is_that_of_lifelines_with_strata(k, data_dir):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of low variance
         fitter.fit(table, "time", "event", strata=["site"], fit_options={"precision": 1e-13, "max_steps": 500})
-    found = pf.clinical.fit(sites, "cox")
+    found = clinical.fit(sites, "cox")
     near(found.coefficients["estimate"], fitter.params_)
     near(found.coefficients["se"], fitter.standard_errors_)
     near(found.loglik, fitter.log_likelihood_)

@@ -19,7 +19,7 @@ import pytest
 import polyfed.algorithms  # now, so that a walk takes back its own methods only
 from polyfed.core.algorithm import REGISTRY
 from polyfed.metrics.scores import KNOWN
-from polyfed.papers import load as recipes
+from polyfed.recipes import load as recipes
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -14,6 +14,7 @@ import pandas as pd
 import torch
 
 import polyfed as pf
+import polyfed_clinical
 from fuzz import net, survives, tiny
 from polyfed.base.errors import PolyfedError
 from polyfed.base.randomness import client_keys
@@ -84,7 +85,7 @@ class Face:
         batches = Batches(FED.train, np.arange(3), keys, Work(), 0, 0)
         owners = [
             run, run.admit(new, 1), pf.coalitions(net(), two, method, seeds=1, out=folder / "game", **TRAIN),
-            comparison, predictor(run, 0), trainer, FED, pf.clinical.fit(PAIRS), dataset, study,
+            comparison, predictor(run, 0), trainer, FED, polyfed_clinical.fit(PAIRS), dataset, study,
             pf.report.compare_table(study), training,
             pf.tune(net(), FED, method, **TRAIN, **search), pf.WindowAdvice(), pf.Delays(), pf.Uniform(),
             pf.Bernoulli(0.5), pf.Asynchronous(pf.Delays()), pf.Timed(pf.Uniform(), pf.Delays()),

@@ -7,8 +7,9 @@ import pytest
 
 from polyfed.base.errors import Diverged
 from polyfed.data.dataset import Dataset
-from polyfed.papers import Bench, fedacs
-from polyfed.papers.fedacs import tables
+from polyfed.recipes import Bench
+from polyfed_papers import fedacs
+from polyfed_papers.fedacs import tables
 
 
 def test_settings_are_chosen_on_training_images_alone(tmp_path, monkeypatch):

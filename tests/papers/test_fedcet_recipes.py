@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from polyfed.papers import Bench, find
+from polyfed.recipes import Bench, find
 
 OTHERS = ("FedTrack", "SCAFFOLD", "FedLin")
 

@@ -8,13 +8,13 @@ import torch
 
 from polyfed.algorithms.perfedavg import PerFedAvg
 from polyfed.models import build
-from polyfed.papers import Bench, find
-from polyfed.papers.fedslr import GKR, MIXED, last, method, train
-from polyfed.papers.fedslr.figures import LATENCY, PERSONAL, RATE, features, hidden, measured, seconds
-from polyfed.papers.fedslr.sweeps import peak
-from polyfed.papers.fedslr.table1 import PRINTED, iid_pairs, methods
-from polyfed.papers.recipe import metric_of, ordered
+from polyfed.recipes import Bench, find
+from polyfed.recipes.recipe import metric_of, ordered
 from polyfed.studies.compare import Comparison, Result
+from polyfed_papers.fedslr import GKR, MIXED, last, method, train
+from polyfed_papers.fedslr.figures import LATENCY, PERSONAL, RATE, features, hidden, measured, seconds
+from polyfed_papers.fedslr.sweeps import peak
+from polyfed_papers.fedslr.table1 import PRINTED, iid_pairs, methods
 
 HIGH, LOW = np.array([0.8, 0.9, 0.85]), np.array([0.7, 0.82, 0.76])
 OPEN = HIGH + np.array([0.1, -0.1, 0.02])

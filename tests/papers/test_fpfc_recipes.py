@@ -9,12 +9,12 @@ from matplotlib.colors import to_hex
 
 import polyfed as pf
 from polyfed.algorithms.fpfc import FPFC
-from polyfed.papers import Bench, find
-from polyfed.papers import fpfc as problems
-from polyfed.papers.fpfc import HIDDEN, Problem, even, figure1, newcomers, steps, table1, warmup
-from polyfed.papers.fpfc.asynchronous import Blended
-from polyfed.papers.fpfc.methods import METHODS, by_validation, nine
-from polyfed.papers.recipe import grouping_of
+from polyfed.recipes import Bench, find
+from polyfed.recipes.recipe import grouping_of
+from polyfed_papers import fpfc as problems
+from polyfed_papers.fpfc import HIDDEN, Problem, even, figure1, newcomers, steps, table1, warmup
+from polyfed_papers.fpfc.asynchronous import Blended
+from polyfed_papers.fpfc.methods import METHODS, by_validation, nine
 
 NUMBERS = [f"fpfc/{kind}" for kind in (
     "figure1", "figure3", "figure4", "figure5", "figure6", "figure7", "figure8", "figure9", "figure-e1", "figure-e2",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyfed.papers.search import uphill
+from polyfed_papers.search import uphill
 
 
 @pytest.mark.parametrize("at", [(k, j) for k in range(6) for j in range(5)])

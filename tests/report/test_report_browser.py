@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from report_folders import noisy, write_comparison
 
-import polyfed as pf
+import polyfed_clinical as clinical
 from polyfed import report
-from polyfed.clinical.page import write_page
+from polyfed_clinical.page import write_page
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next((b for name in BROWSERS if (b := shutil.which(name))), None)
@@ -79,7 +79,7 @@ def test_pages_work_in_a_browser(tmp_path):
     pages = [report.write_report(tmp_path / k, tmp_path / f"{k}.html") for k in ("few", "many")]
     rng = np.random.default_rng(0)
     sites = [(x := rng.normal(size=(80, 3)), (rng.random(80) < 1 / (1 + np.exp(-x[:, 0]))).astype(int)) for _ in "abc"]
-    pages.append(write_page(pf.clinical.fit(sites, "logistic"), tmp_path / "regression.html"))
+    pages.append(write_page(clinical.fit(sites, "logistic"), tmp_path / "regression.html"))
 
     found, console = opened(pages)
     assert console == []

@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 import polyfed as pf
-from polyfed import clinical
+import polyfed_clinical as clinical
 from polyfed.base.errors import ConfigError, DataError, PolyfedError
 from polyfed.compute import evaluation
 from polyfed.compute.batches import Batches, Work, padded

@@ -35,6 +35,7 @@ from typing import (
     Union,
 )
 
+from polyfed.base import plugins
 from polyfed.base.errors import ConfigError, PolyfedError, closest
 
 MOST = 2**63 - 1  # what an integer tensor holds
@@ -487,30 +488,92 @@ class Registry(dict[str, T]):
     """Things by name: methods, attacks, rules, ...
 
     key: the setting that names one, such as "algorithm.name"
+    group: of entry points, by which installed packages add more, and what each must be
     """
 
-    def __init__(self, key: str, refusal: type[PolyfedError] = ConfigError):
+    def __init__(
+        self,
+        key: str,
+        refusal: type[PolyfedError] = ConfigError,
+        group: tuple[str, str, Callable[[Any], bool]] | None = None,
+    ):
         super().__init__()
-        self.key, self.refusal = key, refusal
+        self.key, self.refusal, self.group = key, refusal, group
+        self._added: dict[str, plugins.Plugin] = {}
 
     def add(self, name: str, thing: T) -> T:
         """Register a class or a function. Its own file may redefine it; another file may not take its name."""
         known = self.get(name)
         if known is not None and not _same_file(known, thing):
-            one, other = (f"{x.__qualname__} of {x.__module__}" for x in (known, thing))  # pyright: ignore
+            one, other = (self._home(name, x) for x in (known, thing))
             raise self.refusal(f"{self.key}: found {name!r} twice, {one} and {other}, expected one name for each")
         self[name] = thing
         return thing
 
     def names(self) -> list[str]:
-        return sorted(self)
+        """All names, those of installed packages too."""
+        return sorted({*self, *(p.name for p in self._plugins())})
+
+    def knows(self, name: str) -> bool:
+        """Whether something goes by this name, here or in an installed package."""
+        return name in self or bool(self._plugins(name))
 
     def find(self, name: Any) -> T:
         """What goes by this name. Raises an error that names the nearest known one."""
-        if not isinstance(name, str) or name not in self:
-            near = closest(name, self) if isinstance(name, str) and len(name) < 100 else ""
+        if not isinstance(name, str) or not self.knows(name):
+            near = closest(name, self.names()) if isinstance(name, str) and len(name) < 100 else ""
             raise self.refusal(f"{self.key}: unknown {shown(name)}{near}; known: {', '.join(self.names())}")
+        if name not in self:
+            self._adopt(name)
         return self[name]
+
+    def origin(self, name: str) -> "plugins.Plugin | None":
+        """The installed package that what goes by this name is from; None for polyfed and for a user's own file."""
+        if name in self and name not in self._added:
+            root = _root(self[name])
+            for plugin in self._plugins(name) if root != plugins.OURS else ():
+                if plugin.root == root:
+                    self._added[name] = plugin
+        return self._added.get(name)
+
+    def gather(self) -> list[str]:
+        """Load what all installed packages add. Returns a line for each thing that could not be."""
+        refused: list[str] = []
+        for plugin in self._plugins():
+            try:
+                self.find(plugin.name)
+                if self.origin(plugin.name) != plugin:
+                    raise ConfigError(
+                        f"{self.key}: {plugin.name!r} of {plugin} is refused; {plugins.OURS} has one of this name"
+                    )
+            except PolyfedError as e:
+                refused.append(str(e))
+        return list(dict.fromkeys(refused))
+
+    def _plugins(self, name: str | None = None) -> "list[plugins.Plugin]":
+        return [] if self.group is None else plugins.of(self.group[0], name)
+
+    def _adopt(self, name: str) -> None:
+        """Load what an installed package adds under this name. Raises an error that names the package."""
+        assert self.group is not None
+        group, expected, fits = self.group
+        try:
+            plugin = plugins.find(group, name)
+            assert plugin is not None
+            thing = plugin.load()
+            if not fits(thing) or getattr(thing, "name", name) != name:
+                raise ConfigError(f"{name}: the package {plugin} has {shown(thing)}, expected {expected}, of this name")
+            self.setdefault(name, thing)
+        except PolyfedError as e:
+            raise self.refusal(f"{self.key}: {e}") from None
+        self._added[name] = plugin
+
+    def _home(self, name: str, thing: Any) -> str:
+        """Where something of this name is from, for an error."""
+        root = _root(thing)
+        ours = [] if root == plugins.OURS or self.group is None else plugins.of(self.group[0])
+        package = next((f" ({p})" for p in ours if p.root == root), "")
+        return f"{getattr(thing, '__qualname__', name)} of {thing.__module__}{package}"
 
     def make(self, name: Any, settings: Mapping[str, Any], spell: Callable[[str], str] = str) -> Any:
         """An instance of the class of this name. Raises an error for settings that it does not have or that do not fit.
@@ -543,6 +606,10 @@ class Registry(dict[str, T]):
         name, values, named = parse(text, what, self.refusal)
         cls: Any = self.find(name)
         return cls(**arguments(cls, values, named, what, text, self.refusal), **more)
+
+
+def _root(thing: Any) -> str:
+    return str(getattr(thing, "__module__", "")).partition(".")[0]
 
 
 def _same_file(one: Any, other: Any) -> bool:

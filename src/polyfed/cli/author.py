@@ -78,8 +78,9 @@ def new_method(
 
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise ConfigError(f"name: found {name!r}, expected lower-case letters and digits, words joined by hyphens")
-    if name in REGISTRY:
-        raise ConfigError(f"name: found {name!r}, which is a built-in method, expected a new name")
+    if REGISTRY.knows(name):
+        whose = f"one of {plugin}" if (plugin := REGISTRY.origin(name)) else "a built-in method"
+        raise ConfigError(f"name: found {name!r}, which is {whose}, expected a new name")
     module, cls = name.replace("-", "_"), "".join(word.capitalize() for word in name.split("-"))
     files = {f"{module}.py": METHOD, f"test_{module}.py": TEST, f"{module}.toml": CONFIG}
     for file in files:
@@ -94,20 +95,27 @@ def new_method(
 
 
 def check(
-    file: Annotated[Path, Argument(help="Python file with a method.", metavar="FILE.py", show_default=False)],
+    file: Annotated[
+        Path,
+        Argument(
+            help="Python file with a method, or the name of a method.", metavar="FILE.py|NAME", show_default=False
+        ),
+    ],
     row: Annotated[str | None, Option(help="Only rows whose name contains this.", metavar="WORD")] = None,
 ) -> int:
     """Check your own method against the conformance table that every built-in method passes.
 
     [dim]polyfed check fed_mine.py[/dim]
     """
+    import polyfed.algorithms  # noqa: F401  (registers the methods)
     from polyfed.base.errors import ConfigError
     from polyfed.cli.screen import stdout
     from polyfed.core.algorithm import REGISTRY
     from polyfed.runs.userfile import algorithms_of
     from polyfed.testing import NotConformant, check_method
 
-    names = algorithms_of(file.resolve())
+    named = not file.suffix and not file.exists()
+    names = [REGISTRY.find(str(file)).name] if named else algorithms_of(file.resolve())
     if not names:
         raise ConfigError(f"{file}: found no method, expected a class that derives from polyfed.Algorithm")
     for name in names:

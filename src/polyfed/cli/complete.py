@@ -1,10 +1,13 @@
 """What the shell completes after TAB: names of methods, data sets and settings.
 
-Methods are looked up in the source text: importing them would make TAB wait for torch. The others do wait.
+Methods are looked up in the source text and among entry points: importing them would make TAB wait for torch. The
+others do wait.
 """
 
 import re
 from pathlib import Path
+
+from polyfed.base import plugins
 
 HEAD = re.compile(r'^class (\w+)|^    name = "(.+)"', re.M)
 
@@ -19,7 +22,8 @@ def methods(incomplete: str) -> list[str]:
             cls = begun or cls
             found[cls] = name or cls.lower()
     public = re.findall(r"import (\w+) as \1", (folder / "__init__.py").read_text(encoding="utf-8"))
-    return sorted(found[cls] for cls in public if found[cls].startswith(incomplete))
+    names = {*(found[cls] for cls in public), *(p.name for p in plugins.of("polyfed.methods"))}
+    return sorted(name for name in names if name.startswith(incomplete))
 
 
 def data(incomplete: str) -> list[str]:

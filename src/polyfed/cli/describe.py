@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from polyfed.base.plugins import Plugin
 from polyfed.base.settings import kebab, settings_of
 from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.runs.rehearsal import counted
@@ -22,14 +23,21 @@ def overview() -> RenderableType:
     import polyfed.algorithms  # noqa: F401  (registers them)
 
     methods, yards = _columns("name", "what it does", "sent per round, in vectors of p numbers"), _columns("name", "")
+    refused = REGISTRY.gather()
     for name, cls in sorted(REGISTRY.items()):
-        row = Text(name, "cyan"), Text(sections(cls)["summary"])
+        row = Text(name, "cyan"), Text.assemble(sections(cls)["summary"], package(REGISTRY.origin(name)))
         if issubclass(cls, Yardstick):
             yards.add_row(*row)
         else:
             methods.add_row(*row, Text(counted(cls()).words()))
     head = Text("\nYardsticks: rows of a comparison like any method, which send nothing\n", "bold")
-    return Group(methods, head, yards, Text("\nMore on one of them: polyfed algorithms NAME", "dim"))
+    lines = [Text(f"\n{line}", "red") for line in refused]
+    return Group(methods, head, yards, *lines, Text("\nMore on one of them: polyfed algorithms NAME", "dim"))
+
+
+def package(plugin: Plugin | None) -> tuple[str, str]:
+    """The installed package that brings a row of a listing, behind what it is; nothing where it is polyfed."""
+    return ("" if plugin is None else f"  ({plugin})", "dim")
 
 
 def _columns(*headers: str) -> Table:
@@ -46,6 +54,8 @@ def portrait(name: str) -> RenderableType:
     cls = REGISTRY.find(name)
     found = sections(cls)
     parts: list[RenderableType] = [Text(f"{cls.__name__}  ({name})", "bold"), Text(found["summary"])]
+    if (plugin := REGISTRY.origin(name)) is not None:
+        parts.append(Text(f"From the installed package {plugin}.", "dim"))
     if found["body"]:
         parts += [Text(), Text(found["body"])]
     parts += [Text("\nSettings", "bold"), _settings(cls, found["Parameters"])]

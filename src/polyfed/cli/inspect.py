@@ -10,7 +10,9 @@ from rich.text import Text
 
 from polyfed.base.errors import ConfigError
 from polyfed.cli.console import stdout
-from polyfed.data import about, names
+from polyfed.cli.describe import package
+from polyfed.data import about
+from polyfed.data.datasets import LOADERS
 from polyfed.data.federation import Federation
 from polyfed.data.fetch import HOMES
 from polyfed.data.readers import client_files
@@ -30,9 +32,12 @@ def catalogue() -> RenderableType:
     table.add_column("name", no_wrap=True)
     table.add_column("what it is")
     table.add_column("fetch", no_wrap=True)
-    for name in names():
-        table.add_row(Text(name, "cyan"), Text(about(name).splitlines()[0]), "yes" if name in HOMES else "")
-    return Group(table, Text("\nAny folder of CSV or npz files, one per client, is a data set too.", "dim"))
+    refused = LOADERS.gather()
+    for name in sorted(LOADERS):
+        what = Text.assemble(about(name).partition("\n")[0], package(LOADERS.origin(name)))
+        table.add_row(Text(name, "cyan"), what, "yes" if name in HOMES else "")
+    note = Text("\nAny folder of CSV or npz files, one per client, is a data set too.", "dim")
+    return Group(table, *(Text(f"\n{line}", "red") for line in refused), note)
 
 
 def show(experiment: Experiment, out: Path | None) -> None:
@@ -59,7 +64,7 @@ def show(experiment: Experiment, out: Path | None) -> None:
 def tables_of(experiment: Experiment) -> Table | None:
     """The CSV files of an experiment on a folder of them, read but not judged."""
     place = Path(experiment.data.name)
-    if experiment.data.name in names() or not place.exists():
+    if LOADERS.knows(experiment.data.name) or not place.exists():
         return None
     paths = [place] if place.is_file() else client_files(place)
     if not all(p.suffix.lower() == ".csv" for p in paths):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,11 +42,12 @@ def regress(
 
     [dim]polyfed regress hospitals/ --model cox --time days --event died[/dim]
     """
-    from polyfed import clinical
+    from polyfed.base import plugins
     from polyfed.base.errors import ConfigError
     from polyfed.cli.console import show_table, stdout
     from polyfed.runs.ownership import put_out, spare
 
+    clinical = plugins.behind("regress", "polyfed_clinical")
     forms = {".csv": "csv", ".html": "html", ".md": "markdown", ".tex": "latex"}
     if out is not None and out.suffix not in forms:
         raise ConfigError(f"--out: found {str(out)!r}, expected a name ending in {', '.join(forms)}")
@@ -69,9 +71,8 @@ def regress(
     table = found.table()
     show_table(table)
     if out is not None and out.suffix == ".html":
-        from polyfed.clinical.page import write_page
-
-        stdout.print(f"report: {write_page(found, out)}", soft_wrap=True, markup=False)
+        written = import_module(f"{clinical.__name__}.page").write_page(found, out)
+        stdout.print(f"report: {written}", soft_wrap=True, markup=False)
     elif out is not None:
         put_out(out, str(table.to(forms[out.suffix])).encode())
         stdout.print(f"table: {out}", soft_wrap=True, markup=False)
@@ -86,7 +87,7 @@ def federation(data: str) -> "Federation":
 
     if (Path(data) / "config.toml").exists():
         return Run.open(data).federation
-    raw: dict[str, Any] = {"standardise": None} if data in LOADERS and "standardise" in options(data) else {}
+    raw: dict[str, Any] = {"standardise": None} if LOADERS.knows(data) and "standardise" in options(data) else {}
     return load(data, **raw).partition(test_fraction=0.0)
 
 

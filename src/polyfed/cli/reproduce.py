@@ -10,8 +10,8 @@ from typer import Argument, Option
 from polyfed.cli import options as o
 
 if TYPE_CHECKING:
-    from polyfed.papers import Outcome, Recipe
-    from polyfed.papers.recipe import Size
+    from polyfed.recipes import Outcome, Recipe
+    from polyfed.recipes.recipe import Size
 
 
 def reproduce(
@@ -46,9 +46,9 @@ def reproduce(
     from polyfed.base.errors import ConfigError
     from polyfed.cli.console import Show, stdout
     from polyfed.data.datasets import default_dir
-    from polyfed.papers import Bench, find
-    from polyfed.papers.recipe import estimate, write
-    from polyfed.papers.record import load, pack, unpack
+    from polyfed.recipes import Bench, find
+    from polyfed.recipes.recipe import estimate, write
+    from polyfed.recipes.record import load, pack, unpack
     from polyfed.runs import ownership as files
     from polyfed.runs import stop
 
@@ -129,24 +129,28 @@ def _seeds(given: str | None, default: int) -> list[int]:
 
 def _list() -> int:
     from polyfed.cli.console import show_table, stdout
-    from polyfed.papers import load
+    from polyfed.cli.describe import package
+    from polyfed.recipes import gather, origin
     from polyfed.report import Table
     from polyfed.report.table import Cell
 
     def time(r: "Recipe", scale: "Size") -> Cell:
         return Cell(minutes(r.minutes[scale]).replace(" ", "\u00a0"))  # never broken over lines
 
+    known, broken = gather()
     rows = [
         (
             Cell("\n".join((r.name, *r.also))),
             time(r, "small"),
             time(r, "paper"),
-            Cell(r.title),
+            Cell(r.title + package(origin(r))[0]),
             Cell(", ".join(r.data) or "–"),
         )
-        for r in load().values()
+        for r in known.values()
     ]
     show_table(Table("Recipes", ("recipe<", "small", "paper", "what<", "data<"), tuple(rows)))
+    for line in broken:
+        stdout.print(f"\n{line}", style="red", markup=False)
     stdout.print(
         "\nsmall, paper: about how long; small on two cores, paper on the machine that a recipe names first. "
         "Names in one row are one recipe. "
@@ -166,7 +170,7 @@ def minutes(count: float) -> str:
 
 def _say_before(r: "Recipe", scale: Any, seeds: list[int], takes: float | None) -> None:
     from polyfed.cli.console import show_table, stdout
-    from polyfed.papers.recipe import settings_table
+    from polyfed.recipes.recipe import settings_table
 
     stdout.print(f"[bold]{r.name}[/bold]: {r.title}")
     stdout.print(r.about, markup=False)
@@ -197,7 +201,7 @@ def _interrupted(folder: Path, status: int) -> int:
 
 def _say_after(outcome: "Outcome", page: Path) -> None:
     from polyfed.cli.console import show_table, stdout
-    from polyfed.papers.recipe import claims_table
+    from polyfed.recipes.recipe import claims_table
 
     for table in outcome.tables:
         stdout.print()

@@ -56,7 +56,7 @@ def verify(
 
     if run.is_file():
         from polyfed.data.datasets import default_dir
-        from polyfed.papers import record
+        from polyfed.recipes import record
 
         record.verify(run, only, data_dir or default_dir(), tell)
         return 0 if equal else 1

@@ -36,7 +36,13 @@ __all__ = [
 
 SMALL = 1 << 20  # numbers, of a server's state that is made to see what it is like
 
-REGISTRY: Registry[type["Algorithm"]] = Registry("algorithm.name")
+
+def _is_method(thing: Any) -> bool:
+    return isinstance(thing, type) and issubclass(thing, Algorithm)
+
+
+METHODS = ("polyfed.methods", "a class that derives from polyfed.Algorithm", _is_method)
+REGISTRY: Registry[type["Algorithm"]] = Registry("algorithm.name", group=METHODS)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from polyfed.base import settings
+from polyfed.base import plugins, settings
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, DataError, PolyfedError, closest
 from polyfed.data import prepare, readers, synthetic
@@ -25,7 +25,8 @@ from polyfed.data.tiny_imagenet import read_folder
 # the registry
 
 Loader = Callable[..., Dataset]
-LOADERS: settings.Registry[Loader] = settings.Registry("data.name", DataError)
+ADDED = ("polyfed.data", "a function of data_dir and options that returns a polyfed.data.Dataset", callable)
+LOADERS: settings.Registry[Loader] = settings.Registry("data.name", DataError, ADDED)
 SEED = Annotated[int, settings.Limits(ge=0, lt=2**32)]
 Normalise = bool | Literal["half"]
 Standardise = Literal["pooled", "client"] | None
@@ -137,19 +138,20 @@ def load(
         A setting of the columns is wrong.
     """
     text = str(name)
-    if text not in LOADERS and (isinstance(name, Path) or os.sep in text or "/" in text or os.path.exists(text)):
+    if not LOADERS.knows(text) and (isinstance(name, Path) or os.sep in text or "/" in text or os.path.exists(text)):
         columns = _columns(text, _snake(options), DataError)
         return replace(_folder(Path(text), columns, without), options=columns.given)
     loader = LOADERS.find(text)
     checked = _options(loader, options, text)
-    loaded = loader(Path(data_dir) if data_dir is not None else default_dir(), **checked)
-    return replace(loaded, options=checked)
+    with plugins.blamed(LOADERS.origin(text), f"data.name: {text}", DataError):
+        loaded = loader(Path(data_dir) if data_dir is not None else default_dir(), **checked)
+        return replace(loaded, options=checked)
 
 
 def check_options(name: str, options: Mapping[str, Any], refusal: type[PolyfedError] = DataError) -> None:
     """Raise `refusal` for the first option that a named data set, or a folder, does not take."""
-    if name in LOADERS:
-        _options(LOADERS[name], options, name, refusal)
+    if LOADERS.knows(name):
+        _options(LOADERS.find(name), options, name, refusal)
     else:
         _columns(name, _snake(options), refusal)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from polyfed.base.errors import ConfigError, closest
-from polyfed.base.settings import found, parse, shown
+from polyfed.base.settings import Registry, found, parse, shown
 from polyfed.metrics import terms
 from polyfed.metrics.metric import Metric, Seen, written
 
@@ -264,7 +264,19 @@ _ALL = (
            decimals=3, lacks="no two patients to compare", span=1.0, classwise=True),
     LOSS,
 )  # fmt: skip
-KNOWN = {m.name: m for m in _ALL}
+
+
+def _named_well(name: str) -> bool:
+    """Whether files and tables can hold a metric of this name."""
+    return bool(NAME.fullmatch(name)) and name not in TAKEN + FILED and not name.endswith("_bytes")
+
+
+def _is_metric(thing: Any) -> bool:
+    return isinstance(thing, Metric) and _named_well(thing.name)
+
+
+KNOWN: Registry[Metric] = Registry("metrics", group=("polyfed.metrics", "a polyfed.Metric", _is_metric))
+KNOWN.update({m.name: m for m in _ALL})
 UNDEFINED = "one class, or a value that scikit-learn does not define"
 Metrics = str | Metric | Callable[..., Any] | Sequence[Any]
 
@@ -298,7 +310,7 @@ def _one(item: Any) -> Metric:
         metric = Metric(getattr(item, "__name__", type(item).__name__), compute=partial(_called, item))
     else:
         raise ConfigError(f"metrics: {found(item, 'a name such as auc, a polyfed.Metric or a function')}")
-    if not NAME.fullmatch(metric.name) or metric.name in TAKEN + FILED or metric.name.endswith("_bytes"):
+    if not _named_well(metric.name):
         raise ConfigError(
             f"metrics: found the name {shown(metric.name)}, expected letters, digits and . : + _ -; "
             "polyfed.Metric(name, compute=...) gives another"
@@ -323,8 +335,8 @@ def _called(function: Callable[[Tensor, Tensor], Any], seen: Seen) -> Any:
 def named(text: str) -> Metric:
     """The metric of a name: `auc`, `pinball:0.9`, or that of a scikit-learn scorer. Raises ConfigError."""
     name, values, settings = parse(text, "metrics")
-    if text in KNOWN:
-        return KNOWN[text]
+    if KNOWN.knows(text):
+        return KNOWN.find(text)
     if name in ("pinball", "ece") and len(values) == 1 and not settings:
         return _set(name, values[0], text)
     if name in KNOWN:
@@ -332,8 +344,8 @@ def named(text: str) -> Metric:
         raise ConfigError(f"metrics: found {shown(text)}; {takes}")
     if text in (scorers := _module().get_scorer_names()):
         return Metric(text, compute=partial(_scored, text), decimals=3, lacks=UNDEFINED)
-    near = closest(text, [*KNOWN, *scorers])
-    known = ", ".join(KNOWN)
+    names = dict.fromkeys([*KNOWN, *KNOWN.names()])
+    near, known = closest(text, [*names, *scorers]), ", ".join(names)
     raise ConfigError(f"metrics: found {shown(text)}{near}, expected one of {known}, or a scikit-learn scorer")
 
 

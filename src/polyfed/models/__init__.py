@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from polyfed.base import arguments, settings
+from polyfed.base import arguments, plugins, settings
 from polyfed.base.errors import ModelError
 from polyfed.models.cnn import cnn, lenet
 from polyfed.models.groupnorm import replace_batchnorm
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 __all__ = ["about", "build", "default", "names", "options", "replace_batchnorm"]
 
-MODELS: settings.Registry[Callable[..., nn.Module]] = settings.Registry("model.name")
+ADDED = ("polyfed.models", "a function of input_shape, outputs and options that returns an nn.Module", callable)
+MODELS: settings.Registry[Callable[..., nn.Module]] = settings.Registry("model.name", group=ADDED)
 for _maker in (linear, mlp, cnn, lenet, resnet18):
     MODELS.add(_maker.__name__, _maker)
 
 
 def names() -> tuple[str, ...]:
     """The names that `build` knows."""
-    return tuple(MODELS)
+    return tuple(MODELS.names())
 
 
 @arguments.checked
@@ -47,7 +48,7 @@ def about(name: str) -> str:
     str
         The first line of its docstring.
     """
-    return (MODELS.find(name).__doc__ or "").strip().splitlines()[0]
+    return (MODELS.find(name).__doc__ or name).strip().partition("\n")[0]
 
 
 @arguments.checked
@@ -106,7 +107,11 @@ def build(name: str, input_shape: tuple[int, ...], outputs: int, seed: int = 0, 
         raise ModelError(f"model {name!r} needs at least one output, found {outputs}")
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
-        return maker(shape, outputs, **checked)
+        with plugins.blamed(MODELS.origin(name), f"model.name: {name}", ModelError):
+            made = maker(shape, outputs, **checked)
+    if not isinstance(made, nn.Module):
+        raise ModelError(f"model.name: {name} made a {type(made).__name__}, expected an nn.Module")
+    return made
 
 
 @arguments.checked

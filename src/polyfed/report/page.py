@@ -319,7 +319,7 @@ def _settings(study: Study) -> str:
     flat = {label: _flat(study.of(label)[0].config) for label in study.labels}
     keys = dict.fromkeys(k for f in flat.values() for k in f)
     differ = [k for k in keys if len({json.dumps(f.get(k), default=str) for f in flat.values()}) > 1]
-    differ = [k for k in differ if k != "seed" and not k.startswith(("plan.", "versions."))]
+    differ = [k for k in differ if k != "seed" and not k.startswith(("plan.", "versions.", "packages"))]
     parts = []
     if differ:
         rows = tuple((Cell(k), *(Cell(_value(f.get(k))) for f in flat.values())) for k in differ)

@@ -12,7 +12,7 @@ from torch import nn
 from polyfed.base.errors import ConfigError, DataError, closest
 from polyfed.compute.augment import augmentation
 from polyfed.data.dataset import Dataset
-from polyfed.data.datasets import check_options, load, names, options
+from polyfed.data.datasets import LOADERS, check_options, load, names, options
 from polyfed.data.federation import Federation
 from polyfed.data.partition import parse
 from polyfed.runs.config import Experiment, Method, Model, Settings, delays_at, model_table
@@ -37,12 +37,12 @@ class Parts:
     def dataset(self) -> Dataset:
         """The data set, before it is divided among clients."""
         d = self._asked.data
-        if d.name not in names() and "/" not in d.name and not os.path.exists(d.name):
+        if not LOADERS.knows(d.name) and "/" not in d.name and not os.path.exists(d.name):
             known = f"known: {', '.join(names())}, or a folder"
             raise ConfigError(f"data.name: unknown data set {d.name!r}{closest(d.name, names())}; {known}")
         check_options(d.name, d.options, ConfigError)
         columns = self._asked.columns.given
-        if columns and d.name in names():
+        if columns and LOADERS.knows(d.name):
             key = next(iter(columns)).replace("_", "-")
             own = f"; set data.options.{key}" if key in options(d.name) else ""
             raise ConfigError(f"columns.{key}: for folders of CSV files; {d.name} knows its columns{own}")
@@ -117,7 +117,7 @@ class Parts:
         local_steps_of(e.settings.local_steps, fed.names)  # what only the data can tell is said before a run begins
         augmentation(e.settings.augment, fed.input_shape)
         test = str(fed.meta["test"]).partition(":")[0]
-        name = e.data.name if e.data.name in names() else str(Path(e.data.name).resolve())
+        name = e.data.name if LOADERS.knows(e.data.name) else str(Path(e.data.name).resolve())
         data = dataclasses.replace(e.data, name=name, partition=how, clients=clients, test=test)
         model = e.model
         if model.file is not None:

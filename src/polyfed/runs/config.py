@@ -21,13 +21,15 @@ from polyfed.base.errors import ConfigError, closest
 from polyfed.base.settings import found, is_list, is_table, kebab, parse, plain, shown, value_of
 from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.core.algorithm import check as check_algorithm
+from polyfed.models import MODELS
 from polyfed.runs.check import Where, read_table, table_of
+from polyfed.runs.packages import installed, packages
 from polyfed.runs.training import Columns, Data, Model, Settings
 from polyfed.runs.userfile import algorithms_of
 
 COMPARED = ("local", "fedavg", "ditto")  # what is compared when no method is named
 TABLES = ("data", "columns", "model", "algorithm", "algorithms")
-INFORMATION = ("plan", "versions")  # tables of a run's config.toml that decide nothing
+INFORMATION = ("plan", "versions", "packages")  # tables of a run's config.toml that decide nothing
 
 
 # What `polyfed run` does without arguments: the hospitals, cut as in FLamby (two thirds to train), each method
@@ -98,7 +100,15 @@ class Experiment:
         """The whole experiment as an experiment file."""
         tables = {"data": self.data.dump(), "model": model_table(self.model)}
         tables |= {"columns": found} if (found := self.columns.dump()) else {}
+        tables |= {"packages": [*added]} if (added := self.packages()) else {}
         return self.settings.dump() | {"seeds": self.seeds} | tables | {"algorithms": [m.table() for m in self.methods]}
+
+    def packages(self) -> dict[str, str]:
+        """The installed packages beside polyfed that it needs, and their versions."""
+        methods = [m.algorithm for m in self.methods]
+        if self.model.file is None and self.model.name is not None:
+            MODELS.find(self.model.name)  # which looks among the packages
+        return packages(methods, self.data.name, self.model.name, self.settings.metrics)
 
 
 def model_of(table: Mapping[str, Any], where: Where) -> Model:
@@ -257,6 +267,7 @@ def _chosen(layers: Mapping[str, Any], typed: list[dict[str, Any]], over: dict[s
 
 def _of_this_program(given: dict[str, Any], file: Path) -> dict[str, Any]:
     """Without what a run's config.toml only reports; refuses that of a run whose data came from a Python program."""
+    installed(given.get("packages", []), f"{file}: packages")
     given = {k: v for k, v in given.items() if k not in INFORMATION}
     data, model = given.get("data"), given.get("model")
     if is_table(data) and is_list(data.get("sites")):
@@ -312,7 +323,7 @@ def _method(
             raise ConfigError(f"{file}: holds {', '.join(found) or 'no method'}; name one with algorithm.name")
         name = name or found[0]
     if name is None:
-        raise ConfigError(f"{where('algorithm')}: found no name, expected one of {', '.join(sorted(REGISTRY))}")
+        raise ConfigError(f"{where('algorithm')}: found no name, expected one of {', '.join(REGISTRY.names())}")
     cls = REGISTRY.find(name)
     keys = {kebab(f.name) for f in dataclasses.fields(cls)}
     values = {k: v for k, v in shared.items() if k in keys}

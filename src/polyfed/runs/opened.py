@@ -43,6 +43,7 @@ from polyfed.runs.check import Where, read_table
 from polyfed.runs.config import INFORMATION, TABLES, Settings, model_of, resolve
 from polyfed.runs.fit import fit
 from polyfed.runs.folder import client_model
+from polyfed.runs.packages import installed
 from polyfed.runs.result import Run
 from polyfed.runs.resume import digest
 from polyfed.runs.steps import local_steps_of
@@ -185,6 +186,7 @@ class Opened(Run):
     @cached_property
     def algorithm(self) -> Algorithm:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The method."""
+        installed(self.settings.get("packages", []), f"{self._at / 'config.toml'}: packages")
         table = dict(self._state[1]["fingerprint"]["algorithm"])
         file = table.pop("file", None)
         if file is not None:

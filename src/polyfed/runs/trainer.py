@@ -38,6 +38,7 @@ from polyfed.engines.local import LocalEngine, check_rows, cores, make_plan, mak
 from polyfed.runs.folder import RunFolder, versions
 from polyfed.runs.history import grouping, record
 from polyfed.runs.measured import Measured
+from polyfed.runs.packages import packages
 from polyfed.runs.rehearsal import check_optimizer, check_robust, sums
 from polyfed.runs.result import Run, splits
 from polyfed.runs.resume import continue_from, digest
@@ -206,7 +207,10 @@ class Trainer:
         for key, value in self.describe.items():
             known = settings.get(key)
             settings[key] = known | value if isinstance(known, dict) and isinstance(value, dict) else value
-        return settings
+        names = (settings[table].get("name") for table in ("data", "model"))
+        added = packages([self.algorithm], *names, self.training.metrics)
+        settings["versions"] |= added
+        return settings | {"packages": list(added) or None}
 
 
 def _checked(

@@ -14,13 +14,14 @@ What goes wrong comes back as {"error": one line}, without paths and cells of th
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from polyfed.base import plugins
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import DataError, PolyfedError, RunError
 from polyfed.compute.augment import augmentation
@@ -344,9 +345,11 @@ class Begun:
         return head + "".join(f"| {' | '.join(row)} |\n" for row in table)
 
 
-def versions() -> dict[str, str]:
-    """Of what must be the same at server and sites."""
-    return {package: version_of(package) for package in ("polyfed", "torch")}
+def versions(added: Iterable[str] = ()) -> dict[str, str]:
+    """Of what must be the same at server and sites. added: packages of the method, the model and the metrics"""
+    known = plugins.versions()
+    found = {package: version_of(package) for package in ("polyfed", "torch")}
+    return found | {package: known.get(package, "not installed") for package in added}
 
 
 def digest(w: torch.Tensor) -> str:
@@ -355,9 +358,10 @@ def digest(w: torch.Tensor) -> str:
 
 
 def _same_versions(there: Mapping[str, str], name: str) -> None:
-    for package, mine in versions().items():
+    for package, mine in versions(there.keys() - versions()).items():
         if there.get(package) != mine:
-            raise RunError(f"{name}: has {package} {mine}, the server has {there.get(package)}; install the same")
+            has = f"has {package} {mine}" if mine != "not installed" else f"{package} is not installed"
+            raise RunError(f"{name}: {has}, the server has {there.get(package)}; install the same")
 
 
 def _columns(head: Mapping[str, Any]) -> Columns:

@@ -181,7 +181,7 @@ def _only(e: Experiment) -> Method:
         raise ConfigError(f"algorithm.name: {method.algorithm.name} is a yardstick, which needs no sites")
     for what, found in (("algorithm.file", method.file), ("model.file", e.model.file), ("attack", s.attack)):
         if found is not None:
-            raise ConfigError(f"{what}: not with sites, which run polyfed's own methods and models only")
+            raise ConfigError(f"{what}: not with sites, which run what is installed there; install it as a package")
     return method
 
 
@@ -207,7 +207,7 @@ def _experiment(e: Experiment, method: Method, names: Sequence[str]) -> dict[str
     needs = ["labels"] if s.class_weights == "balanced" else []
     needs += ["pooled"] if e.columns.standardise in (None, "pooled") else []
     return {
-        "versions": versions(),
+        "versions": versions(e.packages()),
         "experiment": e.name,
         "training": training,
         "algorithm": method.table(),

@@ -1,8 +1,0 @@
-"""The regressions that clinical studies report, fitted across sites to the digits of a pooled fit: logistic, Poisson,
-linear and stratified Cox, with standard errors, intervals, heterogeneity and the meta-analysis beside it.
-"""
-
-from polyfed.clinical.models import concordance as concordance
-from polyfed.clinical.models import loss as loss
-from polyfed.clinical.regression import fit as fit
-from polyfed.clinical.summary import ClinicalFit as ClinicalFit

@@ -1,0 +1,47 @@
+"""Recipes: experiments of papers, our figures beside the printed ones, with every claim and whether it holds here.
+
+A recipe is a function that takes a `Bench` and returns an `Outcome`; `recipe.py` has the parts it is made of. Packages
+bring recipes by the entry point group `polyfed.recipes`, each a module that registers them when it is imported.
+"""
+
+from polyfed.base import plugins
+from polyfed.base.errors import ConfigError, PolyfedError, closest
+from polyfed.recipes.recipe import RECIPES, Bench, Claim, Outcome, Recipe, Setting, recipe
+
+__all__ = ["RECIPES", "Bench", "Claim", "Outcome", "Recipe", "Setting", "find", "gather", "load", "origin", "recipe"]
+
+GROUP = "polyfed.recipes"
+
+
+def gather() -> tuple[dict[str, Recipe], list[str]]:
+    """All recipes by name, paper by paper; and a line for each package that cannot be loaded."""
+    packages, broken = plugins.of(GROUP), list[str]()
+    if not packages:
+        raise ConfigError(f"polyfed reproduce {plugins.missing('polyfed_papers')}")
+    for plugin in packages:
+        try:
+            plugin.load()
+        except PolyfedError as e:
+            broken.append(str(e))
+    return dict(sorted(RECIPES.items(), key=lambda item: (item[0].split("/")[0], item[1].order))), broken
+
+
+def load() -> dict[str, Recipe]:
+    """All recipes by name, paper by paper."""
+    return gather()[0]
+
+
+def origin(r: Recipe) -> plugins.Plugin | None:
+    """The installed package that a recipe is from; None for one that comes with polyfed."""
+    root = r.run.__module__.partition(".")[0]
+    return next((p for p in plugins.of(GROUP) if p.root == root and p.package != plugins.OURS), None)
+
+
+def find(name: str) -> Recipe:
+    """One recipe, by its name or one that it also answers to. Raises ConfigError with the nearest name."""
+    known, broken = gather()
+    names = {n: r for r in known.values() for n in (r.name, *r.also)}
+    if name not in names:
+        text = f"unknown recipe {name!r}{closest(name, names)}; polyfed reproduce lists all {len(known)}"
+        raise ConfigError("; ".join([text, *broken]))
+    return names[name]

@@ -1,0 +1,564 @@
+"""What a recipe is made of. It runs through a `Bench`, which keeps everything that is finished in the recipe's folder,
+so that a second call continues where the first was cut off, and ends in an `Outcome`.
+"""
+
+import json
+import re
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+import pandas as pd
+import tomli_w
+
+from polyfed.base.errors import ConfigError, RunError
+from polyfed.base.settings import kebab
+from polyfed.core.algorithm import Algorithm
+from polyfed.engines.local import pick_device
+from polyfed.metrics.metric import mean_of
+from polyfed.report import intervals
+from polyfed.report.style import save, write_atomically
+from polyfed.report.table import Cell, Table
+from polyfed.runs.fit import fit
+from polyfed.runs.ownership import unsealed
+from polyfed.runs.result import Run
+from polyfed.runs.stop import interruptions
+from polyfed.studies import parallel
+from polyfed.studies.compare import Comparison, Result, Watch, compare, config_of
+from polyfed.studies.tune import Tuned, tune
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+T = TypeVar("T")
+F = TypeVar("F", Run, Tuned, Comparison)
+Size = Literal["small", "middle", "paper"]
+SIZES: tuple[Size, ...] = ("small", "paper")  # that every recipe has
+Source = Literal["paper", "code", "ours"]
+
+
+class Setting(NamedTuple):
+    """One choice of an experiment and whose it is: the paper's text, the authors' released code, or ours."""
+
+    key: str
+    value: str
+    source: Source
+
+
+def without(settings: Sequence[Setting], *keys: str) -> tuple[Setting, ...]:
+    """Settings but for those that a recipe has its own way. Every key must be there, so that none is left by a typo."""
+    assert not (unknown := set(keys) - {s.key for s in settings}), unknown
+    return tuple(s for s in settings if s.key not in keys)
+
+
+class Claim(NamedTuple):
+    """One statement of a paper and what we found. holds: None where our runs do not decide it."""
+
+    text: str
+    holds: bool | None
+    evidence: str
+
+    @property
+    def verdict(self) -> str:
+        return {True: "holds", False: "does not hold", None: "undecided"}[self.holds]
+
+
+@dataclass
+class Outcome:
+    """What a recipe found. figures: file name without ending -> figure"""
+
+    tables: list[Table] = field(default_factory=list)
+    figures: dict[str, "Figure"] = field(default_factory=dict)
+    claims: list[Claim] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An experiment of a paper.
+
+    name: paper/experiment     title: what it is in the paper
+    settings: of one size
+    minutes: about how long each size takes, on two cores (small) and on `machine` (paper)
+    data: data sets that it reads from a data folder; () where everything ships with polyfed
+    also: other names that it answers to, in full, such as those of a paper's tables that are one experiment
+    middle: whether it has a size in between; how long that takes is estimated by a `Pilot` before it starts
+    recorded: whether a record has all that it reads of its runs; not where it needs every test sample's scores
+    """
+
+    name: str
+    title: str
+    run: Callable[["Bench"], Outcome]
+    settings: Callable[[Size], Sequence[Setting]]
+    minutes: Mapping[Size, float]
+    machine: str = "two cores"
+    data: tuple[str, ...] = ()
+    seeds: int = 3
+    also: tuple[str, ...] = ()
+    order: int = 0
+    middle: bool = False
+    recorded: bool = True
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        return ("small", "middle", "paper") if self.middle else SIZES
+
+    @property
+    def about(self) -> str:
+        """What it shows: the function's docstring."""
+        return " ".join((self.run.__doc__ or "").split())
+
+
+RECIPES: dict[str, Recipe] = {}
+
+
+def recipe(
+    name: str,
+    title: str,
+    *,
+    minutes: tuple[float, float],
+    settings: Callable[[Size], Sequence[Setting]],
+    machine: str = "two cores",
+    data: tuple[str, ...] = (),
+    seeds: int = 3,
+    also: tuple[str, ...] = (),
+    middle: bool = False,
+    recorded: bool = True,
+) -> Callable[[Callable[["Bench"], Outcome]], Callable[["Bench"], Outcome]]:
+    """Register the function below as a recipe. minutes: (small, paper)"""
+
+    def add(run: Callable[[Bench], Outcome]) -> Callable[[Bench], Outcome]:
+        times = dict(zip(SIZES, minutes, strict=True))
+        order, other = len(RECIPES), RECIPES.get(name)
+        if other is not None and other.run.__module__ != run.__module__:
+            where = " and ".join(f"{r.__qualname__} of {r.__module__}" for r in (other.run, run))
+            raise ConfigError(f"recipe: found {name!r} twice, {where}, expected one name for each")
+        RECIPES[name] = Recipe(
+            name, title, run, settings, times, machine, data, seeds, also, order, middle, recorded
+        )  # fmt: skip
+        return run
+
+    return add
+
+
+def whole(found: F) -> F:
+    """What was trained to its end; Ctrl-C that cut it short ends the recipe."""
+    if found.status == "interrupted":
+        raise KeyboardInterrupt
+    return found
+
+
+class Bench:
+    """Where a recipe runs: its size, seeds and folder, and the memory of what is already done.
+
+    scale: "small", "middle" or "paper"     seeds: of data, start and cohorts     data_dir: folder of data sets
+    rehearse: cut every run to one round, to see that all is in place; the figures then mean nothing
+    record: the record (see record.py) that the folder was made from
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        scale: Size = "small",
+        seeds: int | Sequence[int] = 3,
+        data_dir: str | Path | None = None,
+        device: str = "auto",
+        watch: Watch | None = None,
+        rehearse: bool = False,
+        record: Path | None = None,
+    ):
+        self.folder, self.data_dir, self.device, self.rehearse = folder, data_dir, device, rehearse
+        self.record = record
+        self.scale: Size = scale
+        self.seeds = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+        self.watch = watch or Watch()
+
+    @property
+    def small(self) -> bool:
+        return self.scale == "small"
+
+    def pick(self, small: Any, paper: Any, middle: Any = None) -> Any:
+        """The value for this size; the middle one's is the paper's unless it has one of its own."""
+        if self.scale == "middle" and middle is not None:
+            return middle
+        return small if self.small else paper
+
+    def under(self, seeds: Sequence[int]) -> "Bench":
+        """The same bench with other seeds."""
+        other = copy(self)
+        other.seeds = list(seeds)
+        return other
+
+    def rounds(self, small: int, paper: int, middle: int | None = None) -> int:
+        """Rounds for this size, one in a rehearsal."""
+        count = self.pick(small, paper, middle)
+        return min(count, 1) if self.rehearse else count
+
+    def compare(
+        self,
+        key: str,
+        model: Any,
+        federation: Any,
+        algorithms: Mapping[str, Algorithm] | Callable[[int], Mapping[str, Algorithm]],
+        *,
+        seeds: Sequence[int] | None = None,
+        **settings: Any,
+    ) -> Comparison:
+        """`polyfed.compare` in the folder `key`; finished runs are read back. Ctrl-C ends the recipe, resumable.
+
+        algorithms: {label: algorithm}, or a function of the seed (a lambda that was tuned for each)
+        """
+        if callable(algorithms):
+            parts = self.each(
+                key,
+                lambda s: self.compare(f"{key}/seed{s}", model, federation, algorithms(s), seeds=[s], **settings),
+            )
+            return joined(parts)
+        which = list(self.seeds if seeds is None else seeds)
+        config = self.check(key, algorithms, which, settings)
+        found = compare(
+            model, federation, algorithms, seeds=which, out=self.folder / key, resume=True, keep=False,
+            watch=self.watch, config=config, report=False, **{"device": self.device, **settings},
+        )  # fmt: skip
+        return whole(found)
+
+    def check(
+        self, key: str, algorithms: Mapping[str, Algorithm], seeds: Sequence[int], settings: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """What comparison.toml of the folder `key` is to hold; refused where it holds something else."""
+        settings = {"device": self.device, **settings}
+        plain = {kebab(k): v for k, v in settings.items() if isinstance(v, int | float | str)}
+        config = config_of(algorithms, list(seeds), plain) | {"traced": _traced(settings)}
+        same_experiment(self.folder / key, config, self.record)
+        return config
+
+    def fit(self, model: Any, federation: Any, method: Algorithm, *, rounds: int, **settings: Any) -> Run:
+        """`polyfed.fit` on this bench's device. Ctrl-C ends the recipe."""
+        return whole(fit(model, federation, method, rounds=rounds, device=self.device, **settings))
+
+    def tune(self, model: Any, federation: Any, method: Algorithm, *, rounds: int, **settings: Any) -> Tuned:
+        """`polyfed.tune` on this bench's device. Ctrl-C ends the recipe."""
+        return whole(tune(model, federation, method, rounds=rounds, device=self.device, **settings))
+
+    def each(self, key: str, compute: Callable[[int], T]) -> list[T]:
+        """compute(seed) for every seed, as `all_of` does it. key: what is computed, for the progress display"""
+        return self.all_of([(key, seed, partial(compute, seed)) for seed in self.seeds])
+
+    def all_of(self, tasks: Sequence[tuple[str, int, Callable[[], T]]]) -> list[T]:
+        """What the tasks return, (label, seed, task) each. Where there is room, processes apart compute it side by side
+        beforehand: what takes long must be kept in the folder, by `once` or `compare`, and is then only read here.
+        """
+        room = parallel.room(pick_device(self.device).type)
+        if min(room, len(tasks)) == 1:
+            return [task() for _, _, task in tasks]
+
+        def apart(task: Callable[[], T]) -> None:
+            task()
+
+        watch, self.watch = self.watch, Watch()
+        watch.start(len(tasks))
+        try:
+            kept = [partial(apart, task) for _, _, task in tasks]
+            for k, _ in parallel.side_by_side(kept, room, lambda k: watch.begin(*tasks[k][:2])):
+                watch.end(Result(*tasks[k][:2], "finished"), resumed=False)
+            return [task() for _, _, task in tasks]
+        finally:
+            self.watch = watch
+
+    def by_seed(self, key: str, compute: Callable[[int], Any]) -> list[Any]:
+        """compute(seed), JSON-able, for every seed, each once."""
+        return self.each(key, lambda seed: self.once(f"{key}-seed{seed}", lambda: compute(seed)))
+
+    def once(self, key: str, compute: Callable[[], Any]) -> Any:
+        """A JSON-able value that is computed once and kept in the folder; not if Ctrl-C cut a run in it short."""
+        path = self.folder / "kept" / f"{key}.json"
+        if path.exists():
+            try:
+                return json.loads(path.read_text())
+            except ValueError:
+                raise RunError(f"{path}: damaged; delete it to compute it again") from None
+        before = interruptions()
+        value = compute()
+        if interruptions() > before:
+            raise KeyboardInterrupt
+        write_atomically(path, json.dumps(value, indent=1, default=_jsonable).encode())
+        return json.loads(path.read_text())
+
+
+class Pilot(Bench):
+    """A bench that trains three rounds of one method of each kind under one seed, and adds up how long all rounds of
+    all methods would take.
+
+    count: how many seeds are meant     seconds: of training alone, all rounds and seeds; evaluations come on top
+    """
+
+    seconds = 0.0
+    count = 1
+
+    def compare(self, key, model, federation, algorithms, *, seeds=None, **settings):  # pyright: ignore[reportIncompatibleMethodOverride]
+        methods = algorithms(self.seeds[0]) if callable(algorithms) else algorithms
+        short = settings | {"rounds": 3, "evaluate_every": 3 if settings.get("evaluate_every") else 0}
+        known: dict[type[Algorithm], tuple[float, Result]] = {}
+        for label, method in methods.items():
+            if type(method) not in known:
+                ends: list[float] = []
+                short["callbacks"] = (*settings.get("callbacks", ()), lambda _, ends=ends: ends.append(perf_counter()))
+                place = f"{key}-{label}"
+                found = super().compare(place, model, federation, {label: method}, seeds=self.seeds[:1], **short)
+                taken = ends[1] - ends[0] if len(ends) > 1 else 0.0  # the first round has what is done once
+                known[type(method)] = taken, found.results[0]
+            self.seconds += known[type(method)][0] * settings["rounds"] * len(seeds or range(self.count))
+        return Comparison([replace(known[type(m)][1], label=label) for label, m in methods.items()])
+
+    def fit(self, model, federation, method, *, rounds, **settings):
+        ends: list[float] = []
+        run = super().fit(
+            model, federation, method, rounds=min(rounds, 3), callbacks=[lambda _: ends.append(perf_counter())],
+            **settings,
+        )  # fmt: skip
+        self.seconds += (ends[1] - ends[0] if len(ends) > 1 else 0.0) * rounds
+        return run
+
+    def tune(self, model, federation, method, *, rounds, **settings):
+        short = min(rounds, 3)
+        found = super().tune(model, federation, method, rounds=short, **settings)
+        self.seconds += sum(row["seconds"] for row in found.rows) * rounds / short
+        return found
+
+    def each(self, key, compute):
+        before = self.seconds
+        found = [compute(seed) for seed in self.seeds]
+        self.seconds = before + (self.seconds - before) * self.count
+        return found
+
+
+def estimate(r: Recipe, scale: Size, seeds: Sequence[int], data_dir: str | Path | None, device: str) -> float:
+    """Minutes that a recipe takes here, from three rounds of every kind of method."""
+    with tempfile.TemporaryDirectory() as folder:
+        pilot = Pilot(Path(folder), scale, seeds[:1], data_dir, device)
+        pilot.count = len(seeds)
+        r.run(pilot)
+    return pilot.seconds / 60
+
+
+def _traced(settings: Mapping[str, Any]) -> list[str]:
+    """The settings that TOML cannot hold, as text, so that a changed one is noticed."""
+    odd = (f"{k}={v!r}" for k, v in settings.items() if not isinstance(v, int | float | str | None))
+    return sorted(re.sub(r" at 0x[0-9a-f]+", "", text) for text in odd)
+
+
+def same_experiment(place: Path, config: Mapping[str, Any], record: Path | None = None) -> None:
+    """Refuse to mix runs of two versions of a recipe in one folder, or from a record; seeds may be added."""
+    path = place / "comparison.toml"
+    if not path.exists():
+        return
+    before, config = unsealed(path), tomllib.loads(tomli_w.dumps(dict(config)))
+    for key in sorted({*before, *config} - {"seeds"}):
+        if before.get(key) != config.get(key):
+            if record is not None:
+                raise ConfigError(f"{record}: holds runs with another {key} than this version of the recipe has")
+            raise ConfigError(f"{place}: holds runs with another {key}; start again with --force or another --out")
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+
+
+def joined(parts: Iterable[Comparison]) -> Comparison:
+    """Several comparisons as one."""
+    return Comparison([r for part in parts for r in part.results])
+
+
+# ---- reading results ------------------------------------------------------------------------------------------------
+
+
+def metric_of(found: Comparison, label: str, column: str | None = None) -> np.ndarray:
+    """[seeds] the mean over clients of a column of clients.csv, the metric that leads by default; NaN if diverged."""
+    name = column or f"{found.split}_{found.metric}"
+    columns = (_column(r, name) for r in found.results if r.label == label)
+    return np.array([np.nan if c is None else mean_of(c) for c in columns], dtype=float)
+
+
+def _column(result: Result, name: str) -> np.ndarray | None:
+    """A column of clients.csv as numbers; None where there is none, or nothing in it."""
+    if result.clients is None or name not in result.clients.columns:
+        return None
+    values = np.array([np.nan if pd.isna(v) else float(v) for v in result.clients[name].tolist()])
+    return None if np.isnan(values).all() else values
+
+
+def grouping_of(found: Comparison, label: str) -> tuple[np.ndarray, np.ndarray]:
+    """([seeds] number of groups found, [seeds] adjusted Rand index against the true ones); NaN where there is none."""
+    from sklearn.metrics import adjusted_rand_score
+
+    numbers, scores = [], []
+    for r in (r for r in found.results if r.label == label):
+        assigned, true = _column(r, "assigned"), _column(r, "cluster")
+        numbers.append(np.nan if assigned is None else len(np.unique(assigned)))
+        scores.append(np.nan if assigned is None or true is None else adjusted_rand_score(true, assigned))
+    return np.array(numbers, dtype=float), np.array(scores, dtype=float)
+
+
+def curves(found: Comparison, split: str | None = None) -> pd.DataFrame:
+    """The evaluated rounds of all runs: label, seed, and the columns of `Run.history`, read from the run folders."""
+    split, parts = split or found.split, []
+    for r in found.results:
+        path = (r.folder or Path()) / "metrics.jsonl"
+        if r.folder is None or not path.exists():
+            continue
+        rows = [json.loads(line) for line in path.read_text().splitlines() if line]
+        frame = pd.DataFrame([row for row in rows if row["split"] == split])
+        parts.append(frame.assign(label=r.label, seed=r.seed))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+# ---- saying what was found ------------------------------------------------------------------------------------------
+
+
+def ours(values: Iterable[float], factor: float = 1.0, decimals: int = 2, mark: str = "") -> Cell:
+    """Mean and standard deviation over seeds as a cell."""
+    v = factor * np.asarray(list(values), dtype=float)
+    v = v[np.isfinite(v)]
+    if not len(v):
+        return Cell("–", {"mean": None, "std": None}, "quiet")
+    spread = float(v.std(ddof=1)) if len(v) > 1 else float("nan")
+    text = f"{v.mean():.{decimals}f}" + (f" ± {spread:.{decimals}f}" if len(v) > 1 else "")
+    return Cell(text, {"mean": float(v.mean()), "std": spread}, mark)
+
+
+def paper(text: str | float | None) -> Cell:
+    """A figure printed in the paper."""
+    return Cell("–" if text is None else str(text), {}, "quiet")
+
+
+def beside(
+    title: str,
+    columns: Sequence[str],
+    rows: Mapping[str, Sequence[tuple[str | float | None, Cell]]],
+    notes: Sequence[str] = (),
+    first: str = "method",
+) -> Table:
+    """Paper and ours side by side: for every column a pair of cells. rows: label -> [(paper, ours), ...]"""
+    heads = [f"{first}<", *(text for c in columns for text in (f"{c}, paper", f"{c}, ours"))]
+    body = []
+    for label, pairs in rows.items():
+        cells = [Cell(label, {first: label})]
+        for column, (printed, mine) in zip(columns, pairs, strict=True):
+            text = paper(printed)
+            cells.append(Cell(text.text, {f"{column} paper": text.text}, text.mark))
+            cells.append(Cell(mine.text, {f"{column} {k}": v for k, v in mine.values.items()}, mine.mark))
+        body.append(tuple(cells))
+    return Table(title, tuple(heads), tuple(body), tuple(notes))
+
+
+def ordered(
+    text: str, higher: np.ndarray, lower: np.ndarray, factor: float = 1.0, unit: str = "", share: float = 0.0
+) -> Claim:
+    """The claim that `higher` exceeds `lower`, from values of the same seeds: holds, or not, when the 95 % interval of
+    the mean paired difference leaves zero out; one seed never decides.
+
+    share: where seeds divide one set of samples anew, how much of it is tested (Nadeau and Bengio's variance, see
+    `report.intervals`). 0: every seed draws samples of its own, and the interval is Student's t
+    """
+    gap = factor * (np.asarray(higher, dtype=float) - np.asarray(lower, dtype=float))
+    gap = gap[np.isfinite(gap)]
+    if len(gap) < 2:
+        return Claim(
+            text, None, f"difference {gap.mean():+.3g}{unit} from one seed" if len(gap) else "no finished runs"
+        )
+    half = intervals.half_width(*intervals.variance(intervals.Spread(gap), share))
+    half = half if np.isfinite(half) else 0.0  # the same under every seed: nothing was drawn
+    low, high = gap.mean() - half, gap.mean() + half
+    holds = True if low > 0 else False if high < 0 else None
+    return Claim(text, holds, f"difference {gap.mean():+.3g}{unit}, 95 % interval {low:+.3g} to {high:+.3g}")
+
+
+def curve_figure(
+    series: Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]],
+    x: str,
+    y: str,
+    *,
+    log: bool = False,
+    log_x: bool = False,
+    marks: Mapping[float, str] | None = None,
+    width: float = 4.7,
+    height: float = 3.3,
+) -> "Figure":
+    """A line per label, the mean over seeds (of logarithms if log), with the range over seeds as a band.
+
+    series: label -> (x, [seed][point])
+    marks: heights of horizontal lines and what they stand for
+    """
+    from polyfed.report.style import QUIET, canvas, legend_name, looks, styled
+
+    own = [label for label in series if label.lower() == "local"]
+    look = looks(list(series), {label: "own" if label in own else "method" for label in series})
+    with styled():
+        figure, (ax,) = canvas(width, height)
+        for label, (at, values) in series.items():
+            v = np.asarray(values, dtype=float)
+            colour, marker, line = look[label]
+            many = len(at) > 25
+            middle = np.exp(np.nanmean(np.log(v), axis=0)) if log else np.nanmean(v, axis=0)
+            ax.plot(
+                at, middle, color=colour, linestyle=line, label=legend_name(label),
+                marker=None if many else marker,
+            )  # fmt: skip
+            if len(v) > 1:
+                ax.fill_between(at, np.nanmin(v, axis=0), np.nanmax(v, axis=0), color=colour, alpha=0.15, linewidth=0)
+        for height_, text in (marks or {}).items():
+            ax.axhline(height_, color=QUIET, linewidth=0.8, linestyle=(0, (2, 2)))
+            ax.annotate(text, (1, height_), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
+        for wanted, scale, axis in ((log, ax.set_yscale, ax.yaxis), (log_x, ax.set_xscale, ax.xaxis)):
+            if wanted:
+                scale("log")
+                axis.set_major_formatter(lambda v, _: f"1e{round(np.log10(v)):d}" if v > 0 else "0")
+        ax.set_xlabel(x)
+        ax.set_ylabel(y)
+        if len(series) > 1:
+            figure.legend(loc="outside upper left", ncols=min(3, len(series)))
+    return figure
+
+
+def write(r: Recipe, bench: Bench, outcome: Outcome) -> Path:
+    """outcome.md with tables, claims, settings and notes, a CSV per table, an SVG and a PDF per figure; the page."""
+    lines = [f"# {r.name}: {r.title}", "", r.about, "", f"Size: {bench.scale}; seeds: {bench.seeds}.", ""]
+    for k, table in enumerate(outcome.tables, 1):
+        write_atomically(bench.folder / f"table{k}-{_slug(table.title)}.csv", table.to("csv").encode())
+        lines += [table.to("markdown"), ""]
+    for name, figure in outcome.figures.items():
+        for form in ("svg", "pdf"):
+            save(figure, bench.folder / f"{name}.{form}")
+        lines += [f"![{name}]({name}.svg)", ""]
+    if outcome.claims:
+        lines += [claims_table(outcome.claims).to("markdown"), ""]
+    lines += [settings_table(r.settings(bench.scale)).to("markdown"), ""]
+    lines += [f"- {note}" for note in outcome.notes]
+    write_atomically(bench.folder / "outcome.md", "\n".join(lines).encode() + b"\n")
+    return bench.folder / "outcome.md"
+
+
+def claims_table(claims: Sequence[Claim]) -> Table:
+    """What was claimed, and what our runs say."""
+    marks = {True: "gain", False: "loss", None: "quiet"}
+    rows = tuple((Cell(c.text), Cell(c.verdict, {}, marks[c.holds]), Cell(c.evidence)) for c in claims)
+    return Table("Claims", ("claim<", "here<", "evidence<"), rows)
+
+
+def settings_table(settings: Sequence[Setting]) -> Table:
+    """Every setting and whose it is."""
+    rows = tuple((Cell(s.key), Cell(s.source, {}, "quiet"), Cell(s.value)) for s in settings)
+    return Table("Setting", ("what<", "whose<", "value<"), rows)
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40]

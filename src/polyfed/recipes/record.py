@@ -1,0 +1,301 @@
+"""A record: all that a recipe has found so far, in one small file, so that it goes on elsewhere with nothing computed
+twice, writes its page again, and any of its runs can be verified.
+
+Lines of JSON, compressed by gzip: what was run; then every comparison with its settings, each followed by its runs that
+are over; then the values that `Bench.once` keeps. A run's line has what is in config.toml, summary.json, metrics.jsonl
+and, without the metrics that do not lead, clients.csv. Its models stay behind: of them it has the digests.
+"""
+
+import csv
+import gzip
+import json
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, StringConstraints, ValidationError
+
+from polyfed.base.cells import unmarked
+from polyfed.base.checkpoint import reason
+from polyfed.base.errors import ConfigError, RunError, closest
+from polyfed.recipes import find
+from polyfed.recipes.recipe import Bench, Size, same_experiment
+from polyfed.report.style import write_atomically
+from polyfed.runs import schema as reading
+from polyfed.runs.ownership import MARK, sealed, unsealed
+from polyfed.studies.compare import compare, read_result
+from polyfed.studies.verify import RECORDED, Verdict, compared
+
+NAME = "record.jsonl.gz"
+PART = r"[^./\\\x00][^/\\\x00]*"  # of a path that stays inside its folder
+Table = dict[str, Any]
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class About(_Line):
+    """The first line."""
+
+    record: Literal[1]
+    recipe: str
+    scale: Size
+    rehearsal: bool
+    seeds: Annotated[list[NonNegativeInt], Field(min_length=1)]
+    device: str
+
+    def __str__(self) -> str:
+        return f"{self.recipe} {self.scale}{' rehearsal' if self.rehearsal else ''}"
+
+
+class _Compared(_Line):
+    comparison: Annotated[str, StringConstraints(pattern=f"^{PART}(/{PART})*$")]
+    settings: Table
+
+
+class _Run(_Line):
+    run: Annotated[str, StringConstraints(pattern=f"^{PART}(/{PART})+$")]
+    config: Table
+    summary: Table
+    history: list[Table]
+    clients: dict[str, list[int | float | str | None]]
+    common: list[Table] | None = None
+
+
+class _Kept(_Line):
+    kept: Annotated[str, StringConstraints(pattern=f"^{PART}$")]
+    value: Any
+
+
+KINDS: dict[str, type[_Line]] = {"record": About, "comparison": _Compared, "run": _Run, "kept": _Kept}
+
+
+class Record(NamedTuple):
+    """A record that was read and checked."""
+
+    path: Path
+    about: About
+    lines: Sequence[_Line]
+
+    @property
+    def runs(self) -> list[str]:
+        """KEY/LABEL-seedK of every run."""
+        return [line.run for line in self.lines if isinstance(line, _Run)]
+
+
+def load(path: Path) -> Record:
+    """Read a record. Raises RunError with the line and what is wrong in it."""
+    try:
+        texts = gzip.decompress(path.read_bytes()).decode().rstrip("\n").split("\n")
+    except (OSError, EOFError, zlib.error, ValueError) as e:
+        raise RunError(f"{path}: not a readable record of a recipe ({reason(e)})") from None
+    first, *lines = [_line(path, number, text) for number, text in enumerate(texts, 1)]
+    if not isinstance(first, About) or any(isinstance(line, About) for line in lines):
+        raise RunError(f"{path}: not a record of a recipe: its first line, and no other, must say of which")
+    return Record(path, first, lines)
+
+
+def _line(path: Path, number: int, text: str) -> _Line:
+    try:
+        found = json.loads(text)
+        return next(kind for key, kind in KINDS.items() if key in found).model_validate(found)
+    except ValidationError as e:
+        first = e.errors()[0]
+        said = "expected a path inside the folder" if first["type"] == "string_pattern_mismatch" else first["msg"]
+        where = ".".join(map(str, first["loc"]))
+        raise RunError(f"{path}: line {number}: {where}: {said[:1].lower()}{said[1:]}") from None
+    except (ValueError, TypeError, StopIteration, RecursionError):
+        raise RunError(f"{path}: line {number}: expected {' or '.join(KINDS)}, as JSON") from None
+
+
+# ---- from a folder, and into one -------------------------------------------------------------------------------------
+
+
+def pack(bench: Bench, recipe: str) -> Path:
+    """Write the record of a bench's folder into it."""
+    folder, lines = bench.folder, list[Table]()
+    about = About(record=1, recipe=recipe, scale=bench.scale, rehearsal=bench.rehearse, seeds=bench.seeds,
+                  device=bench.device)  # fmt: skip
+    for path in sorted(folder.rglob("comparison.toml")):
+        key = path.parent.relative_to(folder)
+        if key.parts[0].startswith("."):  # results from before
+            continue
+        lines.append({"comparison": key.as_posix(), "settings": unsealed(path)})
+        places = sorted(place for place in path.parent.glob("runs/*") if read_result(place, "", 0) is not None)
+        lines += [{"run": f"{key.as_posix()}/{place.name}", **_numbers(place)} for place in places]
+    for path in sorted(folder.glob("kept/*.json")):
+        lines.append({"kept": path.name.removesuffix(".json"), "value": json.loads(path.read_text())})
+    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in (about.model_dump(), *lines))
+    write_atomically(folder / NAME, gzip.compress(text.encode(), mtime=0))
+    return folder / NAME
+
+
+def _numbers(place: Path) -> Table:
+    """What a record has of a run folder."""
+    summary, rows = reading.summary(place), list(csv.reader(reading.text(place / "clients.csv").splitlines()))
+    kept = ("samples", summary["metric"])
+    found: Table = {
+        "config": unsealed(place / "config.toml"),
+        "summary": summary,
+        "history": reading.metrics(place),
+        "clients": {
+            head: cells if head == "client" else [_number(cell) for cell in cells]
+            for head, *cells in zip(*rows, strict=True)
+            if not head.startswith(reading.SPLITS) or head.partition("_")[2] in kept
+        },
+    }
+    if (place / "common.jsonl").exists():
+        found["common"] = [json.loads(line) for line in (place / "common.jsonl").read_text().splitlines()]
+    return found
+
+
+def _number(cell: str) -> int | float | str | None:
+    """A cell of a table; Python's text of a float gives the same float again, which pandas' reader does not promise."""
+    try:
+        return json.loads(cell) if cell else None
+    except ValueError:
+        return cell
+
+
+def unpack(record: Record, folder: Path) -> None:
+    """Put what a record has and the folder lacks into it, as if the recipe had computed it there."""
+    for line in record.lines:
+        if isinstance(line, _Compared):
+            place = folder / line.comparison
+            same_experiment(place, line.settings)
+            if not (place / "comparison.toml").exists():
+                write_atomically(place / "comparison.toml", _toml(record, line.comparison, line.settings))
+                (place / MARK).touch()
+        elif isinstance(line, _Run) and not _place(folder, line.run).exists():
+            _unpack(record, line, _place(folder, line.run))
+        elif isinstance(line, _Kept) and not (path := folder / "kept" / f"{line.kept}.json").exists():
+            write_atomically(path, json.dumps(line.value, indent=1).encode())
+
+
+def _place(folder: Path, run: str) -> Path:
+    """The folder of a run, by its name in the record."""
+    key, _, name = run.rpartition("/")
+    return folder / key / "runs" / name
+
+
+def _unpack(record: Record, line: _Run, place: Path) -> None:
+    """A run folder with all that a recipe reads, checked as any other; it appears whole."""
+    draft, columns = place.with_name(f".{place.name}.draft"), line.clients
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    names = [unmarked(str(name)) for name in columns.get("client", [])]
+    (draft / "config.toml").write_bytes(_toml(record, line.run, line.config))
+    (draft / "federation.json").write_text(json.dumps({"clients": [{"name": n} for n in names], "classes": None}))
+    with (draft / "clients.csv").open("w", newline="") as f:
+        csv.writer(f, lineterminator="\n").writerows([list(columns), *zip(*columns.values(), strict=False)])
+    for name, rows in (("metrics.jsonl", line.history), ("common.jsonl", line.common)):
+        if rows is not None:
+            (draft / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (draft / "summary.json").write_text(json.dumps(line.summary, indent=1))
+    try:
+        if len({len(cells) for cells in columns.values()}) > 1:
+            raise RunError("clients.csv: its columns differ in length")
+        reading.summary(draft)
+        reading.metrics(draft)
+        reading.clients(draft, names)
+    except RunError as e:
+        shutil.rmtree(draft)
+        raise RunError(f"{record.path}: {line.run}: {str(e).replace(f'{draft}{os.sep}', '')}") from None
+    os.replace(draft, place)
+
+
+def _toml(record: Record, name: str, table: Table) -> bytes:
+    try:
+        return sealed(tomli_w.dumps(table)).encode()
+    except TypeError as e:
+        raise RunError(f"{record.path}: {name}: {e}") from None
+
+
+# ---- one run again ---------------------------------------------------------------------------------------------------
+
+
+class _Over(Exception):
+    """All runs that were asked for have been trained."""
+
+
+class Again(Bench):
+    """A bench that reads everything from a record's folder and trains only the runs asked for, each beside its own.
+
+    asked: names of runs; they are taken out as they are trained     tell: what comes out, run by run
+    """
+
+    def __init__(
+        self, record: Record, asked: Iterable[str], folder: Path, data_dir: str | Path | None,
+        tell: Callable[[str, Verdict], None],
+    ):  # fmt: skip
+        about = record.about
+        super().__init__(folder, about.scale, about.seeds, data_dir, about.device, None, about.rehearsal, record.path)
+        self.asked, self.tell, self.about = list(asked), tell, about
+
+    def compare(self, key, model, federation, algorithms, *, seeds=None, **settings):  # pyright: ignore[reportIncompatibleMethodOverride]
+        if not callable(algorithms):
+            which = self.seeds if seeds is None else seeds
+            self.check(key, algorithms, which, settings)
+            runs = {f"{key}/{label}-seed{seed}": (label, seed) for seed in which for label in algorithms}
+            for name in [name for name in runs if name in self.asked]:
+                label, seed = runs[name]
+                self._train(name, model, federation, {label: algorithms[label]}, seed, settings)
+            for name in runs:
+                self._known(name, _place(self.folder, name))
+        return super().compare(key, model, federation, algorithms, seeds=seeds, **settings)
+
+    def _train(self, name, model, federation, method, seed, settings) -> None:
+        """Train one run again, in chunks as large as then, and say what comes out."""
+        before = _place(self.folder, name)
+        config = unsealed(before / "config.toml")
+        plan: Table = config.get("plan", {})
+        given = {"device": self.device} | settings | {k: plan[k] for k in ("chunk", "workers") if k in plan}
+        with tempfile.TemporaryDirectory() as out:
+            found = compare(model, federation, method, seeds=[seed], out=out, keep=False, report=False, **given)
+            if found.status == "interrupted":
+                raise KeyboardInterrupt
+            self.tell(name, compared(before, Path(out) / "runs" / before.name, config, RECORDED))
+        self.asked.remove(name)
+        if not self.asked:
+            raise _Over
+
+    def _known(self, name: str, path: Path) -> None:
+        if not path.exists():
+            raise RunError(
+                f"{self.record}: has no {name}, which comes before {self.asked[0]}; complete it first with: "
+                f"polyfed reproduce {self.about.recipe} --scale {self.about.scale} --from {self.record}"
+            )
+
+    def all_of(self, tasks):
+        return [task() for _, _, task in tasks]
+
+    def once(self, key, compute):
+        self._known(key, self.folder / "kept" / f"{key}.json")
+        return super().once(key, compute)
+
+
+def verify(path: Path, only: str | None, data_dir: str | Path | None, tell: Callable[[str, Verdict], None]) -> None:
+    """Train recorded runs again by their recipe, one (only: KEY/LABEL-seedK) or all, and tell what comes out.
+
+    Raises ConfigError where there is no such run or the recipe has changed, RunError where the record is damaged.
+    """
+    record = load(path)
+    recipe, names = find(record.about.recipe), record.runs
+    if only is not None and only not in names:
+        raise ConfigError(f"--run: found {only!r}{closest(only, names)}, expected KEY/LABEL-seedK of {path}")
+    if not names:
+        raise RunError(f"{path}: a record without runs")
+    with tempfile.TemporaryDirectory() as folder:
+        unpack(record, Path(folder))
+        bench = Again(record, names if only is None else [only], Path(folder), data_dir, tell)
+        try:
+            recipe.run(bench)
+        except _Over:
+            return
+    raise RunError(f"{path}: {bench.asked[0]}: {recipe.name} trains no such run")

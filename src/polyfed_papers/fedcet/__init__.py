@@ -1,0 +1,163 @@
+"""FedCET, "Communication Efficient Federated Learning with Linear Convergence on Heterogeneous Data": what its
+experiments share.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import nn
+
+from polyfed.base.errors import Diverged
+from polyfed.core.algorithm import Algorithm
+from polyfed.data import load
+from polyfed.data.federation import Federation
+from polyfed.data.synthetic import least_squares
+from polyfed.models import build
+from polyfed.recipes.recipe import curve_figure
+from polyfed.runs.fit import fit
+from polyfed.runs.watching import Progress
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FLOOR = 1e-14  # relative errors below are rounding
+
+
+class Problem(NamedTuple):
+    """min_w (1/n) sum_i f_i(w), whose solution is known. optimum: [p]; every f_i is L-smooth and mu-strongly convex."""
+
+    federation: Federation
+    model: nn.Module
+    loss: str
+    weight_decay: float
+    optimum: np.ndarray
+    smoothness: float
+    convexity: float
+
+
+def linear_regression(seed: int, dim: int = 20, samples: int = 50) -> Problem:
+    """Ten clients with solutions and input scales of their own."""
+    federation = least_squares(10, samples, dim, heterogeneity=1.0, curvature=0.3, seed=seed)
+    inputs = [federation.train.client(i)[0].numpy() for i in range(federation.n)]
+    spectra = [np.linalg.eigvalsh(2 * x.T @ x / len(x)) for x in inputs]
+    smoothness, convexity = max(e[-1] for e in spectra), min(e[0] for e in spectra)
+    return Problem(
+        federation, zeros(dim, 1, bias=False), "mse", 0.0, federation.meta["optimum"].ravel(), smoothness, convexity
+    )
+
+
+def hospitals(seed: int, l2: float = 0.01) -> Problem:
+    """Logistic regression with an l2 term on the four hospitals of Heart Disease; the optimum by a trust region."""
+    federation = load("heart-disease").partition(seed=seed)
+    inputs = [np.c_[x.numpy(), np.ones(len(x))].astype(float) for x, _ in map(federation.train.client, range(4))]
+    labels = [np.eye(2)[federation.train.client(i)[1].numpy()] for i in range(4)]
+    d = inputs[0].shape[1]
+
+    def parts(w: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        """Value, gradient and Hessian for w: [2 d], the rows of the weight matrix with their bias last."""
+        W, value, slope, bend = w.reshape(2, d), l2 / 2 * w @ w, l2 * w, l2 * np.eye(2 * d)
+        for x, y in zip(inputs, labels, strict=True):
+            z = x @ W.T
+            z = z - z.max(1, keepdims=True)
+            p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
+            m = len(x) * len(inputs)
+            value += (np.log(np.exp(z).sum(1)) - (y * z).sum(1)).sum() / m
+            slope = slope + ((p - y).T @ x).ravel() / m
+            spread = np.einsum("jc,ce->jce", p, np.eye(2)) - p[:, :, None] * p[:, None, :]
+            bend = bend + np.einsum("jce,ja,jb->caeb", spread, x, x).reshape(2 * d, 2 * d) / m
+        return float(value), slope, bend
+
+    found = minimize(
+        lambda w: parts(w)[0], np.zeros(2 * d), jac=lambda w: parts(w)[1], hess=lambda w: parts(w)[2],
+        method="trust-exact", options={"gtol": 1e-12},
+    ).x  # fmt: skip
+    found = found - np.linalg.solve(parts(found)[2], parts(found)[1])  # one last Newton step
+    W = found.reshape(2, d)
+    smoothness = l2 + 0.5 * max(np.linalg.eigvalsh(x.T @ x / len(x))[-1] for x in inputs)
+    optimum = np.r_[W[:, :-1].ravel(), W[:, -1]]  # the layer's order: weights, then biases
+    return Problem(federation, zeros(d - 1, 2), "cross-entropy", l2, optimum, float(smoothness), l2)
+
+
+def zeros(inputs: int, outputs: int, **settings: Any) -> nn.Module:
+    """A linear model in float64 that starts from zero."""
+    return build("linear", (inputs,), outputs, init="zeros", **settings).double()
+
+
+def distances(
+    problem: Problem,
+    algorithm: Algorithm,
+    tau: int,
+    rounds: int,
+    budget: float = np.inf,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """How near the mean of the clients' models comes: {"bytes": per client, both ways, "error": ||mean_i x_i - x*||}.
+
+    One entry for the start and one per round, until `rounds`, or until the next round would pass `budget` bytes.
+    "diverged": whether it ran away; its error then ends early.
+    """
+    optimum, spent = torch.as_tensor(problem.optimum), [0.0]
+    start = float(optimum.norm())
+    error = [start]
+
+    def note(progress: Progress) -> bool:
+        spent.append(sum(progress.run.loop.ledger.totals()) / problem.federation.n)
+        error.append(float((progress.run.personal.mean(0) - optimum).norm()))
+        away = not error[-1] < 1e6 * start
+        return away or spent[-1] + (spent[-1] - spent[-2]) > budget or error[-1] < FLOOR * start
+
+    diverged = False
+    try:
+        fit(
+            problem.model, problem.federation, algorithm, rounds=rounds, loss=problem.loss, local_steps=tau,
+            batch_size=batch_size, weight_decay=problem.weight_decay, seed=seed, device="cpu", dtype=torch.float64,
+            evaluate_every=0, callbacks=[note],
+        )  # fmt: skip
+    except Diverged:
+        diverged = True
+    diverged = diverged or not error[-1] < 1e6 * start
+    return {"bytes": spent, "error": error, "diverged": diverged}
+
+
+def final(run: Mapping[str, Any], last: float = 0.0) -> float:
+    """log10 of the relative error at the end, over the last share of the rounds (root mean square); inf: diverged."""
+    error = np.array(run["error"])
+    tail = error[min(int((1 - last) * len(error)), len(error) - 1) :]
+    if run["diverged"]:
+        return float("inf")
+    return float(np.log10(max(np.sqrt((tail**2).mean()) / error[0], FLOOR)))
+
+
+def best(runs: Mapping[str, Sequence[Mapping[str, Any]]], last: float = 0.0) -> tuple[str, np.ndarray]:
+    """The step with the smallest final error on average over the seeds, and its [seeds] log10 errors."""
+    ends = {step: np.array([final(run, last) for run in over_seeds]) for step, over_seeds in runs.items()}
+    step = min(ends, key=lambda s: ends[s].mean())
+    return step, ends[step]
+
+
+def series(runs: Sequence[Mapping[str, Any]], unit: float, thin: int = 60) -> tuple[list[float], list[list[float]]]:
+    """What `curve_figure` draws, at most ~`thin` points: bytes in `unit` and relative errors of one method's runs.
+
+    A run that ended early, at rounding or by diverging, is drawn on at its last error.
+    """
+    longest = max(runs, key=lambda run: len(run["bytes"]))
+    at = list(range(0, len(longest["bytes"]), max(1, len(longest["bytes"]) // thin)))
+    errors = [[run["error"][min(k, len(run["error"]) - 1)] / run["error"][0] for k in at] for run in runs]
+    return [longest["bytes"][k] / unit for k in at], [[max(e, FLOOR) for e in row] for row in errors]
+
+
+def error_figure(
+    lines: Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]], x: str, dotted: Sequence[str] = ()
+) -> "Figure":
+    """`curve_figure` of relative errors with ticks as powers of ten. dotted: labels whose lines lie on others'"""
+    figure = curve_figure(lines, x, "relative error", log=True, width=5.6, height=4.0)
+    ax, legend = figure.axes[0], figure.legends[0]
+    ax.yaxis.set_major_formatter(lambda value, _: f"1e{round(np.log10(value)):d}")
+    for line in (*ax.lines, *legend.get_lines()):
+        if line.get_label() in dotted:
+            line.set(linestyle=(0, (1, 2)), linewidth=2.4)
+    return figure

@@ -1,0 +1,247 @@
+"""FedSLR, "Fusion of Global and Local Knowledge for Personalized Federated Learning" (arXiv 2302.11051): what its
+experiments share.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from polyfed.algorithms.fedslr import FedSLR
+from polyfed.base.errors import DataError
+from polyfed.core.algorithm import Algorithm
+from polyfed.data import load
+from polyfed.data.dataset import Dataset
+from polyfed.data.federation import Federation
+from polyfed.data.partition import IID, DirichletPrior
+from polyfed.models import build
+from polyfed.recipes.recipe import Bench, Claim, Setting, Size, ordered, without
+from polyfed.runs.watching import Progress
+from polyfed.studies.compare import Comparison
+
+DATA = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100", "Tiny ImageNet": "tiny-imagenet"}
+FULL = {"cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000}
+SMALL = "Fashion-MNIST"
+CLIENTS, SAMPLES = 20, {"small": 150, "middle": 500}  # at small and middle size
+GKR, MIXED = "FedSLR, GKR", "FedSLR, mixed"  # two rows of one run
+LABELS = {GKR: "FedSLR", MIXED: "FedSLR", "FedRep, released": "FedPer"}  # the runs that the rows are from
+
+# One run: 1000 rounds x 10 clients x 75 steps of 20 images. ResNet-18 takes 0.56e9 multiply-adds forward per image of
+# 32 x 32, three times that with the backward pass: 2 x 3 x 0.56e9 x 20 x 750 000 = 5.0e16 operations, 1.4 hours at
+# 1e13 a second, which small batches reach on a large GPU; about as much again for the decompositions, 21 layers a
+# round, and the tests.
+PAPER_MINUTES = 170  # of one run of FedSLR, estimated
+MACHINE = "one large GPU"
+NEEDS = (
+    "Paper scale reads the complete CIFAR-10 and CIFAR-100 (`polyfed data fetch`) and, for Table 1, the folder "
+    "tiny-imagenet-200; subsets are refused. One run is 750 000 SGD steps of batch 20 on ResNet-18, 5e16 operations"
+)
+OTHER_DATA = "the paper's figures are of ResNet-18 on CIFAR: at small size only the order can be compared"
+UNKNOWN = (
+    "the paper gives no seeds and no deviations over them, and does not say which round it reports; here it is the last"
+)
+
+
+def lam(bench: Bench) -> float:
+    """Weight of the nuclear norm: the paper's, or twenty times as much for a twenty-fifth of the rounds; at middle size
+    as much more as there are fewer rounds."""
+    return bench.pick(2e-3, 1e-4, 2.5e-4)
+
+
+def method(bench: Bench, **changes: Any) -> FedSLR:
+    """FedSLR with the settings of the experiments."""
+    return replace(FedSLR(lr=0.1, lam=lam(bench), mu=1e-3, eta_g=10.0), **changes)
+
+
+def common_settings(scale: Size) -> tuple[Setting, ...]:
+    """What all experiments have in common."""
+    if scale == "small":
+        own = (
+            Setting("data", f"Fashion-MNIST, {CLIENTS * SAMPLES['small']} images drawn by the seed", "ours"),
+            Setting(
+                "clients", f"{CLIENTS} with {SAMPLES['small']} images, 5 a round, drawn without replacement", "ours"
+            ),
+            Setting("model", "mlp 784-100-50-10, 84 060 numbers", "ours"),
+            Setting("rounds", "40", "ours"),
+            Setting("lambda", "2e-3, 20 times the paper's, so that ranks fall in so few rounds", "ours"),
+        )
+    elif scale == "middle":
+        own = (
+            Setting("data", f"CIFAR-100, {CLIENTS * SAMPLES['middle']} images drawn by the seed", "ours"),
+            Setting(
+                "clients", f"{CLIENTS} with {SAMPLES['middle']} images, 5 a round, drawn without replacement", "ours"
+            ),
+            Setting("model", "cnn of McMahan et al., 5 x 5 convolutions of 32 and 64 channels and 512 units", "ours"),
+            Setting("augmentation", "mirror, and crop (pad 4), each with probability 1/2", "code"),
+            Setting("rounds", "400", "ours"),
+            Setting("lambda", "2.5e-4, as much more than the paper's as there are fewer rounds", "ours"),
+        )
+    else:
+        own = (
+            Setting("clients", "100 with 500 images (Tiny ImageNet: 1000), 10 a round", "paper"),
+            Setting("participants", "10 exactly; the released code draws every client with probability 0.1", "paper"),
+            Setting("model", "ResNet-18, GroupNorm with 2 groups", "code"),
+            Setting("augmentation", "mirror, and crop (pad 4; Tiny 8), each with probability 1/2", "code"),
+            Setting("rounds", "1000", "paper"),
+            Setting("lambda", "1e-4", "paper"),
+        )
+    return (
+        *own,
+        Setting("non-IID", "every client its own class prior from Dirichlet(0.1)", "paper"),
+        Setting("a class that is used up", "is redrawn, so that no image is in two clients (released: starts again)",
+                "ours"),
+        Setting("test", "100 test images per client in its class ratio; mean over all clients", "paper"),
+        Setting("test, rounding", "largest remainder, exactly 100 (released: rounded down, 59 to 98)", "ours"),
+        Setting("local work", "2 epochs of batches of 20, lr 0.1 x 0.998^t, weight decay 1e-3", "paper"),
+        Setting("mu, eta_g, personal epochs", "1e-3, 10, 1", "paper"),
+        Setting("personal part, start", "zero; the paper does not say (released: the initial weights)", "ours"),
+        Setting("personal part, weight decay", "none (released: 1e-3)", "paper"),
+    )  # fmt: skip
+
+
+def settings(*own: Setting | Mapping[Size, Setting], but: Sequence[str] = ()) -> Callable[[Size], Sequence[Setting]]:
+    """Settings of a recipe: its own first, one for all sizes or one of each. but: those that it varies."""
+
+    def of(scale: Size) -> Sequence[Setting]:
+        mine = (s if isinstance(s, Setting) else s[scale] for s in own)
+        return (*mine, *without(common_settings(scale), *but))
+
+    return of
+
+
+def federation(bench: Bench, data: str = "CIFAR-100", iid: bool = False) -> Callable[[int], Federation]:
+    """seed -> the clients; data: at paper scale."""
+
+    def make(seed: int) -> Federation:
+        if count := SAMPLES.get(bench.scale):
+            found = (
+                fashion(bench.data_dir) if bench.small else load("cifar100", data_dir=bench.data_dir, normalise=True)
+            )
+            some = np.random.default_rng(seed).permutation(len(found.x))[: CLIENTS * count]
+            found = replace(found, x=found.x[some], y=found.y[some])
+        else:
+            found = load(DATA[data], data_dir=bench.data_dir, normalise=True)
+            wanted = FULL[found.name]
+            if len(found) < wanted and not bench.rehearse:
+                raise DataError(
+                    f"{found.name} in {bench.data_dir}: {len(found)} training images, the paper scale needs {wanted}; "
+                    f"polyfed data fetch {found.name} --data-dir ANOTHER-FOLDER"
+                )
+        how = IID() if iid else DirichletPrior(0.1)
+        return found.partition(how, bench.pick(CLIENTS, 100, CLIENTS), seed, test="ratio")
+
+    return make
+
+
+@cache
+def fashion(data_dir: str | Path | None) -> Dataset:
+    """Fashion-MNIST, read once for all experiments."""
+    return load("fashion-mnist", data_dir=data_dir, normalise=True)
+
+
+def network(bench: Bench, data: str = "CIFAR-100") -> Callable[[int], nn.Module]:
+    """seed -> the model."""
+
+    def make(seed: int) -> nn.Module:
+        if bench.small:
+            return build("mlp", (1, 28, 28), 10, seed, hidden=(100, 50))
+        if bench.scale == "middle":
+            return build("cnn", (3, 32, 32), 100, seed)
+        return resnet(data, seed)
+
+    return make
+
+
+def resnet(data: str, seed: int = 0) -> nn.Module:
+    """The paper's model for one of its data sets."""
+    tiny, classes = data == "Tiny ImageNet", {"CIFAR-10": 10, "CIFAR-100": 100, "Tiny ImageNet": 200}[data]
+    side, stem = (64, "imagenet") if tiny else (32, "cifar")
+    return build("resnet18", (3, side, side), classes, seed, stem=stem)
+
+
+def work(bench: Bench, data: str = "CIFAR-100") -> dict[str, Any]:
+    """The work of a round, as settings of `fit`."""
+    padding = 8 if data == "Tiny ImageNet" else 4
+    return {
+        "rounds": bench.rounds(40, 1000, 400), "fraction": bench.pick(0.25, 0.1, 0.25),
+        "local_epochs": 2, "batch_size": 20, "weight_decay": 1e-3, "lr_decay": 0.998, "evaluate_every": 0,
+        **({} if bench.small else {"augment": f"flip+crop:{padding},p=0.5"}),
+    }  # fmt: skip
+
+
+def train(
+    bench: Bench, key: str, methods: Mapping[str, Algorithm], data: str = "CIFAR-100", iid: bool = False, **changes: Any
+) -> Comparison:
+    """`bench.compare` on the experiments' data and work, with the common models followed."""
+    given = {**work(bench, data), "callbacks": (follow,), **changes}
+    return bench.compare(key, network(bench, data), federation(bench, data, iid), methods, **given)
+
+
+def few(bench: Bench, values: Sequence[Any]) -> Sequence[Any]:
+    """The values to sweep over; in a rehearsal the first two."""
+    return values[:2] if bench.rehearse else values
+
+
+# ---- the common model and the sizes, evaluated round by round -------------------------------------------------------
+
+FOLLOWED = "common.jsonl"
+
+
+def follow(progress: Progress) -> None:
+    """A callback: whenever the run is evaluated, a line on its common model and on the sizes of the models."""
+    run = progress.run
+    if not progress.records or run.folder is None:
+        return
+    numbers, common = run.parameters, run.common
+    row = {
+        "round": progress.round,
+        "accuracy": None if common is None else float(run.evaluate(common)["accuracy"].mean()),
+        "parameters": float(numbers.mean()),
+        "spread": float(numbers.std()),
+        "gkr_parameters": run.findings.get("gkr_parameters"),
+        "ranks": run.findings.get("ranks"),
+    }
+    with (run.folder / FOLLOWED).open("a") as f:
+        f.write(json.dumps(row) + "\n")
+
+
+def followed(found: Comparison, label: str) -> list[list[dict[str, Any]]]:
+    """[seed][evaluated round] what `follow` wrote; after a resume the later line of a round counts."""
+    runs = []
+    for r in (r for r in found.results if r.label == label and r.folder is not None):
+        path = (r.folder or found.folder) / FOLLOWED  # pyright: ignore[reportOptionalOperand]
+        lines = path.read_text().splitlines() if path.exists() else []
+        by_round = {row["round"]: row for row in map(json.loads, lines)}
+        runs.append([by_round[t] for t in sorted(by_round)])
+    return runs
+
+
+def last(found: Comparison, label: str, key: str = "accuracy") -> np.ndarray:
+    """[seeds] a followed value after the last round: accuracy of the common model, parameters, gkr_parameters."""
+    values = [run[-1][key] if run else None for run in followed(found, label)]
+    return np.array([np.nan if v is None else v for v in values], dtype=float)
+
+
+def gigabytes(found: Comparison, label: str, direction: str = "both") -> np.ndarray:
+    """[seeds] bytes exchanged / 1e9 by the ledger; direction: "down", "up" or "both"."""
+    ways = ("down", "up") if direction == "both" else (direction,)
+    rows = [r.summary for r in found.results if r.label == label]
+    return np.array([np.nan if s is None else sum(s[f"{w}_bytes"] for w in ways) / 1e9 for s in rows])
+
+
+def falling(text: str, steps: Mapping[str, np.ndarray], factor: float = 1.0, unit: str = "") -> Claim:
+    """The claim that a value falls at every step: every neighbouring pair decided as by `ordered`."""
+    found, gaps = [], []
+    for a, b in pairwise(steps):
+        claim = ordered("", steps[a], steps[b], factor, unit)
+        found.append(claim.holds)
+        doubt = "" if claim.holds else f" ({claim.verdict})"
+        gaps.append(f"{a} to {b} {factor * np.nanmean(steps[b] - steps[a]):+.3g}{doubt}")
+    holds = False if False in found else None if None in found else True
+    return Claim(text, holds, "change " + ", ".join(gaps) + unit)

@@ -1,0 +1,141 @@
+"""Table 3: devices that come after training, with all nine methods."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from scipy import stats
+
+import polyfed as pf
+from polyfed.core.algorithm import Algorithm
+from polyfed.data.federation import Federation
+from polyfed.recipes.recipe import Bench, Outcome, Setting, Size, beside, ours, recipe
+from polyfed_papers.fpfc import (
+    GRID,
+    IMAGE_ROUNDS,
+    IMAGE_TITLES,
+    SYNTHETIC,
+    Problem,
+    image_settings,
+    images,
+    rounds_of,
+    sizes,
+    synthetic,
+)
+from polyfed_papers.fpfc.methods import IMAGE_LAMBDAS, METHODS, ONCE, chosen, tuned_nine
+from polyfed_papers.fpfc.panels import Panel, curve_panels
+
+PRINTED = {  # in the order of METHODS
+    "S1": ("79.00 ± .08", "38.73 ± .29", "66.22 ± .11", "43.26 ± .26", "33.57 ± .28", "69.43 ± .33", "71.88 ± .30",
+           "67.72 ± .10", "79.31 ± .08"),
+    "MNIST": ("90.81 ± .06", "73.67 ± .04", "95.71 ± .03", "96.62 ± .01", "96.65 ± .01", "95.46 ± .02", "74.45 ± .05",
+              "92.73 ± .05", "93.51 ± .06"),
+    "Fashion-MNIST": ("75.29 ± .06", "66.26 ± .06", "80.25 ± .07", "77.94 ± .06", "73.93 ± .10", "70.66 ± .07",
+                      "66.42 ± .06", "75.54 ± .08", "75.73 ± .07"),
+}  # fmt: skip
+RANKS = ("4.67", "8.67", "3.33", "3.67", "5.33", "5.00", "6.33", "5.00", "3.00")
+
+
+EXCHANGES: dict[Size, tuple[int, int]] = {"small": (200, 20), "middle": (200, 60), "paper": (2000, 200)}  # S1, images
+TRAINED = (100, 200, 100)  # rounds on images: small, paper, middle
+
+
+def settings(scale: Size):
+    many, few = EXCHANGES[scale]
+    trained, tried = (of[("small", "paper", "middle").index(scale)] for of in (TRAINED, IMAGE_ROUNDS))
+    return (
+        sizes(scale),
+        rounds_of(scale, 600, 2000),
+        Setting("newcomers", "a fifth of the devices, none of them in training", "paper"),
+        Setting("which", "every fifth", "ours"),
+        Setting("old devices", "frozen", "ours"),
+        Setting("exchanges", f"{many} (S1), {few} (images): the paper says 'until convergence'", "ours"),
+        Setting("FedAvg; LG-FedAvg, Per-FedAvg", "the final model; the same, trained on by the newcomer", "paper"),
+        Setting("IFCA", "the model with the least training loss", "paper"),
+        Setting("FPFC", "v = 0, theta = w_i - w_j; start: the best of the clusters' models", "ours"),
+        Setting("FPFC: lambda from", ", ".join(map(str, GRID)) + " (S1); "
+                + ", ".join(map(str, IMAGE_LAMBDAS)) + " (images)", "ours"),
+        Setting("trial runs, S1", "1000 rounds" if scale == "paper" else "200 rounds", "ours"),
+        Setting("rounds, images", str(trained), "code" if scale == "paper" else "ours"),
+        Setting("trial runs, images", f"{tried} rounds", "ours"),
+        *ONCE,
+        *SYNTHETIC,
+        *image_settings(scale, ("lambda, images", "rounds, images")),
+    )  # fmt: skip
+
+
+def parted(everyone: Federation) -> tuple[Federation, Federation]:
+    """The devices that are trained with, and every fifth, which comes later."""
+    late = np.arange(everyone.n) % 5 == 4
+    return everyone.reorder(np.flatnonzero(~late)), everyone.reorder(np.flatnonzero(late))
+
+
+def taken_in(
+    bench: Bench, seed: int, problem: Problem, methods: Mapping[str, Algorithm], exchanges: int
+) -> dict[str, list[float]]:
+    """label -> mean accuracy of the newcomers after 0, 1, ... exchanges, FPFC's also from the common start."""
+    old, new = parted(problem.federation(seed))
+    out = {}
+    for label, method in methods.items():
+        run = bench.fit(
+            problem.model(seed), old, method, rounds=problem.rounds, seed=seed, evaluate_every=0, **problem.work
+        )
+        history = pf.admit(run, new, exchanges).history
+        out[label] = history[run.metric.name].tolist()
+        if label == "FPFC":
+            history = pf.admit(run, new, exchanges, start="common").history
+            out[f"{label}, from the start"] = history[run.metric.name].tolist()
+        out["Local"] = history["alone"].tolist()
+    if "LG-FedAvg" not in out and "FedAvg" in out:  # one layer
+        out["LG-FedAvg"] = out["FedAvg"]
+    return out
+
+
+@recipe("fpfc/table3", "Table 3: newcomers on S1 and on label-swapped images", minutes=(4, 2500), settings=settings,
+        machine="two cores", data=("mnist", "fashion_mnist"), also=("fpfc/table3-images",), middle=True)  # fmt: skip
+def table3(bench: Bench) -> Outcome:
+    """Does a device that comes after training gain from the clusters that were found?"""
+    many, few = (3, 3) if bench.rehearse else EXCHANGES[bench.scale]
+    parts = [(synthetic(bench), many, GRID), *((images(bench, title), few, IMAGE_LAMBDAS) for title in IMAGE_TITLES)]
+    claims, panels, at, selected, first = [], [], {}, [], bench.seeds[0]
+    for problem, exchanges, lambdas in parts:
+        title = problem.title
+        trial = bench.rounds(200, 1000, 200) if lambdas is GRID else problem.rounds
+        known = replace(problem, federation=lambda seed, p=problem: parted(p.federation(seed))[0], rounds=trial)
+        choose = tuned_nine(bench, f"{problem.key}-choice", known, lambdas)
+        selected.append(f"{title}: {chosen([first], choose)}")
+        methods = {m: a for m, a in choose(first).items() if m != "Local"}
+        some = dict(list(methods.items())[-1:]) if bench.rehearse else methods
+        if title in IMAGE_TITLES:
+            problem = replace(problem, rounds=bench.rounds(*TRAINED))
+        found = bench.by_seed(
+            f"newcomers-{problem.key}", lambda seed, p=problem, m=some, e=exchanges: taken_in(bench, seed, p, m, e)
+        )
+        at[title] = {label: np.array([f[label] for f in found]) for label in found[0]}
+        mine = at[title]["FPFC"][:, -1]
+        printed = {m: float(value.split()[0]) for m, value in zip(METHODS, PRINTED[title], strict=True)}
+        for m in (m for m in METHODS[:-1] if m in at[title]):
+            high, low = ("FPFC", m) if printed["FPFC"] > printed[m] else (m, "FPFC")
+            values = {"FPFC": mine, m: at[title][m][:, -1]}
+            claims.append(problem.better(f"{high} is better for a newcomer than {low}", values[high], values[low]))
+        series = {m: (list(range(v.shape[1])), (100 * v).tolist()) for m, v in at[title].items()}
+        panels.append(Panel(title, "exchanges", "newcomers' accuracy, %", series))
+    labels = [m for m in METHODS if all(m in of for of in at.values())]
+    ranks = np.mean([stats.rankdata([-of[m][:, -1].mean() for m in labels]) for of in at.values()], 0)
+    rows = {
+        m: [*((PRINTED[t][METHODS.index(m)], ours(at[t][m][:, -1], 100)) for t in at),
+            (RANKS[METHODS.index(m)], ours([ranks[labels.index(m)]]))]
+        for m in labels
+    }  # fmt: skip
+    before = {m: [(None, ours(of[m][:, 0], 100)) for of in at.values()] for m in [*labels, "FPFC, from the start"]}
+    tables = [
+        beside("Table 3: newcomers' accuracy after all exchanges, %", (*at, "rank"), rows),
+        beside("Before any exchange", tuple(at), before),
+    ]
+    notes = [
+        *selected,
+        "Local: the newcomer alone, with as many rounds of local work",
+        "the paper does not say how many exchanges newcomers take part in, nor whether the others move",
+        "rank: of the means, averaged over the three data sets",
+    ]
+    return Outcome(tables, {"newcomers": curve_panels(panels, 3)}, claims, notes)

@@ -1,0 +1,209 @@
+"""Installed packages that add to polyfed: the one of docs/packages.md, put on sys.path as pip would leave it."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import polyfed as pf
+from polyfed.core.algorithm import REGISTRY
+from polyfed.data.datasets import LOADERS
+from polyfed.metrics.scores import KNOWN
+from polyfed.models import MODELS
+from polyfed.recipes import RECIPES
+
+PAGE = (Path(__file__).parents[2] / "docs" / "packages.md").read_text()
+FILES = dict(re.findall(r'^```\w+ title="(.+?)"\n(.*?)^```$', PAGE, flags=re.M | re.S))
+RUN = [
+    "run",
+    "--algorithm",
+    "halfway",
+    "--data",
+    "moons",
+    "--model",
+    "tanh",
+    "--metrics",
+    "hits",
+    "--partition",
+    "iid",
+    "--clients",
+    "4",
+    "--rounds",
+    "2",
+]
+
+
+def install(place, files=FILES, version=None):
+    """A folder as `pip install --target` leaves it: the package's modules and its metadata."""
+    project = tomllib.loads(files["pyproject.toml"])["project"]
+    info = place / f"{project['name'].replace('-', '_')}.dist-info"
+    info.mkdir(parents=True)
+    number = version or project["version"]
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {number}\n")
+    groups = project["entry-points"].items()
+    text = "".join(f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in named.items()) for group, named in groups)
+    (info / "entry_points.txt").write_text(text)
+    for name in files.keys() - {"pyproject.toml"}:
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(files[name])
+    return place
+
+
+def changed(name="acme-fed", **texts):
+    """The page's package with other texts in its files, under another name. texts: file's ending -> (old, new)"""
+    package = name.replace("-", "_")
+    files = {path: text.replace("acme-fed", name).replace("acme_fed", package) for path, text in FILES.items()}
+    for ending, (old, new) in texts.items():
+        (path,) = (path for path in files if path.endswith(f"{ending}.py") or path == f"{ending}.toml")
+        assert old in files[path]
+        files[path] = files[path].replace(old, new)
+    return {path.replace("acme_fed", package): text for path, text in files.items()}
+
+
+def forget():
+    """Drop what was loaded of packages, as if this process had begun anew."""
+    modules = [name for name in sys.modules if name.startswith("acme_")]
+    for registry in (REGISTRY, LOADERS, MODELS, KNOWN):
+        theirs = [name for name, thing in registry.items() if thing.__module__.startswith("acme_")]
+        for name in {*registry._added, *theirs}:
+            registry._added.pop(name, None)
+            registry.pop(name, None)
+    RECIPES.pop("acme/moons", None)
+    for name in modules:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def put(tmp_path, monkeypatch, undrawn):
+    """Install a package for this test; a second call puts another beside it."""
+
+    def add(files=FILES, name="site", version=None):
+        monkeypatch.syspath_prepend(str(install(tmp_path / name, files, version)))
+
+    yield add
+    forget()
+
+
+def test_a_package_runs_resumes_verifies_and_is_listed(cli, put, tmp_path):
+    put()
+    assert cli(*RUN, "--out", "a", "-q").status == 0
+    config = tomllib.loads((tmp_path / "a/config.toml").read_text())
+    assert (config["packages"], config["versions"]["acme-fed"]) == (["acme-fed"], "1.0")
+    said = cli("verify", "a")
+    assert said.status == 0, said.err
+    assert "comes out again, bit for bit" in said.out
+    assert cli("run", "a/config.toml", "--rounds", 3, "--out", "b", "-q").status == 0
+    assert tomllib.loads((tmp_path / "b/config.toml").read_text())["packages"] == ["acme-fed"]
+    assert cli("resume", "a", "-q").status == 0
+    assert type(pf.Run.open(tmp_path / "a").algorithm) is REGISTRY["halfway"]
+    for command in (["algorithms"], ["data", "list"]):
+        said = cli(*command)
+        assert said.status == 0
+        assert said.out.count("(acme-fed 1.0)") == 1
+    assert "acme-fed 1.0" in cli("algorithms", "halfway").out
+    assert "halfway: " in cli("check", "halfway", "--row", "resume").out
+
+
+def test_a_run_is_refused_in_one_line_without_its_package_and_goes_on_with_it(cli, put, tmp_path, monkeypatch):
+    with monkeypatch.context() as inner:
+        inner.syspath_prepend(str(install(tmp_path / "site")))
+        assert cli(*RUN, "--out", "a", "--set", "checkpoint-every=1", "-q").status == 0
+        text = (tmp_path / "a/config.toml").read_text()
+        assert cli("compare", "halfway", "local", *RUN[3:], "--seeds", 1, "--out", "c", "-q").status == 0
+    forget()
+    for command in (["resume", "a"], ["verify", "a"], ["run", "a/config.toml", "--out", "b"], ["resume", "c"]):
+        said = cli(*command)
+        assert said.status != 0
+        assert said.err.count("\n") == 1
+        assert "packages: needs the package acme-fed, which is not installed" in said.err
+    assert (tmp_path / "a/config.toml").read_text() == text
+    put(version="1.1", name="newer")
+    assert cli("run", "a/config.toml", "--out", "b", "-q").status == 0
+    said = cli("verify", "a")
+    assert "acme-fed: 1.0 in the run, 1.1 here" in said.out
+
+
+def test_recipes_of_packages_are_found_beside_the_papers(cli, put):
+    put()
+    said = cli("reproduce")
+    assert said.status == 0, said.err
+    assert "acme/moons" in said.out
+    assert "fpfc/table1" in said.out
+    assert "(acme-fed 1.0)" in " ".join(said.out.split())
+    said = cli("reproduce", "acme/moons", "--seeds", 1, "-q")
+    assert said.status == 0, said.err
+    assert "Both were trained." in said.out
+
+
+BROKEN = {
+    "a module that does not import": changed(__init__=("import numpy as np", "import a_library_that_is_not_there")),
+    "a module that exits": changed(__init__=("HITS =", "raise SystemExit(3)\nHITS =")),
+    "something else than a method": changed(pyproject=("acme_fed:Halfway", "acme_fed:tanh")),
+    "a class of another name": changed(__init__=("class Halfway", 'class Half'), pyproject=(":Halfway", ":Half")),
+    "a method that polyfed has": changed(__init__=("HITS =", "class FedAvg(pf.Algorithm): pass\nHITS =")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("files", BROKEN.values(), ids=BROKEN)
+def test_a_broken_package_is_one_line_that_names_it_and_breaks_nothing_else(cli, put, files):
+    put(files)
+    said = cli("run", "--algorithm", "halfway", "--data", "digits")
+    assert (said.status, said.err.count("\n")) == (2, 1)
+    assert "acme-fed 1.0" in said.err
+    said = cli("algorithms")
+    assert said.status == 0
+    assert "acme-fed 1.0" in said.out
+    assert cli("run", "--algorithm", "fedavg", "--data", "digits", "--clients", 2, "--rounds", 1, "-q").status == 0
+
+
+def test_a_name_is_polyfeds_or_one_packages(cli, put):
+    put(changed(pyproject=('halfway = "acme_fed:Halfway"', 'fedavg = "acme_fed:Halfway"')))
+    said = cli("algorithms")
+    assert said.status == 0
+    assert "'fedavg' of acme-fed 1.0 is refused; polyfed has one of this name" in " ".join(said.out.split())
+    forget()
+    put(name="one")
+    put(changed("acme-too"), name="two")
+    said = cli("run", "--data", "moons")
+    assert said.err.strip() == (
+        "polyfed: data.name: moons: found in two packages, acme-fed 1.0 and acme-too 1.0; uninstall one of them"
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "old", "new"),
+    [
+        ("--data", "x, y = make_moons", "x, y = 1 / 0, make_moons"),
+        ("--model", "return nn.Sequential", "return 1 / 0 or nn.Sequential"),
+        ("--model", "return nn.Sequential", "return str or nn.Sequential"),
+    ],
+)
+def test_what_fails_in_a_package_is_its_own(cli, put, option, old, new):
+    put(changed(__init__=(old, new)))
+    said = cli(*RUN)
+    assert (said.status, said.err.count("\n")) == (1, 1)
+    assert "this is a bug" not in said.err
+    assert f"{option.removeprefix('--')}.name: {'moons' if option == '--data' else 'tanh'}" in said.err
+
+
+def test_a_command_without_the_package_behind_it_names_it(cli, monkeypatch, tmp_path):
+    monkeypatch.setattr("polyfed.base.plugins._installed", lambda path: [])
+    for command, package in ((["reproduce"], "polyfed_papers"), (["regress", "digits"], "polyfed_clinical")):
+        said = cli(*command)
+        assert said.err.startswith(f"polyfed: polyfed {command[0]} needs the package {package}")
+        assert (said.status, said.err.count("\n")) == (2, 1)
+
+
+def test_nobody_looks_for_packages_before_a_name_is_asked_for(tmp_path):
+    """Neither help nor a run of what polyfed has reads other packages' metadata."""
+    code = (
+        "from polyfed.base import plugins; plugins.of = plugins._installed = None\n"
+        "from polyfed.cli import call\n"
+        "run = 'run --algorithm fedavg --data digits --clients 2 --rounds 1 --metrics auc --out a -q'\n"
+        "print('statuses', call(['--help']), call(run.split()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == "statuses 0 0", done.stderr

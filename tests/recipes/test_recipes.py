@@ -1,0 +1,279 @@
+"""Recipes: the machinery that runs them, and every recipe rehearsed from beginning to end."""
+
+import os
+import re
+import signal
+import sys
+import tomllib
+from dataclasses import replace
+from itertools import count
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from polyfed.algorithms.fedavg import FedAvg
+from polyfed.algorithms.fpfc import FPFC
+from polyfed.algorithms.local import Local
+from polyfed.base.errors import ConfigError
+from polyfed.core.rounds import Loop
+from polyfed.data import load
+from polyfed.models import build
+from polyfed.recipes import RECIPES, Bench, Outcome, find
+from polyfed.recipes import load as recipes
+from polyfed.recipes.recipe import SIZES, Pilot, beside, curves, metric_of, ordered, ours, write
+from polyfed.recipes.record import load as read
+from polyfed.recipes.record import pack, unpack
+from polyfed.runs.fit import fit
+from polyfed.studies import parallel
+from polyfed.studies.compare import compare
+
+ALL = sorted(recipes())
+
+
+def small(bench, **settings):
+    data = load("heart-disease").partition(seed=0)
+    methods = {"Local": Local(lr=0.1), "FedAvg": FedAvg(lr=0.1)}
+    given = {"rounds": 3, "local_steps": 2, "batch_size": None, **settings}
+    return bench.compare("runs", build("linear", data.input_shape, 2), data, methods, **given)
+
+
+def test_what_is_finished_is_read_back(tmp_path):
+    first = small(Bench(tmp_path, seeds=2))
+    stamp = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("summary.json")}
+    again = small(Bench(tmp_path, seeds=3))
+    assert len(stamp) == 4
+    assert all(p.stat().st_mtime_ns == t for p, t in stamp.items())
+    assert np.array_equal(metric_of(again, "FedAvg")[:2], metric_of(first, "FedAvg"))
+    assert sorted(set(curves(again)["seed"])) == [0, 1, 2]
+
+
+def test_other_settings_are_refused(tmp_path):
+    small(Bench(tmp_path, seeds=1))
+    with pytest.raises(ConfigError, match="another local-steps"):
+        small(Bench(tmp_path, seeds=1), local_steps=3)
+
+
+def test_a_pilot_multiplies_what_a_round_takes(tmp_path, monkeypatch):
+    """Seconds of a round, times rounds, methods and seeds, of three rounds that were trained."""
+    monkeypatch.setattr(sys.modules[Pilot.__module__], "perf_counter", count().__next__)
+    pilot = Pilot(tmp_path, seeds=1)
+    pilot.count = 4
+    found = small(pilot, rounds=50)
+    assert pilot.seconds == 2 * 50 * 4
+    assert [r.summary["rounds"] for r in found.results] == [3, 3]
+
+
+def test_a_pilot_counts_fits_and_searches_that_are_kept_by_seed(tmp_path, monkeypatch):
+    """Three rounds of each are trained; all rounds, values and seeds are counted."""
+    monkeypatch.setattr(sys.modules[Pilot.__module__], "perf_counter", count().__next__)
+    pilot, data = Pilot(tmp_path, seeds=1), load("heart-disease").partition(seed=0)
+    pilot.count = 4
+    model, trained = build("linear", data.input_shape, 2), []
+
+    def search(seed: int) -> float:
+        run = pilot.fit(model, data, FedAvg(lr=0.1), rounds=50, seed=seed, local_steps=1, batch_size=None)
+        trained.append(run.loop.t)
+        assert pilot.seconds == 50
+        settings = {"grid": (0.0, 0.1), "regime": "cold", "tolerance": 0.0, "local_steps": 1, "batch_size": None}
+        found = pilot.tune(model, data, FPFC(0.1), rounds=50, extend=0, check_every=1, train_on=0, **settings)
+        trained.extend(row["rounds"] for row in found.rows)
+        return sum(row["seconds"] for row in found.rows) * 50 / 3
+
+    (searched,) = pilot.by_seed("x", search)
+    assert trained == [3, 3, 3]
+    assert pilot.seconds == pytest.approx(4 * (50 + searched))
+
+
+def test_a_middle_size_is_estimated_before_it_starts(cli, monkeypatch):
+    monkeypatch.setitem(RECIPES, "fedslr/table4", started("fedslr/table4"))
+    before, _, _ = cli("reproduce", "fedslr/table4", "--scale", "middle").out.rpartition("STARTED")
+    assert "a few seconds on this machine" in before
+    said = cli("reproduce", "fpfc/table1", "--scale", "middle")
+    assert (said.status, len(said.err.splitlines())) == (2, 1)
+    assert "expected small or paper for fpfc/table1" in said.err
+
+
+def test_a_value_is_computed_once(tmp_path):
+    bench, calls = Bench(tmp_path), []
+    for _ in range(2):
+        assert bench.once("x", lambda: calls.append(1) or {"a": np.float64(0.5)}) == {"a": 0.5}
+    assert len(calls) == 1
+
+
+def test_a_value_that_ctrl_c_cut_short_is_not_kept(tmp_path):
+    bench, data = Bench(tmp_path), load("heart-disease").partition(seed=0)
+    model = build("linear", data.input_shape, 2)
+
+    def rounds(stop: int) -> int:
+        def press(progress):
+            if progress.round == stop:
+                signal.raise_signal(signal.SIGINT)
+
+        return fit(model, data, FedAvg(lr=0.1), rounds=3, callbacks=[press]).loop.t
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.once("x", lambda: rounds(1))
+    assert bench.once("x", lambda: rounds(99)) == 3
+
+
+def test_a_search_that_ctrl_c_cuts_short_ends_the_recipe(tmp_path, monkeypatch):
+    """In the first value, when there is no best one to be asked for."""
+    data = load("heart-disease").partition(seed=0, validation_fraction=0.2)
+    model, step = build("linear", data.input_shape, 2), Loop.step
+    monkeypatch.setattr(Loop, "step", lambda loop: (step(loop), signal.raise_signal(signal.SIGINT)))
+    with pytest.raises(KeyboardInterrupt):
+        Bench(tmp_path).tune(model, data, FPFC(lr=0.1), grid=[0.1, 0.2], rounds=3, train_on=0).best  # noqa: B018
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+def test_seeds_are_computed_side_by_side_and_read_here(tmp_path, monkeypatch):
+    monkeypatch.setattr(parallel, "room", lambda device="cpu": 2)
+    bench = Bench(tmp_path, seeds=[3, 5, 8])
+    found = bench.by_seed("x", lambda seed: {"seed": seed, "process": os.getpid()})
+    assert [f["seed"] for f in found] == [3, 5, 8]
+    assert len({os.getpid(), *(f["process"] for f in found)}) == 4
+    assert bench.by_seed("x", lambda seed: pytest.fail("computed again")) == found
+
+
+def test_methods_may_depend_on_the_seed(tmp_path, monkeypatch):
+    data = load("heart-disease").partition(seed=0)
+    model, rates = build("linear", data.input_shape, 2), {0: 0.1, 1: 0.2, 2: 0.3}
+    tables = {}
+    for room in (1, 2):
+        monkeypatch.setattr(parallel, "room", lambda device="cpu", room=room: room)
+        found = Bench(tmp_path / str(room)).compare(
+            "runs", model, data, lambda seed: {"FedAvg": FedAvg(lr=rates[seed])}, rounds=3, batch_size=None
+        )
+        assert [r.seed for r in found.results] == [0, 1, 2]
+        used = [tomllib.loads((r.folder / "config.toml").read_text())["algorithm"]["lr"] for r in found.results]
+        assert used == [0.1, 0.2, 0.3]
+        tables[room] = metric_of(found, "FedAvg").tolist()
+    assert tables[1] == tables[2]
+
+
+def test_a_claim_is_decided_by_the_paired_interval():
+    a, b = np.array([0.8, 0.9, 0.85, 0.7]), np.array([0.7, 0.82, 0.75, 0.61])
+    gap = stats.ttest_rel(a, b).confidence_interval(0.95)
+    found = ordered("a above b", a, b)
+    assert found.holds is True
+    assert f"{gap.low:+.3g} to {gap.high:+.3g}" in found.evidence
+    assert ordered("b above a", b, a).holds is False
+    assert ordered("noise", a, a + np.array([0.1, -0.1, 0.1, -0.1])).holds is None
+    assert ordered("one seed", a[:1], b[:1]).holds is None
+
+
+def test_a_claim_over_splits_of_the_same_samples_is_wider():
+    """Nadeau and Bengio: with a quarter tested, s^2 (1/4 + 1/3) in the place of s^2/4."""
+    a, b = np.array([0.8, 0.9, 0.85, 0.7]), np.array([0.7, 0.82, 0.75, 0.61])
+    gap, plain = (a - b).mean(), stats.ttest_rel(a, b).confidence_interval(0.95)
+    half = (plain.high - gap) * (7 / 3) ** 0.5
+    assert f"{gap - half:+.3g} to {gap + half:+.3g}" in ordered("", a, b, share=0.25).evidence
+
+
+def test_paper_and_ours_stand_side_by_side():
+    table = beside("T", ["accuracy"], {"m": [("84.97", ours([0.8, 0.9], 100))]})
+    assert table.headers == ["method", "accuracy, paper", "accuracy, ours"]
+    assert [c.text for c in table.rows[0]] == ["m", "84.97", "85.00 ± 7.07"]
+
+
+def test_an_unknown_recipe_is_named(cli):
+    said = cli("reproduce", "fpfc/tabel1")
+    assert said.status == 2
+    assert "fpfc/table1" in said.err
+    assert len(said.err.splitlines()) == 1
+
+
+def test_the_list_names_every_recipe(cli):
+    listed = cli("reproduce").out
+    assert all(name in listed for name in ALL)
+    assert all(name in listed for r in recipes().values() for name in r.also)
+
+
+def test_a_name_means_one_recipe():
+    names = [n for r in recipes().values() for n in (r.name, *r.also)]
+    assert len(set(names)) == len(names)
+    assert all(find(n) is r for r in recipes().values() for n in r.also)
+    assert find("fedslr/table8") is find("fedslr/table7")
+
+
+def test_another_name_shares_the_folder(cli, monkeypatch, tmp_path):
+    """So that what one name has computed is not computed again under the other."""
+    monkeypatch.setitem(RECIPES, "fedslr/table7", started("fedslr/table7"))
+    said = cli("reproduce", "fedslr/table8")
+    assert said.status == 0
+    assert "fedslr/table7" in said.out
+    assert [p.name for p in (tmp_path / "runs" / "reproduce").iterdir()] == ["fedslr-table7-small"]
+
+
+def started(name):
+    """The recipe with nothing to compute, which says when it starts."""
+
+    def run(bench):
+        """Nothing."""
+        print("STARTED")
+        return Outcome()
+
+    return replace(recipes()[name], run=run)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_time_and_settings_are_said_before_it_starts(name, cli, monkeypatch):
+    """The estimate for paper scale, and of every setting whose it is: the paper's, the released code's, or ours."""
+    r = started(name)
+    monkeypatch.setitem(RECIPES, name, r)
+    before, _, _ = cli("reproduce", name, "--scale", "paper", "--yes").out.partition("STARTED")
+    said = re.search(rf"(?:about (\d+) (min|h|days)|a few seconds) on {re.escape(r.machine)}", before)
+    assert said
+    unit = {"min": 1, "h": 60, "days": 24 * 60, None: 1}[said[2]]
+    assert abs(int(said[1] or 0) * unit - r.minutes["paper"]) <= max(unit / 2, 0.5)
+    assert re.search(r"what +whose +value", before)
+    for setting in r.settings("paper"):
+        assert re.search(rf"{re.escape(setting.key[:12])}.* {setting.source} ", before)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_recipe_says_what_it_is(name):
+    r = find(name)
+    assert r.title
+    assert r.about
+    assert all(0 < r.minutes[size] for size in SIZES)
+    for size in r.sizes:
+        assert {s.source for s in r.settings(size)} <= {"paper", "code", "ours"}
+
+
+def test_all_small_sizes_together_take_two_hours_at_most():
+    assert sum(find(name).minutes["small"] for name in ALL) <= 120
+
+
+HEAVY = {
+    "fpfc/attacks-images", "fpfc/figure4", "fpfc/figure7", "fpfc/figure8-images", "fpfc/figure9",
+    "fpfc/sensitivity-images", "fpfc/table-e2", "fpfc/table-e3", "fpfc/table-e4", "fpfc/table2-images", "fpfc/table3",
+    "fedacs/figure1",
+}  # fmt: skip
+
+
+# one for each thing that a recipe may read of its runs, or tune by
+RECORDED = {"fpfc/table1", "fpfc/figure-e1", "fpfc/progress", "fedslr/table3", "fedslr/table1"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in HEAVY else n for n in ALL])
+def test_a_recipe_runs_to_its_end(name, tmp_path, request, monkeypatch):
+    """A rehearsal: one round of everything; tables, figures and page are written, and again from its record."""
+    r = RECIPES[name]
+    where = next((request.getfixturevalue("data_dir")(folder) for folder in r.data), None)
+    bench = Bench(tmp_path, "small", 1, data_dir=where, rehearse=True)
+    outcome = r.run(bench)
+    page = write(r, bench, outcome)
+    assert outcome.tables or outcome.figures
+    assert page.read_text().startswith(f"# {name}")
+    assert len(list(tmp_path.glob("*.svg"))) == len(outcome.figures)
+    if name in RECORDED:
+        again = Bench(tmp_path / "again", "small", 1, data_dir=where, rehearse=True)
+        unpack(read(pack(bench, name)), again.folder)
+        for place, what in ((sys.modules[compare.__module__], "fit"), (Bench, "fit"), (Bench, "tune")):
+            monkeypatch.setattr(place, what, lambda *args, **given: pytest.fail("trained again"))
+        write(r, again, r.run(again))
+        files = [p for p in again.folder.iterdir() if p.is_file()]
+        assert again.folder / "outcome.md" in files
+        assert all(p.read_bytes() == (tmp_path / p.name).read_bytes() for p in files)

@@ -1,0 +1,249 @@
+"""A record: what a recipe found, in one file. From it nothing is computed twice, and its runs can be verified."""
+
+import gzip
+import importlib
+import json
+import shutil
+import signal
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from polyfed.algorithms.fedavg import FedAvg
+from polyfed.algorithms.local import Local
+from polyfed.data import load
+from polyfed.models import build
+from polyfed.recipes import RECIPES, Bench, Outcome
+from polyfed.recipes.recipe import Recipe, Setting, beside, curve_figure, curves, metric_of, ordered, ours
+from polyfed.recipes.record import load as read
+from polyfed.recipes.record import pack, unpack
+
+comparing = importlib.import_module("polyfed.studies.compare")
+METHODS = {"Local": Local(lr=0.1), "FedAvg": FedAvg(lr=0.1)}
+RUNS = [f"all/{label}-seed{seed}" for label in METHODS for seed in range(2)]
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """A recipe with two methods, a value that is kept and a curve. trained: the runs; stop: the one to interrupt"""
+    seen = SimpleNamespace(trained=[], stop=None, rounds=4, lr=0.1)
+
+    def run(bench):
+        """Two methods."""
+        data = load("heart-disease").partition(seed=0)
+        model = build("linear", data.input_shape, 2)
+        methods = METHODS | {"Local": Local(lr=seen.lr)}
+        settings = {"rounds": seen.rounds, "local_steps": 1, "batch_size": None, "evaluate_every": 2}
+        found = bench.compare("all", model, data, methods, **settings)
+        spread = bench.once("spread", lambda: float(metric_of(found, "FedAvg").std()))
+        rows = {label: [(None, ours(metric_of(found, label), 100, decimals=12))] for label in METHODS}
+        drawn = {
+            label: (of["round"].tolist(), [of["loss"].tolist()])
+            for label, of in curves(found).query("seed == 0").groupby("label")
+        }
+        claim = ordered(f"spread {spread!r}", metric_of(found, "FedAvg"), metric_of(found, "Local"))
+        return Outcome([beside("T", ["accuracy"], rows)], {"curve": curve_figure(drawn, "round", "loss")}, [claim])
+
+    before = comparing.fit
+
+    def fit(model, federation, algorithm, training, **given):
+        name = f"all/{'Local' if algorithm.name == 'local' else 'FedAvg'}-seed{training.seed}"
+        seen.trained.append(name)
+
+        def press(progress):
+            if name == seen.stop and progress.round == 1:
+                signal.raise_signal(signal.SIGINT)
+
+        return before(model, federation, algorithm, training, **given | {"callbacks": (press,)})
+
+    monkeypatch.setattr(comparing, "fit", fit)
+    monkeypatch.setattr(comparing.parallel, "room", lambda device="cpu": 1)
+    minutes = {"small": 0.1, "paper": 0.1}
+    made = Recipe("fpfc/tiny", "Tiny", run, lambda scale: [Setting("lr", "0.1", "ours")], minutes, seeds=2)
+    monkeypatch.setitem(RECIPES, "fpfc/tiny", made)
+    return seen
+
+
+@pytest.fixture
+def record(tiny, tmp_path):
+    """The record of the recipe's whole run, in the folder a; its page is not written."""
+    bench = Bench(tmp_path / "a", seeds=2)
+    RECIPES["fpfc/tiny"].run(bench)
+    tiny.trained.clear()
+    return pack(bench, "fpfc/tiny")
+
+
+def changed(record, change):
+    """A copy, with its lines changed."""
+    lines = [json.loads(line) for line in gzip.decompress(record.read_bytes()).splitlines()]
+    lines = change(lines) or lines
+    out = record.with_name("changed.gz")
+    out.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode()))
+    return out
+
+
+def line_of(lines, name):
+    return next(line for line in lines if line.get("run") == name)
+
+
+def files_of(folder):
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")}
+
+
+def test_the_page_comes_again_with_nothing_trained(cli, tiny, tmp_path):
+    """Page, tables, figures and the record itself, byte by byte."""
+    assert cli("reproduce", "fpfc/tiny", "--out", "a", "-q").status == 0
+    assert tiny.trained == [f"all/{label}-seed{seed}" for seed in range(2) for label in METHODS]
+    tiny.trained.clear()
+    assert cli("reproduce", "fpfc/tiny", "--from", "a/record.jsonl.gz", "--out", "b", "-q").status == 0
+    assert tiny.trained == []
+    found = files_of(tmp_path / "a")
+    assert found == files_of(tmp_path / "b")
+    assert {"outcome.md", "curve.svg", "curve.pdf", "table1-t.csv", "record.jsonl.gz"} <= set(found)
+
+
+def test_an_interrupted_recipe_leaves_a_record_that_goes_on(cli, tiny, tmp_path):
+    """Only what was not over is trained, and the numbers are those of a run that was not interrupted."""
+    tiny.stop = "all/Local-seed1"
+    assert cli("reproduce", "fpfc/tiny", "--out", "half", "-q").status == 130
+    assert tiny.trained == ["all/Local-seed0", "all/FedAvg-seed0", "all/Local-seed1"]
+    tiny.stop, tiny.trained = None, []
+    assert cli("reproduce", "fpfc/tiny", "--from", "half/record.jsonl.gz", "--out", "b", "-q").status == 0
+    assert tiny.trained == ["all/Local-seed1", "all/FedAvg-seed1"]
+    assert cli("reproduce", "fpfc/tiny", "--out", "a", "-q").status == 0
+    assert files_of(tmp_path / "a")["outcome.md"] == files_of(tmp_path / "b")["outcome.md"]
+
+
+def test_more_seeds_go_on_from_a_record(cli, tiny, record):
+    assert cli("reproduce", "fpfc/tiny", "--from", record, "--seeds", 3, "--out", "b", "-q").status == 0
+    assert tiny.trained == ["all/Local-seed2", "all/FedAvg-seed2"]
+
+
+def test_one_recorded_run_is_trained_again(cli, tiny, record):
+    said = cli("verify", record, "--run", "all/FedAvg-seed1")
+    assert (said.status, said.err, tiny.trained) == (0, "", ["all/FedAvg-seed1"])
+    assert "all/FedAvg-seed1: comes out again, bit for bit" in said.out
+    assert said.out.count("equal") == 5
+
+
+def test_all_recorded_runs_are_trained_again(cli, tiny, record):
+    said = cli("verify", record)
+    assert said.status == 0
+    assert sorted(tiny.trained) == sorted(RUNS)
+    assert said.out.count("bit for bit") == 4
+
+
+def change_numbers(lines):
+    run = line_of(lines, "all/FedAvg-seed1")
+    run["clients"]["test_accuracy"][2] *= 1 - 1e-6
+    run["history"][0]["loss"] *= 1 + 1e-6
+    run["summary"]["final"]["test"]["worst"] /= 2
+    run["summary"]["digest"]["models"] = "0" * 64
+    run["config"]["versions"]["torch"] = "1.0"
+
+
+def test_a_changed_number_is_seen(cli, record):
+    said = cli("verify", changed(record, change_numbers), "--run", "all/FedAvg-seed1")
+    assert said.status == 1
+    assert "does not come out again" in said.out
+    assert "server   equal" in said.out
+    assert "models   differs from its digest" in said.out
+    assert "history  differs from round 0 on (test loss by 1.0e-06, relative)" in said.out
+    assert "summary  differs (final test worst by 5.0e-01, relative)" in said.out
+    assert "(test_accuracy of client 'switzerland' by 1.0e-06, relative)" in said.out
+    assert "torch: 1.0 in the run" in said.out
+
+
+def test_what_comes_before_must_be_in_the_record(cli, tiny, record):
+    """One run is verified, and no other is trained for it."""
+    part = changed(record, lambda lines: [line for line in lines if line.get("run") != "all/Local-seed0"])
+    assert cli("verify", part, "--run", "all/FedAvg-seed1").status == 0
+    assert tiny.trained == ["all/FedAvg-seed1"]
+
+
+def test_another_version_of_the_recipe_is_refused(cli, tiny, record):
+    tiny.rounds = 5
+    for words in (("reproduce", "fpfc/tiny", "--from", record, "--out", "b", "-q"), ("verify", record)):
+        said = cli(*words)
+        assert (said.status, len(said.err.splitlines())) == (2, 1)
+        assert "holds runs with another rounds than this version of the recipe" in said.err
+    tiny.rounds, tiny.lr = 4, 0.2
+    said = cli("reproduce", "fpfc/tiny", "--from", record, "--out", "c", "-q")
+    assert (said.status, tiny.trained) == (2, [])
+    assert "another algorithms" in said.err
+
+
+def test_the_record_of_something_else_is_refused(cli, record, tmp_path):
+    said = cli("reproduce", "fpfc/tiny", "--scale", "paper", "--from", record, "--out", "b")
+    assert said.err.strip().endswith("found a record of fpfc/tiny small, expected one of fpfc/tiny paper")
+    assert not (tmp_path / "b").exists()
+    said = cli("verify", record, "--run", "all/FedAvg-seed7")
+    assert "did you mean 'all/FedAvg-seed" in said.err
+
+
+def broken(lines):
+    del line_of(lines, "all/FedAvg-seed1")["summary"]["rounds"]
+
+
+def text_for_a_number(lines):
+    line_of(lines, "all/FedAvg-seed1")["clients"]["test_accuracy"][0] = "high"
+
+
+def uneven(lines):
+    line_of(lines, "all/FedAvg-seed1")["clients"]["test_accuracy"].pop()
+
+
+def no_clients(lines):
+    del line_of(lines, "all/FedAvg-seed1")["clients"]["client"]
+
+
+def outside(lines):
+    line_of(lines, "all/FedAvg-seed1")["run"] = "../../FedAvg-seed1"
+
+
+def no_head(lines):
+    return lines[1:]
+
+
+def odd_line(lines):
+    lines.append({"unknown": 1})
+
+
+def null_setting(lines):
+    lines[1]["settings"]["rounds"] = None
+
+
+@pytest.mark.parametrize(
+    "change", [broken, text_for_a_number, uneven, no_clients, outside, no_head, odd_line, null_setting]
+)
+def test_a_damaged_line_is_refused_and_named(change, cli, tiny, record):
+    bad = changed(record, change)
+    for words in (("reproduce", "fpfc/tiny", "--from", bad, "--out", "b", "-q"), ("verify", bad)):
+        said = cli(*words)
+        assert (said.status, len(said.err.splitlines()), tiny.trained) == (1, 1, [])
+        assert "changed.gz: " in said.err
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-40], lambda b: b[:60] + b"x" + b[61:], lambda b: b"not gzip"])
+def test_a_damaged_file_is_refused(damage, cli, record):
+    record.write_bytes(damage(record.read_bytes()))
+    said = cli("verify", record)
+    assert (said.status, len(said.err.splitlines())) == (1, 1)
+    assert "not a readable record" in said.err
+
+
+def test_what_is_in_the_folder_already_stays(tiny, record, tmp_path):
+    """A run that is over there is not replaced."""
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    path = tmp_path / "b/all/runs/FedAvg-seed1/summary.json"
+    before = path.read_bytes()
+    unpack(read(changed(record, change_numbers)), tmp_path / "b")
+    assert path.read_bytes() == before
+
+
+def test_a_recipe_whose_numbers_are_not_all_in_a_record_leaves_none(cli, tiny, monkeypatch, tmp_path):
+    monkeypatch.setitem(RECIPES, "fpfc/tiny", replace(RECIPES["fpfc/tiny"], recorded=False))
+    assert cli("reproduce", "fpfc/tiny", "--out", "a", "-q").status == 0
+    assert (tmp_path / "a/outcome.md").exists()
+    assert not (tmp_path / "a/record.jsonl.gz").exists()
