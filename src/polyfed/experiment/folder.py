@@ -36,6 +36,7 @@ from polyfed.core.settings import is_list, is_table, unboxed
 from polyfed.experiment import files
 from polyfed.experiment.run import Run, raw
 from polyfed.experiment.training import Training
+from polyfed.native import kernel
 from polyfed.report.files import tensors
 from polyfed.yardsticks import Yardstick
 
@@ -317,9 +318,11 @@ def versions() -> dict[str, str]:
     """Versions of what decides the numbers."""
     found = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
     found |= {package: version_of(package) for package in ("polyfed", "torch", "numpy", "scikit-learn")}
-    # the instructions that torch and MKL choose decide the last bits
+    # the instructions that torch, MKL and our kernel choose decide the last bits
+    compiled = kernel()
     return found | {
         "cpu-capability": torch.backends.cpu.get_cpu_capability(),
+        "kernel": compiled.set if compiled is not None else "none",
         "mkl-cbwr": os.environ.get("MKL_CBWR", "none"),
     }
 
