@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import polyfed as pf
+from polyfed import native
 from polyfed.runs import folder as folder_module
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -59,6 +61,27 @@ def test_a_changed_model_and_a_changed_digest_are_seen(cli, small):
     assert said.status == 1
     assert "models   differs by 1.0e-04, relative (client 'va')" in said.out
     assert "server   differs from its digest in summary.json" in said.out
+
+
+@pytest.mark.parametrize(
+    ("by", "capability", "says"),
+    [
+        (1e-6, None, "does not come out again"),
+        (1e-6, "OTHER", "comes out again: the same to 1e-06, relative; it was made with other processor instructions"),
+        (1e-2, "OTHER", "does not come out again"),
+    ],
+)
+def test_rounding_is_told_from_another_result(cli, small, monkeypatch, by, capability, says):
+    """A difference is rounding's where instructions differ and half of the digits of single precision agree."""
+    folder = run_of(cli, small)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines[-1]["loss"] *= 1 + by
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if capability:
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    said = cli("verify", "a")
+    assert said.out.splitlines()[0] == f"a: {says}"
+    assert said.status == (says == "does not come out again")
 
 
 def test_versions_that_differ_are_named(cli, small, monkeypatch):
@@ -114,7 +137,8 @@ def separately(tmp_path, setting, *words):
     unset = {k: v for k, v in os.environ.items() if k not in ("ATEN_CPU_CAPABILITY", "MKL_CBWR")}
     env = unset | {"OMP_NUM_THREADS": "1"} | setting
     done = subprocess.run([*COMMAND, *words], cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
 
 
 MLP = (
@@ -147,6 +171,21 @@ def test_portable_gives_the_same_bits_whatever_the_machine_chooses(tmp_path):
     assert "portable = true" in config
     assert 'cpu-capability = "AVX2"' in config
     assert "from-round" not in config
+
+
+@pytest.mark.skipif(not AVX2, reason="needs x86 with AVX2")
+def test_a_run_of_another_instruction_set_comes_out_again_to_rounding(tmp_path):
+    """Two of torch's, MKL's and the kernel's own, on one machine."""
+    plain = MACHINES["plain"] | {"POLYFED_NATIVE": "baseline"}
+    separately(tmp_path, plain, "run", *MLP, "-q", "--rounds", "2", "--out", "a")
+    said = separately(tmp_path, MACHINES["newest"], "verify", "a").splitlines()
+    same = re.fullmatch(r"a: comes out again: the same to (\S+), relative; it was made with .*", said[0])
+    assert same, said
+    assert 0 < float(same[1]) < 1e-5
+    named = {line.split(":")[0].strip() for line in said[4:]}
+    assert named == {"cpu-capability", "mkl-cbwr"} | ({"kernel"} if native.built() is not None else set())
+    said = separately(tmp_path, plain, "verify", "a").splitlines()
+    assert said[0] == "a: comes out again, bit for bit"
 
 
 def test_portable_in_a_program_that_has_torch_already_is_refused(cli, small):

@@ -30,9 +30,10 @@ def verify(
 ) -> int:
     """Train a finished run again in a temporary folder and compare server, models and history bit for bit.
 
-    The folder is not changed. Exit status 0: all equal, 1: something differs. Bits are equal on processors with the
-    same instructions, and for a run with --portable on every x86 processor with AVX2. A run of a record, which
-    polyfed reproduce writes, is trained by its recipe; --data-dir is for that.
+    The folder is not changed. Exit status 0: all come out again, 1: something does not. Bits are equal on processors
+    with the same instructions, and for a run with --portable on every x86 processor with AVX2; elsewhere a run comes
+    out again to rounding, and it is said to how many digits. A run of a record, which polyfed reproduce writes, is
+    trained by its recipe; --data-dir is for that.
 
     [dim]polyfed verify runs/a --run ditto-seed0[/dim]
     """
@@ -47,8 +48,8 @@ def verify(
 
     def tell(name: str, found: "Verdict") -> None:
         nonlocal equal
-        equal = equal and found.equal
-        stdout.print(f"{name}: {'comes out again, bit for bit' if found.equal else 'does not come out again'}")
+        equal = equal and (found.equal or found.rounded)
+        stdout.print(f"{name}: {found}", markup=False, soft_wrap=True)
         for part, text in found.parts.items():
             stdout.print(f"  {part:<8} {text}", markup=False, soft_wrap=True)
         for part, (then, now) in found.versions.items():

@@ -34,6 +34,7 @@ from polyfed.core.algorithm import Algorithm
 from polyfed.core.ledger import COLUMNS
 from polyfed.metrics.metric import Metric, having, mean_of, written
 from polyfed.metrics.scores import lead
+from polyfed.native import kernel
 from polyfed.runs import ownership as files
 from polyfed.runs.result import Run, raw
 from polyfed.runs.schema import tensors
@@ -319,9 +320,11 @@ def versions() -> dict[str, str]:
     """Versions of what decides the numbers."""
     found = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
     found |= {package: version_of(package) for package in ("polyfed", "torch", "numpy", "scikit-learn")}
-    # the instructions that torch and MKL choose decide the last bits
+    # the instructions that torch, MKL and our kernel choose decide the last bits
+    compiled = kernel()
     return found | {
         "cpu-capability": torch.backends.cpu.get_cpu_capability(),
+        "kernel": compiled.set if compiled is not None else "none",
         "mkl-cbwr": os.environ.get("MKL_CBWR", "none"),
     }
 

@@ -3,10 +3,10 @@
 import contextlib
 import tempfile
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,21 +23,50 @@ from polyfed.runs.fit import fit
 from polyfed.runs.folder import client_model
 from polyfed.runs.ownership import unsealed
 
-Differs = Callable[[Path, Path], str]  # how a run folder differs from another one, or nothing
+PROCESSOR = ("cpu-capability", "mkl-cbwr", "kernel", "platform")  # versions that are the processor's, or chosen by it
+
+
+class Difference(NamedTuple):
+    """How a part of two runs differs.
+
+    text: of the first number     by: the largest relative difference of a number; infinity of what is no number
+    """
+
+    text: str
+    by: float
+
+
+Differs = Callable[[Path, Path], Difference | None]  # how a run folder differs from another one
 
 
 @dataclass(frozen=True)
 class Verdict:
     """parts: what is said of the server's state, the clients' models and the history, "equal" or how they differ
-    versions: name -> (in the run, here), of those that differ
+    versions: name -> (in the run, here), of those that differ     by: the largest relative difference of any number
+    digits: the largest that rounding is taken for on another processor
     """
 
     parts: dict[str, str]
     versions: dict[str, tuple[str, str]]
+    by: float = 0.0
+    digits: float = 0.0
 
     @property
     def equal(self) -> bool:
         return all(text == "equal" for text in self.parts.values())
+
+    @property
+    def rounded(self) -> bool:
+        """Whether the runs were made with different instructions, and differ as rounding does."""
+        return not self.equal and self.by <= self.digits and any(key in self.versions for key in PROCESSOR)
+
+    def __str__(self) -> str:
+        if self.equal:
+            return "comes out again, bit for bit"
+        if self.rounded:
+            same = f"the same to {self.by:.0e}, relative" if self.by else "the same numbers, in other bits"
+            return f"comes out again: {same}; it was made with other processor instructions"
+        return "does not come out again"
 
 
 def verify(folder: Path) -> Verdict:
@@ -73,22 +102,28 @@ def compared(folder: Path, again: Path, config: dict[str, Any], parts: Mapping[s
     before: dict[str, str] | None = reading.summary(folder).get("digest")
     now: dict[str, str] = reading.summary(again)["digest"]
     said: dict[str, str] = {}
+    worst = 0.0
     for name, differs in parts.items():
         same = before is None or before.get(name) == now.get(name)  # runs of older versions have none
-        said[name] = differs(folder, again) or ("equal" if same else "differs from its digest in summary.json")
-    return Verdict(said, _versions(config, again))
+        found = differs(folder, again)
+        worst = max(worst, 0.0 if found is None else found.by)
+        said[name] = found.text if found else "equal" if same else "differs from its digest in summary.json"
+    digits = (
+        torch.finfo(torch.float64 if config.get("dtype") == "float64" else torch.float32).eps ** 0.5
+    )  # half of them
+    return Verdict(said, _versions(config, again), worst, digits)
 
 
 def _versions(config: dict[str, Any], again: Path) -> dict[str, tuple[str, str]]:
-    """Those that differ between a run's config.toml and that of the run made again."""
+    """Those that a run's config.toml names and that differ in that of the run made again."""
     last = {k.partition("-from-round-")[0]: v for k, v in config.get("versions", {}).items()}
     here = tomllib.loads((again / "config.toml").read_text())["versions"]
-    changed = {k: (last.get(k, "unknown"), here.get(k, "unknown")) for k in (*here, *last)}
+    changed = {k: (then, here.get(k, "unknown")) for k, then in last.items()}
     return {k: v for k, v in changed.items() if v[0] != v[1]}
 
 
-def _summary(folder: Path, again: Path) -> str:
-    """The first number of the summary that differs, seconds and digests aside."""
+def _summary(folder: Path, again: Path) -> Difference | None:
+    """Of the numbers of the summary, seconds and digests aside."""
 
     def flat(value: dict[str, Any], name: str = "") -> dict[str, Any]:
         parts = (flat(v, f"{name}{k} ") if is_table(v) else {f"{name}{k}": v} for k, v in value.items())
@@ -97,72 +132,87 @@ def _summary(folder: Path, again: Path) -> str:
     a, b = (
         flat({k: v for k, v in reading.summary(f).items() if k not in ("seconds", "digest")}) for f in (folder, again)
     )
-    return next((f"differs{_by(k, a.get(k), b.get(k))}" for k in {**a, **b} if a.get(k) != b.get(k)), "")
+    return _first(("differs", k, a.get(k), b.get(k)) for k in {**a, **b})
 
 
-def _clients(folder: Path, again: Path) -> str:
-    """The first of the columns in `folder` that differs."""
+def _clients(folder: Path, again: Path) -> Difference | None:
+    """Of the columns in `folder`."""
     a, b = reading.clients(folder), reading.clients(again)
+    pairs: list[tuple[str, str, Any, Any]] = []
     for column in a.columns:
         x, y = (f[column].tolist() if column in f else [] for f in (a, b))
         if len(x) != len(y):
-            return f"differs in its {column}: {len(x)} in the run, {len(y)} here"
-        for name, one, other in zip(a["client"], x, y, strict=True):
-            if one != other and not (one != one and other != other):  # both NaN
-                return f"differs{_by(f'{column} of client {name!r}', one, other)}"
-    return ""
+            return Difference(f"differs in its {column}: {len(x)} in the run, {len(y)} here", torch.inf)
+        both = zip(a["client"], x, y, strict=True)
+        pairs += [("differs", f"{column} of client {name!r}", one, other) for name, one, other in both]
+    return _first(pairs)
 
 
-def _by(what: str, x: Any, y: Any) -> str:
-    """What differs and by how much."""
+def _first(pairs: Iterable[tuple[str, str, Any, Any]]) -> Difference | None:
+    """The first of (how it is said, what, then, now) that differ, and by how much any of them does at most."""
+    found = [(said, what, _relative(x, y)) for said, what, x, y in pairs if x != y and not (x != x and y != y)]
+    if not found:
+        return None
+    said, what, by = found[0]
+    return Difference(
+        f"{said} ({what}{f' by {by:.1e}, relative' if by < torch.inf else ''})", max(d for *_, d in found)
+    )
+
+
+def _relative(x: Any, y: Any) -> float:
+    """The relative difference of two numbers; infinity of other things."""
     numbers = isinstance(x, int | float) and isinstance(y, int | float)
-    return f" ({what}{f' by {abs(x - y) / max(abs(x), abs(y)):.1e}, relative' if numbers else ''})"
+    found = abs(x - y) / max(abs(x), abs(y)) if numbers else torch.inf
+    return found if found == found else torch.inf
 
 
-def _server(folder: Path, again: Path) -> str:
+def _server(folder: Path, again: Path) -> Difference | None:
     a, b = (part(checkpoint.load(f / "checkpoint")[0], "server.") for f in (folder, again))
     return _apart(a, b)
 
 
-def _models(folder: Path, again: Path) -> str:
-    names = [c["name"] for c in reading.federation(folder)["clients"]]
-    for i, name in enumerate(names):
+def _models(folder: Path, again: Path) -> Difference | None:
+    found: list[Difference] = []
+    for i, name in enumerate(c["name"] for c in reading.federation(folder)["clients"]):
         a, b = client_model(folder, i, name), client_model(again, i, name)
         if a is None or b is None:
-            return "" if a is b else "are missing on one side"
-        if text := _apart(a[0], b[0]):
-            return f"{text} (client {name!r})"
-    return ""
+            return None if a is b else Difference("are missing on one side", torch.inf)
+        if difference := _apart(a[0], b[0]):
+            found.append(Difference(f"{difference.text} (client {name!r})", difference.by))
+    return max(found, key=lambda d: d.by, default=None)
 
 
-def _history(folder: Path, again: Path) -> str:
+def _history(folder: Path, again: Path) -> Difference | None:
     a, b = reading.metrics(folder), reading.metrics(again)
-    for one, other in zip(a, b, strict=False):
-        for key in [k for k in one if k != "seconds"]:
-            x: Any = one[key]
-            y: Any = other.get(key)
-            if x != y:
-                what = f"{one['split']} {key}"
-                return f"differs from round {one['round']} on{_by(what, x, y)}"
-    return "" if len(a) == len(b) else f"differs: {len(a)} evaluations in the run, {len(b)} here"
+    found = _first(
+        (f"differs from round {one['round']} on", f"{one['split']} {key}", one[key], other.get(key))
+        for one, other in zip(a, b, strict=False)
+        for key in one
+        if key != "seconds"
+    )
+    if len(a) != len(b):
+        return Difference(
+            found.text if found else f"differs: {len(a)} evaluations in the run, {len(b)} here", torch.inf
+        )
+    return found
 
 
-def _apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> str:
-    """How two sets of tensors differ, or nothing."""
+def _apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> Difference | None:
+    """How two sets of tensors differ."""
     if {k: t.shape for k, t in a.items()} != {k: t.shape for k, t in b.items()}:
-        return "differs in form"
+        return Difference("differs in form", torch.inf)
     worst = 0.0
     for k, t in a.items():
         if not torch.equal(t, b[k]) and not (t.isnan() == b[k].isnan()).all():
-            return "differs in what is finite"
+            return Difference("differs in what is finite", torch.inf)
         x, y = t.double().nan_to_num(), b[k].double().nan_to_num()
         worst = max(worst, norm(x - y) / max(norm(x), norm(y), 1e-300))
-    return f"differs by {worst:.1e}, relative" if worst else ""
+    return Difference(f"differs by {worst:.1e}, relative", worst) if worst else None
 
 
-def _unseen(folder: Path, again: Path) -> str:
+def _unseen(folder: Path, again: Path) -> Difference | None:
     """Left to the digest."""
-    return ""
+    return None
 
 
 WHOLE: dict[str, Differs] = {"server": _server, "models": _models, "history": _history}
