@@ -101,6 +101,18 @@ def undrawn(monkeypatch):
     monkeypatch.setattr("polyfed.report.page.to_svg", lambda figure, name, title, description="": "<svg></svg>")
 
 
+@pytest.fixture
+def put(tmp_path, monkeypatch):
+    """Install the package of docs/packages.md, or files like its, for this test; a second call adds another."""
+    import acme
+
+    def add(files=acme.FILES, name="site", version=None):
+        monkeypatch.syspath_prepend(str(acme.install(tmp_path / name, files, version)))
+
+    yield add
+    acme.forget()
+
+
 @pytest.fixture(scope="session")
 def data_dir():
     """A function: the folder of data files, or skip when `wanted` is not in it."""

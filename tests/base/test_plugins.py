@@ -1,93 +1,18 @@
 """Installed packages that add to polyfed: the one of docs/packages.md, put on sys.path as pip would leave it."""
 
-import re
-import subprocess
-import sys
 import tomllib
-from pathlib import Path
 
 import pytest
+from acme import changed, forget, install
 
 import polyfed as pf
 from polyfed.core.algorithm import REGISTRY
-from polyfed.data.datasets import LOADERS
-from polyfed.metrics.scores import KNOWN
-from polyfed.models import MODELS
-from polyfed.recipes import RECIPES
 
-PAGE = (Path(__file__).parents[2] / "docs" / "packages.md").read_text()
-FILES = dict(re.findall(r'^```\w+ title="(.+?)"\n(.*?)^```$', PAGE, flags=re.M | re.S))
-RUN = [
-    "run",
-    "--algorithm",
-    "halfway",
-    "--data",
-    "moons",
-    "--model",
-    "tanh",
-    "--metrics",
-    "hits",
-    "--partition",
-    "iid",
-    "--clients",
-    "4",
-    "--rounds",
-    "2",
-]
+NAMES = ["--algorithm", "halfway", "--data", "moons", "--model", "tanh", "--metrics", "hits"]
+RUN = ["run", *NAMES, "--partition", "iid", "--clients", 4, "--rounds", 2]
 
 
-def install(place, files=FILES, version=None):
-    """A folder as `pip install --target` leaves it: the package's modules and its metadata."""
-    project = tomllib.loads(files["pyproject.toml"])["project"]
-    info = place / f"{project['name'].replace('-', '_')}.dist-info"
-    info.mkdir(parents=True)
-    number = version or project["version"]
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {number}\n")
-    groups = project["entry-points"].items()
-    text = "".join(f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in named.items()) for group, named in groups)
-    (info / "entry_points.txt").write_text(text)
-    for name in files.keys() - {"pyproject.toml"}:
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_text(files[name])
-    return place
-
-
-def changed(name="acme-fed", **texts):
-    """The page's package with other texts in its files, under another name. texts: file's ending -> (old, new)"""
-    package = name.replace("-", "_")
-    files = {path: text.replace("acme-fed", name).replace("acme_fed", package) for path, text in FILES.items()}
-    for ending, (old, new) in texts.items():
-        (path,) = (path for path in files if path.endswith(f"{ending}.py") or path == f"{ending}.toml")
-        assert old in files[path]
-        files[path] = files[path].replace(old, new)
-    return {path.replace("acme_fed", package): text for path, text in files.items()}
-
-
-def forget():
-    """Drop what was loaded of packages, as if this process had begun anew."""
-    modules = [name for name in sys.modules if name.startswith("acme_")]
-    for registry in (REGISTRY, LOADERS, MODELS, KNOWN):
-        theirs = [name for name, thing in registry.items() if thing.__module__.startswith("acme_")]
-        for name in {*registry._added, *theirs}:
-            registry._added.pop(name, None)
-            registry.pop(name, None)
-    RECIPES.pop("acme/moons", None)
-    for name in modules:
-        del sys.modules[name]
-
-
-@pytest.fixture
-def put(tmp_path, monkeypatch, undrawn):
-    """Install a package for this test; a second call puts another beside it."""
-
-    def add(files=FILES, name="site", version=None):
-        monkeypatch.syspath_prepend(str(install(tmp_path / name, files, version)))
-
-    yield add
-    forget()
-
-
-def test_a_package_runs_resumes_verifies_and_is_listed(cli, put, tmp_path):
+def test_a_package_runs_resumes_verifies_and_is_listed(cli, put, tmp_path, undrawn):
     put()
     assert cli(*RUN, "--out", "a", "-q").status == 0
     config = tomllib.loads((tmp_path / "a/config.toml").read_text())
@@ -107,7 +32,7 @@ def test_a_package_runs_resumes_verifies_and_is_listed(cli, put, tmp_path):
     assert "halfway: " in cli("check", "halfway", "--row", "resume").out
 
 
-def test_a_run_is_refused_in_one_line_without_its_package_and_goes_on_with_it(cli, put, tmp_path, monkeypatch):
+def test_a_run_is_refused_in_one_line_without_its_package_and_goes_on_with_it(cli, put, tmp_path, monkeypatch, undrawn):
     with monkeypatch.context() as inner:
         inner.syspath_prepend(str(install(tmp_path / "site")))
         assert cli(*RUN, "--out", "a", "--set", "checkpoint-every=1", "-q").status == 0
@@ -197,13 +122,10 @@ def test_a_command_without_the_package_behind_it_names_it(cli, monkeypatch, tmp_
         assert (said.status, said.err.count("\n")) == (2, 1)
 
 
-def test_nobody_looks_for_packages_before_a_name_is_asked_for(tmp_path):
+def test_nobody_looks_for_packages_before_a_name_is_asked_for(cli, monkeypatch, undrawn):
     """Neither help nor a run of what polyfed has reads other packages' metadata."""
-    code = (
-        "from polyfed.base import plugins; plugins.of = plugins._installed = None\n"
-        "from polyfed.cli import call\n"
-        "run = 'run --algorithm fedavg --data digits --clients 2 --rounds 1 --metrics auc --out a -q'\n"
-        "print('statuses', call(['--help']), call(run.split()))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout.splitlines()[-1] == "statuses 0 0", done.stderr
+    monkeypatch.setattr("polyfed.base.plugins._installed", None)
+    names = ["--algorithm", "fedavg", "--data", "digits", "--model", "linear", "--metrics", "auc"]
+    for command in (["--help"], ["run", *names, "--clients", 2, "--rounds", 1, "-q"]):
+        said = cli(*command)
+        assert said.status == 0, said.err

@@ -115,6 +115,28 @@ def test_another_version_or_name_is_refused(tmp_path):
         at_sites(file, sites)
 
 
+def test_a_method_and_a_model_of_a_package_run_where_every_site_has_its_version(tmp_path, put):
+    """The same bits as on one machine; another version, or none, is refused naming site, package and versions."""
+    data = folder(tmp_path / "data")
+    file = experiment(tmp_path / "study.toml", 'name = "halfway"', f'{CLIENT}\n[model]\nname = "tanh"', metrics="hits")
+    put()
+    sites = Sites(tmp_path, data)
+    same(on_one_machine(file, data), at_sites(file, sites), sites)
+
+    def other(name, message):
+        asked = unpack(message, 1 << 20, name)
+        versions = asked.head["versions"]
+        assert versions.keys() == {"polyfed", "torch", "acme-fed"}
+        asked.head["versions"] = (versions | {"acme-fed": "0.9"}) if name == "riga" else versions | {"other": "2.0"}
+        return sites.answer(name, pack(asked))
+
+    with pytest.raises(
+        PolyfedError, match=r"riga: has acme-fed 1\.0, the server has 0\.9; install the same"
+    ) as refused:
+        at_sites(file, Sites(tmp_path, data), Direct(NAMES, other), out="again")
+    assert "oslo: other is not installed, the server has 2.0; install the same" in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("method", "data", "top", "said"),
     [

@@ -5,7 +5,7 @@ Entry points are read when a name is not built in, or when all names are listed,
 adds is asked for: reading those of some hundred packages takes 20 ms.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -113,7 +113,7 @@ def versions() -> dict[str, str]:
 
 
 @contextmanager
-def blamed(plugin: Plugin | None, what: str, refusal: type[PolyfedError]) -> Iterator[None]:
+def blamed(plugin: Plugin | None, what: str, refusal: type[PolyfedError]) -> Generator[None, None, None]:
     """Errors of a package's own code as one line that names the package; None: code of polyfed, whose errors pass."""
     try:
         yield

@@ -3,6 +3,7 @@ which it is not resumed or verified, and their versions under [versions].
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from polyfed.base import plugins
 from polyfed.base.errors import ConfigError
@@ -17,7 +18,7 @@ def packages(
     methods: Iterable[Algorithm], data: str | None, model: str | None, metrics: Metrics | None
 ) -> dict[str, str]:
     """{package: version} of what goes by these names; None: given in Python."""
-    used: list[tuple[Registry, str]] = [(REGISTRY, m.name) for m in methods]
+    used: list[tuple[Registry[Any], str]] = [(REGISTRY, m.name) for m in methods]
     used += [(KNOWN, m.name) for m in metrics_of(metrics)]
     used += [(registry, name) for registry, name in ((LOADERS, data), (MODELS, model)) if name is not None]
     plugs = [plugin for registry, name in used if (plugin := registry.origin(name)) is not None]

@@ -179,9 +179,11 @@ def _only(e: Experiment) -> Method:
         raise ConfigError("portable: not with sites, whose processors are their own; leave it out")
     if isinstance(method.algorithm, Yardstick):
         raise ConfigError(f"algorithm.name: {method.algorithm.name} is a yardstick, which needs no sites")
-    for what, found in (("algorithm.file", method.file), ("model.file", e.model.file), ("attack", s.attack)):
+    if s.attack is not None:
+        raise ConfigError("attack: not with sites, who are themselves; leave it out")
+    for what, found in (("algorithm.file", method.file), ("model.file", e.model.file)):
         if found is not None:
-            raise ConfigError(f"{what}: not with sites, which run what is installed there; install it as a package")
+            raise ConfigError(f"{what}: not with sites, which run what they have installed; make a package of it")
     return method
 
 
