@@ -141,8 +141,11 @@ class Metric:
         Why a client may have no score, such as "one class".
     span : float
         How far apart two values can be.
-    classwise : bool
-        Whether it is taken class by class (or by those who have the event), so that it hangs on the smallest class.
+    classwise : int
+        0, or where it is taken class by class (or by those who have the event), so that it hangs on the smallest class,
+        the number of classes that it is a mean over where there are two: 1 for AUC, 2 for balanced accuracy.
+    guesses : bool
+        Whether it counts right guesses class by class, so that two models may agree on every sample of a class.
     """
 
     name: str
@@ -157,7 +160,8 @@ class Metric:
     decimals: int | None = None
     lacks: str = "no value"
     span: float = math.inf
-    classwise: bool = False
+    classwise: int = 0
+    guesses: bool = False
 
     def __str__(self) -> str:
         return self.name
