@@ -62,8 +62,8 @@ BASE = {"rare": -6.1, "seldom": -2.7, "five": np.log([0.4, 0.25, 0.17, 0.12, 0.0
 TAILS = 2.5  # degrees of freedom of the noise of `heavy`
 NAMES = {"heavy": "heavy tails", "rare": "3 to 5 % ill", "seldom": "15 % ill", "five": "five classes"}
 TESTED = 0.34
-REPEATS = {4: 300, 10: 300, 20: 100, 100: 40}
-SINGLE = {4: 1000, 20: 400, 100: 100}  # populations of one split
+REPEATS = {4: 300, 10: 200, 20: 80, 100: 30}
+SINGLE = {4: 1000, 20: 300, 100: 60}  # populations of one split
 RULES = ("t", "Nadeau-Bengio", "polyfed")
 GAINS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2)  # of the power curve
 
@@ -335,7 +335,7 @@ def part(job: tuple[str, str, int, int]) -> list[dict[str, Any]]:
     if scenario == "plan":
         return plan(job)
     warnings.simplefilter("ignore")
-    world, new, kept = World.make(task, scenario, sites), new_patients(1024 if sites == 100 else 2048), {}
+    world, new, kept = World.make(task, scenario, sites), new_patients(1024 if sites in (10, 100) else 2048), {}
     for r in range(repeats):
         for key, *found in population(world, np.random.default_rng([r, sites]), new):
             kept.setdefault(key, []).append(found)

@@ -100,7 +100,7 @@ def test_without_samples_it_is_nadeau_and_bengio():
 
 
 def test_samples_and_splits_add_up():
-    """a + s^2 max(1/S, f/(1 - f)/2): at f = 1/4 a sixth of s^2 from seven splits on, on a fixed test set always 1/S.
+    """a + s^2 max(1/S, f/(1 - f)/3): at f = 1/4 a ninth of s^2 from nine splits on, on a fixed test set always 1/S.
     Degrees of freedom by Satterthwaite."""
     d = np.array([1.0, 2.0, 4.0])
     a, square = 0.5, d.var(ddof=1)
@@ -108,7 +108,7 @@ def test_samples_and_splits_add_up():
     assert var == pytest.approx(a + square / 3)
     assert freedom == pytest.approx(var**2 / (a**2 / 20 + (square / 3) ** 2 / 2))
     many = Spread(np.tile([1.0, -1.0], 8), a, 20.0)
-    assert intervals.variance(many, 0.25)[0] == pytest.approx(a + 16 / 15 / 6)
+    assert intervals.variance(many, 0.25)[0] == pytest.approx(a + 16 / 15 / 9)
     assert intervals.variance(many, None)[0] == pytest.approx(a + 16 / 15 / 16)
 
 

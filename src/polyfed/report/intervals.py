@@ -13,7 +13,7 @@ size that was used. Two estimates of the variance of the mean gain over S splits
     splitting   s^2, the sample variance of the S gains, with S - 1 degrees of freedom. Sees the training. Alone it
                 stands for s^2 (1/S + f/(1 - f)), f the tested share (Nadeau and Bengio, Machine Learning 52, 2003).
 
-The variance is a + s^2 max(1/S, f/(1 - f)/2), of a site as of a mean over sites; the second term is that of S
+The variance is a + s^2 max(1/S, f/(1 - f)/3), of a site as of a mean over sites; the second term is that of S
 independent gains, and stops falling where more splits only repeat the same training samples. benchmarks/coverage.py
 chose this; docs/verdicts.md has the figures.
 """
@@ -161,7 +161,7 @@ def variance(found: Spread, share: float | None) -> tuple[float, float]:
     shared = 0.0 if share is None else share / (1 - share)
     if a is None:
         return between * (1 / splits + shared) or math.nan, splits - 1.0
-    b = between * max(1 / splits, shared / 2)
+    b = between * max(1 / splits, shared / 3)
     if not a + b and found.gain:
         return math.nan, math.nan
     scale = a**2 / found.freedom + b**2 / (splits - 1)
