@@ -296,8 +296,8 @@ def test_wrong_verdicts_where_no_site_gains(simulated):
 
 
 def test_two_seeds_of_heavy_tails_are_covered():
-    """Noise with 2.5 degrees of freedom, MAE, ten sites. Of the sites 89 % where both parts count half, of the means 86 %; 94
-    and 91 % now, which 120 populations know to two points."""
+    """Noise with 2.5 degrees of freedom, MAE, ten sites. 94 % of the sites and 91 % of the means, which 120 populations
+    know to two points; 89 and 86 % where both parts count half."""
     module = simulation()
     rows = module.chosen(module.part(("heavy", "even mae", 10, 120)), design="S=2", rule="polyfed")
     assert module.sites_of(rows[0]) > 0.91
