@@ -3,6 +3,7 @@ was interrupted goes on."""
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ import polyfed as pf
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.games import values as game
 from polyfed.games.result import _widened
+from polyfed.games.show import answer
 from polyfed.report.intervals import Spread
 from polyfed.report.pairs import Evidence
 from polyfed.studies.tune import LEAKED
@@ -67,6 +69,13 @@ def test_the_planted_truth_is_found(found):
     together = found.partitions.set_index("partition").loc["together"]
     assert not together["individual"]
     assert not together["nash"]
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.0, "none of 5 splits"), (0.2, "1 of 5 splits"), (1.0, "5 of 5 splits")])
+def test_the_headline_says_in_how_many_splits_the_partition_holds(found, share, said):
+    """By mean gains it is stable; the splits alone may say otherwise."""
+    told = replace(found, seeds=tuple(range(5)), partitions=found.partitions.assign(individual_share=share))
+    assert f"it is individually stable in {said}." in answer(told)
 
 
 def test_the_values_of_a_client_add_up_to_its_gain_with_all(found):

@@ -123,6 +123,14 @@ def test_stability_is_what_its_definition_says(seed):
         assert (found.nash, found.individual, found.core) == (not wish, not let, not blocks)
 
 
+def test_who_is_indifferent_lets_a_newcomer_in():
+    """Player 0 gains by joining 1, to whom it is all the same: allowed. If 1 loses the least bit, it is not."""
+    for change, held in ((0.0, False), (-1e-9, True)):
+        gains = {0b01: np.zeros(2), 0b10: np.zeros(2), 0b11: np.array([1.0, change])}
+        found = game.stability((0b01, 0b10), gains, 2)
+        assert (found.nash, found.individual) == (False, held)
+
+
 def test_the_planted_partition_is_found_and_is_stable_in_every_sense():
     """Two groups whose members help each other, and a player who harms all but is helped by them."""
     worth = np.full((7, 7), -1.0)

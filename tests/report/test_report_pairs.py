@@ -171,15 +171,17 @@ def test_sampling_variance_of_fixed_predictions(tmp_path):
 
 
 def test_clients_are_judged_jointly(tmp_path):
-    """Thirty clients without a gain, of 20 tested patients each: one by one some would be called clear, jointly none;
-    a client that gains 60 points is."""
+    """Of 31 clients with 20 tested patients each, one gains 60 points and is called clear. One gains some 20: clear by
+    itself, but not among so many. The others gain nothing."""
     rng = np.random.default_rng(3)
     local, fedavg = rng.random((31, PATIENTS)) < 0.6, rng.random((31, PATIENTS)) < 0.6
     local[30], fedavg[30] = rng.random(PATIENTS) < 0.3, rng.random(PATIENTS) < 0.97
+    fedavg[29] = local[29]
+    fedavg[29, np.flatnonzero(~local[29])[:14]] = True
     study = write_scores(tmp_path, {"local": local, "fedavg": fedavg}, 0, 31)
     found = pairs.gains(study, "fedavg", "local")
     assert [n for n, g in found.items() if g.sign] == ["client-30"]
-    assert any(g.low > 0 or g.high < 0 for n, g in found.items() if n != "client-30")
+    assert found["client-29"].low > 0
     verdicts = pairs.client_verdicts(study)
     assert {v.choice for n, v in verdicts.items() if n != "client-30"} == {None}
     assert verdicts["client-30"].text == "common"
@@ -342,6 +344,15 @@ def test_one_seed_is_said_beside_clients_that_lack_the_score(tmp_path, lacking):
     assert "One seed: the intervals are about these trained models" in text
 
 
+def test_two_models_that_find_no_ill_patient_are_not_known_to_be_equal(tmp_path):
+    """Four ill of 100 tested, none of them found by either: F1 is 0 twice, and one found would be 0.4."""
+    y = (np.arange(100) < 4).astype(int)
+    added = {k: [[terms.f1(np.zeros(100, dtype=int), y, np.ones(1))]] for k in ("local", "fedavg")}
+    found = pairs.gains(write_added(tmp_path, "f1", added, [y]), "fedavg", "local")["client-0"]
+    assert found.mean == 0
+    assert found.high > 0.3
+
+
 def test_clients_that_share_test_samples(tmp_path):
     """Ten clients with the same 100 patients: their mean knows no more than one client does."""
     rng = np.random.default_rng(0)
@@ -426,14 +437,20 @@ def test_two_common_models_are_compared_in_the_mean_only(tmp_path):
     report.answer(study)
 
 
-def test_what_would_be_enough_is_said_instead_of_an_absurd_interval(tmp_path):
-    """RMSE 30, 3, 20 against 31, 2, 45: Student's t gives about -65 to +48."""
+def test_what_would_be_enough_is_said_beside_an_absurd_interval(tmp_path):
+    """RMSE 30, 3, 20 against 31, 2, 45: about -75 to +60. Were such intervals hidden, those that are printed would be
+    wrong more often than said."""
     values = {"local": [[30.0], [3.0], [20.0]], "fedavg": [[31.0], [2.0], [45.0]]}
     study = report.read(write_comparison(tmp_path, values, metric="rmse", classes=None))
     found = pairs.client_verdicts(study)["client-0"]
     assert found.text.startswith(FEW)
     assert found.text.endswith("would do")
-    assert all(math.isnan(g.low) for g in found.gains.values())
+    gain = found.gains["fedavg"]
+    assert (gain.sign, gain.clear) == (None, False)
+    assert gain.low < -50 < 40 < gain.high
+    _, (line,) = summary.lines(study) if len(study.names) > 1 else ("", [summary._each(study, "fedavg", "local")[0][1]])
+    assert f"{gain.enough})" in line.text
+    assert "to +" in line.text
 
 
 @pytest.mark.parametrize("names", [("ditto", "fedavg"), ("fedavg", "ditto")])

@@ -429,13 +429,11 @@ def _widened(e: Evidence, error: float, drawn: int) -> Interval:
     """The interval with the chance of `drawn` sampled joinings added, freedom by Satterthwaite. None where they are too
     few, or all equal, so that they do not show how far off their mean is."""
     gain, splits = e.spread.gain, len(e.spread.means)
-    found = [intervals.variance(s, e.share) for s in (e.spread, replace(e.spread, whole=True))]
-    if drawn < FEWEST or not error > 0 or not math.isfinite(found[0][0]):
+    var, freedom = intervals.variance(e.spread, e.share)
+    if drawn < FEWEST or not error > 0 or not math.isfinite(var):
         return Interval(gain, math.nan, math.nan, splits)
-    both = [
-        (var + error**2, (var + error**2) ** 2 / (var**2 / freedom + error**4 / (drawn - 1))) for var, freedom in found
-    ]
-    half, p = intervals.half_width(*both[0]), intervals.p_value(gain, *both[1])
+    both = var + error**2, (var + error**2) ** 2 / (var**2 / freedom + error**4 / (drawn - 1))
+    half, p = intervals.half_width(*both), intervals.p_value(gain, *both)
     low, high = max(gain - half, -e.range), min(gain + half, e.range)
     return Interval(gain, low, high, splits, p, abs(gain) > half)
 

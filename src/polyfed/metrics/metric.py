@@ -147,8 +147,11 @@ class Metric(Configured):
         Why a client may have no score, such as "one class".
     span : float
         How far apart two values can be; infinity: as far as they like.
-    classwise : bool
-        Whether it is taken class by class (or by those who have the event), so that it hangs on the smallest class.
+    classwise : int
+        0, or where it is taken class by class (or by those who have the event), so that it hangs on the smallest class,
+        the number of classes that it is a mean over where there are two: 1 for AUC, 2 for balanced accuracy.
+    guesses : bool
+        Whether it counts right guesses class by class, so that two models may agree on every sample of a class.
     """
 
     name: str
@@ -163,7 +166,8 @@ class Metric(Configured):
     decimals: Annotated[int, Limits(ge=0, le=100)] | None = None
     lacks: str = "no value"
     span: Annotated[float, Limits(gt=0, le=math.inf)] = math.inf
-    classwise: bool = False
+    classwise: Annotated[int, Limits(ge=0)] = 0
+    guesses: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -240,14 +240,14 @@ DEFAULT = (ACCURACY, RMSE, LOSS)  # the first that fits leads where none is aske
 _ALL = (
     ACCURACY,
     Metric("auc", "", "higher", _auc, kind="classes", terms=partial(_terms_against_the_rest, terms.auc), title="AUC",
-           decimals=3, lacks=ONE, span=1.0, classwise=True),
+           decimals=3, lacks=ONE, span=1.0, classwise=1),
     Metric("average-precision", "", "higher", _average_precision, kind="classes",
            terms=partial(_terms_against_the_rest, terms.average_precision), title="average precision", decimals=3,
-           lacks=ONE, span=1.0, classwise=True),
+           lacks=ONE, span=1.0, classwise=1),
     Metric("balanced-accuracy", "%", "higher", _balanced, kind="classes", terms=_balanced_terms,
-           title="balanced accuracy", lacks=ONE, span=1.0, classwise=True),
+           title="balanced accuracy", lacks=ONE, span=1.0, classwise=2, guesses=True),
     Metric("f1", "", "higher", _f1, kind="classes", terms=_f1_terms, title="F1", decimals=3,
-           lacks="no positive sample", span=1.0),
+           lacks="no positive sample", span=1.0, classwise=1, guesses=True),
     Metric("log-loss", "", "lower", _log_loss, kind="classes", terms=_log_loss_terms, title="log-loss", decimals=3),
     Metric("brier", "", "lower", _brier, kind="classes", terms=_brier_terms, title="Brier score", decimals=3),
     Metric("calibration-slope", "", "near:1", _slope, kind="two classes", title="calibration slope", decimals=2,
@@ -261,7 +261,7 @@ _ALL = (
            lacks="targets that are all equal"),
     Metric("pinball", "target", "lower", _pinball, kind="numbers", terms=_pinball_terms, title="pinball loss"),
     Metric("concordance", "", "higher", _concordance, kind="survival", terms=_concordance_terms, title="concordance",
-           decimals=3, lacks="no two patients to compare", span=1.0, classwise=True),
+           decimals=3, lacks="no two patients to compare", span=1.0, classwise=1),
     LOSS,
 )  # fmt: skip
 

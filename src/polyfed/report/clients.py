@@ -98,7 +98,7 @@ def _gain(v: Verdict, scale: words.Scale, fixed: str | None) -> list[Cell]:
         return [Cell(v.text, {"verdict": v.text}, "quiet"), Cell("–", nothing), Cell("–", {"low": None, "high": None})]
     g = v.gains[shown]
     name = f" ({shown})" if len(v.gains) > 1 and not fixed else ""
-    span = scale.range(g.low, g.high) if g.sign is not None else "–"
+    span = scale.range(g.low, g.high) if g.known else "–"
     mark = "quiet" if v.choice is None else "loss" if v.choice == v.reference else "gain"
     return [
         Cell(v.text, {"verdict": v.text}, mark),
@@ -119,7 +119,7 @@ def _notes(
             notes.append(f"The gain shown is that of {first[0]} over {reference}.")
         many = max(len(v.gains) for v in verdicts.values())
         seeds = max((g.seeds for v in verdicts.values() for g in v.gains.values()), default=0)
-        known = any(g.sign is not None for v in verdicts.values() for g in v.gains.values())
+        known = any(g.known for v in verdicts.values() for g in v.gains.values())
         if known:
             joint = f", jointly over the {many} methods compared" if many > 1 else ""
             what = "training sets of this size, splits" if seeds > 1 else "these trained models"

@@ -224,6 +224,7 @@ def gain_figure(study: Study, method: str | None = None) -> Figure | None:
             axes.axvline(0, color=INK, linewidth=1)
             axes.set_yticks(place, [_short(n) for n in names])
             axes.set_ylim(-0.7, len(names) - 0.3)
+            axes.set_xlim(*_limits(mean, low, high))
             axes.set_xlabel(text)
         else:
             axes.axhline(0, color=INK, linewidth=1)

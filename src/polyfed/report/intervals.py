@@ -7,16 +7,15 @@ such as AUC or RMSE, is written as one (`metrics.terms`).
 What is estimated is the gain of the two *procedures* on new samples of the site, expected over training sets of the
 size that was used. Two estimates of the variance of the mean gain over S splits go into it:
 
-    sampling    clustered by sample: sum_j (sum_s u_sj)^2 n/(n - 1), u_sj = (values_sj - gain) / (S m_s). Exact to first
-                order where the models are stable, with the freedom of as many samples as disagree; blind to what all
-                training sets have in common.
-    splitting   Nadeau and Bengio (Machine Learning 52, 2003): s^2 (1/S + f/(1 - f)), s^2 the sample variance of the S
-                gains and f the tested share. Sees the training, overstates it when the gain is near zero, and has only
-                S - 1 degrees of freedom.
+    sampling    clustered by sample: a = sum_j (sum_s u_sj)^2 n/(n - 1), u_sj = (values_sj - gain) / (S m_s). Exact to
+                first order where the models are stable, with the freedom of as many samples as disagree; blind to what
+                all training sets have in common.
+    splitting   s^2, the sample variance of the S gains, with S - 1 degrees of freedom. Sees the training. Alone it
+                stands for s^2 (1/S + f/(1 - f)), f the tested share (Nadeau and Bengio, Machine Learning 52, 2003).
 
-A site's interval takes their average; a mean over sites takes the larger, since sampling averages out over sites and
-what the sites' training sets share does not. The larger also judges many sites jointly, where the average's tails are
-too light. benchmarks/coverage.py chose this; docs/verdicts.md has the figures.
+The variance is a + s^2 max(1/S, f/(1 - f)/3), of a site as of a mean over sites; the second term is that of S
+independent gains, and stops falling where more splits only repeat the same training samples. benchmarks/coverage.py
+chose this; docs/verdicts.md has the figures.
 """
 
 import math
@@ -37,15 +36,14 @@ class Spread:
     """What is known of one gain.
 
     means: [S] the gain in every split     sampling: its variance clustered by sample, freedom: degrees of freedom of
-    that; None: not known     whole: a mean over sites, not one site's     floor: without samples, the least standard
-    deviation over splits to believe     ids, parts: the samples, and what each moves the gain by
+    that; None: not known     floor: without samples, the least standard deviation over splits to believe
+    ids, parts: the samples, and what each moves the gain by
     rare: whether those that are alone in their class are most of the variance
     """
 
     means: np.ndarray
     sampling: float | None = None
     freedom: float = math.inf
-    whole: bool = False
     floor: float = 0.0
     ids: np.ndarray | None = None
     parts: np.ndarray | None = None
@@ -58,7 +56,12 @@ class Spread:
 
 
 def spread(
-    values: np.ndarray, span: float = 0.0, ids: np.ndarray | None = None, classes: np.ndarray | None = None
+    values: np.ndarray,
+    span: float = 0.0,
+    ids: np.ndarray | None = None,
+    classes: np.ndarray | None = None,
+    of_two: int = 1,
+    guesses: bool = False,
 ) -> Spread:
     """The spread of a site's gain from `values` [S, N]; splits without a tested sample are left out.
 
@@ -66,8 +69,11 @@ def spread(
     added to the variance (Agresti and Min, Biometrics 61, 2005), so that a site where two methods never disagree is
     not taken for certainty.
     ids: [N] the samples' numbers     classes: [N] of a score that is taken class by class, each sample's, -1: none.
-    A sample that is alone in its class shows nothing of its own chance, and stands for all that it could do, the span;
-    a class of m samples leaves at most m - 1 degrees of freedom.
+    A sample that is alone in its class shows nothing of its own chance, and stands for all that it could do: the span,
+    or a K-th of it in a mean over K classes. A class of m samples leaves at most m - 1 degrees of freedom.
+    of_two: K where there are two classes: 1 of one class's score (AUC), 2 of a mean over both (balanced accuracy)
+    guesses: whether methods may agree on a whole class, none of which they find: then half a sample is gained and lost
+    in every class, not among all samples.
     """
     tested = np.isfinite(values)
     values, tested = values[tested.any(1)], tested[tested.any(1)]
@@ -79,13 +85,19 @@ def spread(
     ids, n = None if ids is None else ids[times > 0], len(gap)
     if n < 2 and not span:  # nothing says how far one sample may be off
         return Spread(means, ids=ids, parts=gap)
-    effective = times.sum() ** 2 / (times @ times)
-    sampling = gap @ gap * n / (n - 1) if n > 1 else span**2
-    sampling, freedom = float(sampling + (span / (effective + 2)) ** 2), _freedom(gap)
-    most, alone = _by_class(tested, classes) if classes is not None else (math.inf, np.zeros(0))
+    sampling, freedom, alone, half = gap @ gap * n / (n - 1) if n > 1 else span**2, _freedom(gap), np.zeros(0), 0.0
+    if classes is not None:
+        most, alone, half = _by_class(tested, classes, of_two)
+        freedom = min(freedom, most)
+    sampling += span**2 * (half if guesses else _half_a_sample(times))
     bound = float((span * alone / len(values)) @ (span * alone / len(values)))
-    freedom = min(freedom, most) * (1 + bound / sampling) ** 2 if bound else min(freedom, most)
-    return Spread(means, sampling + bound, freedom, ids=ids, parts=gap, rare=bound > sampling)
+    freedom *= (1 + bound / sampling) ** 2 if bound else 1.0
+    return Spread(means, float(sampling + bound), freedom, ids=ids, parts=gap, rare=bool(bound > sampling))
+
+
+def _half_a_sample(times: np.ndarray) -> float:
+    """What half a sample gained and half lost add to the variance of a share. times: how often each is tested"""
+    return float(1 / (times.sum() ** 2 / (times @ times) + 2) ** 2)
 
 
 def _freedom(gap: np.ndarray) -> float:
@@ -96,15 +108,19 @@ def _freedom(gap: np.ndarray) -> float:
     return float(np.clip(2 * square**2 / heavy, 1, most)) if heavy > 0 else most
 
 
-def _by_class(tested: np.ndarray, classes: np.ndarray) -> tuple[float, np.ndarray]:
-    """(degrees of freedom that the smallest class leaves, [N] in how many splits a sample is alone in its class)."""
-    most, alone = math.inf, np.zeros(tested.shape[1])
-    for k in np.unique(classes[classes >= 0]):
-        mine = tested & (classes == k)
-        alone += (mine & (mine.sum(1, keepdims=True) == 1)).sum(0)
+def _by_class(tested: np.ndarray, classes: np.ndarray, of_two: int) -> tuple[float, np.ndarray, float]:
+    """(degrees of freedom that the smallest class leaves, [N] in how many splits a sample is alone in its class, and
+    `_half_a_sample` over classes), the latter two by the class's part of the score."""
+    known = [tested & (classes == k) for k in np.unique(classes[classes >= 0])]
+    there = np.sum([mine.any(1) for mine in known], axis=0) + np.zeros(len(tested))  # classes in every split
+    part = 1 / np.where(there > 2, there, of_two)[:, None]
+    most, alone, half = math.inf, np.zeros(tested.shape[1]), 0.0
+    for mine in known:
+        alone += (part * (mine & (mine.sum(1, keepdims=True) == 1))).sum(0)
+        half += float(part.mean()) ** 2 * _half_a_sample(mine.sum(0))
         size = int(mine.any(0).sum())
         most = min(most, size - 1) if size > 1 else most
-    return most, alone
+    return most, alone, half
 
 
 def mean_spread(sites: Sequence[Spread], means: np.ndarray | None = None) -> Spread:
@@ -116,7 +132,7 @@ def mean_spread(sites: Sequence[Spread], means: np.ndarray | None = None) -> Spr
         means = np.asarray(np.mean([s.means for s in sites], axis=0))
     n, floor = len(sites), math.hypot(*(s.floor for s in sites)) / len(sites)
     if any(s.sampling is None for s in sites):
-        return Spread(means, whole=True, floor=floor)
+        return Spread(means, floor=floor)
     each = np.array([s.sampling for s in sites], dtype=float)
     freedom = each.sum() ** 2 / (each**2 / [s.freedom for s in sites]).sum() if each.sum() > 0 else math.inf
     sampling = float(each.sum()) / n**2
@@ -126,7 +142,7 @@ def mean_spread(sites: Sequence[Spread], means: np.ndarray | None = None) -> Spr
         shared = np.bincount(known.searchsorted(every), parts)
         sampling += max(0.0, float(shared @ shared - parts @ parts))
         freedom = min(freedom, _freedom(shared))
-    return Spread(means, sampling, float(freedom), whole=True, floor=floor, rare=any(s.rare for s in sites))
+    return Spread(means, sampling, float(freedom), floor=floor, rare=any(s.rare for s in sites))
 
 
 def variance(found: Spread, share: float | None) -> tuple[float, float]:
@@ -142,15 +158,14 @@ def variance(found: Spread, share: float | None) -> tuple[float, float]:
     between = float(found.means.var(ddof=1))
     if a is None:
         between = max(between if np.ptp(found.means) > EPSILON * abs(found.gain) else 0.0, found.floor**2)
-    b = between * (1 / splits + (0.0 if share is None else share / (1 - share)))
+    shared = 0.0 if share is None else share / (1 - share)
     if a is None:
-        return b or math.nan, splits - 1.0
-    parts = (a, b) if share is None else (a, max(0.0, b - a)) if found.whole else (a / 2, b / 2)
-    total = sum(parts)
-    scale = parts[0] ** 2 / found.freedom + parts[1] ** 2 / (splits - 1)
-    if not total and found.gain:
+        return between * (1 / splits + shared) or math.nan, splits - 1.0
+    b = between * max(1 / splits, shared / 3)
+    if not a + b and found.gain:
         return math.nan, math.nan
-    return total, total**2 / scale if scale > 0 else math.inf
+    scale = a**2 / found.freedom + b**2 / (splits - 1)
+    return a + b, (a + b) ** 2 / scale if scale > 0 else math.inf
 
 
 def half_width(var: float, freedom: float, comparisons: int = 1) -> float:

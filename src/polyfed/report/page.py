@@ -255,7 +255,7 @@ def _figures(study: Study) -> list[Drawing]:
         how = "95 % interval, paired over seeds; filled and in colour: clear jointly over clients."
         if len(study.names) > POINTS:
             how = "Mean over seeds; in colour: clear at 95 %, paired over seeds, jointly over clients."
-        if all(g.sign is None for g in pairs.gains(study, *first).values()):
+        if not any(g.known for g in pairs.gains(study, *first).values()):
             how = "Too few seeds or samples for intervals."
         found.append(("gain", gain_figure(study), f"Gain of {first[0]} over {first[1]}", how))
     found += [

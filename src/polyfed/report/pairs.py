@@ -27,7 +27,7 @@ class Interval:
 
     seeds: number of pairs it rests on     p: p value of no gain, for a joint verdict
     clear: whether the gain differs from zero, jointly over all clients where they are judged together
-    enough: "" or what would be enough for a verdict, where the interval is too wide to say anything and is not shown
+    enough: "" or what would be enough for a verdict, where the interval is too wide to say anything
     why: "" or why there is no interval, as a verdict
     """
 
@@ -42,8 +42,14 @@ class Interval:
 
     @property
     def sign(self) -> int | None:
-        """+1 or -1 for a clear gain or loss, 0 for an unclear one, None when there is no interval."""
-        return None if not math.isfinite(self.low) else int(np.sign(self.mean)) if self.clear else 0
+        """+1 or -1 for a clear gain or loss, 0 for an unclear one, None where nothing can be said: there is no interval
+        or it is too wide."""
+        return None if self.enough or not self.known else int(np.sign(self.mean)) if self.clear else 0
+
+    @property
+    def known(self) -> bool:
+        """Whether there is an interval."""
+        return math.isfinite(self.low)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,12 +78,11 @@ class Evidence:
             return Interval(gain, math.nan, math.nan, splits, why=self.why)
         var, freedom = intervals.variance(self.spread, self.share)
         half = intervals.half_width(var, freedom, comparisons)
-        judged = intervals.variance(replace(self.spread, whole=True), self.share)
-        p = intervals.p_value(gain, *judged, comparisons)
-        if abs(gain) <= half and half > LARGE * self.unit:
-            return Interval(gain, math.nan, math.nan, splits, p, enough=self._enough(comparisons))
+        p = intervals.p_value(gain, var, freedom, comparisons)
         low, high = max(gain - half, -self.range), min(gain + half, self.range)
-        return Interval(gain, low, high, splits, p, clear=abs(gain) > half)
+        wide = abs(gain) <= half and half > LARGE * self.unit
+        enough = self._enough(comparisons) if wide else ""
+        return Interval(gain, low, high, splits, p, clear=abs(gain) > half, enough=enough)
 
     @property
     def why(self) -> str:
@@ -372,7 +377,8 @@ def sampled(metric: Metric, means: np.ndarray, parts: Sequence[Added], floor: fl
     if np.isfinite(values).any(1).sum() != len(means):
         return Spread(means, floor=floor), alike
     span, classes = metric.span if math.isfinite(metric.span) else 0.0, known[:, 1] if metric.classwise else None
-    return replace(intervals.spread(values, span, known[:, 0], classes), means=means, floor=floor), alike
+    found = intervals.spread(values, span, known[:, 0], classes, metric.classwise, metric.guesses)
+    return replace(found, means=means, floor=floor), alike
 
 
 def floor(metric: Metric, share: float, total: int) -> float:

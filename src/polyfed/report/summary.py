@@ -115,10 +115,10 @@ def _each(study: Study, method: str, reference: str) -> list[tuple[float, Line]]
         text = f"{_signed(g.mean, scale)} with {shown}"
         if verdict == "loses" and len(v.gains) > 1:
             text += ", its best"
-        if g.sign is not None:
-            text += f" ({scale.range(g.low, g.high)})"
+        if g.known:
+            text += f" ({scale.range(g.low, g.high)}{f'; a verdict would take {g.enough}' if g.enough else ''})"
         else:
-            text += f" (a verdict would take {g.enough})" if g.enough else f", {g.why}"
+            text += f", {g.why}"
         if common and common != shown and (h := harm[name]).high < 0:
             text += f"; {common} {'costs it' if h.sign else 'may cost it'} {_loss(h, scale)}"
         found.append((g.mean, Line(name, verdict, text)))
@@ -192,7 +192,7 @@ def _harm(study: Study, method: str, own: str) -> list[str]:
         harms = f"{few}{_most(study, down, found)}" if down else "no client"
         helps = f" and helps {len(up) if len(up) > 1 else up[0]}" if up else ""
         said.append(f"One common model ({common}) clearly harms {harms}{helps}.")
-    worst = min((n for n in found if math.isfinite(found[n].low)), key=lambda n: found[n].mean)
+    worst = min((n for n in found if found[n].sign is not None), key=lambda n: found[n].mean)
     if found[worst].high < 0 and not down:
         loss = _loss(found[worst], _scale(study), "; clear by itself, but not jointly over all clients")
         said = [f"One common model ({common}) may cost {worst} {loss}."]
@@ -308,7 +308,7 @@ def _caveats(study: Study) -> list[str]:
     if lacking:
         found.append(f"Means leave out {words.listed(lacking)}: no {_scale(study).name} ({study.metric.lacks}).")
     gain = pairs.mean_gain(study, *first) if first is not None else None
-    if gain is not None and gain.seeds == 1 and gain.sign is not None:
+    if gain is not None and gain.seeds == 1 and gain.known:
         found.append(
             "One seed: the intervals are about these trained models on new samples, not about another training."
         )
@@ -385,7 +385,7 @@ def _short(study: Study, label: str, seeds: Sequence[int] | None = None) -> str:
 
 def _difference(gain: Interval, scale: words.Scale) -> str:
     text = _signed(gain.mean, scale)
-    if gain.sign is None:
+    if not gain.known:
         return text
     return f"{text} (95 % interval {scale.range(gain.low, gain.high)})"
 
