@@ -207,8 +207,8 @@ class Trainer:
         for key, value in self.describe.items():
             known = settings.get(key)
             settings[key] = known | value if isinstance(known, dict) and isinstance(value, dict) else value
-        names = (settings[table].get("name") for table in ("data", "model"))
-        added = packages([self.algorithm], *names, self.training.metrics)
+        data, model = (settings[table].get("name") for table in ("data", "model"))
+        added = packages([self.algorithm], data, model, self.training.metrics)
         settings["versions"] |= added
         return settings | {"packages": list(added) or None}
 
