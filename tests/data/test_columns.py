@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 import polyfed as pf
+from polyfed.base.columns import Columns
 from polyfed.base.errors import ConfigError, DataError
-from polyfed.data.columns import Columns
 from polyfed.data.schema import Cut, File, settle
 from polyfed.data.sheets import canonical, sheet_of, spelt
 

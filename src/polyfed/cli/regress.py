@@ -11,7 +11,7 @@ from typer import Argument, Option
 from polyfed.cli import options as o
 
 if TYPE_CHECKING:
-    from polyfed.data.columns import Columns
+    from polyfed.base.columns import Columns
     from polyfed.data.federation import Federation
 
 TAKES = {"poisson": ("target", "exposure"), "cox": ("time", "event")}
@@ -94,8 +94,8 @@ def federation(data: str) -> "Federation":
 def described(asked: Mapping[str, Any], drop: list[str], **roles: Any) -> "Columns":
     """What columns are: as `asked` on the command line, of which `drop` are left out too, and in the roles of a
     regression."""
+    from polyfed.base.columns import Columns
     from polyfed.base.errors import ConfigError
-    from polyfed.data.columns import Columns
     from polyfed.runs import check
 
     settings = asked.get("columns", {})

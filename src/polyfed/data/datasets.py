@@ -14,9 +14,9 @@ import numpy as np
 
 from polyfed.base import plugins, settings
 from polyfed.base.arguments import checked
+from polyfed.base.columns import ARRAYS, DEFAULTS, Columns
 from polyfed.base.errors import ConfigError, DataError, PolyfedError, closest
 from polyfed.data import prepare, readers, synthetic
-from polyfed.data.columns import ARRAYS, DEFAULTS, Columns
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
 from polyfed.data.tables import load_tables

@@ -472,7 +472,7 @@ class Federation:
         ConfigError
             A setting of the columns is wrong.
         """
-        from polyfed.data.columns import DEFAULTS, Columns
+        from polyfed.base.columns import DEFAULTS, Columns
         from polyfed.data.tables import load_tables
 
         paths = [Path(path) for path in paths]

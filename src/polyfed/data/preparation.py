@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from polyfed.base.columns import DEFAULTS
 from polyfed.base.errors import DataError, closest
 from polyfed.compute.split import Split
-from polyfed.data.columns import DEFAULTS
 from polyfed.data.moments import median, moments
 from polyfed.data.sheets import Sheet
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyfed.base.columns import ARRAYS, CLASSES, Columns
 from polyfed.base.errors import DataError
 from polyfed.compute.split import Split
 from polyfed.data import moments, prepare, readers
-from polyfed.data.columns import ARRAYS, CLASSES, Columns
 from polyfed.data.federation import WEIGHTED, Federation, one_pair
 from polyfed.data.preparation import ALL, Input, Preparation, Statistics
 from polyfed.data.sheets import FEW, Cells, Sheet, canonical, cells_of, declared, merged, places, read

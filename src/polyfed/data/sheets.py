@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from polyfed.base.columns import Columns
 from polyfed.base.errors import DataError
 from polyfed.base.settings import is_mapping
-from polyfed.data.columns import Columns
 from polyfed.data.readers import number, read_cells
 
 GAPS = ("", "na", "n/a", "nan", "null", "?", ".", "-")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from polyfed.base.columns import CLASSES, Columns
 from polyfed.base.errors import ConfigError, DataError, closest, few
-from polyfed.data.columns import CLASSES, Columns
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
 from polyfed.data.preparation import Input, Preparation

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
+from polyfed.base import columns
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, PolyfedError, closest
 from polyfed.base.settings import (
@@ -29,7 +30,6 @@ from polyfed.base.settings import (
     setting,
     settings_of,
 )
-from polyfed.data import columns
 
 if TYPE_CHECKING:  # types that the command line can do without until something is trained
     import torch

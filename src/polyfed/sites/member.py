@@ -23,13 +23,13 @@ import torch
 
 from polyfed.base import plugins
 from polyfed.base.checkpoint import reason
+from polyfed.base.columns import Columns
 from polyfed.base.errors import DataError, PolyfedError, RunError
 from polyfed.compute.augment import augmentation
 from polyfed.compute.batches import Work
 from polyfed.compute.check import check
 from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.core.algorithm import check as check_algorithm
-from polyfed.data.columns import Columns
 from polyfed.data.schema import Cut, File, Settled, settle
 from polyfed.engines.local import pick_device
 from polyfed.models import default_for
