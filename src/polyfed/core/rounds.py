@@ -4,6 +4,7 @@ only in the schedule: a message that is sent in one turn may be answered in a la
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from polyfed.core.algorithm import KNOWN, Algorithm, Down, Personal, Round, State, started
 from polyfed.core.engine import TRIES, Engine, Lost, Silent, died
-from polyfed.core.errors import ConfigError, Diverged, RunError
+from polyfed.core.errors import ConfigError, Diverged, PolyfedError, RunError
+from polyfed.core.explosion import Exploded, guarded
 from polyfed.core.ledger import Ledger, down_bytes
 from polyfed.core.optimizers import StepSizes
 from polyfed.core.randomness import client_keys
@@ -111,6 +113,9 @@ class Loop:
         self.samples = torch.as_tensor(counts, dtype=task.dtype, device=task.device)
         start = started(algorithm, task, self.n)
         self.server, self.free = start.whole(), tuple(start.free)
+        self._marks = {
+            name for name, t in self.server.items() if not _finite(t)
+        }  # infinities that a method begins with
         self.ledger = Ledger()
         self.flights: list[Flight] = []
         self.used: dict[str, set[str]] = {}
@@ -137,6 +142,8 @@ class Loop:
                 if self.whole:
                     self.flights = [replace(f) for f in flights]
                     self.engine.abandon()
+                if isinstance(e, Exploded) or not (isinstance(e, PolyfedError | Lost) or self.finite):
+                    raise Diverged(self._exploded()) from e
                 if not (self.whole and isinstance(e, Lost)):
                     raise
                 self.say(f"round {self.t}: {e} died" + "; the round is repeated" * bool(again))
@@ -193,7 +200,7 @@ class Loop:
             book.earlier = None
             try:
                 for phase in range(phases):
-                    asked = algorithm.audience(self.server, self.round(take, phase)).cpu().numpy()
+                    asked = guarded(partial(algorithm.audience, self.server, self.round(take, phase))).cpu().numpy()
                     self._phase(algorithm, asked, asked, (phases, phase), book)
                 return take
             except Exception as e:
@@ -248,7 +255,7 @@ class Loop:
         self.whole = False
         try:
             known = self.server[KNOWN].index_copy(0, round.ids, round.samples)
-            self.server = algorithm.aggregate(self.server, up, round) | {KNOWN: known}
+            self.server = guarded(partial(algorithm.aggregate, self.server, up, round), NotKept) | {KNOWN: known}
         except NotKept:  # it asks for more than it did in its first round: the same replies again, with all rows kept
             self._added[kind] = {}
             return self._exchange(algorithm, messages, received, round, kind)
@@ -259,7 +266,7 @@ class Loop:
     def _send(self, ids: np.ndarray, phase: int) -> None:
         if len(ids):
             round = self.round(ids, phase)
-            down = self.algorithm.downlink(self.server, round)
+            down = guarded(partial(self.algorithm.downlink, self.server, round))
             self.flights.append(Flight(ids, self.t, down, down_bytes(down)))
             self.engine.send(down, round)
 
@@ -292,7 +299,23 @@ class Loop:
 
     def evaluate(self, split: str) -> dict[str, np.ndarray]:
         """Each client's metrics [n] for the model it would deploy now; nothing is billed."""
-        return self.engine.evaluate(self.algorithm, self.deployment(), split)
+        try:
+            return self.engine.evaluate(self.algorithm, guarded(self.deployment), split)
+        except Exploded as e:
+            raise Diverged(self._exploded()) from e
+
+    @property
+    def finite(self) -> bool:
+        """Whether the server's state is, in what was so before the first round."""
+        return all(_finite(t) for name, t in self.server.items() if name not in self._marks)
+
+    def check(self) -> None:
+        """Raise Diverged for a state of the server that is not finite."""
+        if not self.finite:
+            raise Diverged(self._exploded())
+
+    def _exploded(self) -> str:
+        return f"round {self.t}: the server's state or a model diverged (NaN or infinity); try a smaller lr"
 
     def personal(self, ids: np.ndarray) -> Tensor:
         """[s, p]: the models that `ids` would deploy now, where the engine may see them."""
@@ -342,6 +365,10 @@ def refuse_late(algorithm: Algorithm, n: int, t: int = 0) -> None:
     why = algorithm.in_step(n, t)
     if why is not None:
         raise ConfigError(f"{algorithm.name} {why} and cannot run asynchronously")
+
+
+def _finite(t: Tensor) -> bool:
+    return not t.is_floating_point() or bool(t.sum().isfinite()) or bool(t.isfinite().all())
 
 
 def _copy(state: State) -> State:
