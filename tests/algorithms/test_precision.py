@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 import polyfed as pf
@@ -25,14 +25,14 @@ METHODS = [cls for _, cls in sorted(REGISTRY.items()) if cls.__module__.startswi
 LOW = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class Narrow(TorchDispatchMode):
+class Narrow(TorchFunctionMode):
     """Notes where a number of less than double precision is made."""
 
     def __init__(self):
         super().__init__()
         self.found = set()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         if any(isinstance(t, torch.Tensor) and t.dtype in LOW for t in tree_leaves(out)):
             last = [f for f in traceback.extract_stack() if "polyfed" in f.filename][-1]

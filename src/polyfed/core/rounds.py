@@ -4,18 +4,20 @@ only in the schedule: a message that is sent in one turn may be answered in a la
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.base.errors import ConfigError, Diverged, RunError
+from polyfed.base.errors import ConfigError, Diverged, PolyfedError, RunError
 from polyfed.base.randomness import client_keys
 from polyfed.compute.optimizers import StepSizes
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import KNOWN, Algorithm, Down, Personal, Round, State, started
 from polyfed.core.engine import TRIES, Engine, Lost, Silent, died
+from polyfed.core.explosion import Exploded, guarded
 from polyfed.core.ledger import Ledger, down_bytes
 from polyfed.core.schedule import Arrivals, Schedule, Turn
 from polyfed.core.uplinks import Forge, Rule, Tally, Uplinks, Wanted
@@ -105,6 +107,9 @@ class Loop:
         self.samples = torch.as_tensor(counts, dtype=task.dtype, device=task.device)
         start = started(algorithm, task, self.n)
         self.server, self.free = start.whole(), tuple(start.free)
+        self._marks = {
+            name for name, t in self.server.items() if not _finite(t)
+        }  # infinities that a method begins with
         self.ledger = Ledger()
         self.flights: list[Flight] = []
         self.used: dict[str, set[str]] = {}
@@ -130,6 +135,8 @@ class Loop:
                 break
             except Exception as e:
                 attempt.undo()
+                if isinstance(e, Exploded) or not (isinstance(e, PolyfedError | Lost) or self.finite):
+                    raise Diverged(self._exploded()) from e
                 if not (self.whole and isinstance(e, Lost)):
                     raise
                 self.say(f"round {self.t}: {e} died" + "; the round is repeated" * bool(left))
@@ -148,7 +155,23 @@ class Loop:
 
     def evaluate(self, split: str) -> dict[str, np.ndarray]:
         """Each client's metrics [n] for the model it would deploy now; nothing is billed."""
-        return self.engine.evaluate(self.algorithm, self.deployment(), split)
+        try:
+            return self.engine.evaluate(self.algorithm, guarded(self.deployment), split)
+        except Exploded as e:
+            raise Diverged(self._exploded()) from e
+
+    @property
+    def finite(self) -> bool:
+        """Whether the server's state is, in what was so before the first round."""
+        return all(_finite(t) for name, t in self.server.items() if name not in self._marks)
+
+    def check(self) -> None:
+        """Raise Diverged for a state of the server that is not finite."""
+        if not self.finite:
+            raise Diverged(self._exploded())
+
+    def _exploded(self) -> str:
+        return f"round {self.t}: the server's state or a model diverged (NaN or infinity); try a smaller lr"
 
     def personal(self, ids: np.ndarray) -> Tensor:
         """[s, p]: the models that `ids` would deploy now, where the engine may see them."""
@@ -258,7 +281,7 @@ class Attempt:
         """All exchanges of a round of several; None where somebody has not answered."""
         self.book.earlier = None
         for phase in range(phases):
-            asked = algorithm.audience(self.loop.server, self.loop.round(take, phase)).cpu().numpy()
+            asked = guarded(partial(algorithm.audience, self.loop.server, self.loop.round(take, phase))).cpu().numpy()
             if self._exchange(algorithm, asked, asked, (phases, phase)) is None:
                 self._bill(self._landed(take))
                 return None
@@ -302,7 +325,7 @@ class Attempt:
         loop = self.loop
         loop.whole = False
         known = loop.server[KNOWN].index_copy(0, round.ids, round.samples)
-        loop.server = algorithm.aggregate(loop.server, up, round) | {KNOWN: known}
+        loop.server = guarded(partial(algorithm.aggregate, loop.server, up, round)) | {KNOWN: known}
         for found, asked in ((loop.used, up.used), (loop.kinds.setdefault(kind, {}), up.kinds)):
             for name, words in asked.items():
                 found.setdefault(name, set()).update(words)
@@ -312,7 +335,7 @@ class Attempt:
     def _send(self, ids: np.ndarray, phase: int) -> None:
         if len(ids):
             loop, round = self.loop, self.loop.round(ids, phase)
-            down = loop.algorithm.downlink(loop.server, round)
+            down = guarded(partial(loop.algorithm.downlink, loop.server, round))
             loop.flights.append(Flight(ids, loop.t, down, down_bytes(down)))
             loop.engine.send(down, round)
 
@@ -357,6 +380,10 @@ def refuse_late(algorithm: Algorithm, n: int, t: int = 0) -> None:
     why = algorithm.in_step(n, t)
     if why is not None:
         raise ConfigError(f"{algorithm.name} {why} and cannot run asynchronously")
+
+
+def _finite(t: Tensor) -> bool:
+    return not t.is_floating_point() or bool(t.sum().isfinite()) or bool(t.isfinite().all())
 
 
 def _copy(state: State) -> State:

@@ -28,6 +28,7 @@ from polyfed.compute.optimizers import StepSizes
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, Down, Round, State
+from polyfed.core.explosion import Exploded, exploded, guarded
 from polyfed.core.rows import Rows
 from polyfed.core.uplinks import Part, Tally, diverged, rows_of
 
@@ -152,11 +153,17 @@ class Worker:
         trying = self.plan.path == PATH and not unlike and len(parts) > 1 + least
         parts = [*parts[-1:], *parts[:-1]] if trying else parts
 
-        def run(positions: np.ndarray) -> Done:
+        def answers(positions: np.ndarray) -> tuple[Tensor, tuple[State, State, Stopwatch, Batches]]:
             at = torch.as_tensor(positions, device=round.ids.device)
-            method = scaled[int(sent[positions[0]])]
-            some = round.take(at)._replace(t=int(sent[positions[0]]))
-            private, up, watch, data = self._chunk(method, rows, down, some, at, ids[positions])
+            t = int(sent[positions[0]])
+            return at, self._chunk(scaled[t], rows, down, round.take(at)._replace(t=t), at, ids[positions])
+
+        def run(positions: np.ndarray) -> Done:
+            try:
+                at, (private, up, watch, data) = guarded(partial(answers, positions))
+            except Exploded as e:
+                alone = (int(i) for i in positions if exploded(partial(answers, np.array([i]))))
+                raise Exploded(next(alone, int(positions[0]))) from e
             lost, part = diverged(private.values()), tally.reduce(up, at)
             private = _apart(private, part.rows)
             return Done(positions, at, private, part, lost, watch, data.taken, data.padded[0])
@@ -173,14 +180,17 @@ class Worker:
 
         seconds, steps = np.empty(len(ids)), np.empty(len(ids), dtype=np.int64)
         private, watches = list[tuple[Tensor, State]](), list[tuple[np.ndarray, Stopwatch]]()
-        for chunk in done():
-            bad = [row for row in (chunk.part.bad, chunk.lost) if row is not None]
-            if bad:
-                return Reply(seconds, steps, int(chunk.positions[min(bad)])), []
-            tally.add(chunk.part, chunk.at)
-            steps[chunk.positions] = chunk.taken
-            private.append((chunk.at, chunk.private))
-            watches.append((chunk.positions, chunk.watch))
+        try:
+            for chunk in done():
+                bad = [row for row in (chunk.part.bad, chunk.lost) if row is not None]
+                if bad:
+                    raise Exploded(int(chunk.positions[min(bad)]))
+                tally.add(chunk.part, chunk.at)
+                steps[chunk.positions] = chunk.taken
+                private.append((chunk.at, chunk.private))
+                watches.append((chunk.positions, chunk.watch))
+        except Exploded as e:
+            return Reply(seconds, steps, e.position), []
         for positions, watch in watches:
             seconds[positions] = watch.seconds() / len(positions)
         return Reply(seconds, steps), private

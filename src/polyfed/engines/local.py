@@ -6,6 +6,7 @@ once (see benchmarks/): it is written into the run folder and reused on resume.
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from polyfed.compute.split import Split
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, Down, Round, State, outlined
 from polyfed.core.engine import Answers, Engine
+from polyfed.core.explosion import guarded
 from polyfed.core.rounds import part
 from polyfed.core.rows import MappedRows, MemoryRows, Rows, check, is_mapped
 from polyfed.core.uplinks import Tally, rows_of
@@ -152,9 +154,11 @@ class LocalEngine:
         most = max(1, block // (self.task.p * self.task.w0.element_size()))
         size = min(most, -(-n // self.workers))
         blocks = [np.arange(k, min(k + size, n)) for k in range(0, n, size)]
-        parts = self.worker.map(
-            lambda ids: evaluation.metrics(self.task, self.personal(algorithm, down, ids), data, ids), blocks
-        )
+
+        def measured(ids: np.ndarray) -> dict[str, np.ndarray]:
+            return evaluation.metrics(self.task, self.personal(algorithm, down, ids), data, ids)
+
+        parts = self.worker.map(lambda ids: guarded(partial(measured, ids)), blocks)
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def personal(self, algorithm: Algorithm, down: Down, ids: np.ndarray) -> Tensor:

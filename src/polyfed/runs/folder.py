@@ -91,11 +91,11 @@ class RunFolder:
         self.append("metrics.jsonl", "".join(json.dumps(_finite(r)) + "\n" for r in records))
 
     def checkpoint(self, run: Run, force: bool = False) -> None:
-        """Save the loop's state when it is time to, or now."""
+        """Save the loop's state when it is time to, or now, if it is finite."""
         t = run.loop.t
         by_rounds = self.checkpoint_every is not None and t % self.checkpoint_every == 0
         by_time = self.checkpoint_every is None and time.monotonic() - self._saved_at > EVERY
-        if (force and t != self._saved_round) or by_rounds or by_time:
+        if ((force and t != self._saved_round) or by_rounds or by_time) and run.loop.finite:
             tensors, meta = run.loop.state()
             meta |= {"records": run.records, "seconds": run.seconds, "fingerprint": fingerprint(run)}
             meta |= {"ended": run.ended, "versions": run.settings["versions"]}

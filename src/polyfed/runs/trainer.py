@@ -397,6 +397,8 @@ class _Session:
                 loop.step()
                 run.seconds += time.perf_counter() - start
                 due = loop.t == self.rounds or (self.every > 0 and loop.t % self.every == 0)
+                if due:
+                    loop.check()
                 run.ended = self._tell(self._evaluate(self.watched) if due else [])
                 if store is not None and loop.t < self.rounds:
                     store.checkpoint(run)
@@ -427,8 +429,10 @@ class _Session:
         self.run.status = "diverged"
         if self.store is None:
             return ""
-        self.store.checkpoint(self.run, force=True)
-        self._evaluate(self.all_of_them)
+        if self.loop.whole:
+            self.store.checkpoint(self.run, force=True)
+        with contextlib.suppress(Diverged):
+            self._evaluate(self.all_of_them)
         self.store.finish(self.run)
         found = checkpoint.checkpoints(self.store.path / "checkpoint")
         return f"; the last finite state is {found[-1]}" if found else ""

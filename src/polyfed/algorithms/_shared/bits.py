@@ -28,6 +28,7 @@ def positions(mask: Tensor) -> Tensor:
 
 def largest(score: Tensor, k: int, among: Tensor | None = None) -> Tensor:
     """[s, d] bool: the k entries of largest size in each row of `score: [s, d]`, the first ones where sizes are equal.
+    NaN counts as infinite.
 
     among: [s, d] bool, k times set in every row or more: which may be chosen; None: all
     """
@@ -35,10 +36,12 @@ def largest(score: Tensor, k: int, among: Tensor | None = None) -> Tensor:
         return torch.zeros_like(score, dtype=torch.bool)
     size = score.abs()
     if among is not None:
-        size *= among  # a size of 0 is the least there is
+        size.masked_fill_(~among, 0)  # the least there is
     least = kth_largest(size, k)[:, None]
     chosen = size >= least
-    if int(chosen.count_nonzero()) > k * len(size):
+    if int(chosen.count_nonzero()) != k * len(size):
+        if size.isnan().any():  # of a model that diverges, whose masks are no smaller
+            return largest(score.nan_to_num(torch.inf, torch.inf, -torch.inf), k, among)
         above, level = size > least, size == least if among is None else among & (size == least)
         chosen = above | (level & (level.cumsum(1) <= k - above.sum(1, keepdim=True)))
     return chosen

@@ -1,0 +1,65 @@
+"""Calls that fail because numbers have exploded: an eigendecomposition of what overflows, an index made of NaN, a loss
+that refuses NaN. Nothing is looked at until a call has failed; it is then repeated, and watched."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from polyfed.base.errors import PolyfedError
+
+T = TypeVar("T")
+
+
+class Exploded(Exception):
+    """Numbers are NaN, or so large that their squares overflow. position: of a client, where it is known whose"""
+
+    def __init__(self, position: int = 0):
+        super().__init__()
+        self.position = position
+
+
+def guarded(call: Callable[[], T], *passing: type[Exception]) -> T:
+    """The call's result. Raises `Exploded` where it fails and numbers have exploded. passing: errors to leave alone"""
+    try:
+        return call()
+    except (PolyfedError, torch.OutOfMemoryError, *passing):
+        raise
+    except Exception as e:
+        if exploded(call):
+            raise Exploded() from e
+        raise
+
+
+def exploded(call: Callable[[], object]) -> bool:
+    """Whether torch meets exploded numbers in the call, however it ends."""
+    with _Watch() as seen, suppress(Exception):
+        call()
+    return seen.found
+
+
+class _Watch(TorchFunctionMode):
+    """Infinity alone is none: methods use it as a mark."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        # not what comes out: the inverse of a singular matrix is NaN before it is an error
+        self.found = self.found or any(_beyond(t) for t in tree_leaves((args, kwargs)))
+        return func(*args, **(kwargs or {}))
+
+
+def _beyond(t: object) -> bool:
+    if not isinstance(t, Tensor) or not t.is_floating_point() or t.device.type == "meta":
+        return False
+    size = t.abs()
+    large = size.isfinite() & (size > torch.finfo(t.dtype).max ** 0.5)
+    return bool((t.isnan() | large).any())
