@@ -81,7 +81,7 @@ class Loop:
     counts: [n] training samples     forge: what attackers send instead of their uplinks
     rule: what the server uses instead of means
     streamed: whether uplinks are added up as they arrive, where a method takes only their means and sums
-    used: what the method has asked of its uplinks so far, see `Uplinks.used`
+    used, kinds: what the method has asked of its uplinks so far, see `Uplinks.used` and `Uplinks.kinds`
     missing: by name, who was asked in the last round and did not answer, and why
     say: takes lines about workers that were lost
     """
@@ -114,6 +114,7 @@ class Loop:
         self.ledger = Ledger()
         self.flights: list[Flight] = []
         self.used: dict[str, set[str]] = {}
+        self.kinds: dict[str, set[str]] = {}
         self.missing: dict[str, str] = {}
         self.say: Callable[[str], None] = lambda _: None
         self._added: dict[tuple[int, int], dict[str, set[str]]] = {}  # `Tally.added` by (phases of the round, phase)
@@ -252,8 +253,9 @@ class Loop:
         except NotKept:  # it asks for more than it did in its first round: the same replies again, with all rows kept
             self._added[kind] = {}
             return self._exchange(algorithm, messages, received, round, kind)
-        for name, words in up.used.items():
-            self.used.setdefault(name, set()).update(words)
+        for known, new in ((self.used, up.used), (self.kinds, up.kinds)):
+            for name, asked in new.items():
+                known.setdefault(name, set()).update(asked)
         return reply, tally.bytes
 
     def _send(self, ids: np.ndarray, phase: int) -> None:
