@@ -103,10 +103,18 @@ class Algorithm(Configured):
         """
         if factor == 1:
             return self
-        scaled = {key: getattr(self, key) for key in self.step_sizes}
+        scaled = {key: getattr(self, key) for key in self.sizes()}
         for key, value in scaled.items():
             self.require(not isinstance(value, str), key, "a number, to decay it")
         return dataclasses.replace(self, **{key: factor * value for key, value in scaled.items()})
+
+    def sizes(self) -> list[str]:
+        """The settings that are step sizes; a method without local SGD need not have an `lr`."""
+        known = [f.name for f in dataclasses.fields(self)]
+        for key in self.step_sizes:
+            if key not in known and key != "lr":
+                raise ConfigError(f"step_sizes of {type(self).__name__}: found {key!r}, expected names of its settings")
+        return [key for key in self.step_sizes if key in known]
 
     def plan(self, task: "Task", n: int) -> str | None:
         """One line about the run before it starts, such as the solver chosen and its memory.
@@ -488,7 +496,7 @@ def check(algorithm: Algorithm, dtype: torch.dtype = torch.float64) -> None:
     """
     Configured.__post_init__(algorithm)
     most = torch.finfo(dtype).max
-    for key in algorithm.step_sizes:
+    for key in algorithm.sizes():
         value = getattr(algorithm, key)
         name = str(dtype).removeprefix("torch.")
         algorithm.require(isinstance(value, str) or value <= most, key, f"at most {most:.3g}, the largest {name}")
