@@ -127,6 +127,10 @@ def call(arguments: Sequence[str], debug: bool = False) -> int:
         ):  # wherever it was that a file was written
             what = f" {e.filename}" if e.filename else ""
             return _say(f"cannot write{what}: the disk is full; what was written before is kept", 1)
+        from polyfed.experiment.userfile import blamed
+
+        if (mistake := blamed(e)) is not None:
+            return _say(str(mistake), 1)
         return _say(
             f"unexpected {type(e).__name__}: {e}; this is a bug in polyfed; please report it with the output of the "
             "same command run with --debug",

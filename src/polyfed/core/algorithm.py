@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from polyfed.core import contract
 from polyfed.core.batches import Batches
-from polyfed.core.errors import ConfigError
+from polyfed.core.errors import ConfigError, MethodError
 from polyfed.core.messages import KNOWN, Down, Round, Server, State, mean
 from polyfed.core.settings import COUNTED, FREE, Configured, Limits, Registry
 from polyfed.core.uplinks import Uplinks
@@ -62,6 +63,12 @@ class Algorithm(Configured):
         super().__init_subclass__(**kwargs)
         if "name" not in cls.__dict__:
             cls.name = cls.__name__.lower()
+        own = cls.__dict__.get("__init__")
+        if own is not None and own.__code__.co_filename != "<string>":  # where dataclasses write theirs
+            raise MethodError(
+                f"{contract.place(own)}: {cls.__name__} has an __init__ of its own, expected a frozen dataclass whose "
+                "settings are fields, such as lr: float = 0.1"
+            )
         if not abstract:
             REGISTRY.add(cls.name, cls)
 
@@ -299,7 +306,7 @@ class Algorithm(Configured):
         tuple of dict of Tensor
             The new private tensors and the uplink, [s, ...] each. Private tensors left out stay as they were.
         """
-        raise NotImplementedError
+        raise contract.unwritten(self, "local_update")
 
     def aggregate(self, server: State, up: Uplinks, round: Round) -> State:
         """The server's next state, from what the clients sent.
@@ -319,7 +326,7 @@ class Algorithm(Configured):
         dict of Tensor
             The whole next state.
         """
-        raise NotImplementedError
+        raise contract.unwritten(self, "aggregate")
 
     def accepts(self, task: "Task", up: State) -> str:
         """What is wrong with the numbers of one client's uplink, where `aggregate` could not work with them.
@@ -468,8 +475,7 @@ class Personal(Algorithm, abstract=True):
 
 def started(algorithm: Algorithm, task: "Task", n: int) -> Server:
     """The server's state before the first round, with "known"."""
-    state = algorithm.init_server(task, task.w0.clone(), n)
-    state = state if isinstance(state, Server) else Server(state)
+    state = contract.server_state(algorithm, algorithm.init_server(task, task.w0.clone(), n))
     return state._replace(each={**state.each, KNOWN: task.w0.new_zeros(n)})
 
 
@@ -480,8 +486,8 @@ def outlined(algorithm: Algorithm, task: "Task", n: int) -> State:
     not wait for.
     """
     small = n * n * task.p <= SMALL
-    state = algorithm.init_server(task, task.w0.clone() if small else task.w0.to("meta"), n)
-    return state.whole() if isinstance(state, Server) else state
+    w0 = task.w0.clone() if small else task.w0.to("meta")
+    return contract.server_state(algorithm, algorithm.init_server(task, w0, n)).whole()
 
 
 def make(name: str, /, **settings: Any) -> Algorithm:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyfed.core import contract
 from polyfed.core.algorithm import KNOWN, Algorithm, Down, Personal, Round, State, started
 from polyfed.core.engine import TRIES, Engine, Lost, Silent, died
 from polyfed.core.errors import ConfigError, Diverged, RunError
@@ -111,6 +112,7 @@ class Loop:
         self.samples = torch.as_tensor(counts, dtype=task.dtype, device=task.device)
         start = started(algorithm, task, self.n)
         self.server, self.free = start.whole(), tuple(start.free)
+        self._lasting = self.server.keys() - start.free.keys()
         self.ledger = Ledger()
         self.flights: list[Flight] = []
         self.used: dict[str, set[str]] = {}
@@ -249,7 +251,8 @@ class Loop:
         self.whole = False
         try:
             known = self.server[KNOWN].index_copy(0, round.ids, round.samples)
-            self.server = algorithm.aggregate(self.server, up, round) | {KNOWN: known}
+            after = algorithm.aggregate(self.server, up, round)
+            self.server = contract.next_state(algorithm, after, self._lasting) | {KNOWN: known}
         except NotKept:  # it asks for more than it did in its first round: the same replies again, with all rows kept
             self._added[kind] = {}
             return self._exchange(algorithm, messages, received, round, kind)
@@ -261,7 +264,8 @@ class Loop:
     def _send(self, ids: np.ndarray, phase: int) -> None:
         if len(ids):
             round = self.round(ids, phase)
-            down = self.algorithm.downlink(self.server, round)
+            sent = self.algorithm.downlink(self.server, round)
+            down = contract.downlink(self.algorithm, "downlink", sent, len(ids))
             self.flights.append(Flight(ids, self.t, down, down_bytes(down)))
             self.engine.send(down, round)
 
@@ -304,7 +308,8 @@ class Loop:
         """What every client would receive now; nothing for methods that do not need it to deploy."""
         if isinstance(self.algorithm, Personal):
             return Down()
-        return self.algorithm.deployment(self.server, self.round(np.arange(self.n)))
+        sent = self.algorithm.deployment(self.server, self.round(np.arange(self.n)))
+        return contract.downlink(self.algorithm, "deployment", sent, self.n)
 
     # exact resume
 

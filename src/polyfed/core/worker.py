@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyfed.core import contract
 from polyfed.core.algorithm import Algorithm, Down, Round, State
 from polyfed.core.batches import Batches, Work, alike
 from polyfed.core.compiled import PATH
@@ -243,7 +244,8 @@ class Worker:
                 self.train, ids, self.keys[ids], self.work, self.seed, round.t, purpose, self.plan.path == PATH
             )
             mine = {name: rows_of(t, at) for name, t in down.items()}
-            private, up = method.local_update(self.task, rows.gather(round.ids), mine, data, round)
+            found = method.local_update(self.task, rows.gather(round.ids), mine, data, round)
+            private, up = contract.update(method, found, len(ids), rows.names())
         watch.stop()
         return _apart(private, mine), up, watch, data
 
