@@ -43,7 +43,8 @@ def server_state(method: "Algorithm", value: Any) -> Server:
 
 
 def downlink(method: "Algorithm", name: str, value: Any, s: int) -> Down:
-    """What `downlink` or `deployment` gave back for s clients."""
+    """What `downlink` or `deployment` gave back for s clients; the latter is the former unless it is written anew."""
+    name = "downlink" if getattr(type(method), name).__module__ == "polyfed.core.algorithm" else name
     fits = isinstance(value, Down) and _is_state(value.shared) and _is_state(value.each, s)
     _require(method, name, fits, value, f"Down(shared={{name: tensor}}), or each={{name: tensor of {s} rows}}")
     return value
