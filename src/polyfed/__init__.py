@@ -109,6 +109,9 @@ def __getattr__(name: str) -> _Any:
         raise AttributeError(f"module 'polyfed' has no attribute {name!r}")
     if _HOMES[name] in ("polyfed", "polyfed.base"):  # a module itself
         return _import_module(f"{_HOMES[name]}.{name}")
+    if _HOMES[name] == "polyfed.core.algorithm":  # so that a class of one's own cannot take a name of ours first
+        _import_module("polyfed.algorithms")
+        _import_module("polyfed.yardsticks")
     return getattr(_import_module(str(_HOMES[name])), name)
 
 

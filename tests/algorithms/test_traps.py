@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def named():
-    return re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "traps.md").read_text())
+    return re.findall(r"`((?:tests|src)/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "traps.md").read_text())
 
 
 @pytest.mark.parametrize(("path", "name"), named())

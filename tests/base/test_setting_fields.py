@@ -12,7 +12,18 @@ import torch
 
 import polyfed as pf
 from polyfed.base.errors import ConfigError
-from polyfed.base.settings import Configured, Limits, Registry, Words, parse, setting, settings_of, split, words
+from polyfed.base.settings import (
+    Configured,
+    Limits,
+    Registry,
+    Words,
+    parse,
+    setting,
+    settings_of,
+    split,
+    value_of,
+    words,
+)
 from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.core.schedule import SCHEDULES
 
@@ -150,3 +161,18 @@ def test_the_one_grammar():
     for wrong in ("ditto:lam=1,lam=2", "ditto:lam=1,2", "ditto:=1"):
         with pytest.raises(ConfigError, match="expected name:key=value"):
             parse(wrong, "m")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (".25", 0.25), ("-.5e-3", -0.0005), ("5.", 5.0), ("1.e3", 1000.0), ("[.1, 2.,3]", [0.1, 2.0, 3]),
+        ("127.0.0.1", "127.0.0.1"), ("./x.5", "./x.5"), ("v.5", "v.5"), (".5.6", ".5.6"), ("'.5'", ".5"),
+        ("..5", "..5"),
+    ],
+)  # fmt: skip
+def test_a_number_may_begin_or_end_with_its_point(text, value):
+    """As people type them; what is no number stays text."""
+    found = value_of(text)
+    assert found == value
+    assert type(found) is type(value)

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -44,3 +45,49 @@ def test_a_method_that_breaks_a_row_is_told_which(cli, tmp_path):
 def test_a_file_without_a_method_is_refused(cli, tmp_path):
     (tmp_path / "empty.py").write_text("")
     assert "found no method" in cli("check", "empty.py").err
+
+
+def spoilt(cli, tmp_path, was: str, put: str) -> str:
+    """The path of a new method with one change."""
+    cli("new-method", "fed-mine")
+    path = tmp_path / "fed_mine.py"
+    text = path.read_text()
+    assert was in text
+    path.write_text(text.replace(was, put))
+    return str(path)
+
+
+DICT = "self.lr)}\n\n    def downlink(self, server, round):\n        return {'w': server['w']}"
+
+
+@pytest.mark.parametrize(
+    ("was", "put", "line", "mistake"),
+    [
+        ("data, self.lr)", "data.lenght, self.lr)", "data.lenght", "FedMine.local_update failed with AttributeError"),
+        ("    def aggregate", "    def gather", "@dataclass", "FedMine has no aggregate(self, server, up, round)"),
+        ("return {}, {", "return {", "def local_update", "local_update of FedMine returned {'w': a tensor of shape"),
+        ("self.lr)}", DICT, "def downlink", "downlink of FedMine returned {'w': a tensor of shape"),
+        (
+            "    name =",
+            "    def __init__(self): ...\n\n    name =",
+            "def __init__",
+            "FedMine has an __init__ of its own",
+        ),
+    ],
+    ids=["typo", "not written", "uplink alone", "dict as downlink", "constructor"],
+)
+def test_a_mistake_in_an_authors_file_is_one_line_with_its_place(cli, tmp_path, was, put, line, mistake):
+    """In a check, and in a run of several processes."""
+    path = spoilt(cli, tmp_path, was, put)
+    lines = Path(path).read_text().splitlines()
+    number = next(k for k, text in enumerate(lines, 1) if line in text)
+    for words in (("check", path, "--row", "byte"), ("run", "fed_mine.toml", "--rounds", 2, "--quiet", "--out", "x")):
+        said = cli(*words)
+        assert said.status == 1
+        assert said.err.startswith(f"polyfed: {path}, line {number}: {mistake}")
+        assert said.err.count("\n") == 1
+
+
+def test_a_setting_without_a_default_is_asked_for(cli, tmp_path):
+    path = spoilt(cli, tmp_path, "setting(0.1, ", "setting(")
+    assert "algorithm.lr: is missing; fed-mine needs a number of at least 0" in cli("check", path).err

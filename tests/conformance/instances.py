@@ -4,10 +4,10 @@ A new method file is a new row without another line. `VARIANTS` adds settings th
 """
 
 import os
-from functools import cache
+from collections.abc import Iterator
+from contextlib import contextmanager
 from zlib import crc32
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,13 +15,12 @@ from traffic import TWO_LAYERS
 
 import polyfed as pf
 import polyfed.algorithms
-from polyfed.base.randomness import client_keys
 from polyfed.compute.batches import Work
-from polyfed.compute.task import Task
 from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.core.rounds import Loop
-from polyfed.core.schedule import Schedule, Uniform
-from polyfed.engines.local import LocalEngine, make_plan, make_rows
+from polyfed.core.schedule import Schedule
+from polyfed.testing import stage
+from polyfed.testing.stage import BATCH, CLASSES, ROUNDS
 
 VARIANTS = {
     "fedavg": [{"weighted": False}],
@@ -55,12 +54,7 @@ VARIANTS = {
         {"lam": 0.05, "merge": False, "shared_layers": "body", "solver": "device-dual"},
     ],
 }
-SIZES = (24, 5, 26, 13, 30, 12)  # full batches: some share a chunk, with padding, and some do not
-BATCH = 8  # more than client 1 has
-SMALL = 1
-NAMES = ("oslo", "bern", "lima", "kyiv", "riga", "cork")
-CLASSES, PIXELS = 3, 6
-ROUNDS = 3
+PIXELS = 6
 
 
 def methods() -> dict[str, Algorithm]:
@@ -77,20 +71,9 @@ def methods() -> dict[str, Algorithm]:
 METHODS = methods()
 
 
-@cache
 def federation(regression: bool = False) -> pf.Federation:
-    """Six clients with unequal numbers of 6 x 6 images, labels skewed by client, in float32."""
-    rng = np.random.default_rng(7)
-    centres = rng.normal(size=(CLASSES, 1, PIXELS, PIXELS))
-
-    def draw(i: int, size: int):
-        y = rng.choice(CLASSES, size, p=np.roll([0.6, 0.3, 0.1], i))
-        x = (centres[y] + rng.normal(size=(size, 1, PIXELS, PIXELS))).astype(np.float32)
-        return x, (x.mean((1, 2, 3)) + i).astype(np.float32) if regression else y
-
-    train = [draw(i, size) for i, size in enumerate(SIZES)]
-    test = [draw(i, 7) for i in range(len(SIZES))]
-    return pf.Federation.from_arrays(train, test, names=NAMES, classes=None if regression else CLASSES)
+    """The table's clients, with 6 x 6 images."""
+    return stage.federation(regression, (1, PIXELS, PIXELS))
 
 
 def model(kind: str = "linear", outputs: int = CLASSES) -> nn.Module:
@@ -120,34 +103,25 @@ def kind_of(method: Algorithm) -> str:
 
 
 def train(method: Algorithm, fed: pf.Federation | None = None, kind: str | None = None, **settings) -> pf.Run:
-    """A short run on the small federation, one worker unless told otherwise.
-
-    Half of the methods and models train without the kernel, so that the contract and the kill tests see both paths at
-    no cost; test_native.py has every method on both.
-    """
+    """A short run on the small federation, one worker unless told otherwise."""
     settings = {
         "rounds": ROUNDS, "local_epochs": 2, "local_steps": steps(method), "batch_size": BATCH, "seed": 3, "workers": 1,
     } | settings  # fmt: skip
     kind = kind or kind_of(method)
-    with pytest.MonkeyPatch.context() as patch:
-        if crc32(f"{method!r} {kind}".encode()) % 2 and "POLYFED_NATIVE" not in os.environ:
-            patch.setenv("POLYFED_NATIVE", "0")
+    with half_without_the_kernel(f"{method!r} {kind}"):
         return pf.fit(model(kind), fed or federation(), method, **settings)
 
 
-def loop(
-    method: Algorithm,
-    *,
-    dtype: torch.dtype = torch.float32,
-    schedule: Schedule | None = None,
-    work: Work | None = None,
-    chunk: int = 4,
-) -> Loop:
+@contextmanager
+def half_without_the_kernel(case: str) -> Iterator[None]:
+    """Half of the cases train on torch alone, so that both paths are seen at no cost; test_native.py compares them."""
+    with pytest.MonkeyPatch.context() as patch:
+        if crc32(case.encode()) % 2 and "POLYFED_NATIVE" not in os.environ:
+            patch.setenv("POLYFED_NATIVE", "0")
+        yield
+
+
+def loop(method: Algorithm, *, schedule: Schedule | None = None, work: Work | None = None, **given) -> Loop:
     """The bare event loop on the small federation, for tests that watch or disturb single rounds."""
-    fed = federation()
-    task = Task(model(kind_of(method)), dtype=dtype, device="cpu")
-    split = fed.train.to(task.device, task.dtype)
     work = work or Work(epochs=2, steps=steps(method), batch_size=BATCH)
-    rows, plan = make_rows(method, task, fed.n, fed.n, None), make_plan(task, fed.n, 8, chunk=chunk, workers=1)
-    engine = LocalEngine(task, {"train": split}, rows, client_keys(fed.names), work, 3, plan)
-    return Loop(task, split.counts, fed.names, method, schedule or Uniform(), engine, 3)
+    return stage.loop(method, schedule, work=work, fed=federation(), net=model(kind_of(method)), **given)

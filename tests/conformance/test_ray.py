@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from instances import BATCH, METHODS, NAMES, federation, kind_of, loop, model, steps
+from instances import BATCH, METHODS, federation, kind_of, loop, model, steps
 
 from polyfed.compute.batches import Work
 from polyfed.compute.compiled import path_of
@@ -13,6 +13,7 @@ from polyfed.compute.task import Task
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Uniform
 from polyfed.core.worker import Plan
+from polyfed.testing.stage import NAMES
 
 ray = pytest.importorskip("ray", reason="needs the extra [ray]")
 engine_module = pytest.importorskip("polyfed.engines.ray")

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 from halfway import ROUNDS, STATEFUL, Crash, crash_after, half, same
-from instances import METHODS, NAMES, federation, train
+from instances import METHODS, federation, train
 
 import polyfed as pf
 from polyfed.base import checkpoint
 from polyfed.base.errors import RunError
+from polyfed.testing.stage import NAMES
 
 each_stateful = pytest.mark.parametrize("name", STATEFUL)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from instances import BATCH, METHODS, NAMES, federation, kind_of, loop, model, steps
+from instances import BATCH, METHODS, federation, kind_of, loop, model, steps
 
 from polyfed.compute.batches import Work
 from polyfed.compute.task import Task
@@ -16,6 +16,7 @@ from polyfed.core.schedule import Schedule, Uniform
 from polyfed.engines.local import LocalEngine
 from polyfed.sites import Site, Vault, pack, unpack
 from polyfed.sites.engine import Direct, RemoteEngine
+from polyfed.testing.stage import NAMES
 
 N, ROUNDS, MOST = len(NAMES), 3, 1 << 24
 each_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())

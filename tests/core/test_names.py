@@ -1,7 +1,12 @@
 """A method goes by its paper's name in lower case, hyphens where the paper has them."""
 
-import pytest
+import subprocess
+import sys
 
+import pytest
+import torch
+
+import polyfed as pf
 import polyfed.algorithms
 from polyfed.base.errors import ConfigError
 from polyfed.core.algorithm import REGISTRY, make
@@ -18,3 +23,43 @@ def test_a_hyphen_is_all_that_a_name_adds_to_the_class(cls):
 def test_a_name_without_its_hyphen_is_refused_and_told_the_right_one(name):
     with pytest.raises(ConfigError, match=rf"unknown '{name.replace('-', '')}' \(did you mean '{name}'"):
         make(name.replace("-", ""))
+
+
+def test_a_name_of_ours_is_refused_before_ours_are_loaded_and_ours_stay():
+    code = (
+        "import polyfed as pf\n"
+        "for name in ('FedAvg', 'Commonest'):\n"
+        "    try: type(name, (pf.Algorithm,), {})\n"
+        "    except pf.errors.ConfigError as e: print(e)\n"
+        "print(pf.FedAvg.__module__, pf.Ditto().name)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [line.split(",")[0] for line in said[:2]] == [
+        "algorithm.name: found 'fedavg' twice", "algorithm.name: found 'commonest' twice",
+    ]  # fmt: skip
+    assert said[2] == "polyfed.algorithms.fedavg ditto"
+
+
+class Steady(pf.Algorithm, abstract=True):
+    """Gradient steps without a setting `lr`."""
+
+    def local_update(self, task, client, down, data, round):
+        return {}, {"w": pf.local_sgd(task, down["w"], data, 0.1)}
+
+    def aggregate(self, server, up, round):
+        return {"w": up.mean("w")}
+
+
+def test_a_method_needs_no_lr():
+    """Also where step sizes decay: it has none that could."""
+    fed, net = pf.data.load("digits").partition(pf.data.IID(), clients=3, seed=0), torch.nn.Linear(64, 10)
+    plain, decaying = (pf.fit(net, fed, Steady(), rounds=2, lr_decay=decay).personal for decay in (1.0, 0.5))
+    assert torch.equal(plain, decaying)
+
+
+def test_step_sizes_that_are_no_settings_are_refused():
+    class Misnamed(Steady, abstract=True):
+        step_sizes = ("eta",)
+
+    with pytest.raises(ConfigError, match=r"^step_sizes of Misnamed: found 'eta', expected names of its settings$"):
+        Misnamed().decayed(0.5)

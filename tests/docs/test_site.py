@@ -7,6 +7,7 @@ test-long` runs the walk with it, the usual tests leave that block out.
 
 import importlib
 import importlib.util
+import inspect
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 
 import pytest
+import torch
 
 import polyfed.algorithms  # now, so that a walk takes back its own methods only
 from polyfed.core.algorithm import REGISTRY
@@ -222,3 +224,19 @@ def test_every_score_that_is_known_by_name_is_documented_with_its_direction():
     assert {name: row[2] for name, row in rows.items()} == better
     kinds = {None: "any", "survival": "time, event"}
     assert {name: row[1] for name, row in rows.items()} == {n: kinds.get(m.kind, m.kind) for n, m in KNOWN.items()}
+
+
+def test_the_contract_of_the_tutorial_is_the_codes():
+    """Every row's function takes what it says, and the default that the text shows is what the code gives back."""
+    import polyfed as pf
+
+    text = (ROOT / "docs" / "tutorials" / "own-method.md").read_text()
+    rows = re.findall(r"^\| `(\w+)\(([\w, ]+)\)` \| (.+?) \|", text, re.M)
+    assert [name for name, *_ in rows] == ["init_server", "downlink", "local_update", "aggregate"]
+    for name, takes, _ in rows:
+        assert takes.split(", ") == list(inspect.signature(getattr(pf.Algorithm, name)).parameters)[1:]
+    shown = {name: re.search(r"by default `(.+)`", what) for name, _, what in rows}
+    server = {"w": torch.ones(3)}
+    found = eval(shown["downlink"][1], {"Down": pf.Down, "server": server})
+    assert isinstance(found, pf.Down)
+    assert found == pf.FedAvg().downlink(server, None)

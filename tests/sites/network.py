@@ -11,7 +11,7 @@ from torch import Tensor
 sys.path += [str(Path(__file__).parents[1] / "conformance"), str(Path(__file__).parents[2] / "examples/network")]
 
 from demo import free_port
-from instances import BATCH, CLASSES, METHODS, NAMES, federation, kind_of, model, steps
+from instances import BATCH, CLASSES, METHODS, federation, kind_of, model, steps
 
 from polyfed.base.randomness import client_keys
 from polyfed.compute.batches import Work
@@ -22,6 +22,7 @@ from polyfed.runs.rehearsal import forms
 from polyfed.sites import Message, flower
 from polyfed.sites.engine import RemoteEngine
 from polyfed.sites.keys import Keys
+from polyfed.testing.stage import NAMES
 
 HERE = Path(__file__).parent
 SITES = NAMES[:3]

@@ -28,6 +28,10 @@ class ModelError(PolyfedError):
     """A model cannot be trained as it is (BatchNorm, wrong output shape, ...)."""
 
 
+class MethodError(PolyfedError):
+    """A method of the user's own fails, or gives back what it must not. Names the file and the line."""
+
+
 class Diverged(PolyfedError):
     """Training produced a number that is not finite. Names the round and the client."""
 

@@ -14,6 +14,7 @@ import inspect
 import json
 import math
 import operator
+import re
 import sys
 import tomllib
 import types
@@ -42,6 +43,7 @@ MOST = 2**63 - 1  # what an integer tensor holds
 COUNTED = 10**9  # a bound on counts, which is not worth a word where it was kept
 LONGEST = 4000  # characters of one value
 DEEPEST = 20  # lists and tables within each other
+BEGINS, ENDS = r"(?<![\w.])\.(?=\d)", r"(?<=\d)\.(?![\d.])"  # the points of .5 and 5.
 Toml: TypeAlias = "str | float | date | time | Sequence[Toml] | Mapping[str, Toml] | None"
 
 
@@ -655,16 +657,22 @@ def is_whole(value: Any) -> bool:
 
 
 def value_of(text: str, what: str = "value") -> Any:
-    """A setting typed as text: a TOML value, or else the text itself. Raises ConfigError for what is neither."""
+    """A setting typed as text: a TOML value, or else the text itself. Raises ConfigError for what is neither.
+
+    Numbers may begin or end with their point, as TOML's may not: .25, [.1, 1.]
+    """
     _readable(text, what)
     if "\n" in text:
         return text
-    try:
-        return tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
-        return text
-    except (ValueError, RecursionError):  # an integer of thousands of digits
-        raise ConfigError(f"{what}: {found(text, 'a value of fewer digits')}") from None
+    pointed = text if "'" in text or '"' in text else re.sub(ENDS, ".0", re.sub(BEGINS, "0.", text))
+    for typed in (text, pointed):
+        try:
+            return tomllib.loads(f"x = {typed}")["x"]
+        except tomllib.TOMLDecodeError:
+            continue
+        except (ValueError, RecursionError):  # an integer of thousands of digits
+            raise ConfigError(f"{what}: {found(text, 'a value of fewer digits')}") from None
+    return text
 
 
 def _readable(text: str, what: str, refusal: type[PolyfedError] = ConfigError) -> None:

@@ -123,6 +123,10 @@ def call(arguments: Sequence[str], debug: bool = False) -> int:
             return _say(str(e), 2 if isinstance(e, ConfigError) else 1)
         if isinstance(e, OSError) and (line := _of_file(e)):
             return _say(line, 1)
+        from polyfed.runs.userfile import blamed
+
+        if (mistake := blamed(e)) is not None:
+            return _say(str(mistake), 1)
         return _say(
             f"unexpected {type(e).__name__}: {e}; this is a bug in polyfed; please report it with the output of the "
             "same command run with --debug",

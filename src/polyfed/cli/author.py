@@ -120,7 +120,7 @@ def check(
         raise ConfigError(f"{file}: found no method, expected a class that derives from polyfed.Algorithm")
     for name in names:
         try:
-            for found in check_method(REGISTRY[name](), row):
+            for found in check_method(REGISTRY.make(name, {}), row):
                 stdout.print(f"{name}: {found.name}: {found.outcome}", markup=False, highlight=False, soft_wrap=True)
         except NotConformant as e:
             raise ConfigError(f"{file}: {e}") from None

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from polyfed.base.errors import ConfigError
+from polyfed.base.errors import ConfigError, MethodError
 from polyfed.base.settings import COUNTED, FREE, Configured, Limits, Registry
 from polyfed.compute.batches import Batches
+from polyfed.core import contract
 from polyfed.core.messages import KNOWN, Down, Round, Server, State, mean
 from polyfed.core.uplinks import Uplinks
 
@@ -68,6 +69,12 @@ class Algorithm(Configured):
         super().__init_subclass__(**kwargs)
         if "name" not in cls.__dict__:
             cls.name = cls.__name__.lower()
+        own = cls.__dict__.get("__init__")
+        if own is not None and own.__code__.co_filename != "<string>":  # where dataclasses write theirs
+            raise MethodError(
+                f"{contract.place(own)}: {cls.__name__} has an __init__ of its own, expected a frozen dataclass whose "
+                "settings are fields, such as lr: float = 0.1"
+            )
         if not abstract:
             REGISTRY.add(cls.name, cls)
 
@@ -109,10 +116,18 @@ class Algorithm(Configured):
         """
         if factor == 1:
             return self
-        scaled = {key: getattr(self, key) for key in self.step_sizes}
+        scaled = {key: getattr(self, key) for key in self.sizes()}
         for key, value in scaled.items():
             self.require(not isinstance(value, str), key, "a number, to decay it")
         return dataclasses.replace(self, **{key: factor * value for key, value in scaled.items()})
+
+    def sizes(self) -> list[str]:
+        """The settings that are step sizes; a method without local SGD need not have an `lr`."""
+        known = [f.name for f in dataclasses.fields(self)]
+        for key in self.step_sizes:
+            if key not in known and key != "lr":
+                raise ConfigError(f"step_sizes of {type(self).__name__}: found {key!r}, expected names of its settings")
+        return [key for key in self.step_sizes if key in known]
 
     def plan(self, task: "Task", n: int) -> str | None:
         """One line about the run before it starts, such as the solver chosen and its memory.
@@ -297,7 +312,7 @@ class Algorithm(Configured):
         tuple of dict of Tensor
             The new private tensors and the uplink, [s, ...] each. Private tensors left out stay as they were.
         """
-        raise NotImplementedError
+        raise contract.unwritten(self, "local_update")
 
     def aggregate(self, server: State, up: Uplinks, round: Round) -> State:
         """The server's next state, from what the clients sent.
@@ -317,7 +332,7 @@ class Algorithm(Configured):
         dict of Tensor
             The whole next state.
         """
-        raise NotImplementedError
+        raise contract.unwritten(self, "aggregate")
 
     def accepts(self, task: "Task", up: State) -> str:
         """What is wrong with the numbers of one client's uplink, where `aggregate` could not work with them.
@@ -466,8 +481,7 @@ class Personal(Algorithm, abstract=True):
 
 def started(algorithm: Algorithm, task: "Task", n: int) -> Server:
     """The server's state before the first round, with "known"."""
-    state = algorithm.init_server(task, task.w0.clone(), n)
-    state = state if isinstance(state, Server) else Server(state)
+    state = contract.server_state(algorithm, algorithm.init_server(task, task.w0.clone(), n))
     return state._replace(each={**state.each, KNOWN: task.w0.new_zeros(n)})
 
 
@@ -478,8 +492,8 @@ def outlined(algorithm: Algorithm, task: "Task", n: int) -> State:
     not wait for.
     """
     small = n * n * task.p <= SMALL
-    state = algorithm.init_server(task, task.w0.clone() if small else task.w0.to("meta"), n)
-    return state.whole() if isinstance(state, Server) else state
+    w0 = task.w0.clone() if small else task.w0.to("meta")
+    return contract.server_state(algorithm, algorithm.init_server(task, w0, n)).whole()
 
 
 def make(name: str, /, **settings: Any) -> Algorithm:
@@ -494,7 +508,7 @@ def check(algorithm: Algorithm, dtype: torch.dtype = torch.float64) -> None:
     """
     Configured.__post_init__(algorithm)
     most = torch.finfo(dtype).max
-    for key in algorithm.step_sizes:
+    for key in algorithm.sizes():
         value = getattr(algorithm, key)
         name = str(dtype).removeprefix("torch.")
         algorithm.require(isinstance(value, str) or value <= most, key, f"at most {most:.3g}, the largest {name}")

@@ -15,6 +15,7 @@ from polyfed.base.errors import ConfigError, Diverged, PolyfedError, RunError
 from polyfed.base.randomness import client_keys
 from polyfed.compute.optimizers import StepSizes
 from polyfed.compute.task import Task
+from polyfed.core import contract
 from polyfed.core.algorithm import KNOWN, Algorithm, Down, Personal, Round, State, started
 from polyfed.core.engine import TRIES, Engine, Lost, Silent, died
 from polyfed.core.explosion import Exploded, guarded
@@ -107,9 +108,8 @@ class Loop:
         self.samples = torch.as_tensor(counts, dtype=task.dtype, device=task.device)
         start = started(algorithm, task, self.n)
         self.server, self.free = start.whole(), tuple(start.free)
-        self._marks = {
-            name for name, t in self.server.items() if not _finite(t)
-        }  # infinities that a method begins with
+        self._marks = {name for name, t in self.server.items() if not _finite(t)}  # infinities that it begins with
+        self.lasting = self.server.keys() - start.free.keys()
         self.ledger = Ledger()
         self.flights: list[Flight] = []
         self.used: dict[str, set[str]] = {}
@@ -181,7 +181,8 @@ class Loop:
         """What every client would receive now; nothing for methods that do not need it to deploy."""
         if isinstance(self.algorithm, Personal):
             return Down()
-        return self.algorithm.deployment(self.server, self.round(np.arange(self.n)))
+        sent = self.algorithm.deployment(self.server, self.round(np.arange(self.n)))
+        return contract.downlink(self.algorithm, "deployment", sent, self.n)
 
     # exact resume
 
@@ -325,7 +326,8 @@ class Attempt:
         loop = self.loop
         loop.whole = False
         known = loop.server[KNOWN].index_copy(0, round.ids, round.samples)
-        loop.server = guarded(partial(algorithm.aggregate, loop.server, up, round)) | {KNOWN: known}
+        after = guarded(partial(algorithm.aggregate, loop.server, up, round))
+        loop.server = contract.next_state(algorithm, after, loop.lasting) | {KNOWN: known}
         for found, asked in ((loop.used, up.used), (loop.kinds.setdefault(kind, {}), up.kinds)):
             for name, words in asked.items():
                 found.setdefault(name, set()).update(words)
@@ -335,7 +337,8 @@ class Attempt:
     def _send(self, ids: np.ndarray, phase: int) -> None:
         if len(ids):
             loop, round = self.loop, self.loop.round(ids, phase)
-            down = guarded(partial(loop.algorithm.downlink, loop.server, round))
+            sent = guarded(partial(loop.algorithm.downlink, loop.server, round))
+            down = contract.downlink(loop.algorithm, "downlink", sent, len(ids))
             loop.flights.append(Flight(ids, loop.t, down, down_bytes(down)))
             loop.engine.send(down, round)
 

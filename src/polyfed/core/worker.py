@@ -27,6 +27,7 @@ from polyfed.compute.compiled import PATH
 from polyfed.compute.optimizers import StepSizes
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
+from polyfed.core import contract
 from polyfed.core.algorithm import Algorithm, Down, Round, State
 from polyfed.core.explosion import Exploded, exploded, guarded
 from polyfed.core.rows import Rows
@@ -250,7 +251,8 @@ class Worker:
                 self.train, ids, self.keys[ids], self.work, self.seed, round.t, purpose, self.plan.path == PATH
             )
             mine = {name: rows_of(t, at) for name, t in down.items()}
-            private, up = method.local_update(self.task, rows.gather(round.ids), mine, data, round)
+            found = method.local_update(self.task, rows.gather(round.ids), mine, data, round)
+            private, up = contract.update(method, found, len(ids), rows.names())
         watch.stop()
         return _apart(private, mine), up, watch, data
 

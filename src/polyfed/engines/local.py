@@ -21,6 +21,7 @@ from polyfed.compute.compiled import PATH, path_of
 from polyfed.compute.optimizers import StepSizes
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
+from polyfed.core import contract
 from polyfed.core.algorithm import Algorithm, Down, Round, State, outlined
 from polyfed.core.engine import Answers, Engine
 from polyfed.core.explosion import guarded
@@ -165,7 +166,8 @@ class LocalEngine:
         """[s, p]: the models that `ids` would deploy. down: what all clients receive for it."""
         at = torch.as_tensor(ids, device=self.task.device)
         received = {name: rows_of(t, at) for name, t in expand(down, self.rows.n).items()}
-        return algorithm.personal(self.rows.gather(at), received)
+        found = algorithm.personal(self.rows.gather(at), received)
+        return contract.models(algorithm, found, len(ids), self.task.p)
 
     def private(self, ids: Tensor) -> State:
         return self.rows.gather(ids).whole()
@@ -220,7 +222,7 @@ def make_rows(
     added: whether uplinks are added up as they come, so that no more than `LEAST` of a cohort's are there at a time
     Raises RunError, with the estimate, when the server's state, the cohort's messages and the private rows do not fit.
     """
-    start = algorithm.init_client(task, task.w0)
+    start = contract.client_state(algorithm, algorithm.init_client(task, task.w0))
     per_row = sum(t.numel() * t.element_size() for t in start.values())
     w = task.p * task.w0.element_size()
     server = sum(t.numel() * t.element_size() for t in outlined(algorithm, task, n).values())

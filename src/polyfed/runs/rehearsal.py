@@ -34,13 +34,13 @@ class Sent(NamedTuple):
     """What a method sends, counted on a small network.
 
     p: its parameters     first, later: (down, up) per client in the first round and in the last, in units of p numbers
-    used: what its server asked of the uplinks, see `Uplinks.used`
+    kinds: what its server asked of the uplinks, see `Uplinks.kinds`
     """
 
     p: int
     first: tuple[float, float]
     later: tuple[float, float]
-    used: dict[str, set[str]]
+    kinds: dict[str, set[str]]
 
     def words(self) -> str:
         """`1 down, 1 up`, in vectors of p numbers."""
@@ -48,10 +48,14 @@ class Sent(NamedTuple):
         return later if first == later else f"{later} (first round {first})"
 
     def needs(self) -> str:
-        """What the server needs of the uplinks, and what follows for secure aggregation."""
-        if not self.used:
+        """Say what the server needs of the uplinks, and what follows for secure aggregation.
+
+        Clients can add up uplinks that are weighted alike or by their samples. Weights that the server chooses, such
+        as those of late replies, are known to it alone and go on each client's own.
+        """
+        if not self.kinds:
             return "Nothing is sent up."
-        rows = sorted(name for name, words in self.used.items() if words != {"mean"} and words != {"sum"})
+        rows = sorted(name for name, kinds in self.kinds.items() if "rows" in kinds)
         if not rows:
             return "The server needs means and sums only: secure aggregation is possible."
         return f"The server needs every client's own {', '.join(rows)}: secure aggregation is not possible."
@@ -67,7 +71,11 @@ def counted(algorithm: Algorithm, rounds: int = 3) -> Sent:
     loop = rehearse(algorithm, task, Federation.from_arrays(sites, classes=3), Work(batch_size=None), rounds)
     book = loop.ledger.array()
     first, later = (tuple((book[book[:, 0] == t, 3:5].mean(0) / (4 * task.p)).tolist()) for t in (0, rounds - 1))
-    return Sent(task.p, first, later, loop.used)
+    kinds: dict[str, set[str]] = {}
+    for of in loop.kinds.values():
+        for name, asked in of.items():
+            kinds.setdefault(name, set()).update(asked)
+    return Sent(task.p, first, later, kinds)
 
 
 def rehearse(algorithm: Algorithm, task: Task, federation: Federation, work: Work, rounds: int = 1) -> Loop:
@@ -98,7 +106,8 @@ def sums(
     for kind, asked in loop.kinds.items():
         rows = engine.up[kind][0]
         found[kind] = {k: of for k, of in asked.items() if "rows" not in of and k in rows and rows[k].dim() > 0}
-    return found, bool(loop.used) and all(words <= {"mean", "sum"} for words in loop.used.values())
+    asked = [of for kind in loop.kinds.values() for of in kind.values()]
+    return found, bool(asked) and not any("rows" in of for of in asked)
 
 
 class Forms(NamedTuple):

@@ -13,10 +13,25 @@ from typing import Any
 
 from torch import nn
 
-from polyfed.base.errors import ConfigError, ModelError, PolyfedError, closest
+from polyfed.base.errors import ConfigError, MethodError, ModelError, PolyfedError, closest
 from polyfed.base.settings import kebab
 from polyfed.base.typed import seeded
 from polyfed.core.algorithm import REGISTRY
+
+PREFIX = "polyfed_user_"  # of the modules that users' files become
+
+
+def blamed(error: BaseException, own: str | tuple[str, ...] = PREFIX) -> MethodError | None:
+    """The error, in one line, for a mistake in a user's own file; None for one that is not on the way to it.
+
+    own: how the names of the user's modules begin
+    """
+    frames = traceback.walk_tb(error.__traceback__)
+    mine = [(f.f_code, line) for f, line in frames if str(f.f_globals.get("__name__")).startswith(own)]
+    if isinstance(error, PolyfedError) or not mine:
+        return None
+    code, line = mine[-1]
+    return MethodError(f"{code.co_filename}, line {line}: {code.co_qualname} failed with {_reason(error)}")
 
 
 def algorithms_of(path: Path) -> list[str]:
@@ -36,7 +51,7 @@ def _import(path: Path) -> ModuleType:
 @lru_cache
 def _execute(path: Path, digest: int) -> ModuleType:
     """Import a file once per content. Raises ConfigError naming the line for whatever goes wrong in it."""
-    name = f"polyfed_user_{path.stem}_{zlib.crc32(str(path).encode()):08x}_{digest:08x}"
+    name = f"{PREFIX}{path.stem}_{zlib.crc32(str(path).encode()):08x}_{digest:08x}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path}: expected a Python file (.py)")

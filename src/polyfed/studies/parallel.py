@@ -25,6 +25,7 @@ import torch
 from polyfed.base import errors
 from polyfed.engines.local import cores, memory
 from polyfed.runs.stop import say_stopping
+from polyfed.runs.userfile import blamed
 
 PARENT_ENDED = 1  # PR_SET_PDEATHSIG of prctl
 NO_MORE = -1  # in place of a task's number
@@ -176,10 +177,13 @@ def _run(tasks: Sequence[Callable[[], Any]], which: int, answers: Connection, or
             signal.signal(signal.SIGINT, _nothing)  # what has ended needs no interruption, and would be halfway in this
     except KeyboardInterrupt:
         told: dict[str, Any] = {"interrupted": True}
-    except errors.PolyfedError as e:
-        told = {"error": type(e).__name__, "text": str(e)}
-    except BaseException:
-        told = {"error": "", "text": traceback.format_exc()}
+    except BaseException as e:
+        known = e if isinstance(e, errors.PolyfedError) else blamed(e)
+        told = (
+            {"error": type(known).__name__, "text": str(known)}
+            if known
+            else {"error": "", "text": traceback.format_exc()}
+        )
     with contextlib.suppress(ConnectionError):  # nobody is there to be told
         answers.send_bytes(json.dumps(told).encode())
 

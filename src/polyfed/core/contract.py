@@ -1,0 +1,103 @@
+"""The contract of a method: what its functions give back. Each breach is one line that names the author's function."""
+
+import inspect
+from collections.abc import Set
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import Tensor
+
+from polyfed.base.errors import MethodError
+from polyfed.base.settings import is_table
+from polyfed.core.messages import KNOWN, Down, Server, State
+
+if TYPE_CHECKING:
+    from polyfed.core.algorithm import Algorithm
+
+
+def place(thing: Any) -> str:
+    """`FILE, line N` of a class or a function; its module where it has no file."""
+    try:
+        return f"{inspect.getsourcefile(thing)}, line {inspect.getsourcelines(thing)[1]}"
+    except (OSError, TypeError):
+        return str(getattr(thing, "__module__", thing))
+
+
+def unwritten(method: "Algorithm", name: str) -> MethodError:
+    """The error for a method that lacks a function it must have."""
+    cls = type(method)
+    takes = ", ".join(inspect.signature(getattr(cls, name)).parameters)
+    return MethodError(f"{place(cls)}: {cls.__name__} has no {name}({takes})")
+
+
+def client_state(method: "Algorithm", value: Any) -> State:
+    """What `init_client` gave back."""
+    _require(method, "init_client", _is_state(value), value, "a dict of tensors")
+    return value
+
+
+def server_state(method: "Algorithm", value: Any) -> Server:
+    """What `init_server` gave back, by its axes."""
+    server = value if isinstance(value, Server) else Server(value)
+    _require(method, "init_server", all(map(_is_state, server)), value, "a dict of tensors or a Server of such")
+    return server
+
+
+def downlink(method: "Algorithm", name: str, value: Any, s: int) -> Down:
+    """What `downlink` or `deployment` gave back for s clients; the latter is the former unless it is written anew."""
+    name = "downlink" if getattr(type(method), name).__module__ == "polyfed.core.algorithm" else name
+    fits = isinstance(value, Down) and _is_state(value.shared) and _is_state(value.each, s)
+    _require(method, name, fits, value, f"Down(shared={{name: tensor}}), or each={{name: tensor of {s} rows}}")
+    return value
+
+
+def update(method: "Algorithm", value: Any, s: int, known: list[str]) -> tuple[State, State]:
+    """What `local_update` gave back for s clients whose private tensors are `known`."""
+    pair = list(cast(tuple[Any, ...], value)) if isinstance(value, tuple) else []
+    fits = len(pair) == 2 and all(_is_state(part, s) for part in pair)
+    _require(method, "local_update", fits, value, f"(private tensors, uplink), two dicts of tensors of {s} rows")
+    named = ", ".join(known) or "none"
+    new = sorted(pair[0].keys() - known)
+    _require(method, "local_update", not new, new, f"private tensors that init_client makes: {named}")
+    return pair[0], pair[1]
+
+
+def next_state(method: "Algorithm", value: Any, names: Set[str]) -> State:
+    """What `aggregate` gave back in place of a state with these names."""
+    _require(method, "aggregate", _is_state(value), value, "a dict of tensors")
+    left = sorted(names - value.keys() - {KNOWN})
+    _require(method, "aggregate", not left, value, f"the whole next state, with {', '.join(left)}")
+    return value
+
+
+def models(method: "Algorithm", value: Any, s: int, p: int) -> Tensor:
+    """The models of s clients that `personal` gave back."""
+    fits = isinstance(value, Tensor) and value.shape == (s, p)
+    _require(method, "personal", fits, value, f"a tensor of shape [{s}, {p}]")
+    return value
+
+
+def _is_state(value: Any, s: int | None = None) -> bool:
+    """Whether a value is a dict of tensors, of s rows each where s is given."""
+    return is_table(value) and all(
+        isinstance(t, Tensor) and (s is None or (t.dim() > 0 and len(t) == s)) for t in value.values()
+    )
+
+
+def _require(method: "Algorithm", name: str, fits: bool, value: Any, expected: str) -> None:
+    if not fits:
+        function = f"{name} of {type(method).__name__}"
+        where = place(getattr(type(method), name))
+        raise MethodError(f"{where}: {function} returned {_kind(value)}, expected {expected}")
+
+
+def _kind(value: Any) -> str:
+    """What a value is, to the depth that a contract goes."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    if is_table(value):
+        return "{" + ", ".join(f"{k!r}: {_kind(v)}" for k, v in value.items()) + "}"
+    if type(value) in (tuple, list):
+        return f"({', '.join(map(_kind, value))})"
+    if isinstance(value, Down | Server):
+        return f"{type(value).__name__}({', '.join(f'{k}={_kind(v)}' for k, v in value._asdict().items() if v)})"
+    return repr(value) if value is None or isinstance(value, str | int | float) else f"a {type(value).__name__}"

@@ -1,0 +1,56 @@
+"""What a rehearsal says of a method: where it says that secure aggregation is possible, masked uplinks do as well."""
+
+import pytest
+import torch
+from torch import nn
+
+import polyfed.algorithms
+from polyfed.compute.task import Task
+from polyfed.core.algorithm import REGISTRY
+from polyfed.core.schedule import Asynchronous, Delays, Uniform
+from polyfed.core.uplinks import Uplinks
+from polyfed.runs.rehearsal import counted, sums
+from polyfed.testing.stage import N, watched
+
+ROUNDS = 6
+METHODS = {n: c() for n, c in sorted(REGISTRY.items()) if c.__module__.startswith(f"{polyfed.algorithms.__name__}.")}
+
+
+def masked(exchange, kinds):
+    """The uplinks with numbers added that cancel in what the clients add up, and hide each one's own."""
+    found, draw = {}, torch.Generator().manual_seed(1)
+    for name, t in exchange.up.items():
+        mask = torch.randn(t.shape, generator=draw, dtype=t.dtype)
+        weights = exchange.round.samples if kinds[name] == {"weighted"} else torch.ones_like(exchange.round.samples)
+        weights = weights.view(-1, *[1] * (t.dim() - 1))
+        found[name] = t + (mask - mask.mean(0)) / weights
+    return Uplinks(found, exchange.round)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_where_secure_aggregation_is_possible_masks_that_cancel_change_nothing(name):
+    """Also for replies that come late, one or a few at a time, where the method takes those."""
+    method, sent = METHODS[name], counted(METHODS[name])
+    if "secure aggregation is possible" not in sent.needs():
+        return
+    late = not any(method.in_step(N, t) for t in range(ROUNDS))
+    for schedule in (Uniform(0.5), *([Asynchronous(Delays("uniform", 0, 20))] if late else [])):
+        for exchange in watched(method, schedule, ROUNDS, dtype=torch.float64)[1]:
+            before = [{k: t.clone() for k, t in exchange.server.items()} for _ in range(2)]
+            plain = method.aggregate(before[0], Uplinks(dict(exchange.up), exchange.round), exchange.round)
+            hidden = method.aggregate(before[1], masked(exchange, sent.kinds), exchange.round)
+            for key in plain:
+                torch.testing.assert_close(hidden[key], plain[key], rtol=0, atol=1e-9)
+
+
+def test_weights_of_the_servers_own_need_every_clients_uplink():
+    for name, rows in (("fedasync", "w"), ("fedbuff", "dw, version")):
+        assert counted(METHODS[name]).needs() == (
+            f"The server needs every client's own {rows}: secure aggregation is not possible."
+        )
+        assert not streamed(name)
+    assert streamed("fedavg")
+
+
+def streamed(name: str) -> bool:
+    return sums(METHODS[name], Task(nn.Linear(4, 3), device="cpu"), (4,), 3, 3)[1]

@@ -1,0 +1,170 @@
+"""check_method: the README's method passes every row, wrong versions fail at the row that says why, and an author's
+mistake is one line that names the file and the line."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from wrong import WRONG, Base
+
+import polyfed as pf
+from polyfed.base.errors import ConfigError, MethodError
+from polyfed.core import worker
+from polyfed.testing import NotConformant, check_method
+from polyfed.testing.rows import ROWS, chunks_and_workers_do_not_change_the_models
+from polyfed.testing.stage import gap, train
+
+FILE = Path(__file__).parents[2] / "examples" / "own_method.py"
+
+
+def named(row) -> str:
+    return row.__name__.replace("_", " ")
+
+
+def test_the_methods_of_the_readme_pass_every_row():
+    spec = importlib.util.spec_from_file_location("polyfed_user_momentum", FILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = check_method(module.Momentum())
+    assert [row.name for row in found] == [named(r) for r in ROWS]
+    assert {row.outcome for row in found} == {"passed", "its clients keep no model of their own", "it states none"}
+
+
+def test_every_row_has_a_wrong_version():
+    assert {row for _, row in WRONG} == set(ROWS)
+
+
+@pytest.mark.parametrize(("method", "row"), WRONG, ids=[f"{type(m).__name__}-{r.__name__}" for m, r in WRONG])
+def test_a_wrong_version_is_caught_by_a_named_row(method, row, monkeypatch):
+    if method.name == "sendswhatitkeeps":  # a method alone cannot break this row: the worker copies what it keeps
+        check_method(method, rows=named(row))
+        monkeypatch.setattr(worker, "_apart", lambda private, message: private)
+    with pytest.raises(NotConformant, match=f"{method.name}: {named(row)}: ") as error:
+        check_method(method, rows=named(row))
+    assert "\n" not in str(error.value)
+
+
+def test_clients_that_change_one_another_need_not_show_with_all_of_them():
+    """Why the row on chunks also runs with half of the clients: in the sum over all of them the mistake cancels."""
+    method = next(m for m, row in WRONG if row is chunks_and_workers_do_not_change_the_models)
+    for fraction, cancels in ((1.0, True), (0.5, False)):
+        models = [train(method, dtype=torch.float64, fraction=fraction, chunk=chunk).personal for chunk in (1, 6)]
+        assert (gap(*models) <= 1e-9) is cancels
+
+
+class Unwritten(pf.Algorithm):
+    """lr"""
+
+
+class SendsADict(Base):
+    def downlink(self, server, round):
+        return {"w": server["w"]}
+
+
+class UpdatesNothing(Base):
+    def local_update(self, task, client, down, data, round):
+        pf.local_sgd(task, down["w"], data, self.lr)
+
+
+class UpdatesANumber(Base):
+    def local_update(self, task, client, down, data, round):
+        return 3
+
+
+class SendsNoRows(Base):
+    def local_update(self, task, client, down, data, round):
+        return {}, {"w": pf.local_sgd(task, down["w"], data, self.lr).mean(0)}
+
+
+class KeepsWhatIsNotThere(Base):
+    def local_update(self, task, client, down, data, round):
+        return {"c": down["w"]}, {"w": down["w"]}
+
+
+class ForgetsTheModel(Base):
+    def aggregate(self, server, up, round):
+        return {"v": up.mean("w")}
+
+
+class ForgetsToReturn(Base):
+    def aggregate(self, server, up, round):
+        server["w"] = up.mean("w")
+
+
+class StartsWithATensor(Base):
+    def init_server(self, task, w0, n):
+        return w0
+
+
+class RemembersATensor(Base):
+    def init_client(self, task, w0):
+        return w0
+
+
+class DeploysOneModel(Base):
+    def personal(self, client, down):
+        return down["w"][0]
+
+
+class Misspells(Base):
+    def local_update(self, task, client, down, data, round):
+        return {}, {"w": pf.local_sgd(task, down["w"], data, self.lr) / data.lenght}
+
+
+class Asserts(Base):
+    def aggregate(self, server, up, round):
+        assert round.t < 1, "only one round"
+        return {"w": up.mean("w")}
+
+
+MISTAKES = {
+    Unwritten: r"Unwritten has no local_update\(self, task, client, down, data, round\)",
+    SendsADict: r"downlink of SendsADict returned {'w': a tensor of shape \[63\]}, expected Down\(shared=",
+    UpdatesNothing: r"local_update of UpdatesNothing returned None, expected \(private tensors, uplink\)",
+    UpdatesANumber: r"local_update of UpdatesANumber returned 3, expected \(private tensors, uplink\)",
+    SendsNoRows: r"local_update of SendsNoRows returned .*63\]}\), expected .* of \d rows",
+    KeepsWhatIsNotThere: r"returned \('c'\), expected private tensors that init_client makes: none",
+    ForgetsTheModel: r"aggregate of ForgetsTheModel returned {'v': .*}, expected the whole next state, with w",
+    ForgetsToReturn: r"aggregate of ForgetsToReturn returned None, expected a dict of tensors",
+    StartsWithATensor: r"init_server of StartsWithATensor returned a tensor .*, expected a dict of tensors",
+    RemembersATensor: r"init_client of RemembersATensor returned a tensor .*, expected a dict of tensors",
+    DeploysOneModel: r"personal of DeploysOneModel returned a tensor of shape \[63\], expected a tensor of .*6, 63\]",
+    Misspells: r"Misspells.local_update failed with AttributeError: .*'lenght'",
+    Asserts: r"Asserts.aggregate failed with AssertionError: only one round",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cls", MISTAKES, ids=lambda cls: cls.__name__)
+def test_an_authors_mistake_names_its_file_and_line(cls):
+    source = Path(__file__).read_text().splitlines()
+    first = source.index(next(line for line in source if line.startswith(f"class {cls.__name__}("))) + 1
+    with pytest.raises(MethodError, match=MISTAKES[cls]) as error:
+        check_method(cls(), "never picked")
+    file, _, rest = str(error.value).partition(", line ")
+    assert file == __file__
+    assert first <= int(rest.split(":")[0]) <= first + 5
+    assert "\n" not in str(error.value)
+
+
+def test_a_constructor_of_its_own_is_refused_where_it_is_defined():
+    with pytest.raises(MethodError, match=r"line \d+: Own has an __init__ of its own, expected a frozen dataclass"):
+
+        class Own(pf.FedAvg):
+            def __init__(self, a):
+                pass
+
+
+def test_rows_that_are_none_are_refused():
+    for rows in (3, "no such row"):
+        with pytest.raises(ConfigError, match=r"^rows: found"):
+            check_method(pf.FedAvg(), rows)
+
+
+def test_a_mistake_of_ours_is_not_an_authors(monkeypatch):
+    def broken(*given, **settings):
+        raise KeyError("ours")
+
+    monkeypatch.setattr("polyfed.testing.stage.fit", broken)
+    with pytest.raises(KeyError):
+        check_method(Base(), "seed")
