@@ -10,8 +10,8 @@ from typer import Argument, Option
 from polyfed.cli import options as o
 
 if TYPE_CHECKING:
-    from polyfed.core.columns import Columns
     from polyfed.data.federation import Federation
+    from polyfed.experiment.training import Columns
 
 TAKES = {"poisson": ("target", "exposure"), "cox": ("time", "event")}
 DESCRIBED = ("drop", "numbers", "categories", "gaps", "labels")  # settings of [columns] that a regression has
@@ -93,9 +93,9 @@ def federation(data: str) -> "Federation":
 def described(asked: Mapping[str, Any], drop: list[str], **roles: Any) -> "Columns":
     """What columns are: as `asked` on the command line, of which `drop` are left out too, and in the roles of a
     regression."""
-    from polyfed.core.columns import Columns
     from polyfed.core.errors import ConfigError
     from polyfed.experiment import check
+    from polyfed.experiment.training import Columns
 
     settings = asked.get("columns", {})
     for key in [*(k for k in asked if k != "columns"), *(f"columns.{k}" for k in settings if k not in DESCRIBED)]:
