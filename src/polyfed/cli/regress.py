@@ -13,6 +13,7 @@ from polyfed.cli import options as o
 if TYPE_CHECKING:
     from polyfed.base.columns import Columns
     from polyfed.data.federation import Federation
+    from polyfed.runs.training import Columns
 
 TAKES = {"poisson": ("target", "exposure"), "cox": ("time", "event")}
 DESCRIBED = ("drop", "numbers", "categories", "gaps", "labels")  # settings of [columns] that a regression has
@@ -97,6 +98,7 @@ def described(asked: Mapping[str, Any], drop: list[str], **roles: Any) -> "Colum
     from polyfed.base.columns import Columns
     from polyfed.base.errors import ConfigError
     from polyfed.runs import check
+    from polyfed.runs.training import Columns
 
     settings = asked.get("columns", {})
     for key in [*(k for k in asked if k != "columns"), *(f"columns.{k}" for k in settings if k not in DESCRIBED)]:

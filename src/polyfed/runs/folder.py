@@ -324,7 +324,7 @@ def versions() -> dict[str, str]:
     compiled = kernel()
     return found | {
         "cpu-capability": torch.backends.cpu.get_cpu_capability(),
-        "kernel": compiled.set if compiled is not None else "none",
+        "kernel": "none" if compiled is None else compiled.set,  # pyright: ignore[reportUnknownMemberType]
         "mkl-cbwr": os.environ.get("MKL_CBWR", "none"),
     }
 
