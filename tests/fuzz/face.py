@@ -84,7 +84,8 @@ class Face:
         batches = Batches(FED.train, np.arange(3), keys, Work(), 0, 0)
         owners = [
             run, run.admit(new, 1), pf.coalitions(net(), two, method, seeds=1, out=folder / "game", **TRAIN),
-            comparison, predictor(run, 0), trainer, FED, pf.clinical.fit(PAIRS), dataset, study, pf.report.compare_table(study), training,
+            comparison, predictor(run, 0), trainer,
+            FED, pf.clinical.fit(PAIRS), dataset, study, pf.report.compare_table(study), training,
             pf.tune(net(), FED, method, **TRAIN, **search), pf.WindowAdvice(), pf.Delays(), pf.Uniform(),
             pf.Bernoulli(0.5), pf.Asynchronous(pf.Delays()), pf.Timed(pf.Uniform(), pf.Delays()),
             pf.Availability(np.ones((2, 3))), pf.Metric("m", compute=lambda seen: seen.output.mean()),
