@@ -307,7 +307,7 @@ def test_refused_in_one_line(sites, model, words):
     [
         ({"model": "probit"}, "model: found 'probit'"),
         ({"ties": "exact"}, "ties: found 'exact'"),
-        ({"level": 95}, "level: found 95"),
+        ({"level": 95}, "level of fit: found 95"),
         ({"names": ["a", "a", "b"]}, "names: found 3"),
         ({"columns": ["a"]}, "columns: found 1"),
         ({"columns": ["a", "b", "intercept"]}, "none of them intercept"),

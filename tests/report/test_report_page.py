@@ -10,7 +10,7 @@ import pytest
 from report_folders import noisy, write_comparison, write_run
 
 from polyfed import report
-from polyfed.base.errors import RunError
+from polyfed.base.errors import ConfigError, RunError
 from polyfed.report import pairs, style
 from polyfed.report.style import to_svg
 
@@ -141,7 +141,7 @@ def test_figures_are_the_same_every_time_and_saved_for_papers(tmp_path):
     for form in ("svg", "pdf", "png"):
         first = report.save(one, tmp_path / f"a.{form}").read_bytes()
         assert first == report.save(two, tmp_path / f"b.{form}").read_bytes()
-    with pytest.raises(ValueError, match="expected a name ending"):
+    with pytest.raises(ConfigError, match="expected a name ending"):
         report.save(one, tmp_path / "a.docx")
 
 

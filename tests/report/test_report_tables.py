@@ -9,7 +9,7 @@ from report_folders import noisy, write_comparison, write_run
 from rich.table import Table as RichTable
 
 from polyfed import report
-from polyfed.base.errors import RunError
+from polyfed.base.errors import ConfigError, RunError
 from polyfed.report import pairs, summary, words
 from polyfed.report.table import Cell, Table
 
@@ -153,7 +153,7 @@ def test_hostile_text_is_escaped_in_every_rendering():
 
 
 def test_unknown_rendering_is_refused():
-    with pytest.raises(ValueError, match="expected one of"):
+    with pytest.raises(ConfigError, match="expected one of"):
         Table("t", (), ()).to("docx")
 
 

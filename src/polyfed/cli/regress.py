@@ -95,7 +95,6 @@ def federation(data: str) -> "Federation":
 def described(asked: Mapping[str, Any], drop: list[str], **roles: Any) -> "Columns":
     """What columns are: as `asked` on the command line, of which `drop` are left out too, and in the roles of a
     regression."""
-    from polyfed.base.columns import Columns
     from polyfed.base.errors import ConfigError
     from polyfed.runs import check
     from polyfed.runs.training import Columns

@@ -115,7 +115,7 @@ class Predictor:
         sheet = sheet_of(rows)
         found = self.answers(sheet)
         for line in self.remarks(sheet):
-            warnings.warn(line, stacklevel=2)
+            warnings.warn(line, stacklevel=3)  # in the line that calls this, behind `checked`
         return found
 
     def answers(self, sheet: Sheet) -> pd.DataFrame:
