@@ -29,7 +29,7 @@ from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, here, make_plan, make_rows
 from polyfed.runs.fit import fit
 from polyfed.runs.rehearsal import averaged
-from polyfed.runs.result import Run
+from polyfed.runs.result import Result
 from polyfed.studies.admit import admit
 from polyfed.threats import Median, SignFlip
 
@@ -129,7 +129,7 @@ def _model(outputs: int = 3) -> nn.Module:
         return nn.Sequential(nn.Linear(8, 5), nn.Sigmoid(), nn.Linear(5, outputs))
 
 
-def _train(method: Algorithm, federation: Federation | None = None, **settings: Any) -> Run:
+def _train(method: Algorithm, federation: Federation | None = None, **settings: Any) -> Result:
     given = {"rounds": ROUNDS, "local_steps": 4, "batch_size": BATCH, "seed": 3, "workers": 1, "device": "cpu"}
     return fit(_model(), federation or _federation(), method, **(given | settings))
 
@@ -312,7 +312,7 @@ def _a_personal_model_is_either_the_uplink_or_unknown_to_it(method: Algorithm) -
 
 def _sums_over_clients_hold_with_any_cohort(method: Algorithm) -> str | None:
     run = _train(method, dtype=torch.float64, fraction=0.5, rounds=5)
-    rows, everyone = here(run.loop.engine).rows, torch.arange(len(SIZES))
+    rows, everyone = here(run.trained.engine).rows, torch.arange(len(SIZES))
     stated = method.conserved(run.server, {k: rows.read(k, everyone) for k in rows.names()})
     for what, gap in stated.items():
         assert float(gap.abs().max()) <= 1e-10, f"{what} does not hold after rounds of half of the clients"
@@ -332,7 +332,7 @@ def _every_byte_is_billed(method: Algorithm) -> None:
 
 def _numbers_stay_in_the_precision_of_the_run(method: Algorithm) -> None:
     run = _train(method, dtype=torch.float64)
-    rows = here(run.loop.engine).rows
+    rows = here(run.trained.engine).rows
     kept = [*run.server.items(), *((k, rows.read(k, torch.tensor([0]))) for k in rows.names())]
     coarse = [k for k, t in kept if t.is_floating_point() and t.dtype != torch.float64]
     assert not coarse, f"{', '.join(coarse)} is {torch.float32} in a float64 run"
@@ -340,7 +340,7 @@ def _numbers_stay_in_the_precision_of_the_run(method: Algorithm) -> None:
 
 def _a_client_smaller_than_a_batch_trains(method: Algorithm) -> None:
     run = _train(method, schedule=_Only((1,)), rounds=8)
-    moved = float((run.personal[1] - run.loop.task.w0).norm())
+    moved = float((run.personal[1] - run.trained.task.w0).norm())
     assert moved > 1e-4, f"a client of {SIZES[1]} samples with batches of {BATCH} has not moved"
 
 
@@ -393,13 +393,15 @@ def _it_admits_a_newcomer(method: Algorithm) -> None:
     found = admit(run, new, 2)
     changed = _same(before, run.server)
     assert not changed, f"admitting a client changes the server's {', '.join(changed)} of the run"
-    assert found.personal.shape == (2, run.loop.task.p), f"newcomers' models are of shape {list(found.personal.shape)}"
+    assert found.personal.shape == (2, run.trained.task.p), (
+        f"newcomers' models are of shape {list(found.personal.shape)}"
+    )
     assert torch.isfinite(found.personal).all(), "a newcomer's model is not finite"
 
 
 def _means_are_protected_by_a_robust_rule(method: Algorithm) -> str | None:
     run = _train(method)
-    if not averaged(run.loop.used):
+    if not averaged(run.trained.used):
         return "it averages nothing that clients send"
     attacked = _train(method, attack=SignFlip(ratio=0.2), robust=Median())
     assert torch.isfinite(attacked.personal).all(), "under an attack and a median a model is not finite"

@@ -84,8 +84,8 @@ def test_relabelling_the_clients_relabels_the_result(method, fraction):
     a = train(method, dtype=torch.float64, fraction=fraction)
     b = train(method, federation().reorder(order), dtype=torch.float64, fraction=fraction)
     assert (b.personal - a.personal[order]).abs().max() <= 1e-9
-    for key, values in a.loop.ledger.by_client(N).items():
-        assert (b.loop.ledger.by_client(N)[key] == values[order]).all(), key
+    for key, values in a.trained.ledger.by_client(N).items():
+        assert (b.trained.ledger.by_client(N)[key] == values[order]).all(), key
 
 
 @each_method
@@ -108,7 +108,7 @@ def test_the_test_split_changes_no_bit_of_what_is_trained(method):
     """Neither the models nor the server's state nor what clients keep: test samples are for metrics alone."""
     a, b = (train(method, fed, rounds=2, fraction=0.5) for fed in (federation(), other_test_split()))
     assert torch.equal(a.personal, b.personal)
-    for mine, yours in ((a.server, b.server), (a.loop.engine.rows.tensors, b.loop.engine.rows.tensors)):
+    for mine, yours in ((a.server, b.server), (a.trained.engine.rows.tensors, b.trained.engine.rows.tensors)):
         assert mine.keys() == yours.keys()
         assert all(torch.equal(mine[k], yours[k]) for k in mine)
     assert not np.array_equal(a.final["test"]["loss"], b.final["test"]["loss"])
@@ -312,7 +312,7 @@ def test_a_detour_through_float32_is_found():
 @each_method
 def test_a_client_smaller_than_a_batch_trains(method):
     run = train(method, schedule=Only((SMALL,)), local_epochs=1, rounds=8)
-    w0 = run.loop.task.w0
+    w0 = run.trained.task.w0
     assert SIZES[SMALL] < BATCH
     assert (run.personal[SMALL] - w0).norm() > 1e-4 * w0.norm()
 
@@ -367,7 +367,7 @@ def test_kill_minus_nine_then_resume_gives_the_same_bits(name, when, t, graves, 
     assert run.status == "finished"
     for kind, a, b in (
         ("server", run.server, expected.server),
-        ("client", run.loop.engine.rows.tensors, expected.loop.engine.rows.tensors),
+        ("client", run.trained.engine.rows.tensors, expected.trained.engine.rows.tensors),
     ):
         assert a.keys() == b.keys()
         for key in a:

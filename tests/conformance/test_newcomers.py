@@ -19,15 +19,15 @@ def trained(method, **settings):
 @each_method
 def test_the_run_stays_as_it_is_bit_for_bit(method):
     run = trained(method)
-    state, meta = run.loop.state()
+    state, meta = run.trained.state()
     before = {k: v.clone() for k, v in state.items()}
     found = pf.admit(run, federation().reorder(NEW), EXCHANGES)
-    after, still = run.loop.state()
+    after, still = run.trained.state()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[k], after[k]) for k in before)
     assert meta == still
     assert len(found.table) == (EXCHANGES + 1) * len(NEW)
-    assert found.personal.shape == (len(NEW), run.loop.task.p)
+    assert found.personal.shape == (len(NEW), run.trained.task.p)
     assert torch.isfinite(found.personal).all()
     assert (found.clusters is None) == (run.clusters is None)
     if found.clusters is not None and run.clusters is not None:
@@ -51,7 +51,7 @@ def test_what_is_billed_is_what_the_method_states(method):
     run = trained(method)
     last = pf.admit(run, federation().reorder(NEW[:1]), EXCHANGES).table
     entry, end = last.iloc[0], last.iloc[-1]
-    unit, told = 8 * run.loop.task.p, stated(method, run.loop.task.layout, 8)
+    unit, told = 8 * run.trained.task.p, stated(method, run.trained.task.layout, 8)
     assert entry["up_bytes"] == 0
     assert entry["down_bytes"] % unit == 0
     moved = [end[k] - entry[k] for k in ("down_bytes", "up_bytes")]
@@ -59,7 +59,7 @@ def test_what_is_billed_is_what_the_method_states(method):
         assert entry["down_bytes"] == told.entry * unit
         return
     numbers = (
-        8 * EXCHANGES * len(run.loop.task.layout.entries)
+        8 * EXCHANGES * len(run.trained.task.layout.entries)
     )  # single numbers beside a vector, whole entries of a layer
     signature = 8 * 36 * 3 * method.basis if told.signature else 0
     assert abs(moved[0] - EXCHANGES * told.down * unit) <= numbers or told.less_down

@@ -14,7 +14,8 @@ from polyfed.papers.fedslr.figures import LATENCY, PERSONAL, RATE, features, hid
 from polyfed.papers.fedslr.sweeps import peak
 from polyfed.papers.fedslr.table1 import PRINTED, iid_pairs, methods
 from polyfed.papers.recipe import metric_of, ordered
-from polyfed.studies.compare import Comparison, Result
+from polyfed.studies.compare import Comparison
+from polyfed.studies.jobs import Done
 
 HIGH, LOW = np.array([0.8, 0.9, 0.85]), np.array([0.7, 0.82, 0.76])
 OPEN = HIGH + np.array([0.1, -0.1, 0.02])
@@ -82,7 +83,7 @@ def test_seconds_of_communication_are_those_of_the_bytes(tmp_path):
     """Two clients that share a medium wait for each other's bytes, not for each other's latency."""
     columns = {"exchanges": 1, "down_bytes": [100, 300, 50, 50], "up_bytes": [25, 75, 20, 30]}
     pd.DataFrame({"round": [1, 1, 2, 2], **columns}).to_csv(tmp_path / "ledger.csv")
-    found = Comparison([Result("FedAvg", 0, "finished", folder=tmp_path)])
+    found = Comparison([Done("FedAvg", 0, "finished", folder=tmp_path)])
     assert seconds(found, "FedAvg")[0] == pytest.approx(8 * np.array([500, 150]) / RATE + 2 * LATENCY)
 
 

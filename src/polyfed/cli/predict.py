@@ -27,12 +27,12 @@ def predict(
     from polyfed.base.errors import ConfigError, RunError
     from polyfed.cli.screen import stderr
     from polyfed.data.sheets import read
+    from polyfed.face import Run
     from polyfed.runs.folder import csv_text
-    from polyfed.runs.opened import Opened
     from polyfed.studies.predict import Predictor, predictor
 
     if model.is_dir():
-        opened = Opened(model)
+        opened = Run.open(model)
         if client is None:
             raise ConfigError(
                 f"--client: missing; {model} is a run, with the clients {', '.join(opened.outline.names)}"

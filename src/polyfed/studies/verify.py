@@ -51,12 +51,12 @@ def verify(folder: Path) -> Verdict:
         raise ConfigError(f"{folder}: the run started from another run, which its folder does not hold")
     experiment = resolve(folder / "config.toml")
     found = reading.summary(folder)
-    if found["status"] == "interrupted":
+    if found.status == "interrupted":
         raise RunError(f"{folder}: the run is not finished; finish it with: polyfed resume {folder}")
     parts, plan, seed = Parts(experiment), config.get("plan", {}), experiment.seeds[0]
     given: dict[str, Any] = {k: plan[k] for k in ("chunk", "workers") if k in plan} | {"checkpoint_every": None}
-    if found["status"] == "finished":
-        given["rounds"] = found["rounds"]
+    if found.status == "finished":
+        given["rounds"] = found.rounds
     training = replace(parts.training(seed), **given)
     method = experiment.methods[0]
     with tempfile.TemporaryDirectory() as name:
@@ -70,11 +70,10 @@ def verify(folder: Path) -> Verdict:
 
 def compared(folder: Path, again: Path, config: dict[str, Any], parts: Mapping[str, Differs]) -> Verdict:
     """What is said of each part of two run folders. config: of the first one"""
-    before: dict[str, str] | None = reading.summary(folder).get("digest")
-    now: dict[str, str] = reading.summary(again)["digest"]
+    before, now = reading.summary(folder).digest, reading.summary(again).digest or {}
     said: dict[str, str] = {}
     for name, differs in parts.items():
-        same = before is None or before.get(name) == now.get(name)  # runs of older versions have none
+        same = before is None or before.get(name) == now.get(name)  # a recorded run may have none
         said[name] = differs(folder, again) or ("equal" if same else "differs from its digest in summary.json")
     return Verdict(said, _versions(config, again))
 
@@ -95,7 +94,8 @@ def _summary(folder: Path, again: Path) -> str:
         return {k: v for part in parts for k, v in part.items()}
 
     a, b = (
-        flat({k: v for k, v in reading.summary(f).items() if k not in ("seconds", "digest")}) for f in (folder, again)
+        flat({k: v for k, v in reading.summary(f).written().items() if k not in ("seconds", "digest")})
+        for f in (folder, again)
     )
     return next((f"differs{_by(k, a.get(k), b.get(k))}" for k in {**a, **b} if a.get(k) != b.get(k)), "")
 
@@ -125,7 +125,7 @@ def _server(folder: Path, again: Path) -> str:
 
 
 def _models(folder: Path, again: Path) -> str:
-    names = [c["name"] for c in reading.federation(folder)["clients"]]
+    names = reading.federation(folder).names
     for i, name in enumerate(names):
         a, b = client_model(folder, i, name), client_model(again, i, name)
         if a is None or b is None:
