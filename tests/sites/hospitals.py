@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from polyfed.face import Run, fit
 from polyfed.runs.build import Parts
 from polyfed.runs.config import resolve
-from polyfed.runs.fit import fit
 from polyfed.runs.result import Result
 from polyfed.sites.consent import Consent
 from polyfed.sites.engine import Direct
@@ -50,7 +50,7 @@ def experiment(path: Path, method: str, data: str = "", **top: object) -> Path:
     return path
 
 
-def on_one_machine(file: Path, data: Path, **settings: object) -> Result:
+def on_one_machine(file: Path, data: Path, **settings: object) -> Run:
     """The experiment as `polyfed run` has it, on a folder with all files, clients one by one."""
     found = resolve(file, {"data": {"name": str(data)}})
     parts, method = Parts(found), found.methods[0].algorithm

@@ -12,9 +12,11 @@ from polyfed.report.tables import compare_table, cost_table, results
 
 if TYPE_CHECKING:
     from polyfed.report.figures import client_figure, gain_figure, metric_figure, spread_figure
-    from polyfed.report.notebook import cell, sentence
+    from polyfed.report.notebook import cell as cell
+    from polyfed.report.notebook import sentence as sentence
     from polyfed.report.page import write_report
     from polyfed.report.pictures import partition_figure
+    from polyfed.report.search import tune_figure as tune_figure
     from polyfed.report.style import save
 
 _DRAWN = {  # what imports matplotlib, when it is asked for
@@ -27,6 +29,7 @@ _DRAWN = {  # what imports matplotlib, when it is asked for
     "sentence": "notebook",
     "partition_figure": "pictures",
     "save": "style",
+    "tune_figure": "search",
 }
 
 
@@ -40,7 +43,6 @@ __all__ = [
     "Study",
     "Table",
     "answer",
-    "cell",
     "client_figure",
     "client_table",
     "compare_table",
@@ -53,7 +55,6 @@ __all__ = [
     "read",
     "results",
     "save",
-    "sentence",
     "spread_figure",
     "write_report",
 ]

@@ -32,7 +32,7 @@ from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import LEARNT, Federation
 from polyfed.metrics.metric import Metric, having, mean_of
 from polyfed.metrics.scores import LOSS
-from polyfed.report.search import LEVELLED, tune_figure
+from polyfed.report.words import LEVELLED
 from polyfed.runs import schema as reading
 from polyfed.runs.config import Method
 from polyfed.runs.fit import fit
@@ -118,7 +118,7 @@ class Tuned:
 
     def figure(self) -> "Figure":
         """Validation metric and number of clusters against the setting, a line per regime."""
-        return tune_figure(self.rows, self.metric, self.setting)
+        return report.tune_figure(self.rows, self.metric, self.setting)
 
 
 class Watch:
