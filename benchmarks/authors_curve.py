@@ -27,7 +27,7 @@ def main() -> None:
         nonlocal looking
         if now.round in PRINTED or now.round == rounds:
             begin = time.perf_counter()
-            found = {split: float(np.mean(now.run.loop.evaluate(split)["accuracy"])) for split in splits}
+            found = {split: float(np.mean(now.run.trained.scored(split)["accuracy"])) for split in splits}
             printed = " (released {:.4f}, {:.4f})".format(*PRINTED[now.round]) if now.round in PRINTED else ""
             print(f"round {now.round}: test {found['test']:.4f}, train {found['train']:.4f}{printed}", flush=True)
             looking += time.perf_counter() - begin

@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT / "docs"))
 rooms = importlib.import_module("rooms")
 
 GROUPS = {  # title of a reference page: the modules whose names it shows
-    "Training": ("polyfed.runs", "polyfed.studies"),
+    "Training": ("polyfed.face", "polyfed.runs", "polyfed.studies"),
     "Writing a method": (
         "polyfed.core.algorithm",
         "polyfed.core.uplinks",

@@ -14,7 +14,6 @@ import polyfed as pf
 import polyfed.algorithms
 import polyfed.testing
 from polyfed.core.algorithm import REGISTRY
-from polyfed.runs.opened import Opened
 
 ROOT = Path(pf.__file__).parent
 
@@ -106,7 +105,7 @@ PROPERTY = property | functools.cached_property
 
 def _public():
     """(name, what it is) of every class and function that is public, and of the classes' own public methods."""
-    more = [Opened, *(getattr(m, name) for m in (pf.data, pf.models, pf.report, pf.threats) for name in m.__all__)]
+    more = [*(getattr(m, name) for m in (pf.data, pf.models, pf.report, pf.threats) for name in m.__all__)]
     ours = [v for v in vars(polyfed.testing).values() if getattr(v, "__module__", "") == "polyfed.testing"]
     for thing in [*(getattr(pf, name) for name in pf.__all__), *more, *ours]:
         name, built_in = getattr(thing, "__qualname__", "_"), thing in REGISTRY.values()  # tested in conformance/

@@ -106,7 +106,7 @@ def fit(model: nn.Module, federation: pf.Federation, method: Any, **settings: An
 
 def private(run: pf.Run) -> dict[str, torch.Tensor]:
     """{name: [n, ...]} the clients' private tensors."""
-    rows = run.loop.engine.rows
+    rows = run.trained.engine.rows
     return {name: rows.read(name, torch.arange(run.federation.n)) for name in rows.names()}
 
 

@@ -71,11 +71,14 @@ if _TYPE_CHECKING:
     from polyfed.core.schedule import Uniform as Uniform
     from polyfed.core.uplinks import Uplinks as Uplinks
     from polyfed.data.federation import Federation as Federation
+    from polyfed.face import Run as Run
+    from polyfed.face import compare as compare
+    from polyfed.face import fit as fit
+    from polyfed.face import tune as tune
     from polyfed.games.result import Coalitions as Coalitions
     from polyfed.games.run import coalitions as coalitions
     from polyfed.metrics.metric import Metric as Metric
-    from polyfed.runs.fit import fit as fit
-    from polyfed.runs.result import Run as Run
+    from polyfed.runs.result import Result as Result
     from polyfed.runs.trainer import Trainer as Trainer
     from polyfed.runs.trainer import prepare as prepare
     from polyfed.runs.training import Training as Training
@@ -83,10 +86,8 @@ if _TYPE_CHECKING:
     from polyfed.studies.admit import Admission as Admission
     from polyfed.studies.admit import admit as admit
     from polyfed.studies.compare import Comparison as Comparison
-    from polyfed.studies.compare import compare as compare
     from polyfed.studies.predict import Predictor as Predictor
     from polyfed.studies.tune import Tuned as Tuned
-    from polyfed.studies.tune import tune as tune
     from polyfed.studies.window import WindowAdvice as WindowAdvice
     from polyfed.studies.window import window_for as window_for
     from polyfed.yardsticks import Commonest as Commonest

@@ -495,7 +495,7 @@ def _trained(
         loss=criterion,
         **{"batch_size": None, "rounds": 2000, "device": "cpu", "evaluate_every": 0} | settings,
     )
-    wire.took(run.loop.ledger, run.rounds)
+    wire.took(run.trained.ledger, run.rounds)
     assert run.common is not None
     return run.common
 

@@ -61,9 +61,9 @@ def test_fedreps_newcomer_fits_a_head_to_the_frozen_body():
     fed = pf.Federation.from_arrays(data[:3], data[:3])
     run = pf.fit(model, fed, pf.FedRep(0.2, head_epochs=300), rounds=3, loss="mse", batch_size=None)
     found = pf.admit(run, named(pf.Federation.from_arrays(data[3:], data[3:])), 5)
-    body, (x, y) = run.loop.task.layout.mask("body"), data[3]
+    body, (x, y) = run.trained.task.layout.mask("body"), data[3]
     assert torch.equal(found.personal[0, body], run.server["w"][body])
-    W, b = (t.numpy() for t in list(run.loop.task.layout.named(run.server["w"]).values())[:2])
+    W, b = (t.numpy() for t in list(run.trained.task.layout.named(run.server["w"]).values())[:2])
     head = np.linalg.lstsq(np.column_stack([x @ W.T + b, np.ones(len(x))]), y, rcond=None)[0]
     assert np.allclose(found.personal[0, ~body].numpy(), head, atol=1e-6)
 
@@ -106,7 +106,7 @@ def test_pacfls_newcomers_join_the_cluster_of_their_subspace():
     found = pf.admit(run, fed.reorder([9, 10, 11]), 2)
     old = [run.clusters[list(fed.clusters[:9]).index(g)] for g in fed.clusters[9:]]
     assert found.clusters.tolist() == old
-    models = run.loop.personal(np.array([list(run.clusters).index(k) for k in old]))
+    models = run.trained.personal(np.array([list(run.clusters).index(k) for k in old]))
     assert torch.equal(found.personal, models)
 
 
@@ -164,7 +164,7 @@ def test_it_is_fpfc_with_one_client_more_of_which_alone_is_asked(penalty):
     rng = np.random.default_rng(0)
     method = pf.FPFC(0.2, lam=0.8, penalty=penalty)
     run = fit_points(centres(rng.normal(size=(5, 3))), method, rounds=6, dim=3)
-    task, n, loop = run.loop.task, 5, run.loop
+    task, n, loop = run.trained.task, 5, run.trained
     start = torch.as_tensor(rng.normal(size=3))
     models = torch.cat([run.server["w"], start[None]])
     server, _ = method.warm_start(task, models, torch.ones(n + 1, dtype=torch.float64))
@@ -209,7 +209,7 @@ def test_the_newcomer_is_stationary_for_objective_1_with_the_others_frozen(start
 def test_the_layers_that_all_share_stay_as_they_are():
     run = fit_two_layers(pf.FPFC(0.05, lam=0.5, shared_layers="0"))
     found = pf.admit(run, named(two_layers()[1]), 3)
-    shared = run.loop.task.layout.mask("0")
+    shared = run.trained.task.layout.mask("0")
     assert torch.equal(found.personal[:, shared], run.server["common"].expand(4, -1))
     assert found.history["up_bytes"].tolist() == [4 * k * 26 * 8 for k in range(4)]
 

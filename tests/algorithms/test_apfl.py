@@ -16,7 +16,7 @@ def problem():
 
 
 def rows(run):
-    return run.loop.engine.rows.gather(torch.arange(run.loop.n))
+    return run.trained.engine.rows.gather(torch.arange(run.trained.n))
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])

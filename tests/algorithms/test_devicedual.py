@@ -455,7 +455,7 @@ def test_auto_takes_pairs_up_to_200_clients():
         runs = [fit_points(centres(a[:n]), FPFC(0.3, solver=s), 2, 2, fraction=0.1) for s in ("auto", solver, other)]
         assert torch.equal(runs[0].personal, runs[1].personal)
         assert runs[0].server.keys() == runs[1].server.keys() != runs[2].server.keys()
-        plan = runs[0].loop.algorithm.plan(runs[0].loop.task, n)
+        plan = runs[0].trained.algorithm.plan(runs[0].trained.task, n)
         assert plan == runs[0].findings["plan"]
         assert plan.startswith(f"solver {solver} ({n} clients, {'up to' if n == 200 else 'more than'} 200)")
         assert re.search(r"server memory up to [\d.]+ GB;", plan)
@@ -468,11 +468,11 @@ def test_shared_layers_are_beside_the_solver(shared, fraction):
     """Without a penalty both solvers send every client its own layers back: the same models, and the same bytes."""
     settings = {"lam": 0.0, "shared_layers": shared, "merge": False}
     runs = [fit_two_layers(FPFC(0.05, solver=s, **settings), fraction=fraction) for s in ("pairs", "device-dual")]
-    at = runs[0].loop.task.layout.mask(shared)
+    at = runs[0].trained.task.layout.mask(shared)
     assert runs[1].server["Q"].shape == (4, int((~at).sum()))
     assert (runs[0].personal - runs[1].personal).abs().max() < 1e-12
     assert torch.equal(runs[1].personal[:, at], runs[1].server["common"].expand(4, -1))
-    assert runs[0].loop.ledger.totals() == runs[1].loop.ledger.totals()
+    assert runs[0].trained.ledger.totals() == runs[1].trained.ledger.totals()
 
 
 def test_with_all_layers_shared_it_is_fedavg():
@@ -495,15 +495,6 @@ def test_from_local_models_every_client_is_sent_its_own():
     assert np.abs(y - w).max() < 1e-12
 
 
-def continued(before, fpfc, rounds):
-    """The run's loop with another value of lam, as a path hands it on."""
-    loop = before.loop
-    loop.algorithm = fpfc
-    for _ in range(rounds):
-        loop.step()
-    return loop
-
-
 def test_a_path_goes_on_under_another_lambda():
     """From next to no fusion to lam 2.5: the groups fuse, at the minimum of (1) in closed form; then back to none."""
     a, group = planted([6, 10, 8], 12, apart=12.0, within=0.3)
@@ -512,17 +503,18 @@ def test_a_path_goes_on_under_another_lambda():
     def at(lam):
         return FPFC(0.3, lam=lam, xi=xi, solver="device-dual", merge=False)
 
-    run = fit_points(centres(a.numpy()), at(0.002), 20, 12, local_steps=10, workers=1)
+    model, more = centres(a.numpy()), {"local_steps": 10, "workers": 1}
+    run = fit_points(model, at(0.002), 20, 12, **more)
     assert len(set(run.clusters)) == 24
-    loop = continued(run, at(lam), 400)
+    run = fit_points(model, at(lam), 400, 12, start=run, **more)
     expected = a.clone()
     for g in range(3):
         mine = a[group == g]
         expected[group == g] = mine.mean(0) + (mine - mine.mean(0)) / (1 + len(mine) * lam / (24 * xi))
-    assert (loop.server["w"] - expected).norm(dim=1).max() < 1e-6
-    assert adjusted_rand_score(group, loop.algorithm.clusters(loop.server)) == 1
-    loop = continued(run, at(0.0), 200)
-    assert (loop.server["w"] - a).norm(dim=1).max() < 1e-6
+    assert (run.server["w"] - expected).norm(dim=1).max() < 1e-6
+    assert adjusted_rand_score(group, run.clusters) == 1
+    run = fit_points(model, at(0.0), 200, 12, start=run, **more)
+    assert (run.server["w"] - a).norm(dim=1).max() < 1e-6
 
 
 def test_the_first_message_under_another_lambda_is_of_that_lambda():
@@ -530,7 +522,7 @@ def test_the_first_message_under_another_lambda_is_of_that_lambda():
     a, _ = planted([6, 10, 8], 12)
     run = fit_points(centres(a.numpy()), FPFC(0.3, lam=0.3, solver="device-dual"), 20, 12, fraction=0.5)
     before = {k: v.clone() for k, v in run.server.items()}
-    fpfc, round = FPFC(0.3, lam=2.0, solver="device-dual"), run.loop.round(np.arange(24))
+    fpfc, round = FPFC(0.3, lam=2.0, solver="device-dual"), run.trained.round(np.arange(24))
     sent = fpfc.downlink(run.server, round).each["zeta"]
     expected = devicedual.messages(devicedual.reweigh(before, Fusion(2.0)), torch.arange(24))
     assert torch.equal(sent, expected)
@@ -547,7 +539,7 @@ def test_late_replies_are_refused():
     with pytest.raises(ConfigError, match=r"device-dual \(201 clients, more than 200;"):
         LeastSquares(seed=0, clients=201, dim=2).fit(FPFC(0.05), 0, schedule=late)
     one = Asynchronous(Delays("uniform", 0, 20), concurrency=1)
-    assert problem.fit(FPFC(0.05, solver="device-dual"), 20, schedule=one).loop.t == 20
+    assert problem.fit(FPFC(0.05, solver="device-dual"), 20, schedule=one).trained.t == 20
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_one_vector_each_way(algorithm):
 def test_absent_clients_are_mixed_in_as_the_server_last_saw_them(method):
     problem = LeastSquares(seed=1, clients=6, dim=3)
     run = problem.fit(method, rounds=4, steps=2)
-    sent = method.downlink(run.server, run.loop.round(np.array([1, 4]))).each["u"]
+    sent = method.downlink(run.server, run.trained.round(np.array([1, 4]))).each["u"]
     everyone = method.weights(run.server["w"]) @ run.server["w"]
     assert torch.allclose(sent, everyone[[1, 4]], atol=1e-12)
     alone = method.weights(run.server["w"][[1, 4]]) @ run.server["w"][[1, 4]]

@@ -52,7 +52,7 @@ def test_without_a_head_it_is_fedavg(problem, fraction):
 @pytest.mark.parametrize("rounds", [1, 7])
 def test_the_common_head_never_moves(problem, rounds, tune):
     run = fit(problem, pf.FedBABU(0.02, tune=tune), rounds, batch_size=8, fraction=0.4)
-    shared, w0 = run.server["shared"], run.loop.task.w0
+    shared, w0 = run.server["shared"], run.trained.task.w0
     assert torch.equal(run.server["w"][~shared], w0[~shared])
     assert (run.server["w"][shared] != w0[shared]).all()
 

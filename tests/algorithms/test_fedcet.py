@@ -126,7 +126,7 @@ def test_unlike_hessians_follow_the_iteration_matrix(tau, rounds):
     x, d = (np.linalg.matrix_power(M, rounds) @ state).reshape(2, n, dim)
     run = problem.fit(pf.FedCET(lr=a), rounds=rounds, steps=tau)
     assert np.allclose(run.personal, problem.optimum + x, rtol=0, atol=1e-11)
-    assert np.allclose(run.loop.engine.rows.gather(torch.arange(n))["d"], d - own, rtol=0, atol=1e-9)
+    assert np.allclose(run.trained.engine.rows.gather(torch.arange(n))["d"], d - own, rtol=0, atol=1e-9)
     centred = np.kron(np.eye(n) - 1 / n, np.eye(dim))
     kept = M @ np.block([[np.eye(n * dim), np.zeros_like(centred)], [np.zeros_like(centred), centred]])
     assert np.abs(np.linalg.eigvals(kept)).max() < 1
@@ -172,7 +172,7 @@ def test_exact_optimum_where_fedavg_stalls(converged):
 
 def test_duals_sum_to_zero_and_become_the_gradients(converged):
     problem, _, run = converged
-    d = run.loop.engine.rows.gather(torch.arange(problem.clients))["d"].numpy()
+    d = run.trained.engine.rows.gather(torch.arange(problem.clients))["d"].numpy()
     assert np.abs(d.sum(0)).max() < 1e-9
     expected = -np.stack([problem.gradient(i, problem.optimum) for i in range(problem.clients)])
     assert np.allclose(d, expected, atol=1e-6)
@@ -343,7 +343,7 @@ def test_unlike_numbers_of_steps_keep_the_optimum(lr):
     algorithm = pf.FedCET() if lr == "adaptive" else pf.FedCET(lr=0.1 / problem.smoothness)
     run = problem.fit(algorithm, rounds=200, local_steps=[2, 3, 5, 8, 20, 50])
     assert problem.error(run.personal) < 1e-8
-    assert np.abs(run.loop.engine.rows.gather(torch.arange(6))["d"].numpy().sum(0)).max() < 1e-9
+    assert np.abs(run.trained.engine.rows.gather(torch.arange(6))["d"].numpy().sum(0)).max() < 1e-9
 
 
 def test_mini_batches_measure_curvature_on_one_batch():

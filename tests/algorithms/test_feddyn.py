@@ -14,7 +14,7 @@ def problem():
 
 
 def duals(run):
-    return run.loop.engine.rows.gather(torch.arange(run.loop.n))["g"].numpy()
+    return run.trained.engine.rows.gather(torch.arange(run.trained.n))["g"].numpy()
 
 
 @pytest.mark.parametrize(("fraction", "rounds"), [(1.0, 200), (0.5, 500)])

@@ -45,7 +45,7 @@ def test_solution_of_p1(problem, eta_g, fraction, rounds):
 
 def test_duals_become_the_clients_gradients(problem):
     run = problem.fit(pf.FedSLR(**fast(2.0)), 150)
-    g = run.loop.engine.rows.gather(torch.arange(10))["g"].view(10, 16, 12).numpy()
+    g = run.trained.engine.rows.gather(torch.arange(10))["g"].view(10, 16, 12).numpy()
     W = problem.solution()
     assert np.abs(g - np.stack([problem.gradient(i, W) for i in range(10)])).max() < 1e-6
 
@@ -57,7 +57,7 @@ def test_both_forms_have_the_same_iterates(problem, fraction):
     b = problem.fit(pf.FedSLR(**settings, form="all-duals"), 60, fraction=fraction)
     assert (a.server["w"] - b.server["w"]).abs().max() < 1e-10
     assert (a.personal - b.personal).abs().max() < 1e-10
-    g = b.loop.engine.rows.gather(torch.arange(10))["g"]
+    g = b.trained.engine.rows.gather(torch.arange(10))["g"]
     assert (b.server["g"] - g).abs().max() < 1e-12  # the server's copies are the clients' duals
     assert (a.server["g"] - g.mean(0)).abs().max() < 1e-12
 
@@ -87,7 +87,7 @@ def test_biases_and_norms_have_duals_too(who):
     a = pf.fit(model, fed, pf.FedSLR(0.1, lam=0.0, eta_g=4.0), **settings, **who)
     b = pf.fit(model, fed, pf.FedDyn(0.1, alpha=0.25), **settings, **who)
     assert (a.server["w"] - b.server["w"]).abs().max() < 1e-10
-    duals = {k: g for k, g in a.loop.task.layout.named(a.server["g"]).items() if g.dim() == 1}
+    duals = {k: g for k, g in a.trained.task.layout.named(a.server["g"]).items() if g.dim() == 1}
     assert list(duals) == ["0.bias", "1.weight", "1.bias", "5.bias"]
     assert all(4.0 * g.abs().max() > 1e-3 for g in duals.values())
 
@@ -125,7 +125,7 @@ def test_planted_rank_and_support(fraction, rounds):
     assert np.abs(run.server["w"].view(20, 16).numpy() - w).max() < 1e-7
     assert ranks(run.server) == {"weight": 3}
     assert np.linalg.matrix_rank(run.server["w"].view(20, 16).numpy(), tol=1e-6) == 3
-    p = run.loop.engine.rows.gather(torch.arange(40))["p"]
+    p = run.trained.engine.rows.gather(torch.arange(40))["p"]
     assert np.abs(p.view(40, 20, 16).numpy() - soft(planted.W - w, planted.mu)).max() < 1e-6
     assert ((p != 0).numpy() == (planted.S != 0)).all()
     assert gkr_parameters(run.server) == 3 * (20 + 16)
@@ -144,7 +144,7 @@ def test_variants_in_closed_form(structure, fraction):
     method = {"structure": structure, "personal_epochs": 4}
     run = planted.fit(50 if fraction == 1 else 120, eta_g=2.0, fraction=fraction, method=method)
     found = run.server["w"].view(20, 16).numpy()
-    own = run.loop.engine.rows.gather(torch.arange(40))["p"].view(40, 20, 16).numpy()
+    own = run.trained.engine.rows.gather(torch.arange(40))["p"].view(40, 20, 16).numpy()
     assert np.abs(found - w).max() < 1e-7
     assert np.abs(own - p).max() < 1e-6
     if structure.startswith("S"):
@@ -180,7 +180,7 @@ def test_weight_decay_in_closed_form(decay):
     run = planted.fit(150, eta_g=0.5, weight_decay=wd, local_steps=8, method=method)
     w = shrink_singular(planted.W.mean(0), planted.lam) / (1 + wd)
     assert np.abs(run.server["w"].view(20, 16).numpy() - w).max() < 1e-7
-    p = run.loop.engine.rows.gather(torch.arange(40))["p"].view(40, 20, 16).numpy()
+    p = run.trained.engine.rows.gather(torch.arange(40))["p"].view(40, 20, 16).numpy()
     assert np.abs(p - soft(planted.W - w, planted.mu) / (1 + decay)).max() < 1e-6
 
 
@@ -241,7 +241,7 @@ def test_both_models_can_be_deployed():
     planted = Planted()
     mixed = planted.fit(5, eta_g=2.0)
     gkr = planted.fit(5, eta_g=2.0, method={"deploy": "gkr"})
-    p = mixed.loop.engine.rows.gather(torch.arange(40))["p"]
+    p = mixed.trained.engine.rows.gather(torch.arange(40))["p"]
     assert torch.equal(gkr.personal, gkr.server["w"].expand(40, -1))
     assert torch.equal(mixed.personal, gkr.personal + p)
 
@@ -261,7 +261,7 @@ def test_the_common_model_is_evaluated_beside_the_mixed_one():
 def test_the_personal_part_is_trained_against_the_model_received():
     """After round one from w_0 = 0: p = soft(lr W_i, lr mu), not measured from w_i or from w_1."""
     planted = Planted()
-    p = planted.fit(1, eta_g=2.0).loop.engine.rows.gather(torch.arange(40))["p"].view(40, 20, 16).numpy()
+    p = planted.fit(1, eta_g=2.0).trained.engine.rows.gather(torch.arange(40))["p"].view(40, 20, 16).numpy()
     assert np.abs(p - soft(2 / 3 * planted.W, 2 / 3 * planted.mu)).max() < 1e-12
 
 
@@ -272,7 +272,7 @@ def test_the_personal_step_decays_with_the_step_size():
     w, lr = first.server["w"].view(20, 16).numpy(), 2 / 3
     p = soft(lr * planted.W, lr * planted.mu)
     p = soft(p - lr * decay * (w + p - planted.W), lr * decay * planted.mu)
-    found = second.loop.engine.rows.gather(torch.arange(40))["p"].view(40, 20, 16).numpy()
+    found = second.trained.engine.rows.gather(torch.arange(40))["p"].view(40, 20, 16).numpy()
     assert np.abs(found - p).max() < 1e-12
 
 
@@ -403,14 +403,14 @@ def test_clients_compute_with_the_product_that_was_sent():
     data = [(rng.normal(size=(9, 2, 4, 4)), rng.integers(3, size=9)) for _ in range(3)]
     fed = pf.Federation.from_arrays(data, test=data, classes=3)
     run = pf.fit(small_cnn(), fed, pf.FedSLR(0.05, lam=0.1, eta_g=2.0), rounds=4, batch_size=4)
-    down = run.loop.algorithm.downlink(run.server, run.loop.round(np.arange(3)))
+    down = run.trained.algorithm.downlink(run.server, run.trained.round(np.arange(3)))
     factored = {name[2:] for name in down.shared if name.startswith("U.")}
     assert factored
     rows = {name: t.expand(3, *t.shape) for name, t in down.shared.items()}
     w = received(rows, Task(small_cnn()).layout)
     assert torch.equal(w[2], run.server["w"])
     huge = pf.fit(small_cnn(), fed, pf.FedSLR(0.05, lam=1e6, eta_g=2.0), rounds=1, batch_size=4)
-    parts = run.loop.task.layout.named(huge.server["w"])
+    parts = run.trained.task.layout.named(huge.server["w"])
     assert all((v == 0).all() for name, v in parts.items() if v.dim() > 1)
     assert all((v != 0).all() for name, v in parts.items() if v.dim() == 1)
 

@@ -31,7 +31,7 @@ def fit(problem, algorithm, rounds, model=None, **kwargs):
 
 
 def masks(run):
-    return run.loop.engine.rows.gather(torch.arange(run.loop.n))["mask"]
+    return run.trained.engine.rows.gather(torch.arange(run.trained.n))["mask"]
 
 
 @pytest.mark.parametrize("search", ["dst", "rsm"])
@@ -114,7 +114,7 @@ def test_an_entry_that_few_hold_moves_by_the_mean_over_all(problem):
 @pytest.mark.parametrize("search", ["dst", "rsm"])
 def test_every_mask_keeps_as_much_of_each_layer(problem, search):
     run = fit(problem, pf.FedSpa(0.05, density=0.4, search=search), 6, fraction=0.6, batch_size=8)
-    layout = run.loop.task.layout
+    layout = run.trained.task.layout
     for span, k in erdos_renyi_kernel(layout, 0.4):
         assert (masks(run)[:, span].sum(1) == k).all()
     assert (masks(run)[:, layout.mask("0.bias", "2.bias")]).all()  # one-dimensional parts are dense
@@ -154,8 +154,8 @@ def test_the_search_finds_a_planted_support():
 def test_only_kept_entries_are_billed(problem):
     """8 bytes per kept entry each way, and a bit per parameter up for the mask."""
     run = fit(problem, pf.FedSpa(0.05, density=0.4), 3, fraction=0.6)
-    p = run.loop.task.p
-    kept = sum(k for _, k in erdos_renyi_kernel(run.loop.task.layout, 0.4)) + HIDDEN + 1
+    p = run.trained.task.p
+    kept = sum(k for _, k in erdos_renyi_kernel(run.trained.task.layout, 0.4)) + HIDDEN + 1
     assert kept == pytest.approx(0.4 * p, abs=1)
     assert (run.ledger["down_bytes"] == 8 * kept).all()
     assert (run.ledger["up_bytes"] == 8 * kept + -(-p // 8)).all()

@@ -277,7 +277,7 @@ def test_from_local_models_zeta_is_the_clients_own_model():
     local = problem.fit(pf.Local(0.05), rounds=20)
     run = problem.fit(pf.FPFC(0.05, lam=0.5), rounds=0, start=local)
     assert torch.equal(run.server["w"], local.personal)
-    loop = run.loop
+    loop = run.trained
     zeta = loop.algorithm.downlink(run.server, loop.round(np.arange(5))).each["zeta"]
     assert (zeta - local.personal).abs().max() < 1e-14
     assert torch.equal(loop.engine.rows.read("w", torch.arange(5)), local.personal)
@@ -289,10 +289,10 @@ def test_a_warm_start_leaves_the_run_it_sets_out_from_as_it_was():
     problem = LeastSquares(seed=0, clients=5, dim=4)
     first = problem.fit(pf.FPFC(0.05, lam=0.5), rounds=10)
     before = {k: v.clone() for k, v in first.server.items()}
-    own = first.loop.engine.rows.read("w", torch.arange(5))
+    own = first.trained.engine.rows.read("w", torch.arange(5))
     problem.fit(pf.FPFC(0.05, lam=0.9), rounds=10, start=first)
     assert all(torch.equal(before[k], v) for k, v in first.server.items())
-    assert torch.equal(own, first.loop.engine.rows.read("w", torch.arange(5)))
+    assert torch.equal(own, first.trained.engine.rows.read("w", torch.arange(5)))
 
 
 @pytest.mark.parametrize("shared", ["", "bias"])
@@ -314,7 +314,7 @@ def test_two_legs_are_one(shared):
     one, two = fit(20), fit(11, start=fit(9))
     assert all(torch.equal(v, two.server[k]) for k, v in one.server.items())
     everyone = torch.arange(5)
-    assert torch.equal(one.loop.engine.rows.read("w", everyone), two.loop.engine.rows.read("w", everyone))
+    assert torch.equal(one.trained.engine.rows.read("w", everyone), two.trained.engine.rows.read("w", everyone))
     late = one.ledger[one.ledger["round"] >= 9].reset_index(drop=True).drop(columns="seconds")
     assert late.equals(two.ledger.drop(columns="seconds"))
     assert [r["round"] for r in two.records] == list(range(9, 21))
@@ -349,23 +349,31 @@ def fit_two_layers(algorithm, rounds=6, **settings):
 
 def test_shared_layers_are_the_weighted_mean_of_the_participants():
     """Half of the clients a round: the common part is the mean by samples of what they sent, the same for everybody."""
-    run = fit_two_layers(pf.FPFC(0.05, lam=0.5, shared_layers="0"), fraction=0.5, workers=1)
-    shared = run.loop.task.layout.mask("0")
+    tallies = []
+
+    def watch(progress):
+        engine = progress.run.trained.engine
+        exchange = engine.exchange
+
+        def watched(algorithm, received, round, tally, server=None):
+            tally.added = {}  # rows are kept, not added up
+            tallies.append(tally)
+            return exchange(algorithm, received, round, tally, server)
+
+        if progress.round == 6:
+            engine.exchange = watched
+
+    run = fit_two_layers(
+        pf.FPFC(0.05, lam=0.5, shared_layers="0"), rounds=7, fraction=0.5, workers=1, callbacks=[watch]
+    )
+    shared = run.trained.task.layout.mask("0")
     assert torch.equal(run.personal[:, shared], run.server["common"].expand(4, -1))
-    tallies, engine = [], run.loop.engine
-    exchange = engine.exchange
-
-    def watched(algorithm, received, round, tally):
-        tallies.append(tally)
-        return exchange(algorithm, received, round, tally)
-
-    engine.exchange = watched
-    ids = run.loop.step()
+    ids = run.ledger.loc[run.ledger["round"] == 6, "client"].to_numpy()
     n = torch.tensor([9.0, 14, 11, 20], dtype=torch.float64)[ids, None]
     assert len(ids) == 2
     expected = (n * tallies[0].uplinks()["common"]).sum(0) / n.sum()
     assert torch.allclose(run.server["common"], expected, atol=1e-14)
-    sent = run.loop.algorithm.downlink(run.server, run.loop.round(np.arange(4)))
+    sent = run.algorithm.downlink(run.server, run.trained.round(np.arange(4)))
     assert torch.equal(sent.shared["common"], run.server["common"])
 
 
@@ -376,8 +384,8 @@ def test_only_the_other_layers_are_paired_and_fused():
     assert run.server["delta"].shape == (int((run.server["row"] >= 0).sum()), q)
     assert pair_vectors(run.server).shape == (6, q)
     assert run.server["w"].shape == (4, q)
-    assert run.loop.engine.rows.read("w", torch.arange(4)).shape == (4, q)
-    assert run.loop.ledger.totals() == (6 * 4 * p * 8, 6 * 4 * p * 8)
+    assert run.trained.engine.rows.read("w", torch.arange(4)).shape == (4, q)
+    assert run.trained.ledger.totals() == (6 * 4 * p * 8, 6 * 4 * p * 8)
 
 
 def test_with_all_layers_shared_it_is_fedavg():
@@ -386,7 +394,7 @@ def test_with_all_layers_shared_it_is_fedavg():
     mine = fit_two_layers(pf.FPFC(0.05, lam=0.5, shared_layers="body head"), **settings)
     other = fit_two_layers(pf.FedAvg(0.05, weighted=True), **settings)
     assert (mine.personal - other.personal).abs().max() < 1e-14
-    assert mine.loop.ledger.totals() == other.loop.ledger.totals()
+    assert mine.trained.ledger.totals() == other.trained.ledger.totals()
 
 
 def test_an_unknown_layer_is_named():
@@ -398,7 +406,7 @@ def test_an_unknown_layer_is_named():
 def test_a_warm_start_with_shared_layers(merge):
     local = fit_two_layers(pf.Local(0.05))
     run = fit_two_layers(pf.FPFC(0.05, lam=0.0, shared_layers="0", merge=merge), rounds=0, start=local)
-    shared = run.loop.task.layout.mask("0")
+    shared = run.trained.task.layout.mask("0")
     n = torch.tensor([9.0, 14, 11, 20], dtype=torch.float64)[:, None]
     expected = (n * local.personal[:, shared]).sum(0) / n.sum()
     assert (run.personal[:, shared] - expected).abs().max() < 1e-14

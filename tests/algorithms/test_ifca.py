@@ -198,7 +198,7 @@ def test_shared_layers_are_sent_once_and_averaged_over_all(averaging):
     w = run.server["w"]
     assert torch.equal(w[:, :body], w[:1, :body].expand(3, -1))
     assert len(w[:, body:].unique(dim=0)) == 3
-    assert not torch.equal(w[0, :body], run.loop.task.w0[:body])
+    assert not torch.equal(w[0, :body], run.trained.task.w0[:body])
     assert set(run.ledger["down_bytes"]) == {8 * (body + 3 * head)}
 
 

@@ -34,7 +34,7 @@ def train(fed, method, rounds=4, outputs=CLASSES, **settings):
 def outputs(run, i, common=None):
     x, y = run.federation.train.client(i)
     w = run.personal[i] if common is None else common
-    return run.loop.task.outputs(w, x.double()), y
+    return run.trained.task.outputs(w, x.double()), y
 
 
 @pytest.mark.parametrize("weighted", [True, False])

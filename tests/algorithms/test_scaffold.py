@@ -33,7 +33,7 @@ def test_variates_at_the_optimum_are_the_clients_gradients(problem, option):
     """c_i -> grad f_i(w*) and c -> 0: wrong sign, scale or step count would show here."""
     run = problem.fit(pf.Scaffold(0.02, option=option), rounds=300)
     expected = np.stack([problem.gradient(i, problem.optimum) for i in range(problem.clients)])
-    ci = run.loop.engine.rows.gather(torch.arange(problem.clients))["c"]
+    ci = run.trained.engine.rows.gather(torch.arange(problem.clients))["c"]
     assert np.allclose(ci, expected, atol=1e-8)
     assert np.allclose(run.server["c"], 0, atol=1e-9)
 
@@ -41,14 +41,14 @@ def test_variates_at_the_optimum_are_the_clients_gradients(problem, option):
 def test_the_servers_variate_is_the_mean_of_all_clients(problem):
     """c = (1/n) sum over all n clients, whoever took part (division by n, not by the cohort)."""
     run = problem.fit(pf.Scaffold(0.02), rounds=7, fraction=0.5)
-    ci = run.loop.engine.rows.gather(torch.arange(problem.clients))["c"]
+    ci = run.trained.engine.rows.gather(torch.arange(problem.clients))["c"]
     assert torch.allclose(run.server["c"], ci.mean(0), atol=1e-13)
 
 
 def test_option_two_is_the_mean_of_the_gradients_used(problem):
     """After round one (all variates zero) c_i is the mean of the k gradients along plain descent."""
     run = problem.fit(pf.Scaffold(0.02), rounds=1, steps=4)
-    ci = run.loop.engine.rows.gather(torch.arange(problem.clients))["c"]
+    ci = run.trained.engine.rows.gather(torch.arange(problem.clients))["c"]
     for i in range(problem.clients):
         w, seen = np.zeros(problem.dim), []
         for _ in range(4):
@@ -59,7 +59,7 @@ def test_option_two_is_the_mean_of_the_gradients_used(problem):
 
 def test_option_one_is_the_gradient_at_the_start(problem):
     run = problem.fit(pf.Scaffold(0.02, option=1), rounds=1, steps=4)
-    ci = run.loop.engine.rows.gather(torch.arange(problem.clients))["c"]
+    ci = run.trained.engine.rows.gather(torch.arange(problem.clients))["c"]
     expected = np.stack([problem.gradient(i, np.zeros(problem.dim)) for i in range(problem.clients)])
     assert np.allclose(ci, expected, atol=1e-12)
 
@@ -84,7 +84,7 @@ def test_a_client_smaller_than_a_batch_has_its_own_number_of_steps():
     run = pf.fit(model, fed, pf.Scaffold(0.01), rounds=1, batch_size=10, loss="mse", evaluate_every=0)
     X, y = data[0]
     gradient = -2 * X.T @ y / 4  # one step, from zero, on all it has
-    assert np.allclose(run.loop.engine.rows.gather(torch.tensor([0]))["c"][0], gradient, atol=1e-12)
+    assert np.allclose(run.trained.engine.rows.gather(torch.tensor([0]))["c"][0], gradient, atol=1e-12)
 
 
 @pytest.mark.parametrize("option", [1, 2])

@@ -142,16 +142,6 @@ def test_a_config_that_is_not_as_it_was_written_is_refused(cli, done, damage):
     assert contents(done) == before
 
 
-def test_a_folder_of_an_older_version_is_ours_and_goes_on(cli, small, done):
-    """Without mark and checksum."""
-    (done / files.MARK).unlink()
-    text = (done / "config.toml").read_text()
-    (done / "config.toml").write_text("".join(line for line in text.splitlines(True) if not line.startswith("#")))
-    assert cli("resume", "a", "--rounds", 6, "-q").status == 0
-    (done / files.MARK).unlink()
-    assert cli("run", small, "--algorithm", "ditto", "--out", "a", "--force", "-q").status == 0
-
-
 def test_a_folder_in_use_is_refused_by_every_command(cli, tmp_path, small, done):
     def hold():
         with files.locked(done):

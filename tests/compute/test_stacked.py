@@ -51,4 +51,4 @@ def test_a_deployed_chain_takes_the_federations_inputs(model, tmp_path):
     for run in runs:
         for found in (run.model(2), run.model(2, factorised=True)):
             assert found(x).shape == (12, 3)
-            torch.testing.assert_close(found(x), run.loop.task.outputs(run.personal[2], x))
+            torch.testing.assert_close(found(x), run.trained.task.outputs(run.personal[2], x))

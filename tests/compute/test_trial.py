@@ -72,7 +72,7 @@ def test_random_layers_draw_by_client_and_step_alone(build):
         before = torch.get_rng_state()
         run = pf.fit(model, federation, pf.FedAvg(lr=0.1), rounds=3, workers=workers, batch_size=3, device="cpu")
         assert torch.equal(torch.get_rng_state(), before)
-        weights.append(run.loop.server["w"])
+        weights.append(run.trained.server["w"])
     assert torch.equal(weights[0], weights[1])
     assert torch.equal(weights[0], weights[2])
 
@@ -87,7 +87,7 @@ def test_a_continued_run_draws_what_it_would_have_drawn(build):
     torch.manual_seed(9)
     first = pf.fit(model, federation, pf.FedAvg(lr=0.1), **settings | {"rounds": 2})
     rest = pf.fit(model, federation, pf.FedAvg(lr=0.1), **settings | {"rounds": 2}, start=first)
-    assert torch.equal(rest.loop.server["w"], whole.loop.server["w"])
+    assert torch.equal(rest.trained.server["w"], whole.trained.server["w"])
 
 
 def test_masks_differ_between_clients_steps_seeds_and_rounds():

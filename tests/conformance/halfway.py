@@ -37,8 +37,8 @@ def half(name: str, **settings):
 
 
 def rows_of(run) -> dict[str, torch.Tensor]:
-    everyone = torch.arange(run.loop.n)
-    return {name: run.loop.engine.rows.read(name, everyone) for name in run.loop.engine.rows.names()}
+    everyone = torch.arange(run.trained.n)
+    return {name: run.trained.engine.rows.read(name, everyone) for name in run.trained.engine.rows.names()}
 
 
 def same(a, b) -> bool:

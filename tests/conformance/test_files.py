@@ -73,7 +73,7 @@ def whole(name: str):
 @pytest.mark.parametrize(("name", "when", "t"), DEATHS, ids=[f"{m}-{when}-{t}" for m, when, t in DEATHS])
 def test_kill_minus_nine_then_resume_gives_the_same_bits(name, when, t, graves, files):
     run = train(METHODS[name], out=graves[name, when, t], checkpoint_every=1, resume=True)
-    assert isinstance(run.loop.engine.rows, MappedRows)
+    assert isinstance(run.trained.engine.rows, MappedRows)
     assert same(run, whole(name))
     assert not list((graves[name, when, t] / "checkpoint").glob(".writing*"))
 
@@ -189,7 +189,7 @@ def short(monkeypatch, memory: int) -> None:
 
 def little(name: str) -> int:
     """So much free memory that the server's state and the cohort fit, and the private rows do not."""
-    loop = undisturbed(name).loop
+    loop = undisturbed(name).trained
     size = sum(t.element_size() * t[0].numel() for t in rows_of(undisturbed(name)).values())
     server = sum(t.element_size() * t.numel() for t in loop.server.values())
     return 2 * server + 3 * (4 * loop.task.p * 4 + 2 * size) + size
@@ -203,7 +203,7 @@ def test_a_run_goes_on_with_another_amount_of_memory(name, first, monkeypatch, t
     seen = []
 
     def watch(progress):
-        seen.append(type(progress.run.loop.engine.rows))
+        seen.append(type(progress.run.trained.engine.rows))
         if progress.round == 2:
             raise Crash
 
@@ -214,7 +214,7 @@ def test_a_run_goes_on_with_another_amount_of_memory(name, first, monkeypatch, t
     assert set(seen) == {kinds[first]}
     short(monkeypatch, amounts[second])
     run = half(name, out=tmp_path, checkpoint_every=1, resume=True)
-    assert isinstance(run.loop.engine.rows, MappedRows)  # rows that are in files stay there
+    assert isinstance(run.trained.engine.rows, MappedRows)  # rows that are in files stay there
     assert same(run, undisturbed(name))
 
 

@@ -20,7 +20,7 @@ def test_native_and_torch_agree(name, kind, dtype, tolerance, batch_size, monkey
         monkeypatch.setenv("POLYFED_NATIVE", switch)
         run = train(METHODS[name], kind=kind, dtype=dtype, batch_size=batch_size, local_epochs=1, rounds=2,
                     evaluate_every=0)  # fmt: skip
-        assert run.loop.engine.plan.path == path
+        assert run.trained.engine.plan.path == path
         found[path] = run.personal
     gap = (found["native"] - found["closed form"]).abs().max()
     assert gap <= tolerance * found["native"].abs().max().clamp(min=1)

@@ -110,7 +110,7 @@ def test_other_delays_of_one_of_many_clients_are_not_continued(tmp_path):
         return pf.fit(torch.nn.Linear(3, 2), fed, pf.FedAvg(), rounds=1, schedule=schedule, out=tmp_path, **more)
 
     go()
-    assert go(resume=True).loop.t == 1
+    assert go(resume=True).trained.t == 1
     delays[1000] = 2.0
     with pytest.raises(RunError, match=r"cannot resume .*schedule"):
         go(resume=True)

@@ -43,6 +43,6 @@ def test_computed_together_or_one_after_another(name, batch_size, loss, monkeypa
 
     monkeypatch.setattr(Task, "__init__", init)
     together = pf.fit(net(), federation(), METHODS[name], chunk=6, **settings)
-    assert together.loop.engine.plan.path == "vectorised"
+    assert together.trained.engine.plan.path == "vectorised"
     torch.testing.assert_close(together.personal, alone.personal, rtol=0, atol=1e-10)
     assert together.ledger.drop(columns="seconds").equals(alone.ledger.drop(columns="seconds"))

@@ -98,7 +98,7 @@ def test_a_round_of_many_models_at_once_waits_as_often_for_more_steps(case):
         settings = {"local_epochs": epochs, "batch_size": BATCH, "evaluate_every": 0, "workers": 1, "chunk": 6}
         with Waits() as seen:
             run = pf.fit(net, federation(), METHODS[method], rounds=rounds, loss=loss, **settings)
-        assert run.loop.task.vectorised
+        assert run.trained.task.vectorised
         found.append(seen.found)
     assert found[0] == found[1]
     assert (found[2] - found[0]).total() == (1 if method == "fedavg" else 2)

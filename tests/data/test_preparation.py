@@ -171,7 +171,7 @@ def test_a_regression_trains_as_on_targets_standardised_by_hand_and_is_judged_in
         net = pf.models.build(model, (6,), 1, seed=0)
         for method in (pf.FedAvg(lr=0.05), pf.Ditto(lr=0.05)):
             run = pf.fit(net, fed, method, rounds=4, dtype="float64", batch_size=16, metrics=["rmse", "mae", "r2"])
-            ends.append((run.personal, run.clients, run.loop.evaluate("test")))
+            ends.append((run.personal, run.clients, run.trained.scored("test")))
     for (w, clients, seen), (v, others, _) in zip(ends[:2], ends[2:], strict=True):
         assert w.numpy() == pytest.approx(v.numpy(), rel=1e-5, abs=1e-6)
         for split in ("train", "test"):

@@ -61,13 +61,13 @@ def test_many_models_at_once_are_the_cpus_in_float32(name, kind, loss, batch_siz
     settings = {"rounds": 2, "local_epochs": 2, "batch_size": batch_size, "loss": loss}
     cpu = pf.fit(model(kind), federation(), REGISTRY[name](), device="cpu", **settings)
     cuda = pf.fit(model(kind), federation(), REGISTRY[name](), device=DEVICE, **settings)
-    assert cuda.loop.engine.plan.path == "vectorised"
+    assert cuda.trained.engine.plan.path == "vectorised"
     assert (cuda.personal.cpu() - cpu.personal).abs().max() < 1e-4
 
 
 def test_tf32_rounds_products_to_ten_bits_and_only_if_asked():
     runs = [
-        pf.fit(model("cnn"), federation(), pf.FedAvg(), rounds=1, batch_size=None, local_epochs=1, **more).loop
+        pf.fit(model("cnn"), federation(), pf.FedAvg(), rounds=1, batch_size=None, local_epochs=1, **more).trained
         for more in ({"device": "cpu"}, {"device": DEVICE}, {"device": DEVICE, "precision": "tf32"})
     ]
     cpu, exact, rough = (run.server["w"].cpu() - run.task.w0.cpu() for run in runs)
@@ -116,11 +116,11 @@ def test_a_cohort_larger_than_the_memory_is_run_in_halves(caplog):
     fed = pf.Federation.from_arrays(data, test_fraction=0)
     settings = {"rounds": 1, "batch_size": 64, "device": DEVICE, "evaluate_every": 0}
     net = models.build("lenet", (1, 28, 28), 3, seed=0)
-    small = pf.fit(net, fed, pf.FedAvg(), chunk=50, **settings).loop.server["w"]
+    small = pf.fit(net, fed, pf.FedAvg(), chunk=50, **settings).trained.server["w"]
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(4e9 / total)
     try:
-        whole = pf.fit(net, fed, pf.FedAvg(), chunk=1000, **settings).loop.server["w"]
+        whole = pf.fit(net, fed, pf.FedAvg(), chunk=1000, **settings).trained.server["w"]
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert any("do not fit the memory" in record.message for record in caplog.records)

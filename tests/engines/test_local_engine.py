@@ -172,12 +172,12 @@ def test_fit_refuses_before_it_starts(monkeypatch, tmp_path):
 def test_fit_with_little_memory_gives_the_same_bits(monkeypatch, tmp_path):
     settings = {"rounds": 3, "batch_size": 8, "fraction": 0.5, "device": "cpu"}
     expected = pf.fit(nn.Linear(6, 3).requires_grad_(), federation(), Ditto(), **settings)
-    task = expected.loop.task
+    task = expected.trained.task
     needed, rows = bytes_of(task, Ditto(), len(SIZES), 3)
     monkeypatch.setattr(local, "memory", lambda: needed + rows // 2)
     model = task.module(task.w0)
     run = pf.fit(model, federation(), Ditto(), **settings, out=tmp_path)
-    assert isinstance(run.loop.engine.rows, MappedRows)
+    assert isinstance(run.trained.engine.rows, MappedRows)
     assert torch.equal(run.personal, expected.personal)
     assert torch.equal(run.server["w"], expected.server["w"])
 
@@ -213,7 +213,7 @@ def test_every_client_runs_once_with_others_like_it(chunk, batch_size, workers):
     spy = Spy(looks=batch_size is None)
     settings = {"rounds": 1, "batch_size": batch_size, "chunk": chunk, "workers": workers, "device": "cpu"}
     run = spied(nn.Linear(6, 1000), spy, **settings)
-    assert max(SIZES) * len(SIZES) * run.loop.task.p > SMALL
+    assert max(SIZES) * len(SIZES) * run.trained.task.p > SMALL
     assert sorted(i for ids, _, _ in spy.calls for i in ids) == list(range(len(SIZES)))
     for ids, samples, steps in spy.calls:
         assert len(ids) <= chunk
@@ -231,7 +231,7 @@ def test_full_batches_that_are_never_padded_share_a_call_however_unlike(workers)
     settings = {"rounds": 2, "batch_size": None, "chunk": 100, "device": "cpu"}
     model = nn.Linear(6, 1000)
     run = spied(model, spy, **settings, workers=workers)
-    assert max(SIZES) * len(SIZES) * run.loop.task.p > SMALL
+    assert max(SIZES) * len(SIZES) * run.trained.task.p > SMALL
     for calls in (spy.calls[: workers + 1], spy.calls[workers + 1 :]):
         assert len(calls) == workers + 1
         assert sorted(i for ids, _, _ in calls for i in ids) == list(range(len(SIZES)))
@@ -346,7 +346,7 @@ def flags() -> tuple[bool, bool]:
 def test_small_full_batches_share_a_call_however_unlike(chunk):
     spy = Spy()
     run = spied(nn.Linear(6, 3), spy, rounds=1, batch_size=None, chunk=chunk, workers=1, device="cpu")
-    assert max(SIZES) * len(SIZES) * run.loop.task.p < SMALL
+    assert max(SIZES) * len(SIZES) * run.trained.task.p < SMALL
     assert len(spy.calls) == -(-len(SIZES) // chunk)
 
 

@@ -15,11 +15,11 @@ from fuzz import bounded, survives
 from polyfed import Federation, fit
 from polyfed.algorithms.fedacs import FedACS
 from polyfed.algorithms.fedslr import FedSLR
+from polyfed.face import Run
 from polyfed.report import answer, client_table, compare_table, cost_table, gain_table, read, write_report
 from polyfed.runs.config import resolve
-from polyfed.runs.opened import Opened
 from polyfed.runs.ownership import config_of
-from polyfed.studies.compare import read_result
+from polyfed.studies.jobs import read_result
 
 NAMES = ("basel", "bern", "zug")
 VALUES = [None, -1, 0, 2**70, 1e400, "", "x", "=1+1", [], [1, "a"], [[1], [2, 3]], {}, {"a": None}, True, "\0"]
@@ -123,7 +123,7 @@ def check(folder, whole, which, name, kind, seed, figures=False) -> str:
     refused = 0
     for read_it in (
         lambda: write_report(place) if figures and seed % 50 == 0 else tables(place),  # figures take their time
-        lambda: Opened(place).export("bern", Path(folder) / "out.safetensors", factorised=which == 1),
+        lambda: Run.open(place).export("bern", Path(folder) / "out.safetensors", factorised=which == 1),
         lambda: resolve(config_of(place)),
         lambda: read_result(place, "a", 0),
     ):

@@ -128,7 +128,7 @@ def same(a, b):
 def stopped_early(tmp):
     stop = {"callbacks": [lambda p: p.round >= 3]}
     fit(rounds=9, out=tmp / "run", **stop)
-    return fit(rounds=9, out=tmp / "run", resume=True, **stop).loop.t
+    return fit(rounds=9, out=tmp / "run", resume=True, **stop).trained.t
 
 
 def accuracy_of_one_logit():
@@ -260,7 +260,7 @@ CASES = {
     "delays of other clients": (lambda tmp: fit(schedule=Asynchronous(Delays(compute=(1.0, 2.0)))), "for each of 4"),
     "asynchronous without delays": (lambda tmp: sorted(fit(rounds=4, **LATE).ledger["client"]), [0, 1, 2, 3]),
     "an early end by a numpy bool": (
-        lambda tmp: fit(rounds=9, callbacks=[lambda p: np.bool_(p.round >= 3)]).loop.t, 3),
+        lambda tmp: fit(rounds=9, callbacks=[lambda p: np.bool_(p.round >= 3)]).trained.t, 3),
     # threats
     "an attack by no client": (lambda tmp: fit(attack=threats.SignFlip(ratio=0.2)), "attack.ratio.*none"),
     "an attack by every client": (lambda tmp: fit(attack=threats.SignFlip(ratio=1.0)), "attack.ratio.*all"),

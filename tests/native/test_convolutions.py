@@ -120,7 +120,7 @@ def test_a_run_on_images_goes_on_only_by_the_path_it_began_on(tmp_path, monkeypa
     for switch, path in (("1", "native"), ("0", "client by client")):
         monkeypatch.setenv("POLYFED_NATIVE", switch)
         run = pf.fit(net(), fed, pf.FedAvg(lr=0.1), rounds=1, batch_size=5, out=tmp_path / switch)
-        assert run.loop.engine.plan.path == path
+        assert run.trained.engine.plan.path == path
         whole[switch] = pf.fit(net(), fed, pf.FedAvg(lr=0.1), rounds=2, batch_size=5).personal
     with pytest.raises(RunError, match="by the path 'native', here it is 'client by client'"):
         pf.fit(net(), fed, pf.FedAvg(lr=0.1), rounds=2, batch_size=5, out=tmp_path / "1", resume=True)

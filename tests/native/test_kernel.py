@@ -146,7 +146,7 @@ def test_the_kernel_takes_chains_in_plain_steps_and_torch_the_rest():
 def test_the_run_folder_says_which_path_was_taken(tmp_path):
     for settings, path in (({}, "native"), ({"optimizer": "momentum"}, "closed form")):
         run = pf.fit(chain(), federation(), pf.FedAvg(lr=0.1), rounds=1, out=tmp_path / path, **settings)
-        assert run.loop.engine.plan.path == path
+        assert run.trained.engine.plan.path == path
         assert f'path = "{path}"' in (tmp_path / path / "config.toml").read_text()
 
 
@@ -171,7 +171,7 @@ def test_a_run_goes_on_only_by_the_path_it_began_on(tmp_path, monkeypatch):
 def test_without_the_library_torch_trains(monkeypatch):
     monkeypatch.setattr(native, "built", lambda: None)
     run = pf.fit(chain(), federation(), pf.FedAvg(lr=0.1), rounds=2)
-    assert run.loop.engine.plan.path == "closed form"
+    assert run.trained.engine.plan.path == "closed form"
     assert torch.isfinite(run.personal).all()
 
 

@@ -10,7 +10,8 @@ from polyfed.algorithms.perfedavg import PerFedAvg
 from polyfed.models import build
 from polyfed.recipes import Bench, find
 from polyfed.recipes.recipe import metric_of, ordered
-from polyfed.studies.compare import Comparison, Result
+from polyfed.studies.compare import Comparison
+from polyfed.studies.jobs import Done
 from polyfed_papers.fedslr import GKR, MIXED, last, method, train
 from polyfed_papers.fedslr.figures import LATENCY, PERSONAL, RATE, features, hidden, measured, seconds
 from polyfed_papers.fedslr.sweeps import peak
@@ -82,7 +83,7 @@ def test_seconds_of_communication_are_those_of_the_bytes(tmp_path):
     """Two clients that share a medium wait for each other's bytes, not for each other's latency."""
     columns = {"exchanges": 1, "down_bytes": [100, 300, 50, 50], "up_bytes": [25, 75, 20, 30]}
     pd.DataFrame({"round": [1, 1, 2, 2], **columns}).to_csv(tmp_path / "ledger.csv")
-    found = Comparison([Result("FedAvg", 0, "finished", folder=tmp_path)])
+    found = Comparison([Done("FedAvg", 0, "finished", folder=tmp_path)])
     assert seconds(found, "FedAvg")[0] == pytest.approx(8 * np.array([500, 150]) / RATE + 2 * LATENCY)
 
 

@@ -111,8 +111,8 @@ def test_all_layers_but_the_last_are_shared_on_images(scale, shared, own, data_d
     bench = Bench(tmp_path, scale, 1, data_dir("mnist"), rehearse=True)
     images = problems.images(bench, "MNIST")
     run = bench.fit(images.model(0), images.federation(0), images.fpfc, rounds=1, evaluate_every=0, **images.work)
-    assert run.loop.server["w"].shape == (20, own)
-    assert run.loop.server["common"].numel() == shared
+    assert run.trained.server["w"].shape == (20, own)
+    assert run.trained.server["common"].numel() == shared
     assert run.clusters.shape == (20,)
 
 
@@ -133,7 +133,7 @@ def test_shared_layers_are_moved_part_of_the_way():
     start = torch.cat([q.detach().flatten() for q in model.parameters()])[: 5 * 4 + 4]
     work = {"rounds": 1, "local_steps": 3, "batch_size": None, "evaluate_every": 0}
     usual, blended = (
-        pf.fit(model, data, method, **work).loop.server
+        pf.fit(model, data, method, **work).trained.server
         for method in (FPFC(0.1, shared_layers="body"), Blended(0.1, shared_layers="body", part=0.2))
     )
     assert torch.allclose(blended["common"], start + 0.2 * (usual["common"] - start), atol=1e-7)

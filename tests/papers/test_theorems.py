@@ -115,7 +115,7 @@ def test_fedcets_lyapunov_function_falls_every_round(tau, share):
     slopes = np.stack([problem.gradient(i, problem.optimum) for i in range(problem.clients)])
 
     def note(progress):
-        d = progress.run.loop.engine.rows.gather(torch.arange(problem.clients))["d"].numpy()
+        d = progress.run.trained.engine.rows.gather(torch.arange(problem.clients))["d"].numpy()
         gap = progress.run.personal.numpy() - problem.optimum
         seen.append([(gap**2).sum(), ((d + slopes) ** 2).sum()])
 
@@ -194,7 +194,7 @@ def test_fedslrs_personal_parts_come_to_rest_at_the_rate_of_theorem_3():
         w, p = before["w"], before["p"]
         moved = [soft(p[i] - lr * problem.gradient(i, w + p[i]), lr * mu) for i in range(10)]
         slopes.append(sum((((p[i] - moved[i]) / lr) ** 2).sum() for i in range(10)))
-        rows = progress.run.loop.engine.rows.gather(torch.arange(10))
+        rows = progress.run.trained.engine.rows.gather(torch.arange(10))
         before.update(w=matrix(progress.run).copy(), p=rows["p"].view(10, 16, 12).numpy().copy())
 
     method = pf.FedSLR(lr, eta_g=eta, lam=problem.lam, mu=mu, personal_epochs=1, form="all-duals")

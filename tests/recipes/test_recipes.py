@@ -61,7 +61,7 @@ def test_a_pilot_multiplies_what_a_round_takes(tmp_path, monkeypatch):
     pilot.count = 4
     found = small(pilot, rounds=50)
     assert pilot.seconds == 2 * 50 * 4
-    assert [r.summary["rounds"] for r in found.results] == [3, 3]
+    assert [r.summary.rounds for r in found.results] == [3, 3]
 
 
 def test_a_pilot_counts_fits_and_searches_that_are_kept_by_seed(tmp_path, monkeypatch):
@@ -73,7 +73,7 @@ def test_a_pilot_counts_fits_and_searches_that_are_kept_by_seed(tmp_path, monkey
 
     def search(seed: int) -> float:
         run = pilot.fit(model, data, FedAvg(lr=0.1), rounds=50, seed=seed, local_steps=1, batch_size=None)
-        trained.append(run.loop.t)
+        trained.append(run.trained.t)
         assert pilot.seconds == 50
         settings = {"grid": (0.0, 0.1), "regime": "cold", "tolerance": 0.0, "local_steps": 1, "batch_size": None}
         found = pilot.tune(model, data, FPFC(0.1), rounds=50, extend=0, check_every=1, train_on=0, **settings)
@@ -110,7 +110,7 @@ def test_a_value_that_ctrl_c_cut_short_is_not_kept(tmp_path):
             if progress.round == stop:
                 signal.raise_signal(signal.SIGINT)
 
-        return fit(model, data, FedAvg(lr=0.1), rounds=3, callbacks=[press]).loop.t
+        return fit(model, data, FedAvg(lr=0.1), rounds=3, callbacks=[press]).trained.t
 
     with pytest.raises(KeyboardInterrupt):
         bench.once("x", lambda: rounds(1))

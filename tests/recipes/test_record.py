@@ -18,6 +18,7 @@ from polyfed.recipes import RECIPES, Bench, Outcome
 from polyfed.recipes.recipe import Recipe, Setting, beside, curve_figure, curves, metric_of, ordered, ours
 from polyfed.recipes.record import load as read
 from polyfed.recipes.record import pack, unpack
+from polyfed.studies import parallel
 
 comparing = importlib.import_module("polyfed.studies.compare")
 METHODS = {"Local": Local(lr=0.1), "FedAvg": FedAvg(lr=0.1)}
@@ -58,7 +59,7 @@ def tiny(monkeypatch):
         return before(model, federation, algorithm, training, **given | {"callbacks": (press,)})
 
     monkeypatch.setattr(comparing, "fit", fit)
-    monkeypatch.setattr(comparing.parallel, "room", lambda device="cpu": 1)
+    monkeypatch.setattr(parallel, "room", lambda device="cpu": 1)
     minutes = {"small": 0.1, "paper": 0.1}
     made = Recipe("fpfc/tiny", "Tiny", run, lambda scale: [Setting("lr", "0.1", "ours")], minutes, seeds=2)
     monkeypatch.setitem(RECIPES, "fpfc/tiny", made)

@@ -79,7 +79,7 @@ def test_folders_that_are_none(tmp_path):
 def test_a_killed_run_is_read_from_its_last_evaluation(tmp_path):
     study = report.read(write_run(tmp_path / "run", [0.8, 0.9], summary=False))
     assert study.first.status == "unfinished"
-    assert study.first.summary["rounds"] == 20
+    assert study.first.summary.rounds == 20
     assert "No run has finished" in report.answer(study)
 
 

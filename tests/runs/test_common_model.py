@@ -63,7 +63,7 @@ def test_the_summary_and_the_table_tell_both_models():
     """Ditto's common model is FedAvg's; a model of low rank by the numbers of its factors, FedAvg by nothing."""
     found = {m.name: fit(m, rounds=3) for m in (pf.FedAvg(0.1), pf.Ditto(0.1), pf.FedSLR(0.1, lam=1.0, mu=10.0))}
     told = {name: summary(run) for name, run in found.items()}
-    assert told["fedavg"]["common"] is None
-    assert told["ditto"]["common"] == {k: v["mean"] for k, v in told["fedavg"]["final"].items()}
-    assert told["ditto"]["described_by"] == told["ditto"]["parameters"]
-    assert told["fedslr"]["described_by"] == found["fedslr"].parameters.mean() < told["fedslr"]["parameters"]
+    assert told["fedavg"].common is None
+    assert told["ditto"].common == {k: v.mean for k, v in told["fedavg"].final.items()}
+    assert told["ditto"].described_by == told["ditto"].parameters
+    assert told["fedslr"].described_by == found["fedslr"].parameters.mean() < told["fedslr"].parameters

@@ -40,12 +40,12 @@ def enough(progress):
 @pytest.mark.parametrize("lost", [(), ("summary.json", "clients.csv")])
 def test_a_run_that_a_callback_ended_stays_ended(tmp_path, lost):
     run = train(out=tmp_path, callbacks=[enough])
-    assert run.loop.t == 3
+    assert run.trained.t == 3
     before = (tmp_path / "clients.csv").read_bytes()
     for name in lost:
         (tmp_path / name).unlink()
     again = train(out=tmp_path, callbacks=[enough], resume=True)
-    assert again.loop.t == 3
+    assert again.trained.t == 3
     assert again.status == "finished"
     assert torch.equal(again.personal, run.personal)
     assert (tmp_path / "clients.csv").read_bytes() == before  # in the order of columns too
@@ -72,19 +72,6 @@ def test_changed_data_are_refused_by_name(tmp_path, word, change):
     other = dataclasses.replace(fed, **change(fed))
     with pytest.raises(RunError, match=rf"cannot resume .*the data have changed since it began \({word}\)$"):
         train(other, model=torch.nn.Linear(3, 3), out=tmp_path, resume=True)
-
-
-def test_a_model_that_drew_other_numbers_is_not_continued(tmp_path, monkeypatch):
-    """Dropout's masks were once torch's own; a checkpoint of then says nothing of them. Without dropout it goes on."""
-    drops, plain = (torch.nn.Sequential(torch.nn.Linear(3, 4), m, torch.nn.Linear(4, 2))
-                    for m in (torch.nn.Dropout(), torch.nn.GELU()))  # fmt: skip
-    now = folder_module.fingerprint
-    monkeypatch.setattr(folder_module, "fingerprint", lambda run: {k: v for k, v in now(run).items() if k != "draws"})
-    for model, name in ((drops, "drops"), (plain, "plain")):
-        train(model=model, out=tmp_path / name, rounds=1)
-    assert train(model=plain, out=tmp_path / "plain", rounds=2, resume=True).loop.t == 2
-    with pytest.raises(RunError, match=r"cannot resume .*drew other numbers in the version that it was begun with"):
-        train(model=drops, out=tmp_path / "drops", rounds=2, resume=True)
 
 
 class Backbone(torch.nn.Module):
@@ -160,7 +147,7 @@ def test_sigterm_ends_a_run_after_its_round_saved(tmp_path):
             os.kill(os.getpid(), signal.SIGTERM)
 
     run = train(out=tmp_path, callbacks=[terminate])
-    assert (run.status, run.loop.t) == ("interrupted", 2)
+    assert (run.status, run.trained.t) == ("interrupted", 2)
     assert torch.equal(train(out=tmp_path, resume=True).personal, train().personal)
 
 

@@ -10,6 +10,7 @@ from polyfed.base.randomness import client_keys
 from polyfed.compute.batches import Work
 from polyfed.runs.expression import Expression
 from polyfed.runs.steps import FREE, between_evaluations, local_steps_of
+from polyfed.runs.trained import Trained
 
 NAMES = [f"c{i}" for i in range(100)]
 FULL = Work(2, None, 20)
@@ -66,12 +67,12 @@ def test_a_run_that_goes_on_keeps_to_the_same_rounds(tmp_path):
 
 
 def test_no_split_is_evaluated_twice_after_one_round(monkeypatch):
-    seen, scored = [], pf.Run.scored
-    monkeypatch.setattr(pf.Run, "scored", lambda run, name: seen.append((run.loop.t, name)) or scored(run, name))
+    seen, scored = [], Trained.scored
+    monkeypatch.setattr(Trained, "scored", lambda run, name: seen.append((run.t, name)) or scored(run, name))
     found = run(rounds=3, evaluate_every=2)
     assert seen == [(0, "test"), (2, "test"), (3, "test"), (3, "train")]
     assert list(found.final) == ["test", "train"]
     seen.clear()
     stopped = run(rounds=3, evaluate_every=2, callbacks=[lambda now: now.round == 1])  # not due
     assert seen == [(0, "test"), (1, "test"), (1, "train")]
-    assert stopped.loop.t == 1
+    assert stopped.trained.t == 1

@@ -158,7 +158,7 @@ def test_a_run_on_named_data_is_whole_again(cli, tmp_path):
     assert json.loads(about.read_text())["client"] == "va"
     assert found.report(tmp_path / "page.html").read_text().startswith("<!")
     on = found.resume(5)
-    assert on.loop.t == 5
+    assert on.trained.t == 5
     assert cli("run", *words, "--rounds", 5, "--out", "b", "-q").status == 0
     assert torch.equal(on.personal, pf.Run.open(tmp_path / "b").personal)
     assert cli("resume", "a", "--rounds", 6, "-q").status == 0  # the command line goes on from there

@@ -15,7 +15,6 @@ import polyfed as pf
 from polyfed.core.rounds import Loop
 from polyfed.report import answer, client_table, compare_table, pairs, read
 from polyfed.report.tables import cost_table
-from polyfed.runs import measured
 
 YARDS = (pf.Commonest, pf.OwnLinear, pf.OwnTrees, pf.PooledOracle)
 HOW = {"seeds": 2, "rounds": 3, "local_steps": 2, "batch_size": None, "metrics": "accuracy,auc,brier", "keep": False}
@@ -70,10 +69,8 @@ def test_a_resumed_comparison_gives_the_same_rows(folder, tmp_path, monkeypatch)
     for name in ("own-linear-seed1", "pooled-oracle-seed0"):  # killed before they could write their results
         (tmp_path / "a/runs" / name / "summary.json").unlink()
     fitted = []
-    measure = measured.Measured.measure
-    monkeypatch.setattr(
-        measured.Measured, "measure", lambda run, t: (fitted.append(run.algorithm.name), measure(run, t))
-    )
+    measure = pf.Trainer._measure
+    monkeypatch.setattr(pf.Trainer, "_measure", lambda t, run: (fitted.append(t.algorithm.name), measure(t, run))[1])
     compare(tmp_path / "a", resume=True, callbacks=[lambda _: None])  # with a callback, all in this process
     assert sorted(fitted) == ["commonest", "own-linear", "own-trees", "pooled-oracle"]
     for run in sorted((folder / "runs").iterdir()):
@@ -100,7 +97,10 @@ def test_an_interrupted_pooled_training_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(Loop, "step", step)
     run = pf.fit(model, federation(0), pf.PooledOracle(), out=tmp_path / "a", resume=True, **how)
     assert (run.status, run.rounds) == ("finished", 6)
-    assert all(torch.equal(a, b) for a, b in zip(run.outputs["test"], whole.outputs["test"], strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(run.kept.judged.outputs["test"], whole.kept.judged.outputs["test"], strict=True)
+    )
     assert run.records[0] | {"seconds": 0} == whole.records[0] | {"seconds": 0}
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from polyfed.face import Run, fit
 from polyfed.runs.build import Parts
 from polyfed.runs.config import resolve
-from polyfed.runs.fit import fit
-from polyfed.runs.result import Run
+from polyfed.runs.result import Result
 from polyfed.sites.consent import Consent
 from polyfed.sites.engine import Direct
 from polyfed.sites.member import Member
@@ -93,17 +93,17 @@ class Sites:
         return torch.cat([t.flatten() for t in load_file(self.place / "vaults" / name / "model.safetensors").values()])
 
 
-def at_sites(file: Path, sites: Sites, transport: Direct | None = None, out: str = "run", **how: object) -> Run:
+def at_sites(file: Path, sites: Sites, transport: Direct | None = None, out: str = "run", **how: object) -> Result:
     return serve(file, transport or sites.direct(), sites.place / out, sites=sites.names, say=sites.lines.append, **how)
 
 
-def same(here: Run, there: Run, sites: Sites) -> None:
+def same(here: Result, there: Result, sites: Sites) -> None:
     """Server state and models, to the bit."""
     assert here.server.keys() == there.server.keys()
     for name, t in here.server.items():
         assert torch.equal(t, there.server[name]), f"server {name}"
     for i, name in enumerate(sites.names):
-        named = here.loop.task.layout.named(here.personal[i])
+        named = here.trained.task.layout.named(here.personal[i])
         mine = torch.cat([named[key].flatten() for key in sorted(named)])
         from safetensors.torch import load_file
 

@@ -50,9 +50,9 @@ def compare(folder: Path, file: Path, data: Path) -> None:
     found = resolve(file, {"data": {"name": str(data)}})
     parts, training = Parts(found), Parts(found).training(0)
     here = fit(parts.model(0), parts.federation(0), found.methods[0].algorithm, replace(training, chunk=1, workers=1))
-    for i, name in enumerate(here.loop.names):
+    for i, name in enumerate(here.trained.names):
         mine = load_file(folder / name / "model.safetensors")
-        for key, t in here.loop.task.layout.named(here.personal[i]).items():
+        for key, t in here.trained.task.layout.named(here.personal[i]).items():
             assert torch.equal(t, mine[key]), f"{name} {key}"
 
 

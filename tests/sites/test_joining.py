@@ -339,7 +339,7 @@ def test_the_text_has_the_shapes_of_a_model_that_is_left_open(tmp_path):
     sites = Sites(tmp_path, data)
     run = at_sites(experiment(tmp_path / "study.toml", FEDAVG, rounds=1, **{"evaluate-every": 0}), sites)
     shown = next(line for line in sites.lines if line.startswith("What leaves the site 'riga'"))
-    assert f"w: float32 [{run.loop.task.p}]" in shown
+    assert f"w: float32 [{run.trained.task.p}]" in shown
 
 
 def test_a_site_that_is_named_twice_is_refused(tmp_path):

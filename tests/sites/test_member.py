@@ -7,7 +7,7 @@ from hospitals import NAMES, Sites, at_sites, experiment, folder, on_one_machine
 
 from polyfed.base.errors import RunError
 from polyfed.core.schedule import Replay
-from polyfed.runs.result import Run
+from polyfed.face import Run
 from polyfed.sites import Message, pack, unpack
 from polyfed.sites.engine import Direct
 

@@ -55,7 +55,7 @@ def test_the_planted_clusters_are_found_by_validation(regime):
     assert adjusted_rand_score(fed.clusters, run.clusters) == 1
     local = pf.fit(model(), fed, pf.Local(0.1), rounds=150, local_steps=5, batch_size=None, loss="mse")
     assert run.clients["test_rmse"].mean() < local.clients["test_rmse"].mean()
-    assert result.best["lam"] == run.loop.algorithm.lam
+    assert result.best["lam"] == run.trained.algorithm.lam
     assert result.best["ari"] == 1
 
 
@@ -83,7 +83,7 @@ def test_the_chosen_model_is_trained_on_from_its_own_leg(found):
     path = t[(t["regime"] == best["regime"]) & (t["lam"] <= best["lam"])]
     before = path["rounds"].sum() if best["regime"] == "warm" else best["rounds"]
     assert found.run.settings["start"]["rounds"] == before
-    assert before < found.run.loop.t <= before + 100
+    assert before < found.run.trained.t <= before + 100
 
 
 def test_a_path_is_the_chain_of_runs_it_stands_for():
@@ -214,7 +214,7 @@ def test_the_quantile_of_fedacs_is_found_by_validation():
     assert result.table["clusters"].tolist() == [1, 2, 10]
     assert result.best["quantile"] == 0.5
     assert result.best["ari"] == 1
-    assert result.run.loop.algorithm.quantile == 0.5
+    assert result.run.trained.algorithm.quantile == 0.5
     assert result.figure().axes[-1].get_xlabel() == "quantile"
 
 
@@ -458,5 +458,5 @@ def test_a_leg_that_had_settled_is_not_trained_on_after_a_kill(k, settled, monke
             tune(model(), planted(), pf.FPFC(0.1), out=tmp_path, **SETTLING)
     result = tune(model(), planted(), pf.FPFC(0.1), out=tmp_path, resume=True, **SETTLING)
     assert result.table.drop(columns="seconds").equals(settled.table.drop(columns="seconds"))
-    assert result.run.loop.t == settled.run.loop.t
+    assert result.run.trained.t == settled.run.trained.t
     assert all(torch.equal(v, result.run.server[name]) for name, v in settled.run.server.items())

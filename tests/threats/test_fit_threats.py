@@ -28,7 +28,7 @@ def fit(fed, method=None, **settings):
 
 def test_attackers_are_left_out_of_every_metric(fed):
     run = fit(fed, attack=threats.SignFlip(ratio=0.4))
-    bad = threats.SignFlip(ratio=0.4).attackers(0, run.loop.keys)
+    bad = threats.SignFlip(ratio=0.4).attackers(0, run.trained.keys)
     assert (run.clients["test_accuracy"].isna() == bad).all()
     benign = run.clients["test_accuracy"][~bad]
     last = run.history[run.history["split"] == "test"].iloc[-1]
@@ -56,7 +56,7 @@ def test_the_same_value_everywhere_is_invisible_to_a_softmax_layer(fed):
 
 def test_false_labels_are_trained_on(fed):
     run = fit(fed, attack=threats.LabelFlip(ratio=0.5))
-    bad = threats.LabelFlip(ratio=0.5).attackers(0, run.loop.keys)
+    bad = threats.LabelFlip(ratio=0.5).attackers(0, run.trained.keys)
     for i in range(fed.n):
         y, now = fed.train.client(i)[1], run.federation.train.client(i)[1]
         assert torch.equal(now, 3 - y if bad[i] else y)

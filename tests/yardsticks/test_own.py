@@ -135,8 +135,8 @@ def test_several_numbers_per_sample_are_predicted_one_by_one(method):
         one = pf.Federation.from_arrays([(x, y[:, k]), (x[:30], y[:30, k])], task="regression")
         alone = pf.fit(torch.nn.Linear(4, 1), one, method).outputs["train"]
         if not isinstance(method, pf.OwnLinear):  # whose penalty is the best for both
-            assert all(np.allclose(a[:, k], b) for a, b in zip(run.outputs["train"], alone, strict=True))
-    assert [tuple(t.shape) for t in run.outputs["train"]] == [(len(t), 2) for t in run.outputs["train"]]
+            assert all(np.allclose(a[:, k], b) for a, b in zip(run.kept.judged.outputs["train"], alone, strict=True))
+    assert all(t.shape == (len(t), 2) for t in run.kept.judged.outputs["train"])
 
 
 def test_what_is_unknown_is_refused_in_one_line():

@@ -37,7 +37,7 @@ def test_it_draws_the_batches_of_one_client_with_all_samples():
     alone = pf.fit(linear(), one, pf.FedAvg(0.05), batch_size=8, local_epochs=2, **HOW)
     assert run.final["test"].keys() == alone.final["test"].keys()
     for i in range(3):
-        expected = alone.loop.task.outputs(alone.personal[0], fed.test.client(i)[0])
+        expected = alone.trained.task.outputs(alone.personal[0], fed.test.client(i)[0])
         assert torch.allclose(run.outputs["test"][i], expected, atol=1e-12)
 
 

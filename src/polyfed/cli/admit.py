@@ -34,11 +34,11 @@ def admit(
     from polyfed.base.errors import ConfigError, DataError
     from polyfed.cli.console import show_table, stdout
     from polyfed.cli.folders import claimed
-    from polyfed.runs.opened import Opened
+    from polyfed.face import Run
 
     if start not in ("offered", "common"):
         raise ConfigError(f"start: found {start!r}, expected offered or common")
-    opened = Opened(run)
+    opened = Run.open(run)
     if not data.exists():
         raise DataError(f"--data {data}: no such file or folder")
     newcomers = opened.newcomers(data, target)

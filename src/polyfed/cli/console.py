@@ -11,11 +11,11 @@ from rich.text import Text
 
 from polyfed.cli.screen import stderr, stdout
 from polyfed.metrics.metric import short
-from polyfed.report.read import Study, finite
+from polyfed.report.read import Study
 from polyfed.report.table import STYLES, Table
 from polyfed.runs.watching import Callback
 from polyfed.runs.watching import Progress as Step
-from polyfed.studies.compare import Result, Watch
+from polyfed.studies.jobs import Done, Watch
 
 TENTHS = 10  # plain progress lines per run, when there is one run only
 
@@ -71,7 +71,7 @@ class Show(Watch):
         planned = (step.run.plan or "").partition(";")[0]  # what follows may change along a path
         if planned and planned not in self._plans and not self.quiet:
             self._plans.add(planned)
-            stderr.print(f"{step.run.loop.algorithm.name}: {step.run.plan}", soft_wrap=True, markup=False)
+            stderr.print(f"{step.run.algorithm.name}: {step.run.plan}", soft_wrap=True, markup=False)
         if step.records:
             record = step.records[-1]
             name = step.run.metric.name
@@ -82,7 +82,7 @@ class Show(Watch):
         if self.single and not self.live and not self.quiet and note and step.round % tenth == 0:
             stderr.print(f"round {step.round}/{step.rounds}  {note}", soft_wrap=True)
 
-    def end(self, result: Result, resumed: bool) -> None:
+    def end(self, result: Done, resumed: bool) -> None:
         self.done += 1
         began = self._began.pop((result.label, result.seed), 0.0)
         self._bars.update(self._all, completed=self.done)
@@ -90,8 +90,8 @@ class Show(Watch):
             return
         words = [f"[{self.done}/{self.total}]", f"{result.label} seed {result.seed}:"]
         if result.summary and result.status == "finished":
-            split, final = next(iter(result.summary["final"].items()))
-            words.append(f"{split} {result.summary['metric']} {short(finite(final['mean']))}")
+            split, final = next(iter(result.summary.final.items()))
+            words.append(f"{split} {result.summary.metric} {short(final.mean)}")
         else:
             words.append(result.status)
         words.append("(from before)" if resumed else f"({time.monotonic() - began:.1f} s)")
@@ -127,7 +127,7 @@ def results(study: Study, page: Path) -> None:
         show_table(client_table(study))
         stdout.print()
     show_table(compare_table(study))
-    notes = dict.fromkeys(str(n) for r in study.runs for n in r.federation.get("notes") or [])
+    notes = dict.fromkeys(n for r in study.runs for n in r.federation.notes)
     if notes:
         stdout.print(Text("\nAbout these data", "bold"))
         for note in notes:

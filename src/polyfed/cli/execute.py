@@ -11,7 +11,8 @@ from polyfed.runs import stop
 from polyfed.runs.build import Parts
 from polyfed.runs.config import Experiment
 from polyfed.runs.fit import fit
-from polyfed.studies.compare import Comparison, compare, read_result
+from polyfed.studies.compare import Comparison, compare
+from polyfed.studies.jobs import read_result
 
 
 def execute(

@@ -31,7 +31,7 @@ def export(
 
     from polyfed.base.errors import ConfigError
     from polyfed.cli.screen import stdout
-    from polyfed.runs.opened import Opened
+    from polyfed.face import Run
     from polyfed.studies.export import from_vault
 
     if vault is not None:
@@ -41,7 +41,7 @@ def export(
     elif run is None or client is None:
         raise ConfigError("export: expected RUN and --client NAME, or --vault DIR")
     else:
-        path, about = Opened(run).export(client, out, factorised)
+        path, about = Run.open(run).export(client, out, factorised)
     stdout.print(f"{path} and {about}", soft_wrap=True)
     if not factorised:
         return 0

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
@@ -136,9 +135,8 @@ def _more(fed: Federation) -> str:
 def draw(fed: Federation, out: Path) -> Path:
     """The partition as a picture."""
     from polyfed.report import Study, partition_figure, save
-    from polyfed.report.read import RunFiles
+    from polyfed.report.read import described
 
-    files = RunFiles(Path(), "", int(fed.meta.get("seed", 0)), {}, fed.describe(), pd.DataFrame(), None, {}, {})
-    figure = partition_figure(Study([files]))
+    figure = partition_figure(Study([described(fed.describe())]))
     assert figure is not None
     return save(figure, out)

@@ -40,7 +40,7 @@ def leave(
     folders = [run] if config.name == "config.toml" else sorted(run.glob("runs/*-seed*"))
     if not folders or any(not (f / "summary.json").exists() for f in folders):
         raise RunError(f"{run}: is not finished; finish it with: polyfed resume {run}")
-    everyone = [c["name"] for c in reading.federation(folders[0])["clients"]]
+    everyone = reading.federation(folders[0]).names
     names = leaving(client, everyone)
     if config.name == "config.toml" and "start" in unsealed(config):
         from polyfed.base.errors import ConfigError

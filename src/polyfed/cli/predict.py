@@ -27,15 +27,15 @@ def predict(
     from polyfed.base.errors import ConfigError
     from polyfed.cli.screen import stderr
     from polyfed.data.sheets import read
+    from polyfed.face import Run
     from polyfed.runs.folder import csv_text
-    from polyfed.runs.opened import Opened
     from polyfed.runs.ownership import put_out, spare
     from polyfed.studies.predict import Predictor, predictor
 
     if out is not None:
         spare(out, model, model.with_suffix(".json"), rows)
     if model.is_dir():
-        opened = Opened(model)
+        opened = Run.open(model)
         if client is None:
             raise ConfigError(
                 f"--client: missing; {model} is a run, with the clients {', '.join(opened.outline.names)}"

@@ -11,7 +11,6 @@ from typer import Argument, Option
 from polyfed.cli import options as o
 
 if TYPE_CHECKING:
-    from polyfed.base.columns import Columns
     from polyfed.data.federation import Federation
     from polyfed.runs.training import Columns
 
@@ -84,7 +83,7 @@ def federation(data: str) -> "Federation":
     """All patients of a data set, in its own units where it can; or the training samples of a run, as scaled there."""
     from polyfed.data import load
     from polyfed.data.datasets import LOADERS, options
-    from polyfed.runs.result import Run
+    from polyfed.face import Run
 
     if (Path(data) / "config.toml").exists():
         return Run.open(data).federation

@@ -191,7 +191,7 @@ def _say_window(model: Any, federation: Any, method: Any, training: "Training") 
 def _shown(show: Any, seed: int, setting: str) -> Any:
     """A watch of `tune` on the progress display."""
     from polyfed.cli.console import stderr
-    from polyfed.studies.compare import Result
+    from polyfed.studies.jobs import Done
     from polyfed.studies.tune import Watch
 
     class Shown(Watch):
@@ -205,7 +205,7 @@ def _shown(show: Any, seed: int, setting: str) -> Any:
 
         def end(self, row: Mapping[str, Any]) -> None:
             if show.live or show.quiet:
-                show.end(Result(self.label, seed, "finished"), False)
+                show.end(Done(self.label, seed, "finished"), False)
                 return
             groups = "" if row["clusters"] is None else f", clusters {row['clusters']}"
             text = f"{row['regime']}, {setting} {row[setting]:g}: validation {row['validation']:.4g}{groups}"

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 GOLDEN = 0x9E3779B9
-DRAWS = 2  # counts up when random layers draw other numbers from the same key; 1: dropout by torch's generators
 
 
 class Key(NamedTuple):

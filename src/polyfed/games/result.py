@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from polyfed import report
 from polyfed.base.arguments import checked
 from polyfed.base.errors import RunError
 from polyfed.base.randomness import key_of
@@ -25,7 +26,7 @@ from polyfed.report.combined import Tested, evidence, jointly, tested
 from polyfed.report.pairs import Evidence, Interval
 from polyfed.runs import ownership as files
 from polyfed.runs import schema as reading
-from polyfed.runs.folder import RunFolder, _finite, csv_text
+from polyfed.runs.folder import RunFolder, csv_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -110,17 +111,17 @@ class Found:
                 continue
             label, _, seed = path.name.rpartition("-seed")
             over = reading.summary(path)
-            if over["status"] == "interrupted":
+            if over.status == "interrupted":
                 continue
-            spent += over["seconds"] or 0.0
+            spent += over.seconds if math.isfinite(over.seconds) else 0.0
             if label in against:
-                against[label][int(seed)] = reading.report(path) if over["status"] == "finished" else {}
+                against[label][int(seed)] = reading.report(path).written() if over.status == "finished" else {}
                 continue
             about = reading.federation(path)
-            who = [at[c["name"]] for c in about["clients"]]
-            notes |= dict.fromkeys(about["notes"])
+            who = [at[name] for name in about.names]
+            notes |= dict.fromkeys(about.notes)
             masks.add(game.coalition(who))
-            runs[label, int(seed)] = tested(path) if over["status"] == "finished" else None
+            runs[label, int(seed)] = tested(path) if over.status == "finished" else None
         known = sorted(masks, key=lambda c: (c.bit_count(), c))
         first = next((t for t in runs.values() if t is not None), None)
         wanted = [*(1 << i for i in range(n)), game.everyone(n)]
@@ -377,7 +378,6 @@ class Coalitions:
             There is no folder, or it cannot be written.
         """
         from polyfed.games.show import page
-        from polyfed.report.style import save
 
         if self.folder is None:
             raise RunError("these coalitions have no folder; give one with out=...")
@@ -386,8 +386,8 @@ class Coalitions:
             for name in ("values", "help", "clients", "partitions", "agreement"):
                 out.write(f"coalitions-{name}.csv", csv_text(getattr(self, name)))
             for form in ("png", "svg", "pdf"):
-                save(self.figure(), self.folder / f"coalitions.{form}")
-            out.write("coalitions.json", json.dumps(_finite(self._json()), indent=1))
+                report.save(self.figure(), self.folder / f"coalitions.{form}")
+            out.write("coalitions.json", json.dumps(reading.finite(self._json()), indent=1))
             out.write("report.html", page(self))
         return self.folder / "report.html"
 

@@ -13,7 +13,6 @@ import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.local import Local
 from polyfed.base import checkpoint
 from polyfed.base.arguments import checked
-from polyfed.base.errors import ConfigError, Diverged, RunError
+from polyfed.base.errors import ConfigError, RunError
 from polyfed.base.settings import COUNT
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import Federation
@@ -32,10 +31,12 @@ from polyfed.games import values as game
 from polyfed.games.result import HEAD, Coalitions, Found, names_of, settle, walks_of
 from polyfed.runs import ownership as files
 from polyfed.runs.fit import fit
-from polyfed.runs.folder import RunFolder, summary
+from polyfed.runs.folder import RunFolder
+from polyfed.runs.result import Result
 from polyfed.runs.training import MANY, SEED, Training, training_of
-from polyfed.studies import parallel
-from polyfed.studies.compare import Cached, Result, Watch, config_of, read_result, seeds_of
+from polyfed.runs.watching import Callback
+from polyfed.studies.compare import Cached, config_of, seeds_of
+from polyfed.studies.jobs import Job, Watch, execute
 from polyfed.studies.tune import held_out
 
 MOST = 8  # clients up to which every coalition is trained
@@ -127,17 +128,6 @@ def coalitions(
 
 
 @dataclass(frozen=True)
-class _Job:
-    """One run: without whom, under which label."""
-
-    label: str
-    seed: int
-    algorithm: Algorithm
-    without: tuple[str, ...]
-    place: Path
-
-
-@dataclass(frozen=True)
 class Game:
     """Everything that the runs of a folder have in common.
 
@@ -179,15 +169,16 @@ class Game:
             chosen = game.visited(orders) if orders else range(1, 1 << n)
             left_out = [all_of_them & ~(1 << i) for i in range(n)]
             wanted = list(dict.fromkeys([all_of_them, *alone, *chosen, *left_out]))
-            jobs: list[_Job] = []
+            jobs: list[Job] = []
             for s in self.seeds:
-                jobs += [self._job(folder, c, s) for c in wanted]
+                jobs += [self._coalition(folder, c, s, resume) for c in wanted]
                 others = zip(self.labels[1:], self.methods[1:], strict=True)
-                jobs += [_Job(label, s, method, (), _at(folder, label, s)) for label, method in others]
+                jobs += [self._job(folder, label, s, method, (), resume) for label, method in others]
             self._train(jobs, resume, watch)
 
             def more(coalitions: list[int]) -> None:
-                self._train([self._job(folder, c, s) for s in self.seeds for c in coalitions], True, watch)
+                found = [self._coalition(folder, c, s, True) for s in self.seeds for c in coalitions]
+                self._train(found, True, watch)
 
             if orders:
                 settle(Found.read(folder), more)
@@ -195,10 +186,25 @@ class Game:
             result.save()
         return result
 
-    def _job(self, folder: Path, c: int, seed: int) -> _Job:
-        label = names_of(c, self.names)
+    def _coalition(self, folder: Path, c: int, seed: int, resume: bool) -> Job:
         without = tuple(name for i, name in enumerate(self.names) if not c >> i & 1)
-        return _Job(label, seed, self.methods[0] if c & (c - 1) else self._own, without, _at(folder, label, seed))
+        method = self.methods[0] if c & (c - 1) else self._own
+        return self._job(folder, names_of(c, self.names), seed, method, without, resume)
+
+    def _job(
+        self, folder: Path, label: str, seed: int, method: Algorithm, without: tuple[str, ...], resume: bool
+    ) -> Job:
+        place = folder / "runs" / f"{label}-seed{seed}"
+
+        def train(callbacks: Sequence[Callback]) -> Result:
+            model, federation, tables = self.make(seed, without)
+            about = dict(tables or {}) | (dict(self.describe(label)) if self.describe else {})
+            how = dataclasses.replace(self.training, seed=seed)
+            return fit(
+                model, federation, method, how, out=place, resume=resume, callbacks=callbacks, describe=about or None
+            )
+
+        return Job(label, seed, place, train)
 
     @property
     def _own(self) -> Algorithm:
@@ -206,58 +212,9 @@ class Game:
         lr = getattr(self.methods[0], "lr", None)
         return Local(float(lr)) if isinstance(lr, int | float) else Local()
 
-    def _train(self, jobs: Sequence[_Job], resume: bool, watch: Watch) -> None:
-        """Every job read back or trained: one after another, until one shows that the others may run side by side."""
-        watch.start(len(jobs))
-        todo: list[_Job] = []
-        for job in jobs:
-            before = read_result(job.place, job.label, job.seed, self.training.rounds) if resume else None
-            watch.end(before, True) if before is not None else todo.append(job)
-        room = 1
-        while todo and room == 1:
-            job = todo.pop(0)
-            watch.begin(job.label, job.seed)
-            result = self._here(job, resume, watch)
-            watch.end(result, False)
-            here = self.training.engine == "local"
-            if result.run is not None and here and result.run.loop.engine.plan.workers == 1:
-                room = parallel.room(result.run.loop.task.device.type)
-        tasks = [partial(self._apart, job, resume) for job in todo]
-        for which, (status, message) in parallel.side_by_side(
-            tasks, room, lambda which: watch.begin(todo[which].label, todo[which].seed)
-        ):
-            job = todo[which]
-            done = read_result(job.place, job.label, job.seed) if status == "finished" else None
-            watch.end(done or Result(job.label, job.seed, status, message=message, folder=job.place), False)
-
-    def _fit(self, job: _Job, resume: bool, watch: Watch | None = None) -> Any:
-        model, federation, tables = self.make(job.seed, job.without)
-        about = dict(tables or {}) | (dict(self.describe(job.label)) if self.describe else {})
-        run = fit(
-            model, federation, job.algorithm, dataclasses.replace(self.training, seed=job.seed), out=job.place,
-            resume=resume, callbacks=watch.callbacks() if watch else (), describe=about or None,
-        )  # fmt: skip
-        if run.status == "interrupted":
-            raise KeyboardInterrupt
-        return run
-
-    def _here(self, job: _Job, resume: bool, watch: Watch) -> Result:
-        try:
-            run = self._fit(job, resume, watch)
-        except Diverged as e:
-            return Result(job.label, job.seed, "diverged", message=str(e), folder=job.place)
-        return Result(job.label, job.seed, run.status, summary(run), run.clients, folder=job.place, run=run)
-
-    def _apart(self, job: _Job, resume: bool) -> tuple[str, str]:
-        """Train one job in a process of its own; a run that diverged has said so in its folder."""
-        try:
-            return self._fit(job, resume).status, ""
-        except Diverged as e:
-            return "diverged", str(e)
-
-
-def _at(folder: Path, label: str, seed: int) -> Path:
-    return folder / "runs" / f"{label}-seed{seed}"
+    def _train(self, jobs: Sequence[Job], resume: bool, watch: Watch) -> None:
+        for _ in execute(jobs, watch, resume, self.training.rounds, alone=self.training.engine != "local"):
+            pass
 
 
 def _begin(folder: Path, config: Mapping[str, Any], resume: bool) -> None:

@@ -28,17 +28,18 @@ from polyfed.report.style import save, write_atomically
 from polyfed.report.table import Cell, Table
 from polyfed.runs.fit import fit
 from polyfed.runs.ownership import unsealed
-from polyfed.runs.result import Run
+from polyfed.runs.result import Result
 from polyfed.runs.stop import interruptions
 from polyfed.studies import parallel
-from polyfed.studies.compare import Comparison, Result, Watch, compare, config_of
+from polyfed.studies.compare import Comparison, compare, config_of
+from polyfed.studies.jobs import Done, Watch
 from polyfed.studies.tune import Tuned, tune
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
-F = TypeVar("F", Run, Tuned, Comparison)
+F = TypeVar("F", Result, Tuned, Comparison)
 Size = Literal["small", "middle", "paper"]
 SIZES: tuple[Size, ...] = ("small", "paper")  # that every recipe has
 Source = Literal["paper", "code", "ours"]
@@ -239,7 +240,7 @@ class Bench:
         same_experiment(self.folder / key, config, self.record)
         return config
 
-    def fit(self, model: Any, federation: Any, method: Algorithm, *, rounds: int, **settings: Any) -> Run:
+    def fit(self, model: Any, federation: Any, method: Algorithm, *, rounds: int, **settings: Any) -> Result:
         """`polyfed.fit` on this bench's device. Ctrl-C ends the recipe."""
         return whole(fit(model, federation, method, rounds=rounds, device=self.device, **settings))
 
@@ -267,7 +268,7 @@ class Bench:
         try:
             kept = [partial(apart, task) for _, _, task in tasks]
             for k, _ in parallel.side_by_side(kept, room, lambda k: watch.begin(*tasks[k][:2])):
-                watch.end(Result(*tasks[k][:2], "finished"), resumed=False)
+                watch.end(Done(*tasks[k][:2], "finished"), resumed=False)
             return [task() for _, _, task in tasks]
         finally:
             self.watch = watch
@@ -305,7 +306,7 @@ class Pilot(Bench):
     def compare(self, key, model, federation, algorithms, *, seeds=None, **settings):  # pyright: ignore[reportIncompatibleMethodOverride]
         methods = algorithms(self.seeds[0]) if callable(algorithms) else algorithms
         short = settings | {"rounds": 3, "evaluate_every": 3 if settings.get("evaluate_every") else 0}
-        known: dict[type[Algorithm], tuple[float, Result]] = {}
+        known: dict[type[Algorithm], tuple[float, Done]] = {}
         for label, method in methods.items():
             if type(method) not in known:
                 ends: list[float] = []
@@ -388,7 +389,7 @@ def metric_of(found: Comparison, label: str, column: str | None = None) -> np.nd
     return np.array([np.nan if c is None else mean_of(c) for c in columns], dtype=float)
 
 
-def _column(result: Result, name: str) -> np.ndarray | None:
+def _column(result: Done, name: str) -> np.ndarray | None:
     """A column of clients.csv as numbers; None where there is none, or nothing in it."""
     if result.clients is None or name not in result.clients.columns:
         return None

@@ -28,7 +28,8 @@ from polyfed.recipes.recipe import Bench, Size, same_experiment
 from polyfed.report.style import write_atomically
 from polyfed.runs import schema as reading
 from polyfed.runs.ownership import MARK, sealed, unsealed
-from polyfed.studies.compare import compare, read_result
+from polyfed.studies.compare import compare
+from polyfed.studies.jobs import read_result
 from polyfed.studies.verify import RECORDED, Verdict, compared
 
 NAME = "record.jsonl.gz"
@@ -139,11 +140,11 @@ def pack(bench: Bench, recipe: str) -> Path:
 def _numbers(place: Path) -> Table:
     """What a record has of a run folder."""
     summary, rows = reading.summary(place), list(csv.reader(reading.text(place / "clients.csv").splitlines()))
-    kept = ("samples", summary["metric"])
+    kept = ("samples", summary.metric)
     found: Table = {
         "config": unsealed(place / "config.toml"),
-        "summary": summary,
-        "history": reading.metrics(place),
+        "summary": json.loads(reading.text(place / "summary.json")),
+        "history": [json.loads(line) for line in reading.text(place / "metrics.jsonl").splitlines()],
         "clients": {
             head: cells if head == "client" else [_number(cell) for cell in cells]
             for head, *cells in zip(*rows, strict=True)

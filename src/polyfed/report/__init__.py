@@ -12,18 +12,24 @@ from polyfed.report.tables import compare_table, cost_table, results
 
 if TYPE_CHECKING:
     from polyfed.report.figures import client_figure, gain_figure, metric_figure, spread_figure
+    from polyfed.report.notebook import cell as cell
+    from polyfed.report.notebook import sentence as sentence
     from polyfed.report.page import write_report
     from polyfed.report.pictures import partition_figure
+    from polyfed.report.search import tune_figure as tune_figure
     from polyfed.report.style import save
 
 _DRAWN = {  # what imports matplotlib, when it is asked for
+    "cell": "notebook",
     "client_figure": "figures",
     "gain_figure": "figures",
     "metric_figure": "figures",
     "spread_figure": "figures",
     "write_report": "page",
+    "sentence": "notebook",
     "partition_figure": "pictures",
     "save": "style",
+    "tune_figure": "search",
 }
 
 

@@ -243,6 +243,6 @@ def mean_samples(study: Study, split: str) -> dict[str, float]:
     """{client: samples in a split, mean over seeds}."""
     counts: dict[str, list[float]] = {n: [] for n in study.names}
     for r in {r.seed: r for r in study.runs}.values():
-        for c in r.federation["clients"]:
-            counts[str(c["name"])].append(float(c.get(split) or 0))
+        for c in r.federation.clients:
+            counts[c.name].append(float(c.samples(split)))
     return {n: mean_of(k) for n, k in counts.items()}

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from polyfed.metrics import scores
 from polyfed.metrics.metric import Metric
 from polyfed.report import intervals
 from polyfed.report.pairs import Added, Evidence, Interval, floor, sampled
@@ -35,8 +34,8 @@ class Tested:
 
 def tested(folder: Path) -> Tested:
     """Read a finished run folder. Raises RunError for one that is not."""
-    summary, clients = files.summary(folder), files.federation(folder)["clients"]
-    names, metric = [c["name"] for c in clients], scores.read(summary)
+    clients, metric = files.federation(folder).clients, files.summary(folder).leads
+    names = [c.name for c in clients]
     table = files.clients(folder, names)
     columns = {s: table.get(f"{s}_{metric.name}") for s in ("train", "validation", "test")}
     values = {s: dict(zip(names, map(finite, c.tolist()), strict=True)) for s, c in columns.items() if c is not None}
@@ -44,10 +43,7 @@ def tested(folder: Path) -> Tested:
     if held is not None and len(held["counts"]) == len(names):
         at, ids, each = np.r_[0, np.cumsum(held["counts"])], files.samples(held), files.added(held, metric)
         added = {n: (ids[a:b], each[a:b]) for n, a, b in zip(names, at, at[1:], strict=False) if b > a}
-    total = {c["name"]: sum(int(c.get(s) or 0) for s in ("train", "validation", "test")) for c in clients}
-    samples = {
-        c["name"]: (min(int(c.get("test") or 0) / max(total[c["name"]], 1), 0.9), total[c["name"]]) for c in clients
-    }
+    samples = {c.name: (min(c.test / max(c.total, 1), 0.9), c.total) for c in clients}
     moved = dict(zip(names, (table["down_bytes"] + table["up_bytes"]).tolist(), strict=True))
     return Tested(metric, values, added, samples, moved)
 

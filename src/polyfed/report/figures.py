@@ -305,4 +305,6 @@ def representative(study: Study, key: str) -> RunFiles | None:
     """The run to show one of: the leading method's first counted run whose report holds `key`, else any that does."""
     first = lead(study)
     order = sorted(study.labels, key=lambda k: first is None or k != first[0])
-    return next((r for label in order for r in study.counted(label) or study.of(label) if r.findings.get(key)), None)
+    return next(
+        (r for label in order for r in study.counted(label) or study.of(label) if getattr(r.findings, key)), None
+    )

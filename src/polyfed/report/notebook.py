@@ -27,7 +27,7 @@ def sentence(name: str, status: str, rounds: int, clients: Sequence[str], final:
     return f"{ended}: {split} {scale.name} {value}, worst {who}"
 
 
-def page(said: str, clients: Sequence[str], final: Final, metric: Metric, history: pd.DataFrame) -> str:
+def cell(said: str, clients: Sequence[str], final: Final, metric: Metric, history: pd.DataFrame) -> str:
     """The sentence, mean, worst and best client per split, and the mean of the metric over the rounds, as HTML."""
     scale, rows = words.Scale(metric), []
     for split, metrics in final.items():

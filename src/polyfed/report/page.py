@@ -190,7 +190,7 @@ def _answer(study: Study) -> str:
 
 
 def _title(study: Study) -> str:
-    data = str(study.first.federation.get("dataset") or study.first.config.get("data", {}).get("name") or "own data")
+    data = str(study.first.federation.dataset or study.first.config.data.get("name") or "own data")
     if len(study.labels) == 1:
         return f"{study.labels[0]} on {data}"
     own = any(study.role(label) in ALONE for label in study.labels)
@@ -200,17 +200,17 @@ def _title(study: Study) -> str:
 def _what(study: Study) -> str:
     f, seeds = study.first.federation, study.seeds
     seed = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
-    parts = [words.count(study.first.n, "client"), str(f.get("partition") or ""), seed]
+    parts = [words.count(study.first.n, "client"), f.partition or "", seed]
     if len(study.labels) > 1:
         parts.append(f"{len(study.labels)} methods")
-    if study.first.config.get("model", {}).get("name"):
-        size = study.first.summary.get("parameters")
-        parts.append(f"model {study.first.config['model']['name']}" + (f" ({size:,} parameters)" if size else ""))
+    if name := study.first.config.model.get("name"):
+        size = study.first.summary.parameters
+        parts.append(f"model {name}" + (f" ({size:,} parameters)" if size else ""))
     return " · ".join(p for p in parts if p)
 
 
 def _notes(study: Study) -> list[str]:
-    return list(dict.fromkeys(str(n) for r in study.runs for n in r.federation.get("notes") or []))
+    return list(dict.fromkeys(n for r in study.runs for n in r.federation.notes))
 
 
 def _caveats(study: Study) -> str:
@@ -293,12 +293,12 @@ def _data(study: Study) -> Table:
     f = study.first.federation
     total = {s: int(study.first.samples(s).sum()) for s in ("train", "validation", "test")}
     facts = {
-        "data set": f.get("dataset"),
-        "partition": f.get("partition"),
-        "classes": f.get("classes"),
+        "data set": f.dataset,
+        "partition": f.partition,
+        "classes": f.classes,
         "clients": study.first.n,
         "samples": ", ".join(f"{v:,} {s}" for s, v in total.items() if v),
-        "true clusters": len(set(f["clusters"])) if f.get("clusters") else None,
+        "true clusters": len(set(f.clusters)) if f.clusters else None,
     }
     rows = tuple((Cell(k), Cell(str(v))) for k, v in facts.items() if v is not None)
     return Table("The data", ("property<", "value<"), rows)
@@ -306,7 +306,7 @@ def _data(study: Study) -> Table:
 
 def _data_figure(study: Study) -> list[Drawing]:
     which = "Training samples per class, by size or shade, under all samples of the client."
-    if study.first.federation.get("classes") is None:
+    if study.first.federation.classes is None:
         which = "Samples of every client."
     if len(study.seeds) > 1:
         which += f" Seed {study.first.seed}; the split differs between seeds."
@@ -316,7 +316,7 @@ def _data_figure(study: Study) -> list[Drawing]:
 
 def _settings(study: Study) -> str:
     """What differs between the runs as a table, then every method's whole configuration folded away."""
-    flat = {label: _flat(study.of(label)[0].config) for label in study.labels}
+    flat = {label: _flat(study.of(label)[0].config.table) for label in study.labels}
     keys = dict.fromkeys(k for f in flat.values() for k in f)
     differ = [k for k in keys if len({json.dumps(f.get(k), default=str) for f in flat.values()}) > 1]
     differ = [k for k in differ if k != "seed" and not k.startswith(("plan.", "versions.", "packages"))]
@@ -344,7 +344,7 @@ def _value(value: Any) -> str:
 
 
 def _versions(study: Study) -> str:
-    found = [r.config.get("versions", {}) for r in study.runs]
+    found = [r.config.versions for r in study.runs]
     keys = dict.fromkeys(k for v in found for k in v)
     told = [f"{k} {' / '.join(dict.fromkeys(str(v[k]) for v in found if k in v))}" for k in keys]
     runs = words.count(len(study.runs), "run")

@@ -300,9 +300,8 @@ def shares(study: Study) -> dict[str, tuple[float, int]]:
     """{client: (share of its samples that is tested, number of its samples)}, of the first run that has it."""
     found: dict[str, tuple[float, int]] = {}
     for r in study.runs:
-        for c in r.federation["clients"]:
-            total = sum(int(c.get(s) or 0) for s in ("train", "validation", "test"))
-            found.setdefault(str(c["name"]), (min(int(c.get(study.split) or 0) / max(total, 1), 0.9), total))
+        for c in r.federation.clients:
+            found.setdefault(c.name, (min(c.samples(study.split) / max(c.total, 1), 0.9), c.total))
     return found
 
 
@@ -359,7 +358,7 @@ def _added(study: Study, label: str, reference: str, seed: int) -> dict[str, Add
     (at, ids, one), (_, same, other) = found[0], found[1]
     if len(ids) != len(same) or (ids != same).any():
         return None
-    names = [str(c["name"]) for c in next(r for r in study.counted(label) if r.seed == seed).federation["clients"]]
+    names = next(r for r in study.counted(label) if r.seed == seed).federation.names
     gain = study.metric.sign * (one - other)
     return {n: (ids[a:b], gain[a:b]) for n, a, b in zip(names, at, at[1:], strict=False) if b > a}
 
@@ -390,7 +389,7 @@ def floor(metric: Metric, share: float, total: int) -> float:
 
 def _one_test(study: Study, seeds: Sequence[int]) -> bool:
     """Whether all seeds have one test set, by what the runs say of their split."""
-    told = {(r.federation.get("seed"), r.federation.get("test")) for r in study.runs if r.seed in seeds}
+    told = {(r.federation.seed, r.federation.test) for r in study.runs if r.seed in seeds}
     drawn = {seed for seed, _ in told}
     return len(seeds) > 1 and (any(test == "given" for _, test in told) or (len(drawn) == 1 and None not in drawn))
 
@@ -412,7 +411,7 @@ def client_verdicts(study: Study) -> dict[str, Verdict]:
         means = {k: mean_of(g.of(name)) for k, g in found.items()}
         judged = (reference, {x: gains(study, x, reference)[name] for x in others}) if reference else None
         verdicts[name] = verdict(means, role, lambda one, other, n=name: evidence(study, one, other)[0][n], judged)
-    tested = {str(c["name"]) for r in study.runs for c in r.federation["clients"] if c.get(study.split)}
+    tested = {c.name for r in study.runs for c in r.federation.clients if c.samples(study.split)}
     none = f"n/a: {study.metric.lacks}"
     return {n: replace(v, text=none) if v.text == UNTESTED and n in tested else v for n, v in verdicts.items()}
 

@@ -59,8 +59,8 @@ def _titles(studies: Sequence[Study]) -> list[str]:
     """What tells the studies apart: the data set, and the partition or the metric where it takes them."""
     about = [
         (
-            str(s.first.federation.get("dataset") or "own data"),
-            str(s.first.federation.get("partition") or ""),
+            s.first.federation.dataset or "own data",
+            s.first.federation.partition or "",
             s.metric.name,
         )
         for s in studies

@@ -32,7 +32,7 @@ def partition_figure(study: Study, seed: int | None = None) -> Figure | None:
     """
     run = next((r for r in study.runs if seed is None or r.seed == seed), study.first)
     counts, train, test = label_counts(run), run.samples("train"), run.samples("test")
-    x, names = np.arange(run.n), [str(c["name"]) for c in run.federation["clients"]]
+    x, names = np.arange(run.n), run.federation.names
     with styled():
         if counts is None:
             figure, (top,) = canvas(height=2.9)
@@ -83,7 +83,7 @@ def _classes(figure: Figure, axes, counts: np.ndarray) -> None:
 
 def cluster_figure(run: RunFiles) -> Figure | None:
     """The clusters that a method found: counted against the true ones, or their sizes where those are unknown."""
-    found, true = run.findings.get("clusters"), run.federation.get("clusters")
+    found, true = run.findings.clusters, run.federation.clusters
     if not found or len(found) != run.n:
         return None
     columns, assigned = np.unique(np.array(found), return_inverse=True)
@@ -120,15 +120,15 @@ def cluster_figure(run: RunFiles) -> Figure | None:
 def mixing_figure(run: RunFiles) -> Figure | None:
     """The mixing matrix: how much client i (row) takes from client j (column); rows sum to one. None for equal weights,
     which show nothing."""
-    mixing = run.findings.get("mixing")
+    mixing = run.findings.mixing
     if not mixing:
         return None
     m = np.array(mixing, dtype=float)
     if m.ndim != 2 or m.shape[0] != m.shape[1] or not np.isfinite(m).any() or np.nanmax(m) - np.nanmin(m) < 1e-3:
         return None
-    true = run.federation.get("clusters")
+    true = run.federation.clusters
     order = np.argsort(true, kind="stable") if true and len(true) == len(m) else np.arange(len(m))
-    names = [str(run.federation["clients"][i]["name"]) for i in order] if len(m) == run.n else [str(i) for i in order]
+    names = [run.federation.names[i] for i in order] if len(m) == run.n else [str(i) for i in order]
     m = m[np.ix_(order, order)]
     with styled():
         figure, (axes,) = canvas(height=4.2)

@@ -6,7 +6,7 @@
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,31 +37,30 @@ class RunFiles:
     folder: Path
     label: str
     seed: int
-    config: dict[str, Any]
-    federation: dict[str, Any]
+    config: files.Config
+    federation: files.About
     metrics: pd.DataFrame
     clients: pd.DataFrame | None
-    findings: dict[str, Any]
-    summary: dict[str, Any]
+    findings: files.Findings
+    summary: files.Summary
 
     @property
     def algorithm(self) -> str:
-        return str(self.summary["algorithm"])
+        return self.summary.algorithm
 
     @property
     def status(self) -> str:
-        return str(self.summary["status"])
+        return self.summary.status
 
     @property
     def n(self) -> int:
         """Number of clients."""
-        return len(self.federation["clients"])
+        return len(self.federation.clients)
 
     @property
     def split(self) -> str:
         """The split that the run is judged on: test, or else validation, or else train."""
-        final = self.summary["final"]
-        return next((s for s in ("test", "validation", "train") if s in final), "test")
+        return self.summary.split
 
     @property
     def role(self) -> str:
@@ -71,11 +70,11 @@ class RunFiles:
         A method that moved no byte has trained every client alone, whatever it is called.
         """
         s = self.summary
-        if s.get("deploys") in ("yardstick", "oracle"):
-            return str(s["deploys"])
-        if s.get("deploys") == "own" or (s["rounds"] and not s["down_bytes"] + s["up_bytes"]):
+        if s.deploys in ("yardstick", "oracle"):
+            return s.deploys
+        if s.deploys == "own" or (s.rounds and not s.down_bytes + s.up_bytes):
             return "own"
-        return "common" if s.get("deploys") == "common" else "personalised"
+        return "common" if s.deploys == "common" else "personalised"
 
     @cached_property
     def ledger(self) -> pd.DataFrame:
@@ -86,7 +85,7 @@ class RunFiles:
         """A metric of every client, by name, the one that leads by default; NaN where a client does not have it."""
         if self.clients is None:
             return {}
-        column = f"{split or self.split}_{metric or self.summary['metric']}"
+        column = f"{split or self.split}_{metric or self.summary.metric}"
         if column not in self.clients:
             raise RunError(f"{self.folder / 'clients.csv'}: there is no column {column!r}")
         values = [finite(v) for v in self.clients[column].tolist()]
@@ -98,7 +97,7 @@ class RunFiles:
 
     def samples(self, split: str) -> np.ndarray:
         """[n] samples per client in a split."""
-        return np.array([int(c.get(split) or 0) for c in self.federation["clients"]])
+        return np.array([c.samples(split) for c in self.federation.clients])
 
 
 @checked
@@ -182,12 +181,12 @@ class Study:
     @property
     def metric(self) -> Metric:
         """The metric that leads."""
-        return scores.read(self.first.summary)
+        return self.first.summary.leads
 
     @property
     def metrics(self) -> list[Metric]:
         """All metrics that the runs were judged by, the one that leads first."""
-        return [scores.read(m) for m in self.first.summary.get("metrics") or [self.first.summary]]
+        return self.first.summary.judges
 
     @property
     def split(self) -> str:
@@ -202,7 +201,7 @@ class Study:
     @cached_property
     def names(self) -> list[str]:
         """The clients' names, in the federation's order."""
-        return list(dict.fromkeys(str(c["name"]) for r in self.runs for c in r.federation["clients"]))
+        return list(dict.fromkeys(name for r in self.runs for name in r.federation.names))
 
     @cached_property
     def redrawn(self) -> bool:
@@ -224,7 +223,7 @@ def finite(value: Any) -> float:
 
 def label_counts(run: RunFiles) -> np.ndarray | None:
     """[n, classes] training samples per class, or None for regression."""
-    rows = [c.get("labels") for c in run.federation["clients"]]
+    rows = [c.labels for c in run.federation.clients]
     return None if any(r is None for r in rows) else np.array(rows, dtype=float)
 
 
@@ -282,32 +281,37 @@ def _run(folder: Path) -> RunFiles:
     metrics = pd.DataFrame(records, columns=None if records else ["round", "split"])
     done = (folder / "summary.json").exists()
     summary = files.summary(folder) if done else _so_far(config, metrics)
-    clients = files.clients(folder, [c["name"] for c in federation["clients"]]) if done else None
+    clients = files.clients(folder, federation.names) if done else None
     named = SEEDED.fullmatch(folder.name)
-    label = named["label"] if named else summary["algorithm"]
-    return RunFiles(folder, label, summary["seed"], config, federation, metrics, clients, files.report(folder), summary)
+    label = named["label"] if named else summary.algorithm
+    return RunFiles(folder, label, summary.seed, config, federation, metrics, clients, files.report(folder), summary)
 
 
-def _so_far(config: dict[str, Any], metrics: pd.DataFrame) -> dict[str, Any]:
+def _so_far(config: files.Config, metrics: pd.DataFrame) -> files.Summary:
     """A summary of a run that was killed: its last evaluation."""
-    asked = [scores.read({"metric": str(m)}) for m in config.get("metrics") or ()]
+    asked = [files.Judge(metric=name).read for name in config.metrics]
     lead = asked[0] if asked else scores.leading(map(str, metrics))
     last = metrics.groupby("split").last().to_dict("index") if len(metrics) else {}
     final = {
-        str(split): {"mean": row.get(lead.name), "std": row.get("std"), "worst": row.get("worst"), "best": None}
+        str(split): {"mean": finite(row.get(lead.name)), "std": row.get("std"), "worst": row.get("worst")}
         for split, row in last.items()
     }
     cost = metrics.iloc[-1].to_dict() if len(metrics) else {}
-    return {
-        "status": "unfinished",
-        "algorithm": config.get("algorithm", {}).get("name", "unknown"),
-        "seed": config.get("seed", 0),
-        "rounds": int(cost.get("round", 0)),
-        **scores.lead(lead),
-        "final": final,
-        "parameters": config.get("model", {}).get("parameters"),
-        **{key: cost.get(key) or 0 for key in ("down_bytes", "up_bytes", "seconds")},
-    }
+    size = config.model.get("parameters")
+    return files.Summary.model_validate({
+        "status": "unfinished", "algorithm": config.method, "seed": config.seed, "rounds": int(cost.get("round", 0)),
+        **files.Judge.of(lead).model_dump(), "higher_is_better": lead.better == "higher", "final": final,
+        "parameters": size if isinstance(size, int) else None, "seconds": finite(cost.get("seconds")),
+        **{key: int(finite(cost.get(key) or 0)) for key in ("down_bytes", "up_bytes")},
+    })  # fmt: skip
+
+
+def described(about: dict[str, Any]) -> RunFiles:
+    """A federation, as `Federation.describe` has it, as a run that has not begun."""
+    config, metrics = files.Config(), pd.DataFrame(columns=["round", "split"])
+    summary = _so_far(config, metrics)
+    found = files.About.model_validate(about)
+    return RunFiles(Path(), "", found.seed or 0, config, found, metrics, None, files.Findings(), summary)
 
 
 def _apart(runs: list[RunFiles]) -> list[RunFiles]:
@@ -321,17 +325,17 @@ def _apart(runs: list[RunFiles]) -> list[RunFiles]:
         label = r.label
         if seen[r.label, r.seed] > 1:
             label = r.folder.name if r.folder.name not in taken else f"{r.folder.parent.name}/{r.folder.name}"
-        renamed.append(RunFiles(**{**{k: getattr(r, k) for k in RunFiles.__dataclass_fields__}, "label": label}))
+        renamed.append(replace(r, label=label))
     return renamed
 
 
 def _check(study: Study) -> None:
     first, seeds = study.first, {}
     for r in study.runs:
-        if (r.federation.get("dataset"), r.summary["metric"]) != (first.federation.get("dataset"), study.metric.name):
+        if (r.federation.dataset, r.summary.metric) != (first.federation.dataset, study.metric.name):
             raise RunError(f"{r.folder} and {first.folder} are on different data or metrics: report them apart")
         same = seeds.setdefault(r.seed, r)
-        digests = {x.config.get("data", {}).get("digest") for x in (r, same)} - {None}
+        digests = {x.config.data.get("digest") for x in (r, same)} - {None}
         if _sizes(r) != _sizes(same) or len(digests) > 1:
             raise RunError(
                 f"{r.folder} and {same.folder} have the same seed ({r.seed}) but not the same clients and samples: "
@@ -340,4 +344,4 @@ def _check(study: Study) -> None:
 
 
 def _sizes(run: RunFiles) -> list[tuple[Any, ...]]:
-    return [(c.get("name"), c.get("train"), c.get("test")) for c in run.federation["clients"]]
+    return [(c.name, c.train, c.test) for c in run.federation.clients]

@@ -9,8 +9,7 @@ from matplotlib.ticker import MaxNLocator
 from polyfed.metrics.metric import Metric
 from polyfed.report import words
 from polyfed.report.style import INK, canvas, looks, styled
-
-LEVELLED = "levelled"  # how a leg ended that was trained for as many rounds as the other regime's best
+from polyfed.report.words import LEVELLED
 
 
 def tune_figure(rows: Sequence[Mapping[str, Any]], metric: Metric, setting: str = "lam") -> Figure:

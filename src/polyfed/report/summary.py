@@ -278,7 +278,7 @@ def _ranked(study: Study, labels: list[str]) -> str:
 
 def _single(study: Study, label: str) -> str:
     runs, scale = study.counted(label), _scale(study)
-    rounds = round(float(np.mean([r.summary["rounds"] for r in runs])))
+    rounds = round(float(np.mean([r.summary.rounds for r in runs])))
     mean = {n: v for n, v in pairs.grids(study)[label].per_client().items() if math.isfinite(v)}
     worst = min(mean, key=lambda n: study.metric.merit(mean[n])) if len(mean) > 1 else None
     low = f" (worst: {worst}, {scale.number(mean[worst])}{scale.unit})" if worst else ""
@@ -293,10 +293,10 @@ def _single(study: Study, label: str) -> str:
 def _nothing(study: Study) -> str:
     text = "No run has finished, so nothing can be said yet."
     last = study.first.summary
-    mean, scale = last["final"].get(study.split, {}).get("mean"), _scale(study)
-    if isinstance(mean, int | float) and study.first.status != "diverged":
+    mean, scale = last.final[study.split].mean if study.split in last.final else math.nan, _scale(study)
+    if math.isfinite(mean) and study.first.status != "diverged":
         at = f"{scale.number(mean)}{scale.unit} {study.split} {scale.name}"
-        text += f" After round {last['rounds']}, {study.first.label} was at {at}."
+        text += f" After round {last.rounds}, {study.first.label} was at {at}."
     return text + (" Every run diverged." if all(r.status == "diverged" for r in study.runs) else "")
 
 
@@ -335,7 +335,7 @@ def _lacking(study: Study) -> list[str]:
         mine = [
             v.get(name, math.nan)
             for r, v in runs
-            if any(c["name"] == name and c.get(study.split) for c in r.federation["clients"])
+            if any(c.name == name and c.samples(study.split) for c in r.federation.clients)
         ]
         bad = sum(map(math.isnan, mine))
         if bad:
@@ -409,5 +409,5 @@ def _loss(gain: Interval, scale: words.Scale, more: str = "") -> str:
 
 
 def _bytes(study: Study, label: str) -> str:
-    total = [(r.summary.get("down_bytes", 0) + r.summary.get("up_bytes", 0)) / r.n for r in study.counted(label)]
+    total = [(r.summary.down_bytes + r.summary.up_bytes) / r.n for r in study.counted(label)]
     return words.size(float(np.mean(total)))

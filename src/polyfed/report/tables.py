@@ -12,7 +12,7 @@ from polyfed.base.arguments import checked
 from polyfed.metrics.metric import Metric
 from polyfed.report import pairs, words
 from polyfed.report.pairs import Interval, Verdict, mean_of, sample_std
-from polyfed.report.read import ALONE, RunFiles, Study, finite
+from polyfed.report.read import ALONE, RunFiles, Study
 from polyfed.report.table import Cell, Table
 from polyfed.report.yardsticks import oracles
 
@@ -72,8 +72,8 @@ def compare_table(study: Study) -> Table:
     best = max(known, key=lambda k: known[k]) if len(known) > 1 else None
     reference = next((v.reference for v in pairs.client_verdicts(study).values() if v.reference), None)
     own = reference if reference and study.role(reference) in ALONE else None
-    clustered = any(r.findings.get("clusters") for r in study.runs)
-    scored = any(r.findings.get("clusters") and r.federation.get("clusters") for r in study.runs)
+    clustered = any(r.findings.clusters for r in study.runs)
+    scored = any(r.findings.clusters and r.federation.clusters for r in study.runs)
     partial, others = bool(_partial(study, study.metric)), [words.Scale(m) for m in study.metrics[1:]]
     columns = ["method<", scale.header, *["clients"] * partial, "worst client", *(s.header for s in others)]
     columns += ["gain / lose"] * (own is not None) + ["bytes per client", "time", "rounds", "steps/round", "seeds"]
@@ -92,9 +92,9 @@ def compare_table(study: Study) -> Table:
             cells.append(_gainers(study, label, own))
         cells += [
             _bytes(shown),
-            _amount("seconds", [finite(r.summary.get("seconds")) for r in shown], words.duration),
-            _amount("rounds", [float(r.summary["rounds"]) for r in shown], lambda v: f"{v:.0f}"),
-            _amount("steps_per_round", [finite(r.summary.get("steps")) for r in shown], _steps),
+            _amount("seconds", [r.summary.seconds for r in shown], words.duration),
+            _amount("rounds", [float(r.summary.rounds) for r in shown], lambda v: f"{v:.0f}"),
+            _amount("steps_per_round", [r.summary.steps for r in shown], _steps),
             Cell(str(len(runs)), {"seeds": len(runs)}),
         ]
         if clustered:
@@ -119,10 +119,10 @@ def _compare_notes(study: Study, own: str | None) -> list[str]:
             f"Gain / lose: clients that are clearly better / worse off than with their own model ({own}), paired over "
             "seeds, at 95 % jointly over clients; –: too few seeds or samples for a verdict on any client."
         )
-    if any("steps" in r.summary for r in study.runs):
+    if any("steps" in r.summary.model_fields_set for r in study.runs):
         notes.append("Steps/round: batches a client trains on in a round it takes part in, all its models together.")
     notes += oracles(study) + _beside(study)
-    done = {r.summary["rounds"] for r in study.runs if r.role != "yardstick"}
+    done = {r.summary.rounds for r in study.runs if r.role != "yardstick"}
     if len(done) > 1:
         notes.append("The methods trained for different numbers of rounds.")
     for status in ("interrupted", "unfinished", "diverged"):
@@ -140,12 +140,12 @@ def _beside(study: Study) -> list[str]:
     notes, scale = [], words.Scale(study.metric)
     for label in study.labels:
         found = [r.summary for r in study.counted(label)]
-        common = [finite((s.get("common") or {}).get(study.split)) for s in found]
+        common = [(s.common or {}).get(study.split, math.nan) for s in found]
         if common and all(map(math.isfinite, common)):
             notes.append(
                 f"{label}: its common model alone has {scale.spread(float(np.mean(common)), sample_std(common))}."
             )
-        numbers, dense = ([finite(s.get(k)) for s in found] for k in ("described_by", "parameters"))
+        numbers, dense = [s.described_by for s in found], [float(s.parameters or math.nan) for s in found]
         if numbers and all(map(math.isfinite, numbers)) and numbers != dense:
             notes.append(
                 f"{label}: a client's model is {np.mean(numbers):,.0f} numbers, of {dense[0]:,.0f} parameters."
@@ -157,7 +157,7 @@ def _having(study: Study, runs: list[RunFiles], metric: Metric) -> tuple[list[in
     """([runs] how many clients have a metric, how many have samples)."""
     counts, most = [], 0
     for r in runs:
-        tested = {str(c["name"]) for c in r.federation["clients"] if c.get(study.split)}
+        tested = {c.name for c in r.federation.clients if c.samples(study.split)}
         counts.append(sum(math.isfinite(v) for n, v in r.values(metric=metric.name).items() if n in tested))
         most = max(most, len(tested))
     return counts, most
@@ -193,7 +193,9 @@ def _method(study: Study, label: str) -> Cell:
 def _metric(study: Study, label: str, scale: words.Scale, best: bool) -> Cell:
     values = [mean_of(r.values().values()) for r in study.counted(label)]
     if not values:  # killed before it wrote its clients: take the last evaluation
-        last = [finite(r.summary["final"].get(study.split, {}).get("mean")) for r in study.of(label)]
+        last = [
+            r.summary.final[study.split].mean if study.split in r.summary.final else math.nan for r in study.of(label)
+        ]
         if all(r.status == "diverged" for r in study.of(label)):
             return Cell("diverged", {f"{study.metric}_mean": None, f"{study.metric}_std": None}, "loss")
         values = [v for v in last if math.isfinite(v)]
@@ -227,7 +229,7 @@ def _gainers(study: Study, label: str, own: str) -> Cell:
 def _bytes(runs: list[RunFiles]) -> Cell:
     if runs[0].role == "oracle":  # it has everybody's data, and moves them for nothing only on paper
         return Cell("–", dict.fromkeys(("bytes_per_client", "down_per_client", "up_per_client")))
-    down, up = (float(np.mean([finite(r.summary.get(k)) / r.n for r in runs])) for k in ("down_bytes", "up_bytes"))
+    down, up = (float(np.mean([getattr(r.summary, k) / r.n for r in runs])) for k in ("down_bytes", "up_bytes"))
     return Cell(words.size(down + up), {"bytes_per_client": down + up, "down_per_client": down, "up_per_client": up})
 
 
@@ -241,7 +243,7 @@ def _steps(mean: float) -> str:
 
 
 def _clusters(runs: list[RunFiles]) -> list[Cell]:
-    found = [r.findings["clusters"] for r in runs if r.findings.get("clusters")]
+    found = [r.findings.clusters for r in runs if r.findings.clusters]
     if not found:
         return [Cell("–", {"clusters": None}), Cell("–", {"ari": None})]
     sizes = [len(set(c)) for c in found]
@@ -257,7 +259,7 @@ def _clusters(runs: list[RunFiles]) -> list[Cell]:
 
 def rand_index(run: RunFiles) -> float | None:
     """Adjusted Rand index of the clusters found against the true ones; None if either is unknown."""
-    true, found = run.federation.get("clusters"), run.findings.get("clusters")
+    true, found = run.federation.clusters, run.findings.clusters
     if not true or not found or len(true) != len(found):
         return None
     from sklearn.metrics import adjusted_rand_score
@@ -284,16 +286,16 @@ def cost_table(study: Study) -> Table:
     for label in ranked(study):
         runs = study.counted(label) or study.of(label)
         s = [r.summary for r in runs]
-        rounds = float(np.mean([x["rounds"] for x in s]))
-        seconds = float(np.mean([finite(x.get("seconds")) for x in s]))
+        rounds = float(np.mean([x.rounds for x in s]))
+        seconds = float(np.mean([x.seconds for x in s]))
         per_round = seconds / rounds if rounds else math.nan
         trips, parts = _trips(runs)
         busiest = _busiest(runs)
         rows.append(
             (
                 Cell(label, {"method": label}),
-                _amount("down_bytes", [finite(x.get("down_bytes")) for x in s], words.size),
-                _amount("up_bytes", [finite(x.get("up_bytes")) for x in s], words.size),
+                _amount("down_bytes", [float(x.down_bytes) for x in s], words.size),
+                _amount("up_bytes", [float(x.up_bytes) for x in s], words.size),
                 _bytes(runs),
                 Cell(words.size(busiest), {"busiest_client_bytes": busiest}),
                 Cell(f"{parts:.0f}" if math.isfinite(parts) else "–", {"participations": parts}),

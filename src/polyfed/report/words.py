@@ -6,6 +6,8 @@ from polyfed.metrics.metric import Metric
 
 MINUS = "−"
 
+LEVELLED = "levelled"  # how a leg of a search ended that was trained for as many rounds as the other regime's best
+
 
 def size(count: float) -> str:
     """Bytes in decimal units with three figures: 1 GB = 1e9 bytes."""

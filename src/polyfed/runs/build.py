@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from polyfed import models
 from polyfed.base.errors import ConfigError, DataError, closest
 from polyfed.compute.augment import augmentation
 from polyfed.data.dataset import Dataset
@@ -124,8 +125,6 @@ class Parts:
             file = Path(model.file).expanduser().resolve()
             model = dataclasses.replace(model, file=str(file), name=model.name or only_model(file))
         elif model.name is None:
-            from polyfed import models
-
             model = dataclasses.replace(model, name=models.default(fed))
         loss = e.settings.loss or ("mse" if fed.classes is None else "cross-entropy")
         schedule = e.settings.schedule
@@ -158,6 +157,4 @@ def make_model(m: Model, input_shape: tuple[int, ...], outputs: int, seed: int) 
         return model_from(
             Path(m.file), m.name, {"input_shape": input_shape, "outputs": outputs, "seed": seed}, m.options
         )
-    from polyfed import models
-
     return models.build(m.name, input_shape, outputs, seed=seed, **m.options)

@@ -1,4 +1,4 @@
-"""fit: one model, one federation, one method -> a Run."""
+"""fit: one model, one federation, one method -> a Result."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from polyfed.base.arguments import checked
 from polyfed.base.settings import settings_of
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import Federation
-from polyfed.runs.result import Run
+from polyfed.runs.result import Result
 from polyfed.runs.trainer import prepare
 from polyfed.runs.training import Training, parameters, training_of
 from polyfed.runs.watching import Callback, watchers
@@ -24,13 +24,13 @@ def fit(
     algorithm: Algorithm,
     training: Training | None = None,
     *,
-    start: Run | None = None,
+    start: Result | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     describe: Mapping[str, Any] | None = None,
     **settings: Any,
-) -> Run:
+) -> Result:
     """Train a model over a federation with a method.
 
     Parameters
@@ -43,7 +43,7 @@ def fit(
         The method, such as ``polyfed.FedAvg(lr=0.1)``.
     training : Training, optional
         How to train; ``settings`` override it.
-    start : Run, optional
+    start : Result, optional
         A run on the same clients and model to start from. If it is of the same method (settings may differ), its whole
         state is kept and ``rounds`` more are added to its own. If it is of another method, its clients' models are the
         start, for methods that allow it, and one upload of each is billed as round -1.
@@ -61,8 +61,8 @@ def fit(
 
     Returns
     -------
-    Run
-        The trained state and everything that was measured on the way.
+    Result
+        The trained state and everything that was measured on the way; of `polyfed.fit` a `Run`.
 
     Raises
     ------
@@ -75,7 +75,7 @@ def fit(
 
     Notes
     -----
-    All errors have a one-line message. Ctrl-C ends the run after the round it is in, saved and resumable; the Run's
+    All errors have a one-line message. Ctrl-C ends the run after the round it is in, saved and resumable; the Result's
     status is then "interrupted".
     """
     trainer = prepare(model, federation, algorithm, training_of(training, settings), start=start, describe=describe)

@@ -9,7 +9,6 @@ import platform
 import re
 import shutil
 import time
-import tomllib
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -27,17 +26,18 @@ from torch import Tensor
 from polyfed.base import checkpoint
 from polyfed.base.cells import marked
 from polyfed.base.errors import RunError
+from polyfed.base.randomness import key_of
 from polyfed.base.settings import is_list, is_table, unboxed
 from polyfed.compute import evaluation
-from polyfed.compute.dropout import DRAWS
+from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.ledger import COLUMNS
-from polyfed.metrics.metric import Metric, having, mean_of, written
-from polyfed.metrics.scores import lead
+from polyfed.metrics.metric import Metric, having, mean_of
 from polyfed.native import kernel
 from polyfed.runs import ownership as files
-from polyfed.runs.result import Run, raw
-from polyfed.runs.schema import tensors
+from polyfed.runs.result import Result
+from polyfed.runs.schema import FORMAT, About, Config, Findings, Judge, Spread, Summary, finite, tensors
+from polyfed.runs.trained import raw
 from polyfed.runs.training import Training
 from polyfed.yardsticks import Yardstick
 
@@ -68,76 +68,74 @@ class RunFolder:
         """Remove memory-mapped rows that belong to no checkpoint."""
         shutil.rmtree(self.path / "rows", ignore_errors=True)
 
-    def begin(self, run: Run, fresh: bool) -> None:
+    def begin(self, run: Result, fresh: bool) -> None:
         """What describes the run: config.toml, federation.json, partition.safetensors, fixed.safetensors.
 
         fresh: start over; otherwise metrics.jsonl is cut back to the rounds that `run` has done.
         """
-        self.write("config.toml", files.sealed(tomli_w.dumps(_toml(run.settings))))
-        self.write("federation.json", json.dumps(run.federation.describe(), indent=1))
+        settings = {"format": FORMAT} | _toml(run.settings)
+        Config.model_validate(settings)
+        self.write("config.toml", files.sealed(tomli_w.dumps(settings)))
+        self.write("federation.json", json.dumps(About.model_validate(run.federation.describe()).written(), indent=1))
         indices = run.federation.meta.get("indices")
         if indices is not None:
             tensors = {f"{i:06d}": torch.as_tensor(np.asarray(index)) for i, index in enumerate(indices)}
             self.write_bytes("partition.safetensors", tensors)
-        if run.loop.task.fixed:
-            self.write_bytes("fixed.safetensors", {k: t.clone() for k, t in run.loop.task.fixed.items()})
+        if run.trained.task.fixed:
+            self.write_bytes("fixed.safetensors", {k: t.clone() for k, t in run.trained.task.fixed.items()})
         if not fresh:
-            self.log(f"resumed at round {run.loop.t}")
-        self.write("metrics.jsonl", "".join(json.dumps(_finite(r)) + "\n" for r in run.records))
+            self.log(f"resumed at round {run.rounds}")
+        self.write("metrics.jsonl", "".join(json.dumps(finite(r)) + "\n" for r in run.records))
         self._flush()
 
-    def record(self, run: Run, records: list[dict[str, Any]]) -> None:
+    def record(self, records: list[dict[str, Any]]) -> None:
         """Append one evaluated round to metrics.jsonl."""
-        self.append("metrics.jsonl", "".join(json.dumps(_finite(r)) + "\n" for r in records))
+        self.append("metrics.jsonl", "".join(json.dumps(finite(r)) + "\n" for r in records))
 
-    def checkpoint(self, run: Run, force: bool = False) -> None:
-        """Save the loop's state when it is time to, or now, if it is finite."""
-        t = run.loop.t
-        by_rounds = self.checkpoint_every is not None and t % self.checkpoint_every == 0
-        by_time = self.checkpoint_every is None and time.monotonic() - self._saved_at > EVERY
-        if ((force and t != self._saved_round) or by_rounds or by_time) and run.loop.finite:
-            tensors, meta = run.loop.state()
-            meta |= {"records": run.records, "seconds": run.seconds, "fingerprint": fingerprint(run)}
+    def due(self, t: int) -> bool:
+        """Whether it is time for a checkpoint after t rounds."""
+        if self.checkpoint_every is not None:
+            return t % self.checkpoint_every == 0
+        return time.monotonic() - self._saved_at > EVERY
+
+    def checkpoint(self, run: Result, force: bool = False) -> None:
+        """Save the state of a run, if it is finite. force: unless this round's is there"""
+        t = run.rounds
+        if (not force or t != self._saved_round) and run.trained.finite:
+            tensors, meta = run.trained.state()
+            meta |= {"records": run.records, "seconds": run.seconds}
+            meta |= {"fingerprint": fingerprint(run.settings, run.trained.task)}
             meta |= {"ended": run.ended, "versions": run.settings["versions"]}
             checkpoint.save(self.path / "checkpoint", t, tensors, meta)
-            run.loop.engine.saved()
+            run.trained.engine.saved()
             self._saved_at, self._saved_round = time.monotonic(), t
 
-    def rescue(self, run: Run, error: Exception) -> None:
+    def rescue(self, run: Result, error: Exception) -> None:
         """Save the last whole round of a run that an error ends."""
         with contextlib.suppress(RunError):
             self.checkpoint(run, force=True)
-            self.log(f"ended after round {run.loop.t} by {type(error).__name__}: {checkpoint.reason(error)}")
+            self.log(f"ended after round {run.rounds} by {type(error).__name__}: {checkpoint.reason(error)}")
 
-    def versions_before(self, meta: dict[str, Any]) -> dict[str, str]:
-        """The versions that a checkpoint was made with; older ones left them to config.toml."""
-        if "versions" in meta:
-            return meta["versions"]
-        try:
-            found = tomllib.loads((self.path / "config.toml").read_text()).get("versions")
-        except (OSError, ValueError):
-            return {}
-        return found if is_table(found) else {}
-
-    def finish(self, run: Run) -> None:
+    def finish(self, run: Result) -> None:
         """The results: checkpoint, clients, scores, ledger, assignments, findings, models, and at last summary.json."""
         self.checkpoint(run, force=True)
         self.write("clients.csv", csv_text(run.clients))
-        if "test" in run.final and run.here:
+        if "test" in run.final and run.trained.engine.here:
             self.write_bytes("scores.safetensors", scores(run))
         self.write("ledger.csv", run.ledger.to_csv(index=False))
         if run.clusters is not None:
             self.write("assignments.csv", csv_text(run.assignments.reset_index()))
-        self.write("report.json", json.dumps(_finite(run.findings)))
+        Findings.model_validate(run.findings)
+        self.write("report.json", json.dumps(finite(run.findings)))
         self._models(run)
-        self.log(f"{run.status} after round {run.loop.t}")
+        self.log(f"{run.status} after round {run.rounds}")
         self._flush()  # the summary says that all else is there
-        self.write("summary.json", json.dumps(_finite(summary(run)), indent=1))
+        self.write("summary.json", json.dumps(summary(run).written(), indent=1))
         self._flush()
 
-    def _models(self, run: Run) -> None:
-        task, n = run.loop.task, run.loop.n
-        if isinstance(run.loop.algorithm, Yardstick) or not run.here:
+    def _models(self, run: Result) -> None:
+        task, n = run.trained.task, run.trained.n
+        if isinstance(run.algorithm, Yardstick) or not run.trained.engine.here:
             return
         if n * task.p * task.w0.element_size() > MODELS_LIMIT:
             self.log(
@@ -214,7 +212,7 @@ def client_model(run: Path, i: int, name: str) -> tuple[dict[str, Tensor], bool]
     return ({k: t.clone() for k, t in tensors(whole, i).items()}, False) if whole.is_file() else None
 
 
-def scores(run: Run) -> dict[str, Tensor]:
+def scores(run: Result) -> dict[str, Tensor]:
     """What every test sample adds to its client's metrics, as scores.safetensors holds it: the mean over a client's
     samples is its metric in clients.csv; scores that are no means, such as AUC, are written as one, see
     `metrics.terms`.
@@ -223,7 +221,7 @@ def scores(run: Run) -> dict[str, Tensor]:
     every run on the same data     a float32 array [N] per metric, NaN where the client's metric is
     class: [N] where a metric is taken class by class, the class of each; of survival 1 with the event and -1 without
     """
-    task, test = run.loop.task, run.federation.test.to(run.loop.task.device, run.loop.task.dtype)
+    task, test = run.trained.task, run.federation.test.to(run.trained.task.device, run.trained.task.dtype)
     known = run.federation.meta.get("split_indices")
     ids = np.arange(len(test.x)) if known is None else np.concatenate(known["test"])
     parts: dict[str, list[Tensor]] = {}
@@ -239,17 +237,14 @@ def scores(run: Run) -> dict[str, Tensor]:
     return found | {"counts": torch.as_tensor(test.counts), "id": torch.as_tensor(ids)}
 
 
-def fingerprint(run: Run) -> dict[str, Any]:
-    """What must not change between a run and its continuation."""
-    s, keys = run.settings, [*Training.deciding(), "model", "algorithm", "plan"]
-    task = run.loop.task
+def fingerprint(s: dict[str, Any], task: Task) -> dict[str, Any]:
+    """What must not change between a run and its continuation, of its settings and its model."""
+    keys = [*Training.deciding(), "model", "algorithm", "plan"]
     parts = {"data": s["data"].get("digest"), "fixed": task.fixed_digest}
-    if task.random and task.stacked is None:
-        parts["draws"] = DRAWS
     return json.loads(json.dumps({k: s.get(k) for k in keys} | parts))
 
 
-def summary(run: Run) -> dict[str, Any]:
+def summary(run: Result) -> Summary:
     """The run in a few numbers, as summary.json holds them."""
     metric, asked = run.metric, run.metrics
     scores = {
@@ -257,53 +252,51 @@ def summary(run: Run) -> dict[str, Any]:
         for split, found in run.final.items()
     }
     final = {split: found[metric.name] for split, found in scores.items()}
-    down, up = run.loop.ledger.totals()
-    return {
+    down, up = run.trained.ledger.totals()
+    return Summary.model_validate({
         "status": run.status,
-        "algorithm": run.loop.algorithm.name,
-        "seed": run.loop.seed,
-        "rounds": run.loop.t,
-        **lead(metric),
+        "algorithm": run.algorithm.name,
+        "seed": run.trained.seed,
+        "rounds": run.rounds,
+        **Judge.of(metric).model_dump(),
+        "higher_is_better": metric.better == "higher",
         "final": final,
-        "metrics": [written(m) for m in asked],
+        "metrics": [Judge.of(m) for m in asked],
         "scores": scores,
         "down_bytes": down,
         "up_bytes": up,
         "seconds": run.seconds,
-        "parameters": run.loop.task.p,
+        "parameters": run.trained.task.p,
         "described_by": float(run.parameters.mean()),
         "common": _common(run, metric.name),
         "steps": _steps(run),
         "deploys": run.deploys,
         "digest": digests(run),
-    }
+    })  # fmt: skip
 
 
-def _spread(metric: Metric, values: np.ndarray) -> dict[str, float]:
+def _spread(metric: Metric, values: np.ndarray) -> Spread:
     """One metric over the clients that have it; NaN where none has."""
     if np.isnan(values).all():
-        return dict.fromkeys(("mean", "std", "worst", "best"), math.nan) | {"clients": 0}
+        return Spread(mean=math.nan, std=math.nan, worst=math.nan, best=math.nan, clients=0)
     merit = metric.merit(values)
-    return {
-        "mean": float(np.nanmean(values)),
-        "std": float(np.nanstd(values)),
-        "worst": float(values[np.nanargmin(merit)]),
-        "best": float(values[np.nanargmax(merit)]),
-        "clients": int(np.isfinite(values).sum()),
-    }
+    return Spread(
+        mean=float(np.nanmean(values)), std=float(np.nanstd(values)), worst=float(values[np.nanargmin(merit)]),
+        best=float(values[np.nanargmax(merit)]), clients=int(np.isfinite(values).sum()),
+    )  # fmt: skip
 
 
-def _steps(run: Run) -> float:
+def _steps(run: Result) -> float:
     """Local steps of a client in a round that it takes part in, on average."""
-    rows = run.loop.ledger.array()
+    rows = run.trained.ledger.array()
     steps = rows[rows[:, 0] >= 0, COLUMNS.index("steps")]
     return float(steps.mean()) if len(steps) else math.nan
 
 
-def _common(run: Run, metric: str) -> dict[str, float] | None:
+def _common(run: Result, metric: str) -> dict[str, float] | None:
     """The mean over clients of the common model alone, by split, where clients deploy others of their own."""
-    common, method = run.common, type(run.loop.algorithm)
-    if common is None or method.personal is Algorithm.personal or not run.here:
+    common, method = run.common, type(run.algorithm)
+    if common is None or method.personal is Algorithm.personal or not run.trained.engine.here:
         return None
     return {split: mean_of(run.evaluate(common, split)[metric]) for split in run.final}
 
@@ -329,36 +322,25 @@ def versions() -> dict[str, str]:
     }
 
 
-def digests(run: Run) -> dict[str, str]:
+def digests(run: Result) -> dict[str, str]:
     """sha256 of the server's state, of the clients' models and of the history without seconds."""
     server = hashlib.sha256()
     for name, t in sorted(run.server.items()):
         server.update(f"{name} {t.dtype} {list(t.shape)} ".encode() + raw(t))
     history = [{k: v for k, v in record.items() if k != "seconds"} for record in run.records]
-    told = hashlib.sha256(json.dumps(_finite(history)).encode())
-    models = {"models": run.digest_of_models()} if run.here else {}
+    told = hashlib.sha256(json.dumps(finite(history)).encode())
+    models = {"models": run.kept.judged.digest()} if run.trained.engine.here else {}
     return {"server": server.hexdigest(), **models, "history": told.hexdigest()}
 
 
 def safe(name: str) -> str:
     """A client's name as a file name; names that would collide or escape keep a hash."""
-    from polyfed.base.randomness import key_of
-
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".") or "client"
     return (
         plain
         if plain == name and len(name) < 100 and name != "common"
         else f"{plain[:80]}-{key_of(name) & 0xFFFFFFFF:08x}"
     )
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN: absent values become null."""
-    if is_table(value):
-        return {k: _finite(v) for k, v in value.items()}
-    if is_list(value):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _toml(value: Any) -> Any:

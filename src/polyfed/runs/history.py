@@ -5,23 +5,23 @@ from typing import Any
 import numpy as np
 
 from polyfed.metrics.metric import having, mean_of
-from polyfed.runs.result import Run, splits
+from polyfed.runs.result import Result, splits
 
 
-def record(run: Run, split: str) -> dict[str, Any]:
+def record(run: Result, split: str) -> dict[str, Any]:
     """One line of the history: the mean over clients of every metric, its spread, and the cost so far.
 
     pooled: the leading metric over all samples, whoever has them, where it is a mean over samples
     """
     metrics, metric = run.final[split], run.metric
     values = having(metric, metrics)
-    down, up = run.loop.ledger.totals()
+    down, up = run.trained.ledger.totals()
     known = values[~np.isnan(values)] if not np.isnan(values).all() else np.array([np.nan])
     seen = np.where(np.isnan(values), 0, splits(run.federation)[split].counts)
     pooled = float(np.nansum(seen * values) / seen.sum()) if seen.any() else float("nan")
     worst = known[metric.merit(known).argmin()]
     return {
-        "round": run.loop.t,
+        "round": run.rounds,
         "split": split,
         **{name: mean_of(v) for name, v in metrics.items()},
         "std": float(known.std()),
@@ -30,13 +30,13 @@ def record(run: Run, split: str) -> dict[str, Any]:
         "down_bytes": down,
         "up_bytes": up,
         "seconds": run.seconds,
-        **({"virtual_time": run.loop.clock} if run.loop.clock else {}),
+        **({"virtual_time": run.trained.clock} if run.trained.clock else {}),
     }
 
 
-def grouping(run: Run) -> dict[str, Any]:
+def grouping(run: Result) -> dict[str, Any]:
     """Number of clusters that the method sees now and, where it has changed, the label of every client."""
-    found = run.loop.algorithm.report(run.loop.server).get("clusters")
+    found = run.algorithm.report(run.server).get("clusters")
     if found is None:
         return {}
     before = next((r["assigned"] for r in reversed(run.records) if "assigned" in r), None)

@@ -3,7 +3,7 @@ results from before that are kept aside until new ones are complete.
 
 `.polyfed` is mark and lock: a process that writes in the folder holds an flock on it, which ends with the process, and
 its name is inside. `.old` holds the results that `--force` replaces, complete, until the new ones are; files that are
-not ours are never touched. Folders of older versions have no mark; they are known by what is in them (`is_ours`).
+not ours are never touched.
 """
 
 import contextlib
@@ -82,10 +82,7 @@ def sealed(text: str) -> str:
 
 
 def unsealed(path: Path) -> dict[str, Any]:
-    """The tables of a sealed file. Raises RunError, with one line, where it is not as it was written.
-
-    A file of an older version has no seal; then it must be complete.
-    """
+    """The tables of a sealed file. Raises RunError, with one line, where it is not as it was written."""
     try:
         text = path.read_bytes().decode()
         found = tomllib.loads(text)
@@ -95,23 +92,13 @@ def unsealed(path: Path) -> dict[str, Any]:
         raise RunError(f"{path}: damaged ({e}); nothing was touched") from None
     body, _, seal = text.rpartition("# sha256 ")
     if not text.startswith(HEADER):
-        if not _complete(path.name, found):
-            raise RunError(f"{path}: cut short or not written by polyfed; nothing was touched")
-    elif seal.strip() != hashlib.sha256(body.encode()).hexdigest():
+        raise RunError(f"{path}: cut short or not written by polyfed; nothing was touched")
+    if seal.strip() != hashlib.sha256(body.encode()).hexdigest():
         raise RunError(
             f"{path}: was cut or edited after it was written (its checksum does not match); nothing was touched, and "
             "an edited copy is run with: polyfed run copy.toml"
         )
     return found
-
-
-def _complete(name: str, found: dict[str, Any]) -> bool:
-    """Whether a file without a seal is a whole one: of a run, its last table; of a comparison, its methods."""
-    if name == "config.toml":
-        data, versions = found.get("data"), found.get("versions")
-        whole = is_table(data) and "digest" in data and is_table(versions) and "polyfed" in versions
-        return whole and "algorithm" in found
-    return name == "comparison.toml" and "seeds" in found and isinstance(found.get("algorithms"), list)
 
 
 def put_out(out: Path, content: bytes) -> None:
@@ -126,20 +113,8 @@ def put_out(out: Path, content: bytes) -> None:
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether a folder holds our results: by the mark, or, without one, by what an older version wrote."""
-    if (folder / MARK).is_file():
-        return True
-    for name in ("config.toml", "comparison.toml"):
-        try:
-            if (folder / name).is_file() and _complete(name, tomllib.loads((folder / name).read_text())):
-                return True
-        except (OSError, ValueError):
-            continue
-    try:
-        with (folder / "tune.csv").open() as f:
-            return f.readline().startswith("regime,")
-    except (OSError, ValueError):
-        return False
+    """Whether a folder holds our results, which the mark says."""
+    return (folder / MARK).is_file()
 
 
 def config_of(folder: Path) -> Path:

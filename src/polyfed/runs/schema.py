@@ -1,5 +1,6 @@
-"""The files of a run folder, read back and checked: each function gives what `folder` wrote, or RunError in one line
-that names the file, what was found and what was expected. Everything that reads a run folder goes through here.
+"""The files of a run folder, one model each, written and read: `folder` writes what these models dump, and each
+function here gives one back, or RunError in one line that names the file, what was found and what was expected.
+Everything that reads a run folder goes through here.
 """
 
 import json
@@ -7,19 +8,37 @@ import math
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    ValidationError,
+)
+from safetensors import SafetensorError, safe_open
 
 from polyfed.base.cells import unmarked
 from polyfed.base.errors import RunError
+from polyfed.base.settings import is_list, is_table
 from polyfed.metrics.metric import BETTER, Metric
+from polyfed.metrics.scores import known
 
 Table = dict[str, Any]
-Number = FiniteFloat | None  # None: was not finite
+FORMAT = 1  # of run folders; there has been no other
 SPLITS = ("train_", "validation_", "test_")  # columns of clients.csv that begin so hold numbers: samples and metrics
+
+
+def _number(value: Any) -> Any:
+    """NaN here, null in a file."""
+    return math.nan if value is None or (isinstance(value, float) and not math.isfinite(value)) else value
+
+
+Number = Annotated[float, BeforeValidator(_number)]
 
 
 class _File(BaseModel):
@@ -27,71 +46,155 @@ class _File(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
+    def written(self) -> Table:
+        """As the file has it."""
+        return finite(self.model_dump(exclude_unset=True))
 
-class _Config(_File):
+
+class Config(_File):
+    """config.toml: what determines the numbers. The same table is an experiment file."""
+
+    format: Literal[1] = FORMAT
     algorithm: Table = {}
     data: Table = {}
     model: Table = {}
-    versions: Table = {}
+    plan: Table = {}
+    versions: dict[str, str] = {}
     metrics: list[str] = []
     seed: NonNegativeInt = 0
+    loss: str | None = None
+    dtype: str | None = None
+    table: Table = Field(default={}, exclude=True)  # the file as it is, in its order
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+        return str(self.algorithm.get("name", "unknown"))
 
 
-class _Client(_File):
+class Client(_File):
+    """A client in federation.json; labels: training samples per class."""
+
     name: str
-    train: NonNegativeInt | None = None
-    validation: NonNegativeInt | None = None
-    test: NonNegativeInt | None = None
+    train: NonNegativeInt = 0
+    validation: NonNegativeInt = 0
+    test: NonNegativeInt = 0
     labels: list[NonNegativeInt] | None = None
 
+    def samples(self, split: str) -> int:
+        """How many it has in a split."""
+        return getattr(self, split)
 
-class _Federation(_File):
-    clients: list[_Client] = Field(min_length=1)
+    @property
+    def total(self) -> int:
+        """How many it has in all."""
+        return self.train + self.validation + self.test
+
+
+class About(_File):
+    """federation.json: who took part, on which data; see `Federation.describe`."""
+
     dataset: str | None = None
     partition: str | None = None
+    seed: int | None = None
+    test: Any = None
+    options: Table = {}
     classes: NonNegativeInt | None
     inputs: list[NonNegativeInt] | None = None
     outputs: NonNegativeInt | None = None
+    clients: list[Client] = Field(min_length=1)
     clusters: list[int] | None = None
-    preparation: Table | None = None
     notes: list[str] = []
+    scaling: Any = None
+    preparation: Table | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The clients' names."""
+        return [c.name for c in self.clients]
 
 
-class _Metric(_File):
+class Judge(_File):
+    """A metric in summary.json."""
+
     metric: str
     unit: str = ""
-    better: str = Field("higher", pattern=BETTER)
+    better: str = Field(default="higher", pattern=BETTER)
+
+    @classmethod
+    def of(cls, metric: Metric) -> "Judge":
+        """A metric as it is written."""
+        return cls(metric=metric.name, unit=metric.unit, better=metric.better)
+
+    @property
+    def read(self) -> Metric:
+        """The metric itself, as far as its name says what it is."""
+        return known(self.metric) or Metric(self.metric, self.unit, self.better)
 
 
-class _Summary(_File):
-    status: Literal["finished", "interrupted", "diverged"]
+class Spread(_File):
+    """One metric over the clients that have it."""
+
+    mean: Number = math.nan
+    std: Number = math.nan
+    worst: Number = math.nan
+    best: Number = math.nan
+    clients: NonNegativeInt | None = None
+
+
+class Summary(_File):
+    """summary.json: the run in a few numbers. final: of the metric that leads, by split     scores: of every metric
+
+    higher_is_better: for those who read it without polyfed
+    """
+
+    status: Literal["finished", "interrupted", "diverged", "unfinished"]
     algorithm: str
     seed: NonNegativeInt
     rounds: NonNegativeInt
     metric: str
-    higher_is_better: bool
     unit: str = ""
-    better: str = Field("higher", pattern=BETTER)
-    final: dict[str, dict[str, Number]]
-    metrics: list[_Metric] = []
-    scores: dict[str, dict[str, dict[str, Number]]] = {}
+    better: str = Field(default="higher", pattern=BETTER)
+    higher_is_better: bool
+    final: dict[str, Spread]
+    metrics: list[Judge] = []
+    scores: dict[str, dict[str, Spread]] = {}
     down_bytes: NonNegativeInt
     up_bytes: NonNegativeInt
-    seconds: Number = None
+    seconds: Number = math.nan
     parameters: NonNegativeInt | None = None
-    described_by: Number = None
+    described_by: Number = math.nan
     common: dict[str, Number] | None = None
+    steps: Number = math.nan
     deploys: Literal["common", "own", "personal", "yardstick", "oracle"] | None = None
-    steps: Number = None
     digest: dict[str, str] | None = None
 
+    @property
+    def leads(self) -> Metric:
+        """The metric that leads."""
+        return Judge(metric=self.metric, unit=self.unit, better=self.better).read
 
-class _Report(_File):
+    @property
+    def judges(self) -> list[Metric]:
+        """All metrics, the one that leads first."""
+        return [m.read for m in self.metrics] or [self.leads]
+
+    @property
+    def split(self) -> str:
+        """The split that the run is judged on: test, or else validation, or else train."""
+        return next((s for s in ("test", "validation", "train") if s in self.final), "test")
+
+
+class Findings(_File):
+    """report.json: what the method found."""
+
     clusters: list[int] | None = None
     mixing: list[list[Number]] | None = None
 
 
-class _Record(_File):
+class Record(_File):
+    """A line of metrics.jsonl."""
+
     round: int
     split: str
     clusters: int | None = None
@@ -100,45 +203,59 @@ class _Record(_File):
     __pydantic_extra__: dict[str, Number]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-def config(folder: Path, name: str = "config.toml") -> Table:
+F = TypeVar("F", bound=_File)
+
+
+def finite(value: Any) -> Any:
+    """JSON has no NaN: absent values become null."""
+    if is_table(value):
+        return {k: finite(v) for k, v in value.items()}
+    if is_list(value):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def config(folder: Path) -> Config:
     """The settings of a run."""
-    path = folder / name
+    path = folder / "config.toml"
     try:
-        return _checked(path, tomllib.loads(text(path)), _Config)
+        table = tomllib.loads(text(path))
+        found = _checked(path, table, Config)
+        found.table = table
+        return found
     except (ValueError, RecursionError) as e:  # not TOML; integers of thousands of digits
         raise RunError(f"{path}: not valid TOML ({_line(e)})") from None
 
 
-def federation(folder: Path) -> Table:
+def federation(folder: Path) -> About:
     """Who took part: at least one client, names that differ, labels and clusters of fitting lengths."""
     path = folder / "federation.json"
-    found = _checked(path, _json(path), _Federation)
-    clients = found["clients"]
-    if len({c["name"] for c in clients}) < len(clients):
+    found = _checked(path, _json(path), About)
+    if len(set(found.names)) < len(found.clients):
         raise RunError(f"{path}: two clients have the same name")
-    if len({None if (labels := c.get("labels")) is None else len(labels) for c in clients}) > 1:
+    if len({None if c.labels is None else len(c.labels) for c in found.clients}) > 1:
         raise RunError(f"{path}: 'labels' differ in length between clients")
-    if len(found.get("clusters") or clients) != len(clients):
-        raise RunError(f"{path}: {len(found['clusters'])} clusters are given for {len(clients)} clients")
+    if found.clusters and len(found.clusters) != len(found.clients):
+        raise RunError(f"{path}: {len(found.clusters)} clusters are given for {len(found.clients)} clients")
     return found
 
 
-def summary(folder: Path) -> Table:
+def summary(folder: Path) -> Summary:
     """How the run ended."""
-    return _checked(folder / "summary.json", _json(folder / "summary.json"), _Summary)
+    return _checked(folder / "summary.json", _json(folder / "summary.json"), Summary)
 
 
-def report(folder: Path) -> Table:
-    """What the method found; {} where nothing was written."""
+def report(folder: Path) -> Findings:
+    """What the method found; nothing where nothing was written."""
     path = folder / "report.json"
-    found = _checked(path, _json(path), _Report) if path.exists() else {}
-    if len({len(row) for row in found.get("mixing") or ()}) > 1:
+    found = _checked(path, _json(path), Findings) if path.exists() else Findings()
+    if len({len(row) for row in found.mixing or ()}) > 1:
         raise RunError(f"{path}: the rows of 'mixing' differ in length")
     return found
 
 
 def metrics(folder: Path) -> list[Table]:
-    """The evaluations, in order; the last line may be cut off if the run was killed."""
+    """The evaluations, in order, by column; the last line may be cut off if the run was killed."""
     path = folder / "metrics.jsonl"
     lines, rows = text(path).splitlines(), []
     for number, line in enumerate(lines, 1):
@@ -150,7 +267,8 @@ def metrics(folder: Path) -> list[Table]:
             if number == len(lines):
                 break
             raise RunError(f"{path}: line {number} is not valid JSON ({_line(e)})") from None
-        rows.append(_checked(path, row, _Record, f"line {number}, "))
+        _checked(path, row, Record, f"line {number}, ")
+        rows.append(row)
     return rows
 
 
@@ -201,8 +319,6 @@ def ledger(folder: Path) -> pd.DataFrame:
 def tensors(path: Path, row: int | None = None, kind: Literal["pt", "np"] = "pt") -> Table:
     """The named tensors of a safetensors file. row: only this row of each   kind: torch's, or numpy's, which need no
     torch"""
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(path, kind) as f:
             return {k: f.get_tensor(k) if row is None else f.get_slice(k)[row : row + 1][0] for k in f.keys()}  # noqa: SIM118
@@ -229,21 +345,20 @@ def _json(path: Path) -> Any:
         raise RunError(f"{path}: not valid JSON ({_line(e)})") from None
 
 
-def _checked(path: Path, value: Any, model: type[_File], where: str = "") -> Table:
-    """`value`, after checking it against `model`."""
+def _checked(path: Path, value: Any, model: type[F], where: str = "") -> F:
+    """`value` as a `model`."""
     if not isinstance(value, dict):
         raise RunError(f"{path}: {where}found {type(value).__name__}, expected a table of keys and values")
     try:
-        TypeAdapter(model).validate_python(value)
+        return model.model_validate(value)
     except ValidationError as e:
-        first = e.errors()[0]
+        first = min(e.errors(), key=lambda found: found["type"] == "missing")
         key = ".".join(map(str, first["loc"]))
         if first["type"] == "missing":
             raise RunError(f"{path}: {where}the key {key!r} is missing") from None
         shown = repr(first["input"])
         shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
         raise RunError(f"{path}: {where}{key}: found {shown}; {_line(ValueError(first['msg']))}") from None
-    return value
 
 
 def _csv(path: Path, columns: tuple[str, ...], numeric: Callable[[str], bool]) -> pd.DataFrame:

@@ -9,12 +9,13 @@ from polyfed.base.errors import ConfigError
 from polyfed.base.typed import pieces
 from polyfed.core.algorithm import KNOWN
 from polyfed.core.rounds import Loop
-from polyfed.runs.result import Run
+from polyfed.runs.result import Result
+from polyfed.runs.trained import Trained
 
 
-def start_from(loop: Loop, start: Run) -> None:
+def start_from(loop: Loop, start: Result) -> None:
     """Give a fresh loop the state of another run, or its clients' models, each billed as one upload of round -1."""
-    before, task, everyone = start.loop, loop.task, torch.arange(loop.n, device=loop.task.device)
+    before, task, everyone = start.trained, loop.task, torch.arange(loop.n, device=loop.task.device)
     if list(before.names) != list(loop.names) or before.task.layout.entries != task.layout.entries:
         raise ConfigError("start: the run has other clients or another model, expected the same")
     if type(before.algorithm) is type(loop.algorithm):
@@ -29,7 +30,7 @@ def start_from(loop: Loop, start: Run) -> None:
     loop.ledger.record(-1, np.arange(loop.n), zero, zero, size, zero, zero)
 
 
-def _take_over(loop: Loop, before: Loop) -> None:
+def _take_over(loop: Loop, before: Trained) -> None:
     """The state of a run of the same method."""
     shapes = [
         {k: None if k in loop.free else t.shape for k, t in x.server.items()}

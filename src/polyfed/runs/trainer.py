@@ -1,4 +1,5 @@
-"""Trainer: a run that is ready to begin. `prepare` puts its parts together and checks them, `Trainer.run` trains."""
+"""Trainer: a run that is ready to begin. `prepare` puts its parts together and checks them, `Trainer.run`
+makes the loop and the session that trains."""
 
 import contextlib
 import dataclasses
@@ -13,9 +14,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from polyfed.algorithms.local import Local
 from polyfed.base import checkpoint
 from polyfed.base.arguments import checked
-from polyfed.base.errors import ConfigError, Diverged, RunError
+from polyfed.base.errors import ConfigError
 from polyfed.base.randomness import client_keys
 from polyfed.base.settings import kebab
 from polyfed.compute.augment import augmentation
@@ -27,7 +29,7 @@ from polyfed.compute.split import Split
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, outlined
 from polyfed.core.algorithm import check as check_algorithm
-from polyfed.core.engine import Engine, Silent
+from polyfed.core.engine import Engine
 from polyfed.core.rounds import Loop, refuse_late
 from polyfed.core.rows import Rows
 from polyfed.core.schedule import Schedule, Uniform
@@ -36,22 +38,20 @@ from polyfed.core.worker import Plan
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, check_rows, cores, make_plan, make_rows, pick_device
 from polyfed.runs.folder import RunFolder, versions
-from polyfed.runs.history import grouping, record
-from polyfed.runs.measured import Measured
+from polyfed.runs.measured import Answers, answered, fitted, together
 from polyfed.runs.packages import packages
 from polyfed.runs.rehearsal import check_optimizer, check_robust, sums
-from polyfed.runs.result import Run, splits
-from polyfed.runs.resume import continue_from, digest
+from polyfed.runs.result import Result, splits
+from polyfed.runs.resume import digest
+from polyfed.runs.session import Saved, Session, watched
 from polyfed.runs.start import start_from
 from polyfed.runs.steps import between_evaluations, local_steps_of, recorded
-from polyfed.runs.stop import interruptible
 from polyfed.runs.training import Training
-from polyfed.runs.watching import Callback, Progress
+from polyfed.runs.watching import Callback
 from polyfed.runs.weights import noted, weights_of
 from polyfed.threats import Attack, Forging
-from polyfed.yardsticks import Yardstick
-
-Saved = tuple[dict[str, Any], dict[str, Any], list[str]]  # a checkpoint: tensors, what is said of them, warnings
+from polyfed.yardsticks import PooledOracle, Yardstick
+from polyfed.yardsticks.own import Own
 
 
 @checked
@@ -85,7 +85,7 @@ class Trainer:
         Who attacks.
     note : str or None
         A line for the log about the robust rule.
-    start : Run or None
+    start : Result or None
         The run to start from.
     describe : dict
         Further tables of config.toml.
@@ -107,12 +107,12 @@ class Trainer:
     streamed: bool
     attackers: np.ndarray
     note: str | None = None
-    start: Run | None = None
+    start: Result | None = None
     describe: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     elsewhere: "Callable[[Trainer], Engine] | None" = None
     billed: np.ndarray | None = None
 
-    def run(self, out: str | Path | None = None, resume: bool = False, callbacks: Sequence[Callback] = ()) -> Run:
+    def run(self, out: str | Path | None = None, resume: bool = False, callbacks: Sequence[Callback] = ()) -> Result:
         """Train.
 
         Parameters
@@ -126,7 +126,7 @@ class Trainer:
 
         Returns
         -------
-        Run
+        Result
             The trained state and everything that was measured on the way.
         """
         store = RunFolder(Path(out), self.training.checkpoint_every) if out is not None else None
@@ -136,20 +136,42 @@ class Trainer:
             if self.elsewhere is None:
                 data = {name: self.task.place(split) for name, split in data.items()}
             loop = self._loop(data, store, saved)
-            first = loop.t
-            kind = Measured if isinstance(self.algorithm, Yardstick) else Run
-            run = kind(loop, self.federation, self._settings(loop), folder=store.path if store else None)
+            session = self._session(loop, store, callbacks)
             if saved is not None and store is not None:
-                continue_from(run, store, *saved)
+                session.restore(store, saved)
             elif self.billed is not None:
                 exchanges, down, up = self.billed
                 zero = np.zeros(loop.n)
                 loop.ledger.record(-1, np.arange(loop.n), exchanges, down, up, zero, zero)
             if store is not None:
-                store.begin(run, fresh=saved is None)
-                for line in filter(None, (run.plan, self.note)):
+                store.begin(session.result(), fresh=saved is None)
+                for line in filter(None, (self.algorithm.plan(self.task, loop.n), self.note)):
                     store.log(line)
-            return _Session(run, first, data, store, callbacks, self).train()
+            return session.run()
+
+    def _session(self, loop: Loop, store: RunFolder | None, callbacks: Sequence[Callback]) -> Session:
+        every = self.training.evaluate_every or 0
+        session = Session(loop, self.federation, self._settings(loop), every, self.attackers, store, callbacks)
+        if isinstance(self.algorithm, Yardstick):
+            session.measure = self._measure
+            session.judged = Answers(self.task, self.federation, self.algorithm.role, {})
+        return session
+
+    def _measure(self, session: Session) -> Answers:
+        """Fit a yardstick. A pooled model is trained in a run folder of its own, `training`."""
+        yardstick, task, fed, start = self.algorithm, self.task, self.federation, time.perf_counter()
+        if isinstance(yardstick, Own):
+            outputs = fitted(yardstick, fed)
+            session.seconds += time.perf_counter() - start
+            return Answers(task, fed, yardstick.role, outputs)
+        assert isinstance(yardstick, PooledOracle)
+        how = dataclasses.replace(
+            self.training, fraction=1.0, schedule=None, attack=None, robust=None, chunk=None, evaluate_every=0
+        )
+        trainer = prepare(task.module(task.w0), together(fed), Local(yardstick.lr), how)
+        run = trainer.run(session.store and session.store.path / "training", resume=True)
+        session.loop.t, session.seconds = run.rounds, run.seconds
+        return Answers(task, fed, yardstick.role, answered(run, task, fed))
 
     def _loop(self, data: dict[str, Split], store: RunFolder | None, saved: Saved | None) -> Loop:
         """The event loop before its first round, or with the state of `start`."""
@@ -197,7 +219,7 @@ class Trainer:
             "local-steps": recorded(self.work.steps),
             "loss": loss if isinstance(loss, str) else getattr(loss, "__name__", "callable"),
             "rounds": loop.t + self.training.rounds,
-            "start": None if start is None else {"algorithm": start.loop.algorithm.name, "rounds": start.loop.t},
+            "start": None if start is None else {"algorithm": start.algorithm.name, "rounds": start.rounds},
             "algorithm": {"name": self.algorithm.name} | {kebab(k): v for k, v in method.items()},
             "model": {"name": type(self.task.model).__name__, "parameters": self.task.p},
             "data": {"clients": self.federation.n, "digest": digest(self.federation)},
@@ -227,7 +249,7 @@ def prepare(
     algorithm: Algorithm,
     training: Training,
     *,
-    start: Run | None = None,
+    start: Result | None = None,
     describe: Mapping[str, Any] | None = None,
 ) -> Trainer:
     """Put the parts of a run together and check that they fit.
@@ -242,7 +264,7 @@ def prepare(
         The method.
     training : Training
         How to train.
-    start : Run or None
+    start : Result or None
         A run to start from, see `fit`.
     describe : dict or None
         Further tables of config.toml.
@@ -324,115 +346,3 @@ def _saved(store: RunFolder, resume: bool) -> Saved | None:
         return checkpoint.load(store.path / "checkpoint", partial(check_rows, store.path))
     store.forget_rows()  # of a run that was killed before its first checkpoint
     return None
-
-
-def watched(data: Mapping[str, Split]) -> list[str]:
-    """The splits that are evaluated on the way."""
-    return [name for name in data if name != "train"] or [*data]
-
-
-class _Session:
-    """A run under way: training, evaluation, history, checkpoints.
-
-    first: rounds done before it, by the run it starts from     data: the splits, on the device
-    """
-
-    def __init__(
-        self,
-        run: Run,
-        first: int,
-        data: dict[str, Split],
-        store: RunFolder | None,
-        callbacks: Sequence[Callback],
-        trainer: Trainer,
-    ):
-        self.run, self.loop, self.first, self.store, self.callbacks = run, run.loop, first, store, callbacks
-        self.rounds, self.every = run.settings["rounds"], trainer.training.evaluate_every or 0
-        self.trainer, self.attackers = trainer, trainer.attackers
-        self.watched = watched(data)
-        self.all_of_them = [*dict.fromkeys([*self.watched, *data])]  # in this order, whatever was evaluated before
-        self.evaluated: dict[str, int] = {}  # a split -> when it was, last
-
-    def train(self) -> Run:
-        """Train until the last round, a callback or Ctrl-C ends it. What was reached is saved whatever happens."""
-        run, loop, store = self.run, self.loop, self.store
-        threads, begun = torch.get_num_threads(), loop.t
-        if store is not None:
-            loop.say = store.log
-        torch.set_num_threads(1)
-        try:
-            self._rounds()
-            self._evaluate([name for name in self.all_of_them if self.evaluated.get(name) != loop.t])
-        except Diverged as e:
-            raise Diverged(f"{e}{self._diverged()}") from e
-        except RunError as e:  # what could not be written now cannot be written again
-            if store is not None and isinstance(e, Silent) and loop.whole and loop.t > begun:
-                store.rescue(run, e)
-            raise
-        except Exception as e:
-            if store is not None and loop.whole and loop.t > begun:
-                store.rescue(run, e)
-            raise
-        finally:
-            loop.engine = loop.engine.close()
-            torch.set_num_threads(threads)
-        run.status = "finished" if loop.t >= self.rounds or run.ended else "interrupted"
-        if store is not None:
-            store.finish(run)
-        return run
-
-    def _rounds(self) -> None:
-        run, loop, store = self.run, self.loop, self.store
-        if isinstance(run, Measured):
-            run.measure(self.trainer)
-            self.rounds = loop.t if run.deploys == "yardstick" else self.rounds
-            if loop.t >= self.rounds and all(r["round"] != loop.t for r in run.records):  # and not resumed after it
-                self._tell(self._evaluate(self.watched))
-            return
-        with interruptible(terminable=store is not None) as interrupted:
-            if loop.t == self.first and not run.records and self.every > 0:
-                run.ended = self._tell(self._evaluate(self.watched))
-            while loop.t < self.rounds and not run.ended and not interrupted.is_set():
-                start = time.perf_counter()
-                loop.step()
-                run.seconds += time.perf_counter() - start
-                due = loop.t == self.rounds or (self.every > 0 and loop.t % self.every == 0)
-                if due:
-                    loop.check()
-                run.ended = self._tell(self._evaluate(self.watched) if due else [])
-                if store is not None and loop.t < self.rounds:
-                    store.checkpoint(run)
-
-    def _evaluate(self, splits: list[str]) -> list[dict[str, Any]]:
-        """The records of this round; attackers have no metrics."""
-        run = self.run
-        records: list[dict[str, Any]] = []
-        for name in splits:
-            run.final[name] = {k: np.where(self.attackers, np.nan, v) for k, v in run.scored(name).items()}
-            self.evaluated[name] = self.loop.t
-            records.append(record(run, name))
-        if records:
-            records[0] |= grouping(run)
-        return records
-
-    def _tell(self, records: list[dict[str, Any]]) -> bool:
-        """Keep the records and call the callbacks; whether one of them ends the run."""
-        run = self.run
-        run.records += records
-        if self.store is not None and records:
-            self.store.record(run, records)
-        said = [callback(Progress(self.loop.t, self.rounds, records, run)) for callback in self.callbacks]
-        return any(answer is True or answer is np.True_ for answer in said)
-
-    def _diverged(self) -> str:
-        """Save the last finite state; where it is."""
-        self.run.status = "diverged"
-        if self.store is None:
-            return ""
-        if self.loop.whole:
-            self.store.checkpoint(self.run, force=True)
-        with contextlib.suppress(Diverged):
-            self._evaluate(self.all_of_them)
-        self.store.finish(self.run)
-        found = checkpoint.checkpoints(self.store.path / "checkpoint")
-        return f"; the last finite state is {found[-1]}" if found else ""

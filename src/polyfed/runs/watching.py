@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from polyfed.metrics.metric import short
-from polyfed.runs.result import Run
+from polyfed.runs.result import Result
 
 EVERY = 0.2  # seconds between lines
 
@@ -23,14 +23,14 @@ class Progress(NamedTuple):
         Rounds in all.
     records : list of dict
         This round's evaluations; empty when none was due.
-    run : Run
+    run : Result
         The run so far.
     """
 
     round: int
     rounds: int
     records: list[dict[str, Any]]
-    run: Run
+    run: Result
 
 
 Callback = Callable[[Progress], Any]

@@ -38,8 +38,8 @@ from polyfed.runs.check import Where, read_table
 from polyfed.runs.config import TABLES, model_of
 from polyfed.runs.folder import version_of
 from polyfed.runs.rehearsal import Forms, forms
-from polyfed.runs.result import raw
 from polyfed.runs.steps import local_steps_of
+from polyfed.runs.trained import raw
 from polyfed.runs.training import Settings
 from polyfed.sites.consent import RAW, Consent, words
 from polyfed.sites.message import Message, fits, pack, unpack

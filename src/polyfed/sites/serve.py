@@ -33,7 +33,7 @@ from polyfed.runs.build import make_model
 from polyfed.runs.config import Experiment, Method, model_table, resolve
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.rehearsal import forms
-from polyfed.runs.result import Run
+from polyfed.runs.result import Result
 from polyfed.runs.trainer import Trainer, prepare
 from polyfed.runs.training import Training
 from polyfed.runs.watching import Callback
@@ -64,7 +64,7 @@ def serve(
     quorum: int | None = None,
     say: Callable[[str], None] = lambda _: None,
     callbacks: Sequence[Callback] = (),
-) -> Run:
+) -> Result:
     """Train with sites that are reached through a transport.
 
     Parameters
@@ -90,7 +90,7 @@ def serve(
 
     Returns
     -------
-    Run
+    Result
         What the server knows: its state, metrics as far as sites say them, and the ledger.
 
     Raises
@@ -163,9 +163,9 @@ def serve(
 
     trainer = dataclasses.replace(trainer, elsewhere=engine, billed=billed)
     run = trainer.run(out, resume, callbacks)
-    at_sites = run.loop.engine
+    at_sites = run.trained.engine
     if run.status == "finished" and isinstance(at_sites, RemoteEngine):
-        for name, why in at_sites.end(run.loop.deployment()).items():
+        for name, why in at_sites.end(run.trained.deployment()).items():
             say(f"{name}: {why} at the end; its model is not made; go on with --resume")
     return run
 

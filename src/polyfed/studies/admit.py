@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from polyfed import report
 from polyfed.algorithms.local import Local
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, DataError
@@ -36,7 +37,9 @@ from polyfed.data.sheets import read
 from polyfed.data.tables import weights_of
 from polyfed.engines.local import LocalEngine, here, make_plan
 from polyfed.metrics.metric import Metric
-from polyfed.runs.result import Run, position
+from polyfed.runs.folder import RunFolder, csv_text, safe
+from polyfed.runs.result import Result, position
+from polyfed.runs.trained import Trained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -131,22 +134,19 @@ class Admission:
         Path
             The folder.
         """
-        from polyfed.report.style import save
-        from polyfed.runs.folder import RunFolder, csv_text, safe
-
         out = RunFolder(Path(folder))
         with out.locked():
             (out.path / "models").mkdir(exist_ok=True)
             for name, w in zip(self.names, self.personal, strict=True):
                 out.write_bytes(f"models/{safe(name)}.safetensors", self.task.layout.named(w))
-            save(self.figure(), out.path / "admission.svg")
+            report.save(self.figure(), out.path / "admission.svg")
             out.write("admission.csv", csv_text(self.table))  # it says that all else is there
         return out.path
 
 
 @checked
 def admit(
-    run: Run,
+    run: Result,
     newcomers: Federation,
     exchanges: Annotated[int, Limits(ge=0, le=COUNTED)] = 10,
     *,
@@ -164,7 +164,7 @@ def admit(
 
     Parameters
     ----------
-    run : Run
+    run : Result
         Stays as it is, bit for bit: the old clients and every model that is not a newcomer's own are frozen.
     newcomers : Federation
         Their data, under names that the run does not have.
@@ -192,19 +192,19 @@ def admit(
         A value is no longer finite.
     """
     fits(run.outline, newcomers)
-    loop = run.loop
-    task = loop.task
+    before = run.trained
+    task = before.task
     check(task, newcomers.train, run.outline.classes)
     splits = {k: s.to(task.device, task.dtype) for k, s in (("train", newcomers.train), ("test", newcomers.test))}
     split = "test" if len(newcomers.test.x) else "train"
-    lr = getattr(loop.algorithm, "lr", None)
+    lr = getattr(before.algorithm, "lr", None)
     alone = alone or (Local(float(lr)) if isinstance(lr, int | float) else Local())
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         told = [
-            _Admitting(run, algorithm, server, newcomers, splits, start).told(exchanges, split)
-            for algorithm, server in ((loop.algorithm, loop.server), (alone, {KNOWN: loop.server[KNOWN]}))
+            _Admitting(before, algorithm, server, newcomers, splits, start).told(exchanges, split)
+            for algorithm, server in ((before.algorithm, before.server), (alone, {KNOWN: before.server[KNOWN]}))
         ]
     finally:
         torch.set_num_threads(threads)
@@ -214,7 +214,7 @@ def admit(
     table = table[["exchange", "client", metric.name]].assign(
         alone=[r[metric.name] for r in other], down_bytes=table["down_bytes"], up_bytes=table["up_bytes"]
     )
-    return Admission(newcomers.names, table, metric, split, personal, clusters, task, loop.algorithm.name)
+    return Admission(newcomers.names, table, metric, split, personal, clusters, task, before.algorithm.name)
 
 
 def fits(old: Federation, new: Federation) -> None:
@@ -237,7 +237,7 @@ def fits(old: Federation, new: Federation) -> None:
         raise DataError(f"newcomers: {new.outputs} {what}, the run's model has {old.outputs}")
 
 
-def newcomers(run: Run, data: str | Path, target: str | None = None) -> Federation:
+def newcomers(run: Result, data: str | Path, target: str | None = None) -> Federation:
     """New clients from a CSV or npz file, or a folder with one for each, typed, prepared and scaled as the run's are.
 
     target: target column of CSV files; None: the run's own, else the last
@@ -259,7 +259,7 @@ def newcomers(run: Run, data: str | Path, target: str | None = None) -> Federati
     return scaled(found, old.meta["scaling"], str(run.place())) if "scaling" in old.meta else found
 
 
-def _prepared(run: Run, paths: Sequence[Path], target: str | None) -> Federation:
+def _prepared(run: Result, paths: Sequence[Path], target: str | None) -> Federation:
     """New clients from CSV files, their columns prepared as the run's were; what is each client's own is learnt."""
     of, old = run.settings["data"], run.outline
     known = Preparation.read(old.meta["preparation"], str(run.place()))
@@ -283,9 +283,14 @@ class _Admitting:
     """All newcomers of one method, each with its own `Newcomer` at the server; the event loop trains them together."""
 
     def __init__(
-        self, run: Run, algorithm: Algorithm, server: State, federation: Federation, data: dict[str, Split], start: str
+        self,
+        before: Trained,
+        algorithm: Algorithm,
+        server: State,
+        federation: Federation,
+        data: dict[str, Split],
+        start: str,
     ):
-        before = run.loop
         task, train, self.before, self.algorithm = before.task, data["train"], before, algorithm
         first = newcomer(algorithm, task, server, before.samples)
         self.newcomers = [copy.copy(first) for _ in range(federation.n)]

@@ -17,28 +17,28 @@ from polyfed.models.factorised import as_weight, measure, pack
 from polyfed.runs import schema as reading
 from polyfed.runs.folder import client_model, safe
 from polyfed.runs.ownership import spare
-from polyfed.runs.result import Run
+from polyfed.runs.result import Result
 
 BATCH = 20  # samples for which an exported model is timed, as in Table 9 of FedSLR's paper
 
 
-def export(run: Run, client: int | str, out: Path | None, factorised: bool = False) -> tuple[Path, Path]:
+def export(run: Result, client: int | str, out: Path | None, factorised: bool = False) -> tuple[Path, Path]:
     """Copy a client's tensors to `out`, low-rank layers as factors if asked, and describe them in a JSON beside it.
 
     With factors the JSON also has what the dense and the factorised models were measured to take, under "measured".
     """
     folder = run.place()
     config, federation = reading.config(folder), reading.federation(folder)
-    names, asked = [c["name"] for c in federation["clients"]], str(client)
+    names, asked = federation.names, str(client)
     name = names[int(asked)] if asked not in names and asked.isdecimal() and int(asked) < len(names) else asked
     if name not in names:
         raise ConfigError(f"client: found {client!r}{closest(asked, names)}, expected a name or 0 to {len(names) - 1}")
     found = client_model(folder, names.index(name), name)
     if found is None and (folder / "summary.json").exists():
         about = reading.summary(folder)
-        if about.get("deploys") in ("yardstick", "oracle"):
-            raise ConfigError(f"{folder}: {about['algorithm']} is a yardstick: it has results, and no model to export")
-    if found is None and "sites" in config.get("data", {}):
+        if about.deploys in ("yardstick", "oracle"):
+            raise ConfigError(f"{folder}: {about.algorithm} is a yardstick: it has results, and no model to export")
+    if found is None and "sites" in config.data:
         raise RunError(f"{folder}: its models are at its sites; polyfed export --vault DIR writes one there")
     if found is None:
         raise RunError(f"{folder}: has no models yet; finish it with: polyfed resume {folder}")
@@ -53,24 +53,24 @@ def export(run: Run, client: int | str, out: Path | None, factorised: bool = Fal
     facts = {
         "client": name,
         "shared_by_all_clients": shared,
-        "model": config.get("model", {}),
-        "classes": federation.get("classes"),
-        "inputs": federation.get("inputs"),
-        "outputs": federation.get("outputs"),
-        "loss": config.get("loss"),
+        "model": config.model,
+        "classes": federation.classes,
+        "inputs": federation.inputs,
+        "outputs": federation.outputs,
+        "loss": config.loss,
         "tensors": _shapes(named | fixed),
-        "dtype": config.get("dtype"),
-        "algorithm": config.get("algorithm", {}),
-        "data": {k: v for k, v in config.get("data", {}).items() if k != "dir"},
-        "seed": config.get("seed"),
+        "dtype": config.dtype,
+        "algorithm": config.algorithm,
+        "data": {k: v for k, v in config.data.items() if k != "dir"},
+        "seed": config.seed,
         "run": folder.resolve().name,
-        "polyfed": config.get("versions", {}).get("polyfed"),
+        "polyfed": config.versions.get("polyfed"),
     }
-    if federation.get("preparation") is not None:
+    if federation.preparation is not None:
         where = str(folder / "federation.json")
-        facts["preparation"] = Preparation.read(federation["preparation"], where).only(name).dump()
-    if federation.get("scaling") is not None:
-        facts["scaling"] = federation["scaling"]  # what raw inputs are shifted and scaled with
+        facts["preparation"] = Preparation.read(federation.preparation, where).only(name).dump()
+    if federation.scaling is not None:
+        facts["scaling"] = federation.scaling  # what raw inputs are shifted and scaled with
     tensors = _factors(run, named) if factorised else None
     if tensors is not None:
         layers = {
@@ -117,7 +117,7 @@ def _shapes(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
     return {key: list(t.shape) for key, t in tensors.items()}
 
 
-def _factors(run: Run, named: dict[str, Tensor]) -> dict[str, Tensor]:
+def _factors(run: Result, named: dict[str, Tensor]) -> dict[str, Tensor]:
     """A client's model as factors: its tensors, the common model and its factors from the server's state."""
     factors, w = run.algorithm.factors(run.server), run.common
     if factors is None or w is None:
@@ -130,14 +130,14 @@ def _factors(run: Run, named: dict[str, Tensor]) -> dict[str, Tensor]:
     return pack(named, common, factors)
 
 
-def _measured(run: Run, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _measured(run: Result, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Bytes, milliseconds and output differences of all forms of the model for a batch of test samples.
 
     {"missing": why} where the model or the data cannot be had, as for runs from Python.
     """
     try:
         model = run.model(name).to("cpu")
-        x = run.federation.test.to("cpu", run.loop.task.dtype).x[:BATCH]
+        x = run.federation.test.to("cpu", run.trained.task.dtype).x[:BATCH]
         forms = measure(model, tensors, x)
     except PolyfedError as e:
         return {"missing": f"the run's model cannot be made again from its folder ({e})"}

@@ -8,7 +8,7 @@ never had the others, and nothing of them is in it.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from polyfed.base.errors import ConfigError, RunError
 from polyfed.base.settings import is_list, is_mapping
 from polyfed.metrics.metric import Metric, mean_of
 from polyfed.report.combined import Tested, evidence, jointly, tested, together
-from polyfed.report.departure import MEAN
+from polyfed.report.departure import MEAN, departure_page, departure_table
 from polyfed.report.pairs import Evidence
 from polyfed.runs import ownership as files
 from polyfed.runs import schema as reading
@@ -28,12 +28,12 @@ from polyfed.runs.build import Parts
 from polyfed.runs.config import Experiment, resolve
 from polyfed.runs.fit import fit
 from polyfed.runs.folder import RunFolder, csv_text, safe
-from polyfed.runs.result import position
+from polyfed.runs.opened import stored
+from polyfed.runs.result import Result, position
 from polyfed.runs.watching import Callback
 
 if TYPE_CHECKING:
     from polyfed.report import Table
-    from polyfed.runs.opened import Opened
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +64,6 @@ class Departure:
 
     def summary(self) -> "Table":
         """The table as it is printed."""
-        from polyfed.report.departure import departure_table
-
         return departure_table(self)
 
     def save(self) -> Path:
@@ -76,8 +74,6 @@ class Departure:
         Path
             The table's file.
         """
-        from polyfed.report.departure import departure_page
-
         store = RunFolder(self.folder)
         with store.locked():
             store.write("leave.csv", csv_text(self.table))
@@ -85,8 +81,8 @@ class Departure:
         return self.folder / "leave.csv"
 
 
-def leave(run: "Opened", clients: Sequence[str | int], out: Path | None, callbacks: Sequence[Callback]) -> Departure:
-    """Train the run of a folder again without some of its clients; see `Opened.leave`."""
+def leave(run: Result, clients: Sequence[str | int], out: Path | None, callbacks: Sequence[Callback]) -> Departure:
+    """Train the run of a folder again without some of its clients; see `Run.leave`."""
     names = leaving(clients, run.outline.names)
     if run.status != "finished":
         raise RunError(f"{run.place()}: the run is {run.status}; finish it with: polyfed resume {run.place()}")
@@ -99,10 +95,10 @@ def leave(run: "Opened", clients: Sequence[str | int], out: Path | None, callbac
         model, federation, training = parts.model(seed), parts.federation(seed), parts.training(seed)
         algorithm, described = experiment.methods[0].algorithm, parts.describe(experiment.methods[0])
     else:
-        model, federation, training, algorithm = run.parts()
+        model, federation, training, algorithm = stored(run).parts()
         federation, described = federation.without(names), {"data": {"without": names}}
         training = dataclasses.replace(training, local_steps=_rest(training.local_steps, names, run.outline.names))
-    _check_same(run.place(), federation.describe()["clients"])
+    _check_same(run.place(), reading.About.model_validate(federation.describe()).clients)
     training = dataclasses.replace(training, rounds=run.rounds)
     found = fit(model, federation, algorithm, training, out=target, callbacks=callbacks, describe=described)
     if found.status == "interrupted":
@@ -137,15 +133,15 @@ def _rest(steps: Any, names: Sequence[str], everyone: Sequence[str]) -> Any:
     return steps
 
 
-def _check_same(folder: Path, clients: Sequence[Mapping[str, Any]]) -> None:
+def _check_same(folder: Path, clients: Sequence[reading.Client]) -> None:
     """Raise RunError where those who stay have other samples than in the run."""
-    before = {c["name"]: c for c in reading.federation(folder)["clients"]}
+    before = {c.name: c for c in reading.federation(folder).clients}
     for now in clients:
         for part in ("train", "validation", "test"):
-            then = before[now["name"]].get(part) or 0
-            if (now.get(part) or 0) != then:
-                what = f"{part} samples of client {now['name']!r}"
-                raise RunError(f"{folder}: its data have changed: found {now[part]} {what}, expected {then}")
+            then, found = before[now.name].samples(part), now.samples(part)
+            if found != then:
+                what = f"{part} samples of client {now.name!r}"
+                raise RunError(f"{folder}: its data have changed: found {found} {what}, expected {then}")
 
 
 def compared(before: Path, after: Path, left: Sequence[str]) -> Departure:
@@ -155,8 +151,8 @@ def compared(before: Path, after: Path, left: Sequence[str]) -> Departure:
     """
     runs: dict[str, list[tuple[Tested, Tested]]] = {}
     for old, new in _folders(before, after):
-        _check_same(old, reading.federation(new)["clients"])
-        label = new.name.rpartition("-seed")[0] if new != after else reading.summary(new)["algorithm"]
+        _check_same(old, reading.federation(new).clients)
+        label = new.name.rpartition("-seed")[0] if new != after else reading.summary(new).algorithm
         runs.setdefault(label, []).append((tested(old), tested(new)))
     if not runs:
         raise RunError(f"{after}: no run of {before} was finished there, so nothing can be compared")
@@ -173,7 +169,7 @@ def _folders(before: Path, after: Path) -> list[tuple[Path, Path]]:
     pairs = [(before / "runs" / p.name, p) for p in sorted((after / "runs").glob("*-seed*"))]
     return [
         (a, b) for a, b in pairs
-        if all((p / "summary.json").exists() and reading.summary(p)["status"] == "finished" for p in (a, b))
+        if all((p / "summary.json").exists() and reading.summary(p).status == "finished" for p in (a, b))
     ]  # fmt: skip
 
 

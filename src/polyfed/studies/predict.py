@@ -25,7 +25,7 @@ from polyfed.data.sheets import Sheet, sheet_of
 from polyfed.runs.build import make_model
 from polyfed.runs.check import Where
 from polyfed.runs.config import model_of
-from polyfed.runs.result import Run, position
+from polyfed.runs.result import Result, position
 
 
 @checked
@@ -182,7 +182,7 @@ class Predictor:
         return said
 
 
-def predictor(run: Run, client: int | str) -> Predictor:
+def predictor(run: Result, client: int | str) -> Predictor:
     """The predictor of a run's client. Raises ConfigError where the run was not trained on CSV files."""
     prepared = run.outline.meta.get("preparation")
     if prepared is None:

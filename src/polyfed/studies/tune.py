@@ -6,7 +6,6 @@ Test data are never looked at before the value is chosen.
 import contextlib
 import csv
 import dataclasses
-import json
 import math
 import os
 import shutil
@@ -24,6 +23,7 @@ from sklearn.metrics import (  # pyright: ignore[reportMissingTypeStubs]
 )
 from torch import nn
 
+from polyfed import report
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, Diverged, RunError, closest
@@ -33,13 +33,13 @@ from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import LEARNT, Federation
 from polyfed.metrics.metric import Metric, having, mean_of
 from polyfed.metrics.scores import LOSS
-from polyfed.metrics.scores import read as read_metric
-from polyfed.report.search import LEVELLED, tune_figure
+from polyfed.report.words import LEVELLED
+from polyfed.runs import schema as reading
 from polyfed.runs.config import Method
 from polyfed.runs.fit import fit
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.ownership import flush, locked, sealed, unsealed
-from polyfed.runs.result import Run
+from polyfed.runs.result import Result
 from polyfed.runs.resume import digest
 from polyfed.runs.training import Search, Training, training_of
 from polyfed.runs.watching import Callback, Progress
@@ -81,7 +81,7 @@ class Tuned:
         metric, mean over clients; clusters: how many (None where the method has none); ari: agreement with the
         federation's own clusters, where it has some (not used for choosing); rounds, bytes, seconds: of this leg alone;
         ended: "tolerance", "rounds", "diverged" or "interrupted"; best: whether it is the chosen one.
-    run : Run or None
+    run : Result or None
         The chosen model, trained on; None when no leg was finished or there was no further training.
     status : str
         "finished" or "interrupted".
@@ -92,7 +92,7 @@ class Tuned:
     setting: str = "lam"
     metric: Metric = LOSS
     rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    run: Run | None = None
+    run: Result | None = None
     status: str = "finished"
     folder: Path | None = None
 
@@ -119,7 +119,7 @@ class Tuned:
 
     def figure(self) -> "Figure":
         """Validation metric and number of clusters against the setting, a line per regime."""
-        return tune_figure(self.rows, self.metric, self.setting)
+        return report.tune_figure(self.rows, self.metric, self.setting)
 
 
 class Watch:
@@ -276,9 +276,9 @@ def _train_on(
     if rounds and search.kept:
         search.watch.begin("final", tuned.best[tuned.setting], search.total, search.total)
         start = search.chosen.run
-        tables = describe(start.loop.algorithm) if describe is not None else None
+        tables = describe(start.algorithm) if describe is not None else None
         more = {"out": tuned.folder, "resume": resume, "describe": tables}
-        tuned.run = search.fit(federation, start.loop.algorithm, rounds, start, **more)[0]
+        tuned.run = search.fit(federation, start.algorithm, rounds, start, **more)[0]
         tuned.status = tuned.run.status
     if tuned.folder is not None and tuned.status == "finished":
         legs = tuned.folder / LEGS
@@ -300,7 +300,7 @@ class _Kept(NamedTuple):
 
     row: dict[str, Any]
     scores: np.ndarray
-    run: Run
+    run: Result
 
     @property
     def mean(self) -> float:
@@ -339,7 +339,7 @@ class _Legs:
         self.tuned, self.known, self.total = tuned, known, 0
         self.kept: list[_Kept] = []
         self.leaders: dict[str, _Kept] = {}  # the best leg of each regime
-        self._first: tuple[float, tuple[Run, str]] | None = None  # a leg of both regimes
+        self._first: tuple[float, tuple[Result, str]] | None = None  # a leg of both regimes
 
     @property
     def chosen(self) -> _Kept:
@@ -404,15 +404,15 @@ class _Legs:
             regime: self._by_rule([best, *(k for k in self.kept if k is not best and k.row["regime"] == regime)])
             for regime, best in self.leaders.items()
         }
-        most = max((leg.run.loop.t for leg in legs.values()), default=0)
+        most = max((leg.run.rounds for leg in legs.values()), default=0)
         for regime, leg in legs.items():
             before = leg.run
             value = leg.row[self.tuned.setting]
-            if before.loop.t == most or leg.row["ended"] == "tolerance":
+            if before.rounds == most or leg.row["ended"] == "tolerance":
                 continue
             self.watch.begin(regime, value, len(self.tuned.rows), self.total)
             try:
-                run, ended = self.fit(self.federation, before.loop.algorithm, most - before.loop.t, before)
+                run, ended = self.fit(self.federation, before.algorithm, most - before.rounds, before)
             except Diverged:
                 continue
             self._add(regime, value, run, ended if ended == "interrupted" else LEVELLED, before)
@@ -420,7 +420,7 @@ class _Legs:
                 self.tuned.status = "interrupted"
                 return
 
-    def _leg(self, regime: str, method: Algorithm, value: float, start: Run | None) -> tuple[Run, str]:
+    def _leg(self, regime: str, method: Algorithm, value: float, start: Result | None) -> tuple[Result, str]:
         """One value trained, or read back."""
         if start is None and self._first is not None and self._first[0] == value:
             return self._first[1]
@@ -437,8 +437,8 @@ class _Legs:
         return found
 
     def fit(
-        self, federation: Federation, method: Algorithm, rounds: int, start: Run | None, **more: Any
-    ) -> tuple[Run, str]:
+        self, federation: Federation, method: Algorithm, rounds: int, start: Result | None, **more: Any
+    ) -> tuple[Result, str]:
         """Train until the validation metric has settled, and say what ended it."""
         settled = _Settled(self.search.tolerance, self.search.patience)
         callbacks = (*self.watch.callbacks(), settled)
@@ -448,10 +448,10 @@ class _Legs:
             settled.look(run)  # a leg that had settled before it was resumed asks no callback
         return run, "interrupted" if run.status == "interrupted" else "tolerance" if settled.done else "rounds"
 
-    def _leg_of(self, row: dict[str, Any], run: Run) -> _Kept:
+    def _leg_of(self, row: dict[str, Any], run: Result) -> _Kept:
         return _Kept(row, run.metric.merit(having(run.metric, run.final["validation"])), run)
 
-    def _add(self, regime: str, value: float, run: Run | None, ended: str, start: Run | None) -> dict[str, Any]:
+    def _add(self, regime: str, value: float, run: Result | None, ended: str, start: Result | None) -> dict[str, Any]:
         """A row of the table; keeps the run while it may be chosen."""
         row: dict[str, Any] = {"regime": regime, self.tuned.setting: value, "validation": math.nan, "clusters": None}
         if self.federation.clusters is not None:
@@ -466,8 +466,8 @@ class _Legs:
                 row["clusters"] = len(set(found.tolist()))
                 if self.federation.clusters is not None:
                     row["ari"] = float(adjusted_rand_score(self.federation.clusters, found))
-            done = run.loop.t - (start.loop.t if start is not None else 0)
-            row |= {"rounds": done, "bytes": sum(run.loop.ledger.totals()), "seconds": run.seconds}
+            done = run.rounds - (start.rounds if start is not None else 0)
+            row |= {"rounds": done, "bytes": sum(run.trained.ledger.totals()), "seconds": run.seconds}
         row |= {"ended": ended, "best": False}
         rows = self.tuned.rows
         rows.append(row)
@@ -495,7 +495,7 @@ class _Settled:
             self.look(progress.run)
         return self.done
 
-    def look(self, run: Run) -> None:
+    def look(self, run: Result) -> None:
         """At all looks of the run, for it may be one that was resumed."""
         values = [float(r[run.metric.name]) for r in run.records if r["split"] == "validation"]
         still = np.abs(np.diff(values[-self.patience - 1 :])) < self.tolerance
@@ -509,16 +509,13 @@ def _known(tuned: Tuned, resume: bool, about: dict[str, Any]) -> dict[tuple[str,
         if resume:
             raise ConfigError("resume: needs the folder (out=...) of an interrupted search")
         return None
-    if not resume or not any((folder / name).exists() for name in (LEGS, SEARCH)):
+    if not resume or not (folder / SEARCH).exists():
         RunFolder(folder).refuse_used()
         if any((folder / name).exists() for name in (LEGS, SEARCH, "tune.csv")):
             raise RunError(f"{folder} holds a search; resume=True continues it, or give another folder")
         _begin(folder, about)
         return {} if resume else None
-    if (folder / SEARCH).exists():  # searches of older versions have none
-        _same_search(folder, about)
-    else:
-        _begin(folder, about)
+    _same_search(folder, about)
     if not (folder / "tune.csv").is_file():
         return {}  # it did not come to the end of its first value
     rows = [row for row in _rows(folder) if row["ended"] not in ("interrupted", LEVELLED)]
@@ -563,8 +560,8 @@ def _read_back(tuned: Tuned) -> Tuned:
         typed |= {k: read(row[k] or "nan") for k, read in numbers.items() if k in row}
         typed |= {"clusters": int(float(row["clusters"])) if row["clusters"] else None, "best": row["best"] == "True"}
         tuned.rows.append(typed)
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        tuned.metric = read_metric(json.loads((tuned.folder / "summary.json").read_text()))
+    with contextlib.suppress(RunError):
+        tuned.metric = reading.summary(tuned.folder).leads
     if not (tuned.folder / "tune.svg").exists():
         write(tuned, tuned.folder)
     return tuned
@@ -608,9 +605,7 @@ def _methods(algorithm: Algorithm, setting: str, grid: Any, regime: Regime) -> l
 
 def write(tuned: Tuned, folder: Path) -> None:
     """tune.csv, and tune.svg once two legs have a metric."""
-    from polyfed.report.style import save
-
     RunFolder(folder).write("tune.csv", tuned.table.to_csv(index=False))
     flush(folder)
     if sum(math.isfinite(row["validation"]) for row in tuned.rows) > 1:
-        save(tuned.figure(), folder / "tune.svg")
+        report.save(tuned.figure(), folder / "tune.svg")

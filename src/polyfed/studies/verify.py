@@ -80,12 +80,12 @@ def verify(folder: Path) -> Verdict:
         raise ConfigError(f"{folder}: the run started from another run, which its folder does not hold")
     experiment = resolve(folder / "config.toml")
     found = reading.summary(folder)
-    if found["status"] == "interrupted":
+    if found.status == "interrupted":
         raise RunError(f"{folder}: the run is not finished; finish it with: polyfed resume {folder}")
     parts, plan, seed = Parts(experiment), config.get("plan", {}), experiment.seeds[0]
     given: dict[str, Any] = {k: plan[k] for k in ("chunk", "workers") if k in plan} | {"checkpoint_every": None}
-    if found["status"] == "finished":
-        given["rounds"] = found["rounds"]
+    if found.status == "finished":
+        given["rounds"] = found.rounds
     training = replace(parts.training(seed), **given)
     method = experiment.methods[0]
     with tempfile.TemporaryDirectory() as name:
@@ -99,19 +99,16 @@ def verify(folder: Path) -> Verdict:
 
 def compared(folder: Path, again: Path, config: dict[str, Any], parts: Mapping[str, Differs]) -> Verdict:
     """What is said of each part of two run folders. config: of the first one"""
-    before: dict[str, str] | None = reading.summary(folder).get("digest")
-    now: dict[str, str] = reading.summary(again)["digest"]
+    before, now = reading.summary(folder).digest, reading.summary(again).digest or {}
     said: dict[str, str] = {}
     worst = 0.0
     for name, differs in parts.items():
-        same = before is None or before.get(name) == now.get(name)  # runs of older versions have none
+        same = before is None or before.get(name) == now.get(name)  # a recorded run may have none
         found = differs(folder, again)
         worst = max(worst, 0.0 if found is None else found.by)
         said[name] = found.text if found else "equal" if same else "differs from its digest in summary.json"
-    digits = (
-        torch.finfo(torch.float64 if config.get("dtype") == "float64" else torch.float32).eps ** 0.5
-    )  # half of them
-    return Verdict(said, _versions(config, again), worst, digits)
+    dtype = torch.float64 if config.get("dtype") == "float64" else torch.float32
+    return Verdict(said, _versions(config, again), worst, torch.finfo(dtype).eps ** 0.5)  # half of its digits
 
 
 def _versions(config: dict[str, Any], again: Path) -> dict[str, tuple[str, str]]:
@@ -130,7 +127,8 @@ def _summary(folder: Path, again: Path) -> Difference | None:
         return {k: v for part in parts for k, v in part.items()}
 
     a, b = (
-        flat({k: v for k, v in reading.summary(f).items() if k not in ("seconds", "digest")}) for f in (folder, again)
+        flat({k: v for k, v in reading.summary(f).written().items() if k not in ("seconds", "digest")})
+        for f in (folder, again)
     )
     return _first(("differs", k, a.get(k), b.get(k)) for k in {**a, **b})
 
@@ -173,7 +171,7 @@ def _server(folder: Path, again: Path) -> Difference | None:
 
 def _models(folder: Path, again: Path) -> Difference | None:
     found: list[Difference] = []
-    for i, name in enumerate(c["name"] for c in reading.federation(folder)["clients"]):
+    for i, name in enumerate(reading.federation(folder).names):
         a, b = client_model(folder, i, name), client_model(again, i, name)
         if a is None or b is None:
             return None if a is b else Difference("are missing on one side", torch.inf)

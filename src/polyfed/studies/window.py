@@ -58,7 +58,7 @@ class WindowAdvice:
         run = progress.run
         if not progress.round or progress.round % self.every or run.clusters is None:
             return
-        method, task = run.loop.algorithm, run.loop.task
+        method, task = run.algorithm, run.trained.task
         if not isinstance(method, FPFC):
             raise ConfigError(f"WindowAdvice: found method {method.name}, expected fpfc")
         window = window_for(

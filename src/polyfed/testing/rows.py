@@ -88,7 +88,7 @@ def relabelling_the_clients_relabels_the_result(method: Algorithm) -> None:
         a, b = (train(method, fed, fraction=fraction, **F64) for fed in (federation(), federation().reorder(order)))
         apart = gap(b.personal, a.personal[order])
         assert apart <= 1e-9, f"with the clients in another order their models differ by {apart:.1e}"
-        mine, yours = (run.loop.ledger.by_client(N) for run in (a, b))
+        mine, yours = (run.trained.ledger.by_client(N) for run in (a, b))
         moved = [key for key, values in mine.items() if not np.array_equal(yours[key], values[order])]
         assert not moved, f"with the clients in another order their {', '.join(moved)} differ"
 
@@ -222,7 +222,7 @@ def sums_over_clients_hold_with_any_cohort(method: Algorithm) -> str | None:
 
 def a_client_smaller_than_a_batch_trains(method: Algorithm) -> None:
     run = train(method, schedule=Only((SMALL,)), rounds=8)
-    moved = float((run.personal[SMALL] - run.loop.task.w0).norm())
+    moved = float((run.personal[SMALL] - run.trained.task.w0).norm())
     assert moved > 1e-4, f"a client of {SIZES[SMALL]} samples with batches of {BATCH} has not moved"
 
 
@@ -319,7 +319,7 @@ def late_replies_are_taken_or_refused(method: Algorithm) -> str | None:
 
 
 def means_are_protected_by_a_robust_rule(method: Algorithm) -> str | None:
-    if not averaged(train(method).loop.used):
+    if not averaged(train(method).trained.used):
         return "it averages nothing that clients send"
     attacked = train(method, attack=SignFlip(ratio=0.2), robust=Median())
     assert torch.isfinite(attacked.personal).all(), "under an attack and a median a model is not finite"
@@ -332,13 +332,13 @@ def means_are_protected_by_a_robust_rule(method: Algorithm) -> str | None:
 def it_admits_a_newcomer(method: Algorithm) -> None:
     old, new = (federation().reorder(ids) for ids in (OLD, NEW))
     run = train(method, old, **F64)
-    before, meta = run.loop.state()
+    before, meta = run.trained.state()
     before = copied(before)
     found = admit(run, new, 2)
-    after, still = run.loop.state()
+    after, still = run.trained.state()
     changed = [*differing(before, after), *(["ledger"] if meta != still else [])]
     assert not changed, f"admitting a client changes the run's {', '.join(changed)}"
-    shape, p = list(found.personal.shape), run.loop.task.p
+    shape, p = list(found.personal.shape), run.trained.task.p
     assert shape == [len(NEW), p], f"newcomers' models are of shape {shape}, not {[len(NEW), p]}"
     assert torch.isfinite(found.personal).all(), "a newcomer's model is not finite"
     assert len(found.table) == 3 * len(NEW), (

@@ -21,7 +21,7 @@ from polyfed.core.worker import Reply
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, here, make_plan, make_rows
 from polyfed.runs.fit import fit
-from polyfed.runs.result import Run
+from polyfed.runs.result import Result
 
 NAMES = ("oslo", "bern", "lima", "kyiv", "riga", "cork")
 SIZES = (24, 5, 26, 13, 30, 12)  # full batches: some share a chunk, with padding, and some do not
@@ -71,7 +71,7 @@ def network(outputs: int = CLASSES) -> nn.Module:
         return nn.Sequential(nn.Linear(8, 5), nn.Sigmoid(), nn.Linear(5, outputs))
 
 
-def train(method: Algorithm, fed: Federation | None = None, net: nn.Module | None = None, **settings: Any) -> Run:
+def train(method: Algorithm, fed: Federation | None = None, net: nn.Module | None = None, **settings: Any) -> Result:
     """A short run, with unequal numbers of steps where the method lets clients take them."""
     given = {
         "rounds": ROUNDS, "local_epochs": 2, "local_steps": steps_of(method), "batch_size": BATCH, "seed": 3,

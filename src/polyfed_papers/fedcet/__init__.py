@@ -105,7 +105,7 @@ def distances(
     error = [start]
 
     def note(progress: Progress) -> bool:
-        spent.append(sum(progress.run.loop.ledger.totals()) / problem.federation.n)
+        spent.append(sum(progress.run.trained.ledger.totals()) / problem.federation.n)
         error.append(float((progress.run.personal.mean(0) - optimum).norm()))
         away = not error[-1] < 1e6 * start
         return away or spent[-1] + (spent[-1] - spent[-2]) > budget or error[-1] < FLOOR * start

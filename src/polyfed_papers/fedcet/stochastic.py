@@ -94,7 +94,7 @@ def net(bench: Bench, activation: str) -> dict[str, dict[str, list[dict[str, Any
         size, seen = 4 * sum(q.numel() for q in model.parameters()), []
 
         def note(progress: Progress) -> bool:
-            spent = sum(progress.run.loop.ledger.totals()) / data.n / size
+            spent = sum(progress.run.trained.ledger.totals()) / data.n / size
             if progress.records:
                 told = {r["split"]: r["accuracy"] for r in progress.records}
                 seen.append((spent, told["validation"], told["test"]))

@@ -232,7 +232,7 @@ def gigabytes(found: Comparison, label: str, direction: str = "both") -> np.ndar
     """[seeds] bytes exchanged / 1e9 by the ledger; direction: "down", "up" or "both"."""
     ways = ("down", "up") if direction == "both" else (direction,)
     rows = [r.summary for r in found.results if r.label == label]
-    return np.array([np.nan if s is None else sum(s[f"{w}_bytes"] for w in ways) / 1e9 for s in rows])
+    return np.array([np.nan if s is None else sum(getattr(s, f"{w}_bytes") for w in ways) / 1e9 for s in rows])
 
 
 def falling(text: str, steps: Mapping[str, np.ndarray], factor: float = 1.0, unit: str = "") -> Claim:

@@ -19,7 +19,7 @@ from polyfed.compute.layout import Layout
 from polyfed.recipes.recipe import Bench, Claim, Outcome, Setting, ordered, ours
 from polyfed.report.style import INK, QUIET, SERIES, VERMILLION, categories, styled
 from polyfed.report.table import Cell, Table
-from polyfed.runs.result import Run
+from polyfed.runs.opened import opened
 from polyfed.sites.message import Message, pack, unpack
 from polyfed.studies.compare import Comparison
 from polyfed_papers.fedslr import GKR, LABELS, MIXED, federation, network, resnet
@@ -159,15 +159,15 @@ def hidden(bench: Bench, folder: Path, seed: int, data: str, show: bool) -> dict
     from sklearn.metrics import silhouette_score
 
     model = network(bench, data)(seed)
-    run = Run.open(folder, federation(bench, data)(seed), model)
-    common, head = run.common, run.loop.task.layout.mask("head")
+    run = opened(folder, federation(bench, data)(seed), model)
+    common, head = run.common, run.trained.task.layout.mask("head")
     assert common is not None
-    of = {"personal": run.personal.cpu(), "global": common.cpu().expand(run.loop.n, -1)}
+    of = {"personal": run.personal.cpu(), "global": common.cpu().expand(run.trained.n, -1)}
     pairs = {(e, c): torch.where(head, of[c], of[e]) for e, c in PAIRS}
     accuracy = {f"{e}, {c}": run.evaluate(w)["accuracy"].tolist() for (e, c), w in pairs.items()}
     test = run.federation.test
     assert test is not None
-    samples = [tuple(t.cpu() for t in test.client(i)) for i in range(run.loop.n)]
+    samples = [tuple(t.cpu() for t in test.client(i)) for i in range(run.trained.n)]
     counts = [np.unique(y, return_counts=True)[1] for _, y in samples]
     apart: dict[str, list[float]] = {"personal": [], "global": []}
     for i, (x, y) in enumerate(samples):

@@ -104,7 +104,11 @@ def trained(seed: int, rounds: int) -> dict[str, dict[str, Any]]:
     data = load("digits").partition("dirichlet:0.5", 10, seed)
     net = build("mlp", data.input_shape, 10, seed, hidden=(256, 256))
     run = fit(net, data, FedSLR(0.1, lam=0.01, mu=0.01, eta_g=5.0), rounds=rounds, batch_size=20, seed=seed)
-    task, factors, x = run.loop.task, run.loop.algorithm.factors(run.server) or {}, data.test.to("cpu", torch.float32).x
+    task, factors, x = (
+        run.trained.task,
+        run.algorithm.factors(run.server) or {},
+        data.test.to("cpu", torch.float32).x,
+    )
     common, mixed = task.layout.named(run.server["w"]), task.layout.named(run.personal[0])
     rows = {}
     for label, named in (("GKR", common), ("mixed", mixed)):

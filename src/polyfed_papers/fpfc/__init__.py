@@ -265,8 +265,8 @@ def numbers_sent(found: Comparison, label: str, clients: int) -> Cell:
     rows = [r.summary for r in found.results if r.label == label and r.summary is not None]
     if not rows:
         return Cell("–", {"numbers": None}, "quiet")
-    sent = float(np.mean([r["down_bytes"] + r["up_bytes"] for r in rows])) / 4
-    start = rows[0]["parameters"] * clients if sent else 0
+    sent = float(np.mean([r.down_bytes + r.up_bytes for r in rows])) / 4
+    start = (rows[0].parameters or 0) * clients if sent else 0
     return Cell(f"{sent:.3g} + {start:.3g}" if sent else "0", {"numbers": sent, "initial": start})
 
 

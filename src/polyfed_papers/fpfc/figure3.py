@@ -33,7 +33,7 @@ def train(bench: Bench, seed: int) -> dict[str, Any]:
 
     def look(progress: Progress) -> None:
         if progress.round in (*ROUNDS, rounds):
-            seen[progress.round] = progress.run.loop.server["w"].cpu().numpy().copy()
+            seen[progress.round] = progress.run.trained.server["w"].cpu().numpy().copy()
 
     fpfc = replace(problem.fpfc, lam=bench.pick(0.7, 0.6))
     run = fit(model, data, fpfc, rounds=rounds, seed=seed, evaluate_every=0, device=bench.device, callbacks=[look],

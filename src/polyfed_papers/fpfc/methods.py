@@ -105,7 +105,7 @@ def by_angle(bench: Bench, key: str, problem: Problem, data: Federation, method:
         loss = problem.work.get("loss", "cross-entropy")
         run = bench.fit(problem.model(seed), data, trial, rounds=1, local_steps=1, batch_size=None, loss=loss,
                         seed=seed, evaluate_every=0)  # fmt: skip
-        angles = run.loop.server["angles"].cpu().numpy()[np.triu_indices(data.n, 1)]
+        angles = run.trained.server["angles"].cpu().numpy()[np.triu_indices(data.n, 1)]
         return np.unique(np.quantile(angles, QUANTILES).round(3)).tolist()
 
     found = bench.once(f"{key}-seed{seed}", lambda: {angle: thresholds(trial) for angle, trial in trials.items()})

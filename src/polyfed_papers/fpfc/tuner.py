@@ -55,7 +55,7 @@ def search(bench: Bench, seed: int, problem: Problem, grids, choose: Choice):
     assert run is not None
     assert run.clusters is not None
     local = bench.fit(
-        problem.model(seed), data, Local(problem.fpfc.lr), rounds=run.loop.t, **{**common, "fraction": 1.0}
+        problem.model(seed), data, Local(problem.fpfc.lr), rounds=run.rounds, **{**common, "fraction": 1.0}
     )
     return {
         "regime": found.best["regime"],

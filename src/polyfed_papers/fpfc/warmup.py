@@ -80,7 +80,7 @@ def search(bench: Bench, problem: Problem, regime, seed: int) -> dict:
     for lam, count in legs:
         if not count:
             continue
-        before = run.loop.t if run is not None else 0
+        before = run.rounds if run is not None else 0
         run = bench.fit(problem.model(seed), problem.federation(seed), replace(problem.fpfc, lam=lam), rounds=count,
                         start=run, seed=seed, evaluate_every=look, **own)  # fmt: skip
         new = [r for r in run.records if r["split"] == "test" and r["round"] > before]

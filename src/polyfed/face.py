@@ -1,0 +1,300 @@
+"""The face: what `polyfed` gives its users. `Run` is a result with doors to what is done with one: reports, exports,
+predictions, newcomers; `fit`, `compare` and `tune` are those of the rooms below, and give such runs.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from functools import wraps
+from pathlib import Path
+from typing import Literal, ParamSpec, TypeVar
+
+import pandas as pd
+from torch import nn
+
+from polyfed import report
+from polyfed.data.federation import Federation
+from polyfed.runs import fit as fits
+from polyfed.runs import opened
+from polyfed.runs.folder import RunFolder
+from polyfed.runs.result import Result
+from polyfed.runs.watching import Callback
+from polyfed.studies import admit as admits
+from polyfed.studies import compare as compares
+from polyfed.studies import export as exports
+from polyfed.studies import leave as leaves
+from polyfed.studies import tune as tunes
+from polyfed.studies.predict import predictor
+
+P = ParamSpec("P")
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+class Run(Result):
+    """A training run: what `fit` returns, or what `Run.open` reads from a folder."""
+
+    @classmethod
+    def open(cls, folder: str | Path, federation: Federation | None = None, model: nn.Module | None = None) -> "Run":
+        """The run of a folder. Reading needs no data; what does (`evaluate`, `resume`) looks for them where they were.
+
+        Parameters
+        ----------
+        folder : str or Path
+            The run's folder.
+        federation : Federation or None
+            For a run that was started from Python with data of its own: the same data.
+        model : nn.Module or None
+            For a run that was started from Python with a model of its own: the model as it was when the run began.
+
+        Returns
+        -------
+        Run
+            The run.
+
+        Raises
+        ------
+        RunError
+            The folder is missing, damaged or not of a run.
+        """
+        return opened.opened(folder, federation, model, cls)
+
+    @classmethod
+    def of(cls, result: Result) -> "Run":
+        """A result with what a user does with one, such as of `prepare(...).run()`.
+
+        Parameters
+        ----------
+        result : Result
+            What a run gave.
+
+        Returns
+        -------
+        Run
+            The same.
+        """
+        return cls(**{f.name: getattr(result, f.name) for f in fields(Result)})
+
+    def __repr__(self) -> str:
+        name, clients = self.settings["algorithm"]["name"], self.outline.names
+        return report.sentence(name, self.status, self.rounds, clients, self.final, self.metric)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the answer, a table of the clients, the history."""
+        return report.cell(repr(self), self.outline.names, self.final, self.metric, self.history)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the run folder: configuration, metrics, clients, ledger, checkpoint, models.
+
+        Parameters
+        ----------
+        folder : str or Path
+            Made if it is not there.
+
+        Returns
+        -------
+        Path
+            The folder.
+
+        Raises
+        ------
+        RunError
+            The folder holds a run already, or cannot be written.
+        """
+        out = RunFolder(Path(folder))
+        with out.locked():
+            out.refuse_used()
+            out.begin(self, fresh=True)
+            out.finish(self)
+        return out.path
+
+    def export(self, client: int | str, out: str | Path | None = None, factorised: bool = False) -> tuple[Path, Path]:
+        """Copy one client's model from the run's folder to a safetensors file, with a JSON file that says what it is.
+
+        Parameters
+        ----------
+        client : int or str
+            Its position or name.
+        out : str, Path or None
+            The file; None: <client>.safetensors in the working folder.
+        factorised : bool
+            Low-rank layers as two factors and what is sparse beside them (FedSLR, GPGD).
+
+        Returns
+        -------
+        tuple of Path
+            Both files.
+
+        Raises
+        ------
+        ConfigError
+            There is no such client, the file has another ending, or the method makes no low-rank model.
+        RunError
+            The run has no folder, or no models yet.
+        """
+        return exports.export(self, client, None if out is None else Path(out), factorised)
+
+    def predict(self, client: int | str, rows: pd.DataFrame) -> pd.DataFrame:
+        """Answers of one client's model for new rows, as they are in a file: texts, gaps and all.
+
+        Gaps, and categories that no training row had, are warnings.
+
+        Parameters
+        ----------
+        client : int or str
+            Its position or name.
+        rows : DataFrame
+            [N] rows with the columns that the run was trained on, in any order; others are not used.
+
+        Returns
+        -------
+        DataFrame
+            [N]: row (from 1), prediction (a class, or a number in the unit of the target), and for classes one column
+            of probabilities each, such as probability_ill.
+
+        Raises
+        ------
+        DataError
+            A column is missing, or a cell is not what it was in training, as for training data.
+        ConfigError
+            There is no such client, or the run was not trained on CSV files.
+        """
+        return predictor(self, client).predict(rows)
+
+    def newcomers(self, data: str | Path, target: str | None = None) -> Federation:
+        """Clients to `admit`, from a CSV or npz file each: one file, or a folder of them. Inputs are not rescaled.
+
+        Parameters
+        ----------
+        data : str or Path
+            A file, or a folder with one for each client.
+        target : str or None
+            The target column of CSV files; None: the run's, else the last.
+
+        Returns
+        -------
+        Federation
+            The new clients.
+
+        Raises
+        ------
+        DataError
+            A file cannot be read, or does not fit the run's model.
+        """
+        return admits.newcomers(self, data, target)
+
+    def admit(
+        self, newcomers: Federation, exchanges: int = 10, start: Literal["offered", "common"] = "offered"
+    ) -> admits.Admission:
+        """Add new clients by the method's own rule, as `polyfed.admit` does; the run stays as it is.
+
+        Parameters
+        ----------
+        newcomers : Federation
+            Their data, under names that the run does not have, with inputs as the run's clients have theirs: scaled.
+        exchanges : int
+            Rounds that every newcomer takes part in.
+        start : {"offered", "common"}
+            As for `polyfed.admit`.
+
+        Returns
+        -------
+        Admission
+            Each newcomer's model, and its scores after every exchange.
+        """
+        return admits.admit(self, newcomers, exchanges, start=start)
+
+    def leave(
+        self, *clients: int | str, out: str | Path | None = None, callbacks: Sequence[Callback] = ()
+    ) -> leaves.Departure:
+        """Train the run again without some of its clients, every other draw the same; the run stays as it is.
+
+        The result is, bit for bit, the run of a federation that never had them: whatever follows from all clients is
+        worked out anew. In a federation that was made in Python, what the program computed from all clients before
+        (scaling, a vocabulary) is its own to redo.
+
+        Parameters
+        ----------
+        *clients : int or str
+            Who leaves, by position or name.
+        out : str, Path or None
+            Folder of the new run; None: beside the run's, under a name that says who left.
+        callbacks : sequence of callable
+            As for `fit`.
+
+        Returns
+        -------
+        Departure
+            What it costs those who stay, in scores and bytes; its `folder` is the new run's.
+
+        Raises
+        ------
+        ConfigError
+            There is no such client, none would stay, or the run started from another one.
+        RunError
+            The run is not finished, or its data cannot be read or have changed.
+        """
+        return leaves.leave(self, clients, None if out is None else Path(out), callbacks)
+
+    def resume(self, rounds: int | None = None, callbacks: Sequence[Callback] = ()) -> "Run":
+        """Train on from the last checkpoint, to the numbers of a run that was never interrupted, and write the folder.
+
+        Parameters
+        ----------
+        rounds : int or None
+            In all; None: as many as the run was to have.
+        callbacks : sequence of callable
+            As for `fit`.
+
+        Returns
+        -------
+        Run
+            The run, trained on.
+
+        Raises
+        ------
+        RunError
+            The data cannot be read, or have changed.
+        ConfigError
+            A setting was an object of Python, which no file holds.
+        """
+        return Run.of(opened.resume(self, rounds, callbacks))
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Write the page of this run.
+
+        Parameters
+        ----------
+        out : str, Path or None
+            The file; None: report.html in the run's folder.
+
+        Returns
+        -------
+        Path
+            The file.
+        """
+        return report.write_report(self.place(), out)
+
+
+def _faced(function: Callable[P, T], face: Callable[[T], S]) -> Callable[P, S]:
+    """A function that gives what `face` makes of its result."""
+
+    @wraps(function)
+    def faced(*args: P.args, **given: P.kwargs) -> S:
+        return face(function(*args, **given))
+
+    return faced
+
+
+def _compared(found: compares.Comparison) -> compares.Comparison:
+    found.results = [r if r.run is None else replace(r, run=Run.of(r.run)) for r in found.results]
+    return found
+
+
+def _tuned(found: tunes.Tuned) -> tunes.Tuned:
+    found.run = found.run and Run.of(found.run)
+    return found
+
+
+fit = _faced(fits.fit, Run.of)
+compare = _faced(compares.compare, _compared)
+tune = _faced(tunes.tune, _tuned)

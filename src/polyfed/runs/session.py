@@ -1,0 +1,170 @@
+"""Session: a run under way. It steps the loop, evaluates, calls callbacks, saves, and yields the Result."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from polyfed.base import checkpoint
+from polyfed.base.errors import Diverged, RunError
+from polyfed.core.engine import Silent
+from polyfed.core.rounds import Loop
+from polyfed.data.federation import Federation
+from polyfed.runs.folder import RunFolder, fingerprint
+from polyfed.runs.history import grouping, record
+from polyfed.runs.result import Live, Result, splits
+from polyfed.runs.resume import check_same, versions_since
+from polyfed.runs.stop import interruptible
+from polyfed.runs.trained import Judged, Trained
+from polyfed.runs.watching import Callback, Progress
+
+Saved = tuple[dict[str, Any], dict[str, Any], list[str]]  # a checkpoint: tensors, what is said of them, warnings
+
+
+@dataclass(eq=False)
+class Session:
+    """A run under way: training, evaluation, history, checkpoints.
+
+    settings: of config.toml     every: rounds between evaluations     attackers: [n] bool, who has no metrics
+    measure: of a yardstick, what fits it, in place of rounds; it says what was measured     judged: the same before
+    """
+
+    loop: Loop
+    federation: Federation
+    settings: dict[str, Any]
+    every: int
+    attackers: np.ndarray
+    store: RunFolder | None
+    callbacks: Sequence[Callback] = ()
+    measure: "Callable[[Session], Judged] | None" = None
+    judged: Judged | None = None
+    records: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    seconds: float = 0.0
+    ended: bool = False
+
+    def __post_init__(self) -> None:
+        self.first, self.rounds = self.loop.t, self.settings["rounds"]  # first: done by the run that it starts from
+        self.final: dict[str, dict[str, np.ndarray]] = {}
+        self.status = "finished"
+        there = splits(self.federation)
+        self.watched = watched(there)
+        self.all_of_them = [*dict.fromkeys([*self.watched, *there])]  # in this order, whatever was evaluated before
+        self.evaluated: dict[str, int] = {}  # a split -> when it was, last
+
+    def result(self) -> Result:
+        """What has been reached so far."""
+        reached = Trained.of(self.loop)
+        return Result(
+            self.settings, self.federation, [*self.records], {**self.final}, self.loop.task.scores, self.status,
+            self.loop.t, self.seconds, self.ended, self.store.path if self.store else None,
+            Live(reached, self.federation, self.judged or reached),
+        )  # fmt: skip
+
+    def restore(self, store: RunFolder, saved: Saved) -> None:
+        """Go on from a checkpoint, after checking that it belongs to the same experiment on the same data."""
+        tensors, meta, warnings = saved
+        for line in warnings:
+            store.log(line)
+        check_same(store.path, fingerprint(self.settings, self.loop.task), meta["fingerprint"])
+        self.loop.restore(tensors, meta)
+        if self.loop.t > self.rounds:
+            raise RunError(
+                f"cannot resume {store.path}: it has {self.loop.t} rounds already, more than rounds = {self.rounds}"
+            )
+        checkpoint.forget(store.path / "checkpoint", len(warnings))
+        self.records, self.seconds, self.ended = meta["records"], meta["seconds"], meta["ended"]
+        over = self.ended or self.loop.t >= self.rounds
+        found, lines = versions_since(meta["versions"], self.settings["versions"], self.loop.t)
+        self.settings["versions"] = meta["versions"] if over else found
+        for line in () if over else lines:
+            store.log(line)
+
+    def run(self) -> Result:
+        """Train until the last round, a callback or Ctrl-C ends it. What was reached is saved whatever happens."""
+        loop, store = self.loop, self.store
+        threads, begun = torch.get_num_threads(), loop.t
+        if store is not None:
+            loop.say = store.log
+        torch.set_num_threads(1)
+        try:
+            self._rounds()
+            self._evaluate([name for name in self.all_of_them if self.evaluated.get(name) != loop.t])
+        except Diverged as e:
+            raise Diverged(f"{e}{self._diverged()}") from e
+        except Exception as e:
+            kept = isinstance(e, Silent) or not isinstance(e, RunError)  # else it could not be written now either
+            if store is not None and kept and loop.whole and loop.t > begun:
+                store.rescue(self.result(), e)
+            raise
+        finally:
+            loop.engine = loop.engine.close()
+            torch.set_num_threads(threads)
+        self.status = "finished" if loop.t >= self.rounds or self.ended else "interrupted"
+        found = self.result()
+        if store is not None:
+            store.finish(found)
+        return found
+
+    def _rounds(self) -> None:
+        loop, store = self.loop, self.store
+        if self.measure is not None:
+            self.judged = self.measure(self)
+            self.rounds = loop.t if self.judged.deploys == "yardstick" else self.rounds
+            if loop.t >= self.rounds and all(r["round"] != loop.t for r in self.records):  # and not resumed after it
+                self._tell(self._evaluate(self.watched))
+            return
+        with interruptible(terminable=store is not None) as interrupted:
+            if loop.t == self.first and not self.records and self.every > 0:
+                self.ended = self._tell(self._evaluate(self.watched))
+            while loop.t < self.rounds and not self.ended and not interrupted.is_set():
+                start = time.perf_counter()
+                loop.step()
+                self.seconds += time.perf_counter() - start
+                due = loop.t == self.rounds or (self.every > 0 and loop.t % self.every == 0)
+                if due:
+                    loop.check()
+                self.ended = self._tell(self._evaluate(self.watched) if due else [])
+                if store is not None and loop.t < self.rounds and store.due(loop.t):
+                    store.checkpoint(self.result())
+
+    def _evaluate(self, splits: list[str]) -> list[dict[str, Any]]:
+        """The records of this round; attackers have no metrics."""
+        judged, records = self.judged or Trained.of(self.loop), list[dict[str, Any]]()
+        for name in splits:
+            self.final[name] = {k: np.where(self.attackers, np.nan, v) for k, v in judged.scored(name).items()}
+            self.evaluated[name] = self.loop.t
+            records.append(record(self.result(), name))
+        if records:
+            records[0] |= grouping(self.result())
+        return records
+
+    def _tell(self, records: list[dict[str, Any]]) -> bool:
+        """Keep the records and call the callbacks; whether one of them ends the run."""
+        self.records += records
+        if self.store is not None and records:
+            self.store.record(records)
+        run = self.result()
+        said = [callback(Progress(self.loop.t, self.rounds, records, run)) for callback in self.callbacks]
+        return any(answer is True or answer is np.True_ for answer in said)
+
+    def _diverged(self) -> str:
+        """Save the last finite state; where it is."""
+        self.status = "diverged"
+        if self.store is None:
+            return ""
+        if self.loop.whole:
+            self.store.checkpoint(self.result(), force=True)
+        with suppress(Diverged):
+            self._evaluate(self.all_of_them)
+        self.store.finish(self.result())
+        found = checkpoint.checkpoints(self.store.path / "checkpoint")
+        return f"; the last finite state is {found[-1]}" if found else ""
+
+
+def watched(data: Any) -> list[str]:
+    """The splits, of these, that are evaluated on the way."""
+    return [name for name in data if name != "train"] or [*data]

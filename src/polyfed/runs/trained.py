@@ -1,0 +1,138 @@
+"""Trained: what training has reached. A live loop and a folder's checkpoint both give one; whatever needs models,
+private rows or the server's tensors asks it, and nothing in it goes on training.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyfed.base.typed import pieces
+from polyfed.compute.optimizers import StepSizes
+from polyfed.compute.split import Split, restored
+from polyfed.compute.task import Task
+from polyfed.core.algorithm import Algorithm, Down, Personal, Round, State
+from polyfed.core.engine import Engine
+from polyfed.core.ledger import Ledger
+from polyfed.core.rounds import Flight, Loop
+from polyfed.core.uplinks import rows_of
+from polyfed.core.worker import expand
+
+BLOCK = 1 << 28  # bytes of models at a time
+
+
+class Judged(Protocol):
+    """What scores were measured on: the clients' models, or the answers of a yardstick, which has none."""
+
+    def scored(self, split: str) -> dict[str, np.ndarray]: ...
+    def answers(self, test: Split) -> Iterator[tuple[int, Tensor]]: ...
+    @property
+    def deploys(self) -> str: ...
+    def digest(self) -> str: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """The state of a run after `t` rounds, by the names that the event loop has for it (see `Loop`).
+
+    samples: [n] training samples     engine: keeps the private rows; closed once training is over
+    finite: whether the server's state is, in what was so before the first round
+    state: what a checkpoint holds, (tensors, meta)
+    """
+
+    task: Task
+    algorithm: Algorithm
+    names: Sequence[str]
+    keys: np.ndarray
+    samples: Tensor
+    server: State
+    engine: Engine
+    ledger: Ledger
+    seed: int
+    step_sizes: StepSizes
+    t: int
+    clock: float
+    flights: list[Flight]
+    free: tuple[str, ...]
+    used: dict[str, set[str]]
+    finite: bool
+    state: Callable[[], tuple[dict[str, Tensor], dict[str, Any]]]
+
+    @classmethod
+    def of(cls, loop: Loop) -> "Trained":
+        """What a loop has reached."""
+        return cls(**{f.name: getattr(loop, f.name) for f in fields(cls)})
+
+    @property
+    def n(self) -> int:
+        """Number of clients."""
+        return len(self.names)
+
+    def round(self, ids: np.ndarray | Tensor) -> Round:
+        """What both sides would know about an exchange with `ids` now."""
+        at = torch.as_tensor(ids, device=self.task.device)
+        return Round(self.t, self.n, 0, at, self.samples[at], torch.full_like(at, self.t))
+
+    def deployment(self) -> Down:
+        """What every client would receive now; nothing for methods that do not need it to deploy."""
+        if isinstance(self.algorithm, Personal):
+            return Down()
+        return self.algorithm.deployment(self.server, self.round(np.arange(self.n)))
+
+    def personal(self, ids: np.ndarray) -> Tensor:
+        """[s, p]: the models that `ids` would deploy now."""
+        return self.engine.personal(self.algorithm, self.deployment(), np.asarray(ids))
+
+    def scored(self, split: str) -> dict[str, np.ndarray]:
+        """The metrics [n] of what every client would deploy now; nothing is billed."""
+        return self.engine.evaluate(self.algorithm, self.deployment(), split)
+
+    def answers(self, test: Split) -> Iterator[tuple[int, Tensor]]:
+        """What every client's model puts out for its test samples."""
+        task = self.task
+        test = test.to(task.device, task.dtype)
+        for ids in np.array_split(np.arange(self.n), -(-self.n * task.p * task.w0.element_size() // BLOCK)):
+            for i, w in zip(ids, self.personal(ids), strict=True):
+                if len(x := test.client(int(i))[0]):
+                    yield int(i), restored(task.outputs(w, x), test.units([int(i)]))
+
+    @property
+    def deploys(self) -> str:
+        """What clients deploy: "common", the one that the server sends all, "own", trained alone, or "personal"."""
+        everyone = self.round(np.arange(self.n))
+        if type(self.algorithm).personal is Algorithm.personal:
+            return "common" if "w" in self.algorithm.deployment(self.server, everyone).shared else "personal"
+        sends = sum(self.ledger.totals()) or any(self.algorithm.downlink(self.server, everyone))
+        return "personal" if sends else "own"
+
+    def digest(self) -> str:
+        """sha256 of the clients' models."""
+        found, size = hashlib.sha256(), max(1, BLOCK // (self.task.p * self.task.w0.element_size()))
+        for k in range(0, self.n, size):
+            found.update(raw(self.personal(np.arange(k, min(k + size, self.n)))))
+        return found.hexdigest()
+
+    def parameters(self) -> np.ndarray:
+        """[n]: numbers that describe each client's model, those of its structure where the method has one (FedSLR)."""
+        counts = np.full(self.n, self.task.p, dtype=np.int64)
+        if not self.engine.here:
+            for i, found in self.engine.parameters.items():
+                counts[i] = found
+            return counts
+        if type(self.algorithm).parameters is Algorithm.parameters:
+            return counts
+        down = expand(self.deployment(), self.n)
+        for ids in pieces(torch.arange(self.n, device=self.task.device), 16):
+            received = {name: rows_of(t, ids) for name, t in down.items()}
+            found = self.algorithm.parameters(self.engine.private(ids), received)
+            counts[ids.cpu().numpy()] = self.task.p if found is None else torch.as_tensor(found).cpu().numpy()
+        return counts
+
+
+def raw(t: Tensor) -> bytes:
+    """The bytes of a tensor."""
+    return t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

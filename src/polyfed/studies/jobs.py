@@ -1,0 +1,156 @@
+"""jobs: runs trained one after another or side by side, or read back where they were finished before. Comparisons and
+coalitions train with it. Runs that are too small for two threads are trained side by side, which changes only how long
+they take.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from polyfed.base.errors import Diverged, RunError
+from polyfed.runs import schema as reading
+from polyfed.runs.folder import summary
+from polyfed.runs.result import Result
+from polyfed.runs.watching import Callback
+from polyfed.studies import parallel
+
+
+@dataclass(frozen=True, eq=False)
+class Done:
+    """A job that is over.
+
+    status: "finished", "diverged" or "interrupted"     message: why it did not finish
+    summary, clients: what summary.json and clients.csv of a run folder hold; None when there is nothing
+    run: its Result, unless it was finished before and only read back, or not kept
+    """
+
+    label: str
+    seed: int
+    status: str
+    summary: reading.Summary | None = None
+    clients: pd.DataFrame | None = None
+    message: str = ""
+    folder: Path | None = None
+    run: Result | None = None
+
+
+class Watch:
+    """Hooks into a comparison. Override what you need."""
+
+    def start(self, total: int) -> None:
+        """A comparison of `total` runs starts."""
+
+    def begin(self, label: str, seed: int) -> None:
+        """A run starts; others may not be over."""
+
+    def callbacks(self) -> Sequence[Callback]:
+        """Passed on to `fit` for every run that is trained in this process."""
+        return ()
+
+    def end(self, result: Done, resumed: bool) -> None:
+        """A run is over. resumed: it had been finished earlier and was only read back."""
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One run.
+
+    train: trains it, in `place` if it has one     make: what jobs of its seed have in common, made in this process so
+    that they share it
+    """
+
+    label: str
+    seed: int
+    place: Path | None
+    train: Callable[[Sequence[Callback]], Result]
+    make: Callable[[int], Any] = lambda seed: None
+
+    def here(self, callbacks: Sequence[Callback]) -> Done:
+        """Train it in this process."""
+        told = partial(Done, self.label, self.seed, folder=self.place)
+        try:
+            run = self.train(callbacks)
+        except Diverged as e:
+            return told("diverged", message=str(e))
+        except KeyboardInterrupt:
+            return told("interrupted")
+        return told(run.status, summary=summary(run), clients=run.clients, run=run)
+
+    def apart(self) -> tuple[str, str]:
+        """Train it in a process of its own: what its folder does not hold, (status, message)."""
+        try:
+            run = self.train(())
+        except Diverged as e:
+            return "diverged", str(e)
+        if run.status == "interrupted":
+            raise KeyboardInterrupt  # the others stop too
+        return run.status, ""
+
+    def told(self, status: str, message: str) -> Done:
+        """What `apart` left."""
+        found = read_result(self.place, self.label, self.seed) if status == "finished" and self.place else None
+        return found or Done(self.label, self.seed, status, message=message, folder=self.place)
+
+
+def execute(
+    jobs: Sequence[Job], watch: Watch, resume: bool = False, rounds: int | None = None, keep: bool = False,
+    alone: bool = False,
+) -> Iterator[tuple[Job, Done]]:  # fmt: skip
+    """Every job read back or trained, as they end: one after another, until one shows that the others may run side by
+    side, a process per core.
+
+    resume: read back those that are over     rounds: that one must have for this     keep: its Result as well
+    alone: never side by side
+
+    Raises KeyboardInterrupt after Ctrl-C, once the jobs in hand have finished their rounds and are yielded.
+    """
+
+    def begin(job: Job) -> None:
+        job.make(job.seed)
+        watch.begin(job.label, job.seed)
+
+    def end(job: Job, done: Done, resumed: bool = False) -> tuple[Job, Done]:
+        done = done if keep else replace(done, run=None)
+        watch.end(done, resumed)
+        return job, done
+
+    watch.start(len(jobs))
+    todo, room = list[Job](), 1
+    for job in jobs:
+        before = read_result(job.place, job.label, job.seed, rounds) if resume and job.place is not None else None
+        if before is None:
+            todo.append(job)
+        else:
+            yield end(job, before, resumed=True)
+    while todo and room == 1:
+        job = todo.pop(0)
+        begin(job)
+        done = job.here(watch.callbacks())
+        yield end(job, done)
+        if done.status == "interrupted":
+            raise KeyboardInterrupt
+        if done.run is not None and not (alone or keep) and done.run.trained.engine.plan.workers == 1:
+            room = parallel.room(done.run.trained.task.device.type)
+    tasks = [job.apart for job in todo]
+    for k, told in parallel.side_by_side(tasks, room, lambda k: begin(todo[k]), needs=lambda k: todo[k].seed):
+        yield end(todo[k], todo[k].told(*told))
+
+
+def read_result(place: Path, name: str, seed: int, rounds: int | None = None) -> Done | None:
+    """The result of a run folder whose run is over, or None when it has to be (re)started or continued."""
+    try:
+        found = reading.summary(place)
+        if found.status not in ("finished", "diverged"):
+            return None
+        if found.status == "diverged":
+            return Done(name, seed, "diverged", found, None, f"diverged after round {found.rounds}", place)
+        if rounds is not None and found.rounds < rounds and found.deploys != "yardstick":  # which has none
+            return None
+        names = reading.federation(place).names
+        return Done(name, seed, "finished", found, reading.clients(place, names), folder=place)
+    except RunError:
+        return None
