@@ -183,9 +183,9 @@ def copied(state: State) -> State:
     return {name: t.clone() for name, t in state.items()}
 
 
-def private(of: Run | Loop) -> State:
+def private(of: Result | Loop) -> State:
     """[n, ...]: every client's private tensors."""
-    rows = here((of.loop if isinstance(of, Run) else of).engine).rows
+    rows = here((of.trained if isinstance(of, Result) else of).engine).rows
     return {name: rows.read(name, torch.arange(rows.n)) for name in rows.names()}
 
 
