@@ -30,6 +30,7 @@ from polyfed.core.schedule import Schedule, Uniform
 from polyfed.core.settings import kebab
 from polyfed.core.split import Split
 from polyfed.core.task import Task
+from polyfed.core.typed import plain
 from polyfed.core.worker import Plan
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, check_rows, cores, make_plan, make_rows, pick_device
@@ -172,8 +173,7 @@ class Trainer:
             from polyfed.engines.ray import RayEngine
         except ImportError:
             raise ConfigError("engine: ray is not installed; pip install 'polyfed[ray]'") from None
-        weights = None if task.class_weights is None else task.class_weights.tolist()
-        make = partial(_checked, t, task.model, task.loss, task.device, weights, task.found)
+        make = partial(_checked, t, task.model, task.loss, task.device, plain(task.class_weights), task.found)
         return RayEngine(
             make, dict(splits(self.federation)), names, self.algorithm, self.work, t.seed, plan, t.step_sizes,
             workers=t.workers or min(cores(), len(names)), folder=folder and folder / "rows", address=t.address,
