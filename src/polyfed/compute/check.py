@@ -201,7 +201,7 @@ def _settle_shape(task: Task, split: Split) -> None:
     In one of the two a loss may pair every output with every target. It gets that in which it is a mean, or a sum, over
     samples; of a loss that is neither, that in which it matters which output goes with which target; else the targets'.
     """
-    at = torch.cat([_spread(split, FEW), *_extremes(split.y)]).unique()
+    at = torch.cat([_spread(split, FEW), *_extremes(split.y)])
     x, y = split.x[at].to(task.device), split.y[at].to(task.device)
     y = y.to(task.dtype) if y.is_floating_point() else y
     output = task.outputs(task.w0.clone(), x)

@@ -20,6 +20,7 @@ from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError
 from polyfed.base.randomness import client_keys
 from polyfed.base.settings import kebab
+from polyfed.base.typed import plain
 from polyfed.compute.augment import augmentation
 from polyfed.compute.batches import Work
 from polyfed.compute.check import check
@@ -204,8 +205,7 @@ class Trainer:
             from polyfed.engines.ray import RayEngine
         except ImportError:
             raise ConfigError("engine: ray is not installed; pip install 'polyfed[ray]'") from None
-        weights = None if task.class_weights is None else task.class_weights.tolist()
-        make = partial(_checked, t, task.model, task.loss, task.device, weights, task.found)
+        make = partial(_checked, t, task.model, task.loss, task.device, plain(task.class_weights), task.found)
         return RayEngine(
             make, dict(splits(self.federation)), names, self.algorithm, self.work, t.seed, plan, t.step_sizes,
             workers=t.workers or min(cores(), len(names)), folder=folder and folder / "rows", address=t.address,
