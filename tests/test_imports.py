@@ -54,7 +54,7 @@ def own(path: Path, late: bool) -> set[str]:
     return found - {path.relative_to(ROOT).as_posix()}
 
 
-def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+def circles(graph: dict[str, set[str]]) -> list[frozenset[str]]:
     """Sets of files that reach each other."""
     reach = {f: set(to) for f, to in graph.items()}
     for via in graph:

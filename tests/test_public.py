@@ -127,6 +127,8 @@ def _takes(thing: object) -> list[str]:
     """The names of what a function or class is called with."""
     if isinstance(thing, PROPERTY) or (inspect.isclass(thing) and issubclass(thing, BaseException)):
         return []
+    if thing is pf.Run:  # as its base, `Result`, which says them
+        return []
     stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     taken = inspect.signature(thing).parameters.values()  # pyright: ignore[reportArgumentType]
     return [stars.get(q.kind, "") + q.name for q in taken if q.name != "self" and not q.name.startswith("_")]

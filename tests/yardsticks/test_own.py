@@ -69,12 +69,12 @@ def test_the_linear_model_is_scikit_learns(penalty):
         (x, y), (new, true) = arrays(fed.train, i), arrays(fed.test, i)
         z = StandardScaler().fit(x)
         p = LogisticRegression(C=1 / penalty, max_iter=1000).fit(z.transform(x), y).predict_proba(z.transform(new))
-        assert np.allclose(torch.softmax(run.outputs["test"][i], 1), p)
+        assert np.allclose(torch.softmax(run.kept.judged.outputs["test"][i], 1), p)
         assert run.final["test"]["accuracy"][i] == np.mean(p.argmax(1) == true)
         assert np.isclose(run.final["test"]["log-loss"][i], log_loss(true, p, labels=range(3)))
     numbers = federation(classes=None)
-    fitted = pf.fit(torch.nn.Linear(4, 1), numbers, pf.OwnLinear(penalty)).outputs["test"]
-    best = pf.fit(torch.nn.Linear(4, 1), numbers, pf.OwnLinear()).outputs["test"]
+    fitted = pf.fit(torch.nn.Linear(4, 1), numbers, pf.OwnLinear(penalty)).kept.judged.outputs["test"]
+    best = pf.fit(torch.nn.Linear(4, 1), numbers, pf.OwnLinear()).kept.judged.outputs["test"]
     for i in range(3):
         (x, y), (new, _) = arrays(numbers.train, i), arrays(numbers.test, i)
         z = StandardScaler().fit(x)
@@ -96,7 +96,7 @@ def test_the_penalty_is_the_best_of_a_cross_validation():
             p[out] = model.predict_proba(z.transform(x)[out])
         losses.append(log_loss(y, p))
     best = measured(pf.OwnLinear(PENALTIES[int(np.argmin(losses))]), fed)
-    assert torch.equal(run.outputs["test"][0], best.outputs["test"][0])
+    assert torch.equal(run.kept.judged.outputs["test"][0], best.kept.judged.outputs["test"][0])
 
 
 def test_the_trees_are_scikit_learns():
@@ -105,10 +105,10 @@ def test_the_trees_are_scikit_learns():
     for i, leaf in enumerate((6, 20, 2)):
         (x, y), (new, true) = arrays(fed.train, i), arrays(fed.test, i)
         p = HistGradientBoostingClassifier(min_samples_leaf=leaf, random_state=0).fit(x, y).predict_proba(new)
-        assert np.allclose(torch.softmax(run.outputs["test"][i], 1), p)
+        assert np.allclose(torch.softmax(run.kept.judged.outputs["test"][i], 1), p)
         assert np.isclose(run.final["test"]["auc"][i], roc_auc_score(true, p, multi_class="ovr"), atol=1e-12)
     numbers = federation(classes=None)
-    found = pf.fit(torch.nn.Linear(4, 1), numbers, pf.OwnTrees(3)).outputs["test"][1]
+    found = pf.fit(torch.nn.Linear(4, 1), numbers, pf.OwnTrees(3)).kept.judged.outputs["test"][1]
     (x, y), (new, _) = arrays(numbers.train, 1), arrays(numbers.test, 1)
     model = HistGradientBoostingRegressor(min_samples_leaf=3, random_state=0).fit(x, y)
     assert np.allclose(found, model.predict(new))
@@ -121,7 +121,7 @@ def test_a_site_with_one_class_predicts_it_and_no_probability_is_zero(method):
     fed = pf.Federation.from_arrays(sites, [(rng.normal(size=(6, 4)), np.arange(6) % 2)] * 2)
     found = measured(method, fed)
     assert found.final["test"]["accuracy"][0] == 0.5
-    p = torch.softmax(found.outputs["test"][0], 1)
+    p = torch.softmax(found.kept.judged.outputs["test"][0], 1)
     assert np.allclose(p, [0.5 / 9.5, 9 / 9.5])  # the class that it has not seen counts as half a sample
 
 
@@ -133,7 +133,7 @@ def test_several_numbers_per_sample_are_predicted_one_by_one(method):
     run = pf.fit(torch.nn.Linear(4, 2), fed, method)
     for k in range(2):
         one = pf.Federation.from_arrays([(x, y[:, k]), (x[:30], y[:30, k])], task="regression")
-        alone = pf.fit(torch.nn.Linear(4, 1), one, method).outputs["train"]
+        alone = pf.fit(torch.nn.Linear(4, 1), one, method).kept.judged.outputs["train"]
         if not isinstance(method, pf.OwnLinear):  # whose penalty is the best for both
             assert all(np.allclose(a[:, k], b) for a, b in zip(run.kept.judged.outputs["train"], alone, strict=True))
     assert all(t.shape == (len(t), 2) for t in run.kept.judged.outputs["train"])

@@ -26,7 +26,7 @@ def test_it_is_gradient_descent_on_everybodys_samples():
         w -= 0.001 * 2 / len(y) * a.T @ (a @ w - y)
     for i in range(3):
         new = fed.test.client(i)[0].double().numpy()
-        assert np.allclose(run.outputs["test"][i][:, 0], np.c_[new, np.ones(len(new))] @ w, atol=1e-9)
+        assert np.allclose(run.kept.judged.outputs["test"][i][:, 0], np.c_[new, np.ones(len(new))] @ w, atol=1e-9)
 
 
 def test_it_draws_the_batches_of_one_client_with_all_samples():
@@ -38,7 +38,7 @@ def test_it_draws_the_batches_of_one_client_with_all_samples():
     assert run.final["test"].keys() == alone.final["test"].keys()
     for i in range(3):
         expected = alone.trained.task.outputs(alone.personal[0], fed.test.client(i)[0])
-        assert torch.allclose(run.outputs["test"][i], expected, atol=1e-12)
+        assert torch.allclose(run.kept.judged.outputs["test"][i], expected, atol=1e-12)
 
 
 def test_it_takes_any_loss_and_any_optimiser():

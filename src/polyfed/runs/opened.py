@@ -74,7 +74,7 @@ def opened(
         return kind(
             kept.settings, kept.outline, records, {}, kept.metrics, "unfinished", last, 0.0, False, kept.at, kept
         )
-    found, kept.table = reading.summary(kept.at), _clients(kept.at, kept.about.names)
+    found, kept.table = reading.summary(kept.at), reading.clients(kept.at, kept.about.names)
     kept.ended_at, kept.metrics = found.rounds, tuple(found.judges)
     return kind(
         kept.settings, kept.outline, records, _final(kept.table), kept.metrics, found.status, found.rounds,
@@ -360,27 +360,11 @@ def _hollow(counts: list[int], about: reading.About) -> Split:
     return Split(x, y, np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
 
 
-def _clients(folder: Path, names: list[str]) -> pd.DataFrame:
-    """clients.csv with the types that `Run.clients` has."""
-    found = reading.clients(folder, names)
-    types: dict[str, Any] = dict.fromkeys(filter(_is_metric, found.columns), "float64")
-    types |= {c: "Int64" for c in ("cluster", "assigned") if c in found}
-    try:
-        return found.astype(types)
-    except (ValueError, TypeError) as e:
-        raise RunError(f"{folder / 'clients.csv'}: not a readable table ({checkpoint.reason(e)})") from None
-
-
 def _final(table: pd.DataFrame) -> dict[str, Mapping[str, np.ndarray]]:
     """The metrics of clients.csv, by split."""
     found: defaultdict[str, dict[str, np.ndarray]] = defaultdict(dict)
     for column, values in table.items():
-        if _is_metric(column):
-            split, _, key = str(column).partition("_")
-            found[split][key] = values.to_numpy()
+        split, _, key = str(column).partition("_")
+        if split in SPLITS and key not in ("", "samples"):
+            found[split][key] = values.to_numpy(dtype=float)
     return {**found}
-
-
-def _is_metric(column: Any) -> bool:
-    split, _, key = str(column).partition("_")
-    return split in SPLITS and key not in ("", "samples")

@@ -23,7 +23,10 @@ from polyfed.models.factorised import factorised as factorised_model
 from polyfed.models.factorised import pack
 from polyfed.runs.trained import Judged, Trained
 
-lazy = property if TYPE_CHECKING else cached_property  # a property that is worked out once
+if TYPE_CHECKING:
+    lazy = property
+else:
+    lazy = cached_property  # which pyright does not take for a property
 
 
 class Kept(Protocol):

@@ -28,6 +28,7 @@ from polyfed.base.settings import is_list, is_table
 from polyfed.metrics.metric import BETTER, Metric
 from polyfed.metrics.scores import known
 
+_safe_open: Any = safe_open  # which has no types
 Table = dict[str, Any]
 FORMAT = 1  # of run folders; there has been no other
 SPLITS = ("train_", "validation_", "test_")  # columns of clients.csv that begin so hold numbers: samples and metrics
@@ -257,7 +258,7 @@ def report(folder: Path) -> Findings:
 def metrics(folder: Path) -> list[Table]:
     """The evaluations, in order, by column; the last line may be cut off if the run was killed."""
     path = folder / "metrics.jsonl"
-    lines, rows = text(path).splitlines(), []
+    lines, rows = text(path).splitlines(), list[Table]()
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -320,7 +321,7 @@ def tensors(path: Path, row: int | None = None, kind: Literal["pt", "np"] = "pt"
     """The named tensors of a safetensors file. row: only this row of each   kind: torch's, or numpy's, which need no
     torch"""
     try:
-        with safe_open(path, kind) as f:
+        with _safe_open(path, kind) as f:
             return {k: f.get_tensor(k) if row is None else f.get_slice(k)[row : row + 1][0] for k in f.keys()}  # noqa: SIM118
     except (OSError, ValueError, KeyError, IndexError, TypeError, SafetensorError) as e:
         raise RunError(f"{path}: not a readable safetensors file ({_line(e)})") from None
