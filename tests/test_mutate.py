@@ -3,6 +3,7 @@
 import ast
 
 import mutate
+import mutate_native
 
 
 def test_every_mutant_changes_its_file_and_results_move_with_their_lines():
@@ -14,3 +15,12 @@ def test_every_mutant_changes_its_file_and_results_move_with_their_lines():
     known = [m | {"line": m["line"] + 5} for m in ways["fedopt"]]
     assert {mutate.key(m) for m in mutate.moved(known, ways)} <= {mutate.key(m) for m in ways["fedopt"]}
     assert mutate.moved([ways["fedopt"][0] | {"was": "what is no more"}], ways) == []
+
+
+def test_the_kernels_mutations_are_made_by_a_switch_that_its_sources_know_nothing_of():
+    source = (mutate.ROOT / mutate_native.FOLDER / "train.inc").read_text()
+    switched = mutate_native.switched(source)
+    for k, (_, put) in enumerate(mutate_native.MUTATIONS, 1):
+        assert switched.count(f"MUTANT == {k})") + switched.count(f"MUTANT == {k} ") == 1
+        assert put in switched
+    assert "MUTANT" not in source

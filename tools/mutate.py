@@ -2,18 +2,18 @@
 
     python tools/mutate.py [FILE ...] [--count N] [--seed S] [--minutes M] [--timeout SECONDS] [--again] [--by-hand]
 
-FILE is a file of src/polyfed/algorithms, as ifca or fpfc/pairs, or of `CORE` (none: all); --count mutants of each are
-drawn, one kind after the other, the first of each file first. Every result is appended to --out, where the numbers of
-lines that have moved are brought up to date; what stands there is not run again: after an interruption, or --minutes,
-the same command goes on. --again repeats those that survived.
+FILE is a file of src/polyfed/algorithms, as ifca or fpfc/pairs, of `CORE`, or native/train (none: all); --count mutants
+of each are drawn, one kind after the other, the first of each file first. Every result is appended to --out, where the
+numbers of lines that have moved are brought up to date; what stands there is not run again: after an interruption, or
+--minutes, the same command goes on. --again repeats those that survived.
 
 Sources and tests are copied to a temporary folder, so that the checkout is never touched. Every mutant meets first the
 certificates that its methods name, then the rest of their files and of the traps, then the methods' rows of the
 conformance table; the first test that fails ends it, and is then run without the mutation: one that fails there too
 says nothing and is left out. A test that runs for longer than --timeout counts as caught only where it takes less than
 a quarter of that undisturbed; otherwise the mutant is undecided. Left alone are settings and their checks, what a
-method says about itself, shapes, devices and error messages. Kills are not repeated per mutant. What survived is judged
-in docs/mutations.md.
+method says about itself, shapes, devices and error messages. Kills are not repeated per mutant. Mutations of the
+compiled kernel are listed in mutate_native.py. What survived is judged in docs/mutations.md.
 """
 
 import argparse
@@ -34,6 +34,8 @@ from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 
+import mutate_native
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "src/polyfed/algorithms"
 CORE = {  # file -> the methods whose rows of the shared tables show it, and its own tests
@@ -44,6 +46,7 @@ CORE = {  # file -> the methods whose rows of the shared tables show it, and its
     "solvers": ({"fedavg", "scaffold", "fedcet", "fpfc"}, ["tests/compute/test_solvers.py"]),
     "newcomer": ({"fedavg", "scaffold", "ditto", "fedamp", "ifca"}, ["tests/algorithms/test_admit.py"]),
 }  # fmt: skip
+KERNEL = "native/train"  # the file of mutate_native.py
 STAGES = ("certificates", "other certificates", "conformance")
 ENDS = (*STAGES, "timed out", "undecided", "equivalent", "survived")
 EQUIVALENT = {  # (file, function, what was there, what is) -> why nothing can tell; these are not run
@@ -162,6 +165,8 @@ def upload(node: ast.AST) -> ast.Constant | None:
 
 def mutants(file: str) -> list[dict]:
     """Every mutant of one file: its line, kind, what was there and what is."""
+    if file == KERNEL:
+        return mutate_native.jobs()
     source = source_of(ROOT, file).read_text()
     found, personal = {}, "Personal" in source
     order = list(ast.walk(ast.parse(source)))
@@ -311,7 +316,8 @@ def related(copy: Path) -> dict[str, tuple[set[str], list[str]]]:
         methods = set().union(*(papers[p][0] for p in users if papers[p][1]))
         first = ["tests/algorithms/test_admit.py"] if file.endswith("/newcomer") else []
         found[file] = (methods, first + [n for p in sorted(users) for n in papers[p][1]])
-    return found | {f: (methods, list(tests)) for f, (methods, tests) in CORE.items()}
+    found |= {f: (methods, list(tests)) for f, (methods, tests) in CORE.items()}
+    return found | {KERNEL: ({"fedavg", "scaffold", "fpfc"}, mutate_native.TESTS)}
 
 
 def _paper(file: str) -> str:
@@ -320,6 +326,8 @@ def _paper(file: str) -> str:
 
 
 def source_of(root: Path, file: str) -> Path:
+    if file == KERNEL:
+        return root / mutate_native.FOLDER / "train.inc"
     folder = FOLDER if file not in CORE else "src/polyfed/compute" if file == "solvers" else "src/polyfed/core"
     return root / folder / f"{file}.py"
 
@@ -385,12 +393,22 @@ def undisturbed(test: str, timeout: float) -> float:
     return float("inf") if failed else time.monotonic() - began
 
 
+@contextmanager
+def made(m: dict, copy: Path):
+    """A mutation, in the copy."""
+    path = source_of(copy, m["file"])
+    if path.suffix != ".py":
+        with mutate_native.made(m, copy):
+            yield
+    else:
+        path.write_text(changed(path.read_text(), m))
+        yield
+
+
 def run(m: dict, timeout: float, skip: set[str], catches: Counter[str]) -> tuple[str, str]:
     """Which stage notices a mutant, and by which test. Tests that fail without it are added to `skip`."""
-    with copied() as copy:
+    with copied() as copy, made(m, copy):
         methods, named = related(copy)[m["file"]]
-        path = source_of(copy, m["file"])
-        path.write_text(changed(path.read_text(), m))
         files = list(dict.fromkeys([n.split("::")[0] for n in named] + ["tests/algorithms/test_traps.py"]))
         for stage, what in zip(STAGES, (named, files, ["tests/conformance"]), strict=True):
             while True:
@@ -449,7 +467,7 @@ def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     for heavy in HEAVY:
         importlib.import_module(heavy)  # once, for all children
-    everything = [named(path, ROOT) for path in sources(ROOT)] + sorted(CORE)
+    everything = [named(path, ROOT) for path in sources(ROOT)] + [*sorted(CORE), KERNEL]
     files = given.files or everything
     ways = {f: mutants(f) for f in everything}
     drafts = [drawn(ways[f], given.count, f"{given.seed} {f}") for f in files]
@@ -477,7 +495,7 @@ def main() -> int:
         given.out.parent.mkdir(parents=True, exist_ok=True)
         with given.out.open("a") as out:
             out.write(json.dumps(results[key(m)]) + "\n")
-        where = f"{m['file']}.py:{m['line']} {m['in']}"
+        where = f"{m['file']}:{m['line']} {m['in']}"
         print(f"{caught:18} {time.monotonic() - began:5.0f} s  {where}: {m['was']}  ->  {m['is']}   {test}", flush=True)
 
     made = [results[key(m)] for f in everything for m in drawn(ways[f], given.count, f"{given.seed} {f}")
@@ -490,10 +508,10 @@ def main() -> int:
     print("\n| by hand | caught by |\n|---|---|")
     for m in by_hand():
         r = results.get(key(m), {"caught": "not run", "by": ""})
-        print(f"| {m['file']}.py: `{m['was']}` to `{m['is']}` | {r['caught']}: `{r['by']}` |")
+        print(f"| {m['file']}: `{m['was']}` to `{m['is']}` | {r['caught']}: `{r['by']}` |")
     for r in made:
         if r["caught"] in ENDS[len(STAGES) :]:
-            print(f"{r['caught']}: {r['file']}.py:{r['line']} {r['in']}: {r['was']}  ->  {r['is']}   {r['by']}")
+            print(f"{r['caught']}: {r['file']}:{r['line']} {r['in']}: {r['was']}  ->  {r['is']}   {r['by']}")
     return 0
 
 

@@ -190,6 +190,21 @@ def test_several_exchanges_cannot_be_late():
         loop.step()
 
 
+def test_a_rounds_seconds_and_steps_are_those_of_all_its_exchanges():
+    loop = make(FedCET(), Uniform())
+    exchange = loop.engine.exchange
+
+    def timed(algorithm, received, round, *rest):
+        seconds = 10.0**round.phase * (1 + round.ids.numpy())
+        return exchange(algorithm, received, round, *rest)._replace(seconds=seconds, steps=2 * seconds.astype(int))
+
+    loop.engine.exchange = timed
+    loop.step()
+    frame = loop.ledger.frame()
+    assert frame["seconds"].tolist() == [1111, 2222, 3333, 4444]
+    assert frame["steps"].tolist() == [2222, 4444, 6666, 8888]
+
+
 def test_an_empty_cohort_changes_nothing():
     class Nobody(Schedule):
         def cohort(self, seed, t, keys):

@@ -7,6 +7,8 @@ from scipy import stats
 from scipy.optimize import minimize
 
 from polyfed import threats
+from polyfed.core.algorithm import Round
+from polyfed.core.uplinks import Uplinks
 from polyfed.threats import aggregation
 
 RULES = [
@@ -88,6 +90,16 @@ def test_norm_clipping(bound):
 
 def test_norm_clipping_of_zeros():
     assert torch.equal(threats.NormClipping()(torch.zeros(4, 3)), torch.zeros(3))
+
+
+def test_a_sum_under_a_rule_is_what_the_rule_takes_for_the_mean_times_the_weight():
+    rows, weights = {"w": values(5)}, torch.tensor([1.0, 2.0, 0.5, 4.0, 1.5], dtype=torch.float64)
+    round = Round(0, 5, 0, torch.arange(5), weights, torch.zeros(5, dtype=torch.int64))
+    median = torch.tensor(np.median(rows["w"].numpy(), axis=0))
+    robust, plain = Uplinks(rows, round, rule=threats.Median()), Uplinks(rows, round)
+    assert torch.allclose(robust.sum("w"), 5 * median)
+    assert torch.allclose(robust.sum("w", weights), 9 * median)
+    assert torch.allclose(plain.sum("w", weights), (weights[:, None] * rows["w"]).sum(0))
 
 
 @each_rule

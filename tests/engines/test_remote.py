@@ -1,0 +1,208 @@
+"""The engine for clients elsewhere: which reply counts for which message, and on which state the next one builds.
+
+Sites answer by hand: what is asked of them, doubled, and what a test adds.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from polyfed.compute.batches import Work
+from polyfed.compute.optimizers import StepSizes
+from polyfed.core.algorithm import Down, Round
+from polyfed.core.uplinks import Tally
+from polyfed.sites import Message, pack, unpack
+from polyfed.sites.engine import Direct, RemoteEngine
+
+NAMES, MOST = ("oslo", "bern", "riga"), 1 << 20
+SAMPLES = torch.tensor([2.0, 5.0, 3.0])  # so that replies are added up in another order than that of the clients
+
+
+class Sites(Direct):
+    """heads: of every message, in order     silent: who does not answer     stray: what is answered instead, once"""
+
+    def __init__(self):
+        super().__init__(NAMES, self.reply)
+        self.heads, self.silent, self.stray, self.told = [], set(), [], {}
+
+    def reply(self, name: str, data: bytes) -> bytes:
+        if self.stray:
+            return self.stray.pop()
+        asked = unpack(data, MOST, name)
+        head = {key: asked.head[key] for key in ("t", "phase") if key in asked.head} | {"steps": 1, "seconds": 0.0}
+        return pack(Message(head | self.told.get(name, {}), {key: 2 * t for key, t in asked.tensors.items()}))
+
+    def push(self, messages):
+        super().push(messages)
+        self.heads += [message.head | {"to": name} for name, message in messages.items()]
+        self._asked = {name: data for name, data in self._asked.items() if name not in self.silent}
+
+
+def engine(sites: Sites, **settings) -> RemoteEngine:
+    return RemoteEngine(NAMES, SAMPLES.long().numpy(), sites, Work(), 0, seconds=0.0, **settings)
+
+
+def round_of(t: int, ids=(0, 1, 2), phase: int = 0) -> Round:
+    at = torch.tensor(ids)
+    return Round(t, 3, phase, at, SAMPLES[at], torch.full_like(at, t))
+
+
+def told(round: Round) -> Down:
+    """Each client its own number of 10 (round + 1) + client, and a hundred for each exchange before."""
+    return Down({}, {"w": (100 * round.phase + 10 * (round.t + 1) + round.ids)[:, None].double()})
+
+
+def exchange(remote: RemoteEngine, round: Round, send=True):
+    """What came up, by client; and what the engine says of it."""
+    if send:
+        remote.send(told(round), round)
+    ids, missing, _ = remote.wait(round.ids.numpy())
+    part = round.take(torch.from_numpy(np.flatnonzero(np.isin(round.ids, ids))))
+    tally = Tally(part, {})
+    reply = remote.exchange(None, {}, part, tally)
+    rows = [] if reply.bad is not None else tally.uplinks()["w"][:, 0].tolist()
+    return dict(zip(part.ids.tolist(), rows, strict=False)), missing, reply
+
+
+def bases(sites: Sites, key: str = "base") -> dict[str, tuple]:
+    """Of the last message to each site."""
+    return {head["to"]: tuple(head[key]) for head in sites.heads}
+
+
+def test_step_sizes_are_those_of_the_round():
+    sites = Sites()
+    remote = RemoteEngine(NAMES, SAMPLES.long().numpy(), sites, Work(), 0, StepSizes(0.5, 2, warmup=2))
+    for t in range(5):
+        remote.send(told(round_of(t, [1])), round_of(t, [1]))
+    assert [head["scale"] for head in sites.heads] == [0.5, 1.0, 0.5, 0.5, 0.25]
+
+
+def test_a_round_that_is_abandoned_after_a_reply_was_used_builds_on_the_last_that_counts():
+    sites = Sites()
+    remote = engine(sites)
+    for phase in (0, 1):
+        exchange(remote, round_of(0, phase=phase))
+    remote.commit()
+    for drops in range(2):  # each begins again from there
+        exchange(remote, round_of(1))
+        exchange(remote, round_of(1, phase=1))
+        assert bases(sites) == dict.fromkeys(NAMES, (1, 0)), drops
+        remote.abandon()
+        remote.send(told(round_of(1)), round_of(1))
+        assert bases(sites) == dict.fromkeys(NAMES, (0, 1)), drops
+
+
+def test_what_is_saved_in_the_middle_of_a_round_is_the_state_before_it():
+    sites = Sites()
+    remote = engine(sites)
+    exchange(remote, round_of(0))
+    remote.commit()
+    exchange(remote, round_of(1))
+    saved = remote.save()
+    assert saved["base"].tolist() == 3 * [[0, 0]]
+    again = engine(sites)
+    again.restore(saved)
+    exchange(again, round_of(1))
+    again.abandon()
+    again.send(told(round_of(1)), round_of(1))
+    assert bases(sites) == dict.fromkeys(NAMES, (0, 0))
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_sites_keep_what_a_checkpoint_may_go_back_to(durable):
+    """The last but one, since the last may turn out to be damaged; without checkpoints the last that counts."""
+    sites = Sites()
+    remote, kept = engine(sites, durable=durable), []
+    for t in range(5):
+        exchange(remote, round_of(t))
+        kept.append(bases(sites, "keep")["oslo"])
+        remote.commit()
+        remote.save(), remote.saved()
+    start = (-1, -1)
+    assert kept == ([start, start, (0, 0), (1, 0), (2, 0)] if durable else [start, *((t, 0) for t in range(4))])
+
+
+def test_an_answer_to_the_exchange_before_is_none_to_this_one():
+    sites = Sites()
+    remote = engine(sites)
+    exchange(remote, round_of(0))
+    sites.stray = [pack(Message({"t": 0, "phase": 0, "steps": 1, "seconds": 0.0}, {"w": torch.zeros(1).double()}))]
+    assert exchange(remote, round_of(0, phase=1))[0] == {0: 220, 1: 222, 2: 224}
+    assert not sites.stray
+
+
+def test_a_reply_to_a_dropped_exchange_is_not_taken_for_one_to_the_next():
+    """Oslo and bern have answered the second exchange when riga does not, so that the round begins again without it."""
+    sites = Sites()
+    remote = engine(sites, quorum=2)
+    exchange(remote, round_of(0))
+    sites.silent = {"riga"}
+    round = round_of(0, phase=1)
+    remote.send(told(round), round)
+    ids, missing, _ = remote.wait(round.ids.numpy())
+    assert (ids.tolist(), list(missing)) == ([0, 1], [2])
+    remote.abandon()
+    assert exchange(remote, round_of(0, [0, 1]))[0] == {0: 20, 1: 22}
+
+
+def test_a_reply_that_came_early_waits_for_its_turn():
+    sites = Sites()
+    remote, round = engine(sites), round_of(0)
+    remote.send(told(round), round)
+    assert len(remote.wait(round.ids.numpy()).ids) == 3
+    assert exchange(remote, round_of(0, [2]), send=False)[0] == {2: 24}
+    remote.commit()
+    assert exchange(remote, round_of(0, [0, 1]), send=False)[0] == {0: 20, 1: 22}
+    assert len(sites.heads) == 3
+
+
+class Backwards(Sites):
+    def pull(self, names, enough=None, seconds=None):
+        return super().pull([*names][::-1], enough, seconds)
+
+
+def test_replies_are_in_the_order_of_clients_whatever_order_they_come_in():
+    """And everything of a reply stays with its client."""
+    sites = Backwards()
+    sites.told = {name: {"steps": k + 1, "seconds": float(k)} for k, name in enumerate(NAMES)}
+    remote = engine(sites, quorum=2)
+    found, _, reply = exchange(remote, round_of(0))
+    assert found == {0: 20, 1: 22, 2: 24}
+    assert (reply.steps.tolist(), reply.seconds.tolist()) == ([1, 2, 3], [0, 1, 2])
+    remote.commit()
+    sites.silent = {"oslo"}
+    remote.send(told(round_of(1)), round_of(1))
+    assert remote.wait(np.arange(3)).ids.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("who", range(3))
+def test_the_client_that_diverged_is_named(who):
+    """By its row of the exchange, whether it says so itself or a number of its says it."""
+    for ids in ([0, 1, 2], [2, 0, 1]):
+        sites = Sites()
+        sites.told = {NAMES[who]: {"diverged": True}}
+        assert exchange(engine(sites), round_of(0, ids))[2].bad == ids.index(who)
+        round, remote = round_of(0, ids), engine(Sites())
+        remote.send(told(round), round)
+        remote.wait(round.ids.numpy())
+        tally = Tally(round, {}, forge=lambda up, _, of: {"w": up["w"].where(of.ids[:, None] != who, torch.nan)})
+        assert remote.exchange(None, {}, round, tally).bad == ids.index(who)
+
+
+def test_a_quorum_larger_than_the_cohort_is_the_cohort():
+    sites = Sites()
+    remote = engine(sites, quorum=3)
+    assert exchange(remote, round_of(0, [1, 2]))[0] == {1: 22, 2: 24}
+
+
+def test_a_metric_that_one_site_alone_has_given_to_an_average_is_not_shown():
+    """It would be the site's own. Those of two or more are shown as their mean."""
+    sites = Sites()
+    evaluated = {"metrics": {"loss": 1.0}, "parameters": 4}
+    alone = {name: evaluated | ({"aggregate": True} if name == "bern" else {}) for name in NAMES}
+    sites.told = alone
+    loss = engine(sites).evaluate(None, Down(), "test")["loss"]
+    assert np.isnan(loss[1])
+    assert loss[[0, 2]].tolist() == [1.0, 1.0]
+    sites.told = alone | {"riga": {"metrics": {"loss": 4.0}, "parameters": 4, "aggregate": True}}
+    assert engine(sites).evaluate(None, Down(), "test")["loss"].tolist() == [1.0, 2.5, 2.5]

@@ -1,0 +1,92 @@
+"""Mutations of the compiled kernel for `mutate.py`: one library holds all of them, and an environment variable says
+which one is made. The sources that are installed know nothing of it."""
+
+import os
+import shlex
+import subprocess
+import sysconfig
+import tempfile
+import tomllib
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = "src/polyfed/native"
+TESTS = [f"tests/native/test_{name}.py" for name in ("networks", "kernel", "convolutions")]
+SWITCH = "POLYFED_MUTANT"
+MUTATIONS = (  # what was there, a statement or an expression, and what is
+    ("for (int64_t o = l.out; o < l.ldz; o++) z[i * l.ldz + o] = 0;", ";"),
+    ("(v > top) | (v != v)", "(v >= top) | (v != v)"),
+    ("moved > 1e-24 * std::max(1.0, length)", "moved > 0"),
+    ("(T)2 / ((T)b * (T)l.out)", "(T)2 / (T)b"),
+    ("a <= 0 ? V<T>{} : V<T>{} + 1", "a < 0 ? V<T>{} : V<T>{} + 1"),
+    ("1 - a * a", "1 - a"),
+    ("x = x < lowest ? lowest : x;", ";"),
+    ("found[m * N + n] + (bias ? bias[n] : 0)", "found[m * N + n]"),
+    ("(bias ? bias[k / C] : 0)", "0"),
+    ("load<T>(bias + k % N * L)", "V<T>{}"),
+    ("if (add) old += load<T>(add + i);", "if (add) old += keep * load<T>(add + i);"),
+    ("(k ? into[i] : 0)", "0"),
+    ("(c == 0 || job.only_each)", "(c == 0)"),
+    ("if (l.bias_some && l.bias_some[o] == 0) continue;", ";"),
+    ("keep * l.bias[o] + (l.bias_add ? l.bias_add[o] : 0)", "l.bias[o] + (l.bias_add ? l.bias_add[o] : 0)"),
+    ("std::fill(w + o * l.ld + l.in, w + (o + 1) * l.ld, (T)0);", ";"),
+    ("(k / c.pool_wide * c.width + k % c.pool_wide)", "(k % c.pool_wide * c.width + k / c.pool_wide)"),
+    ("std::fill(c.gradient + r * c.ld + c.in, c.gradient + (r + 1) * c.ld, (T)0);", ";"),
+    ("found < 0 || found >= classes", "found < 0 || found > classes"),
+    ("first ? sum[m][c] : load<T>(to) + sum[m][c]", "sum[m][c]"),
+    ("from + vectors * L", "from + vectors * L + 1"),
+    ("squares[l] += squared<T>(w + l * p + from, vectors);", "squares[l] = squared<T>(w + l * p + from, vectors);"),
+    ("keep * load<T>(held + i + k * L)", "load<T>(held + i + k * L)"),
+)
+
+
+def jobs() -> list[dict]:
+    """Every mutation as `mutate.py` has them, with its line."""
+    source = (ROOT / FOLDER / "train.inc").read_text()
+    return [
+        {"file": "native/train", "line": source.split(was)[0].count("\n") + 1, "in": "", "kind": "by hand",
+         "was": was, "is": put} for was, put in MUTATIONS
+    ]  # fmt: skip
+
+
+def switched(source: str) -> str:
+    """train.inc with all mutations, none of which is made where the switch is 0."""
+    for k, (was, put) in enumerate(MUTATIONS, 1):
+        assert source.count(was) == 1, was
+        if was.endswith(";"):
+            source = source.replace(was, f"if (MUTANT == {k}) {{ {put} }} else {{ {was} }}")
+        else:
+            source = source.replace(was, f"(MUTANT == {k} ? ({put}) : ({was}))")
+    return source
+
+
+@cache
+def library() -> bytes:
+    """The kernel with the switch, compiled once, as it is when installed but for less optimisation."""
+    (module,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"]
+    switch = f'static const int MUTANT = std::getenv("{SWITCH}") ? std::atoi(std::getenv("{SWITCH}")) : 0;\n'
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        (place / "train.inc").write_text(switched((ROOT / FOLDER / "train.inc").read_text()))
+        kernel = (ROOT / FOLDER / "kernel.cpp").read_text()
+        (place / "kernel.cpp").write_text(kernel.replace("enum Activation", switch + "enum Activation", 1))
+        compiler = shlex.split(sysconfig.get_config_var("CXX") or "c++")
+        words = [*compiler, *module["extra-compile-args"], "-O1", "-shared", "-fPIC", "kernel.cpp", "-o", "kernel.so"]
+        subprocess.run(words, cwd=place, check=True)
+        return (place / "kernel.so").read_bytes()
+
+
+@contextmanager
+def made(m: dict, copy: Path):
+    """One mutation, in a copy of the checkout and for the processes that begin meanwhile."""
+    folder = copy / FOLDER
+    for old in folder.glob("_kernel*.so"):
+        old.unlink()
+    (folder / "_kernel.so").write_bytes(library())
+    os.environ[SWITCH] = str(1 + MUTATIONS.index((m["was"], m["is"])))
+    try:
+        yield
+    finally:
+        del os.environ[SWITCH]
