@@ -486,7 +486,7 @@ def _trained(
 
     last = [start]
     trial = rehearse(method, Task(net, criterion, device="cpu"), federation(False), Work(batch_size=None))
-    weighted = any("weighted" in kinds for *_, of in trial.state()[1]["added"] for kinds in of.values())
+    weighted = any("weighted" in kinds for of in trial.kinds.values() for kinds in of.values())
     run = fit_method(
         net,
         federation(even=not weighted),

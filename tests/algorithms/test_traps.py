@@ -168,7 +168,8 @@ def test_an_epoch_is_all_batches_and_a_round_is_a_round():
         name = "counted-scaffold"
 
         def local_update(self, task, client, down, data, round):
-            taken.extend(zip(data.steps.tolist(), data.samples.tolist(), strict=True))
+            if round.n == 3:  # not the rehearsal's two
+                taken.extend(zip(data.steps.tolist(), data.samples.tolist(), strict=True))
             return super().local_update(task, client, down, data, round)
 
     run = problem.fit(Counted(0.01), rounds=3, local_epochs=5, steps=None, batch_size=4)
@@ -190,7 +191,7 @@ def test_a_lost_upload_leaves_the_clients_variates(method, name, monkeypatch):
     step = Loop.step
 
     def lose(loop):
-        if loop.t != 2:
+        if loop.t != 2 or loop.n != 4:  # or the rehearsal's
             return step(loop)
         server, rows = ({k: t.clone() for k, t in part.items()} for part in (loop.server, loop.engine.rows.tensors))
         assert rows[name].abs().max() > 0

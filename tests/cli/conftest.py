@@ -33,7 +33,7 @@ class Stopper(Personal):
         return {"w": local_sgd(task, client["w"], data, self.lr)}, {"w": client["w"]}
 
     def aggregate(self, server, up, round):
-        if round.t == 1 and not Path(self.marker).exists():
+        if round.t == 1 and round.n > 2 and not Path(self.marker).exists():  # not in the rehearsal
             Path(self.marker).touch()
             signal.raise_signal(signal.SIGINT)
         return {"w": up["w"].mean(0)}

@@ -109,9 +109,9 @@ def test_what_a_method_refuses_is_found_without_making_the_servers_state(monkeyp
     made, real = [], pf.FedAMP.init_server
 
     def watched(self, task, w0, n):
-        made.append(w0.device.type)
+        made.append((w0.device.type, n))
         return real(self, task, w0, n)
 
     monkeypatch.setattr(pf.FedAMP, "init_server", watched)
     prepare(nn.Linear(4, 100_000), FED, pf.FedAMP(), Training(rounds=1))
-    assert set(made) == {"meta"}
+    assert {n for kind, n in made if kind != "meta"} <= {2}  # the rehearsal's

@@ -12,6 +12,8 @@ from polyfed.base.errors import ConfigError, PolyfedError
 from polyfed.base.settings import Configured, Misfit, expected, fitted, found, near, shown
 
 T = TypeVar("T")
+KINDS = [getattr(inspect.Parameter, k) for k in ("POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD", "VAR_POSITIONAL")]
+KINDS += [inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD]
 
 
 def checked(thing: T) -> T:
@@ -23,12 +25,17 @@ def checked(thing: T) -> T:
     if not isinstance(thing, type):
         return typing.cast("T", _checking(typing.cast("Callable[..., Any]", thing)))
     made = () if issubclass(thing, Configured) else ("__init__",)
-    for name, member in [*vars(thing).items()]:
-        kind: Any = type(member) if isinstance(member, staticmethod | classmethod) else lambda f: f
-        function = getattr(member, "__func__", member)
+    members: list[tuple[str, Any]] = [*vars(thing).items()]
+    for name, member in members:
+        kind: Any = member.__class__ if isinstance(member, staticmethod | classmethod) else _itself
+        function: Any = getattr(member, "__func__", member)
         if isinstance(function, types.FunctionType) and (not name.startswith("_") or name in made):
             setattr(thing, name, kind(_checking(function, getattr(thing, "scope", dict))))
-    return thing
+    return typing.cast("T", thing)
+
+
+def _itself(function: T) -> T:
+    return function
 
 
 Scope = Callable[[], dict[str, Any]]  # what types are written with, see `Configured.scope`
@@ -69,8 +76,8 @@ class _Rule(NamedTuple):
         except Misfit:
             said = found(value, expected(self.hint, value), near(self.hint, value))
             raise ConfigError(f"{self.name} of {whose}: {said}") from None
-        shared = isinstance(value, list | Mapping) and isinstance(fit, list | Mapping)
-        return value if shared else fit  # a list stays the caller's own
+        lists = list | Mapping
+        return value if isinstance(value, lists) and isinstance(fit, lists) else fit  # a list stays the caller's own
 
 
 class _Rules(NamedTuple):
@@ -84,7 +91,7 @@ class _Rules(NamedTuple):
 
 def _rules(function: Callable[..., Any], scope: dict[str, Any]) -> _Rules:
     hints = _hints(function, scope)
-    found: dict[Any, dict[str, _Rule | None]] = {kind: {} for kind in inspect._ParameterKind}
+    found: dict[Any, dict[str, _Rule | None]] = {kind: {} for kind in KINDS}
     for p in inspect.signature(function).parameters.values():
         hint = hints.get(p.name, Any)
         found[p.kind][p.name] = None if hint is Any else _Rule(p.name, hint, _classes(hint))
@@ -102,7 +109,7 @@ def _hints(function: Callable[..., Any], scope: dict[str, Any]) -> dict[str, Any
             asked: Any = types.SimpleNamespace(__annotations__=parameters)
             return typing.get_type_hints(asked, function.__globals__, scope, include_extras=True)
         except NameError as e:
-            if e.name not in public.__all__:
+            if e.name is None or e.name not in public.__all__:
                 raise
             scope[e.name] = getattr(public, e.name)
 

@@ -291,9 +291,10 @@ def _require(condition: bool, value: Any) -> Any:
 
 def _items(value: Any) -> Iterable[Any]:
     """What is in a list or its like: a tuple, a range, an array, a column of a table."""
-    _require(isinstance(value, collections.abc.Collection) and hasattr(value, "__getitem__"), value)
-    _require(not isinstance(value, str | bytes | Mapping) and getattr(value, "ndim", 1) > 0, value)
-    return value.tolist() if getattr(value, "ndim", 2) == 1 else value
+    some: Any = value
+    _require(isinstance(value, collections.abc.Collection) and hasattr(some, "__getitem__"), some)
+    _require(not isinstance(some, str | bytes | Mapping) and getattr(some, "ndim", 1) > 0, some)
+    return some.tolist() if getattr(some, "ndim", 2) == 1 else some
 
 
 def _number(value: Any, rules: Sequence[Any]) -> float:

@@ -2,7 +2,7 @@
 only in the schedule: a message that is sent in one turn may be answered in a later one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -100,7 +100,7 @@ class Loop:
         self.task, self.names, self.algorithm = task, names, algorithm
         self.schedule, self.engine, self.seed = schedule, engine, seed
         self.step_sizes, self.forge, self.rule = step_sizes, forge, rule
-        self.sums = sums if sums is not None and rule is None else {}  # a rule needs all rows
+        self.sums: Mapping[tuple[int, int], Wanted] = (sums or {}) if rule is None else {}  # a rule needs all rows
         self.keys = client_keys(names)
         self.n = len(names)
         if schedule.late(self.n):
@@ -108,7 +108,7 @@ class Loop:
         self.samples = torch.as_tensor(counts, dtype=task.dtype, device=task.device)
         start = started(algorithm, task, self.n)
         self.server, self.free = start.whole(), tuple(start.free)
-        self._marks = {name for name, t in self.server.items() if not _finite(t)}  # infinities that it begins with
+        self.marks = {name for name, t in self.server.items() if not _finite(t)}  # infinities that it begins with
         self.lasting = self.server.keys() - start.free.keys()
         self.ledger = Ledger()
         self.flights: list[Flight] = []
@@ -163,7 +163,7 @@ class Loop:
     @property
     def finite(self) -> bool:
         """Whether the server's state is, in what was so before the first round."""
-        return all(_finite(t) for name, t in self.server.items() if name not in self._marks)
+        return finite(self.server, self.marks)
 
     def check(self) -> None:
         """Raise Diverged for a state of the server that is not finite."""
@@ -383,6 +383,11 @@ def refuse_late(algorithm: Algorithm, n: int, t: int = 0) -> None:
     why = algorithm.in_step(n, t)
     if why is not None:
         raise ConfigError(f"{algorithm.name} {why} and cannot run asynchronously")
+
+
+def finite(server: State, marks: Collection[str]) -> bool:
+    """Whether a server's tensors are finite, but for those that begin with infinities as marks."""
+    return all(_finite(t) for name, t in server.items() if name not in marks)
 
 
 def _finite(t: Tensor) -> bool:

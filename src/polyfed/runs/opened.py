@@ -177,7 +177,7 @@ class Stored:
     @lazy
     def algorithm(self) -> Algorithm:
         """The method."""
-        installed(self.settings.get("packages", []), f"{self._at / 'config.toml'}: packages")
+        installed(self.settings.get("packages", []), f"{self.at / 'config.toml'}: packages")
         table = dict(self._state[1]["fingerprint"]["algorithm"])
         file = table.pop("file", None)
         if file is not None:

@@ -18,7 +18,7 @@ from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, Down, Personal, Round, State
 from polyfed.core.engine import Engine
 from polyfed.core.ledger import Ledger
-from polyfed.core.rounds import Flight, Loop
+from polyfed.core.rounds import Flight, Loop, finite
 from polyfed.core.uplinks import rows_of
 from polyfed.core.worker import expand
 
@@ -40,7 +40,7 @@ class Trained:
     """The state of a run after `t` rounds, by the names that the event loop has for it (see `Loop`).
 
     samples: [n] training samples     engine: keeps the private rows; closed once training is over
-    finite: whether the server's state is, in what was so before the first round
+    marks: tensors of the server that begin with infinities
     state: what a checkpoint holds, (tensors, meta)
     """
 
@@ -59,13 +59,18 @@ class Trained:
     flights: list[Flight]
     free: tuple[str, ...]
     used: dict[str, set[str]]
-    finite: bool
+    marks: set[str]
     state: Callable[[], tuple[dict[str, Tensor], dict[str, Any]]]
 
     @classmethod
     def of(cls, loop: Loop) -> "Trained":
         """What a loop has reached."""
         return cls(**{f.name: getattr(loop, f.name) for f in fields(cls)})
+
+    @property
+    def finite(self) -> bool:
+        """Whether the server's state is, in what was so before the first round."""
+        return finite(self.server, self.marks)
 
     @property
     def n(self) -> int:

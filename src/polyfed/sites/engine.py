@@ -228,7 +228,7 @@ class RemoteEngine:
         self.quorum, self.durable = quorum, durable
         self.asking = Asking(transport, seconds, say)
         self.plan = Plan(1, len(names), "at the sites", "at the sites")
-        self.parameters: dict[int, int] = {}  # numbers that describe a client's model, as of the last evaluation
+        self._parameters: dict[int, int] = {}  # numbers that describe a client's model, as of the last evaluation
         self._keys = client_keys(names)
         self._base = np.full((len(names), 2), START)  # the private state [n] that the next message builds on
         self._held = self._base.copy()  # as of the last commit
@@ -237,6 +237,10 @@ class RemoteEngine:
         self._asked: dict[str, Message] = {}  # messages under way
         self._replies: dict[int, Message] = {}
         self._used: set[int] = set()  # whose replies this round has used
+
+    @property
+    def parameters(self) -> Mapping[int, int]:
+        return self._parameters
 
     def send(self, down: Down, round: Round) -> None:
         messages = {self.names[i]: m for i, m in self._messages(down, round).items()}
@@ -343,7 +347,7 @@ class RemoteEngine:
             if name not in found:
                 continue
             said = found[name].head
-            self.parameters[i] = int(said["parameters"])
+            self._parameters[i] = int(said["parameters"])
             if said["metrics"] is not None:
                 told[i] = {str(key): float(value) for key, value in said["metrics"].items()}
                 together += [i] * bool(said.get("aggregate"))
