@@ -254,6 +254,9 @@ def test_a_method_that_cannot_grow_is_named():
         def init_server(self, task, w0, n):
             return {"w": w0, "pairs": w0.new_zeros(n * (n - 1) // 2)}
 
+        def aggregate(self, server, up, round):
+            return server | super().aggregate(server, up, round)
+
     with pytest.raises(ConfigError, match="cannot extend server tensor 'pairs' of pairs-of-clients by one"):
         pf.admit(fit_points(centres(np.eye(3)), Pairs(), rounds=1, dim=3), points([1.0, 0, 0]))
 
