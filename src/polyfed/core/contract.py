@@ -85,9 +85,10 @@ def _is_state(value: Any, s: int | None = None) -> bool:
 
 def _require(method: "Algorithm", name: str, fits: bool, value: Any, expected: str) -> None:
     if not fits:
-        function = f"{name} of {type(method).__name__}"
-        where = place(getattr(type(method), name))
-        raise MethodError(f"{where}: {function} returned {_kind(value)}, expected {expected}")
+        cls, function = type(method), getattr(type(method), name)
+        theirs = function.__module__.startswith("polyfed.")  # inherited from ours: the class is what the author wrote
+        where = place(cls if theirs else function)
+        raise MethodError(f"{where}: {name} of {cls.__name__} returned {_kind(value)}, expected {expected}")
 
 
 def _kind(value: Any) -> str:
