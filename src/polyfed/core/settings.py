@@ -287,9 +287,10 @@ def _require(condition: bool, value: Any) -> Any:
 
 def _items(value: Any) -> Iterable[Any]:
     """What is in a list or its like: a tuple, a range, an array, a column of a table."""
-    _require(isinstance(value, collections.abc.Collection) and hasattr(value, "__getitem__"), value)
-    _require(not isinstance(value, str | bytes | Mapping) and getattr(value, "ndim", 1) > 0, value)
-    return value.tolist() if getattr(value, "ndim", 2) == 1 else value
+    dim, other = getattr(value, "ndim", None), isinstance(value, str | bytes | Mapping)
+    _require(all(hasattr(value, name) for name in ("__iter__", "__len__", "__getitem__")) and not other, value)
+    _require(dim != 0, value)
+    return value.tolist() if dim == 1 else value
 
 
 def _number(value: Any, rules: Sequence[Any]) -> float:
