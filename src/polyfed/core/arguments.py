@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, Union
 
 from polyfed.core.errors import ConfigError, PolyfedError
-from polyfed.core.settings import Configured, Misfit, expected, fitted, found, is_list, is_mapping, near, shown
+from polyfed.core.settings import MOST, Configured, Misfit, expected, fitted, found, is_list, is_mapping, near, shown
 
 T = TypeVar("T")
 
@@ -66,6 +66,8 @@ class _Rule(NamedTuple):
 
     def taken(self, value: Any, whose: str) -> Any:
         """The value as the argument takes it; a list or a table stays the caller's own."""
+        if self.hint is int and type(value) is int and abs(value) <= MOST:  # a round's, in every round
+            return value
         try:
             fit = fitted(value, self.hint)
         except Misfit:
