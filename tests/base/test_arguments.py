@@ -99,9 +99,7 @@ def test_a_users_function_that_fails_is_named(settings):
 
 
 def test_a_users_function_that_gives_something_else_is_named():
-    with pytest.raises(
-        ConfigError, match=r"model: <lambda> .* gave something else: found 3, expected a torch.nn.Module"
-    ):
+    with pytest.raises(ConfigError, match=r"model: <lambda> .* gave something else: found 3, expected a torch"):
         pf.compare(lambda seed: 3, FED, [pf.FedAvg(0.1)], rounds=1)
     with pytest.raises(ConfigError, match="lr: it says so"):
         answer("f", lambda: (_ for _ in ()).throw(ConfigError("lr: it says so")))

@@ -419,7 +419,7 @@ def test_regimes_are_compared_after_equal_training():
     assert int(levelled["rounds"].iloc[0]) == warm_rounds - 5
     assert levelled["lam"].iloc[0] == cold.loc[cold["validation"].idxmin(), "lam"]
     alone = pf.fit(
-        problem.model(), dataclasses.replace(fed, test=None), pf.FPFC(lr=0.01, lam=levelled["lam"].iloc[0]),
+        problem.model(), fed, pf.FPFC(lr=0.01, lam=levelled["lam"].iloc[0]),
         rounds=warm_rounds, loss="mse", local_steps=1, batch_size=None, evaluate_every=0,
     )  # fmt: skip
     assert levelled["validation"].iloc[0] == pytest.approx(np.nanmean(alone.final["validation"]["rmse"]), rel=1e-9)

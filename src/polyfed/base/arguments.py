@@ -5,15 +5,13 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, Union
 
 from polyfed.base.errors import ConfigError, PolyfedError
-from polyfed.base.settings import Configured, Misfit, expected, fitted, found, near, shown
+from polyfed.base.settings import MOST, Configured, Misfit, expected, fitted, found, is_list, is_mapping, near, shown
 
 T = TypeVar("T")
-KINDS = [getattr(inspect.Parameter, k) for k in ("POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD", "VAR_POSITIONAL")]
-KINDS += [inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD]
 
 
 def checked(thing: T) -> T:
@@ -22,26 +20,22 @@ def checked(thing: T) -> T:
     Of a class: its public methods, and what makes one unless its fields are settings. A call that does not fit the
     signature stays Python's own TypeError.
     """
-    if not isinstance(thing, type):
-        return typing.cast("T", _checking(typing.cast("Callable[..., Any]", thing)))
-    made = () if issubclass(thing, Configured) else ("__init__",)
-    members: list[tuple[str, Any]] = [*vars(thing).items()]
-    for name, member in members:
-        kind: Any = member.__class__ if isinstance(member, staticmethod | classmethod) else _itself
-        function: Any = getattr(member, "__func__", member)
+    given: Any = thing
+    if not inspect.isclass(given):
+        return _checking(given)
+    made = () if issubclass(given, Configured) else ("__init__",)
+    for name, member in [*vars(given).items()]:
+        function = getattr(member, "__func__", member)
         if isinstance(function, types.FunctionType) and (not name.startswith("_") or name in made):
-            setattr(thing, name, kind(_checking(function, getattr(thing, "scope", dict))))
-    return typing.cast("T", thing)
-
-
-def _itself(function: T) -> T:
-    return function
+            again: Any = {staticmethod: staticmethod, classmethod: classmethod}.get(type(member), lambda f: f)
+            setattr(given, name, again(_checking(function, getattr(given, "scope", dict[str, Any]))))
+    return thing
 
 
 Scope = Callable[[], dict[str, Any]]  # what types are written with, see `Configured.scope`
 
 
-def _checking(function: Callable[..., Any], scope: Scope = dict) -> Callable[..., Any]:
+def _checking(function: Callable[..., Any], scope: Scope = dict[str, Any]) -> Any:
     whose, rules = function.__qualname__.removesuffix(".__init__"), functools.cache(lambda: _rules(function, scope()))
 
     @functools.wraps(function)
@@ -71,13 +65,16 @@ class _Rule(NamedTuple):
     classes: tuple[type, ...]
 
     def taken(self, value: Any, whose: str) -> Any:
+        """The value as the argument takes it; a list or a table stays the caller's own."""
+        if self.hint is int and type(value) is int and abs(value) <= MOST:  # a round's, in every round
+            return value
         try:
             fit = fitted(value, self.hint)
         except Misfit:
             said = found(value, expected(self.hint, value), near(self.hint, value))
             raise ConfigError(f"{self.name} of {whose}: {said}") from None
-        lists = list | Mapping
-        return value if isinstance(value, lists) and isinstance(fit, lists) else fit  # a list stays the caller's own
+        own = (is_mapping, is_list) if not isinstance(fit, tuple) else ()
+        return value if any(test(value) and test(fit) for test in own) else fit
 
 
 class _Rules(NamedTuple):
@@ -90,14 +87,19 @@ class _Rules(NamedTuple):
 
 
 def _rules(function: Callable[..., Any], scope: dict[str, Any]) -> _Rules:
-    hints = _hints(function, scope)
-    found: dict[Any, dict[str, _Rule | None]] = {kind: {} for kind in KINDS}
+    hints, found = _hints(function, scope), _Rules([], None, {}, None)
     for p in inspect.signature(function).parameters.values():
         hint = hints.get(p.name, Any)
-        found[p.kind][p.name] = None if hint is Any else _Rule(p.name, hint, _classes(hint))
-    first, both, rest, named, more = found.values()
-    one = [next(iter(rules.values()), None) for rules in (rest, more)]
-    return _Rules([*first.values(), *both.values()], one[0], both | named, one[1])
+        rule = None if hint is Any else _Rule(p.name, hint, _classes(hint))
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
+            found.each.append(rule)
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+            found.named[p.name] = rule
+        if p.kind is p.VAR_POSITIONAL:
+            found = found._replace(rest=rule)
+        if p.kind is p.VAR_KEYWORD:
+            found = found._replace(more=rule)
+    return found
 
 
 def _hints(function: Callable[..., Any], scope: dict[str, Any]) -> dict[str, Any]:
@@ -109,9 +111,10 @@ def _hints(function: Callable[..., Any], scope: dict[str, Any]) -> dict[str, Any
             asked: Any = types.SimpleNamespace(__annotations__=parameters)
             return typing.get_type_hints(asked, function.__globals__, scope, include_extras=True)
         except NameError as e:
-            if e.name is None or e.name not in public.__all__:
+            name = str(e.name)
+            if name not in public.__all__:
                 raise
-            scope[e.name] = getattr(public, e.name)
+            scope[name] = getattr(public, name)
 
 
 def _classes(hint: Any) -> tuple[type, ...]:

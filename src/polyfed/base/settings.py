@@ -291,10 +291,10 @@ def _require(condition: bool, value: Any) -> Any:
 
 def _items(value: Any) -> Iterable[Any]:
     """What is in a list or its like: a tuple, a range, an array, a column of a table."""
-    some: Any = value
-    _require(isinstance(value, collections.abc.Collection) and hasattr(some, "__getitem__"), some)
-    _require(not isinstance(some, str | bytes | Mapping) and getattr(some, "ndim", 1) > 0, some)
-    return some.tolist() if getattr(some, "ndim", 2) == 1 else some
+    dim, other = getattr(value, "ndim", None), isinstance(value, str | bytes | Mapping)
+    _require(all(hasattr(value, name) for name in ("__iter__", "__len__", "__getitem__")) and not other, value)
+    _require(dim != 0, value)
+    return value.tolist() if dim == 1 else value
 
 
 def _number(value: Any, rules: Sequence[Any]) -> float:

@@ -37,7 +37,6 @@ FOUND = ("random", "threshold", "integers")
 AT_ONCE = 1 << 30  # bytes of activations when evaluating many models on their own samples
 
 
-@checked
 class Task:
     """A model and a loss as functions of the flat parameter vector.
 
@@ -80,6 +79,7 @@ class Task:
         The loss is unknown, or bf16 is asked for with other weights than float32.
     """
 
+    @checked
     def __init__(
         self,
         model: nn.Module,
