@@ -454,7 +454,8 @@ def tables(rows: list[dict[str, Any]]) -> str:
     drawn = ", ".join(
         f"{max(r['of'] for r in many if r['sites'] == k)} ({k} sites)" for k in sorted({r["sites"] for r in many})
     )
-    drawn += "".join(f"; of one split where nobody gains {n}" for n in sorted(set(often.values())))
+    often_said = ", ".join(f"{n} ({k} sites)" for k, n in sorted({k: n for (_, k), n in often.items()}.items()))
+    drawn += f"; of one split where nobody gains {often_said}" if often else ""
     rows = [r | {"world": "zero"} if r["world"] == "single" else r for r in rows]
     kinds = sorted({(r["score"], r["sites"]) for r in rows if r["world"] != "plan"}, key=lambda k: (k[1], k[0]))
     hard = [k for k in kinds if k[1] == 10]
