@@ -12,6 +12,7 @@ import pandas as pd
 from torch import nn
 
 from polyfed import report
+from polyfed.base.arguments import checked
 from polyfed.data.federation import Federation
 from polyfed.runs import fit as fits
 from polyfed.runs import opened
@@ -30,6 +31,7 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 
+@checked
 class Run(Result):
     """A training run: what `fit` returns, or what `Run.open` reads from a folder."""
 

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor, nn
 
+from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, RunError, closest
 from polyfed.base.typed import plain
 from polyfed.compute import evaluation
@@ -174,6 +175,7 @@ class Result:
         of a yardstick "yardstick" or "oracle"."""
         return self.kept.judged.deploys
 
+    @checked
     def evaluate(self, models: Tensor | None, split: str = "test") -> dict[str, np.ndarray]:
         """The metrics of any models on each client's samples.
 
@@ -213,6 +215,7 @@ class Result:
         """[n]: numbers that describe each client's model, those of its structure where the method has one (FedSLR)."""
         return self.trained.parameters()
 
+    @checked
     def model(
         self, client: int | str, factorised: bool = False, sparse: Literal["merged", "beside"] = "merged"
     ) -> nn.Module:
