@@ -42,8 +42,7 @@ class Interval:
 
     @property
     def sign(self) -> int | None:
-        """+1 or -1 for a clear gain or loss, 0 for an unclear one, None where nothing can be said: there is no interval
-        or it is too wide."""
+        """+1 or -1 for a clear gain or loss, 0 for an unclear one, None without an interval or with too wide a one."""
         return None if self.enough or not self.known else int(np.sign(self.mean)) if self.clear else 0
 
     @property
@@ -80,8 +79,7 @@ class Evidence:
         half = intervals.half_width(var, freedom, comparisons)
         p = intervals.p_value(gain, var, freedom, comparisons)
         low, high = max(gain - half, -self.range), min(gain + half, self.range)
-        wide = abs(gain) <= half and half > LARGE * self.unit
-        enough = self._enough(comparisons) if wide else ""
+        enough = self._enough(comparisons) if abs(gain) <= half and half > LARGE * self.unit else ""
         return Interval(gain, low, high, splits, p, clear=abs(gain) > half, enough=enough)
 
     @property
