@@ -114,6 +114,8 @@ def setting(
     dataclasses.Field
         Typed as anything, so that a type checker accepts it as the field's default.
     """
+    if default is not dataclasses.MISSING and factory is not dataclasses.MISSING:
+        raise ConfigError(f"setting: found the default {shown(default)} and a factory, expected one of them")
     known = Setting(Limits(ge, gt, le, lt), source, doc, decides)
     return dataclasses.field(default=default, default_factory=factory, metadata={"setting": known})
 
@@ -267,7 +269,8 @@ def fitted(value: Any, hint: Any, rules: Sequence[Any] = ()) -> Any:
         return _require(isinstance(value, str) and "\0" not in value and len(value) <= LONGEST, value)
     if origin is tuple or hint is tuple:
         return _tuple(value, arguments)
-    if origin in (list, collections.abc.Sequence):
+    listed = origin is collections.abc.Iterable and hasattr(value, "__getitem__")  # what has no end is not looked into
+    if listed or origin in (list, collections.abc.Sequence):
         inner = [fitted(v, arguments[0]) for v in _items(value)]
         return inner if origin is list else value
     if origin in (dict, collections.abc.Mapping):
