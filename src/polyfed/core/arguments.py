@@ -6,6 +6,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, Union
 
 from polyfed.core.errors import ConfigError, PolyfedError
@@ -121,7 +122,7 @@ def _classes(hint: Any) -> tuple[type, ...]:
     if typing.get_origin(hint) in (types.UnionType, Union):
         return tuple(c for one in typing.get_args(hint) for c in _classes(one))
     plain = isinstance(hint, type) and typing.get_origin(hint) is None
-    return (hint,) if plain and hint not in (int, float, str, tuple) else ()
+    return (hint,) if plain and hint not in (int, float, str, tuple, Path) else ()
 
 
 def answer(

@@ -15,7 +15,7 @@ import numpy as np
 from polyfed.core.arguments import checked
 from polyfed.core.errors import ConfigError
 from polyfed.core.randomness import generator, priorities, sample
-from polyfed.core.settings import Configured, Limits, Registry, arguments, found, parse, setting
+from polyfed.core.settings import COUNTED, Configured, Limits, Registry, arguments, found, parse, setting
 
 
 class Turn(NamedTuple):
@@ -366,7 +366,7 @@ class Timed(Schedule):
 Memo = dict[tuple[int, bytes], tuple[list[Turn], Iterator[Turn]]]  # (seed, keys) -> (turns so far, those to come)
 
 
-ROUND = Annotated[int, Limits(ge=0)]
+ROUND = Annotated[int, Limits(ge=0, le=COUNTED)]
 
 
 @checked

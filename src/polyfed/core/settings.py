@@ -39,6 +39,7 @@ from polyfed.core.errors import ConfigError, PolyfedError, closest
 MOST = 2**63 - 1  # what an integer tensor holds
 COUNTED = 10**9  # a bound on counts, which is not worth a word where it was kept
 LONGEST = 4000  # characters of one value
+NAME = 255  # bytes of a file's name
 DEEPEST = 20  # lists and tables within each other
 Toml: TypeAlias = "str | float | date | time | Sequence[Toml] | Mapping[str, Toml] | None"
 
@@ -57,7 +58,7 @@ class Limits(NamedTuple):
 
 FREE = Limits()
 COUNT = Annotated[int, Limits(ge=1, le=COUNTED)]
-NOT_NEGATIVE = Annotated[float, Limits(ge=0)]
+NOT_NEGATIVE = Annotated[float, Limits(ge=0, le=1e6)]
 
 
 class Words(NamedTuple):
@@ -246,6 +247,8 @@ def fitted(value: Any, hint: Any, rules: Sequence[Any] = ()) -> Any:
     if origin is Annotated:
         return fitted(value, arguments[0], (*rules, *arguments[1:]))
     if origin in (types.UnionType, Union):
+        if Path in arguments and isinstance(value, str):
+            fitted(Path(value), Path)
         for one in arguments:
             try:
                 return fitted(value, one, rules)
@@ -267,6 +270,9 @@ def fitted(value: Any, hint: Any, rules: Sequence[Any] = ()) -> Any:
         return _number(value, rules)
     if hint is str:
         return _require(isinstance(value, str) and "\0" not in value and len(value) <= LONGEST, value)
+    if hint is Path:
+        _require(isinstance(value, Path) and "\0" not in str(value), value)
+        return _require(all(len(part.encode(errors="replace")) <= NAME for part in value.parts), value)
     if origin is tuple or hint is tuple:
         return _tuple(value, arguments)
     listed = origin is collections.abc.Iterable and hasattr(value, "__getitem__")  # what has no end is not looked into
@@ -384,6 +390,8 @@ def expected(hint: Any, value: Any) -> str:
         return f"{text}, at most {COUNTED}" if 0 < value <= MOST else f"{text}, below 2^63"
     if isinstance(value, float) and not math.isfinite(value):
         return text.replace("a number", "a finite number")
+    if isinstance(value, str | Path) and NAMED["Path"] in text:
+        return text.replace(NAMED["Path"], f"a path whose names have at most {NAME} bytes and no NUL")
     if isinstance(value, str) and ("\0" in value or len(value) > LONGEST):
         return f"{text}, at most {LONGEST} characters and none of them NUL"
     return text

@@ -243,7 +243,7 @@ def heterogeneous_quadratics(
         for row in h:
             low, high = rng.permutation(dim)[:2]
             row[low], row[high] = mu, L
-    return _quadratics("heterogeneous-quadratics", seed, h, rng.uniform(-spread, spread, (clients, dim)))
+    return _quadratics("heterogeneous-quadratics", seed, h, rng.uniform(-abs(spread), abs(spread), (clients, dim)))
 
 
 @checked

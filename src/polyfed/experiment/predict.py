@@ -69,7 +69,7 @@ class Predictor:
             The model cannot be made again, or was not trained on CSV files.
         """
         target = Path(path)
-        about = target.with_suffix(".json")
+        about = target.parent / f"{target.stem}.json"
         try:
             facts: Any = json.loads(about.read_text(encoding="utf-8"))
             tensors = load_file(target)
