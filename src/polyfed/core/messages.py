@@ -5,6 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from polyfed.core.arguments import checked
+from polyfed.core.errors import ConfigError
 from polyfed.core.typed import weighted_sum
 
 State = dict[str, Tensor]
@@ -116,4 +117,6 @@ def mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
     """
     if weights is None:
         return values.mean(0)
+    if weights.shape != values.shape[:1]:
+        raise ConfigError(f"weights of mean: found shape {[*weights.shape]}, expected {[*values.shape[:1]]}")
     return weighted_sum(weights / weights.sum(), values)
