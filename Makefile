@@ -52,7 +52,7 @@ torture-network: .venv/ready-dev   ## kill what carries the messages of real sit
 	$(BIN)/python tools/torture_network.py --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY)) \
 	    $(if $(METHODS),--methods $(METHODS))
 
-fuzz: .venv/ready-dev   ## hostile configurations, settings, calls, files and folders, new ones in every run: N=100 SEED=7
+fuzz: .venv/ready-dev   ## hostile configurations, settings, calls of all that is public, files and folders, new ones in every run: N=100 SEED=7
 	$(BIN)/python tests/fuzz/many.py $(if $(N),--n $(N)) $(if $(SEED),--seed $(SEED))
 
 wheel: .venv/ready   ## a wheel with the compiled kernel for this platform, in dist

@@ -51,6 +51,7 @@ def test_an_argument_is_taken_as_a_setting_is():
         (lambda: Thing(1).times("x"), "b of Thing.times: found 'x', expected an integer"),
         (lambda: Thing.of(3), "text of Thing.of: found 3, expected text"),
         (lambda: pf.Run.open([1]), "folder of Run.open: found [1], expected a path"),
+        (lambda: pf.Run.open("1" * 400), "expected a path whose names have at most 255 bytes"),
         (lambda: pf.compare(torch.nn.Linear(2, 2), FED, [3]), "algorithms of compare.*a method such as"),
     ],
 )

@@ -5,6 +5,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
+from polyfed.base.errors import ConfigError
 from polyfed.data import diagonal_quadratics, fedcet_quadratics, fpfc, heterogeneous_quadratics, least_squares, load
 
 
@@ -162,5 +163,5 @@ def test_quadratics_refuse(refused):
         heterogeneous_quadratics(mu=4, L=1)
     with refused("samples"):
         least_squares(3, [1, 2], 4)
-    with refused("clients: found 0"):
+    with pytest.raises(ConfigError, match="clients of fedcet_quadratics: found 0, expected an integer of at least 1"):
         fedcet_quadratics(clients=0)

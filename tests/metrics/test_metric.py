@@ -101,3 +101,36 @@ def test_own_models_are_known_as_such_before_a_byte_could_be_sent(tmp_path):
         place = tmp_path / method.name
         pf.fit(pf.models.build("linear", federation.input_shape, 2), federation, method, rounds=0, out=place)
         assert pf.report.read(place).first.role == role
+
+
+@pytest.mark.parametrize("made", [lambda v: v.numpy(), lambda v: v, lambda v: v.tolist(), lambda v: v.double()])
+def test_a_metric_per_sample_may_give_an_array_a_tensor_or_a_list(made):
+    """The share of right answers, by a function of the user's, is the accuracy that polyfed knows."""
+    mine = Metric("mine", per="sample", compute=lambda seen: made((seen.output.argmax(1) == seen.target).float()))
+    x = np.random.default_rng(0).normal(size=(9, 3)).astype(np.float32)
+    fed = pf.Federation.from_arrays(
+        [(x, np.arange(9) % 2), (x[:5], np.arange(5) % 2)], test=[(x, np.arange(9) % 2)] * 2
+    )
+    found = pf.fit(nn.Linear(3, 2), fed, pf.FedAvg(0.1), rounds=1, metrics=[mine, "accuracy"]).final["test"]
+    assert found["mine"] == pytest.approx(found["accuracy"], abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"per": "round"}, "per of Metric: found 'round', expected sample or client"),
+        ({"better": "near:x"}, "better of Metric: found 'near:x', expected higher, lower, or such as near:1"),
+        ({"better": "higher\n"}, "better of Metric"),
+        ({"decimals": -1}, "decimals of Metric: found -1, expected an integer from 0 to 100"),
+        ({"span": -1.0}, "span of Metric: found -1.0, expected a number above 0"),
+    ],
+)
+def test_a_wrong_metric_is_refused_where_it_is_made(settings, said):
+    with pytest.raises(pf.errors.ConfigError, match=said):
+        Metric("x", **settings)
+
+
+def test_one_value_for_all_samples_is_no_value_per_sample():
+    fed = pf.Federation.from_arrays([(np.ones((4, 3), np.float32), np.arange(4) % 2)] * 2)
+    with pytest.raises(pf.errors.ConfigError, match=r"found \[\], expected \[\d+\], one for each sample"):
+        pf.fit(nn.Linear(3, 2), fed, pf.FedAvg(0.1), metrics=[Metric("x", per="sample", compute=lambda seen: 0.5)])

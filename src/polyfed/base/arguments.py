@@ -6,6 +6,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, Union
 
 from polyfed.base.errors import ConfigError, PolyfedError
@@ -27,8 +28,9 @@ def checked(thing: T) -> T:
     for name, member in [*vars(given).items()]:
         function = getattr(member, "__func__", member)
         if isinstance(function, types.FunctionType) and (not name.startswith("_") or name in made):
-            again: Any = {staticmethod: staticmethod, classmethod: classmethod}.get(type(member), lambda f: f)
-            setattr(given, name, again(_checking(function, getattr(given, "scope", dict[str, Any]))))
+            again: Any = member.__class__  # staticmethod or classmethod
+            guarded = _checking(function, getattr(given, "scope", dict[str, Any]))
+            setattr(given, name, guarded if member is function else again(guarded))
     return thing
 
 
@@ -69,12 +71,12 @@ class _Rule(NamedTuple):
         if self.hint is int and type(value) is int and abs(value) <= MOST:  # a round's, in every round
             return value
         try:
-            fit = fitted(value, self.hint)
+            fit: Any = fitted(value, self.hint)
         except Misfit:
             said = found(value, expected(self.hint, value), near(self.hint, value))
             raise ConfigError(f"{self.name} of {whose}: {said}") from None
-        own = (is_mapping, is_list) if not isinstance(fit, tuple) else ()
-        return value if any(test(value) and test(fit) for test in own) else fit
+        own = fit.__class__ is not tuple and any(test(value) and test(fit) for test in (is_mapping, is_list))
+        return value if own else fit
 
 
 class _Rules(NamedTuple):
@@ -121,7 +123,7 @@ def _classes(hint: Any) -> tuple[type, ...]:
     if typing.get_origin(hint) in (types.UnionType, Union):
         return tuple(c for one in typing.get_args(hint) for c in _classes(one))
     plain = isinstance(hint, type) and typing.get_origin(hint) is None
-    return (hint,) if plain and hint not in (int, float, str, tuple) else ()
+    return (hint,) if plain and hint not in (int, float, str, tuple, Path) else ()
 
 
 def answer(

@@ -42,6 +42,7 @@ from polyfed.base.errors import ConfigError, PolyfedError, closest
 MOST = 2**63 - 1  # what an integer tensor holds
 COUNTED = 10**9  # a bound on counts, which is not worth a word where it was kept
 LONGEST = 4000  # characters of one value
+NAME = 255  # bytes of a file's name
 DEEPEST = 20  # lists and tables within each other
 BEGINS, ENDS = r"(?<![\w.])\.(?=\d)", r"(?<=\d)\.(?![\d.])"  # the points of .5 and 5.
 Toml: TypeAlias = "str | float | date | time | Sequence[Toml] | Mapping[str, Toml] | None"
@@ -61,7 +62,7 @@ class Limits(NamedTuple):
 
 FREE = Limits()
 COUNT = Annotated[int, Limits(ge=1, le=COUNTED)]
-NOT_NEGATIVE = Annotated[float, Limits(ge=0)]
+NOT_NEGATIVE = Annotated[float, Limits(ge=0, le=1e6)]
 
 
 class Words(NamedTuple):
@@ -118,6 +119,8 @@ def setting(
     dataclasses.Field
         Typed as anything, so that a type checker accepts it as the field's default.
     """
+    if default is not dataclasses.MISSING and factory is not dataclasses.MISSING:
+        raise ConfigError(f"setting: found the default {shown(default)} and a factory, expected one of them")
     known = Setting(Limits(ge, gt, le, lt), source, doc, decides)
     return dataclasses.field(default=default, default_factory=factory, metadata={"setting": known})
 
@@ -248,6 +251,8 @@ def fitted(value: Any, hint: Any, rules: Sequence[Any] = ()) -> Any:
     if origin is Annotated:
         return fitted(value, arguments[0], (*rules, *arguments[1:]))
     if origin in (types.UnionType, Union):
+        if Path in arguments and isinstance(value, str):
+            fitted(Path(value), Path)
         for one in arguments:
             try:
                 return fitted(value, one, rules)
@@ -269,9 +274,13 @@ def fitted(value: Any, hint: Any, rules: Sequence[Any] = ()) -> Any:
         return _number(value, rules)
     if hint is str:
         return _require(isinstance(value, str) and "\0" not in value and len(value) <= LONGEST, value)
+    if hint is Path:
+        _require(isinstance(value, Path) and "\0" not in str(value), value)
+        return _require(all(len(part.encode(errors="replace")) <= NAME for part in value.parts), value)
     if origin is tuple or hint is tuple:
         return _tuple(value, arguments)
-    if origin in (list, collections.abc.Sequence):
+    listed = origin is collections.abc.Iterable and hasattr(value, "__getitem__")  # what has no end is not looked into
+    if listed or origin in (list, collections.abc.Sequence):
         inner = [fitted(v, arguments[0]) for v in _items(value)]
         return inner if origin is list else value
     if origin in (dict, collections.abc.Mapping):
@@ -385,6 +394,8 @@ def expected(hint: Any, value: Any) -> str:
         return f"{text}, at most {COUNTED}" if 0 < value <= MOST else f"{text}, below 2^63"
     if isinstance(value, float) and not math.isfinite(value):
         return text.replace("a number", "a finite number")
+    if isinstance(value, str | Path) and NAMED["Path"] in text:
+        return text.replace(NAMED["Path"], f"a path whose names have at most {NAME} bytes and no NUL")
     if isinstance(value, str) and ("\0" in value or len(value) > LONGEST):
         return f"{text}, at most {LONGEST} characters and none of them NUL"
     return text

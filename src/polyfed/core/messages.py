@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from polyfed.base.arguments import checked
+from polyfed.base.errors import ConfigError
 from polyfed.base.typed import weighted_sum
 
 State = dict[str, Tensor]
@@ -143,4 +144,6 @@ def mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
     """
     if weights is None:
         return values.mean(0)
+    if weights.shape != values.shape[:1]:
+        raise ConfigError(f"weights of mean: found shape {[*weights.shape]}, expected {[*values.shape[:1]]}")
     return weighted_sum(weights / weights.sum(), values)

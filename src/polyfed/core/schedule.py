@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import floor
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError
 from polyfed.base.randomness import generator, priorities, sample
-from polyfed.base.settings import Configured, Registry, arguments, found, parse, setting
+from polyfed.base.settings import COUNTED, Configured, Limits, Registry, arguments, found, parse, setting
 
 
 class Turn(NamedTuple):
@@ -366,6 +366,9 @@ class Timed(Schedule):
 Memo = dict[tuple[int, bytes], tuple[list[Turn], Iterator[Turn]]]  # (seed, keys) -> (turns so far, those to come)
 
 
+ROUND = Annotated[int, Limits(ge=0, le=COUNTED)]
+
+
 @checked
 @dataclass(frozen=True)
 class Asynchronous(Schedule):
@@ -393,7 +396,7 @@ class Asynchronous(Schedule):
     def replies(self, n: int) -> int:
         return 1
 
-    def turn(self, seed: int, t: int, keys: np.ndarray) -> Turn:
+    def turn(self, seed: int, t: ROUND, keys: np.ndarray) -> Turn:
         turns, more = self._memo.setdefault((seed, keys.tobytes()), ([], self._turns(seed, keys)))
         while len(turns) <= t:
             turns.append(next(more))

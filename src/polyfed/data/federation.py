@@ -15,7 +15,6 @@ from torch import Tensor
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import DataError, closest, few
-from polyfed.base.settings import shown
 from polyfed.compute.split import Split
 from polyfed.data import prepare, readers
 
@@ -106,10 +105,13 @@ class Federation:
         -------
         Federation
             With copies of the samples.
+
+        Raises
+        ------
+        DataError
+            There is no such position, or none is given.
         """
-        order = [int(i) for i in order]
-        if not order or not all(-self.n <= i < self.n for i in order):
-            raise DataError(f"order: found {shown(order)}, expected positions of the {self.n} clients, one or more")
+        order = prepare.positions(order, self.n, "order")
         meta = dict(self.meta)
         for key in PER_CLIENT:
             if key in meta:

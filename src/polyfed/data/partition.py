@@ -96,6 +96,7 @@ class Assignment:
         Assignment
             Of these clients alone, in this order.
         """
+        clients = prepare.positions(clients, len(self.indices), "clients")
         kept = {k: v if v is None else v[clients] for k in ("clusters", "relabel", "turns") for v in [getattr(self, k)]}
         names = None if self.names is None else tuple(self.names[i] for i in clients)
         return replace(self, indices=[self.indices[i] for i in clients], names=names, **kept)

@@ -4,13 +4,15 @@ Nothing here looks at a test or validation sample to prepare a training one; `da
 `federation.Federation` call these.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from typing import SupportsInt
 
 import numpy as np
 from torch import Tensor
 
 from polyfed.base.errors import DataError
+from polyfed.base.settings import shown
 
 TEST, VALIDATION, OFFICIAL, ASSIGN, RATIO = 11, 12, 13, 14, 15  # purposes of the draws
 
@@ -31,6 +33,14 @@ def check_fraction(value: float, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise DataError(f"{what}: found {value!r}, expected a number from 0 to below 1")
     return float(value)
+
+
+def positions(given: Iterable[SupportsInt], n: int, what: str) -> list[int]:
+    """Positions of some of n clients. Raises DataError for none, and for one that there is not."""
+    found = [int(i) for i in given]
+    if not found or not all(-n <= i < n for i in found):
+        raise DataError(f"{what}: found {shown(found)}, expected positions of the {n} clients, one or more")
+    return found
 
 
 def held_out(

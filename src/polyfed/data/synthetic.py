@@ -12,7 +12,7 @@ import numpy as np
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import DataError
-from polyfed.base.settings import NOT_NEGATIVE, Limits
+from polyfed.base.settings import COUNT, NOT_NEGATIVE, Limits
 from polyfed.data import prepare
 from polyfed.data.federation import Federation
 
@@ -107,9 +107,9 @@ def fpfc(scenario: str = "s1", seed: int = 0, features: str = "uniform", scale: 
 
 @checked
 def least_squares(
-    clients: int = 10,
+    clients: COUNT = 10,
     samples: int | Sequence[int] = 50,
-    dim: int = 10,
+    dim: COUNT = 10,
     heterogeneity: NOT_NEGATIVE = 1.0,
     seed: int = 0,
     *,
@@ -150,10 +150,9 @@ def least_squares(
     Raises
     ------
     DataError
-        Sizes below 1, or a negative spread.
+        There is not one number of samples for each client.
     """
     sizes = _sizes(samples, clients)
-    _check(clients=clients, dim=dim)
     prepare.check_fraction(test_fraction, "the test fraction")
     rng = prepare.keyed(seed, 21)
     w = rng.standard_normal(dim) + heterogeneity * rng.standard_normal((clients, dim))
@@ -206,7 +205,7 @@ def _quadratics(name: str, seed: int | None, curvatures: np.ndarray, centres: np
 
 @checked
 def heterogeneous_quadratics(
-    clients: int = 10, dim: int = 60, mu: float = 1.0, L: float = 4.0, spread: NOT_NEGATIVE = 10.0, seed: int = 0
+    clients: COUNT = 10, dim: COUNT = 60, mu: float = 1.0, L: float = 4.0, spread: NOT_NEGATIVE = 10.0, seed: int = 0
 ) -> Federation:
     """Diagonal quadratics whose curvatures differ between clients: h_ik uniform in [mu, L], c_ik in [-spread, spread].
 
@@ -236,7 +235,6 @@ def heterogeneous_quadratics(
     DataError
         Unless 0 < mu <= L.
     """
-    _check(clients=clients, dim=dim)
     if not 0 < mu <= L:
         raise DataError(f"quadratics: found mu = {mu:g} and L = {L:g}, expected 0 < mu <= L")
     rng = prepare.keyed(seed, 22)
@@ -245,11 +243,11 @@ def heterogeneous_quadratics(
         for row in h:
             low, high = rng.permutation(dim)[:2]
             row[low], row[high] = mu, L
-    return _quadratics("heterogeneous-quadratics", seed, h, rng.uniform(-spread, spread, (clients, dim)))
+    return _quadratics("heterogeneous-quadratics", seed, h, rng.uniform(-abs(spread), abs(spread), (clients, dim)))
 
 
 @checked
-def fedcet_quadratics(clients: int = 10, measurements: int = 10, dim: int = 60, seed: int = 0) -> Federation:
+def fedcet_quadratics(clients: COUNT = 10, measurements: COUNT = 10, dim: COUNT = 60, seed: int = 0) -> Federation:
     """The estimation problem of FedCET's Fig. 1: f_i(x) = (1/n_i) sum_j ||x - b_ij||^2 + ||x||^2, up to a constant.
 
     b_ij uniform in [-10, 10]^dim; M_i = I, r_i = 1. The gradient is 4 x - 2 mean_j b_ij, so mu = L = 4 and the optimum
@@ -275,10 +273,9 @@ def fedcet_quadratics(clients: int = 10, measurements: int = 10, dim: int = 60, 
 
     Raises
     ------
-    DataError
+    ConfigError
         A size below 1.
     """
-    _check(clients=clients, measurements=measurements, dim=dim)
     b = prepare.keyed(seed, 23).uniform(-10, 10, (clients, measurements, dim))
     centre = b.mean(1) / 2
     constant = (b**2).sum(2).mean(1) - 2 * (centre**2).sum(1)
@@ -300,12 +297,6 @@ def _sizes(samples: int | Sequence[int], clients: int) -> list[int]:
     if len(sizes) != clients or min(sizes, default=0) < 1:
         raise DataError(f"samples: found {samples!r}, expected an integer of at least 1, or {clients} of them")
     return [int(s) for s in sizes]
-
-
-def _check(**values: int) -> None:
-    for what, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise DataError(f"{what}: found {value!r}, expected an integer of at least 1")
 
 
 __all__ = [

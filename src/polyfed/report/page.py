@@ -6,6 +6,7 @@ Everything that came from a file is escaped, and the page forbids itself (Conten
 import base64
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from functools import cache
 from html import escape
@@ -84,12 +85,12 @@ def write_report(
     """
     study = paths if isinstance(paths, Study) else read(paths)
     target = Path(out) if out is not None else study.paths[0] / "report.html"
-    if target.is_dir():
+    if os.path.isdir(target):
         target = target / "report.html"
     listed = target.with_name(f"{target.stem}-clients.csv") if len(study.names) > LISTED else None
     drawn = {"figures": _figures(study), "data": _data_figure(study)}
     folder = target.with_name(f"{target.stem}-figures")
-    figures = figures or folder.is_dir()
+    figures = figures or os.path.isdir(folder)
     try:
         if figures:
             for d in [*drawn["figures"], *drawn["data"]]:

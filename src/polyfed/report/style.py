@@ -22,7 +22,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from polyfed.base.arguments import checked
-from polyfed.base.errors import ConfigError
+from polyfed.base.checkpoint import reason
+from polyfed.base.errors import ConfigError, RunError
 
 INK, QUIET, GRID, PAPER = "#1b1f23", "#5a626b", "#dfe3e8", "#fefefe"
 # After Okabe and Ito's colours for the colour-blind, three of them darkened to a contrast of 3:1 on white; page.css has
@@ -145,6 +146,8 @@ def save(figure: Figure, path: str | Path) -> Path:
     ------
     ConfigError
         Any other ending.
+    RunError
+        The file cannot be written.
     """
     path = Path(path)
     form = path.suffix.lower().lstrip(".")
@@ -154,7 +157,10 @@ def save(figure: Figure, path: str | Path) -> Path:
     out = io.BytesIO()
     with styled():
         figure.savefig(out, format=form, dpi=300, facecolor="white", metadata=dates[form])
-    write_atomically(path, out.getvalue())
+    try:
+        write_atomically(path, out.getvalue())
+    except OSError as e:
+        raise RunError(f"{path}: cannot be written ({reason(e)})") from None
     return path
 
 

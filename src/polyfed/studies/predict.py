@@ -68,7 +68,7 @@ class Predictor:
             The model cannot be made again, or was not trained on CSV files.
         """
         target = Path(path)
-        about = target.with_suffix(".json")
+        about = target.parent / f"{target.stem}.json"
         try:
             facts = table_in(about.read_bytes())
             tensors = load_file(target)
