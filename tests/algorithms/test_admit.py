@@ -266,9 +266,9 @@ def test_a_method_that_cannot_grow_is_named():
     [
         (centres(np.eye(3)), {}, "found the name 'client-0', which a client of the run has"),
         (points([1.0, 2]), {}, r"found inputs of shape \[2\] for 'new-0', expected \[3\]"),
-        (points([1.0, 2, 3]), {"exchanges": -1}, "exchanges: found -1, expected an integer of at least 0"),
-        (points([1.0, 2, 3]), {"start": "best"}, "start: found 'best', expected offered or common"),
-        ([1.0], {}, "newcomers: found a list, expected a polyfed.Federation"),
+        (points([1.0, 2, 3]), {"exchanges": -1}, "exchanges of admit: found -1, expected an integer of at least 0"),
+        (points([1.0, 2, 3]), {"start": "best"}, "start of admit: found 'best', expected offered or common"),
+        ([1.0], {}, "newcomers of admit: found .*, expected a polyfed.Federation"),
     ],
 )
 def test_refusals(newcomers, settings, line):

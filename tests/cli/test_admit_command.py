@@ -83,7 +83,7 @@ def test_what_does_not_fit_is_said_in_one_line_and_leaves_no_folder(cli, ditto, 
             "newcomers: found the name 'cleveland', which a client of the run has; expected a new one",
         ),
         (("missing.npz",), "--data missing.npz: no such file or folder"),
-        (("oslo.npz", "--exchanges", -1), "exchanges: found -1, expected an integer of at least 0"),
+        (("oslo.npz", "--exchanges", -1), "exchanges of admit: found -1, expected an integer of at least 0"),
         (("oslo.npz", "--start", "best"), "start: found 'best', expected offered or common"),
     ):
         said = cli("admit", ditto, "--out", "a", "--data", *words)

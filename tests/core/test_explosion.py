@@ -136,3 +136,19 @@ def test_a_state_that_overflows_at_last_is_no_result(tmp_path):
 def test_infinity_as_a_mark_is_no_explosion():
     assert not exploded(lambda: torch.zeros(3).masked_fill_(torch.tensor([True, False, True]), -torch.inf).softmax(0))
     assert exploded(lambda: torch.full((2,), 1e20) + 1)
+
+
+@pytest.mark.parametrize("make", [torch.empty, torch.zeros(1).new_empty, lambda n: torch.empty_like(torch.zeros(n))])
+def test_memory_that_is_yet_to_be_written_has_not_exploded(make):
+    def call():
+        room = make(4)
+        room[:] = 1
+        return room
+
+    torch.use_deterministic_algorithms(True)  # fills such memory with NaN
+    try:
+        assert make(4).isnan().all()
+        assert not exploded(call)
+        assert (call() == 1).all()
+    finally:
+        torch.use_deterministic_algorithms(False)

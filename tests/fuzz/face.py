@@ -110,7 +110,7 @@ class Face:
             "w": trainer.task.w0.expand(3, -1), "lr": 0.1, "figure": pf.report.metric_figure(study), "out": None,
             "Federation.from_datasets.train": [[*zip(*pair, strict=True)] for pair in PAIRS],
             "Predictor.predict.rows": tables_frame, "Result.evaluate.models": run.personal, "Run.of.result": run,
-        "fit.settings": TRAIN,
+            "fit.settings": TRAIN,
             "compare.settings": TRAIN, "window_for.settings": {"iterations": 3},
             "coalitions.settings": TRAIN, "tune.settings": {**TRAIN, **search},
             "Metric.computed.seen": Seen(torch.zeros(2, 2), torch.tensor([0, 1])),

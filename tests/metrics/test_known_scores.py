@@ -226,8 +226,8 @@ def fails(output, target):
         ("two", "mae", "metrics: mae needs numbers; the targets are 2 classes"),
         ("three", "calibration-slope", "metrics: calibration-slope needs two classes; the targets are 3 classes"),
         ("numbers", "concordance", "metrics: concordance needs targets (time, event) and one output; the targets are"),
-        ("numbers", "roc_auc", "metrics: roc_auc fails on outputs [6, 1] and targets [6]"),
-        ("two", fails, "metrics: fails fails on outputs [6, 2] and targets [6]"),
+        ("numbers", "roc_auc", "metrics: roc_auc on outputs [6, 1] and targets [6]"),
+        ("two", fails, "metrics: fails on outputs [6, 2] and targets [6]"),
     ],
 )
 def test_a_metric_that_does_not_fit_is_refused_before_training(kind, given, told):

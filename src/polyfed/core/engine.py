@@ -50,7 +50,9 @@ class Engine(Protocol):
 
     plan: Plan
     here: bool
-    parameters: Mapping[int, int]
+
+    @property
+    def parameters(self) -> Mapping[int, int]: ...
 
     def send(self, down: Down, round: Round) -> None:
         """Give the clients `round.ids` their messages. Does not wait."""

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from polyfed.base.errors import PolyfedError
 
 T = TypeVar("T")
+UNFILLED = (torch.empty, torch.empty_like, torch.empty_strided, Tensor.new_empty)  # may hold NaN until they are written
 
 
 class Exploded(Exception):
@@ -54,7 +55,8 @@ class _Watch(TorchFunctionMode):
     ) -> Any:
         # not what comes out: the inverse of a singular matrix is NaN before it is an error
         self.found = self.found or any(_beyond(t) for t in tree_leaves((args, kwargs)))
-        return func(*args, **(kwargs or {}))
+        made = func(*args, **(kwargs or {}))
+        return made.zero_() if func in UNFILLED else made
 
 
 def _beyond(t: object) -> bool:
