@@ -232,7 +232,7 @@ def test_evaluation_costs_nothing_and_may_be_cut_into_blocks():
     loop = make(Ditto(LR), Uniform(0.5))
     loop.step()
     before = loop.ledger.totals()
-    whole, cut = loop.evaluate("train"), loop.engine.evaluate(loop.algorithm, loop.deployment(), "train", block=8)
+    whole, cut = loop.scored("train"), loop.engine.evaluate(loop.algorithm, loop.deployment(), "train", block=8)
     assert all((whole[k] == cut[k]).all() for k in whole)
     assert loop.ledger.totals() == before
     personal = loop.personal(np.arange(4))[:, 0].numpy()

@@ -94,7 +94,7 @@ def test_actors_compute_what_one_machine_does(method):
             assert torch.allclose(one.server[name].double(), t.double(), rtol=1e-5, atol=1e-5), name
         assert torch.equal(one.personal(everyone), there[0].personal(everyone))
         assert torch.allclose(one.personal(everyone), here.personal(everyone), atol=1e-5)
-        assert np.allclose(one.evaluate("test")["loss"], here.evaluate("test")["loss"], atol=1e-5)
+        assert np.allclose(one.scored("test")["loss"], here.scored("test")["loss"], atol=1e-5)
         for name, t in one.engine.save().items():
             assert torch.allclose(t.double(), here.engine.rows.tensors[name].double(), rtol=1e-5, atol=1e-5), name
 
@@ -153,7 +153,7 @@ def test_an_actor_lost_between_rounds_changes_no_answer(tmp_path):
     expected, found = loop(pf.Ditto(0.1), 2), loop(pf.Ditto(0.1), 2, folder=tmp_path)
     expected.step(), found.step()
     for ask in (
-        lambda one: torch.as_tensor(one.evaluate("test")["loss"]),
+        lambda one: torch.as_tensor(one.scored("test")["loss"]),
         lambda one: one.personal(np.arange(N)),
         lambda one: one.engine.save()["w"],
     ):

@@ -2,7 +2,7 @@
 only in the schedule: a message that is sent in one turn may be answered in a later one.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,8 @@ from polyfed.base.randomness import client_keys
 from polyfed.compute.optimizers import StepSizes
 from polyfed.compute.task import Task
 from polyfed.core import contract
-from polyfed.core.algorithm import KNOWN, Algorithm, Down, Personal, Round, State, started
+from polyfed.core.algorithm import KNOWN, Algorithm, Down, Round, State, started
+from polyfed.core.deployed import Deployed, all_finite
 from polyfed.core.engine import TRIES, Engine, Lost, Silent, died
 from polyfed.core.explosion import Exploded, guarded
 from polyfed.core.ledger import Ledger, down_bytes
@@ -69,7 +70,7 @@ class Book:
         self.staleness[at] = staleness
 
 
-class Loop:
+class Loop(Deployed):
     """The state of one training run and the step that advances it. It knows the clients by name and number of samples.
 
     After construction `t` rounds are done and `server` is the server's state.
@@ -102,13 +103,12 @@ class Loop:
         self.step_sizes, self.forge, self.rule = step_sizes, forge, rule
         self.sums: Mapping[tuple[int, int], Wanted] = (sums or {}) if rule is None else {}  # a rule needs all rows
         self.keys = client_keys(names)
-        self.n = len(names)
         if schedule.late(self.n):
             refuse_late(algorithm, self.n)
         self.samples = torch.as_tensor(counts, dtype=task.dtype, device=task.device)
         start = started(algorithm, task, self.n)
         self.server, self.free = start.whole(), tuple(start.free)
-        self.marks = {name for name, t in self.server.items() if not _finite(t)}  # infinities that it begins with
+        self.marks = {name for name, t in self.server.items() if not all_finite(t)}  # infinities that it begins with
         self.lasting = self.server.keys() - start.free.keys()
         self.ledger = Ledger()
         self.flights: list[Flight] = []
@@ -120,12 +120,6 @@ class Loop:
         self.clock = 0.0  # virtual seconds
         self.whole = True
 
-    def round(self, ids: np.ndarray | Tensor, phase: int = 0, sent: np.ndarray | None = None) -> Round:
-        """What both sides know about one exchange with `ids`."""
-        at = torch.as_tensor(ids, device=self.task.device)
-        when = torch.full_like(at, self.t) if sent is None else torch.as_tensor(sent, device=at.device)
-        return Round(self.t, self.n, phase, at, self.samples[at], when)
-
     def step(self) -> np.ndarray:
         """One turn of the loop; returns the ids whose replies were taken. Workers that die cost a repeated round."""
         for left in range(TRIES - 1, -1, -1):
@@ -136,7 +130,7 @@ class Loop:
             except Exception as e:
                 attempt.undo()
                 if isinstance(e, Exploded) or not (isinstance(e, PolyfedError | Lost) or self.finite):
-                    raise Diverged(self._exploded()) from e
+                    raise Diverged(self.exploded()) from e
                 if not (self.whole and isinstance(e, Lost)):
                     raise
                 self.say(f"round {self.t}: {e} died" + "; the round is repeated" * bool(left))
@@ -152,37 +146,6 @@ class Loop:
         self.clock += attempt.passed
         self.whole = True
         return take
-
-    def evaluate(self, split: str) -> dict[str, np.ndarray]:
-        """Each client's metrics [n] for the model it would deploy now; nothing is billed."""
-        try:
-            return self.engine.evaluate(self.algorithm, guarded(self.deployment), split)
-        except Exploded as e:
-            raise Diverged(self._exploded()) from e
-
-    @property
-    def finite(self) -> bool:
-        """Whether the server's state is, in what was so before the first round."""
-        return finite(self.server, self.marks)
-
-    def check(self) -> None:
-        """Raise Diverged for a state of the server that is not finite."""
-        if not self.finite:
-            raise Diverged(self._exploded())
-
-    def _exploded(self) -> str:
-        return f"round {self.t}: the server's state or a model diverged (NaN or infinity); try a smaller lr"
-
-    def personal(self, ids: np.ndarray) -> Tensor:
-        """[s, p]: the models that `ids` would deploy now, where the engine may see them."""
-        return self.engine.personal(self.algorithm, self.deployment(), np.asarray(ids))
-
-    def deployment(self) -> Down:
-        """What every client would receive now; nothing for methods that do not need it to deploy."""
-        if isinstance(self.algorithm, Personal):
-            return Down()
-        sent = self.algorithm.deployment(self.server, self.round(np.arange(self.n)))
-        return contract.downlink(self.algorithm, "deployment", sent, self.n)
 
     # exact resume
 
@@ -383,15 +346,6 @@ def refuse_late(algorithm: Algorithm, n: int, t: int = 0) -> None:
     why = algorithm.in_step(n, t)
     if why is not None:
         raise ConfigError(f"{algorithm.name} {why} and cannot run asynchronously")
-
-
-def finite(server: State, marks: Collection[str]) -> bool:
-    """Whether a server's tensors are finite, but for those that begin with infinities as marks."""
-    return all(_finite(t) for name, t in server.items() if name not in marks)
-
-
-def _finite(t: Tensor) -> bool:
-    return not t.is_floating_point() or bool(t.sum().isfinite()) or bool(t.isfinite().all())
 
 
 def _copy(state: State) -> State:

@@ -125,8 +125,8 @@ class Session:
                 loop.step()
                 self.seconds += time.perf_counter() - start
                 due = loop.t == self.rounds or (self.every > 0 and loop.t % self.every == 0)
-                if due:
-                    loop.check()
+                if due and not loop.finite:
+                    raise Diverged(loop.exploded())
                 self.ended = self._tell(self._evaluate(self.watched) if due else [])
                 if store is not None and loop.t < self.rounds and store.due(loop.t):
                     store.checkpoint(self.result())

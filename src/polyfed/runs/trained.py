@@ -15,10 +15,11 @@ from polyfed.base.typed import pieces
 from polyfed.compute.optimizers import StepSizes
 from polyfed.compute.split import Split, restored
 from polyfed.compute.task import Task
-from polyfed.core.algorithm import Algorithm, Down, Personal, Round, State
+from polyfed.core.algorithm import Algorithm, State
+from polyfed.core.deployed import Deployed
 from polyfed.core.engine import Engine
 from polyfed.core.ledger import Ledger
-from polyfed.core.rounds import Flight, Loop, finite
+from polyfed.core.rounds import Flight, Loop
 from polyfed.core.uplinks import rows_of
 from polyfed.core.worker import expand
 
@@ -36,11 +37,10 @@ class Judged(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class Trained(Deployed):
     """The state of a run after `t` rounds, by the names that the event loop has for it (see `Loop`).
 
-    samples: [n] training samples     engine: keeps the private rows; closed once training is over
-    marks: tensors of the server that begin with infinities
+    engine: keeps the private rows; closed once training is over
     state: what a checkpoint holds, (tensors, meta)
     """
 
@@ -66,35 +66,6 @@ class Trained:
     def of(cls, loop: Loop) -> "Trained":
         """What a loop has reached."""
         return cls(**{f.name: getattr(loop, f.name) for f in fields(cls)})
-
-    @property
-    def finite(self) -> bool:
-        """Whether the server's state is, in what was so before the first round."""
-        return finite(self.server, self.marks)
-
-    @property
-    def n(self) -> int:
-        """Number of clients."""
-        return len(self.names)
-
-    def round(self, ids: np.ndarray | Tensor) -> Round:
-        """What both sides would know about an exchange with `ids` now."""
-        at = torch.as_tensor(ids, device=self.task.device)
-        return Round(self.t, self.n, 0, at, self.samples[at], torch.full_like(at, self.t))
-
-    def deployment(self) -> Down:
-        """What every client would receive now; nothing for methods that do not need it to deploy."""
-        if isinstance(self.algorithm, Personal):
-            return Down()
-        return self.algorithm.deployment(self.server, self.round(np.arange(self.n)))
-
-    def personal(self, ids: np.ndarray) -> Tensor:
-        """[s, p]: the models that `ids` would deploy now."""
-        return self.engine.personal(self.algorithm, self.deployment(), np.asarray(ids))
-
-    def scored(self, split: str) -> dict[str, np.ndarray]:
-        """The metrics [n] of what every client would deploy now; nothing is billed."""
-        return self.engine.evaluate(self.algorithm, self.deployment(), split)
 
     def answers(self, test: Split) -> Iterator[tuple[int, Tensor]]:
         """What every client's model puts out for its test samples."""

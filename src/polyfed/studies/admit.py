@@ -327,7 +327,7 @@ class _Admitting:
             for t in range(exchanges + 1):
                 if t and self.newcomers[0].trains:
                     self.loop.step()
-                found = self.loop.evaluate(split)
+                found = self.loop.scored(split)
                 down, up = self._moved()
                 for i, name in enumerate(self.loop.names):
                     sizes = {"down_bytes": int(down[i]), "up_bytes": int(up[i])}

@@ -1,0 +1,73 @@
+"""Deployed: what clients would deploy as of a state of the server, and how well. A live loop has it, and what is left
+of one once training is over.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyfed.base.errors import Diverged
+from polyfed.compute.task import Task
+from polyfed.core import contract
+from polyfed.core.algorithm import Algorithm, Down, Personal, Round, State
+from polyfed.core.engine import Engine
+from polyfed.core.explosion import Exploded, guarded
+
+
+class Deployed:
+    """marks: tensors of the server that begin with infinities     samples: [n] training samples"""
+
+    task: Task
+    algorithm: Algorithm
+    names: Sequence[str]
+    samples: Tensor
+    server: State
+    marks: set[str]
+    engine: Engine
+    t: int
+
+    @property
+    def n(self) -> int:
+        """Number of clients."""
+        return len(self.names)
+
+    def round(self, ids: np.ndarray | Tensor, phase: int = 0, sent: np.ndarray | None = None) -> Round:
+        """What both sides know about one exchange with `ids`."""
+        at = torch.as_tensor(ids, device=self.task.device)
+        when = torch.full_like(at, self.t) if sent is None else torch.as_tensor(sent, device=at.device)
+        return Round(self.t, self.n, phase, at, self.samples[at], when)
+
+    def deployment(self) -> Down:
+        """What every client would receive now; nothing for methods that do not need it to deploy."""
+        if isinstance(self.algorithm, Personal):
+            return Down()
+        sent = guarded(partial(self.algorithm.deployment, self.server, self.round(np.arange(self.n))))
+        return contract.downlink(self.algorithm, "deployment", sent, self.n)
+
+    def personal(self, ids: np.ndarray) -> Tensor:
+        """[s, p]: the models that `ids` would deploy now, where the engine may see them."""
+        return self.engine.personal(self.algorithm, self.deployment(), np.asarray(ids))
+
+    def scored(self, split: str) -> dict[str, np.ndarray]:
+        """The metrics [n] of what every client would deploy now; nothing is billed."""
+        try:
+            return self.engine.evaluate(self.algorithm, self.deployment(), split)
+        except Exploded as e:
+            raise Diverged(self.exploded()) from e
+
+    @property
+    def finite(self) -> bool:
+        """Whether the server's state is, in what was so before the first round."""
+        return all(all_finite(t) for name, t in self.server.items() if name not in self.marks)
+
+    def exploded(self) -> str:
+        """Why a run ends whose server's state or a model is not finite."""
+        return f"round {self.t}: the server's state or a model diverged (NaN or infinity); try a smaller lr"
+
+
+def all_finite(t: Tensor) -> bool:
+    """Whether a tensor holds no NaN and no infinity."""
+    return not t.is_floating_point() or bool(t.sum().isfinite()) or bool(t.isfinite().all())
