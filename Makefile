@@ -33,7 +33,8 @@ fast-test: .venv/ready-dev   ## under a minute: format, lint, and the first case
 test-torch: .venv/ready-dev   ## the tests of fast-test without the compiled kernel
 	POLYFED_NATIVE=0 $(BIN)/python -m pytest -n 2 --fast
 
-test-long: .venv/ready-dev   ## the reproductions that take minutes to hours
+test-long: .venv/ready-dev   ## all certificates, changed or not, then the reproductions that take minutes to hours
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --all
 	$(BIN)/python -m pytest -m long
 
 test-base: .venv/ready-dev   ## the command line without the extras, under the newest packages that they hold back

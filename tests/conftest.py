@@ -3,6 +3,9 @@ the command line, called in this process: `cli(...)` gives the exit status and w
 
 `--fast` is what `make fast-test` runs: of every test function the first case, without those that slow.txt names.
 `--measure` runs the first case of all and writes slow.txt anew: the functions whose case took more than LIMIT seconds.
+
+Certificates that take long are run where a file that they reach by imports has changed since they last passed, which
+steady.txt knows; `--all`, as in `make test-long`, runs them wherever they are, and writes it anew.
 """
 
 import os
@@ -17,18 +20,23 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from graph import digest
 from polyfed.cli import call
 
 torch.set_num_threads(1)
 
-SLOW = Path(__file__).parent / "slow.txt"
+TESTS = Path(__file__).parent
+SLOW = TESTS / "slow.txt"
 LIMIT = 0.25
+STEADY = TESTS / "steady.txt"
+CERTIFICATES = ("algorithms", "papers", "recipes")  # folders of tests
 
 
 def pytest_addoption(parser):
     parser.addoption("--fast", action="store_true", help="the first case of every test that slow.txt does not name")
     parser.addoption("--without", default="", help="A,B: packages that tests do not find, nor processes of theirs")
     parser.addoption("--measure", action="store_true", help="write slow.txt anew")
+    parser.addoption("--all", action="store_true", help="certificates too whose files have not changed")
 
 
 def pytest_configure(config):
@@ -36,6 +44,9 @@ def pytest_configure(config):
         hide(config, without.split(","))
     if config.getoption("--measure") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Stopwatch())
+    whole = not config.option.keyword and not any("::" in arg for arg in config.args)
+    if config.getoption("--all") and whole and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Steady())
 
 
 def hide(config, packages: list[str]) -> None:
@@ -53,15 +64,48 @@ def function_of(nodeid: str) -> str:
 
 @pytest.hookimpl(trylast=True)  # of the cases that markers and -k have left
 def pytest_collection_modifyitems(config, items):
-    measure = config.getoption("--measure")
+    measure, slow = config.getoption("--measure"), set(SLOW.read_text().split())
+    if not measure and not config.getoption("--all"):
+        same = {file for file, of in passed().items() if of == state(file)}
+        skip = pytest.mark.skip("nothing that it reaches has changed since it passed (make test-long)")
+        for item in items:
+            if function_of(item.nodeid) in slow and item.nodeid.split("::")[0] in same:
+                item.add_marker(skip)
     if measure or config.getoption("--fast"):
-        slow = set() if measure else set(SLOW.read_text().split())
+        slow = set() if measure else slow
         first = {function_of(item.nodeid): item for item in reversed(items)}
         kept = [item for name, item in first.items() if name not in slow]
         wanted = {id(item) for item in kept}
         left = [item for item in items if id(item) not in wanted]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if id(item) in wanted]
+
+
+def passed() -> dict[str, str]:
+    """The state in which a file of certificates last passed."""
+    return dict(line.split() for line in STEADY.read_text().splitlines())
+
+
+def state(file: str) -> str:
+    """Of a file of tests, by its path from the root, and of what it reaches."""
+    path = TESTS.parent / file
+    return digest(path) if path.is_file() else ""
+
+
+class Steady:
+    """The certificates' files, all of whose tests have passed."""
+
+    def __init__(self):
+        self.failed = dict[str, bool]()
+
+    def pytest_runtest_logreport(self, report):
+        file = report.nodeid.split("::")[0]
+        if file.split("/")[1] in CERTIFICATES:
+            self.failed[file] = self.failed.get(file, False) or report.failed
+
+    def pytest_sessionfinish(self):
+        known = passed() | {file: state(file) for file, failed in self.failed.items() if not failed}
+        STEADY.write_text("".join(f"{file} {of}\n" for file, of in sorted(known.items()) if of))
 
 
 class Stopwatch:

@@ -1,4 +1,4 @@
-"""Which of our own files a file imports, read from the sources."""
+"""Which of our own files a file imports, read from the sources. Files go by their path from `src`."""
 
 import ast
 import hashlib
@@ -7,24 +7,31 @@ from pathlib import Path
 
 import polyfed
 
-ROOT = Path(polyfed.__file__).parent
+SRC = Path(polyfed.__file__).parent.parent
+LISTS = {"face.py", "algorithms/__init__.py", "yardsticks/__init__.py", "report/__init__.py"}  # of what is everywhere
 
 
 def own(path: Path, late: bool) -> set[str]:
-    """Our own files that a file imports, by path from the root; late: inside functions alone."""
+    """Our own files that a file imports; late: inside functions alone."""
     tree, found = ast.parse(path.read_text()), set[str]()
-    typed = [
-        n for i in ast.walk(tree) if isinstance(i, ast.If) and "TYPE_CHECKING" in ast.unparse(i.test) for n in i.body
-    ]
-    inside = [n for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.Lambda) for n in ast.walk(f)]
-    for node in inside if late else ast.walk(tree):
+    typed = {n for i in ast.walk(tree) if isinstance(i, ast.If) and _for_types(i.test) for n in i.body}
+    functions = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.Lambda)] if late else []
+    for node in [n for f in functions for n in ast.walk(f)] if late else ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom) and node not in typed:
             base = getattr(node, "module", None)
             names = [f"{base}.{a.name}" for a in node.names] + [base] if base else [a.name for a in node.names]
-            places = [n.replace(".", "/").removeprefix("polyfed/") for n in names if n.startswith("polyfed.")]
-            files = [next((f for f in (f"{p}.py", f"{p}/__init__.py") if (ROOT / f).is_file()), None) for p in places]
-            found |= {f for f, p in zip(files, places, strict=True) if f and not (p == places[-1] and any(files[:-1]))}
-    return found - {path.relative_to(ROOT).as_posix()} if path.is_relative_to(ROOT) else found
+            files = [_file(n) for n in names if n.startswith("polyfed") and "." in n]
+            found |= {f for k, f in enumerate(files) if f and not (k == len(files) - 1 and any(files[:-1]))}
+    return found - ({path.relative_to(SRC).as_posix()} if path.is_relative_to(SRC) else set())
+
+
+def _for_types(test: ast.expr) -> bool:
+    return str(getattr(test, "id", getattr(test, "attr", ""))).endswith("TYPE_CHECKING")
+
+
+def _file(module: str) -> str | None:
+    place = module.replace(".", "/")
+    return next((f for f in (f"{place}.py", f"{place}/__init__.py") if (SRC / f).is_file()), None)
 
 
 def circles(graph: dict[str, set[str]]) -> list[frozenset[str]]:
@@ -38,30 +45,36 @@ def circles(graph: dict[str, set[str]]) -> list[frozenset[str]]:
 
 @cache
 def _edges(file: str) -> frozenset[str]:
-    return frozenset(own(ROOT / file, late=False))
+    return frozenset(own(SRC / file, late=False))
 
 
 def _public(path: Path) -> set[str]:
     """Files of the public names that a file uses, as in `pf.FedAvg`."""
     tree = ast.parse(path.read_text())
     used = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and ast.unparse(n.value) == "pf"}
-    modules = {polyfed._HOMES[name] for name in used if name in polyfed._HOMES}  # pyright: ignore
-    places = [str(m).replace(".", "/").removeprefix("polyfed/") for m in modules if "." in str(m)]
-    return {f for p in places for f in (f"{p}.py", f"{p}/__init__.py") if (ROOT / f).is_file()}
+    files = (_file(str(getattr(getattr(polyfed, name, None), "__module__", ""))) for name in used)
+    return {f for f in files if f}
 
 
 def reached(path: Path) -> set[str]:
-    """Our own files that a test reaches by its imports and by public names, from the root, with the kernel's sources."""
+    """Our own files that a test reaches by imports and public names, and the kernel's sources.
+
+    Not through lists of what is everywhere; `fit` of the face is that of runs.
+    """
     todo, found = own(path, late=False) | _public(path), set[str]()
     while todo:
         found |= todo
-        todo = {g for f in todo for g in _edges(f)} - found
-    return found | {f"native/{p.name}" for p in (ROOT / "native").iterdir() if p.suffix in (".cpp", ".inc")}
+        lists = {f for f in todo if f.partition("/")[2] in LISTS}
+        todo = {g for f in todo - lists for g in _edges(f)} | ({"polyfed/runs/fit.py"} if lists else set())
+        todo -= found
+    if "polyfed/recipes/recipe.py" in found:  # they are found by their entry points
+        found |= {p.relative_to(SRC).as_posix() for p in (SRC / "polyfed_papers").rglob("*.py")}
+    return found | {p.relative_to(SRC).as_posix() for p in (SRC / "polyfed/native").glob("*.[ci][pn][pc]")}
 
 
+@cache
 def digest(path: Path) -> str:
-    """Of a file of tests and of all that it reaches."""
-    found = hashlib.sha256(path.read_bytes())
-    for file in sorted(reached(path)):
-        found.update((ROOT / file).read_bytes())
-    return found.hexdigest()[:16]
+    """Of a file of tests, of its folder's helpers and of all that they reach."""
+    files = [path, *sorted(p for p in path.parent.glob("*.py") if not p.name.startswith("test_"))]
+    files += [SRC / file for file in sorted(set[str]().union(*(reached(p) for p in files)))]
+    return hashlib.sha256(b"".join(p.read_bytes() for p in files)).hexdigest()[:16]
