@@ -83,13 +83,19 @@ def seeded():
 
 
 @pytest.fixture(autouse=True)
-def no_methods_of_other_tests():
-    """A user's file registers its methods under names that a file of another test may take again."""
-    yield
+def no_methods_of_other_tests(request):
+    """Of the methods that files of tests define, a test sees its own; a user's file registers its methods under names
+    that a file of another test may take again."""
     from polyfed.core.algorithm import REGISTRY
 
+    own = ("polyfed", request.module.__name__)
+    others = {n: c for n, c in REGISTRY.items() if not c.__module__.startswith(own)}
+    for name in others:
+        del REGISTRY[name]
+    yield
     for name in [name for name, cls in REGISTRY.items() if cls.__module__.startswith("polyfed_user_")]:
         del REGISTRY[name]
+    REGISTRY.update(others)
     if userfile := sys.modules.get("polyfed.runs.userfile"):
         userfile._execute.cache_clear()
 

@@ -79,7 +79,7 @@ def test_an_output_that_is_an_input_is_refused_by_whatever_name(cli, sites):
 )  # fmt: skip
 def test_a_name_that_no_file_can_have_is_one_short_line(cli, sites, words):
     said = cli(*words, *(("--client", "x") if words[0] == "export" else ()))
-    assert (said.status, said.err.count("\n")) == (1, 1), said.err[-300:]
+    assert said.status and said.err.count("\n") == 1, said.err[-300:]
     assert "bug" not in said.err
-    assert any(why in said.err for why in ("file name too long", "not a directory"))
+    assert any(why in said.err for why in ("file name too long", "not a directory", "at most 255 bytes"))
     assert len(said.err) < 300

@@ -87,7 +87,7 @@ def test_sites_compute_the_same_bits_as_one_machine(method, tmp_path):
         assert np.array_equal(here.step(), there.step())
     same(here, there)
     assert tuple(there.engine.transport.moved) == there.ledger.totals() == here.ledger.totals()
-    mine, yours = here.evaluate("train"), there.evaluate("train")
+    mine, yours = here.scored("train"), there.scored("train")
     assert np.array_equal(mine["accuracy"], yours["accuracy"])
     assert np.allclose(mine["loss"], yours["loss"], rtol=0, atol=1e-6)
 

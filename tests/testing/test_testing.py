@@ -11,7 +11,6 @@ from wrong import WRONG, Base
 import polyfed as pf
 from polyfed.base.errors import ConfigError, MethodError
 from polyfed.core import worker
-from polyfed.core.algorithm import REGISTRY
 from polyfed.testing import NotConformant, check_method
 from polyfed.testing.rows import ROWS, chunks_and_workers_do_not_change_the_models
 from polyfed.testing.stage import gap, train
@@ -134,8 +133,6 @@ MISTAKES = {
     Misspells: r"Misspells.local_update failed with AttributeError: .*'lenght'",
     Asserts: r"Asserts.aggregate failed with AssertionError: only one round",
 }  # fmt: skip
-for wrong in MISTAKES:
-    del REGISTRY[wrong.name]  # for the other tests, which try every method there is
 
 
 @pytest.mark.parametrize("cls", MISTAKES, ids=lambda cls: cls.__name__)

@@ -99,7 +99,7 @@ class Spy(LocalEngine):
 
 def test_evaluation_passes_through():
     a, b = run(pf.FedAvg(), threats.SignFlip(ratio=0.0)), run(pf.FedAvg(), plain=True)
-    assert np.array_equal(a.evaluate("train")["loss"], b.evaluate("train")["loss"])
+    assert np.array_equal(a.scored("train")["loss"], b.scored("train")["loss"])
     a.engine.close()
 
 
@@ -324,7 +324,7 @@ def test_a_median_keeps_the_shared_part_usable(method, ratio):
         the_loop = run(method, attack, robust, model=two_layers, fed=fed, rounds=30)
         benign = ~the_loop.forge.attackers
         zero = np.array([float((fed.train.client(i)[1] ** 2).mean()) for i in range(N)])
-        return (the_loop.evaluate("train")["loss"] / zero)[benign].mean()
+        return (the_loop.scored("train")["loss"] / zero)[benign].mean()
 
     assert loss(threats.Median()) < 0.5
     assert not loss(None) < 0.5
