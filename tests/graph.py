@@ -38,7 +38,8 @@ def circles(graph: dict[str, set[str]]) -> list[frozenset[str]]:
 
 @cache
 def _edges(file: str) -> frozenset[str]:
-    return frozenset(own(ROOT / file, late=False))
+    late = (ROOT / "cli").glob("*.py") if file == "cli/late.py" else ()  # the modules of commands, imported by name
+    return frozenset(own(ROOT / file, late=False) | {p.relative_to(ROOT).as_posix() for p in late})
 
 
 def _public(path: Path) -> set[str]:

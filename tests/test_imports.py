@@ -63,13 +63,10 @@ def circles(graph: dict[str, set[str]]) -> list[frozenset[str]]:
     return [*{frozenset(g for g in reach[f] if f in reach.get(g, ())) for f in graph} - {frozenset()}]
 
 
-KNOWN = {"data/dataset.py", "data/federation.py", "data/tables.py"}  # a circle that is still there
-
-
 def test_no_files_import_each_other_in_a_circle():
     files = sorted(ROOT.rglob("*.py"))
     graph = {p.relative_to(ROOT).as_posix(): own(p, late=False) for p in files}
-    assert [c for c in circles(graph) if c != KNOWN] == []
+    assert circles(graph) == []
 
 
 LATE = {  # files that import our own inside functions, and why
@@ -80,7 +77,6 @@ LATE = {  # files that import our own inside functions, and why
     "report/departure.py": "drawing",
     "studies/admit.py": "drawing",
     "recipes/recipe.py": "drawing",
-    "data/federation.py": "the circle that is still there",
     "cli/options.py": "a command's module, by `late`, which --help does not wait for",
     "cli/complete.py": "names for the shell, by `late`, which --help does not wait for",
     "cli/report.py": "coalitions, for folders of them",

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from polyfed.cli import complete
-from polyfed.cli.options import DATA, WHERE, Command, Experiment, argument, every, of, option
+from polyfed.cli.options import DATA, WHERE, Command, Experiment, Shared, argument, every, of, option
 from polyfed.runs.training import Search
 
 TUNING = "Tuning"
@@ -97,7 +97,7 @@ class Tune(Experiment, takes=every("seeds", *ON_RAY)):
     resume: bool = option("Optional: the same command with the same --out continues anyway.", False, hidden=True)
 
 
-class Resume(Command, takes=("quiet",), asks="run"):
+class Resume(Shared, takes=("quiet",), asks="run"):
     """Continue an interrupted run or comparison, with the same numbers as if it had never stopped.
 
     Bit for bit on processors with the same instructions, and with --portable on every x86 processor with AVX2; a change
@@ -213,7 +213,7 @@ class Admit(Command):
     out: Path | None = option("Folder for the results. Default: runs/<time>-admit-<run>.", panel=WHERE)
 
 
-class Leave(Command, takes=("out", "force", "quiet"), asks="run"):
+class Leave(Shared, takes=("out", "force", "quiet"), asks="run"):
     """Train again without some clients, every other draw the same, and report what that costs those who stay.
 
     The new folder is, bit for bit, that of a federation that never had them; the old one stays as it is. Models are
@@ -310,7 +310,7 @@ class Check(Command):
     row: str | None = option("Only rows whose name contains this.", None, "WORD")
 
 
-class Server(Command, takes=("out", "force", "quiet")):
+class Server(Shared, takes=("out", "force", "quiet")):
     """Train over real sites: the same experiment, with the hospitals' data where they are.
 
     Starts Flower's SuperLink, waits for the sites (polyfed client), trains, and writes a run as polyfed run does. No
@@ -335,7 +335,7 @@ class Server(Command, takes=("out", "force", "quiet")):
     resume: bool = option("Continue the run in --out.", False)
 
 
-class Client(Command, takes=("quiet",)):
+class Client(Shared, takes=("quiet",)):
     """Take part in a federation: train on this site's data, which stay here.
 
     Shows what will leave the site and asks before anything does. It may be stopped at any time, and goes on where it
@@ -397,7 +397,7 @@ class DataInspect(
     out: Path | None = option("Picture of the partition.", None, "FILE.svg|.png|.pdf")
 
 
-class KeysInit(Command, group="keys", takes=("keys",)):
+class KeysInit(Shared, group="keys", takes=("keys",)):
     """Make a certificate authority and the server's certificate; again, to renew the latter or to change the address.
 
     [dim]polyfed keys init fed.example.org:8000[/dim]
@@ -407,7 +407,7 @@ class KeysInit(Command, group="keys", takes=("keys",)):
     also: list[str] | None = option("Another name of the host; repeatable.", None, "NAME")
 
 
-class KeysAdd(Command, group="keys", takes=("keys",)):
+class KeysAdd(Shared, group="keys", takes=("keys",)):
     """Make the file with which a site joins: its key, the server's address and the authority's certificate.
 
     Send it to the site over a channel that both trust, and delete it here: who has it is the site.
@@ -417,11 +417,11 @@ class KeysAdd(Command, group="keys", takes=("keys",)):
     out: Path = option("Folder for the site's file.", Path(), "DIR")
 
 
-class KeysList(Command, group="keys", takes=("keys",)):
+class KeysList(Shared, group="keys", takes=("keys",)):
     """Show the sites, whether their keys are accepted and until when, and what ends soon."""
 
 
-class KeysRevoke(Command, group="keys", takes=("keys",)):
+class KeysRevoke(Shared, group="keys", takes=("keys",)):
     """Refuse a site's key from now on, also in a run that is under way."""
 
     site: str = argument("Name of the site.")

@@ -1,7 +1,6 @@
 """The settings among a command's options."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any, TypeVar
 
 from polyfed.base.settings import kebab, typed_as, types_of, value_of
@@ -16,8 +15,8 @@ T = TypeVar("T", bound=Table)
 def collect(command: Command) -> dict[str, Any]:
     """The settings of a command, nested as in an experiment file; --set beats a named option."""
     table: dict[str, Any] = {}
-    for f in fields(command):
-        key, value = f.metadata["key"], getattr(command, f.name)
+    for name, spec in command.specs.items():
+        key, value = spec.key, getattr(command, name)
         if not key or value is None or value is False:
             continue
         parent, _, last = key.rpartition(".")

@@ -13,10 +13,9 @@ imports neither torch nor numpy.
 
 import re
 from collections.abc import Callable
-from dataclasses import Field, dataclass, field, fields
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, dataclass_transform
+from typing import Annotated, Any, ClassVar, NamedTuple, dataclass_transform
 
 from typer import Argument, Option
 
@@ -28,10 +27,24 @@ DATA, TRAIN, WHERE = "Data and model", "Training", "Results and machine"
 FILE = {table.table: table for table in (Settings, Data, Columns, Model)}  # the tables of an experiment file
 
 
+class Spec(NamedTuple):
+    """What is said of an argument or an option. key: of the experiment file, that it sets"""
+
+    info: Any
+    default: Any
+    key: str
+
+    def parameter(self, name: str, hint: Any) -> Parameter:
+        """The field as a parameter of a function; yes or no is a flag, which has no opposite."""
+        if hint is bool and self.info.default is ... and not self.info.param_decls:
+            self.info.param_decls = (f"--{name}".replace("_", "-"),)
+        default = Parameter.empty if self.default is ... else self.default
+        return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, self.info])
+
+
 def argument(help: str, default: Any = ..., metavar: str | None = None, *, key: str = "", **more: Any) -> Any:
     """A field that is an argument, required unless it has a default. key: of the experiment file, that it sets."""
-    info = Argument(help=help, metavar=metavar, **more)
-    return field(default=default, metadata={"info": info, "key": key})
+    return Spec(Argument(help=help, metavar=metavar, **more), default, key)
 
 
 def option(
@@ -41,47 +54,59 @@ def option(
 
     names: how it is written, where not like the field     key: of the experiment file, that it sets
     """
-    info = Option(*names, help=help, metavar=metavar, rich_help_panel=panel or None, **more)
-    return field(default=default, metadata={"info": info, "key": key})
+    return Spec(Option(*names, help=help, metavar=metavar, rich_help_panel=panel or None, **more), default, key)
 
 
 def of(table: type[Any], name: str, panel: str, metavar: str | None = None, default: Any = None, **more: Any) -> Any:
     """A field that is the option of a setting, with its help; it is text, which the setting's own type reads."""
-    (doc,) = (f.metadata["setting"].doc for f in fields(table) if f.name == name)
+    doc = table.__dataclass_fields__[name].metadata["setting"].doc
     key = f"{table.table}.{name}".strip(".").replace("_", "-") if table in FILE.values() else ""
     return option(doc, default, metavar, key=key, panel=panel, **more)
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(argument, option, of))
-@dataclass(frozen=True, kw_only=True)
 class Command:
-    """Base of commands, with options that several have: each says which of them it `takes`, behind its own.
+    """Base of commands. An instance has what was asked for as attributes; what was not is at its default.
 
-    module: with the command's function, where it is not called like it     group: of commands, that it belongs to
+    takes: options of its base that it has behind its own     group: of commands, that it belongs to
+    module: with the command's function, where it is not called like it
     asks: its argument with an experiment or a run that may ask for --portable
     """
 
+    specs: ClassVar[dict[str, Spec]] = {}
+    parameters: ClassVar[dict[str, Parameter]] = {}  # of all fields, also of those of its bases
+    names: ClassVar[tuple[str, ...]]  # of those that it has
     place: ClassVar[tuple[str, str]]  # of its function: module and name
     group: ClassVar[str]
-    takes: ClassVar[tuple[str, ...]]
     asks: ClassVar[str]
+
+    def __init_subclass__(
+        cls, takes: tuple[str, ...] = (), module: str = "", group: str = "", asks: str = "", **more: Any
+    ) -> None:
+        super().__init_subclass__(**more)
+        own = {name: spec for name, spec in vars(cls).items() if isinstance(spec, Spec)}
+        cls.specs = cls.specs | own
+        cls.parameters = cls.parameters | {n: spec.parameter(n, cls.__annotations__[n]) for n, spec in own.items()}
+        for name, spec in own.items():
+            setattr(cls, name, spec.default)
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+        cls.place, cls.names = (f"cli.{module or group or name}", name), (*own, *takes)
+        cls.group, cls.asks = group, asks
+
+    def __init__(self, **given: Any):
+        vars(self).update(given)
+
+
+class Shared(Command):
+    """Base of commands with options that several have."""
 
     out: Path | None = option("Folder for the results. Default: runs/<time>-<name>.", panel=WHERE)
     force: bool = option("Replace the results in --out.", False, panel=WHERE)
     quiet: bool = option("Show no progress.", False, None, "--quiet", "-q", panel=WHERE)
     keys: Path = option("Folder with the federation's keys; keep it safe.", Path("keys"), "DIR")
 
-    def __init_subclass__(
-        cls, takes: tuple[str, ...] = (), module: str = "", group: str = "", asks: str = "", **more: Any
-    ) -> None:
-        super().__init_subclass__(**more)
-        dataclass(frozen=True, kw_only=True)(cls)
-        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
-        cls.place = f"cli.{module or group or name}", name
-        cls.group, cls.takes, cls.asks = group, takes, asks
 
-
-class Experiment(Command):
+class Experiment(Shared):
     """Base of commands that take keys of an experiment file."""
 
     set: list[str] | None = option(
@@ -129,23 +154,11 @@ def callback(cls: type[Command]) -> Callable[..., int]:
             portable.pin()  # before torch is imported
         return late(*cls.place)(cls(**given)) or 0
 
-    own = [name for name in cls.__annotations__ if name not in cls.takes]
-    known = {f.name: f for f in fields(cls)}
-    parameters = [_parameter(known[name]) for name in (*own, *cls.takes)]
-    command.__signature__ = Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    command.__signature__ = Signature([cls.parameters[n] for n in cls.names])  # pyright: ignore
     command.__name__, command.__doc__ = cls.place[1], cls.__doc__
     return command
 
 
 def every(*but: str) -> tuple[str, ...]:
     """The names of all options of training, but for some."""
-    return tuple(name for name in (*Experiment.__annotations__, "out", "force", "quiet") if name not in but)
-
-
-def _parameter(f: Field[Any]) -> Parameter:
-    """A field as a parameter of a function; yes or no is a flag, which has no opposite."""
-    info = f.metadata["info"]
-    if f.type is bool and info.default is ... and not info.param_decls:
-        info.param_decls = (f"--{f.name}".replace("_", "-"),)
-    default = Parameter.empty if f.default is ... else f.default
-    return Parameter(f.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[f.type, info])
+    return tuple(name for name in (*Experiment.names, "out", "force", "quiet") if name not in but)
