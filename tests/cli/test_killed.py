@@ -11,7 +11,6 @@ from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError
 from polyfed.cli import execute
 from polyfed.report.style import write_atomically
-from polyfed.runs import config
 from polyfed.runs import ownership as files
 from polyfed.runs.folder import RunFolder
 
@@ -121,7 +120,7 @@ def test_a_forced_command_that_is_interrupted_at_once_leaves_the_old_results(cli
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_an_interruption_while_a_command_sets_out_is_said(cli, small, monkeypatch, number, status):
-    monkeypatch.setattr(config, "resolve", lambda *_: os.kill(os.getpid(), number))
+    monkeypatch.setattr("polyfed.cli.run.resolve", lambda *_: os.kill(os.getpid(), number))
     said = cli("run", small, *RUN)
     assert (said.status, said.err) == (status, "polyfed: interrupted\n")
 
@@ -155,6 +154,6 @@ def test_a_disk_that_is_full_is_one_line_wherever_a_command_meets_it(cli, small,
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device", "a/tune.svg")
 
-    monkeypatch.setattr(config, "resolve", full)
+    monkeypatch.setattr("polyfed.cli.run.resolve", full)
     line = "polyfed: cannot write a/tune.svg: the disk is full; what was written before is kept\n"
     assert cli("run", small, *RUN)[:3:2] == (1, line)

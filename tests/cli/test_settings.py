@@ -263,7 +263,7 @@ def test_an_unexpected_error_is_one_line_without_traceback(cli, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("boom\nsecond line")
 
-    monkeypatch.setattr("polyfed.runs.config.resolve", broken)
+    monkeypatch.setattr("polyfed.cli.run.resolve", broken)
     said = cli("run")
     assert said.status == 1
     assert len(said.err.splitlines()) == 1

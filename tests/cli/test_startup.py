@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from polyfed.cli import app
+
 SAY = """
 import sys
 from polyfed.cli import call
@@ -10,8 +12,10 @@ for unused, command in zip(sys.argv[1::2], sys.argv[2::2]):
     status = call(command.split())
     print("loaded:", status, *(name for name in unused.split(",") if name in sys.modules))
 """
+HEAVY = "numpy,torch,pandas,scipy,matplotlib"
+NAMES = [*(command.name for command in app.registered_commands), "data inspect", "keys add"]
 COMMANDS = {  # one after another in one process: a later one may load more
-    "keys --help": "numpy,torch,pandas,scipy,matplotlib",
+    **{f"{name} {word}": HEAVY for name in NAMES for word in ("--help", "--mistyped")},
     "algorithms": "torch._dynamo,sympy,pandas,sklearn,matplotlib",
     "run --algorithm fedacs --data digits --clients 4 --rounds 1 --seeds 1 --quiet": (
         "torch._dynamo,sympy,sklearn.ensemble,matplotlib.pyplot"
@@ -24,7 +28,9 @@ def test_a_command_loads_what_it_uses(tmp_path):
     done = subprocess.run([sys.executable, "-c", SAY, *words], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     loaded = [line for line in done.stdout.splitlines() if line.startswith("loaded:")]
-    assert loaded == ["loaded: 0"] * len(COMMANDS), dict(zip(COMMANDS, loaded, strict=False))
+    assert loaded == [f"loaded: {2 if 'mistyped' in c else 0}" for c in COMMANDS], dict(
+        zip(COMMANDS, loaded, strict=False)
+    )
 
 
 def test_the_heap_is_not_gone_through_again_at_the_end():

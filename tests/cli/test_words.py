@@ -10,8 +10,10 @@ import pytest
 
 import polyfed
 import polyfed.algorithms
-from polyfed.cli import app
+from polyfed.cli import app, commands
 from polyfed.cli.describe import sources
+from polyfed.cli.late import late
+from polyfed.cli.options import Command
 from polyfed.core.algorithm import REGISTRY
 
 METHODS = sorted(name for name, cls in REGISTRY.items() if cls.__module__.startswith("polyfed.algorithms."))
@@ -80,6 +82,15 @@ def test_help_says_what_every_argument_is_and_fills_its_lines(cli, command):
         if line and following and not paragraph.startswith("polyfed "):
             assert len(f"{line} {following.split()[0]}") > 76, f"broken early: {line}"
         paragraph = paragraph if line else ""
+
+
+DECLARED = [c for c in vars(commands).values() if isinstance(c, type) and c.__module__ == commands.__name__]
+
+
+@pytest.mark.parametrize("command", [c for c in DECLARED if issubclass(c, Command)], ids=lambda c: c.__name__)
+def test_a_command_has_its_function_which_takes_what_was_asked_for(command):
+    (taken,) = inspect.signature(late(*command.place), eval_str=True).parameters.values()
+    assert taken.annotation is command
 
 
 def test_help_does_not_wait_for_torch():

@@ -1,4 +1,5 @@
-"""The command line. One command per file; whatever needs torch is imported inside a command, so that help is instant.
+"""The command line. `commands` declares what every command takes; what it does is in a module of its own, which is
+imported when it is called, so that help is instant.
 
 Every error is one line on stderr, `polyfed: ...`: exit status 2 for a wrong setting or command, 1 for anything else,
 130 after Ctrl-C, 143 after SIGTERM.
@@ -11,33 +12,15 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import cache
-from inspect import cleandoc
-from typing import Annotated, Any, get_type_hints
+from inspect import cleandoc, signature
+from typing import Annotated, Any
 
 import typer
 
-from polyfed.cli import portable
-from polyfed.cli.admit import admit
-from polyfed.cli.algorithms import algorithms
-from polyfed.cli.author import check, new_method
-from polyfed.cli.client import client
-from polyfed.cli.coalitions import coalitions
-from polyfed.cli.compare import compare
-from polyfed.cli.config import config
-from polyfed.cli.data import data
-from polyfed.cli.export import export
-from polyfed.cli.keys import keys
-from polyfed.cli.leave import leave
-from polyfed.cli.predict import predict
-from polyfed.cli.regress import regress
-from polyfed.cli.report import report
-from polyfed.cli.reproduce import reproduce
-from polyfed.cli.resume import resume
-from polyfed.cli.run import run
-from polyfed.cli.server import server
-from polyfed.cli.status import status
-from polyfed.cli.tune import tune
-from polyfed.cli.verify import verify
+from polyfed import __version__
+from polyfed.base.errors import ConfigError, PolyfedError
+from polyfed.cli import commands, portable
+from polyfed.cli.options import Command, callback, word
 from polyfed.runs import stop
 
 ABOUT = """
@@ -56,20 +39,20 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-COMMANDS = (
-    run, compare, coalitions, tune, resume, verify, report, export, predict, admit, leave, regress, algorithms,
-    config, reproduce, new_method, check, server, client, status,
-)  # fmt: skip
-for command in COMMANDS:
-    app.command()(command)
-app.add_typer(data, name="data")
-app.add_typer(keys, name="keys")
+GROUPS = {
+    "data": "List, fetch and inspect data sets.",
+    "keys": "Make, list and revoke the keys of a federation's sites.",
+}
+groups = {name: typer.Typer(no_args_is_help=True, help=about) for name, about in GROUPS.items()}
+for found in vars(commands).values():  # in the order of their declarations
+    if isinstance(found, type) and issubclass(found, Command) and found.__module__ == commands.__name__:
+        groups.get(found.group, app).command(word(found))(callback(found))
+for name, group in groups.items():
+    app.add_typer(group, name=name)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from polyfed import __version__
-
         print(f"polyfed {__version__}")
         raise typer.Exit
 
@@ -117,15 +100,12 @@ def call(arguments: Sequence[str], debug: bool = False) -> int:
             return 2
         if hasattr(e, "format_message"):  # a usage error found by typer
             return _say(str(e.format_message()) + _help(arguments), 2)  # pyright: ignore[reportAttributeAccessIssue]
-        from polyfed.base.errors import ConfigError, PolyfedError
-
         if isinstance(e, PolyfedError):
             return _say(str(e), 2 if isinstance(e, ConfigError) else 1)
         if isinstance(e, OSError) and (line := _of_file(e)):
             return _say(line, 1)
-        from polyfed.runs.userfile import blamed
-
-        if (mistake := blamed(e)) is not None:
+        userfile = sys.modules.get("polyfed.runs.userfile")  # without it there are no mistakes of the user's own
+        if userfile and (mistake := userfile.blamed(e)) is not None:
             return _say(str(mistake), 1)
         return _say(
             f"unexpected {type(e).__name__}: {e}; this is a bug in polyfed; please report it with the output of the "
@@ -146,10 +126,10 @@ def _legible(command: Any) -> Any:
         _legible(sub)
     paragraphs = cleandoc(command.help or "").split("\n\n")
     command.help = "\n\n".join(p if p.startswith("[dim]") else " ".join(p.split()) for p in paragraphs)
-    hints = get_type_hints(command.callback, include_extras=True) if command.callback else {}
+    hints = signature(command.callback).parameters if command.callback else {}
     for parameter in command.params:
         if parameter.param_type_name == "argument" and not parameter.help:
-            parameter.help = hints[parameter.name].__metadata__[0].help
+            parameter.help = hints[parameter.name].annotation.__metadata__[0].help
     return command
 
 
@@ -163,8 +143,7 @@ def _of_file(e: OSError) -> str:
 
 
 def _help(arguments: Sequence[str]) -> str:
-    known = [c.name or c.callback.__name__ for c in app.registered_commands if c.callback] + ["data", "keys"]
-    command = next((a for a in arguments if a in known), "")
+    command = next((a for a in arguments if a in _command().commands), "")
     return f" (see polyfed {command} --help)".replace("  ", " ")
 
 

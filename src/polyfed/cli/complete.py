@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from polyfed.base import plugins
+from polyfed.cli.late import late
 
 HEAD = re.compile(r'^class (\w+)|^    name = "(.+)"', re.M)
 
@@ -28,13 +29,11 @@ def methods(incomplete: str) -> list[str]:
 
 def data(incomplete: str) -> list[str]:
     """The named data sets that begin so."""
-    from polyfed.data import names
-
-    return [name for name in names() if name.startswith(incomplete)]
+    return [name for name in late("data", "names")() if name.startswith(incomplete)]
 
 
 def settings(incomplete: str) -> list[str]:
     """The keys of an experiment file that begin so, ready for their value."""
-    from polyfed.cli.config import keys
-
-    return [f"{key.name}=" for key in keys() if key.name.islower() and key.name.startswith(incomplete)]
+    return [
+        f"{key.name}=" for key in late("cli.config", "keys")() if key.name.islower() and key.name.startswith(incomplete)
+    ]

@@ -3,9 +3,20 @@
 import json
 import textwrap
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from typer import Argument, Option
+from rich.table import Table
+from rich.text import Text
+
+from polyfed.base.errors import ConfigError, closest
+from polyfed.base.settings import either, kebab, settings_of
+from polyfed.cli.commands import Config
+from polyfed.cli.describe import parameters, sections
+from polyfed.cli.options import FILE
+from polyfed.cli.screen import stdout
+from polyfed.core.schedule import SCHEDULES
+from polyfed.runs.training import Model
+from polyfed.threats import ATTACKS, RULES
 
 METHODS = """# The methods to compare. [algorithm] without a name holds settings for all of them.
 # `polyfed algorithms NAME` lists a method's settings; file = "own_method.py" names a method of your own.
@@ -40,14 +51,9 @@ class Key(NamedTuple):
 
 def keys() -> list[Key]:
     """Every key, those at the top of a file first; a table's keys begin with its name."""
-    from polyfed.base.settings import either, kebab, settings_of
-    from polyfed.core.schedule import SCHEDULES
-    from polyfed.runs.training import Columns, Data, Model, Settings
-    from polyfed.threats import ATTACKS, RULES
-
     named = {"schedule": SCHEDULES, "attack": ATTACKS, "robust": RULES}
     found: list[Key] = []
-    for table in (Settings, Data, Columns, Model):
+    for table in FILE.values():
         at = f"{table.table}." if table.table else ""
         for s in settings_of(table):
             if s.name in named:
@@ -64,9 +70,6 @@ def keys() -> list[Key]:
 
 def _named(table: str, registry: dict[str, Any]) -> list[Key]:
     """The settings of whatever a table can name; several that share one are one row."""
-    from polyfed.base.settings import kebab, settings_of
-    from polyfed.cli.describe import parameters, sections
-
     rows: dict[Key, list[str]] = {}
     for name, cls in registry.items():
         documented = parameters(sections(cls)["Parameters"])
@@ -104,45 +107,26 @@ def toml() -> str:
     return "\n".join([*parts, METHODS])
 
 
-def config(
-    key: Annotated[str | None, Argument(help="A key, or a table such as data.", show_default=False)] = None,
-    as_toml: Annotated[
-        bool, Option("--toml", help="Print an experiment file with every default, for polyfed run.")
-    ] = False,
-) -> int:
-    """List the keys of an experiment file: default, what each takes, and what it means.
-
-    [dim]polyfed config local-steps
-    polyfed config --toml > experiment.toml[/dim]
-    """
-    from rich.table import Table
-    from rich.text import Text
-
-    from polyfed.cli.screen import stdout
-
-    if as_toml:
-        if key is not None:
-            from polyfed.base.errors import ConfigError
-
-            raise ConfigError(f"--toml: prints every key; leave out {key!r}")
+def config(o: Config) -> int:
+    """List the keys, or those that are asked for."""
+    if o.as_toml:
+        if o.key is not None:
+            raise ConfigError(f"--toml: prints every key; leave out {o.key!r}")
         print(toml(), end="")
         return 0
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for header in ("key", "default", "takes", "meaning"):
         table.add_column(header, no_wrap=header in ("key", "default"))
-    for row in keys() if key is None else _matching(key):
+    for row in keys() if o.key is None else _matching(o.key):
         table.add_row(Text(row.name, "cyan"), Text(row.value()), Text(row.takes), Text(row.says()))
     stdout.print(table)
-    if key is None:
+    if o.key is None:
         stdout.print(Text("\nThe keys of [algorithm] are the method's settings: polyfed algorithms NAME", "dim"))
     return 0
 
 
 def _matching(asked: str) -> list[Key]:
     """The key of this name, in whichever table, or the keys of the table of this name."""
-    from polyfed.base.errors import ConfigError, closest
-    from polyfed.base.settings import kebab
-
     wanted = kebab(asked)
     fits: tuple[Callable[[str], bool], ...] = (
         lambda name: name == wanted or name.startswith(f"{wanted}."),

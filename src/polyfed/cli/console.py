@@ -11,8 +11,9 @@ from rich.text import Text
 
 from polyfed.cli.screen import stderr, stdout
 from polyfed.metrics.metric import short
-from polyfed.report.read import Study
-from polyfed.report.table import STYLES, Table
+from polyfed.report import Study, Table, client_table, compare_table
+from polyfed.report.summary import details, headline, lines
+from polyfed.report.table import STYLES
 from polyfed.runs.watching import Callback
 from polyfed.runs.watching import Progress as Step
 from polyfed.studies.jobs import Done, Watch
@@ -110,9 +111,6 @@ def show_table(table: Table) -> None:
 
 def results(study: Study, page: Path) -> None:
     """The answer, a line per client, the tables of clients and methods, caveats of the data, and where the page is."""
-    from polyfed.report import client_table, compare_table
-    from polyfed.report.summary import details, headline, lines
-
     stdout.print()
     stdout.print(Text(headline(study), "bold"))
     against, each = lines(study)

@@ -1,71 +1,162 @@
-"""polyfed data: list the data sets, fetch one, see how it is divided among clients."""
+"""polyfed data: the catalogue of data sets, one fetched, and a federation as a table and a picture."""
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-from typer import Argument, Option
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.table import Table as Grid
+from rich.text import Text
 
-from polyfed.cli import complete
-from polyfed.cli import options as o
+from polyfed import report
+from polyfed.base.errors import ConfigError
+from polyfed.cli.commands import DataFetch, DataInspect, DataList
+from polyfed.cli.describe import package
+from polyfed.cli.given import collect
+from polyfed.cli.screen import stdout
+from polyfed.data import about, fetch
+from polyfed.data.datasets import LOADERS
+from polyfed.data.federation import Federation
+from polyfed.data.fetch import HOMES
+from polyfed.data.readers import client_files
+from polyfed.data.sheets import read, survey
+from polyfed.data.tables import Table
+from polyfed.report.read import described
+from polyfed.runs.build import Parts
+from polyfed.runs.config import Experiment, resolve
+from polyfed.runs.ownership import spare
 
-data = typer.Typer(help="List, fetch and inspect data sets.", no_args_is_help=True)
-Name = Annotated[
-    str, Argument(help="A data set, or a folder of CSV or npz files.", show_default=False, autocompletion=complete.data)
-]
+ROWS, COLUMNS, MANY = 40, 12, 200  # clients, classes and columns shown in the terminal
+SHADES = " ░▒▓█"
 
 
-@data.command("list")
-def list_() -> int:
-    """List the data sets that polyfed knows by name.
-
-    [dim]polyfed data list[/dim]
-    """
-    from polyfed.cli.inspect import catalogue
-    from polyfed.cli.screen import stdout
-
+def data_list(_: DataList) -> int:
+    """List the data sets."""
     stdout.print(catalogue())
     return 0
 
 
-@data.command()
-def fetch(
-    name: Annotated[str, Argument(help="A data set.", show_default=False)],
-    data_dir: o.DataDir = None,
-) -> int:
-    """Download a data set from its public source and check it.
-
-    [dim]polyfed data fetch fashion-mnist --data-dir ~/data[/dim]
-    """
-    from polyfed.cli.screen import stdout
-    from polyfed.data import fetch as get
-
-    for path in get(name, Path(data_dir).expanduser() if data_dir else None):
+def data_fetch(o: DataFetch) -> int:
+    """Download a data set."""
+    for path in fetch(o.name, Path(o.data_dir).expanduser() if o.data_dir else None):
         stdout.print(str(path), soft_wrap=True)
     return 0
 
 
-@data.command()
-def inspect(
-    name: Name,
-    target: o.Target = None,
-    standardise: o.Standardise = None,
-    drop: o.Drop = None,
-    weights: o.Weights = None,
-    partition: o.Partition = None,
-    clients: o.Clients = None,
-    data_dir: o.DataDir = None,
-    seed: o.Seed = None,
-    set: o.Set = None,
-    out: Annotated[Path | None, Option(help="Picture of the partition.", metavar="FILE.svg|.png|.pdf")] = None,
-) -> int:
-    """Show the clients of a partition: samples, classes, and caveats about the data; of CSV files every column first.
-
-    [dim]polyfed data inspect digits --partition dirichlet:0.3 --clients 8 --out digits.svg[/dim]
-    """
-    given = o.collect({**locals(), "data": name})
-    from polyfed.cli.inspect import show
-    from polyfed.runs.config import resolve
-
-    show(resolve(None, given), out)
+def data_inspect(o: DataInspect) -> int:
+    """Show how a data set is divided among clients."""
+    show(resolve(None, collect(o)), o.out)
     return 0
+
+
+def catalogue() -> RenderableType:
+    """Name, one line, and whether it can be fetched."""
+    table = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("name", no_wrap=True)
+    table.add_column("what it is")
+    table.add_column("fetch", no_wrap=True)
+    refused = LOADERS.gather()
+    for name in sorted(LOADERS):
+        what = Text.assemble(about(name).partition("\n")[0], package(LOADERS.origin(name)))
+        table.add_row(Text(name, "cyan"), what, "yes" if name in HOMES else "")
+    note = Text("\nAny folder of CSV or npz files, one per client, is a data set too.", "dim")
+    return Group(table, *(Text(f"\n{line}", "red") for line in refused), note)
+
+
+def show(experiment: Experiment, out: Path | None) -> None:
+    """Print the federation of the first seed, and draw it to `out`."""
+    if out is not None and out.suffix.lower() not in (".svg", ".png", ".pdf"):
+        raise ConfigError(f"--out: found {str(out)!r}, expected a name ending in .svg, .png or .pdf")
+    if out is not None:
+        spare(out, Path(experiment.data.name))
+    parts = Parts(experiment)
+    if (found := tables_of(experiment)) is not None:
+        stdout.print(columns_of(found))
+        stdout.print()
+    fed = parts.federation(experiment.seeds[0])
+    stdout.print(_headline(fed), soft_wrap=True)
+    stdout.print(table_of(fed))
+    if note := _more(fed):
+        stdout.print(Text(note, "dim"), soft_wrap=True)
+    for note in fed.notes:
+        stdout.print(Text(f"- {note}", "dim"), soft_wrap=True)
+    if out is not None:
+        stdout.print(f"picture: {draw(fed, out)}", soft_wrap=True)
+
+
+def tables_of(experiment: Experiment) -> Table | None:
+    """The CSV files of an experiment on a folder of them, read but not judged."""
+    place = Path(experiment.data.name)
+    if LOADERS.knows(experiment.data.name) or not place.exists():
+        return None
+    paths = [place] if place.is_file() else client_files(place)
+    if not all(p.suffix.lower() == ".csv" for p in paths):
+        return None
+    sheets = [read(path) for path in paths]
+    return Table(sheets, survey(sheets, experiment.columns), experiment.columns)
+
+
+def columns_of(table: Table) -> Grid:
+    """One row per column: what it holds over all files, and what becomes of it."""
+    shown = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    shown.add_column("column", no_wrap=True)
+    shown.add_column("type", no_wrap=True)
+    shown.add_column("values")
+    shown.add_column("gaps", justify="right", no_wrap=True)
+    shown.add_column("becomes")
+    for c in list(table.found.values())[:MANY]:
+        gaps, becomes = f"{c.gaps / c.cells:.0%}" if c.gaps else "", table.becomes(c)
+        style = "red" if becomes.startswith("refused") else "dim" if becomes.startswith("left out") else ""
+        shown.add_row(Text(c.name, "cyan"), c.kind, Text(c.shown), gaps, Text(becomes, style))
+    if len(table.found) > MANY:
+        shown.add_row(f"... and {len(table.found) - MANY} more", "", "", "", "")
+    return shown
+
+
+def _headline(fed: Federation) -> str:
+    m = fed.meta
+    kind = "regression" if fed.classes is None else f"{fed.classes} classes"
+    shape = " × ".join(map(str, fed.input_shape))
+    parts = (f"{m['dataset']}: {fed.n} clients", f"partition {m['partition']}", f"seed {m['seed']}")
+    return ", ".join((*parts, f"test {m['test']}", f"inputs {shape}", kind))
+
+
+def table_of(fed: Federation) -> Grid:
+    """One row per client: samples per split, cluster, and its classes as counts (few) or shades (many)."""
+    frame = fed.summary()
+    names = [str(c) for c in frame.columns]
+    classes = [c for c in names if c.startswith("class_")]
+    few = len(classes) <= COLUMNS
+    labels = (fed.meta.get("preparation") or {}).get("labels") or [c.removeprefix("class_") for c in classes]
+    plain = [c for c in names if c not in classes and (c != "validation" or fed.validation is not None)]
+    table = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for c in plain:
+        table.add_column(c, justify="left" if c == "client" else "right")
+    for label in labels if few else []:
+        table.add_column(label, justify="right", min_width=3)
+    if classes and not few:
+        table.add_column("training samples per class, darkest: most", no_wrap=True)
+    for row in frame.head(ROWS).to_dict("records"):
+        shown = [Text(str(row[c])) for c in (*plain, *(classes if few else []))]
+        if classes and not few:
+            shown.append(_shades(np.array([row[c] for c in classes], dtype=float)))
+        table.add_row(*shown)
+    return table
+
+
+def _shades(counts: np.ndarray) -> Text:
+    level = np.ceil(counts / max(counts.max(), 1) * (len(SHADES) - 1)).astype(int)
+    return Text("".join(SHADES[k] for k in level))
+
+
+def _more(fed: Federation) -> str:
+    frame = fed.summary()
+    left = f"... and {fed.n - ROWS} more clients; " if fed.n > ROWS else ""
+    t = frame["train"]
+    return f"{left}training samples per client: {t.min()} to {t.max()}, median {t.median():.0f}, {t.sum():,} in all"
+
+
+def draw(fed: Federation, out: Path) -> Path:
+    """The partition as a picture."""
+    figure = report.partition_figure(report.Study([described(fed.describe())]))
+    assert figure is not None
+    return report.save(figure, out)

@@ -1,5 +1,5 @@
-"""A method in words, from its class alone: the docstring (numpydoc), the dataclass fields, the class constants, and
-what a short rehearsal counts.
+"""polyfed algorithms: a method in words, from its class alone: the docstring (numpydoc), the dataclass fields, the
+class constants, and what a short rehearsal counts.
 """
 
 import dataclasses
@@ -11,17 +11,24 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+import polyfed.algorithms  # noqa: F401  (registers the methods)
 from polyfed.base.plugins import Plugin
 from polyfed.base.settings import kebab, settings_of
+from polyfed.cli.commands import Algorithms
+from polyfed.cli.screen import stdout
 from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.runs.rehearsal import counted
 from polyfed.yardsticks import Yardstick
 
 
+def algorithms(o: Algorithms) -> int:
+    """List the methods, or show one in full."""
+    stdout.print(overview() if o.name is None else portrait(o.name))
+    return 0
+
+
 def overview() -> RenderableType:
     """All methods: name, one line, what is sent; and the yardsticks, which send nothing."""
-    import polyfed.algorithms  # noqa: F401  (registers them)
-
     methods, yards = _columns("name", "what it does", "sent per round, in vectors of p numbers"), _columns("name", "")
     refused = REGISTRY.gather()
     for name, cls in sorted(REGISTRY.items()):
@@ -49,8 +56,6 @@ def _columns(*headers: str) -> Table:
 
 def portrait(name: str) -> RenderableType:
     """One method in full."""
-    import polyfed.algorithms  # noqa: F401
-
     cls = REGISTRY.find(name)
     found = sections(cls)
     parts: list[RenderableType] = [Text(f"{cls.__name__}  ({name})", "bold"), Text(found["summary"])]

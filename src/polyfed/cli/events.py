@@ -1,9 +1,13 @@
-"""What happens between a server and its sites, a line each: on the screen, and in a file for `polyfed status`."""
+"""What happens between a server and its sites, a line each: on the screen, and in a file for polyfed status."""
 
+import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from polyfed.base.errors import printable
+from polyfed.base.errors import RunError, printable
+from polyfed.base.settings import table_in
+from polyfed.cli.commands import Status
 from polyfed.cli.screen import stderr
 
 NAME = "events.log"
@@ -27,3 +31,26 @@ class Events:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as f:
             f.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+
+
+def status(o: Status) -> int:
+    """Show what a server or a site is doing."""
+    folder = o.folder
+    try:
+        events = (folder / NAME).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        raise RunError(f"{folder}: no server or site has run here") from None
+    try:
+        state = table_in((folder / "flower" / "state.json").read_bytes())
+        with suppress(PermissionError):  # it runs, as another user
+            os.kill(state["pid"], 0)
+        print(f"running, process {state['pid']}")
+        for site, doing in sorted(state.get("sites", {}).items()):
+            print(f"{site}: {doing}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        print("not running")
+    rounds = sorted(path.name for path in folder.glob("checkpoint/round-*"))
+    if rounds:
+        print(f"{int(rounds[-1].removeprefix('round-')[:8])} rounds saved")
+    print("\n".join(events[-o.lines :]))
+    return 0

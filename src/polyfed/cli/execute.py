@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from polyfed import report
 from polyfed.cli.console import Show, results, stderr
 from polyfed.cli.folders import claimed
 from polyfed.cli.portable import pin
@@ -42,12 +43,10 @@ def execute(
         except KeyboardInterrupt:
             status = "interrupted"
         if status == "interrupted":
-            _say_interrupted(folder)
+            say_interrupted(folder)
             return stop.status(since)
-        from polyfed.report import read, write_report
-
-        study = read(folder)
-        results(study, write_report(study))
+        study = report.read(folder)
+        results(study, report.write_report(study))
         if left is not None:
             left(folder)
         files.forget_old(folder)
@@ -56,7 +55,7 @@ def execute(
     return 1 if status else 0
 
 
-def _say_interrupted(folder: Path) -> None:
+def say_interrupted(folder: Path) -> None:
     """How to go on. Where nothing has been begun, results from before are put back."""
     then = f"resume with: polyfed resume {folder}{files.where_old(folder)}"
     if not any((folder / name).exists() for name in files.HEADS):

@@ -1,49 +1,26 @@
 """polyfed export: one client's model as a safetensors file, with a small JSON file that says what it is."""
 
-from pathlib import Path
-from typing import Annotated
+import json
 
-from typer import Argument, Option
+from polyfed.base.errors import ConfigError
+from polyfed.cli.commands import Export
+from polyfed.cli.screen import stdout
+from polyfed.face import Run
+from polyfed.studies.export import from_vault
 
 
-def export(
-    run: Annotated[Path | None, Argument(help="Folder of a run.", show_default=False)] = None,
-    client: Annotated[str | None, Option(help="The client's name, or its number from 0.", show_default=False)] = None,
-    vault: Annotated[
-        Path | None, Option(help="At a site, in place of RUN: the folder of its private state.", metavar="DIR")
-    ] = None,
-    out: Annotated[
-        Path | None, Option(help="File to write. Default: <client>.safetensors here.", metavar="FILE.safetensors")
-    ] = None,
-    factorised: Annotated[
-        bool, Option("--factorised", help="Write low-rank layers as two factors and a sparse part (FedSLR).")
-    ] = False,
-) -> int:
-    """Export one client's model: FILE.safetensors (named tensors) and FILE.json (model, shapes, origin).
-
-    [dim]polyfed export runs/a/runs/ditto-seed0 --client cleveland[/dim]
-
-    polyfed.models.factorised.load(FILE, model, sparse) turns a factorised file back into a module. The command prints
-    size and speed of each form: dense; "merged", where layers with a sparse part are dense again; "beside", where that
-    part is a sparse matrix, which is slower than dense for convolutions and small layers.
-    """
-    import json
-
-    from polyfed.base.errors import ConfigError
-    from polyfed.cli.screen import stdout
-    from polyfed.face import Run
-    from polyfed.studies.export import from_vault
-
-    if vault is not None:
-        if run is not None or client is not None or factorised:
+def export(o: Export) -> int:
+    """Write a client's model, and say how big and how fast its forms are where it is factorised."""
+    if o.vault is not None:
+        if o.run is not None or o.client is not None or o.factorised:
             raise ConfigError("--vault: found RUN, --client or --factorised too, expected --out at most")
-        path, about = from_vault(vault, out)
-    elif run is None or client is None:
+        path, about = from_vault(o.vault, o.out)
+    elif o.run is None or o.client is None:
         raise ConfigError("export: expected RUN and --client NAME, or --vault DIR")
     else:
-        path, about = Run.open(run).export(client, out, factorised)
+        path, about = Run.open(o.run).export(o.client, o.out, o.factorised)
     stdout.print(f"{path} and {about}", soft_wrap=True)
-    if not factorised:
+    if not o.factorised:
         return 0
     found = json.loads(about.read_text())["measured"]
     if "missing" in found:

@@ -1,146 +1,164 @@
-"""The options of commands that train: each is a key of the experiment file, and its help what the key says."""
+"""How a command is declared: a class whose docstring is its help and whose fields are its arguments and options.
 
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+    class Leave(Command, takes=("out", "quiet")):
+        \"""Train again without some clients, ...\"""
+
+        run: Path = argument("Folder of a run or of a comparison.")
+        client: list[str] = option("Who leaves, by name; repeatable.", ..., "NAME")
+
+The command is the function of that name, `leave` of leave.py. Its module is imported when the command is called, and it
+is given an instance of the class. Help, completion and a mistyped option are answered from the declaration alone, which
+imports neither torch nor numpy.
+"""
+
+import re
+from collections.abc import Callable
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, dataclass_transform
 
-from typer import Option
+from typer import Argument, Option
 
 from polyfed.cli import complete, portable
-from polyfed.runs import training as tables
+from polyfed.cli.late import late
+from polyfed.runs.training import Columns, Data, Model, Settings
 
-T = TypeVar("T", bound=tables.Table)
-Command = TypeVar("Command", bound=Callable[..., int])
 DATA, TRAIN, WHERE = "Data and model", "Training", "Results and machine"
+FILE = {table.table: table for table in (Settings, Data, Columns, Model)}  # the tables of an experiment file
 
 
-def _help(table: type[Any], name: str) -> str:
-    return next(f.metadata["setting"].doc for f in fields(table) if f.name == name)
+class Spec(NamedTuple):
+    """What is said of an argument or an option. key: of the experiment file, that it sets"""
+
+    info: Any
+    default: Any
+    key: str
+
+    def parameter(self, name: str, hint: Any) -> Parameter:
+        """The field as a parameter of a function; yes or no is a flag, which has no opposite."""
+        if hint is bool and self.info.default is ... and not self.info.param_decls:
+            self.info.param_decls = (f"--{name}".replace("_", "-"),)
+        default = Parameter.empty if self.default is ... else self.default
+        return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, self.info])
 
 
-def option(table: type[tables.Table], name: str, panel: str, metavar: str | None = None, **more: Any) -> Any:
-    """The option of a setting, typed as text; the setting's own type reads it."""
-    return Option(help=_help(table, name), metavar=metavar, rich_help_panel=panel, **more)
+def argument(help: str, default: Any = ..., metavar: str | None = None, *, key: str = "", **more: Any) -> Any:
+    """A field that is an argument, required unless it has a default. key: of the experiment file, that it sets."""
+    return Spec(Argument(help=help, metavar=metavar, **more), default, key)
 
 
-def read(table: type[T], given: Mapping[str, Any]) -> T:
-    """The settings of a table among a command's arguments; text is read as the setting's type takes it."""
-    from polyfed.base.settings import kebab, typed_as, types_of
-    from polyfed.runs import check
+def option(
+    help: str, default: Any = None, metavar: str | None = None, *names: str, key: str = "", panel: str = "", **more: Any
+) -> Any:
+    """A field that is an option; it is required where its default is `...`.
 
-    found = {name: (given[name], hint) for name, hint in types_of(table).items() if given.get(name) is not None}
-    typed = {kebab(name): typed_as(v, hint) if isinstance(v, str) else v for name, (v, hint) in found.items()}
-    return check.read_table(table, typed, check.Where(None, {}, {}))
+    names: how it is written, where not like the field     key: of the experiment file, that it sets
+    """
+    return Spec(Option(*names, help=help, metavar=metavar, rich_help_panel=panel or None, **more), default, key)
 
 
-Data = Annotated[str | None, option(tables.Data, "name", DATA, autocompletion=complete.data)]
-DataDir = Annotated[str | None, option(tables.Data, "dir", DATA, "DIR")]
-Target = Annotated[str | None, option(tables.Columns, "target", DATA, "COLUMN")]
-Standardise = Annotated[str | None, option(tables.Columns, "standardise", DATA, "SCOPE")]
-Drop = Annotated[str | None, option(tables.Columns, "drop", DATA, "A,B,...")]
-Weights = Annotated[str | None, option(tables.Columns, "weights", DATA, "COLUMN")]
-Partition = Annotated[str | None, option(tables.Data, "partition", DATA)]
-Clients = Annotated[str | None, option(tables.Data, "clients", DATA, "N")]
-Model = Annotated[str | None, option(tables.Model, "name", DATA)]
-Rounds = Annotated[str | None, option(tables.Settings, "rounds", TRAIN, "N")]
-Fraction = Annotated[str | None, option(tables.Settings, "fraction", TRAIN, "X")]
-Epochs = Annotated[str | None, option(tables.Settings, "local_epochs", TRAIN, "N")]
-Steps = Annotated[str | None, option(tables.Settings, "local_steps", TRAIN, "N")]
-Batch = Annotated[str | None, option(tables.Settings, "batch_size", TRAIN, "N")]
-Optimizer = Annotated[str | None, option(tables.Settings, "optimizer", TRAIN, "NAME")]
-Lr = Annotated[str | None, Option(help="Step size of every method.", metavar="X", rich_help_panel=TRAIN)]
-Metrics = Annotated[str | None, option(tables.Settings, "metrics", TRAIN, "NAMES")]
-Seed = Annotated[str | None, option(tables.Settings, "seed", TRAIN, "N")]
-Seeds = Annotated[str | None, option(tables.Settings, "seeds", TRAIN)]
-Device = Annotated[str | None, option(tables.Settings, "device", WHERE)]
-Engine = Annotated[str | None, option(tables.Settings, "engine", WHERE, "NAME")]
-Workers = Annotated[str | None, option(tables.Settings, "workers", WHERE, "N")]
-Address = Annotated[str | None, option(tables.Settings, "address", WHERE)]
-Dtype = Annotated[str | None, option(tables.Settings, "dtype", WHERE)]
-Set = Annotated[
-    list[str] | None,
-    Option(
-        "--set",
-        help="Set any key of the experiment file, such as algorithm.lr=0.05 (see polyfed config).",
-        metavar="KEY=VALUE",
+def of(table: type[Any], name: str, panel: str, metavar: str | None = None, default: Any = None, **more: Any) -> Any:
+    """A field that is the option of a setting, with its help; it is text, which the setting's own type reads."""
+    doc = table.__dataclass_fields__[name].metadata["setting"].doc
+    key = f"{table.table}.{name}".strip(".").replace("_", "-") if table in FILE.values() else ""
+    return option(doc, default, metavar, key=key, panel=panel, **more)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(argument, option, of))
+class Command:
+    """Base of commands. An instance has what was asked for as attributes; what was not is at its default.
+
+    takes: options of its base that it has behind its own     group: of commands, that it belongs to
+    module: with the command's function, where it is not called like it
+    asks: its argument with an experiment or a run that may ask for --portable
+    """
+
+    specs: ClassVar[dict[str, Spec]] = {}
+    parameters: ClassVar[dict[str, Parameter]] = {}  # of all fields, also of those of its bases
+    names: ClassVar[tuple[str, ...]]  # of those that it has
+    place: ClassVar[tuple[str, str]]  # of its function: module and name
+    group: ClassVar[str]
+    asks: ClassVar[str]
+
+    def __init_subclass__(
+        cls, takes: tuple[str, ...] = (), module: str = "", group: str = "", asks: str = "", **more: Any
+    ) -> None:
+        super().__init_subclass__(**more)
+        own = {name: spec for name, spec in vars(cls).items() if isinstance(spec, Spec)}
+        cls.specs = cls.specs | own
+        cls.parameters = cls.parameters | {n: spec.parameter(n, cls.__annotations__[n]) for n, spec in own.items()}
+        for name, spec in own.items():
+            setattr(cls, name, spec.default)
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+        cls.place, cls.names = (f"cli.{module or group or name}", name), (*own, *takes)
+        cls.group, cls.asks = group, asks
+
+    def __init__(self, **given: Any):
+        vars(self).update(given)
+
+
+class Shared(Command):
+    """Base of commands with options that several have."""
+
+    out: Path | None = option("Folder for the results. Default: runs/<time>-<name>.", panel=WHERE)
+    force: bool = option("Replace the results in --out.", False, panel=WHERE)
+    quiet: bool = option("Show no progress.", False, None, "--quiet", "-q", panel=WHERE)
+    keys: Path = option("Folder with the federation's keys; keep it safe.", Path("keys"), "DIR")
+
+
+class Experiment(Shared):
+    """Base of commands that take keys of an experiment file."""
+
+    set: list[str] | None = option(
+        "Set any key of the experiment file, such as algorithm.lr=0.05 (see polyfed config).", None, "KEY=VALUE",
         autocompletion=complete.settings,
-    ),
-]
-Out = Annotated[Path | None, Option(help="Folder for the results. Default: runs/<time>-<name>.", rich_help_panel=WHERE)]
-Force = Annotated[bool, Option("--force", help="Replace the results in --out.", rich_help_panel=WHERE)]
-Portable = Annotated[bool, Option("--portable", help=_help(tables.Settings, "portable"), rich_help_panel=WHERE)]
-Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress.", rich_help_panel=WHERE)]
-
-SHARED: dict[str, Any] = {
-    "set": Set, "data": Data, "data_dir": DataDir, "target": Target, "standardise": Standardise, "drop": Drop,
-    "weights": Weights, "partition": Partition, "clients": Clients, "model": Model, "rounds": Rounds,
-    "fraction": Fraction, "local_epochs": Epochs, "local_steps": Steps, "batch_size": Batch, "lr": Lr,
-    "optimizer": Optimizer, "metrics": Metrics, "seed": Seed, "seeds": Seeds, "device": Device, "engine": Engine,
-    "workers": Workers, "address": Address, "dtype": Dtype, "portable": Portable, "out": Out, "force": Force,
-    "quiet": Quiet,
-}  # fmt: skip
-ON_RAY, FLAGS = ("engine", "workers", "address"), ("portable", "force", "quiet")
-
-
-def shared(*but: str) -> Callable[[Command], Command]:
-    """Put the options of a run, but for some, in the place of a command's `**given`."""
-
-    def put(command: Command) -> Command:
-        own = inspect.signature(command)
-        *kept, given = own.parameters.values()
-        some = [
-            given.replace(name=name, kind=given.KEYWORD_ONLY, default=False if name in FLAGS else None, annotation=hint)
-            for name, hint in SHARED.items()
-            if name not in but
-        ]
-        command.__signature__ = own.replace(parameters=[*kept, *some])  # pyright: ignore[reportFunctionMemberAccess]
-        return command
-
-    return put
+    )  # fmt: skip
+    data: str | None = of(Data, "name", DATA, autocompletion=complete.data)
+    data_dir: str | None = of(Data, "dir", DATA, "DIR")
+    target: str | None = of(Columns, "target", DATA, "COLUMN")
+    standardise: str | None = of(Columns, "standardise", DATA, "SCOPE")
+    drop: str | None = of(Columns, "drop", DATA, "A,B,...")
+    weights: str | None = of(Columns, "weights", DATA, "COLUMN")
+    partition: str | None = of(Data, "partition", DATA)
+    clients: str | None = of(Data, "clients", DATA, "N")
+    model: str | None = of(Model, "name", DATA)
+    rounds: str | None = of(Settings, "rounds", TRAIN, "N")
+    fraction: str | None = of(Settings, "fraction", TRAIN, "X")
+    local_epochs: str | None = of(Settings, "local_epochs", TRAIN, "N")
+    local_steps: str | None = of(Settings, "local_steps", TRAIN, "N")
+    batch_size: str | None = of(Settings, "batch_size", TRAIN, "N")
+    lr: str | None = option("Step size of every method.", None, "X", key="algorithm.lr", panel=TRAIN)
+    optimizer: str | None = of(Settings, "optimizer", TRAIN, "NAME")
+    metrics: str | None = of(Settings, "metrics", TRAIN, "NAMES")
+    seed: str | None = of(Settings, "seed", TRAIN, "N")
+    seeds: str | None = of(Settings, "seeds", TRAIN)
+    device: str | None = of(Settings, "device", WHERE)
+    engine: str | None = of(Settings, "engine", WHERE, "NAME")
+    workers: str | None = of(Settings, "workers", WHERE, "N")
+    address: str | None = of(Settings, "address", WHERE)
+    dtype: str | None = of(Settings, "dtype", WHERE)
+    portable: bool = of(Settings, "portable", WHERE, default=False)
 
 
-KEYS = {
-    "data": "data.name",
-    "data_dir": "data.dir",
-    "target": "columns.target",
-    "standardise": "columns.standardise",
-    "drop": "columns.drop",
-    "weights": "columns.weights",
-    "partition": "data.partition",
-    "clients": "data.clients",
-    "model": "model.name",
-    "lr": "algorithm.lr",
-}  # and the settings of a run under their own names
+def word(cls: type[Command]) -> str:
+    """How a command is called, within its group."""
+    return cls.place[1].removeprefix(f"{cls.group}_").replace("_", "-")
 
 
-def collect(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings among a command's arguments, nested as in an experiment file; --set beats a named option."""
-    if given.get("portable"):
-        portable.pin()  # before torch is imported
-    from polyfed.base.settings import kebab, typed_as, types_of, value_of
-    from polyfed.runs.config import assign
+def callback(cls: type[Command]) -> Callable[..., int]:
+    """A command as typer takes it: a function whose parameters are the fields of its class."""
 
-    table: dict[str, Any] = {}
-    known = {
-        "": types_of(tables.Settings),
-        "data": types_of(tables.Data),
-        "columns": types_of(tables.Columns),
-        "model": types_of(tables.Model),
-    }
-    for name, value in given.items():
-        parent, _, last = KEYS.get(name, kebab(name) if name in known[""] else "").rpartition(".")
-        if not last or value is None or value is False:
-            continue
-        if isinstance(value, str):
-            if name == "drop":
-                table.setdefault(parent, {})[last] = [column.strip() for column in value.split(",")]
-                continue
-            text = f"[{value}]" if name == "seeds" and "," in value else value
-            hint = known.get(parent, {}).get(last.replace("-", "_"))
-            value = value_of(text) if hint is None else typed_as(text, hint)
-        (table.setdefault(parent, {}) if parent else table)[last] = value
-    for text in given.get("set") or ():
-        assign(table, text)
-    return table
+    def command(**given: Any) -> int:
+        asked = given.get(cls.asks)
+        if given.get("portable") or (asked is not None and portable.asked_by(asked)):
+            portable.pin()  # before torch is imported
+        return late(*cls.place)(cls(**given)) or 0
+
+    command.__signature__ = Signature([cls.parameters[n] for n in cls.names])  # pyright: ignore
+    command.__name__, command.__doc__ = cls.place[1], cls.__doc__
+    return command
+
+
+def every(*but: str) -> tuple[str, ...]:
+    """The names of all options of training, but for some."""
+    return tuple(name for name in (*Experiment.names, "out", "force", "quiet") if name not in but)

@@ -7,6 +7,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+from polyfed.base.errors import ConfigError
+
 VARIABLES = {
     "ATEN_CPU_CAPABILITY": "avx2",
     "MKL_CBWR": "COMPATIBLE",  # MKL promises equal bits on processors of different makers for nothing above it
@@ -32,16 +34,12 @@ def pin() -> None:
         sys.stdout.flush()
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | VARIABLES)
     else:
-        from polyfed.base.errors import ConfigError
-
         names = ", ".join(f"{k}={v}" for k, v in list(VARIABLES.items())[:3])
         raise ConfigError(f"--portable: torch is loaded already; set {names}, ... before, or use the command polyfed")
 
 
 def _check() -> None:
     import torch
-
-    from polyfed.base.errors import ConfigError
 
     if torch.backends.cpu.get_cpu_capability() != "AVX2":
         found = torch.backends.cpu.get_cpu_capability()

@@ -4,70 +4,54 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-from typer import Argument, Option
+import numpy as np
+import pandas as pd
 
-from polyfed.cli import options as o
-
-if TYPE_CHECKING:
-    from polyfed.data.federation import Federation
-    from polyfed.runs.training import Columns
+from polyfed.base import plugins
+from polyfed.base.errors import ConfigError, DataError, closest
+from polyfed.cli.commands import Regress
+from polyfed.cli.console import show_table, stdout
+from polyfed.cli.given import collect
+from polyfed.data import load, readers
+from polyfed.data.datasets import LOADERS, options
+from polyfed.data.federation import Federation
+from polyfed.data.sheets import read, survey
+from polyfed.data.tables import Table
+from polyfed.face import Run
+from polyfed.runs import check
+from polyfed.runs.ownership import put_out, spare
+from polyfed.runs.training import Columns
 
 TAKES = {"poisson": ("target", "exposure"), "cox": ("time", "event")}
 DESCRIBED = ("drop", "numbers", "categories", "gaps", "labels")  # settings of [columns] that a regression has
 
 
-def regress(
-    data: Annotated[
-        str, Argument(help="A folder of CSV or npz files, a data set, or the folder of a run.", show_default=False)
-    ],
-    model: Annotated[str, Option(help="logistic, poisson, linear or cox (stratified by site).")] = "logistic",
-    target: Annotated[str | None, Option(help="Target column of CSV files; else the last.", metavar="COLUMN")] = None,
-    exposure: Annotated[str | None, Option(help="Column of exposures, for poisson.", metavar="COLUMN")] = None,
-    time: Annotated[str | None, Option(help="Column of times, for cox.", metavar="COLUMN")] = None,
-    event: Annotated[str | None, Option(help="Column of events (1: died), for cox.", metavar="COLUMN")] = None,
-    columns: Annotated[str | None, Option(help="Columns to use; else all others.", metavar="A,B,...")] = None,
-    drop: o.Drop = None,
-    set: o.Set = None,
-    ties: Annotated[str, Option(help="efron or breslow, for cox.")] = "efron",
-    level: Annotated[float, Option(help="Of the confidence intervals.")] = 0.95,
-    out: Annotated[
-        Path | None, Option(help="Write the table there, or as a page in HTML.", metavar="FILE.csv|.html|.md|.tex")
-    ] = None,
-) -> int:
-    """Fit a regression over all sites by federated Newton: coefficients, intervals, heterogeneity, meta-analysis.
-
-    Sites send sums, gradients and information matrices, and no row of data. The result is that of pooled data.
-
-    [dim]polyfed regress hospitals/ --model cox --time days --event died[/dim]
-    """
-    from polyfed.base import plugins
-    from polyfed.base.errors import ConfigError
-    from polyfed.cli.console import show_table, stdout
-    from polyfed.runs.ownership import put_out, spare
-
+def regress(o: Regress) -> int:
+    """Fit, show the table, and write it."""
+    data, model, out = o.data, o.model, o.out
     clinical = plugins.behind("regress", "polyfed_clinical")
     forms = {".csv": "csv", ".html": "html", ".md": "markdown", ".tex": "latex"}
     if out is not None and out.suffix not in forms:
         raise ConfigError(f"--out: found {str(out)!r}, expected a name ending in {', '.join(forms)}")
     if out is not None:
         spare(out, Path(data))
-    asked = o.collect({"drop": drop, "set": set})
-    given = {"target": target, "exposure": exposure, "time": time, "event": event}
+    asked = collect(o)
+    given = {"target": o.target, "exposure": o.exposure, "time": o.time, "event": o.event}
     takes = TAKES.get(model, ("target",))
     wrong = [name for name, value in given.items() if value is not None and name not in takes]
     if wrong:
         raise ConfigError(f"--{wrong[0]}: {model} takes {', '.join(takes)}")
-    chosen = [c.strip() for c in columns.split(",")] if columns else None
+    chosen = [c.strip() for c in o.columns.split(",")] if o.columns else None
     if Path(data).is_dir() and any(Path(data).glob("*.csv")) and not (Path(data) / "config.toml").exists():
         names, sites, about = tables(Path(data), model, given, chosen, asked)
-        found = replace(clinical.fit(sites, model, ties=ties, names=names, level=level), about=about)
+        found = replace(clinical.fit(sites, model, ties=o.ties, names=names, level=o.level), about=about)
     elif chosen or asked or any(given.values()):
-        which = "columns" if chosen else "drop" if drop else "set" if asked else takes[0]
+        which = "columns" if chosen else "drop" if o.drop else "set" if asked else takes[0]
         raise ConfigError(f"--{which}: of CSV files; {data} has none")
     else:
-        found = clinical.fit(federation(data), model, ties=ties, level=level)
+        found = clinical.fit(federation(data), model, ties=o.ties, level=o.level)
     table = found.table()
     show_table(table)
     if out is not None and out.suffix == ".html":
@@ -79,25 +63,17 @@ def regress(
     return 0
 
 
-def federation(data: str) -> "Federation":
+def federation(data: str) -> Federation:
     """All patients of a data set, in its own units where it can; or the training samples of a run, as scaled there."""
-    from polyfed.data import load
-    from polyfed.data.datasets import LOADERS, options
-    from polyfed.face import Run
-
     if (Path(data) / "config.toml").exists():
         return Run.open(data).federation
     raw: dict[str, Any] = {"standardise": None} if LOADERS.knows(data) and "standardise" in options(data) else {}
     return load(data, **raw).partition(test_fraction=0.0)
 
 
-def described(asked: Mapping[str, Any], drop: list[str], **roles: Any) -> "Columns":
+def described(asked: Mapping[str, Any], drop: list[str], **roles: Any) -> Columns:
     """What columns are: as `asked` on the command line, of which `drop` are left out too, and in the roles of a
     regression."""
-    from polyfed.base.errors import ConfigError
-    from polyfed.runs import check
-    from polyfed.runs.training import Columns
-
     settings = asked.get("columns", {})
     for key in [*(k for k in asked if k != "columns"), *(f"columns.{k}" for k in settings if k not in DESCRIBED)]:
         raise ConfigError(f"{key}: regress takes {', '.join(f'columns.{k}' for k in DESCRIBED)}")
@@ -112,14 +88,6 @@ def tables(
 ) -> tuple[list[str], list[tuple[Any, ...]], str]:
     """The sites' names, (x, target, ...) of a folder with a CSV file per site, columns taken by their names, and what
     the target is and what categories are compared with."""
-    import numpy as np
-    import pandas as pd
-
-    from polyfed.base.errors import ConfigError, DataError, closest
-    from polyfed.data import readers
-    from polyfed.data.sheets import read, survey
-    from polyfed.data.tables import Table
-
     paths = readers.client_files(folder)
     if other := [path for path in paths if path.suffix.lower() != ".csv"]:
         raise DataError(f"{other[0]}: expected a CSV file, as the others are")

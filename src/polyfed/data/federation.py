@@ -4,7 +4,7 @@ Everything that trains or evaluates takes a `Federation`. It is made from arrays
 here, from a named data set by `datasets.Dataset.partition`, and from a formula by `synthetic`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -343,7 +343,7 @@ class Federation:
         n = len(train)
         if n == 0:
             raise DataError("federation: found no client, expected at least one")
-        who = _names(names, n)
+        who = names_of(names, n)
         test_fraction = prepare.check_fraction(test_fraction, "the test fraction")
         validation_fraction = prepare.check_fraction(validation_fraction, "the validation fraction")
 
@@ -428,7 +428,7 @@ class Federation:
         DataError
             Naming the client: an item that is not such a pair, and whatever `from_arrays` refuses.
         """
-        who = _names(options.get("names"), len(list(train)))
+        who = names_of(options.get("names"), len(list(train)))
 
         def read(sets, split):
             return None if sets is None else [_materialise(d, who[i], split) for i, d in enumerate(sets)]
@@ -474,18 +474,13 @@ class Federation:
         ConfigError
             A setting of the columns is wrong.
         """
-        from polyfed.base.columns import DEFAULTS, Columns
-        from polyfed.data.tables import load_tables
-
         paths = [Path(path) for path in paths]
-        if not paths or not all(path.suffix.lower() == ".csv" for path in paths):
-            if target is not None and all(path.suffix.lower() == ".npz" for path in paths):
-                raise DataError(f"target: found {target!r}, expected none for npz files, whose targets are y")
-            return of_arrays(paths, target, task, **options)
-        given = {key: options.pop(key) for key in [*options] if key in DEFAULTS}
-        who = _names(options.pop("names", None) or [path.stem for path in paths], len(paths))
-        dataset = load_tables(paths, Columns(target=target, task=task, **given), single=False)  # pyright: ignore
-        return replace(dataset, group_names=who).partition(**options)
+        kinds = {path.suffix.lower() for path in paths}
+        if len(kinds) == 1 and (read := READERS.get(min(kinds))) is not None:
+            return read(paths, target, task, **options)
+        if target is not None and kinds <= {".npz"}:
+            raise DataError(f"target: found {target!r}, expected none for npz files, whose targets are y")
+        return of_arrays(paths, target, task, **options)
 
     @classmethod
     def from_folder(
@@ -518,6 +513,9 @@ class Federation:
         if any(file.suffix.lower() != ".csv" for file in paths):
             options["meta"] = {"dataset": Path(path).name, **(options.get("meta") or {})}
         return cls.from_files(paths, target, task, **options)
+
+
+READERS: dict[str, Callable[..., Federation]] = {}  # of files that hold more than numbers, by ending; `tables` adds CSV
 
 
 def of_arrays(paths: Sequence[Path], target: str | None = None, task: str = "auto", **options: Any) -> Federation:
@@ -567,7 +565,7 @@ def _hollow(counts: Sequence[int], shape: Sequence[int], outputs: int, classes: 
     return Split(x.expand(total, *shape), y, np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
 
 
-def _names(names: Sequence[Any] | None, n: int) -> tuple[str, ...]:
+def names_of(names: Sequence[Any] | None, n: int) -> tuple[str, ...]:
     if names is None:
         return tuple(f"client-{i}" for i in range(n))
     names = [str(name) for name in names]

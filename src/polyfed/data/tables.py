@@ -1,14 +1,16 @@
 """A folder with one CSV file per site as a data set: which column is what, and what stands in the way, all at once."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from polyfed.base.columns import CLASSES, Columns
+from polyfed.base.columns import CLASSES, DEFAULTS, Columns
 from polyfed.base.errors import ConfigError, DataError, closest, few
 from polyfed.data.dataset import Dataset
-from polyfed.data.federation import Federation
+from polyfed.data.federation import READERS, Federation, names_of
 from polyfed.data.preparation import Input, Preparation
 from polyfed.data.sheets import USABLE, Column, Sheet, declared, read, survey
 
@@ -42,6 +44,17 @@ def load_tables(paths: Sequence[Path], columns: Columns, single: bool) -> Datase
     if problems := table.problems():
         raise DataError(f"{table.where}: {'; '.join(problems)}")
     return table.dataset(single)
+
+
+def from_csv(paths: Sequence[Path], target: str | None, task: str, **options: Any) -> Federation:
+    """A federation from one CSV file per client. options: as `Federation.from_files` takes them for such files"""
+    given = {key: options.pop(key) for key in [*options] if key in DEFAULTS}
+    who = names_of(options.pop("names", None) or [path.stem for path in paths], len(paths))
+    dataset = load_tables(paths, Columns(target=target, task=task, **given), single=False)  # pyright: ignore
+    return replace(dataset, group_names=who).partition(**options)
+
+
+READERS[".csv"] = from_csv
 
 
 class Table:

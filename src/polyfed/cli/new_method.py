@@ -1,10 +1,12 @@
-"""polyfed new-method and polyfed check: for the author of a method."""
+"""polyfed new-method: the files of a method of one's own."""
 
 import re
-from pathlib import Path
-from typing import Annotated
 
-from typer import Argument, Option
+import polyfed.algorithms  # noqa: F401  (registers the methods)
+from polyfed.base.errors import ConfigError
+from polyfed.cli.commands import NewMethod
+from polyfed.cli.screen import stdout
+from polyfed.core.algorithm import REGISTRY
 
 METHOD = '''"""{cls}: say here what it does. Cite the paper, and its equations by number."""
 
@@ -62,20 +64,9 @@ file = "{module}.py"
 """
 
 
-def new_method(
-    name: Annotated[str, Argument(help="Name of the method, such as fed-mine.", show_default=False)],
-    folder: Annotated[Path, Option(help="Where the files go.", metavar="DIR")] = Path(),
-) -> int:
-    """Write the files of a method of your own: method, test and experiment. All three run as they are.
-
-    [dim]polyfed new-method fed-mine
-    polyfed check fed_mine.py[/dim]
-    """
-    import polyfed.algorithms  # noqa: F401  (registers the methods)
-    from polyfed.base.errors import ConfigError
-    from polyfed.cli.screen import stdout
-    from polyfed.core.algorithm import REGISTRY
-
+def new_method(o: NewMethod) -> int:
+    """Write the files."""
+    name, folder = o.name, o.folder
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise ConfigError(f"name: found {name!r}, expected lower-case letters and digits, words joined by hyphens")
     if REGISTRY.knows(name):
@@ -91,37 +82,4 @@ def new_method(
         (folder / file).write_text(text.format(name=name, module=module, cls=cls))
         stdout.print(str(folder / file), markup=False, highlight=False)
     stdout.print(f"\nnext: polyfed check {folder / module}.py, polyfed run {folder / module}.toml", markup=False)
-    return 0
-
-
-def check(
-    file: Annotated[
-        Path,
-        Argument(
-            help="Python file with a method, or the name of a method.", metavar="FILE.py|NAME", show_default=False
-        ),
-    ],
-    row: Annotated[str | None, Option(help="Only rows whose name contains this.", metavar="WORD")] = None,
-) -> int:
-    """Check your own method against the conformance table that every built-in method passes.
-
-    [dim]polyfed check fed_mine.py[/dim]
-    """
-    import polyfed.algorithms  # noqa: F401  (registers the methods)
-    from polyfed.base.errors import ConfigError
-    from polyfed.cli.screen import stdout
-    from polyfed.core.algorithm import REGISTRY
-    from polyfed.runs.userfile import algorithms_of
-    from polyfed.testing import NotConformant, check_method
-
-    named = not file.suffix and not file.exists()
-    names = [REGISTRY.find(str(file)).name] if named else algorithms_of(file.resolve())
-    if not names:
-        raise ConfigError(f"{file}: found no method, expected a class that derives from polyfed.Algorithm")
-    for name in names:
-        try:
-            for found in check_method(REGISTRY.make(name, {}), row):
-                stdout.print(f"{name}: {found.name}: {found.outcome}", markup=False, highlight=False, soft_wrap=True)
-        except NotConformant as e:
-            raise ConfigError(f"{file}: {e}") from None
     return 0

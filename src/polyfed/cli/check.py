@@ -1,0 +1,25 @@
+"""polyfed check: the conformance table, for the author of a method."""
+
+import polyfed.algorithms  # noqa: F401  (registers the methods)
+from polyfed.base.errors import ConfigError
+from polyfed.cli.commands import Check
+from polyfed.cli.screen import stdout
+from polyfed.core.algorithm import REGISTRY
+from polyfed.runs.userfile import algorithms_of
+from polyfed.testing import NotConformant, check_method
+
+
+def check(o: Check) -> int:
+    """Check the methods of a file, or a method by its name."""
+    file = o.file
+    named = not file.suffix and not file.exists()
+    names = [REGISTRY.find(str(file)).name] if named else algorithms_of(file.resolve())
+    if not names:
+        raise ConfigError(f"{file}: found no method, expected a class that derives from polyfed.Algorithm")
+    for name in names:
+        try:
+            for found in check_method(REGISTRY.make(name, {}), o.row):
+                stdout.print(f"{name}: {found.name}: {found.outcome}", markup=False, highlight=False, soft_wrap=True)
+        except NotConformant as e:
+            raise ConfigError(f"{file}: {e}") from None
+    return 0

@@ -1,0 +1,427 @@
+"""Every command: its help, its arguments and its options. What it does is in the module of its name."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal
+
+from polyfed.cli import complete
+from polyfed.cli.options import DATA, WHERE, Command, Experiment, Shared, argument, every, of, option
+from polyfed.runs.training import Search
+
+TUNING = "Tuning"
+ON_RAY = ("engine", "workers", "address")
+AGAINST = ("fpfc", "ifca", "fedacs")  # what coalitions are held against unless methods are named
+MADE = ("pooled", "labels", "signature")  # what methods and experiments may ask of a site that is made of its samples
+
+
+class Run(Experiment, takes=every(), asks="experiment"):
+    """Run an experiment and report it.
+
+    Without arguments: heart disease in four hospitals; own, common and personalised models beside what costs
+    nothing (the commonest class, own trees) and what nobody can have (everybody's data); ten seeds.
+
+    [dim]polyfed run experiment.toml --set algorithm.lr=0.05 --seeds 5
+    polyfed run --data fashion-mnist --data-dir DIR --partition dirichlet:0.5 --clients 20 --rounds 5[/dim]
+    """
+
+    experiment: Path | None = argument("Experiment file (TOML); a run's config.toml is one.", None, "[FILE.toml]")
+    algorithm: list[str] | None = option(
+        "Run just this method, name or name:key=value; repeatable.", None, "NAME", autocompletion=complete.methods
+    )
+
+
+class Compare(Experiment, takes=every(), module="run"):
+    """Compare methods on the same partition, test samples and start, over several seeds (default: 5).
+
+    Yardsticks, which send nothing, are named like methods: own-trees, own-linear, commonest, pooled-oracle.
+
+    [dim]polyfed compare local fedavg ditto:lam=0.1 ditto:lam=1 --data digits --clients 10 --rounds 50
+    polyfed compare local fedavg recalibrated own-trees pooled-oracle[/dim]
+    """
+
+    methods: list[str] = argument(
+        "Names, with settings where wanted: ditto:lam=0.1,lr=0.05", autocompletion=complete.methods
+    )
+
+
+class Coalitions(Experiment, takes=every(*ON_RAY)):
+    """Train the coalitions of the clients and report who gains from whom, and which coalitions would hold.
+
+    Every client's score in every coalition, what each other client is worth to it (Shapley value, leave-one-out), the
+    coalition it would choose by validation data, and stable partitions. polyfed resume continues.
+
+    [dim]polyfed coalitions --seeds 10
+    polyfed coalitions ditto --data digits --partition dirichlet:0.3 --clients 6 --against fpfc:lam=0.3[/dim]
+    """
+
+    method: str = argument("What coalitions train with: name, or name:key=value.", "fedavg")
+    against: list[str] | None = option(
+        "Method whose clusters or mixing weights are held against the coalitions; repeatable, or none. "
+        f"Default: {', '.join(AGAINST)}.",
+        None,
+        "NAME",
+    )
+    samples: int | None = option(
+        "Sample coalitions: how often each client joins each other. Default: all coalitions up to 8 clients, else 10.",
+        None,
+        "N",
+    )
+
+
+class Tune(Experiment, takes=every("seeds", *ON_RAY)):
+    """Choose lam, or another numeric setting, on validation data, then train the chosen model further.
+
+    --rounds is the maximum per value (default: 1000). The same command with the same --out continues an interrupted
+    search.
+
+    [dim]polyfed tune --data fpfc-s1 --scale small --batch-size full --local-steps 10 --fraction 0.3[/dim]
+    [dim]polyfed tune fedacs --setting quantile --grid 0.5,0.67,0.75 --data fpfc-s1 --scale small[/dim]
+    """
+
+    method: str = argument("A method, with settings where wanted: fpfc:nu=0.5", "fpfc")
+    setting: str | None = of(Search, "setting", TUNING, "NAME")
+    regime: str | None = of(Search, "regime", TUNING)
+    grid: str | None = of(Search, "grid", TUNING)
+    cold_grid: str | None = option("Values for the cold start, where they differ.", panel=TUNING)
+    check_every: str | None = of(Search, "check_every", TUNING, "N")
+    tolerance: str | None = of(Search, "tolerance", TUNING, "X")
+    patience: str | None = of(Search, "patience", TUNING, "N")
+    whole: bool = option("Continue a warm path after validation has dropped.", False, panel=TUNING)
+    extend: str | None = of(Search, "extend", TUNING, "N")
+    choose: str | None = of(Search, "choose", TUNING)
+    train_on: str | None = of(Search, "train_on", TUNING, "N")
+    window: bool = option(
+        "First print the range of lam compatible with the cluster labels in the data.", False, panel=TUNING
+    )
+    scale: str | None = option("Scale of a synthetic data set: small or full.", panel=DATA)
+    resume: bool = option("Optional: the same command with the same --out continues anyway.", False, hidden=True)
+
+
+class Resume(Shared, takes=("quiet",), asks="run"):
+    """Continue an interrupted run or comparison, with the same numbers as if it had never stopped.
+
+    Bit for bit on processors with the same instructions, and with --portable on every x86 processor with AVX2; a change
+    of processor is noted in log.txt.
+
+    Finished runs of a comparison are kept as they are.
+
+    [dim]polyfed resume runs/20250131-120000-heart-disease[/dim]
+    """
+
+    run: Path = argument("Folder of a run or of a comparison.")
+    rounds: str | None = option("Continue to N rounds in total.", None, "N", key="rounds")
+
+
+class Verify(Experiment, takes=("data_dir",), asks="run"):
+    """Train a finished run again in a temporary folder and compare server, models and history bit for bit.
+
+    The folder is not changed. Exit status 0: all come out again, 1: something does not. Bits are equal on processors
+    with the same instructions, and for a run with --portable on every x86 processor with AVX2; elsewhere a run comes
+    out again to rounding, and it is said to how many digits. A run of a record, which polyfed reproduce writes, is
+    trained by its recipe; --data-dir is for that.
+
+    [dim]polyfed verify runs/a --run ditto-seed0[/dim]
+    """
+
+    run: Path = argument("Folder of a run or of a comparison, or the record of a recipe (a file).")
+    only: str | None = option("One run of a comparison, or KEY/LABEL-seedK of a record.", None, "LABEL-seedK", "--run")
+
+
+class Form(StrEnum):
+    """How a table is written."""
+
+    text = "text"
+    markdown = "markdown"
+    latex = "latex"
+    csv = "csv"
+
+
+class Which(StrEnum):
+    """The tables of a report."""
+
+    methods = "methods"
+    clients = "clients"
+    gains = "gains"
+    costs = "costs"
+    results = "results"
+
+
+class Report(Command):
+    """Write report.html from run folders, or print one table; of coalitions, write all files but the runs again.
+
+    [dim]polyfed report runs/a runs/b --out both.html --figures
+    polyfed report runs/a --table csv --of clients > clients.csv
+    polyfed report runs/fashion runs/cifar --paper > table.tex[/dim]
+    """
+
+    runs: list[Path] = argument("Run or comparison folders, or one of coalitions.")
+    out: Path | None = option("File to write. Default: report.html in the first folder.")
+    figures: bool = option("Write the figures as SVG, PDF and PNG beside the page.", False)
+    table: Form | None = option("Print one table in this form; without --out, write no page.")
+    of: Which = option("The table that --table prints.", Which.methods)
+    paper: bool = option("Print one table over several data sets, in LaTeX.", False)
+
+
+class Export(Command):
+    """Export one client's model: FILE.safetensors (named tensors) and FILE.json (model, shapes, origin).
+
+    [dim]polyfed export runs/a/runs/ditto-seed0 --client cleveland[/dim]
+
+    polyfed.models.factorised.load(FILE, model, sparse) turns a factorised file back into a module. The command prints
+    size and speed of each form: dense; "merged", where layers with a sparse part are dense again; "beside", where that
+    part is a sparse matrix, which is slower than dense for convolutions and small layers.
+    """
+
+    run: Path | None = argument("Folder of a run.", None)
+    client: str | None = option("The client's name, or its number from 0.")
+    vault: Path | None = option("At a site, in place of RUN: the folder of its private state.", None, "DIR")
+    out: Path | None = option("File to write. Default: <client>.safetensors here.", None, "FILE.safetensors")
+    factorised: bool = option("Write low-rank layers as two factors and a sparse part (FedSLR).", False)
+
+
+class Predict(Command):
+    """Predict the target of new rows, which are prepared as the training rows were.
+
+    A row per row: prediction, and for classes a probability each; for a regression a number in the target's unit.
+
+    [dim]polyfed export answer/runs/ditto-seed0 --client west
+    polyfed predict west.safetensors new-patients.csv --out predictions.csv[/dim]
+    """
+
+    model: Path = argument("A model that polyfed export wrote (.safetensors), or the folder of a run.")
+    rows: Path = argument("CSV file with the columns of the training files.")
+    client: str | None = option("Of a run: the client's name, or its number from 0.")
+    out: Path | None = option("File for the predictions. Default: print them.", None, "FILE.csv")
+
+
+class Admit(Command):
+    """Add new clients to a finished run by the method's own rule, and report each one's model after every exchange.
+
+    The run and its clients stay as they are. A file's name is the client's. Its rows are prepared as
+    those of the run were: scaled with the run's mean and variance, or with its own where every client was.
+
+    [dim]polyfed admit runs/a/runs/ditto-seed0 --data oslo.csv --exchanges 20[/dim]
+    """
+
+    run: Path = argument("Folder of a run.")
+    data: Path = option("A CSV or npz file per newcomer: one file, or a folder of them.", ...)
+    exchanges: int = option("Rounds that every new client takes part in.", 10, "N")
+    start: str = option(
+        "offered: the best of the method's models (such as a cluster's); common: the initial model.", "offered"
+    )
+    target: str | None = option("Target column of CSV files. Default: the run's, else the last.", None, "COLUMN")
+    out: Path | None = option("Folder for the results. Default: runs/<time>-admit-<run>.", panel=WHERE)
+
+
+class Leave(Shared, takes=("out", "force", "quiet"), asks="run"):
+    """Train again without some clients, every other draw the same, and report what that costs those who stay.
+
+    The new folder is, bit for bit, that of a federation that never had them; the old one stays as it is. Models are
+    trained anew from the start: there is no approximate unlearning.
+
+    [dim]polyfed leave runs/a --client va[/dim]
+    """
+
+    run: Path = argument("Folder of a run or of a comparison.")
+    client: list[str] = option("Who leaves, by name; repeatable.", ..., "NAME")
+
+
+class Regress(Experiment, takes=("drop", "set")):
+    """Fit a regression over all sites by federated Newton: coefficients, intervals, heterogeneity, meta-analysis.
+
+    Sites send sums, gradients and information matrices, and no row of data. The result is that of pooled data.
+
+    [dim]polyfed regress hospitals/ --model cox --time days --event died[/dim]
+    """
+
+    data: str = argument("A folder of CSV or npz files, a data set, or the folder of a run.")
+    model: str = option("logistic, poisson, linear or cox (stratified by site).", "logistic")
+    target: str | None = option("Target column of CSV files; else the last.", None, "COLUMN")
+    exposure: str | None = option("Column of exposures, for poisson.", None, "COLUMN")
+    time: str | None = option("Column of times, for cox.", None, "COLUMN")
+    event: str | None = option("Column of events (1: died), for cox.", None, "COLUMN")
+    columns: str | None = option("Columns to use; else all others.", None, "A,B,...")
+    ties: str = option("efron or breslow, for cox.", "efron")
+    level: float = option("Of the confidence intervals.", 0.95)
+    out: Path | None = option("Write the table there, or as a page in HTML.", None, "FILE.csv|.html|.md|.tex")
+
+
+class Algorithms(Command, module="describe"):
+    """List the methods, or describe one.
+
+    [dim]polyfed algorithms fpfc[/dim]
+    """
+
+    name: str | None = argument("A method.", None, autocompletion=complete.methods)
+
+
+class Config(Command):
+    """List the keys of an experiment file: default, what each takes, and what it means.
+
+    [dim]polyfed config local-steps
+    polyfed config --toml > experiment.toml[/dim]
+    """
+
+    key: str | None = argument("A key, or a table such as data.", None)
+    as_toml: bool = option("Print an experiment file with every default, for polyfed run.", False, None, "--toml")
+
+
+class Reproduce(Experiment, takes=("data_dir", "device", "quiet")):
+    """Repeat an experiment of a paper. A second call with the same folder continues where the first one stopped.
+
+    The folder's record.jsonl.gz has every number of every run that is over: --from goes on from it in another folder,
+    polyfed verify trains its runs again.
+
+    [dim]polyfed reproduce fpfc/table1[/dim]
+    """
+
+    name: str | None = argument("A recipe, such as fpfc/table1; without it, all are listed.", None)
+    scale: str = option(
+        "small: minutes on two cores; paper: the real thing; middle: between, where a recipe has it.", "small"
+    )
+    seeds: str | None = option("Number of seeds, or a list of them: 5 or 0,3,7.")
+    out: Path | None = option("Folder for the results. Default: runs/reproduce/<recipe>-<scale>.")
+    record: Path | None = option(
+        "Go on from a record, the file that an earlier call wrote; nothing is computed twice.", None, None, "--from"
+    )
+    force: bool = option("Start over, whatever the folder holds.", False)
+    rehearse: bool = option("Run two rounds of everything, to check the set-up.", False)
+    yes: bool = option("Start a long run without asking.", False, None, "--yes", "-y")
+
+
+class NewMethod(Command):
+    """Write the files of a method of your own: method, test and experiment. All three run as they are.
+
+    [dim]polyfed new-method fed-mine
+    polyfed check fed_mine.py[/dim]
+    """
+
+    name: str = argument("Name of the method, such as fed-mine.")
+    folder: Path = option("Where the files go.", Path(), "DIR")
+
+
+class Check(Command):
+    """Check your own method against the conformance table that every built-in method passes.
+
+    [dim]polyfed check fed_mine.py[/dim]
+    """
+
+    file: Path = argument("Python file with a method, or the name of a method.", ..., "FILE.py|NAME")
+    row: str | None = option("Only rows whose name contains this.", None, "WORD")
+
+
+class Server(Shared, takes=("out", "force", "quiet")):
+    """Train over real sites: the same experiment, with the hospitals' data where they are.
+
+    Starts Flower's SuperLink, waits for the sites (polyfed client), trains, and writes a run as polyfed run does. No
+    sample and no private state of a site is ever here; each site keeps its own model.
+
+    [dim]polyfed server experiment.toml --sites 4 --out runs/heart[/dim]
+    """
+
+    experiment: Path = argument("Experiment file (TOML).", ..., "FILE.toml")
+    sites: str | None = option(
+        "Who takes part: these sites, or the first N that connect. Default: all with a key.", None, "N|A,B"
+    )
+    keys: Path = option("Folder made by polyfed keys.", Path("keys"), "DIR")
+    host: str = option("Address of this machine to listen at.", "0.0.0.0", "HOST")
+    port: int | None = option("Port to listen at. Default: that of the keys' address.", None, "PORT", min=1, max=65535)
+    wait: float | None = option(
+        "Seconds to wait for all sites of a round before --quorum will do. Default: for ever.", None, "S", min=0
+    )
+    quorum: int | None = option(
+        "After --wait, go on when N sites of a round have answered. Default: all.", None, "N", min=1
+    )
+    resume: bool = option("Continue the run in --out.", False)
+
+
+class Client(Shared, takes=("quiet",)):
+    """Take part in a federation: train on this site's data, which stay here.
+
+    Shows what will leave the site and asks before anything does. It may be stopped at any time, and goes on where it
+    was when it is started again.
+
+    [dim]polyfed client --key cleveland.key --data cleveland.csv --vault vault[/dim]
+    """
+
+    key: Path = option("The site's key: a file from polyfed keys add.", ..., "FILE")
+    data: Path = option("The site's own file, CSV or npz.", ..., "FILE")
+    vault: Path = option(
+        "Folder for what the site keeps, its private state and its model: one for each run.", ..., "DIR"
+    )
+    server: str | None = option("HOST:PORT of the server, where it is not the one in the key.", None, "HOST:PORT")
+    allow: list[str] | None = option(
+        f"Let leave the site what is made of samples and not by training: {', '.join(MADE)}.", None, "A,B,..."
+    )
+    metrics: Literal["none", "aggregate", "own"] = option(
+        "What the server writes down of how good models are here: nothing, a mean over sites, or all.", "own"
+    )
+    dry_run: bool = option("Ask the server what it wants, show what would leave the site, and stop.", False)
+    yes: bool = option("Agree to what will leave the site without being asked.", False)
+
+
+class Status(Command, module="events"):
+    """Show whether a server or site runs, who is connected, and its last events."""
+
+    folder: Path = argument("A server's run, or a site's vault.")
+    lines: int = option("How many of the last events to show.", 10, "N", "--lines", "-n", min=1)
+
+
+class DataList(Command, group="data"):
+    """List the data sets that polyfed knows by name.
+
+    [dim]polyfed data list[/dim]
+    """
+
+
+class DataFetch(Experiment, group="data", takes=("data_dir",)):
+    """Download a data set from its public source and check it.
+
+    [dim]polyfed data fetch fashion-mnist --data-dir ~/data[/dim]
+    """
+
+    name: str = argument("A data set.")
+
+
+class DataInspect(
+    Experiment,
+    group="data",
+    takes=("target", "standardise", "drop", "weights", "partition", "clients", "data_dir", "seed", "set"),
+):
+    """Show the clients of a partition: samples, classes, and caveats about the data; of CSV files every column first.
+
+    [dim]polyfed data inspect digits --partition dirichlet:0.3 --clients 8 --out digits.svg[/dim]
+    """
+
+    name: str = argument("A data set, or a folder of CSV or npz files.", key="data.name", autocompletion=complete.data)
+    out: Path | None = option("Picture of the partition.", None, "FILE.svg|.png|.pdf")
+
+
+class KeysInit(Shared, group="keys", takes=("keys",)):
+    """Make a certificate authority and the server's certificate; again, to renew the latter or to change the address.
+
+    [dim]polyfed keys init fed.example.org:8000[/dim]
+    """
+
+    address: str = argument("HOST or HOST:PORT at which the sites reach the server.", ..., "HOST[:PORT]")
+    also: list[str] | None = option("Another name of the host; repeatable.", None, "NAME")
+
+
+class KeysAdd(Shared, group="keys", takes=("keys",)):
+    """Make the file with which a site joins: its key, the server's address and the authority's certificate.
+
+    Send it to the site over a channel that both trust, and delete it here: who has it is the site.
+    """
+
+    site: str = argument("Name of the site.")
+    out: Path = option("Folder for the site's file.", Path(), "DIR")
+
+
+class KeysList(Shared, group="keys", takes=("keys",)):
+    """Show the sites, whether their keys are accepted and until when, and what ends soon."""
+
+
+class KeysRevoke(Shared, group="keys", takes=("keys",)):
+    """Refuse a site's key from now on, also in a run that is under way."""
+
+    site: str = argument("Name of the site.")
