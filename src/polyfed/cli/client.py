@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from polyfed.base.errors import ConfigError, RunError, closest
+from polyfed.base.errors import ConfigError, Refusal, closest
 from polyfed.cli import options as o
 
 MADE = ("pooled", "labels", "signature")  # what methods and experiments may ask of a site that is made of its samples
@@ -55,7 +55,7 @@ def client(
     from polyfed.sites.consent import Consent
     from polyfed.sites.flower_site import Attendance
     from polyfed.sites.keys import site_key, warning
-    from polyfed.sites.member import Member
+    from polyfed.sites.site import Site
 
     allowed = [word.strip() for words in allow or () for word in words.split(",")]
     for word in allowed:
@@ -67,8 +67,8 @@ def client(
     if line := warning("this site's key", given.until, "ask the server's operator for a new one"):
         say(f"note: {line}")
     consent = Consent(frozenset(allowed), metrics, _leave if dry_run else None if yes else _ask)
-    member = Member(given.site, data, vault, consent, say, say.show)
-    Attendance(given, member.answer, lambda: member.finished, vault / "flower", say, server).run()
+    site = Site(given.site, data, vault, consent, say, say.show)
+    Attendance(given, site.answer, lambda: site.finished, vault / "flower", say, server).run()
     return 0
 
 
@@ -81,4 +81,4 @@ def _ask(text: str) -> bool:
     try:
         return input("Join? [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:
-        raise RunError("found no terminal to ask at; read what would leave the site, then agree with --yes") from None
+        raise Refusal("found no terminal to ask at; read what would leave the site, then agree with --yes") from None

@@ -59,7 +59,7 @@ def server(
     from polyfed.runs import stop
     from polyfed.sites.flower import Flower
     from polyfed.sites.keys import Keys, host_of
-    from polyfed.sites.serve import serve
+    from polyfed.sites.server import serve
 
     host_of(host)
     if quorum is not None and wait is None:

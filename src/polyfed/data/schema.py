@@ -94,7 +94,8 @@ class File:
             return None
         found = weights_of(self.sheet, self.columns.weights)[self.rows["train"]]
         if not found.any():
-            raise DataError(f"{self.sheet.where}: column {self.columns.weights!r} is 0 on every training row")
+            column = self.columns.weights
+            raise DataError(f"{self.sheet.where}: column {column!r} is 0 on every training row", column)
         return found
 
     def _column(self, name: str, outcome: bool) -> dict[str, Any]:

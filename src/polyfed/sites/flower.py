@@ -22,13 +22,15 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from polyfed.base.errors import RunError
 from polyfed.sites import flower_api as flwr
 from polyfed.sites.flower_child import HEADER, SIZE
 from polyfed.sites.keys import Keys, split, write
-from polyfed.sites.message import Message, pack, unpack
+
+if TYPE_CHECKING:
+    from polyfed.sites.message import Message, Request
 
 POLL = 0.1  # seconds between two questions to the process beside this one
 ENDS = 60.0  # seconds between two looks at whether a key has ended
@@ -192,7 +194,7 @@ def opened(content: Any) -> bytes:
 class Asked:
     """What a site was sent and has not answered."""
 
-    def __init__(self, message: Message):
+    def __init__(self, message: "Message[Request]"):
         self.message = message  # not its bytes: sites share its tensors
         self.ids: list[str] = []  # Flower's numbers of it, one for each time that it was sent
         self.node, self.activated = 0, ""  # to which the last one went, and since when it had been connected
@@ -344,7 +346,7 @@ class Flower:
         self._safely(self._look)
         return sorted(self._online)
 
-    def push(self, messages: Mapping[str, Message]) -> None:
+    def push(self, messages: "Mapping[str, Message[Request]]") -> None:
         for name, message in messages.items():
             self._failed.pop(name, None)
             self._asked[name] = Asked(message)
@@ -352,16 +354,16 @@ class Flower:
 
     def pull(
         self, names: Sequence[str], enough: int | None = None, seconds: float | None = None
-    ) -> dict[str, Message | str]:
+    ) -> dict[str, bytes | str]:
         end = time.monotonic() + (float("inf") if seconds is None else seconds)
-        found: dict[str, Message | str] = {}
+        found: dict[str, bytes | str] = {}
         while True:
             self._safely(lambda: self._turn(names, found))
             if len(found) >= (len(names) if enough is None else enough) or time.monotonic() > end:
                 return found
             time.sleep(POLL)
 
-    def _turn(self, names: Iterable[str], found: dict[str, Message | str]) -> None:
+    def _turn(self, names: Iterable[str], found: dict[str, bytes | str]) -> None:
         self._look()
         self._take([n for n in names if n in self._asked], found)
         for name in names:
@@ -383,7 +385,7 @@ class Flower:
         if name not in self._online:
             return
         asked.node, asked.activated = self._online[name]
-        data = pack(asked.message)
+        data = asked.message.pack()
         envelope = flwr.Message(enveloped(data), dst_node_id=asked.node, message_type="query", ttl=TTL)
         assert self._grid is not None
         taken = [i for i in self._grid.push_messages([envelope]) if i]
@@ -394,7 +396,7 @@ class Flower:
         asked.since = time.monotonic()
         self.moved[0] += len(data)
 
-    def _take(self, names: Sequence[str], found: dict[str, Message | str]) -> None:
+    def _take(self, names: Sequence[str], found: dict[str, bytes | str]) -> None:
         """What has arrived."""
         whose = {i: name for name in names for i in self._asked[name].ids}
         if not whose:
@@ -411,17 +413,16 @@ class Flower:
                     found[name] = f"not a message ({type(e).__name__}: {' '.join(str(e).split())})"
                     del self._asked[name]
 
-    def _took(self, number: str, name: str, reply: Any, found: dict[str, Message | str]) -> None:
+    def _took(self, number: str, name: str, reply: Any, found: dict[str, bytes | str]) -> None:
         if name not in self._asked:  # a second answer to what was asked twice
             return
         if reply.has_error():  # Flower's words, of a site that went or an upload that was cut: asked again
             self._asked[name].ids.remove(number)
             return
         try:
-            data = opened(reply.content)
+            found[name] = data = opened(reply.content)
             self.moved[1] += len(data)
-            found[name] = unpack(data, self.most, name)
-        except (ValueError, RunError) as e:
+        except ValueError as e:
             found[name] = str(e)
         del self._asked[name]
 
