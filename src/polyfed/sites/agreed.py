@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import torch
 
@@ -14,7 +15,6 @@ from polyfed.runs.build import make_model
 from polyfed.runs.check import Where, read_table
 from polyfed.runs.config import TABLES, model_of
 from polyfed.runs.folder import version_of
-from polyfed.runs.rehearsal import Forms, forms
 from polyfed.runs.trained import raw
 from polyfed.runs.training import Settings
 from polyfed.sites.message import Join, Table
@@ -43,32 +43,22 @@ def digest(w: torch.Tensor) -> str:
     return hashlib.sha256(raw(w)).hexdigest()
 
 
-def method_of(join: Join) -> Algorithm:
-    """The method, with its settings."""
+class Experiment(NamedTuple):
+    """What a site has joined for. model: its table     start: the model itself, as all sites start"""
+
+    training: Settings
+    method: Algorithm
+    model: Table
+    start: torch.nn.Module
+
+
+def experiment(join: Join, settled: Settled, loss: str | None = None) -> Experiment:
+    """The experiment of a message. loss: where joining has left it open"""
+    training = read_table(Settings, {"loss": loss} | join.training, NOWHERE, TABLES)
     table = {key.replace("-", "_"): value for key, value in join.algorithm.items()}
-    return REGISTRY.make(str(table.pop("name", "")), table)
-
-
-def training_of(join: Join, loss: str | None = None) -> Settings:
-    """How the run trains. loss: where joining has left it open"""
-    return read_table(Settings, {"loss": loss} | join.training, NOWHERE, TABLES)
-
-
-def model_table(join: Join, settled: Settled) -> Table:
-    """The [model] table, with the name of the default where joining has left it open."""
-    return {"name": default_for(settled.inputs)} | join.model
-
-
-def model_at_start(join: Join, settled: Settled) -> torch.nn.Module:
-    """The model that all sites start from."""
-    table = model_of(model_table(join, settled), NOWHERE)
-    if table.file is not None:
+    method = REGISTRY.make(str(table.pop("name", "")), table)
+    model = {"name": default_for(settled.inputs)} | join.model
+    found = model_of(model, NOWHERE)
+    if found.file is not None:
         raise Refusal("the model is in a file, which a site does not run; name one of polyfed's own")
-    return make_model(table, settled.inputs, settled.outputs, training_of(join).seed)
-
-
-def forms_of(join: Join, settled: Settled) -> Forms:
-    """What the method sends on files like this."""
-    loss = "mse" if settled.classes is None else "cross-entropy"
-    task = training_of(join).task(model_at_start(join, settled), loss, "cpu", metrics=())
-    return forms(method_of(join), task, settled.inputs, settled.classes, settled.outputs)
+    return Experiment(training, method, model, make_model(found, settled.inputs, settled.outputs, training.seed))

@@ -8,11 +8,12 @@ from typing import Protocol, TypeVar
 
 from polyfed.base.errors import RunError
 from polyfed.core.engine import Silent
-from polyfed.sites.message import Failed, Message, Part, Request, reply
+from polyfed.data.said import Strict
+from polyfed.sites.message import Failed, Message, Request, reply
 
 ANOTHER = "it answers another message"
 PAUSE = 0.2  # seconds between looks at who is connected
-R = TypeVar("R", bound=Part)
+R = TypeVar("R", bound=Strict)
 Wrong = Callable[[str, Message[R]], str]  # (a site's name, its answer) -> what is wrong with it; "": nothing
 
 

@@ -6,7 +6,8 @@ from typing import Literal
 
 from polyfed.base.errors import Refusal
 from polyfed.core.messages import Form
-from polyfed.sites.message import Column, Csv, Joined, Npz
+from polyfed.data.said import Csv, Npz
+from polyfed.sites.message import Joined
 
 MEANING = {
     "w": "a model, after training here",
@@ -98,7 +99,4 @@ def _of_file(file: Csv | Npz) -> list[str]:
         return [f"shapes of one sample: inputs {file.inputs}, targets {file.targets}{labels}"]
     counted = "how many cells are empty, numbers or no declared value, how many values are written in several ways"
     said = [f"names of columns, {counted}: {', '.join(file.columns)}"]
-    for name, c in file.columns.items():
-        if isinstance(c, Column) and c.texts:
-            said.append(f"values of {name}: {', '.join(c.texts)}")
-    return said
+    return said + [f"values of {name}: {', '.join(c.texts)}" for name, c in file.used.items() if c.texts]

@@ -28,34 +28,11 @@ from polyfed.sites.vault import START, Version
 class RemoteEngine:
     """Runs clients through a transport.
 
-    Parameters
-    ----------
-    names : sequence of str
-        The clients.
-    counts : array
-        [n] training samples.
-    transport : Transport
-        Carries messages.
-    work, seed : Work, int
-        Of the run; they decide in which order replies are added up.
-    step_sizes : StepSizes
-        Of the run.
-    run : str
-        What sites know the run by.
-    expected : callable or None
-        (round, exchange) -> the forms of what is sent up; None: all that counts is that replies are alike.
-    accepts : callable or None
-        A reply's tensors -> what is wrong with their numbers, see `Algorithm.accepts`.
-    metrics : sequence of str
-        What is asked for in an evaluation.
-    seconds : float or None
-        How long replies are waited for; None: for ever.
-    quorum : int or None
-        How many replies will do once `seconds` are over; None: all.
-    durable : bool
-        Whether the run has checkpoints, to which it may go back.
-    say : callable
-        Takes lines about sites that are missing.
+    names, counts: of the clients, [n] training samples     work, seed: of the run; they decide in which order replies
+    are added up     run: what sites know the run by     expected: (round, exchange) -> the forms of what is sent up;
+    None: all that counts is that replies are alike     accepts: a reply's tensors -> what is wrong with their numbers
+    metrics: what is asked for in an evaluation     seconds, say: as for `Asking`     quorum: how many replies will do
+    once `seconds` are over; None: all     durable: whether the run has checkpoints, to which it may go back
     """
 
     here = False

@@ -19,10 +19,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from polyfed.base.errors import RunError
 from polyfed.sites import flower_api as flwr
@@ -66,15 +65,6 @@ from flwr.serverapp import ServerApp
 
 client, server = ClientApp(), ServerApp()
 
-
-@client.query()
-def answer(message, context):
-    raise RuntimeError("start the SuperNode with --isolation process, and polyfed client beside it")
-
-
-@server.main()
-def main(grid, context):
-    raise RuntimeError("start the SuperLink with --isolation process, and polyfed server beside it")
 """,
 }
 
@@ -115,9 +105,7 @@ class Child:
 
     def stop(self, at_once: bool = False) -> None:
         """End it, in order or at once."""
-        if at_once:
-            self.process.kill()
-        self.process.terminate()
+        (self.process.kill if at_once else self.process.terminate)()
         try:
             self.process.wait(3)
         except subprocess.TimeoutExpired:
@@ -142,18 +130,6 @@ class Task:
         self._over.set()
         self.client.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def runtime(address: str, authority: bytes | None, *more: Any) -> Any:
-    """Flower's Runtime API at `address`, without repeats of its own: they would go on for ever."""
-    interceptors = [flwr.RuntimeVersionHttpInterceptor("polyfed"), *more]
-    return flwr.RuntimeHttpClient.from_server_address(address, authority is None, authority, interceptors)
-
 
 class Door:
     """Where pieces of work of a kind are waiting: a SuperLink or SuperNode."""
@@ -161,16 +137,20 @@ class Door:
     def __init__(
         self, address: str, authority: bytes | None, secret: bytes, kind: str, most: Callable[[], int] | None = None
     ):
-        self.kind, self._open = kind, partial(runtime, address, authority, Known(secret, most))
-        signed = flwr.SuperExecAuthHttpInterceptor(
-            master_secret=secret, protected_methods=["/flwr.proto.Runtime/AcquireTask"]
-        )
-        self._client = self._open(signed)
+        self.kind, self._where = kind, (address, authority is None, authority)
+        self._shown = flwr.RuntimeVersionHttpInterceptor("polyfed"), Known(secret, most)
+        signed = ["/flwr.proto.Runtime/AcquireTask"]
+        self._client = self._runtime(flwr.SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=signed))
+
+    def _runtime(self, shown: Any) -> Any:
+        """Flower's Runtime API, without repeats of its own: they would go on for ever."""
+        return flwr.RuntimeHttpClient.from_server_address(*self._where, [*self._shown, shown])
 
     def take(self) -> Task | None:
         """The oldest, if any."""
         found = self._client.AcquireTask(flwr.AcquireTaskRequest(supported_task_types=[self.kind]))
-        return Task(self._open(flwr.RuntimeTokenHttpInterceptor(found.token)), found.token) if found.token else None
+        token = found.token
+        return Task(self._runtime(flwr.RuntimeTokenHttpInterceptor(token)), token) if token else None
 
     def close(self) -> None:
         self._client.close()
@@ -213,7 +193,6 @@ class Flower:
     ):
         self.keys, self.folder, self.say, self.host, self.most = keys, folder, say, host, most
         self.port = port or split(keys.address)[1]
-        self.moved = [0, 0]  # bytes of messages, down and up
         self._authority = keys.authority.read_bytes()
         self._secret = secrets.token_hex(32).encode()
         self._asked: dict[str, Asked] = {}
@@ -394,7 +373,6 @@ class Flower:
             return
         asked.ids += taken
         asked.since = time.monotonic()
-        self.moved[0] += len(data)
 
     def _take(self, names: Sequence[str], found: dict[str, bytes | str]) -> None:
         """What has arrived."""
@@ -419,11 +397,7 @@ class Flower:
         if reply.has_error():  # Flower's words, of a site that went or an upload that was cut: asked again
             self._asked[name].ids.remove(number)
             return
-        try:
-            found[name] = data = opened(reply.content)
-            self.moved[1] += len(data)
-        except ValueError as e:
-            found[name] = str(e)
+        found[name] = opened(reply.content)
         del self._asked[name]
 
     def _objects(self, object_ids: list[str], pull_object_fn: Callable[[str], bytes]) -> dict[str, bytes]:

@@ -21,9 +21,7 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainSerializer,
     PlainValidator,
@@ -36,15 +34,14 @@ from safetensors.torch import save as _save  # pyright: ignore[reportUnknownVari
 
 from polyfed.base.columns import Columns
 from polyfed.base.errors import PolyfedError, RunError
-from polyfed.base.settings import is_list, shown
+from polyfed.base.settings import shown
 from polyfed.core.messages import Form, State, form_of
+from polyfed.data.said import DIMS, LARGE, Count, Csv, Npz, Strict
 from polyfed.data.schema import Settled
 
 FORMAT = 1  # of messages: another one is refused at joining, so it changes with whatever changes here
 HEAD = 1 << 20  # bytes of a head at most
 LINE = 1000  # characters of an error
-DIMS = 8  # of a tensor at most
-LARGE = 1 << 53  # from which a whole number is no count of anything
 ROWS = 1 << 27  # from which a site's number of rows is not believed: the server makes a label for each
 DTYPES = {
     "F64": torch.float64,
@@ -62,54 +59,20 @@ DTYPES = {
 
 # heads
 
-
-def _pair(given: Any) -> Any:
-    return tuple(cast(list[Any], given)) if is_list(given) else given
-
-
-def _columns(given: Any) -> Columns:
-    return given if isinstance(given, Columns) else _made(lambda: Columns(**given))
-
-
-def _settled(given: Any) -> Settled:
-    return given if isinstance(given, Settled) else _made(lambda: Settled.read(given))
-
-
-def _made(make: Any) -> Any:
-    """What polyfed's own reader makes of a table; pydantic knows a ValueError for what does not fit."""
-    try:
-        return make()
-    except (PolyfedError, TypeError) as e:
-        raise ValueError(str(e)) from None
-
-
 Table = dict[str, Any]  # of an experiment file, which `agreed` reads with the parser of these
+Made = Literal["labels", "pooled"]  # of samples, and not by training
 Word = Annotated[str, Field(max_length=300)]
-Count = Annotated[int, Field(ge=0, lt=LARGE)]
 Rows = Annotated[int, Field(ge=0, lt=ROWS)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Shape = Annotated[list[Count], Field(max_length=DIMS)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 At = Annotated[int, Field(ge=-1, lt=LARGE)]
-Version = Annotated[tuple[At, At], BeforeValidator(_pair)]  # of a site's private state, see `Vault`
+Version = Annotated[
+    tuple[At, At], BeforeValidator(lambda v: tuple(v) if type(v) is list else v)
+]  # of a site's private state, see `Vault`
 
 
-class Part(BaseModel):
-    """A head, or a part of one."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-class Cutting(Part):
-    """How rows are divided, see `Cut`."""
-
-    seed: Count
-    test: Share
-    validation: Share
-
-
-class Join(Part):
-    """What kind of experiment it is; answered after the operator's consent."""
+class Join(Strict):
+    """What kind of experiment it is; answered after the operator's consent. cut, test, validation: as in `Cut`"""
 
     kind: Literal["join"] = "join"
     versions: Annotated[dict[Word, Word], Field(max_length=100)]
@@ -117,16 +80,26 @@ class Join(Part):
     training: Table
     algorithm: Table
     model: Table
-    columns: Annotated[Columns, PlainValidator(_columns), PlainSerializer(lambda c: c.given)]
-    cut: Cutting
-    needs: Annotated[list[Literal["labels", "pooled"]], Field(max_length=2)]
+    columns: Annotated[
+        Columns,
+        PlainValidator(lambda c: c if isinstance(c, Columns) else Columns(**c)),
+        PlainSerializer(lambda c: c.given),
+    ]
+    cut: Count
+    test: Share
+    validation: Share
+    needs: Annotated[list[Made], Field(max_length=2)]
 
 
-class Agreed(Part):
+class Agreed(Strict):
     """Says what the site has joined for: one that was started again then joins anew."""
 
     joined: Join
-    settled: Annotated[Settled, PlainValidator(_settled), PlainSerializer(lambda s: s.dump())]
+    settled: Annotated[
+        Settled,
+        PlainValidator(lambda s: s if isinstance(s, Settled) else Settled.read(s)),
+        PlainSerializer(lambda s: s.dump()),
+    ]
 
 
 class Pooled(Agreed):
@@ -134,7 +107,7 @@ class Pooled(Agreed):
 
     kind: Literal["pooled"] = "pooled"
     what: Literal["counts", "sums", "squares"]
-    columns: list[str] = []
+    columns: list[str]
 
 
 class Labels(Agreed):
@@ -153,7 +126,7 @@ class Begin(Agreed):
     steps: int | Word | None
 
 
-class Turn(Part):
+class Turn(Strict):
     """base: the private state to start from     keep: the oldest one that may still be asked for"""
 
     run: Annotated[str, Field(max_length=100)]
@@ -185,50 +158,7 @@ class End(Turn):
     kind: Literal["end"] = "end"
 
 
-class Dropped(Part):
-    dropped: Literal[True] = True
-
-
-class Column(Part):
-    """A column as `File.schema` says it."""
-
-    cells: Count
-    gaps: Count
-    numbers: Count
-    texts: list[str] | None
-    one: Annotated[float, Field(allow_inf_nan=False)] | None
-    whole: bool
-    dates: bool
-    distinct: bool
-    notation: bool
-    unmatched: Count
-    respelt: Count
-    train: list[str] | None
-    gap: bool
-
-
-class Csv(Part):
-    """A CSV file."""
-
-    kind: Literal["table"]
-    target: str
-    columns: dict[str, Dropped | Column]
-    weighted: bool
-
-
-class Npz(Part):
-    """An npz file."""
-
-    kind: Literal["arrays"]
-    inputs: Shape
-    integers: bool
-    targets: Shape
-    numbers: bool
-    given: bool
-    labels: list[int] | None = None
-
-
-class Counts(Part):
+class Counts(Strict):
     """Rows of each part."""
 
     train: Rows
@@ -236,7 +166,7 @@ class Counts(Part):
     test: Rows
 
 
-class Joined(Part):
+class Joined(Strict):
     """What the site's file is like."""
 
     kind: Literal["joined"] = "joined"
@@ -247,23 +177,23 @@ class Joined(Part):
     counts: Counts
 
 
-class Sums(Part):
+class Sums(Strict):
     kind: Literal["sums"] = "sums"
 
 
-class Labelled(Part):
+class Labelled(Strict):
     kind: Literal["labelled"] = "labelled"
     rows: list[Rows]
 
 
-class Begun(Part):
+class Begun(Strict):
     """w0: digest of the start vector"""
 
     kind: Literal["begun"] = "begun"
     w0: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class Exchanged(Part):
+class Exchanged(Strict):
     """t, phase: as in the message that it answers"""
 
     t: Count
@@ -280,7 +210,7 @@ class Diverged(Exchanged):
     kind: Literal["diverged"] = "diverged"
 
 
-class Measured(Part):
+class Measured(Strict):
     """metrics: None where they stay at the site     aggregate: whether the server may write down a mean only"""
 
     kind: Literal["measured"] = "measured"
@@ -289,11 +219,11 @@ class Measured(Part):
     aggregate: bool = False
 
 
-class Stored(Part):
+class Stored(Strict):
     kind: Literal["stored"] = "stored"
 
 
-class Failed(Part):
+class Failed(Strict):
     """error: one line, with nothing of the file or the machine"""
 
     kind: Literal["failed"] = "failed"
@@ -302,7 +232,7 @@ class Failed(Part):
 
 Request = Join | Pooled | Labels | Begin | Train | Evaluate | End
 Reply = Joined | Sums | Labelled | Begun | Trained | Diverged | Measured | Stored | Failed
-H = TypeVar("H", bound=Part, covariant=True)
+H = TypeVar("H", bound=Strict, covariant=True)
 REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
 REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])
 
@@ -345,6 +275,8 @@ def _read(heads: TypeAdapter[Any], what: str, data: bytes, most: int, who: str) 
         return Message(heads.validate_python(says), tensors)
     except ValidationError as e:
         raise RunError(f"{who}: {what} is damaged ({_misfit(e)})") from None
+    except (PolyfedError, TypeError) as e:  # of the readers of polyfed's own tables
+        raise RunError(f"{who}: {what} is damaged ({e})") from None
 
 
 def _misfit(error: ValidationError) -> str:

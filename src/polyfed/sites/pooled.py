@@ -4,15 +4,16 @@ from sums that each site makes of its own.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
 import torch
 
 from polyfed.core.messages import Form, State
-from polyfed.data.moments import deviation, ordered
+from polyfed.data.moments import deviation, medians
 from polyfed.data.preparation import Preparation
+from polyfed.data.said import Csv
 from polyfed.data.schema import Settled, with_statistics
 from polyfed.sites import message as m
 from polyfed.sites.asking import Asking
@@ -33,7 +34,8 @@ def pooled(
     """
     bill, train = np.zeros((3, len(said))), {name: about.counts.train for name, about in said.items()}
     numbers = [i.name for i in blank.inputs if i.values is None]
-    gaps = [name for name in numbers if any(_gaps(about, name) for about in said.values())]
+    files = [about.file.used for about in said.values() if isinstance(about.file, Csv)]
+    gaps = [name for name in numbers if any(columns[name].gaps for columns in files)]
     inputs = tuple(dataclasses.replace(i, gap=i.gap or i.name in gaps) for i in blank.inputs)  # also those of test rows
     known = dataclasses.replace(settled, preparation=blank.with_inputs(inputs))
     columns = len(numbers) + (blank.labels is None)
@@ -63,7 +65,7 @@ def pooled(
             there, most = (torch.stack([s[key] for s in found]).sum(0).numpy() for key in ("n", "counts"))
             return there, most
 
-        fill[[numbers.index(name) for name in gaps]] = _medians(count, len(gaps))
+        fill[[numbers.index(name) for name in gaps]] = medians(count, len(gaps), WAYS)
     sums = [s["sums"].numpy() for s in ask("sums", {"fill": torch.as_tensor(fill)}, {"sums": (columns,)})]
     mean = sum(sums, start=np.zeros(len(sums[0]))) / n
     given = {"fill": torch.as_tensor(fill), "mean": torch.as_tensor(mean)}
@@ -72,36 +74,3 @@ def pooled(
     without = [k for k, name in enumerate(numbers) if name not in gaps]
     fill[without] = mean[without]  # new rows may have gaps where no file has one
     return with_statistics(settled, fill, mean, scale), bill
-
-
-def _medians(count: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], columns: int) -> np.ndarray:
-    """The medians of columns, as `moments.median` finds them, with `WAYS` thresholds at a time.
-
-    count: thresholds [k, columns] -> how many values there are [columns], and how many are at most each [k, columns]
-    """
-    low = [[-(1 << 63)] * columns for _ in range(2)]  # for each of the two middle ranks; Python's integers do not wrap
-    high = [[(1 << 63) - 1] * columns for _ in range(2)]
-    there = np.zeros(columns, dtype=np.int64)
-    while any(a < b for lows, highs in zip(low, high, strict=True) for a, b in zip(lows, highs, strict=True)):
-        at = [
-            [a + (b - a) * j // (WAYS + 1) for a, b in zip(low[r], high[r], strict=True)]
-            for r in range(2)
-            for j in range(WAYS)
-        ]
-        there, found = count(np.array(at, dtype=np.int64))
-        for r in range(2):
-            for c in range(columns):
-                rank = (int(there[c]) - 1) // 2 if r == 0 else int(there[c]) // 2
-                for j in range(WAYS):
-                    k = r * WAYS + j
-                    if found[k, c] > rank:
-                        high[r][c] = min(high[r][c], at[k][c])
-                        break
-                    low[r][c] = max(low[r][c], min(at[k][c] + 1, high[r][c]))
-    middle = [ordered(np.array(lows, dtype=np.int64).view(np.float64)).view(np.float64) for lows in low]
-    return np.where(there > 0, middle[0] + (middle[1] - middle[0]) / 2, 0.0)
-
-
-def _gaps(about: m.Joined, name: str) -> int:
-    column = about.file.columns[name] if isinstance(about.file, m.Csv) else None
-    return column.gaps if isinstance(column, m.Column) else 0

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -152,8 +152,7 @@ class Server:
 
     def settle(self) -> None:
         """What must be the same for all."""
-        files = {name: about.file.model_dump() for name, about in self.said.items()}
-        self.settled = settle(files, self.experiment.columns)
+        self.settled = settle({name: about.file for name, about in self.said.items()}, self.experiment.columns)
         if "pooled" in self.head.needs and (blank := self.settled.preparation) is not None:
             self.settled, self.billed = pooled(self.asking, self.head, self.settled, blank, self.said)
         self.federation = _outline(self.experiment, self.said, self.settled)
@@ -231,8 +230,11 @@ def _join(e: Experiment, method: Method) -> m.Join:
     """What sites are told when they are asked to join."""
     s, d = e.settings, e.data
     seed, validation = e.seeds[0], 0.0 if d.validation_fraction is None else d.validation_fraction
-    needs: list[Literal["labels", "pooled"]] = ["labels"] if s.class_weights == "balanced" else []
-    needs += ["pooled"] if e.columns.standardise in (None, "pooled") else []
+    needs: list[m.Made] = []
+    if s.class_weights == "balanced":
+        needs.append("labels")
+    if e.columns.standardise in (None, "pooled"):
+        needs.append("pooled")
     return m.Join(
         versions=versions(e.packages()),
         experiment=e.name,
@@ -240,7 +242,9 @@ def _join(e: Experiment, method: Method) -> m.Join:
         algorithm=method.table(),
         model=model_table(e.model),  # without a name where it is the default for what will be settled
         columns=e.columns,
-        cut=m.Cutting(seed=seed if d.seed is None else d.seed, test=d.test_fraction, validation=validation),
+        cut=seed if d.seed is None else d.seed,
+        test=d.test_fraction,
+        validation=validation,
         needs=needs,
     )
 

@@ -33,6 +33,7 @@ from polyfed.core.rows import MemoryRows
 from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Plan, Worker
 from polyfed.data.preparation import Preparation
+from polyfed.data.said import Column, Csv, Dropped, Strict
 from polyfed.data.schema import Cut, File, Settled, settle
 from polyfed.engines.local import pick_device
 from polyfed.runs.folder import version_of
@@ -40,7 +41,7 @@ from polyfed.runs.rehearsal import Forms, forms
 from polyfed.runs.steps import local_steps_of
 from polyfed.runs.trained import raw
 from polyfed.sites import message as m
-from polyfed.sites.agreed import digest, forms_of, method_of, model_at_start, model_table, training_of, unlike, versions
+from polyfed.sites.agreed import Experiment, digest, experiment, unlike, versions
 from polyfed.sites.consent import RAW, Consent, words
 from polyfed.sites.message import Message, misfit, request
 from polyfed.sites.vault import START, Vault, Version
@@ -57,6 +58,7 @@ class Begun(NamedTuple):
     """A site's part of a settled experiment. forms: of what may leave     most: bytes of tensors in a message to it"""
 
     head: m.Begin
+    experiment: Experiment
     client: "Client"
     forms: Forms
     preparation: Preparation | None
@@ -66,20 +68,9 @@ class Begun(NamedTuple):
 class Site:
     """One site and its data.
 
-    Parameters
-    ----------
-    name : str
-        The site's, as the server knows it.
-    data : Path
-        Its CSV or npz file.
-    vault : Path
-        Folder of its private state of one run.
-    consent : Consent
-        What its operator allows.
-    say : callable
-        Takes lines for the operator's log: no path, no cell of the file, no value of a column.
-    show : callable or None
-        Takes lines for the operator's eyes alone, which may have all of these; None: as `say`.
+    data, vault: its CSV or npz file, and the folder of its private state of one run     say: takes lines for the
+    operator's log: no path, no cell of the file, no value of a column     show: takes lines for the operator's eyes
+    alone, which may have all of these; None: as `say`
     """
 
     def __init__(
@@ -118,7 +109,7 @@ class Site:
         self.say(outside := f"{self.name}: {outside}")
         return Message(m.Failed(error=outside[: m.LINE])).pack()
 
-    def _answer(self, data: bytes) -> Message[m.Part]:
+    def _answer(self, data: bytes) -> Message[Strict]:
         try:
             asked, tensors = request(data, FIRST if self._begun is None else self._begun.most, "the server")
         except RunError as e:
@@ -128,11 +119,11 @@ class Site:
             case m.Join():
                 return self._join()
             case m.Pooled():
-                return self._pooled(asked, tensors)
+                return self._pooled(asked, tensors, data)
             case m.Labels():
                 return self._labels(asked)
             case m.Begin():
-                return self._begin(asked)
+                return self._begin(asked, data)
             case m.Train():
                 return self._train(asked, tensors)
             case m.Evaluate():
@@ -157,7 +148,7 @@ class Site:
                 raise Refusal(f"is asked {what}, which it has not joined for")
             if (p := asked.settled.preparation) is not None:
                 for column in (*(i.name for i in p.inputs), p.target):
-                    if isinstance(self._columns.get(column), m.Dropped):
+                    if isinstance(self._columns.get(column), Dropped):
                         raise Refusal(f"is asked {what} with column {column!r}, which it was told is dropped")
 
     # before the first round
@@ -176,23 +167,22 @@ class Site:
         self._joined, self._file, self._about = join, file, about
 
     def _read(self, join: m.Join) -> File:
-        return File(self.data, self.name, join.columns, Cut(**join.cut.model_dump()))
+        return File(self.data, self.name, join.columns, Cut(join.cut, join.test, join.validation))
 
     def _ask(self, join: m.Join, file: File, about: m.Joined) -> None:
         """Show what would leave. Raises Refusal where it may not."""
         needs = {key: RAW[key] for key in join.needs if key != "pooled" or file.sheet is not None}
-        method = method_of(join)
         try:
-            alone = settle({self.name: about.file.model_dump()}, file.columns)
+            alone = settle({self.name: about.file}, file.columns)
         except DataError:  # of one class only, say; what it comes to with the others is known at "begin"
             alone = Settled((8,), 2, 2)
+        t, method, _, model = experiment(join, alone)
+        task = t.task(model, "mse" if alone.classes is None else "cross-entropy", "cpu", metrics=())
+        up = forms(method, task, alone.inputs, alone.classes, alone.outputs).up
+        discloses = method.discloses
+        needs |= {name: discloses[name] for tensors in up.values() for name in tensors if name in discloses}
         title = f"{method.name}, {join.experiment}; shapes as of this site's own columns"
-        up = forms_of(join, alone).up
-        needs |= {
-            name: method.discloses[name] for tensors in up.values() for name in tensors if name in method.discloses
-        }
-        text = words(title, about, up, needs, self.consent, method.discloses)
-        self.show(text)
+        self.show(text := words(title, about, up, needs, self.consent, discloses))
         self.say(f"{self.name}: has been shown what would leave it for {method.name}")
         self.consent.check(needs)
         if join != self._refused and self.consent.ask is not None and not self.consent.ask(text):
@@ -206,14 +196,14 @@ class Site:
         return self._file
 
     @property
-    def _columns(self) -> Mapping[str, m.Dropped | m.Column]:
-        return self._about.file.columns if self._about is not None and isinstance(self._about.file, m.Csv) else {}
+    def _columns(self) -> Mapping[str, Dropped | Column]:
+        return self._about.file.columns if self._about is not None and isinstance(self._about.file, Csv) else {}
 
     def _join(self) -> Message[m.Joined]:
         assert self._about is not None
         return Message(self._about)
 
-    def _pooled(self, asked: m.Pooled, tensors: State) -> Message[m.Sums]:
+    def _pooled(self, asked: m.Pooled, tensors: State, data: bytes) -> Message[m.Sums]:
         if (blank := asked.settled.preparation) is None:
             raise Refusal("is asked for sums of a file that has none")
         if asked.what == "counts":
@@ -221,9 +211,9 @@ class Site:
             blank = blank.with_inputs(some)
             for i in some:
                 known = self._columns.get(i.name)
-                if i.values is None and not i.gap and not (isinstance(known, m.Column) and known.gaps):
+                if i.values is None and not i.gap and not (isinstance(known, Column) and known.gaps):
                     raise Refusal(f"is asked to count values of {i.name!r}, a column without gaps")
-        self._asked.add(hashlib.sha256(Message(asked, tensors).pack()).digest())
+        self._asked.add(hashlib.sha256(data).digest())
         if len(self._asked) > QUESTIONS or len(tensors.get("at", ())) > 2 * WAYS:
             raise Refusal("is asked for more sums than medians, means and deviations take")
         numbers = sum(i.values is None for i in blank.inputs)
@@ -235,9 +225,9 @@ class Site:
     def _labels(self, asked: m.Labels) -> Message[m.Labelled]:
         return Message(m.Labelled(rows=self._own.labels(asked.settled)))
 
-    def _begin(self, asked: m.Begin) -> Message[m.Begun]:
+    def _begin(self, asked: m.Begin, data: bytes) -> Message[m.Begun]:
         self._begun = begun = self._begins(asked, Vault(self.vault, asked.run, self.name))
-        begun.client.vault.keep(BEGUN, Message(asked).pack())
+        begun.client.vault.keep(BEGUN, data)
         sent = {name for tensors in begun.forms.up.values() for name in tensors}
         self.say(
             f"{self.name}: begins {begun.client.algorithm.name} with {begun.client.task.p:,} parameters; "
@@ -247,16 +237,15 @@ class Site:
 
     def _begins(self, head: m.Begin, vault: Vault) -> Begun:
         """The client of the settled experiment, with this site's data."""
-        settled, join, file, preparation = head.settled, head.joined, self._own, None
-        t, method, model = training_of(join, head.loss), method_of(join), model_at_start(join, settled)
-        assert t.loss is not None, "the server has settled it"
-        task = t.task(model, t.loss, pick_device(t.device), class_weights=head.weights)
+        settled, file, preparation = head.settled, self._own, None
+        t, method, table, model = whole = experiment(head.joined, settled, head.loss)
+        task = t.task(model, t.loss or head.loss, pick_device(t.device), class_weights=head.weights)
         check_algorithm(method, task.dtype)
         if settled.preparation is not None:
             preparation, data = file.fitted(settled)
         else:
             data = file.prepared(settled)
-        check(task, data["train"], settled.classes, str(model_table(join, settled)["name"]))
+        check(task, data["train"], settled.classes, str(table["name"]))
         placed = {key: task.place(split) for key, split in data.items()}
         vault.same("data", _digest_of(placed), "its data have changed since the run began; restore the file as it was")
         work = Work(
@@ -264,7 +253,7 @@ class Site:
         )
         client = Client(self.name, task, placed, method, work, t.seed, vault)
         found = forms(method, task, settled.inputs, settled.classes, settled.outputs)
-        return Begun(head, client, found, preparation, 2 * max(found.down, 8 * task.p) + FIRST)
+        return Begun(head, whole, client, found, preparation, 2 * max(found.down, 8 * task.p) + FIRST)
 
     # rounds
 
@@ -407,19 +396,18 @@ def _asking(what: str, numbers: int, columns: int) -> dict[str, Form]:
 def _export(begun: Begun, w: Tensor, path: Path) -> None:
     """Write the site's model, with what `polyfed predict` needs beside it."""
     head, client, task = begun.head, begun.client, begun.client.task
-    training = training_of(head.joined, head.loss)
     facts: dict[str, Any] = {
         "client": client.name,
         "shared_by_all_clients": False,
-        "model": model_table(head.joined, head.settled),
+        "model": begun.experiment.model,
         "classes": head.settled.classes,
         "inputs": list(head.settled.inputs),
         "outputs": head.settled.outputs,
-        "loss": training.loss,
+        "loss": begun.experiment.training.loss,
         "dtype": str(task.dtype).removeprefix("torch."),
         "algorithm": head.joined.algorithm,
         "data": {"name": "this site's"},
-        "seed": training.seed,
+        "seed": begun.experiment.training.seed,
         "run": head.run,
         "polyfed": version_of("polyfed"),
     }
