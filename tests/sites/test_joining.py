@@ -114,6 +114,33 @@ def test_another_version_or_name_is_refused(tmp_path):
         at_sites(file, sites)
 
 
+def test_another_version_of_polyfed_or_of_its_messages_is_refused_at_either_end(tmp_path):
+    """Before the head is read: it may have other fields in another version."""
+    data = folder(tmp_path / "data")
+    file, sites = experiment(tmp_path / "study.toml", FEDAVG, CLIENT), Sites(tmp_path, data)
+    then = "found messages of format 2, expected 1; install the same version of polyfed at the server and at every site"
+
+    def asked(name, message):
+        return sites.answer(name, raw(message).saying(format=2, more=1).pack() if name == "riga" else message)
+
+    def answered(name, message):
+        reply = sites.answer(name, message)
+        return raw(reply).saying(format=2, more=1).pack() if name == "riga" else reply
+
+    def old(name, message):
+        found = raw(message)
+        found.head["versions"]["polyfed"] = "0.0.9"
+        return sites.answer(name, found.pack())
+
+    for answer, said in (
+        (asked, rf"\(riga: the server: {then}\)"),
+        (answered, rf"\(riga: {then}\)"),
+        (old, r"\(bern: has polyfed \S+, the server has 0\.0\.9; install the same; oslo: "),
+    ):
+        with pytest.raises(PolyfedError, match=said):
+            at_sites(file, sites, Direct(NAMES, answer))
+
+
 def test_a_method_and_a_model_of_a_package_run_where_every_site_has_its_version(tmp_path, put):
     """The same bits as on one machine; another version, or none, is refused naming site, package and versions."""
     data = folder(tmp_path / "data")

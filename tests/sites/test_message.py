@@ -8,9 +8,12 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import torch
+from direct import Direct, raw
+from hospitals import NAMES, Sites, at_sites, experiment, folder
 
 from polyfed.base.errors import RunError
 from polyfed.core.messages import Form, form_of
+from polyfed.sites import message
 from polyfed.sites.message import misfit, pack, size, unpack
 
 MOST = 1 << 20
@@ -105,3 +108,42 @@ def test_a_size_that_differs_from_message_to_message_is_bounded():
     assert not misfit({"values": torch.full((5,), 3e38)}, form)  # finite, though their sum is not
     for wrong in (torch.zeros(6), torch.zeros(2, 2), torch.zeros(4).double()):
         assert "'values' is" in misfit({"values": wrong}, form)
+
+
+@pytest.fixture(scope="module")
+def heard(tmp_path_factory):
+    """[(its reader, a message)] of all that is said in a run, one of each kind at either end."""
+    place, found = tmp_path_factory.mktemp("run"), {}
+    sites = Sites(place, folder(place / "data"))
+
+    def answer(name, data):
+        reply = sites.answer(name, data)
+        found.setdefault(raw(data).head["kind"], (message.request, raw(data)))
+        found.setdefault(raw(reply).head["kind"], (message.reply, raw(reply)))
+        return reply
+
+    top = {"rounds": 1, "class-weights": "balanced"}
+    at_sites(experiment(place / "study.toml", 'name = "scaffold"', **top), sites, Direct(NAMES, answer))
+    return [*found.values()]
+
+
+def test_a_head_with_a_field_more_or_less_or_of_another_type_is_refused_by_name(heard):
+    """In one line that says who has sent it, what was found and what was expected."""
+    assert len(heard) == 14
+    fields, damaged = 0, "(the message|its reply) is damaged"
+    for read, whole in heard:
+        assert read(whole.pack(), MOST, "oslo").head.kind == whole.head["kind"]
+        for key in whole.head.keys() - {"format", "kind"}:
+            fields += 1
+            wrong = whole.saying(**{key: [["odd"]]})
+            with pytest.raises(RunError, match=rf"^oslo: {damaged} \({key}\b.*: found.*odd.*\)$"):
+                read(wrong.pack(), MOST, "oslo")
+            less = whole._replace(head={k: v for k, v in whole.head.items() if k != key})
+            if key not in ("aggregate", "labels"):
+                with pytest.raises(RunError, match=rf"^oslo: {damaged} \(it lacks {key}\)$"):
+                    read(less.pack(), MOST, "oslo")
+        with pytest.raises(RunError, match=r"is damaged \(it has more, which this version does not know\)$"):
+            read(whole.saying(more=1).pack(), MOST, "oslo")
+        with pytest.raises(RunError, match=r"is damaged \(it is of kind 'other', which this version does not know\)$"):
+            read(whole.saying(kind="other").pack(), MOST, "oslo")
+    assert fields > 50

@@ -19,14 +19,14 @@ from polyfed.runs.trained import raw
 from polyfed.runs.training import Settings
 from polyfed.sites.message import Join, Table
 
+OURS = ("polyfed", "torch")
 NOWHERE = Where(None, {}, {})
 
 
 def versions(added: Iterable[str] = ()) -> dict[str, str]:
     """Of what must be the same at server and sites. added: packages of the method, the model and the metrics"""
-    known = plugins.versions()
-    found = {package: version_of(package) for package in ("polyfed", "torch")}
-    return found | {package: known.get(package, "not installed") for package in added}
+    known = plugins.versions() | {package: version_of(package) for package in OURS}
+    return {package: known.get(package, "not installed") for package in (*OURS, *added)}
 
 
 def unlike(here: Mapping[str, str], there: Mapping[str, str], other: str) -> str:

@@ -16,7 +16,7 @@ parsed here and nowhere else: no field more or less than the type has, each of i
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 import torch
@@ -59,6 +59,19 @@ DTYPES = {
 
 # heads
 
+
+def _table(kind: type, read: Callable[[Any], Any]) -> PlainValidator:
+    """A field that is a table with a reader of its own."""
+
+    def made(given: Any) -> Any:
+        try:
+            return given if isinstance(given, kind) else read(given)
+        except (PolyfedError, TypeError) as e:  # pydantic asks for a ValueError
+            raise ValueError(str(e)) from None
+
+    return PlainValidator(made)
+
+
 Table = dict[str, Any]  # of an experiment file, which `agreed` reads with the parser of these
 Made = Literal["labels", "pooled"]  # of samples, and not by training
 Word = Annotated[str, Field(max_length=300)]
@@ -82,7 +95,7 @@ class Join(Strict):
     model: Table
     columns: Annotated[
         Columns,
-        PlainValidator(lambda c: c if isinstance(c, Columns) else Columns(**c)),
+        _table(Columns, lambda c: Columns(**c)),
         PlainSerializer(lambda c: c.given),
     ]
     cut: Count
@@ -97,7 +110,7 @@ class Agreed(Strict):
     joined: Join
     settled: Annotated[
         Settled,
-        PlainValidator(lambda s: s if isinstance(s, Settled) else Settled.read(s)),
+        _table(Settled, Settled.read),
         PlainSerializer(lambda s: s.dump()),
     ]
 
@@ -275,8 +288,6 @@ def _read(heads: TypeAdapter[Any], what: str, data: bytes, most: int, who: str) 
         return Message(heads.validate_python(says), tensors)
     except ValidationError as e:
         raise RunError(f"{who}: {what} is damaged ({_misfit(e)})") from None
-    except (PolyfedError, TypeError) as e:  # of the readers of polyfed's own tables
-        raise RunError(f"{who}: {what} is damaged ({e})") from None
 
 
 def _misfit(error: ValidationError) -> str:

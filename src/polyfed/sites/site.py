@@ -41,7 +41,7 @@ from polyfed.runs.rehearsal import Forms, forms
 from polyfed.runs.steps import local_steps_of
 from polyfed.runs.trained import raw
 from polyfed.sites import message as m
-from polyfed.sites.agreed import Experiment, digest, experiment, unlike, versions
+from polyfed.sites.agreed import OURS, Experiment, digest, experiment, unlike, versions
 from polyfed.sites.consent import RAW, Consent, words
 from polyfed.sites.message import Message, misfit, request
 from polyfed.sites.vault import START, Vault, Version
@@ -157,12 +157,12 @@ class Site:
         """Read the file and ask the operator, unless this is what was agreed to."""
         if join == self._joined:
             return
-        if why := unlike(versions(sorted(join.versions.keys() - versions())), join.versions, "the server"):
+        mine = versions(sorted(join.versions))
+        if why := unlike(mine, join.versions, "the server"):
             raise Refusal(why)
-        file = self._read(join)
-        cpu = torch.backends.cpu.get_cpu_capability()
-        facts = {"site": self.name, "versions": versions(), "cpu": cpu, "file": file.schema(), "counts": file.counts}
-        about = m.Joined.model_validate(facts)
+        file, cpu, ours = self._read(join), torch.backends.cpu.get_cpu_capability(), {of: mine[of] for of in OURS}
+        counts = m.Counts(**file.counts)
+        about = m.Joined(site=self.name, versions=ours, cpu=cpu, file=file.schema(), counts=counts)
         self._ask(join, file, about)
         self._joined, self._file, self._about = join, file, about
 
