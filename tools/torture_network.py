@@ -223,7 +223,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         there = Wired(Path(folder))
         try:
-            there.ask(do="echo", seconds=300)
+            there.ask(kind="echo", seconds=300)
             for name in given.only.split(","):
                 for moment in WHEN.get(name, MOMENTS):
                     for label in given.methods.split(","):

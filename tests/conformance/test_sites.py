@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from direct import Direct
 from instances import BATCH, METHODS, federation, kind_of, loop, model, steps
 
 from polyfed.compute.batches import Work
@@ -14,8 +15,10 @@ from polyfed.core.engine import Answers
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Schedule, Uniform
 from polyfed.engines.local import LocalEngine
-from polyfed.sites import Site, Vault, pack, unpack
-from polyfed.sites.engine import Direct, RemoteEngine
+from polyfed.sites.engine import RemoteEngine
+from polyfed.sites.message import Train, request
+from polyfed.sites.site import Client
+from polyfed.sites.vault import Vault
 from polyfed.testing.stage import NAMES
 
 N, ROUNDS, MOST = len(NAMES), 3, 1 << 24
@@ -28,17 +31,18 @@ def at_sites(method: Algorithm, folder, schedule: Schedule, transport=Direct) ->
     """The event loop with every client at a site that is made anew, from its vault, for every message."""
     fed, work = federation(), Work(epochs=2, steps=steps(method), batch_size=BATCH)
 
-    def site(name: str) -> Site:
+    def site(name: str) -> Client:
         i = NAMES.index(name)
         task = Task(model(kind_of(method)), device="cpu")
         data = {"train": fed.train.select(np.array([i])), "test": fed.test.select(np.array([i]))}
         vault = Vault(folder / name, "run", name)
-        return Site(name, task, data, method, work, 3, vault)
+        return Client(name, task, data, method, work, 3, vault)
 
     counts = fed.train.counts
 
     def answer(name: str, data: bytes) -> bytes:
-        return pack(site(name).answer(unpack(data, MOST, "the server")))
+        (asked, tensors), client = request(data, MOST, "the server"), site(name)
+        return (client.train if isinstance(asked, Train) else client.evaluate)(asked, tensors).pack()
 
     carried = transport(NAMES, answer)
     carried.site = site

@@ -6,15 +6,15 @@ Sites answer by hand: what is asked of them, doubled, and what a test adds.
 import numpy as np
 import pytest
 import torch
+from direct import Direct, Raw, raw
 
 from polyfed.compute.batches import Work
 from polyfed.compute.optimizers import StepSizes
 from polyfed.core.algorithm import Down, Round
 from polyfed.core.uplinks import Tally
-from polyfed.sites import Message, pack, unpack
-from polyfed.sites.engine import Direct, RemoteEngine
+from polyfed.sites.engine import RemoteEngine
 
-NAMES, MOST = ("oslo", "bern", "riga"), 1 << 20
+NAMES = ("oslo", "bern", "riga")
 SAMPLES = torch.tensor([2.0, 5.0, 3.0])  # so that replies are added up in another order than that of the clients
 
 
@@ -28,13 +28,15 @@ class Sites(Direct):
     def reply(self, name: str, data: bytes) -> bytes:
         if self.stray:
             return self.stray.pop()
-        asked = unpack(data, MOST, name)
-        head = {key: asked.head[key] for key in ("t", "phase") if key in asked.head} | {"steps": 1, "seconds": 0.0}
-        return pack(Message(head | self.told.get(name, {}), {key: 2 * t for key, t in asked.tensors.items()}))
+        asked = raw(data)
+        head = {"kind": "trained", "steps": 1, "seconds": 0.0} | {key: asked.head.get(key) for key in ("t", "phase")}
+        if (told := self.told.get(name, {})).get("kind") in ("measured", "diverged"):
+            head = {key: head[key] for key in ("t", "phase") if told["kind"] == "diverged"}
+        return Raw(head | told, {key: 2 * t for key, t in asked.tensors.items()}).pack()
 
     def push(self, messages):
         super().push(messages)
-        self.heads += [message.head | {"to": name} for name, message in messages.items()]
+        self.heads += [message.head.model_dump() | {"to": name} for name, message in messages.items()]
         self._asked = {name: data for name, data in self._asked.items() if name not in self.silent}
 
 
@@ -126,7 +128,9 @@ def test_an_answer_to_the_exchange_before_is_none_to_this_one():
     sites = Sites()
     remote = engine(sites)
     exchange(remote, round_of(0))
-    sites.stray = [pack(Message({"t": 0, "phase": 0, "steps": 1, "seconds": 0.0}, {"w": torch.zeros(1).double()}))]
+    sites.stray = [
+        Raw({"kind": "trained", "t": 0, "phase": 0, "steps": 1, "seconds": 0.0}, {"w": torch.zeros(1).double()}).pack()
+    ]
     assert exchange(remote, round_of(0, phase=1))[0] == {0: 220, 1: 222, 2: 224}
     assert not sites.stray
 
@@ -180,7 +184,7 @@ def test_the_client_that_diverged_is_named(who):
     """By its row of the exchange, whether it says so itself or a number of its says it."""
     for ids in ([0, 1, 2], [2, 0, 1]):
         sites = Sites()
-        sites.told = {NAMES[who]: {"diverged": True}}
+        sites.told = {NAMES[who]: {"kind": "diverged"}}
         assert exchange(engine(sites), round_of(0, ids))[2].bad == ids.index(who)
         round, remote = round_of(0, ids), engine(Sites())
         remote.send(told(round), round)
@@ -198,11 +202,11 @@ def test_a_quorum_larger_than_the_cohort_is_the_cohort():
 def test_a_metric_that_one_site_alone_has_given_to_an_average_is_not_shown():
     """It would be the site's own. Those of two or more are shown as their mean."""
     sites = Sites()
-    evaluated = {"metrics": {"loss": 1.0}, "parameters": 4}
+    evaluated = {"kind": "measured", "metrics": {"loss": 1.0}, "parameters": 4}
     alone = {name: evaluated | ({"aggregate": True} if name == "bern" else {}) for name in NAMES}
     sites.told = alone
     loss = engine(sites).evaluate(None, Down(), "test")["loss"]
     assert np.isnan(loss[1])
     assert loss[[0, 2]].tolist() == [1.0, 1.0]
-    sites.told = alone | {"riga": {"metrics": {"loss": 4.0}, "parameters": 4, "aggregate": True}}
+    sites.told = alone | {"riga": evaluated | {"metrics": {"loss": 4.0}, "aggregate": True}}
     assert engine(sites).evaluate(None, Down(), "test")["loss"].tolist() == [1.0, 2.5, 2.5]

@@ -12,25 +12,29 @@ from pathlib import Path
 import numpy as np
 import torch
 
-sys.path += [str(Path(__file__).parents[1] / name) for name in ("conformance", "algorithms")]
+sys.path += [str(Path(__file__).parents[1] / name) for name in ("conformance", "algorithms", "sites")]
 
+from direct import Raw, raw
 from instances import BATCH, METHODS, federation, kind_of, model, steps
 
 from polyfed.compute.batches import Work
 from polyfed.compute.task import Task
-from polyfed.sites import Message, Site, Vault, flower_api, pack, unpack
+from polyfed.sites import flower_api
 from polyfed.sites.flower_site import Attendance
 from polyfed.sites.keys import site_key
+from polyfed.sites.message import REQUEST
+from polyfed.sites.site import Client
+from polyfed.sites.vault import Vault
 
 
 def spoiled(reply: bytes, fault: str) -> bytes:
     """The reply of a program that is wrong."""
     if fault == "garbled":
         return bytes([reply[0] ^ 1]) + reply[1:]
-    message = unpack(reply, 1 << 30, "this site")
+    message = raw(reply)
     name, t = next((name, t) for name, t in message.tensors.items() if t.is_floating_point())
     t = torch.full_like(t, torch.nan) if fault == "nan" else t.flatten()[1:]
-    return pack(message._replace(tensors=message.tensors | {name: t}))
+    return message._replace(tensors=message.tensors | {name: t}).pack()
 
 
 push_message = flower_api.push_message
@@ -44,9 +48,9 @@ class Member:
 
     def __init__(self, name: str, folder: Path):
         self.name, self.folder, self.finished, self.fault = name, folder, False, ""
-        self.sites: dict[str, Site] = {}
+        self.sites: dict[str, Client] = {}
 
-    def site(self, head: dict) -> Site:
+    def site(self, head: dict) -> Client:
         label, key = head["label"], head["label"] + head["mark"]
         if key not in self.sites:
             method, fed = METHODS[label], federation()
@@ -55,24 +59,26 @@ class Member:
             work = Work(epochs=2, steps=steps(method), batch_size=BATCH)
             vault = Vault(self.folder / key, "run", self.name)
             task = Task(model(kind_of(method)), device="cpu")
-            self.sites[key] = Site(self.name, task, data, method, work, 3, vault)
+            self.sites[key] = Client(self.name, task, data, method, work, 3, vault)
         return self.sites[key]
 
     def answer(self, data: bytes) -> bytes:
-        message = unpack(data, 1 << 30, "the server")
-        do = message.head["do"]
+        message = raw(data)
+        do = message.head["kind"]
         if do == "end":
             self.finished = True
-            return pack(Message({}))
+            return Raw({"kind": "stored"}).pack()
         if do == "private":
-            return pack(Message({}, self.site(message.head).state(tuple(message.head["base"]))))
+            return Raw({}, self.site(message.head).state(tuple(message.head["base"]))).pack()
         if do == "echo":
             print("echo", flush=True)
             time.sleep(message.head.get("seconds", 0))
-            return pack(Message({"n": message.head.get("n")}, message.tensors))
+            return Raw({"n": message.head.get("n")}, message.tensors).pack()
         if do == "die":
             os._exit(1)
-        reply, self.fault = pack(self.site(message.head).answer(message)), message.head.get("fault", "")
+        more = {key: message.head.pop(key, "") for key in ("label", "mark", "fault", "format")}
+        asked, self.fault = REQUEST.validate_python(message.head), more["fault"]
+        reply = self.site(more).train(asked, message.tensors).pack()
         return spoiled(reply, self.fault) if self.fault in ("nan", "shape", "garbled") else reply
 
     def push(self, client, reply, context) -> None:

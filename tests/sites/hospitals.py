@@ -6,15 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from direct import Direct
 
 from polyfed.face import Run, fit
 from polyfed.runs.build import Parts
 from polyfed.runs.config import resolve
 from polyfed.runs.result import Result
 from polyfed.sites.consent import Consent
-from polyfed.sites.engine import Direct
-from polyfed.sites.member import Member
-from polyfed.sites.serve import serve
+from polyfed.sites.server import serve
+from polyfed.sites.site import Site
 
 NAMES = ("bern", "oslo", "riga")
 ALL = Consent(frozenset({"pooled", "labels", "signature"}))
@@ -68,12 +68,12 @@ class Sites:
         self.place, self.names, self.lines, self.log = place, names, [], []
         self.data = {name: next(data.glob(f"{name}.*")) for name in names}
         self.consent = dict.fromkeys(names, consent)
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, Site] = {}
 
-    def member(self, name: str) -> Member:
+    def member(self, name: str) -> Site:
         if name not in self.members:
             vault = self.place / "vaults" / name
-            self.members[name] = Member(name, self.data[name], vault, self.consent[name], self.noted, self.lines.append)
+            self.members[name] = Site(name, self.data[name], vault, self.consent[name], self.noted, self.lines.append)
         return self.members[name]
 
     def noted(self, line: str) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 sys.path += [str(Path(__file__).parents[1] / "conformance"), str(Path(__file__).parents[2] / "examples/network")]
 
 from demo import free_port
+from direct import Raw, raw
 from instances import BATCH, CLASSES, METHODS, federation, kind_of, model, steps
 
 from polyfed.base.randomness import client_keys
@@ -19,7 +20,7 @@ from polyfed.compute.task import Task
 from polyfed.core.rounds import Loop
 from polyfed.engines.local import LocalEngine, make_plan, make_rows
 from polyfed.runs.rehearsal import forms
-from polyfed.sites import Message, flower
+from polyfed.sites import flower
 from polyfed.sites.engine import RemoteEngine
 from polyfed.sites.keys import Keys
 from polyfed.testing.stage import NAMES
@@ -62,14 +63,15 @@ class Federation:
         """What the operator of a site has seen."""
         return (self.folder / f"{name}.txt").read_text()
 
-    def ask(self, names=None, seconds=120, **head) -> dict[str, Message | str]:
+    def ask(self, names=None, seconds=120, **head) -> dict[str, Raw | str]:
         names = self.names if names is None else names
-        self.transport.push({n: Message(head) for n in names})
-        return self.transport.pull(names, seconds=seconds)
+        self.transport.push({n: Raw(head) for n in names})
+        found = self.transport.pull(names, seconds=seconds)
+        return {n: reply if isinstance(reply, str) else raw(reply) for n, reply in found.items()}
 
     def close(self) -> None:
         try:
-            self.ask(do="end", seconds=20)
+            self.ask(kind="end", seconds=20)
         finally:
             for p in self.processes.values():
                 p.terminate()
@@ -88,7 +90,10 @@ class Labelled:
     def push(self, messages) -> None:
         faults = self.there.faults
         self.transport.push(
-            {n: Message(m.head | self.more | {"fault": faults.get(n, "")}, m.tensors) for n, m in messages.items()}
+            {
+                n: Raw(m.head.model_dump() | self.more | {"fault": faults.get(n, "")}, m.tensors)
+                for n, m in messages.items()
+            }
         )
 
     def pull(self, names, enough=None, seconds=None):
@@ -133,13 +138,10 @@ def private(there: Federation, label: str, loop: Loop, mark: str = "") -> list[d
     base = loop.engine.save()["base"].tolist()
     start = loop.algorithm.init_client(loop.task, loop.task.w0)
     there.transport.push(
-        {
-            n: Message({"do": "private", "label": label, "mark": mark, "base": b})
-            for n, b in zip(SITES, base, strict=True)
-        }
+        {n: Raw({"kind": "private", "label": label, "mark": mark, "base": b}) for n, b in zip(SITES, base, strict=True)}
     )
     found = there.transport.pull(SITES)
     return [
-        start if b == [-1, -1] else {k: t[0] for k, t in found[n].tensors.items()}
+        start if b == [-1, -1] else {k: t[0] for k, t in raw(found[n]).tensors.items()}
         for n, b in zip(SITES, base, strict=True)
     ]

@@ -5,18 +5,17 @@ import shutil
 
 import pytest
 import torch
+from direct import Direct, Raw, raw
 from hospitals import ALL, NAMES, Sites, at_sites, experiment, folder, on_one_machine, same
 
 from polyfed.base.errors import PolyfedError
 from polyfed.core.schedule import Replay
-from polyfed.sites import Message, pack, unpack
-from polyfed.sites.engine import Direct
-from polyfed.sites.member import Member
+from polyfed.sites.message import size
+from polyfed.sites.site import Site
 
 FEDAVG = 'name = "fedavg"\nlr = 0.1'
 SCAFFOLD = 'name = "scaffold"'
 CLIENT = '[columns]\nstandardise = "client"'
-MOST = 1 << 24
 
 
 @pytest.fixture
@@ -34,7 +33,7 @@ class Restarted(Sites):
     """Every site is stopped after every message and begins again with its vault."""
 
     def answer(self, name, data):
-        if unpack(data, MOST, name).head["do"] in ("train", "evaluate", "end"):
+        if raw(data).head["kind"] in ("train", "evaluate", "end"):
             self.members.pop(name)
         return super().answer(name, data)
 
@@ -54,7 +53,7 @@ def test_a_server_that_is_killed_goes_back_to_its_checkpoint_and_the_sites_with_
     file, data, sites = study(SCAFFOLD, rounds=6, **{"checkpoint-every": 2})
 
     def answer(name, message):
-        if unpack(message, MOST, name).head.get("t") == 4 and name == "riga":
+        if raw(message).head.get("t") == 4 and name == "riga":
             raise Killed
         return sites.answer(name, message)
 
@@ -81,7 +80,7 @@ def test_a_vault_that_is_older_than_the_server_is_refused_with_what_to_do(study,
     file, data, sites = study(SCAFFOLD)
 
     def answer(name, message):
-        if unpack(message, MOST, name).head.get("t") == 2:
+        if raw(message).head.get("t") == 2:
             return b""
         return sites.answer(name, message)
 
@@ -104,7 +103,7 @@ CORRUPTIONS = {
     "one too many": (with_tensor("more", torch.zeros(2)), "the message has tensor 'more', expected dc, dw"),
     "one too few": (lambda r: r._replace(tensors={"dw": r.tensors["dw"]}), "the message lacks tensor 'dc'"),
     "too large": (with_tensor("dw", torch.zeros(1 << 23)), "not a message .*most of them 'dw', expected at most 65,"),
-    "a damaged head": (lambda r: r._replace(head=r.head | {"seconds": "x"}), "its reply is damaged"),
+    "a damaged head": (lambda r: r.saying(seconds="x"), "its reply is damaged"),
     "not a message": (None, "not a message"),
 }  # fmt: skip
 
@@ -115,9 +114,9 @@ def test_a_reply_that_cannot_be_is_refused_and_its_site_is_missing_for_the_round
 
     def answer(name, message):
         reply = sites.answer(name, message)
-        if name != "riga" or unpack(message, MOST, name).head.get("t") != 1:
+        if name != "riga" or raw(message).head.get("t") != 1:
             return reply
-        return reply[:-3] if corrupt is None else pack(corrupt(unpack(reply, MOST, name)))
+        return reply[:-3] if corrupt is None else corrupt(raw(reply)).pack()
 
     there = at_sites(file, sites, Direct(NAMES, answer), quorum=2, wait=0.0)
     log = (sites.place / "run" / "log.txt").read_text()
@@ -127,22 +126,29 @@ def test_a_reply_that_cannot_be_is_refused_and_its_site_is_missing_for_the_round
 
 def test_a_server_that_asks_for_what_a_site_does_not_know_hears_why(study, tmp_path):
     _, data, _ = study(SCAFFOLD)
-    member = Member("bern", data / "bern.csv", tmp_path / "vault", ALL)
+    site = Site("bern", data / "bern.csv", tmp_path / "vault", ALL)
+    turn = {"run": "x", "base": [-1, -1], "keep": [-1, -1], "t": 0, "phase": 0, "n": 3, "scale": 1.0}
     for message, said in (
         (b"nonsense", "the server: not a message"),
-        (pack(Message({"do": "leave"})), "asks for 'leave'"),
-        (pack(Message({"no": 1})), "the message is damaged"),
-        (pack(Message({"do": "train", "run": "x"})), "its vault has no run"),
-        (pack(Message({"do": "begin"})), "asked to begin before it has joined"),
+        (
+            Raw({"kind": "leave"}).pack(),
+            "the message is damaged (it is of kind 'leave', which this version does not know)",
+        ),
+        (Raw({"no": 1}).pack(), "the message is damaged (it is of kind None"),
+        (Raw({"kind": "train"} | turn).pack(), "its vault has no run"),
+        (Raw({"kind": "train"} | turn | {"t": "x"}).pack(), "damaged (t: found 'x', expected a valid integer)"),
+        (Raw({"kind": "train"} | turn | {"cells": 1}).pack(), "damaged (it has cells, which this version does not"),
+        (Raw({"kind": "begin"}).pack(), "the message is damaged (it lacks joined)"),
+        (Raw({"kind": "train", "format": 2} | turn).pack(), "found messages of format 2, expected 1; install the same"),
     ):
-        error = unpack(member.answer(message), MOST, "bern").head["error"]
+        error = raw(site.answer(message)).head["error"]
         assert said in error
         assert error.startswith("bern: ")
         assert str(tmp_path) not in error
 
 
 def with_head(**said):
-    return lambda reply: reply._replace(head=reply.head | said)
+    return lambda reply: reply.saying(**said)
 
 
 def filled(name, value):
@@ -150,21 +156,21 @@ def filled(name, value):
 
 
 def round_1(head):
-    return head["do"] == "train" and head["t"] == 1
+    return head["kind"] == "train" and head["t"] == 1
 
 
 def last_loss(head):
-    return head["do"] == "evaluate" and head["round"] == 2
+    return head["kind"] == "evaluate" and head["round"] == 2
 
 
 LOSSES = {"metrics": {"loss": 10**400}}
 NUMBERS = {
-    "steps": (FEDAVG, with_head(steps=10**30), round_1, "its reply is damaged"),
+    "steps": (FEDAVG, with_head(steps=10**30), round_1, r"damaged \(steps: found 10+, expected less"),
     "seconds": (FEDAVG, with_head(seconds=10**400), round_1, "its reply is damaged"),
     "another round's": (FEDAVG, with_head(t=0), round_1, "it answers another message"),
-    "parameters": (FEDAVG, with_head(parameters=10**30), last_loss, "its metrics are damaged"),
-    "a metric": (FEDAVG, with_head(**LOSSES), last_loss, "its metrics are damaged"),
-    "no metrics": (FEDAVG, lambda r: Message({"stored": True}), last_loss, "it answers another message"),
+    "parameters": (FEDAVG, with_head(parameters=10**30), last_loss, r"\(parameters: found 10+, expected less"),
+    "a metric": (FEDAVG, with_head(**LOSSES), last_loss, r"damaged \(metrics\.loss: found 10"),
+    "no metrics": (FEDAVG, lambda r: Raw({"kind": "stored"}), last_loss, "it answers another message"),
     "a cluster": ('name = "ifca"\nk = 2', filled("cluster", 7), round_1, "found cluster 7, expected 0 to 1"),
     "a cluster below 0": ('name = "ifca"\nk = 2', filled("cluster", -1), round_1, "found cluster -1"),
     "a position": ('name = "fedlin"\nkeep_up = 0.5', filled("at", 10**6), round_1, "are not rising ones from 0 to 13"),
@@ -181,10 +187,10 @@ def test_a_number_that_cannot_be_costs_its_site_the_round_and_nobody_the_run(met
     file, _, sites = study(method, rounds=2, **{"evaluate-every": 2 * (when is last_loss)})
 
     def answer(name, message):
-        head, reply = unpack(message, MOST, name).head, sites.answer(name, message)
+        head, reply = raw(message).head, sites.answer(name, message)
         if name != "riga" or not when(head) or head.get("phase"):
             return reply
-        return pack(corrupt(unpack(reply, MOST, name)))
+        return corrupt(raw(reply)).pack()
 
     there = at_sites(file, sites, Direct(NAMES, answer), quorum=2, wait=0.0)
     assert there.rounds == 2
@@ -197,9 +203,9 @@ def test_a_reply_to_another_message_is_asked_for_again_and_then_the_answer_count
 
     def answer(name, message):
         reply = sites.answer(name, message)
-        if name == "riga" and round_1(unpack(message, MOST, name).head) and early:
+        if name == "riga" and round_1(raw(message).head) and early:
             return early.pop()
-        early[:] = [reply] if name == "riga" and unpack(message, MOST, name).head.get("t") == 0 else early
+        early[:] = [reply] if name == "riga" and raw(message).head.get("t") == 0 else early
         return reply
 
     same(on_one_machine(file, data), at_sites(file, sites, Direct(NAMES, answer)), sites)
@@ -207,22 +213,26 @@ def test_a_reply_to_another_message_is_asked_for_again_and_then_the_answer_count
 
 
 def do(it, **more):
-    return lambda head: head["do"] == it and head.items() >= more.items()
+    return lambda head: head["kind"] == it and head.items() >= more.items()
 
 
 def less(name):
     return lambda r: r._replace(head={key: value for key, value in r.head.items() if key != name})
 
 
+ENDLESS = {
+    "kind": "arrays", "inputs": [1], "integers": False, "targets": [float("inf")], "numbers": True, "given": False
+}  # fmt: skip
+LESS = r"damaged \(counts\.train: found 10+, expected less than 134217728\)"
 SUMS = {"sums": torch.zeros(1, dtype=torch.float64)}
 POOLED, PLAIN, BALANCED = '[columns]\nstandardise = "pooled"', {}, {"class-weights": "balanced"}
 JOINING = {
-    "no versions": (less("versions"), do("join"), PLAIN, "its reply is damaged"),
-    "a count": (with_head(counts={"train": 10**30, "test": 1}), do("join"), PLAIN, "numbers of rows are damaged"),
-    "rows that nobody has": (with_head(counts={"train": 10**12, "test": 1}), do("join"), PLAIN, "134,217,728 and more"),
-    "a schema": (with_head(schema={"columns": {"age": {"gaps": float("inf")}}}), do("join"), PLAIN, "none of a file"),
-    "labels": (with_head(labels="abc"), do("begin", labels=True), BALANCED, "by class are"),
-    "labels of others": (with_head(labels=[5, 5]), do("begin", labels=True), BALANCED, "by class are"),
+    "no versions": (less("versions"), do("join"), PLAIN, r"its reply is damaged \(it lacks versions\)"),
+    "a count": (with_head(counts={"train": 10**30, "test": 1}), do("join"), PLAIN, LESS),
+    "rows that nobody has": (with_head(counts={"train": 10**12, "test": 1}), do("join"), PLAIN, LESS),
+    "a schema": (with_head(file=ENDLESS), do("join"), PLAIN, r"targets\.0: found inf, expected a"),
+    "labels": (with_head(rows="abc"), do("labels"), BALANCED, r"\(rows: found 'abc', expected a valid list\)"),
+    "labels of others": (with_head(rows=[5, 5]), do("labels"), BALANCED, "by class are"),
     "other sums": (lambda r: r._replace(tensors={"x": SUMS["sums"]}), do("pooled"), PLAIN, "lacks tensor 'counts'"),
     "fewer sums": (lambda r: r._replace(tensors=SUMS), do("pooled", what="sums"), PLAIN, r"expected float64 \[2\]"),
     "more values than rows": (filled("n", 99), do("pooled", what="counts"), PLAIN, "its sums are damaged"),
@@ -237,9 +247,9 @@ def test_a_site_that_says_what_cannot_be_before_the_first_round_is_named(corrupt
 
     def answer(name, message):
         reply = sites.answer(name, message)
-        if name != "riga" or not when(unpack(message, MOST, name).head):
+        if name != "riga" or not when(raw(message).head):
             return reply
-        return pack(corrupt(unpack(reply, MOST, name)))
+        return corrupt(raw(reply)).pack()
 
     with pytest.raises(PolyfedError, match=rf"\(riga: .*{said}"):
         at_sites(file, sites, Direct(NAMES, answer))
@@ -252,8 +262,8 @@ def test_a_site_that_is_started_again_before_the_first_round_joins_again(what, t
     sites, stopped = Sites(tmp_path, data), []
 
     def answer(name, message):
-        head = unpack(message, MOST, name).head
-        if name == "riga" and what == ("labels" if head.get("labels") else head["do"]):
+        head = raw(message).head
+        if name == "riga" and what == head["kind"]:
             stopped.append(sites.members.pop(name))
         return sites.answer(name, message)
 
@@ -265,8 +275,8 @@ def test_a_line_of_metrics_that_was_cut_off_is_left_out_of_the_sites_report(stud
     file, _, sites = study(FEDAVG, **{"evaluate-every": 1})
 
     def answer(name, message):
-        head, reply = unpack(message, MOST, name).head, sites.answer(name, message)
-        if name == "riga" and head["do"] == "evaluate" and head["round"] == 1 and head["split"] == "test":
+        head, reply = raw(message).head, sites.answer(name, message)
+        if name == "riga" and head["kind"] == "evaluate" and head["round"] == 1 and head["split"] == "test":
             path = sites.place / "vaults" / "riga" / "metrics.jsonl"
             path.write_bytes(path.read_bytes()[:-20])
             sites.members.pop(name)
@@ -283,15 +293,15 @@ def weighed(sites, fails):
     down, up = {}, {}
 
     def answer(name, message):
-        asked = unpack(message, MOST, name)
-        if asked.head["do"] != "train":
+        asked = raw(message)
+        if asked.head["kind"] != "train":
             return sites.answer(name, message)
         key = name, asked.head["t"], asked.head["phase"]
-        down[key] = asked.bytes
+        down[key] = size(asked.tensors)
         if name == "riga" and fails(asked.head):
-            return pack(Message({"error": "no"}))
+            return Raw({"kind": "failed", "error": "no"}).pack()
         reply = sites.answer(name, message)
-        up[key] = up.get(key, 0) + unpack(reply, MOST, name).bytes
+        up[key] = up.get(key, 0) + size(raw(reply).tensors)
         return reply
 
     return answer, down, up

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 pytest.importorskip("flwr", reason="needs the extra [flower]")
+from direct import Raw
 from network import SITES, Federation, loops, private
 
 from polyfed.core.schedule import Asynchronous, Delays, Uniform
-from polyfed.sites import Message
 from polyfed.sites.keys import Keys, split
 
 
@@ -104,7 +104,7 @@ def test_the_port_gives_outsiders_nothing(there):
 @pytest.mark.long
 def test_a_revoked_site_is_dropped_from_a_run_that_is_under_way(there):
     name = SITES[2]
-    there.transport.push({name: Message({"do": "echo", "seconds": 30})})
+    there.transport.push({name: Raw({"kind": "echo", "seconds": 30})})
     there.keys.revoke(name)
     assert "its key is not accepted" in there.transport.pull([name], seconds=30)[name]
     assert name not in there.transport.sites()

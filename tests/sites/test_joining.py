@@ -4,13 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from direct import Direct, raw
 from hospitals import ALL, NAMES, Sites, at_sites, experiment, folder, on_one_machine, same
 
 from polyfed.base.errors import ConfigError, PolyfedError
-from polyfed.sites import pack, unpack
 from polyfed.sites.consent import Consent
-from polyfed.sites.engine import Direct
-from polyfed.sites.member import Member
+from polyfed.sites.site import Site
 
 FEDAVG = 'name = "fedavg"\nlr = 0.1'
 CLIENT = '[columns]\nstandardise = "client"'
@@ -104,15 +103,42 @@ def test_another_version_or_name_is_refused(tmp_path):
     file, sites = experiment(tmp_path / "study.toml", FEDAVG, CLIENT), Sites(tmp_path, data)
 
     def other(name, message):
-        asked = unpack(message, 1 << 20, name)
+        asked = raw(message)
         asked.head["versions"]["torch"] = "1.0" if name == "riga" else asked.head["versions"]["torch"]
-        return sites.answer(name, pack(asked))
+        return sites.answer(name, asked.pack())
 
     with pytest.raises(PolyfedError, match=r"\(riga: has torch .*, the server has 1.0; install the same\)"):
         at_sites(file, sites, Direct(NAMES, other))
-    sites.members["riga"] = Member("rome", data / "riga.csv", tmp_path / "v", ALL)
+    sites.members["riga"] = Site("rome", data / "riga.csv", tmp_path / "v", ALL)
     with pytest.raises(PolyfedError, match=r"\(riga: calls itself 'rome'\)"):
         at_sites(file, sites)
+
+
+def test_another_version_of_polyfed_or_of_its_messages_is_refused_at_either_end(tmp_path):
+    """Before the head is read: it may have other fields in another version."""
+    data = folder(tmp_path / "data")
+    file, sites = experiment(tmp_path / "study.toml", FEDAVG, CLIENT), Sites(tmp_path, data)
+    then = "found messages of format 2, expected 1; install the same version of polyfed at the server and at every site"
+
+    def asked(name, message):
+        return sites.answer(name, raw(message).saying(format=2, more=1).pack() if name == "riga" else message)
+
+    def answered(name, message):
+        reply = sites.answer(name, message)
+        return raw(reply).saying(format=2, more=1).pack() if name == "riga" else reply
+
+    def old(name, message):
+        found = raw(message)
+        found.head["versions"]["polyfed"] = "0.0.9"
+        return sites.answer(name, found.pack())
+
+    for answer, said in (
+        (asked, rf"\(riga: the server: {then}\)"),
+        (answered, rf"\(riga: {then}\)"),
+        (old, r"\(bern: has polyfed \S+, the server has 0\.0\.9; install the same; oslo: "),
+    ):
+        with pytest.raises(PolyfedError, match=said):
+            at_sites(file, sites, Direct(NAMES, answer))
 
 
 def test_a_method_and_a_model_of_a_package_run_where_every_site_has_its_version(tmp_path, put):
@@ -124,11 +150,11 @@ def test_a_method_and_a_model_of_a_package_run_where_every_site_has_its_version(
     same(on_one_machine(file, data), at_sites(file, sites), sites)
 
     def other(name, message):
-        asked = unpack(message, 1 << 20, name)
+        asked = raw(message)
         versions = asked.head["versions"]
         assert versions.keys() == {"polyfed", "torch", "acme-fed"}
         asked.head["versions"] = (versions | {"acme-fed": "0.9"}) if name == "riga" else versions | {"other": "2.0"}
-        return sites.answer(name, pack(asked))
+        return sites.answer(name, asked.pack())
 
     with pytest.raises(
         PolyfedError, match=r"riga: has acme-fed 1\.0, the server has 0\.9; install the same"
@@ -185,12 +211,12 @@ def test_nothing_leaves_a_site_whose_operator_says_no(tmp_path):
 
     def answer(name, message):
         reply = sites.answer(name, message)
-        sent.append(unpack(reply, 1 << 20, name)) if name == "bern" else None
+        sent.append(raw(reply)) if name == "bern" else None
         return reply
 
     with pytest.raises(PolyfedError, match=r"\(bern: its operator did not consent, so nothing was sent\)"):
         at_sites(file, sites, Direct(NAMES, answer))
-    assert {tuple(m.head) for m in sent} == {("error",)}
+    assert {m.head["kind"] for m in sent} == {"failed"}
     assert not any(m.tensors for m in sent)
     words = ("train 17, test 4", "values of pain: mild, severe", "dw: float32 [12], 48 bytes: the change of the model")
     assert all(word in shown[0] for word in words)
@@ -235,23 +261,23 @@ def test_a_server_cannot_search_a_file_by_asking_for_sums(tmp_path):
     file, sites = experiment(tmp_path / "study.toml", FEDAVG, ""), Sites(tmp_path, data)
 
     def answer(name, message):
-        if name == "oslo" and unpack(message, 1 << 24, name).head["do"] == "pooled":
+        if name == "oslo" and raw(message).head["kind"] == "pooled":
             asked.append(message)
         return sites.answer(name, message)
 
     at_sites(file, sites, Direct(NAMES, answer))
     assert len(asked) <= 12
-    assert not any("error" in unpack(sites.answer("oslo", m), 1 << 24, "oslo").head for m in asked)
-    first, refused = unpack(asked[0], 1 << 24, "oslo"), []
+    assert not any("error" in raw(sites.answer("oslo", m)).head for m in asked)
+    first, refused = raw(asked[0]), []
     for k in range(12):
-        reply = sites.answer("oslo", pack(first._replace(tensors={"at": first.tensors["at"] + k + 1})))
-        refused.append(unpack(reply, 1 << 24, "oslo").head.get("error", ""))
+        reply = sites.answer("oslo", first._replace(tensors={"at": first.tensors["at"] + k + 1}).pack())
+        refused.append(raw(reply).head.get("error", ""))
     assert "asked for more sums than medians, means and deviations take" in refused[-1]
     many = {"at": first.tensors["at"].repeat(2, 1)}
     fresh = Sites(tmp_path / "fresh", data)
-    fresh.members["oslo"] = Member("oslo", data / "oslo.csv", tmp_path / "v", ALL)
+    fresh.members["oslo"] = Site("oslo", data / "oslo.csv", tmp_path / "v", ALL)
     fresh.members["oslo"]._file = sites.members["oslo"]._file
-    assert "more sums" in unpack(fresh.answer("oslo", pack(first._replace(tensors=many))), 1 << 24, "x").head["error"]
+    assert "more sums" in raw(fresh.answer("oslo", first._replace(tensors=many).pack())).head["error"]
 
 
 # consent binds what comes after it
@@ -271,13 +297,13 @@ def heard(tmp_path):
             return sites.answer(name, message)
 
         at_sites(file, sites, Direct(NAMES, answer))
-        return Member("oslo", data / "oslo.csv", tmp_path / "v", consent), [unpack(m, 1 << 24, "oslo") for m in sent]
+        return Site("oslo", data / "oslo.csv", tmp_path / "v", consent), [raw(m) for m in sent]
 
     return make
 
 
 def said(member, message):
-    return unpack(member.answer(pack(message)), 1 << 24, "oslo").head.get("error", "")
+    return raw(member.answer(message.pack())).head.get("error", "")
 
 
 def first(messages, **head):
@@ -288,46 +314,59 @@ def test_a_site_whose_operator_says_no_answers_nothing_that_follows(heard):
     member, sent = heard(consent=Consent(ALL.allow, ask=lambda text: False), **{"class-weights": "balanced"})
     for message in sent:
         assert said(member, message)
-    assert "did not consent" in said(member, first(sent, do="pooled"))
-    assert "did not consent" in said(member, first(sent, do="begin", labels=True))
+    assert "did not consent" in said(member, first(sent, kind="pooled"))
+    assert "did not consent" in said(member, first(sent, kind="labels"))
 
 
 def test_sums_and_labels_need_to_have_been_in_the_text(heard):
     member, sent = heard(**{"class-weights": "balanced"})
-    for message in (first(sent, do="pooled"), first(sent, do="begin", labels=True)):
+    for message in (first(sent, kind="pooled"), first(sent, kind="labels")):
         joined = message.head["joined"] | {"needs": []}
-        assert "which it has not joined for" in said(member, message._replace(head=message.head | {"joined": joined}))
+        assert "which it has not joined for" in said(member, message.saying(joined=joined))
 
 
 def test_values_are_counted_in_columns_with_gaps_alone(heard):
     member, sent = heard()
-    asked = first(sent, do="pooled", what="counts")
+    asked = first(sent, kind="pooled", what="counts")
     assert not said(member, asked)
-    other = asked._replace(head=asked.head | {"columns": ["age"]})
+    other = asked.saying(columns=["age"])
     assert "asked to count values of 'age', a column without gaps" in said(member, other)
 
 
 def test_nothing_is_made_of_a_column_that_is_dropped(heard):
     member, sent = heard('drop = ["age"]')
-    for message in (first(sent, do="pooled", what="sums"), first(sent, do="begin")):
+    for message in (first(sent, kind="pooled", what="sums"), first(sent, kind="begin")):
         preparation = message.head["settled"]["preparation"] | {"sites": {}}
         inputs = [{"name": "age", "values": None, "gap": False}, *preparation["inputs"]]
         settled = message.head["settled"] | {"preparation": preparation | {"inputs": inputs}}
-        error = said(member, message._replace(head=message.head | {"settled": settled}))
+        error = said(member, message.saying(settled=settled))
         assert "with column 'age', which it was told is dropped" in error
 
 
 def test_a_run_begins_with_what_was_consented_to(heard):
-    member, sent = heard()
-    begin = first(sent, do="begin")
-    for what, other in (
-        ("method", {"algorithm": {"name": "scaffold"}}),
-        ("model", {"model": {"name": "mlp", "hidden": [64]}}),
-        ("training", {"training": begin.head["training"] | {"local-epochs": 9}}),
+    """Other terms are asked about anew, and there is no place for them but where the operator reads them."""
+    shown = []
+    site, sent = heard(consent=Consent(ALL.allow, ask=lambda text: not shown.append(text) and len(shown) == 1))
+    assert not said(site, first(sent, kind="join"))
+    begin = first(sent, kind="begin")
+    for other in (
+        {"algorithm": {"name": "scaffold"}},
+        {"model": {"name": "mlp", "hidden": [64]}},
+        {"training": begin.head["joined"]["training"] | {"local-epochs": 9}},
     ):
-        error = said(member, begin._replace(head=begin.head | other))
-        assert f"is asked to begin with another {what} than the one it has joined for" in error
-    assert not said(member, begin)
+        assert "did not consent" in said(site, begin.saying(joined=begin.head["joined"] | other))
+        (key,) = other
+        assert f"it has {key}, which this version does not know" in said(site, begin.saying(**other))
+    assert len(shown) == 4
+    assert not said(site, begin)
+
+
+def test_an_operator_is_asked_once_in_a_run(tmp_path):
+    data, shown = folder(tmp_path / "data"), []
+    consent = Consent(ALL.allow, ask=lambda text: not shown.append(text))
+    top = {"rounds": 1, "class-weights": "balanced"}
+    at_sites(experiment(tmp_path / "study.toml", FEDAVG, **top), Sites(tmp_path, data, consent))
+    assert sorted(text.split("'")[1] for text in shown) == sorted(NAMES)
 
 
 def test_the_text_has_the_shapes_of_a_model_that_is_left_open(tmp_path):

@@ -1,25 +1,28 @@
 """Nothing leaves a site unasked: all messages of whole runs, searched for samples, private tensors, cells and files."""
 
 import json
+from typing import get_args
 
 import numpy as np
 import pytest
-from hospitals import Sites, at_sites, experiment, folder
+from direct import Direct, raw
+from hospitals import ALL, Sites, at_sites, experiment, folder
 from safetensors.torch import load_file
 
 import polyfed.algorithms
+from polyfed.base import errors
 from polyfed.core.algorithm import REGISTRY
-from polyfed.sites import unpack
-from polyfed.sites.engine import Direct
+from polyfed.sites.message import Request
+from polyfed.sites.site import Site
 
 METHODS = [name for name, cls in sorted(REGISTRY.items()) if cls.__module__.startswith(polyfed.algorithms.__name__)]
-MOST, NAMES = 1 << 24, ("bern", "riga")
+NAMES = ("bern", "riga")
 # whose private tensors are what they send, or have sent, as their papers have it: a model, a gradient, a correction;
 # pFedMe's two models are the same wherever the gradient is zero
 KEPT = {"fedacs", "fedamp", "heurfedamp", "fpfc", "fedcet", "fedlin", "fedtrack", "scaffold", "pfedme"}
 HEADS = {
-    "site", "versions", "cpu", "schema", "counts", "w0", "t", "phase", "steps", "seconds", "diverged", "metrics",
-    "parameters", "aggregate", "stored",
+    "format", "kind", "site", "versions", "cpu", "file", "counts", "w0", "t", "phase", "steps", "seconds", "metrics",
+    "parameters", "aggregate",
 }  # fmt: skip
 
 
@@ -45,7 +48,7 @@ def test_messages_hold_what_was_consented_to_and_nothing_else(method, tmp_path):
     file = experiment(tmp_path / "study.toml", f'name = "{method}"', tables, rounds=2)
     at_sites(file, sites, Direct(NAMES, answer))
     for name in NAMES:
-        whole, messages = b"".join(sent[name]), [unpack(m, MOST, name) for m in sent[name]]
+        whole, messages = b"".join(sent[name]), [raw(m) for m in sent[name]]
         assert all(m.head.keys() <= HEADS for m in messages), "a head says more"
         consented = next(text for text in sites.lines if text.startswith(f"What leaves the site {name!r}"))
         assert all(f"    {tensor}: " in consented for m in messages for tensor in m.tensors), "not consented to"
@@ -54,11 +57,57 @@ def test_messages_hold_what_was_consented_to_and_nothing_else(method, tmp_path):
         rows = [line.split(",") for line in (data / f"{name}.csv").read_text().splitlines()[1:]]
         heads = json.dumps([m.head for m in messages])
         assert not any(f'"{cell}"' in heads or f" {cell}," in heads for row in rows for cell in row[:2] if cell)
-        begun = sites.members[name]._begun
-        for split in begun.site.data.values():
+        begun = sites.members[name]._begun.client
+        for split in begun.data.values():
             assert not any(w in whole for w in windows(split.x.numpy())), "samples"
             assert not any(w in whole for w in windows(split.x.double().numpy())), "samples"
         if method not in KEPT:
             states = [load_file(path) for path in begun.vault.folder.glob("0*.safetensors")]
             private = [w for state in states for t in state.values() for w in windows(t.numpy(), 6)]
             assert not any(w in whole and w not in received[name] for w in private), "private tensors"
+
+
+PLANTED = {  # by kind of request: what a site does to answer it
+    "join": "polyfed.data.schema.File.schema",
+    "pooled": "polyfed.data.schema.File.sums",
+    "labels": "polyfed.data.schema.File.labels",
+    "begin": "polyfed.data.schema.File.fitted",
+    "train": "polyfed.core.worker.Worker.run",
+    "evaluate": "polyfed.compute.evaluation.metrics",
+    "end": "polyfed.studies.export._shapes",
+}
+ERRORS = [errors.ConfigError, errors.DataError, errors.ModelError, errors.MethodError, errors.Diverged, errors.RunError]
+
+
+def test_an_error_leaves_the_site_by_its_kind_alone_unless_it_says_what_may_leave(tmp_path, monkeypatch):
+    """Whatever fails, in whichever answer, and however its words name a cell and a path: the screen alone has them."""
+    data, sent = folder(tmp_path / "data"), {}
+    file = experiment(tmp_path / "study.toml", 'name = "fedavg"', rounds=1, **{"class-weights": "balanced"})
+    sites = Sites(tmp_path, data, names=NAMES)
+
+    def answer(name, message):
+        sent[raw(message).head["kind"]] = message
+        return sites.answer(name, message)
+
+    at_sites(file, sites, Direct(NAMES, answer))
+    assert sent.keys() == PLANTED.keys()
+    assert len(PLANTED) == len(get_args(Request)), "every kind of request"
+    path, cell = data / "riga.csv", "severe-4711"
+    for kind, place in PLANTED.items():
+        for error in (*ERRORS, ValueError, KeyError, OSError):
+
+            def fail(*_, error=error, **__):
+                raise error(f"riga: the server: {path}, line 3, column 'age': found {cell!r}")
+
+            shown, logged = [], []
+            site = Site("riga", path, tmp_path / "vaults" / "riga", ALL, logged.append, shown.append)
+            with monkeypatch.context() as planted:
+                planted.setattr(place, fail)
+                reply = site.answer(sent[kind])
+            head = raw(reply).head
+            assert (head["kind"], head["error"][:6]) == ("failed", "riga: "), kind
+            for outside in (reply.decode(errors="replace"), *logged):
+                assert cell not in outside, (kind, error)
+                assert str(tmp_path) not in outside, (kind, error)
+                assert "line 3" not in outside, (kind, error)
+            assert any(cell in line for line in shown), (kind, error)

@@ -3,13 +3,13 @@
 import numpy as np
 import pandas as pd
 import pytest
+from direct import Direct, Raw, raw
 from hospitals import NAMES, Sites, at_sites, experiment, folder, on_one_machine, same
 
 from polyfed.base.errors import RunError
 from polyfed.core.schedule import Replay
 from polyfed.face import Run
-from polyfed.sites import Message, pack, unpack
-from polyfed.sites.engine import Direct
+from polyfed.sites.message import Train
 
 CLIENT = '[columns]\nstandardise = "client"'
 FEDAVG = 'name = "fedavg"\nlr = 0.1'
@@ -92,7 +92,7 @@ class Silent(Direct):
     def push(self, messages):
         super().push(messages)
         for name, message in messages.items():
-            if name == self.lost and message.head.get("t") == self.at and message.head["do"] == "train":
+            if name == self.lost and isinstance(message.head, Train) and message.head.t == self.at:
                 del self._asked[name]
 
 
@@ -112,9 +112,11 @@ def test_without_a_quorum_the_run_ends_saved_and_goes_on(tmp_path):
     file, sites = experiment(tmp_path / "study.toml", FEDAVG, CLIENT), Sites(tmp_path, data)
 
     def refuse(name, message):
-        head = unpack(message, 1 << 20, name).head
+        head = raw(message).head
         late = name == "riga" and head.get("t") == 2
-        return pack(Message({"error": "riga: the disk is full"})) if late else sites.answer(name, message)
+        return (
+            Raw({"kind": "failed", "error": "riga: the disk is full"}).pack() if late else sites.answer(name, message)
+        )
 
     with pytest.raises(RunError, match=r"round 2: 2 of 3 sites have answered, expected 3 \(riga: the disk is full\)$"):
         at_sites(file, sites, Direct(NAMES, refuse))

@@ -1,42 +1,46 @@
 """Messages as bytes: what is packed comes back, and nothing else is taken in."""
 
 import json
+import re
 import struct
 from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
+from direct import Direct, raw
+from hospitals import NAMES, Sites, at_sites, experiment, folder
 
 from polyfed.base.errors import RunError
 from polyfed.core.messages import Form, form_of
-from polyfed.sites import Message, pack, unpack
-from polyfed.sites.message import fits
+from polyfed.sites import message
+from polyfed.sites.message import misfit, pack, size, unpack
 
 MOST = 1 << 20
 
 
-def message() -> Message:
-    tensors = {"w": torch.arange(6, dtype=torch.float64).view(2, 3), "n": torch.tensor(3), "mask": torch.ones(5) > 0}
-    return Message({"do": "train", "t": 4}, tensors)
+HEAD = {"kind": "train", "t": 4}
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    return {"w": torch.arange(6, dtype=torch.float64).view(2, 3), "n": torch.tensor(3), "mask": torch.ones(5) > 0}
 
 
 def test_what_is_packed_comes_back_to_the_bit():
-    found = unpack(pack(message()), MOST, "oslo")
-    assert found.head == message().head
-    assert found.tensors.keys() == message().tensors.keys()
-    for name, t in message().tensors.items():
-        assert torch.equal(found.tensors[name], t)
-        assert found.tensors[name].dtype == t.dtype
-    assert found.bytes == 6 * 8 + 8 + 5
+    head, found = unpack(pack(HEAD, tensors()), MOST, "oslo")
+    assert head == HEAD
+    assert found.keys() == tensors().keys()
+    for name, t in tensors().items():
+        assert torch.equal(found[name], t)
+        assert found[name].dtype == t.dtype
+    assert size(found) == 6 * 8 + 8 + 5
 
 
 def test_views_and_shared_memory_are_sent_as_what_they_show():
     base = torch.arange(12.0).view(3, 4)
-    found = unpack(pack(Message({}, {"row": base[1], "column": base[:, 2], "all": base.expand(2, 3, 4)})), MOST, "oslo")
-    assert torch.equal(found.tensors["row"], base[1])
-    assert torch.equal(found.tensors["column"], base[:, 2])
-    assert torch.equal(found.tensors["all"], base.expand(2, 3, 4))
+    shown = {"row": base[1], "column": base[:, 2], "all": base.expand(2, 3, 4)}
+    found = unpack(pack({}, shown), MOST, "oslo")[1]
+    assert all(torch.equal(found[name], t) for name, t in shown.items())
 
 
 def headed(says: dict, body: bytes = b"") -> bytes:
@@ -54,8 +58,9 @@ BAD = {
     "a head that is no table": headed({"__metadata__": {"head": "[1]"}}),
     "an unknown type": headed(META | {"w": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}}, bytes(4)),
     "more than there is": headed(META | {"w": {"dtype": "F32", "shape": [10**9], "data_offsets": [0, 4 * 10**9]}}),
-    "bytes that belong to nothing": pack(message()) + b"more",
+    "bytes that belong to nothing": pack(HEAD, tensors()) + b"more",
     "a negative size": headed(META | {"w": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, bytes(4)),
+    "many dimensions": headed(META | {"w": {"dtype": "F32", "shape": [9] * 200_000, "data_offsets": [0, 4]}}, bytes(4)),
     "deep nesting": struct.pack("<Q", 100_000) + b"[" * 100_000,
 }
 
@@ -69,17 +74,17 @@ def test_anything_else_is_refused_in_one_line_that_says_who_sent_it(data):
 
 def test_a_message_that_is_too_large_is_refused_before_its_numbers_are_read():
     with pytest.raises(RunError, match="expected at most 60"):
-        unpack(pack(message()), 60, "oslo")
+        unpack(pack(HEAD, tensors()), 60, "oslo")
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_damaged_bytes_give_a_message_or_a_refusal(seed):
     rng = np.random.default_rng(seed)
-    data = bytearray(pack(message()))
+    data = bytearray(pack(HEAD, tensors()))
     for _ in range(rng.integers(1, 4)):
         data[rng.integers(len(data))] = rng.integers(256)
     with suppress(RunError):
-        assert unpack(bytes(data[: rng.integers(len(data) - 2, len(data) + 1)]), MOST, "oslo").bytes <= MOST
+        assert size(unpack(bytes(data[: rng.integers(len(data) - 2, len(data) + 1)]), MOST, "oslo")[1]) <= MOST
 
 
 @pytest.mark.parametrize(
@@ -93,15 +98,52 @@ def test_damaged_bytes_give_a_message_or_a_refusal(seed):
     ],
 )
 def test_a_reply_of_another_form_is_refused_by_name(change, said):
-    tensors = {k: t for k, t in (message().tensors | change).items() if t is not None}
-    with pytest.raises(RunError, match=said):
-        fits(Message({}, tensors), {k: form_of(t) for k, t in message().tensors.items()}, "oslo")
+    sent = {k: t for k, t in (tensors() | change).items() if t is not None}
+    assert re.search(said, misfit(sent, {k: form_of(t) for k, t in tensors().items()}))
 
 
 def test_a_size_that_differs_from_message_to_message_is_bounded():
     form = {"values": Form(torch.float32, (None,), 5), "at": Form(torch.int32, (None,), 5, optional=True)}
-    fits(Message({}, {"values": torch.zeros(4)}), form, "oslo")
-    fits(Message({}, {"values": torch.full((5,), 3e38)}), form, "oslo")  # finite, though their sum is not
+    assert not misfit({"values": torch.zeros(4)}, form)
+    assert not misfit({"values": torch.full((5,), 3e38)}, form)  # finite, though their sum is not
     for wrong in (torch.zeros(6), torch.zeros(2, 2), torch.zeros(4).double()):
-        with pytest.raises(RunError, match="'values' is"):
-            fits(Message({}, {"values": wrong}), form, "oslo")
+        assert "'values' is" in misfit({"values": wrong}, form)
+
+
+@pytest.fixture(scope="module")
+def heard(tmp_path_factory):
+    """[(its reader, a message)] of all that is said in a run, one of each kind at either end."""
+    place, found = tmp_path_factory.mktemp("run"), {}
+    sites = Sites(place, folder(place / "data"))
+
+    def answer(name, data):
+        reply = sites.answer(name, data)
+        found.setdefault(raw(data).head["kind"], (message.request, raw(data)))
+        found.setdefault(raw(reply).head["kind"], (message.reply, raw(reply)))
+        return reply
+
+    top = {"rounds": 1, "class-weights": "balanced"}
+    at_sites(experiment(place / "study.toml", 'name = "scaffold"', **top), sites, Direct(NAMES, answer))
+    return [*found.values()]
+
+
+def test_a_head_with_a_field_more_or_less_or_of_another_type_is_refused_by_name(heard):
+    """In one line that says who has sent it, what was found and what was expected."""
+    assert len(heard) == 14
+    fields, damaged = 0, "(the message|its reply) is damaged"
+    for read, whole in heard:
+        assert read(whole.pack(), MOST, "oslo").head.kind == whole.head["kind"]
+        for key in whole.head.keys() - {"format", "kind"}:
+            fields += 1
+            wrong = whole.saying(**{key: [["odd"]]})
+            with pytest.raises(RunError, match=rf"^oslo: {damaged} \({key}\b.*: found.*odd.*\)$"):
+                read(wrong.pack(), MOST, "oslo")
+            less = whole._replace(head={k: v for k, v in whole.head.items() if k != key})
+            if key not in ("aggregate", "labels"):
+                with pytest.raises(RunError, match=rf"^oslo: {damaged} \(it lacks {key}\)$"):
+                    read(less.pack(), MOST, "oslo")
+        with pytest.raises(RunError, match=r"is damaged \(it has more, which this version does not know\)$"):
+            read(whole.saying(more=1).pack(), MOST, "oslo")
+        with pytest.raises(RunError, match=r"is damaged \(it is of kind 'other', which this version does not know\)$"):
+            read(whole.saying(kind="other").pack(), MOST, "oslo")
+    assert fields > 50

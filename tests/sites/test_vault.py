@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from polyfed.base.errors import RunError
-from polyfed.sites import Vault
-from polyfed.sites.vault import START
+from polyfed.sites.vault import START, Vault
 
 ZERO = {"w": torch.zeros(3)}
 

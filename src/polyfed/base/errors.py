@@ -7,9 +7,14 @@ from collections.abc import Iterable
 
 
 class PolyfedError(Exception):
-    """Base of every error meant for the user. `str(error)` is one complete line."""
+    """Base of every error meant for the user. `str(error)` is one complete line.
+
+    The line may name paths and cells, which are for the machine's own user. Another machine is told `outside`: what
+    kind of error it is, unless whoever raises it says more.
+    """
 
     key: str = ""  # the setting at fault, where there is one
+    outside: str = "it failed"
 
     def __str__(self) -> str:
         """The line; newlines and control characters in a user's name or path are escaped."""
@@ -19,25 +24,50 @@ class PolyfedError(Exception):
 class ConfigError(PolyfedError):
     """A setting is unknown, of the wrong type or out of range."""
 
+    outside = "a setting does not fit"
+
 
 class DataError(PolyfedError):
-    """A data file or a client's data cannot be used as it is."""
+    """A data file or a client's data cannot be used as it is. column: the one at fault, which may be named outside"""
+
+    outside = "its file does not fit"
+
+    def __init__(self, line: str, column: str = ""):
+        super().__init__(line)
+        if column:
+            self.outside = f"{self.outside}, column {column!r}"
 
 
 class ModelError(PolyfedError):
     """A model cannot be trained as it is (BatchNorm, wrong output shape, ...)."""
 
+    outside = "the model does not fit"
+
 
 class MethodError(PolyfedError):
     """A method of the user's own fails, or gives back what it must not. Names the file and the line."""
+
+    outside = "the method failed"
 
 
 class Diverged(PolyfedError):
     """Training produced a number that is not finite. Names the round and the client."""
 
+    outside = "training diverged"
+
 
 class RunError(PolyfedError):
     """A run folder or checkpoint is missing, damaged, or does not fit what is asked of it."""
+
+    outside = "it cannot go on"
+
+
+class Refusal(RunError):
+    """A site does not do what it is asked. outside: what the server is told; the whole line where that is left out"""
+
+    def __init__(self, line: str, outside: str = ""):
+        super().__init__(line)
+        self.outside = outside or line
 
 
 def printable(text: str) -> str:

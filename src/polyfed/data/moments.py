@@ -19,27 +19,43 @@ def deviation(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
 
 
 def median(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """The median of every column of the rows [n_i, d] of some clients, NaN left out, by adding up counts alone.
+    """The median of every column of the rows [n_i, d] of some clients, NaN left out; 0 for a column without a value."""
+    keys = [(ordered(x), ~np.isnan(x)) for x in rows]
 
-    A bisection over the ordered floats: how many values are at most t? 0 for a column without a value.
+    def count(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        there = sum((known.sum(0) for _, known in keys), start=np.zeros(rows[0].shape[1], int))
+        return there, np.array([sum(((k <= one) & known).sum(0) for k, known in keys) for one in at])
+
+    return medians(count, rows[0].shape[1])
+
+
+def medians(count: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], columns: int, ways: int = 1) -> np.ndarray:
+    """[columns] the medians of what is known by counts alone: a search over the ordered floats; 0 without a value.
+
+    count: thresholds [k, columns] -> how many values there are [columns], and how many are at most each [k, columns]
+    ways: thresholds at a time for each of the two middle ranks
     """
-    keys = [ordered(x) for x in rows]
-    missing = [np.isnan(x) for x in rows]
-
-    def count(f: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
-        return sum((f(k, gap) for k, gap in zip(keys, missing, strict=True)), start=np.zeros(rows[0].shape[1], int))
-
-    n = count(lambda _, gap: (~gap).sum(0))
-    middle: list[np.ndarray] = []
-    for rank in ((n - 1) // 2, n // 2):
-        low = np.full(len(n), np.iinfo(np.int64).min)
-        high = np.full(len(n), np.iinfo(np.int64).max)
-        while (low < high).any():
-            at = (low & high) + ((low ^ high) >> 1)  # their mean, rounded down, where a sum would overflow
-            enough = count(lambda k, gap, at=at: ((k <= at) & ~gap).sum(0)) > rank
-            low, high = np.where(enough, low, np.minimum(at, high - 1) + 1), np.where(enough, at, high)
-        middle.append(ordered(low.view(np.float64)).view(np.float64))
-    return np.where(n > 0, middle[0] + (middle[1] - middle[0]) / 2, 0.0)
+    low = [[-(1 << 63)] * columns for _ in range(2)]  # for each of the middle ranks; Python's integers do not wrap
+    high = [[(1 << 63) - 1] * columns for _ in range(2)]
+    there = np.zeros(columns, dtype=np.int64)
+    while low != high:
+        at = [
+            [a + (b - a) * j // (ways + 1) for a, b in zip(low[r], high[r], strict=True)]
+            for r in range(2)
+            for j in range(1, ways + 1)
+        ]
+        there, found = count(np.array(at, dtype=np.int64))
+        for r in range(2):
+            for c in range(columns):
+                rank = (int(there[c]) - 1) // 2 if r == 0 else int(there[c]) // 2
+                for j in range(ways):
+                    k = r * ways + j
+                    if found[k, c] > rank:
+                        high[r][c] = min(high[r][c], at[k][c])
+                        break
+                    low[r][c] = max(low[r][c], min(at[k][c] + 1, high[r][c]))
+    middle = [ordered(np.array(lows, dtype=np.int64).view(np.float64)).view(np.float64) for lows in low]
+    return np.where(there > 0, middle[0] + (middle[1] - middle[0]) / 2, 0.0)
 
 
 def ordered(x: np.ndarray) -> np.ndarray:

@@ -166,21 +166,21 @@ class Preparation:
         name = column.name
         if name not in sheet.columns:
             near = closest(name, sheet.columns)
-            raise DataError(f"{sheet.where}: no column {name!r}{near}; it has {', '.join(sheet.columns)}")
+            raise DataError(f"{sheet.where}: no column {name!r}{near}; it has {', '.join(sheet.columns)}", name)
         cells, out = sheet.columns[name], np.full(len(sheet.lines), np.nan)
         missing = sheet.missing(name, self.gaps)
         found = sheet.numbers(name) if column.values is None else sheet.positions(name, column.values)
         for k, cell in enumerate(cells):
             if missing[k]:
                 if self.missing == "refuse":
-                    raise DataError(f'{sheet.at(k, name)}: found {cell!r}, a gap; missing = "median" fills gaps')
+                    raise DataError(f'{sheet.at(k, name)}: found {cell!r}, a gap; missing = "median" fills gaps', name)
             elif (at := found[k]) is not None:
                 out[k] = at
             elif column.values is None:
-                raise DataError(f"{sheet.at(k, name)}: found {cell[:40]!r}, expected a number")
+                raise DataError(f"{sheet.at(k, name)}: found {cell[:40]!r}, expected a number", name)
             elif self.unseen == "refuse":
                 known, near = ", ".join(column.values), closest(cell, column.values)
-                raise DataError(f"{sheet.at(k, name)}: found {cell[:40]!r}{near}, expected one of {known}")
+                raise DataError(f"{sheet.at(k, name)}: found {cell[:40]!r}{near}, expected one of {known}", name)
             else:
                 out[k] = UNSEEN
         return out
@@ -207,12 +207,14 @@ class Preparation:
         """
         name = name or self.target
         if name not in sheet.columns:
-            raise DataError(f"{sheet.where}: no column {name!r}; it has {', '.join(sheet.columns)}")
+            raise DataError(f"{sheet.where}: no column {name!r}; it has {', '.join(sheet.columns)}", name)
         found: list[Any] = sheet.numbers(name) if self.labels is None else sheet.positions(name, self.labels)
         if None in found:
             row = found.index(None)
             expected = "a number" if self.labels is None else f"one of {', '.join(self.labels)}"
-            raise DataError(f"{sheet.at(row, name)}: found {sheet.columns[name][row][:40]!r}, expected {expected}")
+            raise DataError(
+                f"{sheet.at(row, name)}: found {sheet.columns[name][row][:40]!r}, expected {expected}", name
+            )
         return np.array(found, dtype=np.float64 if self.labels is None else np.int64)
 
     def transform(self, codes: np.ndarray, client: str) -> np.ndarray:
@@ -240,7 +242,7 @@ class Preparation:
         if not np.isfinite(out).all():
             column = self.names[int(np.argwhere(~np.isfinite(out))[0, 1])]
             raise DataError(
-                f"client {client!r}, column {column!r}: found numbers beyond 3.4e+38, the largest of float32"
+                f"client {client!r}, column {column!r}: found numbers beyond 3.4e+38, the largest of float32", column
             )
         return out
 
@@ -342,7 +344,8 @@ class Preparation:
                     value = (before.inputs[k].values or ())[int(split.x[lost[0], k])]
                     raise DataError(
                         f"client {who!r}, column {column.name!r}: found {value!r}, which no training part has; declare "
-                        f'its values with categories, or set unseen = "zeros"'
+                        f'its values with categories, or set unseen = "zeros"',
+                        column.name,
                     )
         if ALL in self.sites and len(codes):
             with suppress(DataError):  # which is raised below, with the client's name

@@ -22,6 +22,7 @@ from polyfed.compute.split import Split
 from polyfed.data import moments, prepare, readers
 from polyfed.data.federation import WEIGHTED, Federation, one_pair
 from polyfed.data.preparation import ALL, Input, Preparation, Statistics
+from polyfed.data.said import Column, Csv, Dropped, Npz
 from polyfed.data.sheets import FEW, Cells, Sheet, canonical, cells_of, declared, merged, places, read
 from polyfed.data.tables import Table, weights_of
 
@@ -77,8 +78,8 @@ class File:
 
     # what it says
 
-    def schema(self) -> dict[str, Any]:
-        """What the site says of it, as JSON holds it."""
+    def schema(self) -> Csv | Npz:
+        """What the site says of it."""
         if self.sheet is None:
             return self._arrays()
         left = [name for name in self.sheet.columns if name not in _apart(self.columns)]
@@ -86,7 +87,7 @@ class File:
         columns = {name: self._column(name, name == outcome) for name in self.sheet.columns}
         weights = self._weights()
         weighted = weights is not None and bool((weights != weights[0]).any())
-        return {"kind": "table", "target": outcome, "columns": columns, "weighted": weighted}
+        return Csv(target=outcome, columns=columns, weighted=weighted)
 
     def _weights(self) -> np.ndarray | None:
         """[rows] of the training part."""
@@ -94,13 +95,14 @@ class File:
             return None
         found = weights_of(self.sheet, self.columns.weights)[self.rows["train"]]
         if not found.any():
-            raise DataError(f"{self.sheet.where}: column {self.columns.weights!r} is 0 on every training row")
+            column = self.columns.weights
+            raise DataError(f"{self.sheet.where}: column {column!r} is 0 on every training row", column)
         return found
 
-    def _column(self, name: str, outcome: bool) -> dict[str, Any]:
+    def _column(self, name: str, outcome: bool) -> Dropped | Column:
         assert self.sheet is not None
         if name in _apart(self.columns):
-            return {"dropped": True}
+            return Dropped()
         c = cells_of(self.sheet, name, self.columns)
         texts, numeric = sorted(c.texts or ()), c.numbers == c.there
         if outcome and _task(self.columns) == "regression":
@@ -115,23 +117,23 @@ class File:
         train = self.rows["train"]
         there = {at[k] for k in train} if said and not outcome else set[int | None]()
         one = said and c.range[0] == c.range[1]
-        return {
-            "cells": c.cells, "gaps": c.gaps, "numbers": c.numbers, "texts": texts if said else None,
-            "one": c.range[0] if one else None, "whole": c.whole, "dates": c.dates, "distinct": c.distinct,
-            "notation": c.notation, "unmatched": c.unmatched, "respelt": c.respelt,
-            "train": [t for k, t in enumerate(texts) if k in there] if said and not outcome else None,
-            "gap": any(missing[k] for k in train),
-        }  # fmt: skip
+        return Column(
+            cells=c.cells, gaps=c.gaps, numbers=c.numbers, texts=texts if said else None,
+            one=c.range[0] if one else None, whole=c.whole, dates=c.dates, distinct=c.distinct,
+            notation=c.notation, unmatched=c.unmatched, respelt=c.respelt,
+            train=[t for k, t in enumerate(texts) if k in there] if said and not outcome else None,
+            gap=any(missing[k] for k in train),
+        )  # fmt: skip
 
-    def _arrays(self) -> dict[str, Any]:
+    def _arrays(self) -> Npz:
         x, y = self.train
-        found: dict[str, Any] = {"kind": "arrays", "inputs": [*x.shape[1:]], "integers": not x.is_floating_point()}
-        found |= {"targets": [*y.shape[1:]], "numbers": y.is_floating_point(), "given": self.test is not None}
-        if not y.is_floating_point() and y.dim() == 1:
-            labels = y.unique().tolist()
-            few = len(labels) <= FEW or _task(self.columns) == "classification" or self.columns.classes is not None
-            found["labels"] = labels if few else None
-        return found
+        known = not y.is_floating_point() and y.dim() == 1
+        labels: list[int] = y.unique().tolist() if known else []
+        few = len(labels) <= FEW or _task(self.columns) == "classification" or self.columns.classes is not None
+        return Npz(
+            inputs=[*x.shape[1:]], targets=[*y.shape[1:]], integers=not x.is_floating_point(),
+            numbers=y.is_floating_point(), given=self.test is not None, labels=labels if known and few else None,
+        )  # fmt: skip
 
     # what it gives
 
@@ -245,32 +247,32 @@ class Settled:
 KEYS = ("inputs", "outputs", "classes", "integers", "numbered", "notes", "weighted")
 
 
-def settle(said: Mapping[str, Any], columns: Columns) -> Settled:
-    """What follows from the schemas of all sites, by name, in their order.
+def settle(said: Mapping[str, Csv | Npz], columns: Columns) -> Settled:
+    """What follows from what all sites say, by name, in their order.
 
     Raises DataError, in one line that names site and column, where they do not fit.
     """
+    tables = {name: file for name, file in said.items() if isinstance(file, Csv)}
+    arrays = {name: file for name, file in said.items() if isinstance(file, Npz)}
+    words, first = {"table": "a CSV file", "arrays": "an npz file"}, next(iter(said))
+    if tables and arrays:
+        name = next(name for name, file in said.items() if file.kind != said[first].kind)
+        there = f"site {first!r} has {words[said[first].kind]}"
+        raise DataError(f"site {name!r}: has {words[said[name].kind]}, {there}")
     try:
-        kinds = {name: schema["kind"] for name, schema in said.items()}
-        first = next(iter(kinds))
-        for name, kind in kinds.items():
-            if kind != kinds[first]:
-                words = {"table": "a CSV file", "arrays": "an npz file"}
-                raise DataError(f"site {name!r}: has {words[kind]}, site {first!r} has {words[kinds[first]]}")
-        return _table(said, columns) if kinds[first] == "table" else _arrays(said, columns)
+        return _table(tables, columns) if tables else _arrays(arrays, columns)
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise DataError(f"a site's schema is damaged ({type(e).__name__}: {e})") from None
 
 
-def _table(said: Mapping[str, Any], columns: Columns) -> Settled:
+def _table(said: Mapping[str, Csv], columns: Columns) -> Settled:
     for column in columns.drop:
-        if not any(column in s["columns"] for s in said.values()):
+        if not any(column in s.columns for s in said.values()):
             raise DataError(f"the sites' files: no column {column!r}, which columns.drop names")
     everywhere = [
-        Sheet(f"site {name!r}", [], {str(c): [] for c in s["columns"] if c not in _apart(columns)})
-        for name, s in said.items()
+        Sheet(f"site {name!r}", [], {c: [] for c in s.columns if c not in _apart(columns)}) for name, s in said.items()
     ]
-    targets = {name: str(s["target"]) for name, s in said.items()}
+    targets = {name: s.target for name, s in said.items()}
     first = next(iter(targets))
     if columns.target is None:
         for name, target in targets.items():
@@ -281,7 +283,7 @@ def _table(said: Mapping[str, Any], columns: Columns) -> Settled:
                 )
         columns = dataclasses.replace(columns, target=targets[first])
     names = dict.fromkeys(name for sheet in everywhere for name in sheet.columns)
-    parts = {name: {k: s["columns"][name] for k, s in said.items() if name in s["columns"]} for name in names}
+    parts = {name: {k: s.used[name] for k, s in said.items() if name in s.used} for name in names}
     found = {
         name: merged(name, [_cells(c, name, site) for site, c in at.items()], everywhere, columns)
         for name, at in parts.items()
@@ -298,41 +300,29 @@ def _table(said: Mapping[str, Any], columns: Columns) -> Settled:
         labels = [str(v) for v in numbered or range(classes)]
     inputs = [_trained(i, list(parts[i.name].values())) for i in blank.inputs]
     prepared = dataclasses.replace(blank, inputs=tuple(inputs), labels=None if labels is None else tuple(labels))
-    weighted = any(s["weighted"] for s in said.values())
+    weighted = any(s.weighted for s in said.values())
     return Settled(
         (len(prepared.names),), classes or 1, classes, preparation=prepared,
         notes=(*table.notes(prepared, classes), *notes, *([WEIGHTED] if weighted else [])), weighted=weighted,
     )  # fmt: skip
 
 
-def _cells(said: Mapping[str, Any], name: str, site: str) -> Cells:
-    texts, one, where = said["texts"], said["one"], f"site {site!r}, column {name!r}"
-    cells, gaps, numbers = (int(said[key]) for key in ("cells", "gaps", "numbers"))
-    spread = (-math.inf, math.inf) if numbers else (math.inf, -math.inf)
+def _cells(c: Column, name: str, site: str) -> Cells:
+    where, spread = f"site {site!r}, column {name!r}", (-math.inf, math.inf) if c.numbers else (math.inf, -math.inf)
     return Cells(
-        cells,
-        gaps,
-        numbers,
-        None if texts is None else frozenset(map(str, texts)),
-        spread if one is None else (float(one), float(one)),
-        bool(said["whole"]),
-        bool(said["dates"]),
-        bool(said["distinct"]),
-        bool(said["notation"]),
-        int(said["unmatched"]),
-        int(said["respelt"]),
-        (where, "a text") if numbers < cells - gaps else None,
-        (where, "an empty cell") if gaps else None,
-    )
+        c.cells, c.gaps, c.numbers, None if c.texts is None else frozenset(c.texts),
+        spread if c.one is None else (c.one, c.one), c.whole, c.dates, c.distinct, c.notation, c.unmatched, c.respelt,
+        (where, "a text") if c.numbers < c.cells - c.gaps else None, (where, "an empty cell") if c.gaps else None,
+    )  # fmt: skip
 
 
-def _silent(table: Table, parts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _silent(table: Table, parts: Mapping[str, Mapping[str, Column]]) -> list[str]:
     """Sites whose texts are needed and not said."""
     said: list[str] = []
     labels = table.columns.labels
     for site, p in parts[table.outcome[-1]].items():
         known = places(labels or ())
-        wrong = [t for t in p["texts"] or () if {t, canonical(t)}.isdisjoint(known)]
+        wrong = [t for t in p.texts or () if {t, canonical(t)}.isdisjoint(known)]
         if labels is not None and wrong:
             target = table.outcome[-1]
             said.append(f"site {site!r}: column {target!r} holds {wrong[0][:40]!r}, expected {', '.join(labels)}")
@@ -341,14 +331,14 @@ def _silent(table: Table, parts: Mapping[str, Mapping[str, Any]]) -> list[str]:
         texts = c.kind in ("category", "identifier", "text") and declared(table.columns, name) is None
         labels = name in table.outcome and table.columns.labels is None and table.columns.task != "regression"
         for site, p in at.items():
-            there = int(p["cells"]) - int(p["gaps"])
-            if p["texts"] is not None or not there or not (texts or (labels and p["whole"])):
+            there = p.cells - p.gaps
+            if p.texts is not None or not there or not (texts or (labels and p.whole)):
                 continue
-            if labels and name in table.outcome and int(p["numbers"]) == there:
+            if labels and name in table.outcome and p.numbers == there:
                 then = "state the task in [columns]: classification or regression"
                 said.append(f"site {site!r}: target {name!r} holds more than {FEW} different whole numbers; {then}")
             else:
-                why = "all distinct, so they may identify rows" if p["distinct"] else f"more than {FEW}"
+                why = "all distinct, so they may identify rows" if p.distinct else f"more than {FEW}"
                 then = "name its values in a table categories in [columns], or drop it"
                 said.append(f"site {site!r}: column {name!r} holds texts that are {why} and are not sent; {then}")
     return said
@@ -378,16 +368,16 @@ def _counted(
     return found.classes, None if numbered is None else tuple(numbered), tuple(found.notes)
 
 
-def _trained(column: Input, said: Sequence[Mapping[str, Any]]) -> Input:
+def _trained(column: Input, said: Sequence[Column]) -> Input:
     """An input with the values and gaps that training rows of some site have."""
-    gap = any(bool(s["gap"]) for s in said)
+    gap = any(s.gap for s in said)
     if column.values is None or column.declared:
         return dataclasses.replace(column, gap=gap)
-    there = {canonical(str(v)) for s in said for v in s["train"] or ()}
+    there = {canonical(v) for s in said for v in s.train or ()}
     return dataclasses.replace(column, gap=gap, values=tuple(v for v in column.values if canonical(v) in there))
 
 
-def _arrays(said: Mapping[str, Any], columns: Columns) -> Settled:
+def _arrays(said: Mapping[str, Npz], columns: Columns) -> Settled:
     first, one = next(iter(said.items()))
     for name, value in columns.given.items():
         if name not in ARRAYS:
@@ -396,31 +386,30 @@ def _arrays(said: Mapping[str, Any], columns: Columns) -> Settled:
         then = "expected none for npz files at sites, which are trained on as they are; scale them beforehand"
         raise DataError(f"columns.standardise: found {columns.standardise!r}, {then}")
     for name, s in said.items():
-        for key, what in (("inputs", "inputs"), ("targets", "targets")):
-            if s[key] != one[key]:
-                there = f"those of {first!r} {one[key]}"
-                raise DataError(f"site {name!r}: {what} are of shape {s[key]} per sample, {there}")
-        for key, a, b in (
-            ("integers", "inputs are integers", "inputs are floats"),
-            ("numbers", "targets are floats", "targets are integers"),
-            ("given", "it has x_test and y_test", "it has no x_test and y_test"),
+        for what, mine, others in (("inputs", s.inputs, one.inputs), ("targets", s.targets, one.targets)):
+            if mine != others:
+                raise DataError(f"site {name!r}: {what} are of shape {mine} per sample, those of {first!r} {others}")
+        for mine, others, yes, no in (
+            (s.integers, one.integers, "inputs are integers", "inputs are floats"),
+            (s.numbers, one.numbers, "targets are floats", "targets are integers"),
+            (s.given, one.given, "it has x_test and y_test", "it has no x_test and y_test"),
         ):
-            if s[key] != one[key]:
-                raise DataError(f"site {name!r}: {a if s[key] else b}, not so at site {first!r}")
-    shape, task = tuple(int(k) for k in one["inputs"]), _task(columns)
-    outputs = math.prod(int(k) for k in one["targets"])
-    if one["numbers"] and task != "classification" and columns.classes is None:
-        return Settled(shape, outputs, None, bool(one["integers"]))
+            if mine != others:
+                raise DataError(f"site {name!r}: {yes if mine else no}, not so at site {first!r}")
+    shape, task = tuple(one.inputs), _task(columns)
+    outputs = math.prod(one.targets)
+    if one.numbers and task != "classification" and columns.classes is None:
+        return Settled(shape, outputs, None, one.integers)
     if task == "regression":
-        return Settled(shape, outputs, None, bool(one["integers"]))
+        return Settled(shape, outputs, None, one.integers)
     for name, s in said.items():
-        if s.get("labels") is None:
+        if s.labels is None:
             then = "state the task in [columns]: classification or regression"
             raise DataError(f"site {name!r}: targets are more than {FEW} different integers; {then}")
-    seen = sorted({int(v) for s in said.values() for v in s["labels"]})
+    seen = sorted({v for s in said.values() for v in s.labels or ()})
     classes, numbered, notes = _counted(np.array(seen), columns.classes, columns)
     assert classes is not None
-    return Settled(shape, classes, classes, bool(one["integers"]), numbered, notes=notes)
+    return Settled(shape, classes, classes, one.integers, numbered, notes=notes)
 
 
 def _flat(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

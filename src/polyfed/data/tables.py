@@ -304,10 +304,11 @@ def weights_of(sheet: Sheet, column: str) -> np.ndarray:
     """[N] the weights of a site's rows. Raises DataError for one that is no number of 0 or more."""
     if column not in sheet.columns:
         known = f"{closest(column, sheet.columns)}; it has {', '.join(sheet.columns)}"
-        raise DataError(f"{sheet.where}: no column {column!r}, the weights{known}")
+        raise DataError(f"{sheet.where}: no column {column!r}, the weights{known}", column)
     for row, value in enumerate(found := sheet.numbers(column)):
         if value is None or value < 0:
             raise DataError(
-                f"{sheet.at(row, column)}: found {sheet.columns[column][row][:40]!r}, expected a weight of 0 or more"
+                f"{sheet.at(row, column)}: found {sheet.columns[column][row][:40]!r}, expected a weight of 0 or more",
+                column,
             )
     return np.array(found, dtype=np.float64)

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from polyfed.base.errors import RunError
+from polyfed.base.errors import Refusal
 from polyfed.core.messages import Form
+from polyfed.data.said import Csv, Npz
+from polyfed.sites.message import Joined
 
 MEANING = {
     "w": "a model, after training here",
@@ -45,18 +47,16 @@ class Consent:
     metrics: Literal["none", "aggregate", "own"] = "own"
     ask: Callable[[str], bool] | None = None
 
-    def check(self, needs: Mapping[str, str], who: str) -> None:
-        """Raise RunError for what is made of samples, asked for, and not allowed."""
+    def check(self, needs: Mapping[str, str]) -> None:
+        """Raise Refusal for what is made of samples, asked for, and not allowed."""
         for name, words in needs.items():
             if name not in self.allow:
-                raise RunError(f"{who}: {name!r} is made of samples ({words}) and not allowed here; --allow {name}")
+                raise Refusal(f"{name!r} is made of samples ({words}) and not allowed here; --allow {name}")
 
 
 def words(
-    site: str,
     method: str,
-    schema: Mapping[str, Any],
-    counts: Mapping[str, int],
+    about: Joined,
     up: Mapping[str, Mapping[str, Form]],
     needs: Mapping[str, str],
     consent: Consent,
@@ -64,11 +64,12 @@ def words(
 ) -> str:
     """What will leave a site, for its operator to read.
 
-    schema, counts: of its file     up: tensors by exchange     needs: what is made of samples, and what it is
+    about: the site and its file     up: tensors by exchange     needs: what is made of samples, and what it is
     """
-    said = [f"What leaves the site {site!r} ({method}):", "  once, before the first round:"]
-    said += [f"    numbers of rows: {', '.join(f'{key} {n}' for key, n in counts.items())}"]
-    said += [f"    {line}" for line in _of_schema(schema)]
+    rows = about.counts.model_dump(exclude_none=True)
+    said = [f"What leaves the site {about.site!r} ({method}):", "  once, before the first round:"]
+    said += [f"    numbers of rows: {', '.join(f'{key} {n}' for key, n in rows.items())}"]
+    said += [f"    {line}" for line in _of_file(about.file)]
     said += ["  in every round that it takes part in:"]
     forms = {name: form for tensors in up.values() for name, form in tensors.items()}
     for name, form in forms.items():
@@ -92,14 +93,10 @@ def words(
     return "\n".join(said)
 
 
-def _of_schema(schema: Mapping[str, Any]) -> list[str]:
-    if schema["kind"] != "table":
-        labels = f", labels {', '.join(map(str, schema['labels']))}" if schema.get("labels") else ""
-        return [f"shapes of one sample: inputs {schema['inputs']}, targets {schema['targets']}{labels}"]
-    columns: dict[str, Any] = schema["columns"]
+def _of_file(file: Csv | Npz) -> list[str]:
+    if isinstance(file, Npz):
+        labels = f", labels {', '.join(map(str, file.labels))}" if file.labels else ""
+        return [f"shapes of one sample: inputs {file.inputs}, targets {file.targets}{labels}"]
     counted = "how many cells are empty, numbers or no declared value, how many values are written in several ways"
-    said = [f"names of columns, {counted}: {', '.join(columns)}"]
-    for name, c in columns.items():
-        if c.get("texts"):
-            said.append(f"values of {name}: {', '.join(c['texts'])}")
-    return said
+    said = [f"names of columns, {counted}: {', '.join(file.columns)}"]
+    return said + [f"values of {name}: {', '.join(c.texts)}" for name, c in file.used.items() if c.texts]

@@ -19,16 +19,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 from polyfed.base.errors import RunError
 from polyfed.sites import flower_api as flwr
 from polyfed.sites.flower_child import HEADER, SIZE
 from polyfed.sites.keys import Keys, split, write
-from polyfed.sites.message import Message, pack, unpack
+
+if TYPE_CHECKING:
+    from polyfed.sites.message import Message, Request
 
 POLL = 0.1  # seconds between two questions to the process beside this one
 ENDS = 60.0  # seconds between two looks at whether a key has ended
@@ -64,15 +65,6 @@ from flwr.serverapp import ServerApp
 
 client, server = ClientApp(), ServerApp()
 
-
-@client.query()
-def answer(message, context):
-    raise RuntimeError("start the SuperNode with --isolation process, and polyfed client beside it")
-
-
-@server.main()
-def main(grid, context):
-    raise RuntimeError("start the SuperLink with --isolation process, and polyfed server beside it")
 """,
 }
 
@@ -113,9 +105,7 @@ class Child:
 
     def stop(self, at_once: bool = False) -> None:
         """End it, in order or at once."""
-        if at_once:
-            self.process.kill()
-        self.process.terminate()
+        (self.process.kill if at_once else self.process.terminate)()
         try:
             self.process.wait(3)
         except subprocess.TimeoutExpired:
@@ -140,18 +130,6 @@ class Task:
         self._over.set()
         self.client.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def runtime(address: str, authority: bytes | None, *more: Any) -> Any:
-    """Flower's Runtime API at `address`, without repeats of its own: they would go on for ever."""
-    interceptors = [flwr.RuntimeVersionHttpInterceptor("polyfed"), *more]
-    return flwr.RuntimeHttpClient.from_server_address(address, authority is None, authority, interceptors)
-
 
 class Door:
     """Where pieces of work of a kind are waiting: a SuperLink or SuperNode."""
@@ -159,16 +137,20 @@ class Door:
     def __init__(
         self, address: str, authority: bytes | None, secret: bytes, kind: str, most: Callable[[], int] | None = None
     ):
-        self.kind, self._open = kind, partial(runtime, address, authority, Known(secret, most))
-        signed = flwr.SuperExecAuthHttpInterceptor(
-            master_secret=secret, protected_methods=["/flwr.proto.Runtime/AcquireTask"]
-        )
-        self._client = self._open(signed)
+        self.kind, self._where = kind, (address, authority is None, authority)
+        self._shown = flwr.RuntimeVersionHttpInterceptor("polyfed"), Known(secret, most)
+        signed = ["/flwr.proto.Runtime/AcquireTask"]
+        self._client = self._runtime(flwr.SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=signed))
+
+    def _runtime(self, shown: Any) -> Any:
+        """Flower's Runtime API, without repeats of its own: they would go on for ever."""
+        return flwr.RuntimeHttpClient.from_server_address(*self._where, [*self._shown, shown])
 
     def take(self) -> Task | None:
         """The oldest, if any."""
         found = self._client.AcquireTask(flwr.AcquireTaskRequest(supported_task_types=[self.kind]))
-        return Task(self._open(flwr.RuntimeTokenHttpInterceptor(found.token)), found.token) if found.token else None
+        token = found.token
+        return Task(self._runtime(flwr.RuntimeTokenHttpInterceptor(token)), token) if token else None
 
     def close(self) -> None:
         self._client.close()
@@ -192,7 +174,7 @@ def opened(content: Any) -> bytes:
 class Asked:
     """What a site was sent and has not answered."""
 
-    def __init__(self, message: Message):
+    def __init__(self, message: "Message[Request]"):
         self.message = message  # not its bytes: sites share its tensors
         self.ids: list[str] = []  # Flower's numbers of it, one for each time that it was sent
         self.node, self.activated = 0, ""  # to which the last one went, and since when it had been connected
@@ -211,7 +193,6 @@ class Flower:
     ):
         self.keys, self.folder, self.say, self.host, self.most = keys, folder, say, host, most
         self.port = port or split(keys.address)[1]
-        self.moved = [0, 0]  # bytes of messages, down and up
         self._authority = keys.authority.read_bytes()
         self._secret = secrets.token_hex(32).encode()
         self._asked: dict[str, Asked] = {}
@@ -344,7 +325,7 @@ class Flower:
         self._safely(self._look)
         return sorted(self._online)
 
-    def push(self, messages: Mapping[str, Message]) -> None:
+    def push(self, messages: "Mapping[str, Message[Request]]") -> None:
         for name, message in messages.items():
             self._failed.pop(name, None)
             self._asked[name] = Asked(message)
@@ -352,16 +333,16 @@ class Flower:
 
     def pull(
         self, names: Sequence[str], enough: int | None = None, seconds: float | None = None
-    ) -> dict[str, Message | str]:
+    ) -> dict[str, bytes | str]:
         end = time.monotonic() + (float("inf") if seconds is None else seconds)
-        found: dict[str, Message | str] = {}
+        found: dict[str, bytes | str] = {}
         while True:
             self._safely(lambda: self._turn(names, found))
             if len(found) >= (len(names) if enough is None else enough) or time.monotonic() > end:
                 return found
             time.sleep(POLL)
 
-    def _turn(self, names: Iterable[str], found: dict[str, Message | str]) -> None:
+    def _turn(self, names: Iterable[str], found: dict[str, bytes | str]) -> None:
         self._look()
         self._take([n for n in names if n in self._asked], found)
         for name in names:
@@ -383,7 +364,7 @@ class Flower:
         if name not in self._online:
             return
         asked.node, asked.activated = self._online[name]
-        data = pack(asked.message)
+        data = asked.message.pack()
         envelope = flwr.Message(enveloped(data), dst_node_id=asked.node, message_type="query", ttl=TTL)
         assert self._grid is not None
         taken = [i for i in self._grid.push_messages([envelope]) if i]
@@ -392,9 +373,8 @@ class Flower:
             return
         asked.ids += taken
         asked.since = time.monotonic()
-        self.moved[0] += len(data)
 
-    def _take(self, names: Sequence[str], found: dict[str, Message | str]) -> None:
+    def _take(self, names: Sequence[str], found: dict[str, bytes | str]) -> None:
         """What has arrived."""
         whose = {i: name for name in names for i in self._asked[name].ids}
         if not whose:
@@ -411,18 +391,13 @@ class Flower:
                     found[name] = f"not a message ({type(e).__name__}: {' '.join(str(e).split())})"
                     del self._asked[name]
 
-    def _took(self, number: str, name: str, reply: Any, found: dict[str, Message | str]) -> None:
+    def _took(self, number: str, name: str, reply: Any, found: dict[str, bytes | str]) -> None:
         if name not in self._asked:  # a second answer to what was asked twice
             return
         if reply.has_error():  # Flower's words, of a site that went or an upload that was cut: asked again
             self._asked[name].ids.remove(number)
             return
-        try:
-            data = opened(reply.content)
-            self.moved[1] += len(data)
-            found[name] = unpack(data, self.most, name)
-        except (ValueError, RunError) as e:
-            found[name] = str(e)
+        found[name] = opened(reply.content)
         del self._asked[name]
 
     def _objects(self, object_ids: list[str], pull_object_fn: Callable[[str], bytes]) -> dict[str, bytes]:

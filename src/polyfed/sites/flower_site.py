@@ -9,7 +9,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
@@ -205,7 +205,7 @@ class Attendance:
         started again, and the server asks who is connected anew again.
         """
         assert self._node is not None
-        with task:
+        with closing(task):
             try:
                 message, context, _, _ = flwr.pull_task_input(task.client)
                 data = opened(message.content)

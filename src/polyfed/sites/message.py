@@ -1,22 +1,48 @@
-"""Messages as bytes: a head in JSON and tensors, in safetensors' format. Nothing is unpickled.
+"""Messages: all that a server and a site say to each other, as types and as bytes. Nothing is unpickled.
 
-What a message says of itself (names, types, shapes, sizes) is read and checked before a byte of its tensors is.
+    server         site                       tensors down                     tensors up
+    Join           Joined                     -                                -
+    Pooled         Sums                       thresholds, fillings, means      sums over training rows
+    Labels         Labelled                   -                                -
+    Begin          Begun                      -                                -
+    Train          Trained or Diverged        what the method sends            what the method sends
+    Evaluate       Measured                   what clients deploy with         -
+    End            Stored                     what clients deploy with         -
+
+To all of them a site may answer Failed. As bytes a message is a file of safetensors, its head JSON in the metadata.
+What it says of itself (names, types, shapes, sizes) is read and checked before a byte of its tensors is. Its head is
+parsed here and nowhere else: no field more or less than the type has, each of its type and within its bounds.
 """
 
 import json
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 import torch
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+)
 from safetensors import SafetensorError
 from safetensors.torch import load
 from safetensors.torch import save as _save  # pyright: ignore[reportUnknownVariableType]
 
-from polyfed.base.errors import RunError
+from polyfed.base.columns import Columns
+from polyfed.base.errors import PolyfedError, RunError
+from polyfed.base.settings import shown
 from polyfed.core.messages import Form, State, form_of
+from polyfed.data.said import DIMS, LARGE, Count, Csv, Npz, Strict
+from polyfed.data.schema import Settled
 
+FORMAT = 1  # of messages: another one is refused at joining, so it changes with whatever changes here
 HEAD = 1 << 20  # bytes of a head at most
+LINE = 1000  # characters of an error
+ROWS = 1 << 27  # from which a site's number of rows is not believed: the server makes a label for each
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -31,26 +57,267 @@ DTYPES = {
 }
 
 
-class Message(NamedTuple):
-    """What one side says to the other. head: JSON-able; what it means is said in `Site`."""
+# heads
 
-    head: dict[str, Any]
+
+def _table(kind: type, read: Callable[[Any], Any]) -> PlainValidator:
+    """A field that is a table with a reader of its own."""
+
+    def made(given: Any) -> Any:
+        try:
+            return given if isinstance(given, kind) else read(given)
+        except (PolyfedError, TypeError) as e:  # pydantic asks for a ValueError
+            raise ValueError(str(e)) from None
+
+    return PlainValidator(made)
+
+
+Table = dict[str, Any]  # of an experiment file, which `agreed` reads with the parser of these
+Made = Literal["labels", "pooled"]  # of samples, and not by training
+Word = Annotated[str, Field(max_length=300)]
+Rows = Annotated[int, Field(ge=0, lt=ROWS)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+At = Annotated[int, Field(ge=-1, lt=LARGE)]
+Version = Annotated[
+    tuple[At, At], BeforeValidator(lambda v: tuple(v) if type(v) is list else v)
+]  # of a site's private state, see `Vault`
+
+
+class Join(Strict):
+    """What kind of experiment it is; answered after the operator's consent. cut, test, validation: as in `Cut`"""
+
+    kind: Literal["join"] = "join"
+    versions: Annotated[dict[Word, Word], Field(max_length=100)]
+    experiment: Word
+    training: Table
+    algorithm: Table
+    model: Table
+    columns: Annotated[
+        Columns,
+        _table(Columns, lambda c: Columns(**c)),
+        PlainSerializer(lambda c: c.given),
+    ]
+    cut: Count
+    test: Share
+    validation: Share
+    needs: Annotated[list[Made], Field(max_length=2)]
+
+
+class Agreed(Strict):
+    """Says what the site has joined for: one that was started again then joins anew."""
+
+    joined: Join
+    settled: Annotated[
+        Settled,
+        _table(Settled, Settled.read),
+        PlainSerializer(lambda s: s.dump()),
+    ]
+
+
+class Pooled(Agreed):
+    """Asks for sums over the site's training rows. columns: those whose values are counted"""
+
+    kind: Literal["pooled"] = "pooled"
+    what: Literal["counts", "sums", "squares"]
+    columns: list[str]
+
+
+class Labels(Agreed):
+    """Asks for the number of training rows of each class."""
+
+    kind: Literal["labels"] = "labels"
+
+
+class Begin(Agreed):
+    """The settled experiment. run: what the run is known by     loss, weights, steps: what joining left open"""
+
+    kind: Literal["begin"] = "begin"
+    run: Annotated[str, Field(max_length=100)]
+    loss: Word
+    weights: list[Amount] | None
+    steps: int | Word | None
+
+
+class Turn(Strict):
+    """base: the private state to start from     keep: the oldest one that may still be asked for"""
+
+    run: Annotated[str, Field(max_length=100)]
+    base: Version
+    keep: Version
+
+
+class Train(Turn):
+    """t: round     phase: exchange within it     n: clients     scale: factor of the step sizes"""
+
+    kind: Literal["train"] = "train"
+    t: Count
+    phase: Count
+    n: Annotated[Count, Field(ge=1)]
+    scale: Amount
+
+
+class Evaluate(Turn):
+    """Asks how good the model is that the site would deploy. round: for the site's own list"""
+
+    kind: Literal["evaluate"] = "evaluate"
+    split: Word
+    round: Count
+
+
+class End(Turn):
+    """The last message, by which the site makes its own model."""
+
+    kind: Literal["end"] = "end"
+
+
+class Counts(Strict):
+    """Rows of each part."""
+
+    train: Rows
+    validation: Rows | None = None
+    test: Rows
+
+
+class Joined(Strict):
+    """What the site's file is like."""
+
+    kind: Literal["joined"] = "joined"
+    site: Word
+    versions: Annotated[dict[Word, Word], Field(max_length=100)]
+    cpu: Word
+    file: Annotated[Csv | Npz, Field(discriminator="kind")]
+    counts: Counts
+
+
+class Sums(Strict):
+    kind: Literal["sums"] = "sums"
+
+
+class Labelled(Strict):
+    kind: Literal["labelled"] = "labelled"
+    rows: list[Rows]
+
+
+class Begun(Strict):
+    """w0: digest of the start vector"""
+
+    kind: Literal["begun"] = "begun"
+    w0: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class Exchanged(Strict):
+    """t, phase: as in the message that it answers"""
+
+    t: Count
+    phase: Count
+
+
+class Trained(Exchanged):
+    kind: Literal["trained"] = "trained"
+    steps: Count
+    seconds: Amount
+
+
+class Diverged(Exchanged):
+    kind: Literal["diverged"] = "diverged"
+
+
+class Measured(Strict):
+    """metrics: None where they stay at the site     aggregate: whether the server may write down a mean only"""
+
+    kind: Literal["measured"] = "measured"
+    metrics: Annotated[dict[Word, float], Field(max_length=100)] | None
+    parameters: Count
+    aggregate: bool = False
+
+
+class Stored(Strict):
+    kind: Literal["stored"] = "stored"
+
+
+class Failed(Strict):
+    """error: one line, with nothing of the file or the machine"""
+
+    kind: Literal["failed"] = "failed"
+    error: Annotated[str, Field(max_length=LINE)]
+
+
+Request = Join | Pooled | Labels | Begin | Train | Evaluate | End
+Reply = Joined | Sums | Labelled | Begun | Trained | Diverged | Measured | Stored | Failed
+H = TypeVar("H", bound=Strict, covariant=True)
+REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
+REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])
+
+
+# messages
+
+
+class Message(NamedTuple, Generic[H]):
+    """What one side says to the other."""
+
+    head: H
     tensors: State = {}  # noqa: RUF012  (never written to)
+
+    def pack(self) -> bytes:
+        """The message as bytes."""
+        return pack({"format": FORMAT} | self.head.model_dump(), self.tensors)
 
     @property
     def bytes(self) -> int:
         """Of the tensors, as the ledger counts them."""
-        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+        return size(self.tensors)
 
 
-def pack(message: Message) -> bytes:
-    """The message as bytes."""
-    apart = {name: t.detach().cpu().contiguous().clone() for name, t in message.tensors.items()}
-    return cast(bytes, _save(apart, {"head": json.dumps(message.head)}))
+def request(data: bytes, most: int, who: str) -> Message[Request]:
+    """What a server asks. most, who: as for `unpack`"""
+    return _read(REQUEST, "the message", data, most, who)
 
 
-def unpack(data: bytes, most: int, who: str) -> Message:
-    """The message in `data`.
+def reply(data: bytes, most: int, who: str) -> Message[Reply]:
+    """What a site answers. most, who: as for `unpack`"""
+    return _read(REPLY, "its reply", data, most, who)
+
+
+def _read(heads: TypeAdapter[Any], what: str, data: bytes, most: int, who: str) -> Message[Any]:
+    says, tensors = unpack(data, most, who)
+    if (found := says.pop("format", None)) != FORMAT:
+        then = "install the same version of polyfed at the server and at every site"
+        raise RunError(f"{who}: found messages of format {shown(found)}, expected {FORMAT}; {then}")
+    try:
+        return Message(heads.validate_python(says), tensors)
+    except ValidationError as e:
+        raise RunError(f"{who}: {what} is damaged ({_misfit(e)})") from None
+
+
+def _misfit(error: ValidationError) -> str:
+    """What is wrong with a head: which field, what was found, what was expected."""
+    e = error.errors(include_url=False)[0]
+    where = ".".join(map(str, e["loc"][1:]))
+    if e["type"].startswith("union_tag"):
+        return f"it is of kind {shown(e['input'].get('kind'))}, which this version does not know"
+    if e["type"] == "missing":
+        return f"it lacks {where}"
+    if e["type"] == "extra_forbidden":
+        return f"it has {where}, which this version does not know"
+    says = str(e.get("ctx", {}).get("error", e["msg"]))
+    expected = says.removeprefix("Input should be ")
+    return f"{where}: found {shown(e['input'])}{'; ' if expected == says else ', expected '}{expected}"
+
+
+def size(tensors: State) -> int:
+    """Bytes of tensors."""
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def pack(head: Mapping[str, Any], tensors: State) -> bytes:
+    """A head and tensors as bytes."""
+    apart = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    return cast(bytes, _save(apart, {"head": json.dumps(head)}))
+
+
+def unpack(data: bytes, most: int, who: str) -> tuple[dict[str, Any], State]:
+    """The head and the tensors in `data`.
 
     most: bytes of tensors that are accepted     who: from whom it is, for errors
     Raises RunError, in one line, for anything that `pack` would not have made.
@@ -67,27 +334,30 @@ def unpack(data: bytes, most: int, who: str) -> Message:
         for name, about in says.items():
             if about["dtype"] not in DTYPES:
                 raise ValueError(f"{name!r} is of type {about['dtype']}")
+            if len(about["shape"]) > DIMS:
+                raise ValueError(f"{name!r} has {len(about['shape'])} dimensions, expected at most {DIMS}")
             numbers = math.prod(int(k) for k in about["shape"])
             size_of_it = numbers * torch.empty((), dtype=DTYPES[about["dtype"]]).element_size()
             found, largest = found + size_of_it, max(largest, (size_of_it, name))
         if found > most or found != len(data) - 8 - size:
             what = f"{found:,} bytes of tensors{largest[1] and f', most of them {largest[1]!r}'}"
             raise ValueError(f"it is said to have {what}, expected at most {most:,}, as sent")
-        return Message(cast(dict[str, Any], head), load(data))
+        return cast(dict[str, Any], head), load(data)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, SafetensorError) as e:
         raise RunError(f"{who}: not a message ({' '.join(str(e).split()) or type(e).__name__})") from None
 
 
-def fits(message: Message, expected: Mapping[str, Form], who: str) -> None:
-    """Raise RunError unless a message has the names, shapes and types that are `expected`, and finite numbers."""
+def misfit(tensors: State, expected: Mapping[str, Form]) -> str:
+    """What tensors have that is not of the names, shapes and types `expected`, or not finite; "": nothing."""
     needed = {name for name, form in expected.items() if not form.optional}
-    for name in sorted((message.tensors.keys() - expected.keys()) | (needed - message.tensors.keys())):
-        what = "has" if name in message.tensors else "lacks"
-        raise RunError(f"{who}: the message {what} tensor {name!r}, expected {', '.join(sorted(expected)) or 'none'}")
-    for name, t in message.tensors.items():
+    for name in sorted((tensors.keys() - expected.keys()) | (needed - tensors.keys())):
+        what = "has" if name in tensors else "lacks"
+        return f"the message {what} tensor {name!r}, expected {', '.join(sorted(expected)) or 'none'}"
+    for name, t in tensors.items():
         form = expected[name]
         same = t.dim() == len(form.shape) and all(k in (None, m) for k, m in zip(form.shape, t.shape, strict=True))
         if not same or t.dtype != form.dtype or t.numel() > form.most:
-            raise RunError(f"{who}: tensor {name!r} is {form_of(t)}, expected {form}")
+            return f"tensor {name!r} is {form_of(t)}, expected {form}"
         if t.is_floating_point() and not torch.isfinite(t.sum()) and not torch.isfinite(t).all():
-            raise RunError(f"{who}: tensor {name!r} holds NaN or infinity")
+            return f"tensor {name!r} holds NaN or infinity"
+    return ""

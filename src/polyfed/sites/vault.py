@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 
 from polyfed.base.checkpoint import flush, reason
-from polyfed.base.errors import RunError
+from polyfed.base.errors import Refusal
 from polyfed.base.settings import table_in
 from polyfed.core.messages import State
 
@@ -38,19 +38,22 @@ class Vault:
                 self._write(card, json.dumps({"run": run, "site": site}).encode())
             said = table_in(card.read_bytes())
         except (OSError, ValueError) as e:
-            raise RunError(f"{folder}: not a vault ({reason(e)})") from None
+            raise self._refusal(f": not a vault ({reason(e)})") from None
         for key, mine in (("site", site), ("run", run)):
             if said.get(key) != mine:
-                raise RunError(
-                    f"{folder}: the vault of {key} {said.get(key)!r}, expected {mine!r}; give each run and site its own"
-                )
+                other = f"the vault of {key} {said.get(key)!r}, expected {mine!r}"
+                raise self._refusal(f": {other}; give each run and site its own")
+
+    def _refusal(self, line: str) -> Refusal:
+        """An error about the folder, whose place is nobody else's business."""
+        return Refusal(f"{self.folder}{line}", f"its vault{line}")
 
     def same(self, key: str, value: str, otherwise: str) -> None:
-        """Note a fact about the run when it is first said; raise RunError where it is another one later."""
+        """Note a fact about the run when it is first said; raise Refusal where it is another one later."""
         card = self.folder / "vault.json"
         said = table_in(card.read_bytes())
         if said.setdefault(key, value) != value:
-            raise RunError(f"{self.site}: {otherwise}")
+            raise Refusal(otherwise)
         self.keep(card.name, json.dumps(said).encode())
 
     def keep(self, name: str, data: bytes) -> None:
@@ -58,7 +61,7 @@ class Vault:
         try:
             self._write(self.folder / name, data)
         except OSError as e:
-            raise RunError(f"{self.folder / name}: cannot be written ({reason(e)})") from None
+            raise self._refusal(f"/{name}: cannot be written ({reason(e)})") from None
 
     def add(self, name: str, line: str) -> None:
         """Append a line to a file beside the versions, below one that was cut off when the site was stopped."""
@@ -68,7 +71,7 @@ class Vault:
                 torn = f.read() not in (b"", b"\n")
                 f.write(b"\n" * torn + f"{line}\n".encode())
         except OSError as e:
-            raise RunError(f"{self.folder / name}: cannot be written ({reason(e)})") from None
+            raise self._refusal(f"/{name}: cannot be written ({reason(e)})") from None
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """The tables that `add` has written as JSON, without lines that were cut off."""
@@ -95,12 +98,13 @@ class Vault:
             older = (
                 f"it ends with round {have[-1][0]}" if have else "it is empty" if not self.versions() else "it is newer"
             )
-            raise RunError(
-                f"{self.folder}: no state of round {version[0]}, which the server builds on; {older}. Restore the "
-                "vault's latest copy, or start the run again"
+            raise self._refusal(
+                f": no state of round {version[0]}, which the server builds on; {older}. Restore the vault's latest "
+                "copy, or start the run again"
             ) from None
         except (OSError, SafetensorError) as e:
-            raise RunError(f"{self._at(version)} is damaged ({reason(e)}); restore the vault's latest copy") from None
+            name = self._at(version).name
+            raise self._refusal(f"/{name} is damaged ({reason(e)}); restore the vault's latest copy") from None
 
     def save(self, version: Version, state: State, keep: Version) -> None:
         """Write a version, and forget those before `keep`, the oldest that the server may still go back to."""
@@ -110,7 +114,7 @@ class Vault:
             save_file({name: t.detach().cpu().contiguous().clone() for name, t in state.items()}, draft)
             self._put(draft, path)
         except (OSError, SafetensorError) as e:
-            raise RunError(f"{path}: cannot write the site's state ({reason(e)})") from None
+            raise self._refusal(f"/{path.name}: cannot write the site's state ({reason(e)})") from None
         for old in self.versions():
             if old < keep:
                 self._at(old).unlink(missing_ok=True)

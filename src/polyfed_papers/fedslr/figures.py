@@ -20,7 +20,7 @@ from polyfed.recipes.recipe import Bench, Claim, Outcome, Setting, ordered, ours
 from polyfed.report.style import INK, QUIET, SERIES, VERMILLION, categories, styled
 from polyfed.report.table import Cell, Table
 from polyfed.runs.opened import opened
-from polyfed.sites.message import Message, pack, unpack
+from polyfed.sites.message import pack, size, unpack
 from polyfed.studies.compare import Comparison
 from polyfed_papers.fedslr import GKR, LABELS, MIXED, federation, network, resnet
 from polyfed_papers.fedslr.progress import column, over_rounds
@@ -258,17 +258,17 @@ def seconds(found: Comparison, label: str) -> np.ndarray:
     return np.array(runs)
 
 
-def exchange(down: Message, up: Message, repeats: int) -> list[float]:
+def exchange(down: dict[str, Tensor], up: dict[str, Tensor], repeats: int) -> list[float]:
     """Seconds of sending one message to another thread by TCP, of its answer, and of packing and unpacking both."""
 
-    def send(wire: socket.socket, message: Message) -> None:
-        data = pack(message)
+    def send(wire: socket.socket, tensors: dict[str, Tensor]) -> None:
+        data = pack({}, tensors)
         wire.sendall(len(data).to_bytes(8, "little") + data)
 
-    def receive(wire: socket.socket) -> Message:
+    def receive(wire: socket.socket) -> None:
         with wire.makefile("rb") as stream:
             data = stream.read(int.from_bytes(stream.read(8), "little"))
-        return unpack(data, len(data), "the other side")
+        unpack(data, len(data), "the other side")
 
     def answer() -> None:
         with door.accept()[0] as wire:
@@ -296,8 +296,8 @@ def measured(repeats: int, share: float) -> dict[str, dict[str, Any]]:
              "FedSLR, last round": (int(5.54e6), dense)}  # fmt: skip
     rows = {}
     for label, way in sizes.items():
-        down, up = (Message({}, {"w": torch.zeros(int(share * k))}) for k in way)
-        rows[label] = {"bytes": down.bytes + up.bytes, "seconds": exchange(down, up, repeats)}
+        down, up = ({"w": torch.zeros(int(share * k))} for k in way)
+        rows[label] = {"bytes": size(down) + size(up), "seconds": exchange(down, up, repeats)}
     return rows
 
 

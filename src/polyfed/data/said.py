@@ -1,0 +1,73 @@
+"""What a site says of its file before the first round, as types: `schema.File` says it, `schema.settle` hears it."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+LARGE = 1 << 53  # from which a whole number is no count of anything
+DIMS = 8  # of a tensor at most
+Count = Annotated[int, Field(ge=0, lt=LARGE)]
+Shape = Annotated[list[Count], Field(max_length=DIMS)]
+
+
+class Strict(BaseModel):
+    """Every field of its type, and no other field."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Dropped(Strict):
+    """A column that the experiment leaves out, or that holds weights."""
+
+    dropped: Literal[True] = True
+
+
+class Column(Strict):
+    """A column in numbers; what they are is in `sheets.Cells`.
+
+    texts: its values, where they say nothing of a row     one: the number that all cells are     train, gap: values and
+    gaps of training rows
+    """
+
+    cells: Count
+    gaps: Count
+    numbers: Count
+    texts: list[str] | None
+    one: Annotated[float, Field(allow_inf_nan=False)] | None
+    whole: bool
+    dates: bool
+    distinct: bool
+    notation: bool
+    unmatched: Count
+    respelt: Count
+    train: list[str] | None
+    gap: bool
+
+
+class Csv(Strict):
+    """A table. weighted: whether its rows' weights differ"""
+
+    kind: Literal["table"] = "table"
+    target: str
+    columns: dict[str, Dropped | Column]
+    weighted: bool
+
+    @property
+    def used(self) -> dict[str, Column]:
+        """The columns that are not dropped."""
+        return {name: c for name, c in self.columns.items() if isinstance(c, Column)}
+
+
+class Npz(Strict):
+    """Arrays. inputs, targets: shapes of one sample     integers, numbers: whether inputs are integers, targets floats
+
+    given: whether it has test samples of its own     labels: where there are few, or the experiment needs them
+    """
+
+    kind: Literal["arrays"] = "arrays"
+    inputs: Shape
+    targets: Shape
+    integers: bool
+    numbers: bool
+    given: bool
+    labels: list[int] | None = None

@@ -1,0 +1,64 @@
+"""What server and site make of the same messages, so that both train the same: versions, method, model, training."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+
+from polyfed.base import plugins
+from polyfed.base.errors import Refusal
+from polyfed.core.algorithm import REGISTRY, Algorithm
+from polyfed.data.schema import Settled
+from polyfed.models import default_for
+from polyfed.runs.build import make_model
+from polyfed.runs.check import Where, read_table
+from polyfed.runs.config import TABLES, model_of
+from polyfed.runs.folder import version_of
+from polyfed.runs.trained import raw
+from polyfed.runs.training import Settings
+from polyfed.sites.message import Join, Table
+
+OURS = ("polyfed", "torch")
+NOWHERE = Where(None, {}, {})
+
+
+def versions(added: Iterable[str] = ()) -> dict[str, str]:
+    """Of what must be the same at server and sites. added: packages of the method, the model and the metrics"""
+    known = plugins.versions() | {package: version_of(package) for package in OURS}
+    return {package: known.get(package, "not installed") for package in (*OURS, *added)}
+
+
+def unlike(here: Mapping[str, str], there: Mapping[str, str], other: str) -> str:
+    """The first package that `other` has not in the same version; "": none."""
+    for package, mine in here.items():
+        if there.get(package) != mine:
+            has = f"has {package} {mine}" if mine != "not installed" else f"{package} is not installed"
+            return f"{has}, {other} has {there.get(package)}; install the same"
+    return ""
+
+
+def digest(w: torch.Tensor) -> str:
+    """sha256 of a vector."""
+    return hashlib.sha256(raw(w)).hexdigest()
+
+
+class Experiment(NamedTuple):
+    """What a site has joined for. model: its table     start: the model itself, as all sites start"""
+
+    training: Settings
+    method: Algorithm
+    model: Table
+    start: torch.nn.Module
+
+
+def experiment(join: Join, settled: Settled, loss: str | None = None) -> Experiment:
+    """The experiment of a message. loss: where joining has left it open"""
+    training = read_table(Settings, {"loss": loss} | join.training, NOWHERE, TABLES)
+    table = {key.replace("-", "_"): value for key, value in join.algorithm.items()}
+    method = REGISTRY.make(str(table.pop("name", "")), table)
+    model = {"name": default_for(settled.inputs)} | join.model
+    found = model_of(model, NOWHERE)
+    if found.file is not None:
+        raise Refusal("the model is in a file, which a site does not run; name one of polyfed's own")
+    return Experiment(training, method, model, make_model(found, settled.inputs, settled.outputs, training.seed))

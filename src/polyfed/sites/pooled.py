@@ -1,0 +1,76 @@
+"""The server's side of "standardise = pooled": medians, means and deviations of columns over the rows of all sites,
+from sums that each site makes of its own.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+import torch
+
+from polyfed.core.messages import Form, State
+from polyfed.data.moments import deviation, medians
+from polyfed.data.preparation import Preparation
+from polyfed.data.said import Csv
+from polyfed.data.schema import Settled, with_statistics
+from polyfed.sites import message as m
+from polyfed.sites.asking import Asking
+from polyfed.sites.message import Message, misfit
+from polyfed.sites.site import WAYS
+
+What = Literal["counts", "sums", "squares"]
+
+
+def pooled(
+    asking: Asking, join: m.Join, settled: Settled, blank: Preparation, said: Mapping[str, m.Joined]
+) -> tuple[Settled, np.ndarray]:
+    """What is settled with everybody's medians, means and deviations; and [3, n] messages, bytes down and bytes up.
+
+    The sums are those of `moments` and `median` over the sites' rows in their order, to the bit.
+
+    blank: the preparation that is settled, without statistics     said: by the sites, of their files
+    """
+    bill, train = np.zeros((3, len(said))), {name: about.counts.train for name, about in said.items()}
+    numbers = [i.name for i in blank.inputs if i.values is None]
+    files = [about.file.used for about in said.values() if isinstance(about.file, Csv)]
+    gaps = [name for name in numbers if any(columns[name].gaps for columns in files)]
+    inputs = tuple(dataclasses.replace(i, gap=i.gap or i.name in gaps) for i in blank.inputs)  # also those of test rows
+    known = dataclasses.replace(settled, preparation=blank.with_inputs(inputs))
+    columns = len(numbers) + (blank.labels is None)
+
+    def ask(what: What, tensors: State, shapes: Mapping[str, tuple[int, ...]]) -> list[State]:
+        head = m.Pooled(joined=join, settled=known, what=what, columns=gaps if what == "counts" else [])
+        message, dtype = Message(head, tensors), torch.int64 if what == "counts" else torch.float64
+        expected = {key: Form(dtype, shape, math.prod(shape)) for key, shape in shapes.items()}
+
+        def wrong(name: str, reply: Message[m.Sums]) -> str:
+            if found := misfit(reply.tensors, expected):
+                return found
+            least, most = -math.inf if what == "sums" else 0, train[name] if what == "counts" else math.inf
+            right = all(bool(((t >= least) & (t <= most)).all()) for t in reply.tensors.values())
+            return "" if right else "its sums are damaged"
+
+        found = asking.all(dict.fromkeys(said, message), "pooled sums", m.Sums, wrong)
+        bill.__iadd__(np.array([[1, message.bytes, reply.bytes] for reply in found.values()]).T)
+        return [reply.tensors for reply in found.values()]
+
+    fill, n = np.zeros(len(numbers)), sum(train.values())
+    if gaps:
+
+        def count(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            shapes = {"n": (len(gaps),), "counts": at.shape}
+            found = ask("counts", {"at": torch.as_tensor(at)}, shapes)
+            there, most = (torch.stack([s[key] for s in found]).sum(0).numpy() for key in ("n", "counts"))
+            return there, most
+
+        fill[[numbers.index(name) for name in gaps]] = medians(count, len(gaps), WAYS)
+    sums = [s["sums"].numpy() for s in ask("sums", {"fill": torch.as_tensor(fill)}, {"sums": (columns,)})]
+    mean = sum(sums, start=np.zeros(len(sums[0]))) / n
+    given = {"fill": torch.as_tensor(fill), "mean": torch.as_tensor(mean)}
+    squares = [s["squares"].numpy() for s in ask("squares", given, {"squares": (columns,)})]
+    scale = deviation(mean, sum(squares, start=np.zeros(len(mean))) / n)
+    without = [k for k, name in enumerate(numbers) if name not in gaps]
+    fill[without] = mean[without]  # new rows may have gaps where no file has one
+    return with_statistics(settled, fill, mean, scale), bill

@@ -1,0 +1,327 @@
+"""serve: the server's side of a run whose clients are at sites of their own. It holds no sample and no private row.
+
+It reads an experiment file, asks the sites what their files are like, settles what must be the same for all, and trains
+as any run does. A run that was stopped goes on with `resume`: sites are asked to join again.
+"""
+
+import dataclasses
+import hashlib
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from polyfed.base.checkpoint import reason
+from polyfed.base.errors import ConfigError, RunError
+from polyfed.base.settings import is_list, is_mapping, table_in
+from polyfed.core.engine import Engine
+from polyfed.core.messages import Form
+from polyfed.core.schedule import Arrivals, Asynchronous, Delays, Timed
+from polyfed.data.federation import Outline
+from polyfed.data.schema import Settled, settle
+from polyfed.models import default
+from polyfed.runs.build import make_model
+from polyfed.runs.config import Experiment, Method, model_table, resolve
+from polyfed.runs.folder import RunFolder
+from polyfed.runs.rehearsal import Forms, forms
+from polyfed.runs.result import Result
+from polyfed.runs.trainer import Trainer, prepare
+from polyfed.runs.training import Training
+from polyfed.runs.watching import Callback
+from polyfed.runs.weights import weights_of
+from polyfed.sites import message as m
+from polyfed.sites.agreed import digest, unlike, versions
+from polyfed.sites.asking import Asking, Transport
+from polyfed.sites.engine import RemoteEngine
+from polyfed.sites.message import Message
+from polyfed.sites.pooled import pooled
+from polyfed.sites.site import FIRST
+from polyfed.yardsticks import Yardstick
+
+CARD = "sites.json"  # in the run's folder: what sites know the run by
+SLACK = 1 << 16  # bytes that a wrong reply may have more, so that the tensor at fault is named
+HERE = (  # settings that are the server's alone
+    "rounds", "seeds", "engine", "address", "workers", "chunk", "schedule", "fraction", "robust", "attack",
+    "class-weights", "local-steps", "portable", "evaluate-every", "checkpoint-every",
+)  # fmt: skip
+
+
+def serve(
+    experiment: Path,
+    transport: Transport,
+    out: Path,
+    *,
+    sites: Sequence[str] | None = None,
+    resume: bool = False,
+    wait: float | None = None,
+    quorum: int | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    callbacks: Sequence[Callback] = (),
+) -> Result:
+    """Train with sites that are reached through a transport.
+
+    Parameters
+    ----------
+    experiment : Path
+        Experiment file, as `polyfed run` takes it; its [data] says how files are divided, and not where they are.
+    transport : Transport
+        Carries messages; whoever made it closes it.
+    out : Path
+        Run folder, new or empty.
+    sites : sequence of str or None
+        Who takes part; all of them must join. None: those that are connected when the first one is.
+    resume : bool
+        Continue the run in `out`.
+    wait : float or None
+        Seconds that replies are waited for, see `quorum`. None: for ever.
+    quorum : int or None
+        How many replies are enough for a round to go on once `wait` is over. None: all that were asked for.
+    say : callable
+        Takes lines for the operator.
+    callbacks : sequence of callable
+        As for `fit`.
+
+    Returns
+    -------
+    Result
+        What the server knows: its state, metrics as far as sites say them, and the ledger.
+
+    Raises
+    ------
+    ConfigError, DataError, RunError
+        In one line, before the first round where possible; it names the site at fault.
+    """
+    if sites is not None and len(set(sites)) < len(sites):
+        twice = next(name for k, name in enumerate(sites) if name in sites[:k])
+        raise ConfigError(f"sites: found {twice!r} twice, expected each once")
+    server = Server(resolve(experiment), transport, RunFolder(Path(out)), wait, quorum, say)
+    if not resume:
+        server.store.refuse_used()
+    server.join(sites)
+    server.settle()
+    trainer = server.begin()
+    run = trainer.run(out, resume, callbacks)
+    at_sites = run.trained.engine
+    if run.status == "finished" and isinstance(at_sites, RemoteEngine):
+        for name, why in at_sites.end(run.trained.deployment()).items():
+            say(f"{name}: {why} at the end; its model is not made; go on with --resume")
+    return run
+
+
+class Server:
+    """One run's server, step by step.
+
+    experiment: whose one method is trained     transport: carries messages     store: the run's folder
+    wait, quorum, say: as for `serve`
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        transport: Transport,
+        store: RunFolder,
+        wait: float | None,
+        quorum: int | None,
+        say: Callable[[str], None],
+    ):
+        self.experiment, self.method = experiment, _only(experiment)
+        self.transport, self.store, self.wait, self.quorum, self.say = transport, store, wait, quorum, say
+        self.asking = Asking(transport, wait, say)
+        self.names: list[str] = []
+        self.said: dict[str, m.Joined] = {}
+        self.billed: np.ndarray | None = None
+
+    def join(self, sites: Sequence[str] | None) -> None:
+        """Wait for the sites, and ask them what their files are like."""
+        self.transport.most = FIRST
+        # in the order that their files would have in a folder
+        self.names = sorted(self.asking.connected(sites), key=lambda name: f"{name}.csv")
+        self.head = _join(self.experiment, self.method)
+        replies = self.asking.all(dict.fromkeys(self.names, Message(self.head)), "joining", m.Joined, _wrong_join)
+        self.said = {name: reply.head for name, reply in replies.items()}
+        mine = torch.backends.cpu.get_cpu_capability()
+        for name, about in self.said.items():
+            if about.cpu != mine:
+                there = f"{name} computes with {about.cpu[:20]}, the server with {mine}"
+                self.say(f"{there}: last digits may differ between them")
+
+    def settle(self) -> None:
+        """What must be the same for all."""
+        self.settled = settle({name: about.file for name, about in self.said.items()}, self.experiment.columns)
+        if "pooled" in self.head.needs and (blank := self.settled.preparation) is not None:
+            self.settled, self.billed = pooled(self.asking, self.head, self.settled, blank, self.said)
+        self.federation = _outline(self.experiment, self.said, self.settled)
+        if "labels" in self.head.needs:
+            asked = Message(m.Labels(joined=self.head, settled=self.settled))
+            what = "numbers of rows of each class"
+            found = self.asking.all(dict.fromkeys(self.names, asked), what, m.Labelled, self._wrong_labels)
+            labels = [reply.head.rows for reply in found.values()]
+            self.federation = dataclasses.replace(self.federation, labels=labels)
+
+    def _wrong_labels(self, name: str, reply: Message[m.Labelled]) -> str:
+        rows, train = reply.head.rows, self.said[name].counts.train
+        right = len(rows) == self.settled.classes and sum(rows) == train
+        return "" if right else "its numbers of rows by class are damaged"
+
+    def begin(self) -> Trainer:
+        """Have all sites make their part of the settled experiment. Returns what trains with them."""
+        e, settings = _settings(self.experiment, self.federation)
+        s, run, loss = self.settled, _card(self.store), settings.loss
+        weights = weights_of(settings.class_weights, loss, self.federation.describe())
+        model = make_model(e.model, s.inputs, s.outputs, settings.seed)
+        about = _describe(e, self.method, self.names)
+        trainer = prepare(model, self.federation, self.method.algorithm, settings, describe=about)
+        found = forms(self.method.algorithm, trainer.task, s.inputs, s.classes, s.outputs)
+        self.transport.most = 2 * found.largest + SLACK
+        start = digest(trainer.task.w0)
+
+        def asked(k: int, name: str) -> Message[m.Begin]:
+            steps = _steps(settings, k, name)
+            return Message(m.Begin(joined=self.head, settled=s, run=run, loss=str(loss), weights=weights, steps=steps))
+
+        def same(name: str, reply: Message[m.Begun]) -> str:
+            return "" if reply.head.w0 == start else "starts from another model than the server"
+
+        self.asking.all({name: asked(k, name) for k, name in enumerate(self.names)}, "beginning", m.Begun, same)
+        self.say(f"{len(self.names)} sites have joined: {', '.join(self.names)}")
+        return dataclasses.replace(trainer, elsewhere=partial(self._engine, run, settings, found), billed=self.billed)
+
+    def _engine(self, run: str, settings: Training, found: Forms, t: Trainer) -> Engine:
+        algorithm = self.method.algorithm
+
+        def expected(round: int, phase: int) -> Mapping[str, Form]:
+            return found.of(algorithm.phases(round), phase)
+
+        return RemoteEngine(
+            self.names, self.federation.train.counts, self.transport, t.work, settings.seed, settings.step_sizes,
+            run=run, expected=expected, accepts=partial(algorithm.accepts, t.task),
+            metrics=["loss", *(metric.name for metric in t.task.scores)], seconds=self.wait, quorum=self.quorum,
+            say=self._note,
+        )  # fmt: skip
+
+    def _note(self, line: str) -> None:
+        self.store.log(line)
+        self.say(line)
+
+
+def _only(e: Experiment) -> Method:
+    """The one method of an experiment that sites can run."""
+    if not e.single:
+        raise ConfigError(f"{e.name}: found {len(e.methods)} methods and {len(e.seeds)} seeds, expected one of each")
+    method, s = e.methods[0], e.settings
+    if s.portable:
+        raise ConfigError("portable: not with sites, whose processors are their own; leave it out")
+    if isinstance(method.algorithm, Yardstick):
+        raise ConfigError(f"algorithm.name: {method.algorithm.name} is a yardstick, which needs no sites")
+    if s.attack is not None:
+        raise ConfigError("attack: not with sites, who are themselves; leave it out")
+    for what, found in (("algorithm.file", method.file), ("model.file", e.model.file)):
+        if found is not None:
+            raise ConfigError(f"{what}: not with sites, which run what they have installed; make a package of it")
+    return method
+
+
+def _join(e: Experiment, method: Method) -> m.Join:
+    """What sites are told when they are asked to join."""
+    s, d = e.settings, e.data
+    seed, validation = e.seeds[0], 0.0 if d.validation_fraction is None else d.validation_fraction
+    needs: list[m.Made] = []
+    if s.class_weights == "balanced":
+        needs.append("labels")
+    if e.columns.standardise in (None, "pooled"):
+        needs.append("pooled")
+    return m.Join(
+        versions=versions(e.packages()),
+        experiment=e.name,
+        training={k: v for k, v in s.dump().items() if k not in HERE} | {"seed": seed},
+        algorithm=method.table(),
+        model=model_table(e.model),  # without a name where it is the default for what will be settled
+        columns=e.columns,
+        cut=seed if d.seed is None else d.seed,
+        test=d.test_fraction,
+        validation=validation,
+        needs=needs,
+    )
+
+
+def _wrong_join(name: str, reply: Message[m.Joined]) -> str:
+    said = reply.head
+    if said.site != name:
+        return f"calls itself {said.site!r}"
+    if why := unlike(said.versions, versions(), "the server"):
+        return why
+    return "" if said.counts.train else "has no training rows"
+
+
+def _card(store: RunFolder) -> str:
+    """What sites know the run of a folder by; a new word for a new run."""
+    path = store.path / CARD
+    try:
+        if path.is_file():
+            return str(table_in(path.read_bytes())["run"])
+        store.path.mkdir(parents=True, exist_ok=True)
+        found = uuid.uuid4().hex[:12]
+        store.write(CARD, json.dumps({"run": found}))
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise RunError(f"{path}: cannot be read or written ({reason(e)})") from None
+    return found
+
+
+def _outline(e: Experiment, said: Mapping[str, m.Joined], settled: Settled) -> Outline:
+    """The sites as a federation without samples."""
+    names, counts = [*said], {name: about.counts.model_dump(exclude_none=True) for name, about in said.items()}
+    parts = [key for key in ("train", "validation", "test") if any(key in of for of in counts.values())]
+    sizes = {key: [int(counts[name].get(key, 0)) for name in names] for key in parts}
+    prepared = {} if settled.preparation is None else {
+        "preparation": settled.preparation.dump(), "inputs": settled.preparation.names
+    }  # fmt: skip
+    meta = {
+        "dataset": e.name,
+        "partition": "natural",
+        "test": f"own:{e.data.test_fraction:g}",
+        "seed": e.seeds[0] if e.data.seed is None else e.data.seed,
+        "notes": [*settled.notes, "every client's samples are at its own site"],
+        **prepared,
+    }
+    about = {"clients": [settled.classes, *names], "preparation": settled.dump(), "train": sizes}
+    mark = " ".join(f"{key}:{_short(value)}" for key, value in about.items())
+    return Outline.of(
+        names, sizes, settled.inputs, settled.outputs, settled.classes, settled.integers, meta=meta, digest=mark
+    )
+
+
+def _settings(e: Experiment, federation: Outline) -> tuple[Experiment, Training]:
+    """The experiment with nothing left open, and how its run trains."""
+    model = e.model if e.model.name is not None else dataclasses.replace(e.model, name=default(federation))
+    loss = e.settings.loss or ("mse" if federation.classes is None else "cross-entropy")
+    schedule = e.settings.schedule_for(federation.names)
+    if isinstance(schedule, Timed) or (isinstance(schedule, Asynchronous) and schedule.delays != Delays()):
+        raise ConfigError("schedule.delays: found some, expected none: real sites take the time they take")
+    settings = dataclasses.replace(
+        e.settings, loss=loss, seed=e.seeds[0], seeds=None, engine="local", address=None,
+        schedule=Arrivals(schedule.concurrency) if isinstance(schedule, Asynchronous) else e.settings.schedule,
+    )  # fmt: skip
+    return dataclasses.replace(e, model=model, settings=settings), settings
+
+
+def _describe(e: Experiment, method: Method, names: Sequence[str]) -> dict[str, Any]:
+    """What config.toml says beyond what `prepare` knows."""
+    data = {key: value for key, value in e.data.dump().items() if key not in ("name", "dir", "partition", "clients")}
+    tables = {"data": data | {"sites": [*names]}, "model": model_table(e.model), "algorithm": method.table()}
+    tables |= {"columns": found} if (found := e.columns.dump()) else {}
+    return tables | ({"schedule": {**asked}} if is_mapping(asked := e.settings.schedule) else {})
+
+
+def _steps(settings: Training, k: int, name: str) -> int | str | None:
+    """The local steps of one site, which hears nothing of others'."""
+    given: Any = settings.local_steps
+    return given[name] if is_mapping(given) else int(given[k]) if is_list(given) else given
+
+
+def _short(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
