@@ -135,7 +135,7 @@ def _more(fed: Federation) -> str:
 def draw(fed: Federation, out: Path) -> Path:
     """The partition as a picture."""
     from polyfed.report import Study, partition_figure, save
-    from polyfed.report.read import described
+    from polyfed.runs.numbers import described
 
     figure = partition_figure(Study([described(fed.describe())]))
     assert figure is not None

@@ -12,9 +12,10 @@ from typing import Any
 import pandas as pd
 
 from polyfed.base.errors import Diverged, RunError
-from polyfed.runs import schema as reading
 from polyfed.runs.folder import summary
+from polyfed.runs.numbers import Numbers
 from polyfed.runs.result import Result
+from polyfed.runs.schema import Summary
 from polyfed.runs.watching import Callback
 from polyfed.studies import parallel
 
@@ -31,7 +32,7 @@ class Done:
     label: str
     seed: int
     status: str
-    summary: reading.Summary | None = None
+    summary: Summary | None = None
     clients: pd.DataFrame | None = None
     message: str = ""
     folder: Path | None = None
@@ -143,14 +144,11 @@ def execute(
 def read_result(place: Path, name: str, seed: int, rounds: int | None = None) -> Done | None:
     """The result of a run folder whose run is over, or None when it has to be (re)started or continued."""
     try:
-        found = reading.summary(place)
-        if found.status not in ("finished", "diverged"):
-            return None
-        if found.status == "diverged":
-            return Done(name, seed, "diverged", found, None, f"diverged after round {found.rounds}", place)
-        if rounds is not None and found.rounds < rounds and found.deploys != "yardstick":  # which has none
-            return None
-        names = reading.federation(place).names
-        return Done(name, seed, "finished", found, reading.clients(place, names), folder=place)
+        run = Numbers.of(place)
     except RunError:
         return None
+    found = run.summary
+    if found.status == "diverged":
+        return Done(name, seed, "diverged", found, None, f"diverged after round {found.rounds}", place)
+    short = rounds is not None and found.rounds < rounds and found.deploys != "yardstick"  # which has no rounds
+    return None if found.status != "finished" or short else Done(name, seed, "finished", found, run.clients, "", place)
