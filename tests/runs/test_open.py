@@ -109,8 +109,8 @@ def test_a_split_that_there_is_not_is_refused_with_the_nearest_and_others_are_sc
     found = pf.Run.open(tmp_path, federation(), linear())
     for one in (run, found):
         with pytest.raises(ConfigError, match=r"no split 'tests' \(did you mean 'test'\?\); .* train, test"):
-            one.scored("tests")
-        np.testing.assert_allclose(one.scored("test")["accuracy"], run.final["test"]["accuracy"])
+            one.evaluate(one.personal, "tests")
+        np.testing.assert_allclose(one.evaluate(one.personal, "test")["accuracy"], run.final["test"]["accuracy"])
 
 
 def test_resuming_gives_the_numbers_of_an_uninterrupted_run(tmp_path):

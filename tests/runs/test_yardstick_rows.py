@@ -15,6 +15,7 @@ import polyfed as pf
 from polyfed.core.rounds import Loop
 from polyfed.report import answer, client_table, compare_table, read
 from polyfed.report.tables import cost_table
+from polyfed.runs.trainer import Trainer
 
 YARDS = (pf.Commonest, pf.OwnLinear, pf.OwnTrees, pf.PooledOracle)
 HOW = {"seeds": 2, "rounds": 3, "local_steps": 2, "batch_size": None, "metrics": "accuracy,auc,brier", "keep": False}
@@ -69,8 +70,8 @@ def test_a_resumed_comparison_gives_the_same_rows(folder, tmp_path, monkeypatch)
     for name in ("own-linear-seed1", "pooled-oracle-seed0"):  # killed before they could write their results
         (tmp_path / "a/runs" / name / "summary.json").unlink()
     fitted = []
-    measure = pf.Trainer._measure
-    monkeypatch.setattr(pf.Trainer, "_measure", lambda t, run: (fitted.append(t.algorithm.name), measure(t, run))[1])
+    measure = Trainer._measure
+    monkeypatch.setattr(Trainer, "_measure", lambda t, run: (fitted.append(t.algorithm.name), measure(t, run))[1])
     compare(tmp_path / "a", resume=True, callbacks=[lambda _: None])  # with a callback, all in this process
     assert sorted(fitted) == ["commonest", "own-linear", "own-trees", "pooled-oracle"]
     for run in sorted((folder / "runs").iterdir()):
