@@ -150,8 +150,8 @@ def mixing_figure(run: Numbers) -> Figure | None:
     return figure
 
 
-def _ticks(names: list[str], most: int = 16) -> tuple[list[int], list[str]]:
-    step = -(-len(names) // most)
+def _ticks(names: list[str]) -> tuple[list[int], list[str]]:
+    step = -(-len(names) // 16)
     return list(range(0, len(names), step)), names[::step]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import pandas as pd
 
@@ -37,6 +37,23 @@ class Done:
     message: str = ""
     folder: Path | None = None
     run: Result | None = None
+
+
+class Trained(Protocol):
+    """What says how it ended: a run, a comparison, a search."""
+
+    @property
+    def status(self) -> str: ...
+
+
+F = TypeVar("F", bound=Trained)
+
+
+def whole(found: F) -> F:
+    """What was trained to its end. Raises KeyboardInterrupt where Ctrl-C cut it short."""
+    if found.status == "interrupted":
+        raise KeyboardInterrupt
+    return found
 
 
 class Watch:
@@ -84,11 +101,9 @@ class Job:
     def apart(self) -> tuple[str, str]:
         """Train it in a process of its own: what its folder does not hold, (status, message)."""
         try:
-            run = self.train(())
+            run = whole(self.train(()))  # Ctrl-C stops the others too
         except Diverged as e:
             return "diverged", str(e)
-        if run.status == "interrupted":
-            raise KeyboardInterrupt  # the others stop too
         return run.status, ""
 
     def told(self, status: str, message: str) -> Done:

@@ -31,6 +31,7 @@ from polyfed.runs.opened import stored
 from polyfed.runs.result import Result, position
 from polyfed.runs.schema import About, Client
 from polyfed.runs.watching import Callback
+from polyfed.studies.jobs import whole
 
 if TYPE_CHECKING:
     from polyfed.report import Table
@@ -100,9 +101,7 @@ def leave(run: Result, clients: Sequence[str | int], out: Path | None, callbacks
         training = dataclasses.replace(training, local_steps=_rest(training.local_steps, names, run.outline.names))
     _check_same(Numbers.of(run.place()), About.model_validate(federation.describe()).clients)
     training = dataclasses.replace(training, rounds=run.rounds)
-    found = fit(model, federation, algorithm, training, out=target, callbacks=callbacks, describe=described)
-    if found.status == "interrupted":
-        raise KeyboardInterrupt
+    whole(fit(model, federation, algorithm, training, out=target, callbacks=callbacks, describe=described))
     departure = compared(run.place(), target, names)
     departure.save()
     return departure

@@ -23,6 +23,7 @@ from polyfed.runs.fit import fit
 from polyfed.runs.folder import client_model
 from polyfed.runs.numbers import Numbers
 from polyfed.runs.ownership import unsealed
+from polyfed.studies.jobs import whole
 
 PROCESSOR = ("cpu-capability", "mkl-cbwr", "kernel", "platform")  # versions that are the processor's, or chosen by it
 
@@ -92,9 +93,7 @@ def verify(folder: Path) -> Verdict:
     with tempfile.TemporaryDirectory() as name:
         again = Path(name)
         with contextlib.suppress(Diverged):
-            run = fit(parts.model(seed), parts.federation(seed), method.algorithm, training, out=again)
-            if run.status == "interrupted":
-                raise KeyboardInterrupt
+            whole(fit(parts.model(seed), parts.federation(seed), method.algorithm, training, out=again))
         return compared(folder, again, config, WHOLE)
 
 
