@@ -15,9 +15,16 @@ from typing import Any
 import polyfed as pf
 from polyfed.cli import _command, describe
 from polyfed.cli.config import keys
+from polyfed.core.algorithm import REGISTRY
 from polyfed.recipes import load as recipes
 from polyfed.recipes.recipe import Setting
 from polyfed.runs.rehearsal import counted
+from polyfed.runs.result import Result
+from polyfed.runs.trainer import Trainer, prepare
+from polyfed.studies.admit import Admission
+from polyfed.studies.compare import Comparison
+from polyfed.studies.tune import Tuned
+from polyfed.studies.window import WindowAdvice, window_for
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -40,6 +47,7 @@ GROUPS = {  # title of a reference page: the modules whose names it shows
     "Yardsticks": ("polyfed.yardsticks",),
     "Other": ("polyfed",),
 }
+ALSO = (Result, Trainer, prepare, Admission, Comparison, Tuned, WindowAdvice, window_for)  # public in their rooms alone
 
 
 def pages() -> dict[str, str]:
@@ -213,6 +221,8 @@ def reference() -> dict[str, str]:
         names = getattr(folder, "__all__", None) or list(own)
         public |= {f"{folder.__name__}.{name}": getattr(folder, name) for name in names}
     methods = set(classes())
+    yardsticks = [cls for cls in REGISTRY.values() if cls.__module__.startswith("polyfed.yardsticks")]
+    public |= {thing.__name__: thing for thing in (*ALSO, *yardsticks)}
     groups: dict[str, list[str]] = {title: [] for title in GROUPS}
     for value in public.values():
         if (inspect.isclass(value) or inspect.isfunction(value)) and value not in methods:

@@ -1,7 +1,8 @@
 """polyfed: federated learning when one model does not fit all.
 
-The public names are those that are imported below, for type checkers and editors. They are loaded when first used, so
-that `polyfed --help` does not wait for torch.
+The public names are those that are imported below, for type checkers and editors: what a program types, and every
+method and yardstick, as `polyfed.FedAvg`. What comes back from a call has its name in its room, such as
+`polyfed.runs.result.Result`. They are loaded when first used, so that `polyfed --help` does not wait for torch.
 """
 
 import ast as _ast
@@ -16,42 +17,7 @@ if _TYPE_CHECKING:
     from polyfed import models as models
     from polyfed import report as report
     from polyfed import threats as threats
-    from polyfed.algorithms import APFL as APFL
-    from polyfed.algorithms import CFL as CFL
-    from polyfed.algorithms import FPFC as FPFC
-    from polyfed.algorithms import GPGD as GPGD
-    from polyfed.algorithms import IFCA as IFCA
-    from polyfed.algorithms import LPGD as LPGD
-    from polyfed.algorithms import PACFL as PACFL
-    from polyfed.algorithms import Ditto as Ditto
-    from polyfed.algorithms import FedACS as FedACS
-    from polyfed.algorithms import FedAdagrad as FedAdagrad
-    from polyfed.algorithms import FedAdam as FedAdam
-    from polyfed.algorithms import FedAMP as FedAMP
-    from polyfed.algorithms import FedAsync as FedAsync
-    from polyfed.algorithms import FedAvg as FedAvg
-    from polyfed.algorithms import FedAvgFT as FedAvgFT
-    from polyfed.algorithms import FedAvgM as FedAvgM
-    from polyfed.algorithms import FedBABU as FedBABU
-    from polyfed.algorithms import FedBuff as FedBuff
-    from polyfed.algorithms import FedCET as FedCET
-    from polyfed.algorithms import FedDyn as FedDyn
-    from polyfed.algorithms import FedLin as FedLin
-    from polyfed.algorithms import FedPer as FedPer
-    from polyfed.algorithms import FedProx as FedProx
-    from polyfed.algorithms import FedRep as FedRep
-    from polyfed.algorithms import FedSLR as FedSLR
-    from polyfed.algorithms import FedSpa as FedSpa
-    from polyfed.algorithms import FedTrack as FedTrack
-    from polyfed.algorithms import FedYogi as FedYogi
-    from polyfed.algorithms import HeurFedAMP as HeurFedAMP
-    from polyfed.algorithms import HypCluster as HypCluster
-    from polyfed.algorithms import LGFedAvg as LGFedAvg
-    from polyfed.algorithms import Local as Local
-    from polyfed.algorithms import PerFedAvg as PerFedAvg
-    from polyfed.algorithms import PFedMe as PFedMe
-    from polyfed.algorithms import Recalibrated as Recalibrated
-    from polyfed.algorithms import Scaffold as Scaffold
+    from polyfed.algorithms import *  # noqa: F403
     from polyfed.base import errors as errors
     from polyfed.base.settings import setting as setting
     from polyfed.compute.solvers import local_sgd as local_sgd
@@ -78,43 +44,47 @@ if _TYPE_CHECKING:
     from polyfed.games.result import Coalitions as Coalitions
     from polyfed.games.run import coalitions as coalitions
     from polyfed.metrics.metric import Metric as Metric
-    from polyfed.runs.result import Result as Result
-    from polyfed.runs.trainer import Trainer as Trainer
-    from polyfed.runs.trainer import prepare as prepare
     from polyfed.runs.training import Training as Training
     from polyfed.runs.watching import Progress as Progress
-    from polyfed.studies.admit import Admission as Admission
     from polyfed.studies.admit import admit as admit
-    from polyfed.studies.compare import Comparison as Comparison
     from polyfed.studies.predict import Predictor as Predictor
-    from polyfed.studies.tune import Tuned as Tuned
-    from polyfed.studies.window import WindowAdvice as WindowAdvice
-    from polyfed.studies.window import window_for as window_for
-    from polyfed.yardsticks import Commonest as Commonest
-    from polyfed.yardsticks import OwnLinear as OwnLinear
-    from polyfed.yardsticks import OwnTrees as OwnTrees
-    from polyfed.yardsticks import PooledOracle as PooledOracle
+    from polyfed.yardsticks import *  # noqa: F403
 
 __version__ = "0.1.0"
-_HOMES = {  # name -> the module that has it, from the imports above
-    alias.name: node.module
-    for node in _ast.walk(_ast.parse(_Path(__file__).read_text(encoding="utf-8")))
-    if isinstance(node, _ast.ImportFrom) and str(node.module).startswith("polyfed")
-    for alias in node.names
-}
+_ROOMS = ("polyfed.algorithms", "polyfed.yardsticks")  # of methods, and of what they are measured by
+
+
+def _imported(file: _Path) -> dict[str, str]:
+    """The names that a file imports, and the module that has each."""
+    return {
+        alias.name: node.module
+        for node in _ast.walk(_ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, _ast.ImportFrom) and node.module and node.module.startswith("polyfed")
+        for alias in node.names
+        if alias.name != "*"
+    }
+
+
+_HOMES = _imported(_Path(__file__))
 __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
+_METHODS = {
+    name: room
+    for room in _ROOMS
+    for name in _imported(_Path(__file__).with_name(room.rpartition(".")[2]) / "__init__.py")
+}
 
 
 def __getattr__(name: str) -> _Any:
-    if name not in _HOMES:
+    home = _HOMES.get(name) or _METHODS.get(name)
+    if home is None:
         raise AttributeError(f"module 'polyfed' has no attribute {name!r}")
-    if _HOMES[name] in ("polyfed", "polyfed.base"):  # a module itself
-        return _import_module(f"{_HOMES[name]}.{name}")
-    if _HOMES[name] == "polyfed.core.algorithm":  # so that a class of one's own cannot take a name of ours first
-        _import_module("polyfed.algorithms")
-        _import_module("polyfed.yardsticks")
-    return getattr(_import_module(str(_HOMES[name])), name)
+    if home in ("polyfed", "polyfed.base"):  # a module itself
+        return _import_module(f"{home}.{name}")
+    if home == "polyfed.core.algorithm":  # so that a class of one's own cannot take a name of ours first
+        for room in _ROOMS:
+            _import_module(room)
+    return getattr(_import_module(home), name)
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*__all__, *_METHODS, "__version__"]

@@ -20,6 +20,7 @@ from polyfed.core.rows import MappedRows, MemoryRows
 from polyfed.core.worker import SMALL, Plan, Stopwatch, Worker, chunks
 from polyfed.engines import local
 from polyfed.engines.local import CACHE, ROOM, WORTH, make_plan, make_rows, pick_device
+from polyfed.runs.trainer import prepare
 
 SIZES = (5, 40, 12, 30, 13, 31)
 
@@ -201,7 +202,7 @@ class Spy(FedAvg, abstract=True):
 
 def spied(model: nn.Module, spy: Spy, **settings) -> pf.Run:
     """A run whose spy has forgotten the rehearsal."""
-    prepared = pf.prepare(model, federation(), spy, pf.Training(**settings))
+    prepared = prepare(model, federation(), spy, pf.Training(**settings))
     spy.calls.clear()
     return prepared.run()
 

@@ -13,8 +13,9 @@ import polyfed as pf
 from polyfed.compute import evaluation
 from polyfed.compute.check import check
 from polyfed.compute.task import Task
-from polyfed.metrics.metric import Metric, written
-from polyfed.metrics.scores import ACCURACY, KNOWN, LOSS, RMSE, leading, read
+from polyfed.metrics.metric import Metric
+from polyfed.metrics.scores import ACCURACY, KNOWN, LOSS, RMSE, leading
+from polyfed.runs.schema import Judge
 
 ROOT = Path(pf.__file__).parent
 
@@ -65,13 +66,10 @@ def test_which_way_is_better():
     assert [values[m.merit(values).argmin()] for m in (ACCURACY, RMSE, slope)] == [0.2, 3.0, 3.0]
 
 
-def test_a_summary_gives_the_metric_back_and_an_older_one_by_its_name():
+def test_a_summary_gives_the_metric_back():
     odd = Metric("slope", "%", "near:1")
-    assert read(written(odd)) == odd
-    for metric in KNOWN.values():
-        assert read(written(metric)) is metric
-        assert read({"metric": metric.name, "higher_is_better": metric is ACCURACY}) is metric
-    assert read({"metric": "mine", "higher_is_better": False}).merit(1.0) == -1.0
+    assert Judge.of(odd).read == odd
+    assert all(Judge.of(metric).read is metric for metric in KNOWN.values())
     assert [leading(c) for c in (("loss", "accuracy"), ("rmse", "loss"), ("loss",))] == [ACCURACY, RMSE, LOSS]
 
 

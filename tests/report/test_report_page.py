@@ -11,7 +11,7 @@ from report_folders import noisy, write_comparison, write_run
 
 from polyfed import report
 from polyfed.base.errors import ConfigError, RunError
-from polyfed.report import pairs, style
+from polyfed.report import style
 from polyfed.report.style import to_svg
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
@@ -215,7 +215,7 @@ def test_curves_start_where_they_tell_something(tmp_path):
     figure = report.metric_figure(study)
     assert figure is not None
     low, high = figure.axes[0].get_ylim()
-    ends = [g.mean() for g in pairs.grids(study).values()]
+    ends = [g.mean() for g in study.verdicts.grids.values()]
     assert 25 < low < 100 * min(ends)
     assert 100 * max(ends) < high <= 100
 

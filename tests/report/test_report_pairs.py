@@ -13,9 +13,10 @@ from safetensors.numpy import save, save_file
 from polyfed import report
 from polyfed.base.errors import RunError
 from polyfed.metrics import terms
-from polyfed.report import combined, intervals, pairs, summary
+from polyfed.report import intervals, pairs, summary
 from polyfed.report.intervals import Spread
 from polyfed.report.pairs import FEW, ONE_SEED, UNCLEAR, UNTESTED, Evidence, mean_of, sample_std
+from polyfed.runs.numbers import Numbers
 
 ROLES = {"local": "own", "fedavg": "common", "ditto": "personalised"}
 
@@ -165,7 +166,7 @@ def test_sampling_variance_of_fixed_predictions(tmp_path):
     third of 60 patients the gain has variance v/60 (1 + 2/5), v = 2 0.7 0.3. Mean over 100 clients."""
     rng = np.random.default_rng(1)
     correct = {k: rng.random((100, PATIENTS)) < 0.7 for k in ("local", "fedavg")}
-    found, _ = pairs.evidence(write_scores(tmp_path, correct, 1, 100), "fedavg", "local")
+    found, _ = write_scores(tmp_path, correct, 1, 100).verdicts.evidence("fedavg", "local")
     floor = 1 / 45**2  # half a sample either way, of about 43 effective ones
     assert np.mean([e.spread.sampling for e in found.values()]) == pytest.approx(0.42 / 60 * 1.4 + floor, rel=0.1)
 
@@ -179,17 +180,17 @@ def test_clients_are_judged_jointly(tmp_path):
     fedavg[29] = local[29]
     fedavg[29, np.flatnonzero(~local[29])[:14]] = True
     study = write_scores(tmp_path, {"local": local, "fedavg": fedavg}, 0, 31)
-    found = pairs.gains(study, "fedavg", "local")
+    found = study.verdicts.gains("fedavg", "local")
     assert [n for n, g in found.items() if g.sign] == ["client-30"]
     assert found["client-29"].low > 0
-    verdicts = pairs.client_verdicts(study)
+    verdicts = study.verdicts.clients
     assert {v.choice for n, v in verdicts.items() if n != "client-30"} == {None}
     assert verdicts["client-30"].text == "common"
 
 
 def test_intervals_end_at_what_is_possible(tmp_path):
     correct = {"local": np.zeros((2, PATIENTS), dtype=bool), "fedavg": np.ones((2, PATIENTS), dtype=bool)}
-    found = pairs.gains(write_scores(tmp_path, correct, 0, 2), "fedavg", "local")["client-0"]
+    found = write_scores(tmp_path, correct, 0, 2).verdicts.gains("fedavg", "local")["client-0"]
     assert (found.mean, found.high, found.sign) == (1.0, 1.0, 1)
     assert 0.5 < found.low < 1
 
@@ -197,13 +198,15 @@ def test_intervals_end_at_what_is_possible(tmp_path):
 def test_calibration_errors_end_at_one(tmp_path):
     values = {"local": [[0.99], [0.7], [0.95]], "fedavg": [[0.01], [0.02], [0.01]]}
     study = report.read(write_comparison(tmp_path, values, metric="ece"))
-    found = pairs.gains(study, "fedavg", "local")["client-0"]
+    found = study.verdicts.gains("fedavg", "local")["client-0"]
     assert 0.85 < found.mean < found.high <= 1
 
 
 def test_methods_that_agree_everywhere_are_not_known_to_be_equal(tmp_path):
     right = np.random.default_rng(0).random((1, PATIENTS)) < 0.7
-    found = pairs.gains(write_scores(tmp_path, {"local": right, "fedavg": right}, 0, 1), "fedavg", "local")["client-0"]
+    found = write_scores(tmp_path, {"local": right, "fedavg": right}, 0, 1).verdicts.gains("fedavg", "local")[
+        "client-0"
+    ]
     assert found.sign == 0
     assert found.high > 0.02
 
@@ -213,7 +216,7 @@ def test_one_split_with_scores_has_an_interval(tmp_path):
     correct = {"local": rng.random((1, PATIENTS)) < 0.5, "fedavg": np.ones((1, PATIENTS), dtype=bool)}
     write_scores(tmp_path, correct, 0, 1)
     study = report.read([tmp_path / "runs/local-seed0", tmp_path / "runs/fedavg-seed0"])
-    found = pairs.client_verdicts(study)["client-0"]
+    found = study.verdicts.clients["client-0"]
     assert (found.text, found.gains["fedavg"].seeds) == ("common", 1)
     assert "these trained models" in report.answer(study)
 
@@ -229,12 +232,12 @@ def test_seeds_of_one_test_set_say_nothing_of_its_samples(tmp_path, known):
             table = {"counts": np.array([20]), "id": np.arange(20), "accuracy" if known else "auc": right}
             save_file(table, tmp_path / f"runs/{k}-seed{s}/scores.safetensors")
     study = report.read(tmp_path)
-    for e in (pairs.evidence(study, "fedavg", "local")[0]["client-0"], pairs.evidence(study, "fedavg", "local")[1]):
+    for e in (study.verdicts.evidence("fedavg", "local")[0]["client-0"], study.verdicts.evidence("fedavg", "local")[1]):
         found = e.interval()
         assert (found.why == pairs.BLIND) is not known
         assert not found.clear
     if not known:
-        assert pairs.mean_verdict(study).text == pairs.BLIND
+        assert study.verdicts.mean.text == pairs.BLIND
 
 
 def write_added(folder, metric, added, classes=None, *, ids=None, **common):
@@ -263,8 +266,8 @@ def one_ill_each(clients=4, seed=5):
 def test_one_ill_patient_decides_nothing(tmp_path):
     """Without regard for classes: 0.130 worse (-0.184 to -0.076), two of four clients lose."""
     study = write_added(tmp_path, "auc", *one_ill_each())
-    assert not any(g.clear for g in pairs.gains(study, "fedavg", "local").values())
-    found = pairs.mean_gain(study, "fedavg", "local")
+    assert not any(g.clear for g in study.verdicts.gains("fedavg", "local").values())
+    found = study.verdicts.mean_gain("fedavg", "local")
     assert (found.clear, found.enough) == (False, "more samples of the rarest class")
     assert "hint and no finding" in report.answer(study)
 
@@ -272,14 +275,14 @@ def test_one_ill_patient_decides_nothing(tmp_path):
 def test_scores_taken_class_by_class_need_to_know_the_classes(tmp_path):
     """Older runs do not say them: what their samples add is not used."""
     study = write_added(tmp_path, "auc", one_ill_each()[0])
-    assert pairs.mean_gain(study, "fedavg", "local").why == pairs.ONE_SEED
+    assert study.verdicts.mean_gain("fedavg", "local").why == pairs.ONE_SEED
 
 
 def test_the_same_difference_under_every_seed_is_no_interval(tmp_path):
     values = {"local": [[0.60, 0.62]] * 5, "fedavg": [[0.61, 0.63]] * 5}
     study = report.read(write_comparison(tmp_path, values, metric="sensitivity"))
-    assert pairs.mean_verdict(study).text == pairs.SAME
-    assert {v.text for v in pairs.client_verdicts(study).values()} == {pairs.SAME}
+    assert study.verdicts.mean.text == pairs.SAME
+    assert {v.text for v in study.verdicts.clients.values()} == {pairs.SAME}
     text = report.answer(study)
     assert text.startswith("The difference is the same under every seed and shows no spread")
     assert "A gain of" not in text
@@ -289,9 +292,9 @@ def test_scores_with_bounds_have_a_floor_in_every_client_and_in_the_mean(tmp_pat
     """50 test samples each: half a step is 0.01, over four clients 0.005; share 50/150, t(0.975, 2) = 4.302653."""
     values = {"local": [[0.80] * 4] * 3, "fedavg": [[0.805] * 4] * 3}
     study = report.read(write_comparison(tmp_path, values, metric="auc", samples=[100] * 4))
-    found = pairs.mean_gain(study, "fedavg", "local")
+    found = study.verdicts.mean_gain("fedavg", "local")
     assert found.high - found.mean == pytest.approx(4.302653 * 0.005 * math.sqrt(1 / 3 + 1 / 2))
-    assert (found.sign, pairs.gains(study, "fedavg", "local")["client-0"].sign) == (0, 0)
+    assert (found.sign, study.verdicts.gains("fedavg", "local")["client-0"].sign) == (0, 0)
 
 
 @pytest.mark.parametrize("told", [{"seed": 0}, {"test": "given"}])
@@ -300,7 +303,7 @@ def test_one_test_set_is_known_without_scores_per_sample(tmp_path, told):
     for file in tmp_path.glob("runs/*/federation.json"):
         file.write_text(json.dumps(json.loads(file.read_text()) | told))
     study = report.read(tmp_path)
-    assert pairs.client_verdicts(study)["client-0"].text == pairs.mean_verdict(study).text == pairs.BLIND
+    assert study.verdicts.clients["client-0"].text == study.verdicts.mean.text == pairs.BLIND
 
 
 def test_one_test_set_and_a_score_without_terms_is_not_called_one_seed(tmp_path):
@@ -316,7 +319,7 @@ def test_one_test_set_and_a_score_without_terms_is_not_called_one_seed(tmp_path)
     assert text.startswith("All seeds test the same samples and do not show the chance in them")
     assert "one seed" not in text.lower()
     assert "A gain of" not in text
-    assert pairs.effort(study, "fedavg", "local") is None
+    assert study.verdicts.effort("fedavg", "local") is None
 
 
 def test_a_client_with_one_test_sample_is_named(tmp_path):
@@ -328,7 +331,7 @@ def test_a_client_with_one_test_sample_is_named(tmp_path):
     text = report.answer(study)
     assert text.startswith("client-2 has one test sample, which shows no spread")
     assert "A gain of" not in text
-    found = pairs.client_verdicts(study)
+    found = study.verdicts.clients
     assert (found["client-0"].choice, found["client-2"].text) == ("fedavg", pairs.LONE)
 
 
@@ -348,7 +351,7 @@ def test_two_models_that_find_no_ill_patient_are_not_known_to_be_equal(tmp_path)
     """Four ill of 100 tested, none of them found by either: F1 is 0 twice, and one found would be 0.4."""
     y = (np.arange(100) < 4).astype(int)
     added = {k: [[terms.f1(np.zeros(100, dtype=int), y, np.ones(1))]] for k in ("local", "fedavg")}
-    found = pairs.gains(write_added(tmp_path, "f1", added, [y]), "fedavg", "local")["client-0"]
+    found = write_added(tmp_path, "f1", added, [y]).verdicts.gains("fedavg", "local")["client-0"]
     assert found.mean == 0
     assert found.high > 0.3
 
@@ -361,9 +364,9 @@ def test_clients_that_share_test_samples(tmp_path):
         write_added(tmp_path / str(k), "accuracy", added, ids=[np.arange(100) + k * 100 * i for i in range(10)])
         for k in (0, 1)
     )
-    alone, whole = pairs.evidence(one, "fedavg", "local")
+    alone, whole = one.verdicts.evidence("fedavg", "local")
     assert whole.spread.sampling == pytest.approx(alone["client-0"].spread.sampling, rel=0.04)
-    assert pairs.evidence(apart, "fedavg", "local")[1].spread.sampling == pytest.approx(
+    assert apart.verdicts.evidence("fedavg", "local")[1].spread.sampling == pytest.approx(
         whole.spread.sampling / 10, 0.04
     )
 
@@ -375,9 +378,9 @@ def test_all_clients_are_held_against_the_own_model_that_is_best_in_the_mean(tmp
         "fedavg": noisy([0.75, 0.75, 0.72], 5, 0.01, 5),
     }
     study = report.read(write_comparison(tmp_path, values, samples=[4000] * 3, test=[1000] * 3))
-    verdicts = pairs.client_verdicts(study)
-    assert {v.reference for v in verdicts.values()} == {pairs.mean_verdict(study).reference} == {"local-b"}
-    gains = pairs.gains(study, "fedavg", "local-b")
+    verdicts = study.verdicts.clients
+    assert {v.reference for v in verdicts.values()} == {study.verdicts.mean.reference} == {"local-b"}
+    gains = study.verdicts.gains("fedavg", "local-b")
     assert {n: v.gains["fedavg"].mean for n, v in verdicts.items()} == {n: g.mean for n, g in gains.items()}
     said, each = summary.lines(study)
     assert "own model (local-b)" in said
@@ -405,7 +408,7 @@ def test_methods_without_a_common_seed_are_not_compared(tmp_path):
     text = report.answer(study)
     assert text.startswith("Nothing can be compared: no method has a seed in common with local.")
     assert "fedavg reaches 77.0 % test accuracy (5 seeds); local reaches 72.0 % test accuracy (5 seeds)" in text
-    assert pairs.client_verdicts(study)["client-0"].text == pairs.UNPAIRED
+    assert study.verdicts.clients["client-0"].text == pairs.UNPAIRED
     for seed in range(2):
         write_run(tmp_path / f"runs/ditto-seed{seed}", [0.9 - 0.02 * seed], algorithm="ditto", seed=seed)
     text = report.answer(report.read(sorted(tmp_path.glob("runs/*"))))
@@ -418,11 +421,11 @@ def test_a_combination_of_scores_without_terms_on_one_test_set_has_no_interval(t
     """The runs say which samples they tested, though not what each adds."""
     write_run(tmp_path, [0.3], metric="calibration-slope")
     save_file({"counts": np.array([50]), "id": np.arange(50)}, tmp_path / "scores.safetensors")
-    found = combined.tested(tmp_path)
+    found = Numbers.of(tmp_path)
     parts, means = [found.added["client-0"]] * 5, [0.3, 0.31, 0.3, 0.32, 0.29]
-    assert combined.evidence(found.metric, means, parts, (0.3, 100), 1.0).interval().why == pairs.BLIND
+    assert pairs.evidence(found.summary.leads, means, parts, (0.3, 100), 1.0).interval().why == pairs.BLIND
     anew = [(ids + np.array([s, 0]), none) for s, (ids, none) in enumerate(parts)]
-    assert combined.evidence(found.metric, means, anew, (0.3, 100), 1.0).interval().sign == 1
+    assert pairs.evidence(found.summary.leads, means, anew, (0.3, 100), 1.0).interval().sign == 1
 
 
 def test_two_common_models_are_compared_in_the_mean_only(tmp_path):
@@ -430,8 +433,8 @@ def test_two_common_models_are_compared_in_the_mean_only(tmp_path):
     rng = np.random.default_rng(2)
     correct = {"fedavg": rng.random((9, PATIENTS)) < 0.5, "scaffold": rng.random((9, PATIENTS)) < 0.9}
     study = write_scores(tmp_path, correct, 0, 9)
-    assert pairs.mean_verdict(study).choice == "scaffold"
-    verdicts = pairs.client_verdicts(study)
+    assert study.verdicts.mean.choice == "scaffold"
+    verdicts = study.verdicts.clients
     assert {v.text for v in verdicts.values()} == {pairs.BLIND}
     assert all(math.isnan(g.low) for v in verdicts.values() for g in v.gains.values())
     report.answer(study)
@@ -442,7 +445,7 @@ def test_what_would_be_enough_is_said_beside_an_absurd_interval(tmp_path):
     wrong more often than said."""
     values = {"local": [[30.0], [3.0], [20.0]], "fedavg": [[31.0], [2.0], [45.0]]}
     study = report.read(write_comparison(tmp_path, values, metric="rmse", classes=None))
-    found = pairs.client_verdicts(study)["client-0"]
+    found = study.verdicts.clients["client-0"]
     assert found.text.startswith(FEW)
     assert found.text.endswith("would do")
     gain = found.gains["fedavg"]
@@ -459,7 +462,7 @@ def test_what_would_be_enough_is_that_of_the_method_shown(tmp_path, names):
     wild, better = names
     values = {"local": [[30.0], [3.0], [20.0]], wild: [[90.0], [1.0], [1.0]], better: [[33.0], [1.0], [8.0]]}
     study = report.read(write_comparison(tmp_path, values, metric="rmse", classes=None))
-    found = pairs.client_verdicts(study)["client-0"]
+    found = study.verdicts.clients["client-0"]
     needs = {method: g.enough for method, g in found.gains.items()}
     assert len(set(needs.values())) == 2
     assert found.shown == better

@@ -10,7 +10,7 @@ from rich.table import Table as RichTable
 
 from polyfed import report
 from polyfed.base.errors import ConfigError, RunError
-from polyfed.report import pairs, summary, words
+from polyfed.report import summary, words
 from polyfed.report.table import Cell, Table
 
 GAIN = {
@@ -194,9 +194,9 @@ def test_nearer_to_one_is_better(tmp_path):
     }
     study = report.read(write_comparison(tmp_path, values, metric="calibration-slope"))
     assert study.metric.better == "near:1"
-    assert {v.choice for v in pairs.client_verdicts(study).values()} == {"fedavg"}
-    assert pairs.mean_verdict(study).best == "fedavg"
-    found = pairs.mean_gain(study, "fedavg", "local")
+    assert {v.choice for v in study.verdicts.clients.values()} == {"fedavg"}
+    assert study.verdicts.mean.best == "fedavg"
+    found = study.verdicts.mean_gain("fedavg", "local")
     assert found.mean == pytest.approx(np.mean([0.5 - 0.05, 0.6 - 0.04]), abs=0.02)
     table = report.compare_table(study)
     assert table.headers[1] == "calibration slope (1 is best)"

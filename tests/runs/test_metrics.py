@@ -14,7 +14,6 @@ from sklearn.metrics import brier_score_loss, mean_absolute_error, roc_auc_score
 import polyfed as pf
 from polyfed import report
 from polyfed.base.errors import ConfigError, RunError
-from polyfed.report import pairs
 
 ONE_CLASS = "bern"
 NAMES = ("oslo", ONE_CLASS, "riga", "cork")
@@ -200,7 +199,7 @@ def test_one_test_set_is_enough_for_an_interval_of_auc(tmp_path):
         torch.nn.Linear(fed.input_shape[0], 2), fed, {"local": pf.Local(0.3), "fedavg": pf.FedAvg(0.3)}, seeds=1,
         rounds=3, batch_size=None, metrics="auc", out=tmp_path / "c",
     )  # fmt: skip
-    sites, _ = pairs.evidence(report.read(tmp_path / "c"), "fedavg", "local")
+    sites, _ = report.read(tmp_path / "c").verdicts.evidence("fedavg", "local")
     for i, name in enumerate(fed.names):
         x, y = fed.test.client(i)
         ill = y.numpy() == 1

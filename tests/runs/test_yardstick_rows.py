@@ -13,8 +13,9 @@ from safetensors.numpy import load_file
 
 import polyfed as pf
 from polyfed.core.rounds import Loop
-from polyfed.report import answer, client_table, compare_table, pairs, read
+from polyfed.report import answer, client_table, compare_table, read
 from polyfed.report.tables import cost_table
+from polyfed.runs.trainer import Trainer
 
 YARDS = (pf.Commonest, pf.OwnLinear, pf.OwnTrees, pf.PooledOracle)
 HOW = {"seeds": 2, "rounds": 3, "local_steps": 2, "batch_size": None, "metrics": "accuracy,auc,brier", "keep": False}
@@ -69,8 +70,8 @@ def test_a_resumed_comparison_gives_the_same_rows(folder, tmp_path, monkeypatch)
     for name in ("own-linear-seed1", "pooled-oracle-seed0"):  # killed before they could write their results
         (tmp_path / "a/runs" / name / "summary.json").unlink()
     fitted = []
-    measure = pf.Trainer._measure
-    monkeypatch.setattr(pf.Trainer, "_measure", lambda t, run: (fitted.append(t.algorithm.name), measure(t, run))[1])
+    measure = Trainer._measure
+    monkeypatch.setattr(Trainer, "_measure", lambda t, run: (fitted.append(t.algorithm.name), measure(t, run))[1])
     compare(tmp_path / "a", resume=True, callbacks=[lambda _: None])  # with a callback, all in this process
     assert sorted(fitted) == ["commonest", "own-linear", "own-trees", "pooled-oracle"]
     for run in sorted((folder / "runs").iterdir()):
@@ -120,7 +121,7 @@ def test_an_oracle_is_marked_in_every_table_and_never_chosen(folder):
         assert "pooled-oracle" in text
         assert "not available in practice" in text
     assert "which is not available in practice, one model (pooled-oracle) reaches" in answer(study)
-    for verdict in (pairs.mean_verdict(study), *pairs.client_verdicts(study).values()):
+    for verdict in (study.verdicts.mean, *study.verdicts.clients.values()):
         assert verdict.reference == "local"
         assert verdict.gains.keys() == {"fedavg", "recalibrated", "ditto"}
         assert "pooled-oracle" not in (verdict.choice, verdict.best)
@@ -128,7 +129,7 @@ def test_an_oracle_is_marked_in_every_table_and_never_chosen(folder):
 
 def test_own_models_without_torch_are_the_reference_where_there_is_no_other(folder):
     study = read([folder / f"runs/{name}-seed{k}" for name in ("fedavg", "own-linear") for k in (0, 1)])
-    assert pairs.mean_verdict(study).reference == "own-linear"
+    assert study.verdicts.mean.reference == "own-linear"
     assert "Whether federating pays cannot be said" not in answer(study)
 
 
@@ -147,7 +148,7 @@ def test_the_answer_says_what_is_not_beaten(folder):
     pairings = [("ditto", "recalibrated")]
     pairings += [(m, y) for y in ("commonest", "own-linear", "own-trees") for m in ("ditto", "recalibrated")]
     for method, yard in pairings:
-        gain = pairs.mean_gain(study, method, yard, len(pairings))
+        gain = study.verdicts.mean_gain(method, yard, len(pairings))
         clauses = [c for c in said.split("; ") if f"beat {yard}" in c or f"beats {yard}" in c]
         if gain.sign is None:  # too few seeds or samples to say
             assert not any(method in c.split(" beat")[0] for c in clauses)

@@ -22,6 +22,7 @@ import polyfed as pf
 from polyfed.base.errors import DataError, RunError
 from polyfed.runs import stop
 from polyfed.studies import parallel
+from polyfed.studies.compare import Comparison
 from polyfed.studies.parallel import side_by_side
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
@@ -247,7 +248,7 @@ class Waiting(pf.FedAvg):
         return super().local_update(task, client, down, data, round)
 
 
-def waiting(out: Path) -> pf.Comparison:
+def waiting(out: Path) -> Comparison:
     """Two methods by two seeds, side by side; of the four, two wait."""
     parallel.room = lambda device="cpu": 3
     methods = {"b": pf.Ditto(0.1), "a": Waiting(0.1, passed=str(out.parent / "passed"))}  # the first is alone

@@ -125,7 +125,7 @@ def results(study: Study, page: Path) -> None:
         show_table(client_table(study))
         stdout.print()
     show_table(compare_table(study))
-    notes = dict.fromkeys(n for r in study.runs for n in r.federation.notes)
+    notes = dict.fromkeys(n for r in study.runs for n in r.about.notes)
     if notes:
         stdout.print(Text("\nAbout these data", "bold"))
         for note in notes:

@@ -20,9 +20,9 @@ from polyfed.data.fetch import HOMES
 from polyfed.data.readers import client_files
 from polyfed.data.sheets import read, survey
 from polyfed.data.tables import Table
-from polyfed.report.read import described
 from polyfed.runs.build import Parts
 from polyfed.runs.config import Experiment, resolve
+from polyfed.runs.numbers import described
 from polyfed.runs.ownership import spare
 
 ROWS, COLUMNS, MANY = 40, 12, 200  # clients, classes and columns shown in the terminal

@@ -67,6 +67,6 @@ def _paper(runs: Sequence[Path]) -> Table:
     groups: dict[tuple[str, ...], list[Path]] = {}
     for path in runs:
         first = read(path)
-        about = (first.first.federation.dataset, first.first.federation.partition, first.metric.name)
+        about = (first.first.about.dataset, first.first.about.partition, first.metric.name)
         groups.setdefault(tuple(map(str, about)), []).append(path)
     return make.paper_table([read(paths) for paths in groups.values()])

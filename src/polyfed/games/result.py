@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
@@ -22,11 +22,11 @@ from polyfed.games import values as game
 from polyfed.games.values import FEWEST, Stability, Walk, Weights
 from polyfed.metrics.metric import Metric, mean_of
 from polyfed.report import intervals
-from polyfed.report.combined import Tested, evidence, jointly, tested
-from polyfed.report.pairs import Evidence, Interval
+from polyfed.report.pairs import Evidence, Interval, evidence, jointly
 from polyfed.runs import ownership as files
 from polyfed.runs import schema as reading
 from polyfed.runs.folder import RunFolder, csv_text
+from polyfed.runs.numbers import Numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,61 +101,29 @@ class Found:
         told, seeds = config["coalitions"], tuple(config["seeds"])
         names, labels = tuple(told["clients"]), told["labels"]
         n, at = len(names), {name: i for i, name in enumerate(names)}
-        runs: dict[tuple[str, int], Tested | None] = {}
-        against: dict[str, dict[int, dict[str, Any]]] = {k: {} for k in labels[1:]}
-        spent = 0.0
-        masks: set[int] = set()
-        notes: dict[str, None] = {}
-        for path in sorted((folder / "runs").glob("*-seed*")):
-            if not (path / "summary.json").exists():
-                continue
-            label, _, seed = path.name.rpartition("-seed")
-            over = reading.summary(path)
-            if over.status == "interrupted":
-                continue
-            spent += over.seconds if math.isfinite(over.seconds) else 0.0
-            if label in against:
-                against[label][int(seed)] = reading.report(path).written() if over.status == "finished" else {}
-                continue
-            about = reading.federation(path)
-            who = [at[name] for name in about.names]
-            notes |= dict.fromkeys(about.notes)
-            masks.add(game.coalition(who))
-            runs[label, int(seed)] = tested(path) if over.status == "finished" else None
-        known = sorted(masks, key=lambda c: (c.bit_count(), c))
-        first = next((t for t in runs.values() if t is not None), None)
+        places = [p for p in sorted((folder / "runs").glob("*-seed*")) if (p / "summary.json").exists()]
+        runs = [Numbers.of(p, p.name.rpartition("-seed")[0]) for p in places]
+        runs = [r for r in runs if r.status != "interrupted"]
+        against = {
+            k: {r.seed: r.findings.written() if r.status == "finished" else {} for r in runs if r.label == k}
+            for k in labels[1:]
+        }
+        own = {(r.label, r.seed): r for r in runs if r.label not in against}
+        over = {key: r for key, r in own.items() if r.status == "finished"}
         wanted = [*(1 << i for i in range(n)), game.everyone(n)]
         if told.get("samples") is None:
             wanted = list(range(1, 1 << n))
-        if first is None or any((names_of(c, names), s) not in runs for c in wanted for s in seeds):
+        if not over or any((names_of(c, names), s) not in own for c in wanted for s in seeds):
             raise RunError(f"{folder}: is not finished; finish it with: polyfed resume {folder}")
-        split = next(s for s in ("test", "validation", "train") if s in first.values)
-        place = {c: k for k, c in enumerate(known)}
-        shape = (len(seeds), len(known), n)
-        raw, validation = np.full(shape, math.nan), np.full(shape, math.nan)
-        added, ids = {}, {}
-        samples = [
-            next(t.samples[name] for t in runs.values() if t is not None and name in t.samples) for name in names
-        ]
-        for s, seed in enumerate(seeds):
-            for i, name in enumerate(names):
-                alone = runs[names_of(1 << i, names), seed]
-                if alone is not None and name in alone.added:
-                    ids[s, i] = alone.added[name][0]
-                    added[s, i] = np.full((len(known), len(ids[s, i])), math.nan)
-            for c, k in place.items():
-                run = runs.get((names_of(c, names), seed))
-                for i in game.members(c) if run is not None else ():
-                    assert run is not None
-                    raw[s, k, i] = run.values[split].get(names[i], math.nan)
-                    validation[s, k, i] = run.values.get("validation", {}).get(names[i], math.nan)
-                    mine = run.added.get(names[i])
-                    if mine is not None and (s, i) in added and len(mine[1]) == len(ids[s, i]):
-                        added[s, i][k] = first.metric.sign * mine[1]
+        first, shares = next(iter(over.values())), [r.shares() for r in over.values()]
+        masks = {game.coalition(at[name] for name in r.about.names) for r in own.values()}
+        place = {c: k for k, c in enumerate(sorted(masks, key=lambda c: (c.bit_count(), c)))}
+        spent = sum(r.summary.seconds for r in runs if math.isfinite(r.summary.seconds))
+        metric, scores = first.summary.leads, _scores(over, names, seeds, place, first)
         return cls(
-            folder, names, seeds, labels[0], told.get("samples"), first.metric, split, place, first.metric.merit(raw),
-            raw, validation, added, ids, samples, against, spent, len(runs) + sum(map(len, against.values())),
-            tuple(notes),
+            folder, names, seeds, labels[0], told.get("samples"), metric, first.split, place, metric.merit(scores[0]),
+            *scores, [next(of[name] for of in shares if name in of) for name in names], against, spent, len(runs),
+            tuple(dict.fromkeys(note for r in own.values() for note in r.about.notes)),
         )  # fmt: skip
 
     # combinations of scores
@@ -174,11 +142,13 @@ class Found:
         for s in range(len(self.seeds)):
             used = np.flatnonzero(w[s])
             mean = float(w[s, used] @ self.test[s, used, client])
+            if not math.isfinite(mean):
+                continue
             means.append(mean)
-            if math.isfinite(mean) and (s, client) in self.added and self.split == "test":
+            if (s, client) in self.added and self.split == "test":
                 parts.append((self.ids[s, client], w[s, used] @ self.added[s, client][used]))
         level = abs(mean_of(self.raw[:, self.place[1 << client], client]))
-        return evidence(self.metric, means, parts or None, self.samples[client], level)
+        return evidence(self.metric, means, parts, self.samples[client], level)
 
     def gain(self, client: int, c: int) -> Weights:
         """The client's gain over its own model in a coalition."""
@@ -223,6 +193,37 @@ class Found:
         at = [(self.place[a], self.place[b]) for a, b in steps]
         changes = np.array([mean_of(self.test[:, a, receiver] - self.test[:, b, receiver]) for a, b in at])
         return game.standard_error(np.round(changes, 12)), len(steps)  # equal but for rounding is equal
+
+
+Scores = tuple[np.ndarray, np.ndarray, dict[tuple[int, int], np.ndarray], dict[tuple[int, int], np.ndarray]]
+
+
+def _scores(
+    runs: Mapping[tuple[str, int], Numbers], names: Sequence[str], seeds: Sequence[int], place: Mapping[int, int],
+    first: Numbers,
+) -> Scores:  # fmt: skip
+    """`raw`, `validation`, `added` and `ids` of `Found`."""
+    shape = (len(seeds), len(place), len(names))
+    raw, validation, added, ids = np.full(shape, math.nan), np.full(shape, math.nan), {}, {}
+    for s, seed in enumerate(seeds):
+        for i, name in enumerate(names):
+            alone = runs.get((names_of(1 << i, names), seed))
+            if alone is not None and alone.added and name in alone.added:
+                ids[s, i] = alone.added[name][0]
+                added[s, i] = np.full((len(place), len(ids[s, i])), math.nan)
+        for c, k in place.items():
+            run = runs.get((names_of(c, names), seed))
+            if run is None:
+                continue
+            held = run.values("validation") if "validation" in run.summary.final else {}
+            tested, parts = run.values(first.split), run.added or {}
+            for i in game.members(c):
+                raw[s, k, i] = tested.get(names[i], math.nan)
+                validation[s, k, i] = held.get(names[i], math.nan)
+                mine = parts.get(names[i])
+                if mine is not None and (s, i) in added and len(mine[1]) == len(ids[s, i]):
+                    added[s, i][k] = first.summary.leads.sign * mine[1]
+    return raw, validation, added, ids
 
 
 def settle(found: Found, train: Callable[[list[int]], None] | None = None) -> tuple[tuple[int, ...], Stability]:

@@ -277,11 +277,6 @@ class Metric(Configured):
         return values
 
 
-def written(metric: Metric) -> dict[str, Any]:
-    """A metric as summary.json holds it."""
-    return {"metric": metric.name, "unit": metric.unit, "better": metric.better}
-
-
 def short(value: float) -> str:
     """A value for a line of progress."""
     return f"{value:.4g}" if math.isfinite(value) else "n/a"

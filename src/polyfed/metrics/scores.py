@@ -23,7 +23,7 @@ import numpy as np
 from polyfed.base.errors import ConfigError, closest
 from polyfed.base.settings import Registry, found, parse, shown
 from polyfed.metrics import terms
-from polyfed.metrics.metric import Metric, Seen, written
+from polyfed.metrics.metric import Metric, Seen
 
 if TYPE_CHECKING:  # a report reads metrics without torch
     from torch import Tensor
@@ -434,22 +434,7 @@ def fitting(asked: Sequence[Metric], tried: Seen, labels: int) -> tuple[Metric, 
     return tuple(asked)
 
 
-# in files
-
-
-def read(summary: Mapping[str, Any]) -> Metric:
-    """The metric of a table as `written` gives it, or of an older summary.json, by its name."""
-    name = str(summary["metric"])
-    better = "higher" if summary.get("higher_is_better", True) else "lower"
-    return known(name) or Metric(name, summary.get("unit") or "", summary.get("better") or better)
-
-
 def leading(columns: Iterable[str]) -> Metric:
     """The metric that leads where nothing says which: the first of the default ones that there is."""
     names = set(columns)
     return next((m for m in DEFAULT if m.name in names), LOSS)
-
-
-def lead(metric: Metric) -> dict[str, Any]:
-    """The leading metric as summary.json holds it; `higher_is_better` is for those who read it without polyfed."""
-    return written(metric) | {"higher_is_better": metric.better == "higher"}

@@ -26,20 +26,20 @@ from polyfed.metrics.metric import mean_of
 from polyfed.report import intervals
 from polyfed.report.style import save, write_atomically
 from polyfed.report.table import Cell, Table
+from polyfed.runs import schema
 from polyfed.runs.fit import fit
 from polyfed.runs.ownership import unsealed
 from polyfed.runs.result import Result
 from polyfed.runs.stop import interruptions
 from polyfed.studies import parallel
 from polyfed.studies.compare import Comparison, compare, config_of
-from polyfed.studies.jobs import Done, Watch
+from polyfed.studies.jobs import Done, Watch, whole
 from polyfed.studies.tune import Tuned, tune
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
-F = TypeVar("F", Result, Tuned, Comparison)
 Size = Literal["small", "middle", "paper"]
 SIZES: tuple[Size, ...] = ("small", "paper")  # that every recipe has
 Source = Literal["paper", "code", "ours"]
@@ -147,13 +147,6 @@ def recipe(
         return run
 
     return add
-
-
-def whole(found: F) -> F:
-    """What was trained to its end; Ctrl-C that cut it short ends the recipe."""
-    if found.status == "interrupted":
-        raise KeyboardInterrupt
-    return found
 
 
 class Bench:
@@ -413,11 +406,9 @@ def curves(found: Comparison, split: str | None = None) -> pd.DataFrame:
     """The evaluated rounds of all runs: label, seed, and the columns of `Run.history`, read from the run folders."""
     split, parts = split or found.split, []
     for r in found.results:
-        path = (r.folder or Path()) / "metrics.jsonl"
-        if r.folder is None or not path.exists():
+        if r.folder is None or not (r.folder / "metrics.jsonl").exists():
             continue
-        rows = [json.loads(line) for line in path.read_text().splitlines() if line]
-        frame = pd.DataFrame([row for row in rows if row["split"] == split])
+        frame = pd.DataFrame([row for row in schema.metrics(r.folder) if row["split"] == split])
         parts.append(frame.assign(label=r.label, seed=r.seed))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
@@ -489,17 +480,14 @@ def curve_figure(
     y: str,
     *,
     log: bool = False,
-    log_x: bool = False,
-    marks: Mapping[float, str] | None = None,
     width: float = 4.7,
     height: float = 3.3,
 ) -> "Figure":
     """A line per label, the mean over seeds (of logarithms if log), with the range over seeds as a band.
 
     series: label -> (x, [seed][point])
-    marks: heights of horizontal lines and what they stand for
     """
-    from polyfed.report.style import QUIET, canvas, legend_name, looks, styled
+    from polyfed.report.style import canvas, legend_name, looks, styled
 
     own = [label for label in series if label.lower() == "local"]
     look = looks(list(series), {label: "own" if label in own else "method" for label in series})
@@ -516,13 +504,9 @@ def curve_figure(
             )  # fmt: skip
             if len(v) > 1:
                 ax.fill_between(at, np.nanmin(v, axis=0), np.nanmax(v, axis=0), color=colour, alpha=0.15, linewidth=0)
-        for height_, text in (marks or {}).items():
-            ax.axhline(height_, color=QUIET, linewidth=0.8, linestyle=(0, (2, 2)))
-            ax.annotate(text, (1, height_), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
-        for wanted, scale, axis in ((log, ax.set_yscale, ax.yaxis), (log_x, ax.set_xscale, ax.xaxis)):
-            if wanted:
-                scale("log")
-                axis.set_major_formatter(lambda v, _: f"1e{round(np.log10(v)):d}" if v > 0 else "0")
+        if log:
+            ax.set_yscale("log")
+            ax.yaxis.set_major_formatter(lambda v, _: f"1e{round(np.log10(v)):d}" if v > 0 else "0")
         ax.set_xlabel(x)
         ax.set_ylabel(y)
         if len(series) > 1:

@@ -27,9 +27,10 @@ from polyfed.recipes import find
 from polyfed.recipes.recipe import Bench, Size, same_experiment
 from polyfed.report.style import write_atomically
 from polyfed.runs import schema as reading
+from polyfed.runs.numbers import Numbers
 from polyfed.runs.ownership import MARK, sealed, unsealed
 from polyfed.studies.compare import compare
-from polyfed.studies.jobs import read_result
+from polyfed.studies.jobs import read_result, whole
 from polyfed.studies.verify import RECORDED, Verdict, compared
 
 NAME = "record.jsonl.gz"
@@ -202,9 +203,7 @@ def _unpack(record: Record, line: _Run, place: Path) -> None:
     try:
         if len({len(cells) for cells in columns.values()}) > 1:
             raise RunError("clients.csv: its columns differ in length")
-        reading.summary(draft)
-        reading.metrics(draft)
-        reading.clients(draft, names)
+        Numbers.of(draft)
     except RunError as e:
         shutil.rmtree(draft)
         raise RunError(f"{record.path}: {line.run}: {str(e).replace(f'{draft}{os.sep}', '')}") from None
@@ -258,9 +257,7 @@ class Again(Bench):
         plan: Table = config.get("plan", {})
         given = {"device": self.device} | settings | {k: plan[k] for k in ("chunk", "workers") if k in plan}
         with tempfile.TemporaryDirectory() as out:
-            found = compare(model, federation, method, seeds=[seed], out=out, keep=False, report=False, **given)
-            if found.status == "interrupted":
-                raise KeyboardInterrupt
+            whole(compare(model, federation, method, seeds=[seed], out=out, keep=False, report=False, **given))
             self.tell(name, compared(before, Path(out) / "runs" / before.name, config, RECORDED))
         self.asked.remove(name)
         if not self.asked:

@@ -9,7 +9,7 @@ from polyfed.report import pairs, words
 from polyfed.report.pairs import Interval, Verdict, mean_of, sample_std
 from polyfed.report.read import Study
 from polyfed.report.table import Cell, Table
-from polyfed.report.tables import ENDS, NAMED, choices, ranked, tally
+from polyfed.report.tables import ENDS, NAMED, tally
 from polyfed.report.yardsticks import oracles
 
 MARKS = {1: "gain", -1: "loss", 0: "", None: "quiet"}
@@ -33,22 +33,15 @@ def client_table(study: Study, every: bool | None = None) -> Table:
         clients alone) paired over seeds, its 95 % interval, test samples, the metric under every method (mean ± sample
         standard deviation over seeds) and the best method.
     """
-    return _compared(study, every) if len(pairs.grids(study)) > 1 else _single(study, every)
-
-
-def lead(study: Study) -> tuple[str, str] | None:
-    """(the method in the lead, what it is compared with): the best mean over clients, and own or else common models."""
-    mean = pairs.mean_verdict(study)
-    shown = mean.choice if mean.choice in mean.gains else mean.shown
-    return (shown, mean.reference) if shown and mean.reference else None
+    return _compared(study, every) if len(study.verdicts.grids) > 1 else _single(study, every)
 
 
 def _compared(study: Study, every: bool | None) -> Table:
-    scale, grids = words.Scale(study.metric), pairs.grids(study)
-    found = {k: grids[k] for k in ranked(study) if k in grids}
-    verdicts = pairs.client_verdicts(study)
+    scale, grids = words.Scale(study.metric), study.verdicts.grids
+    found = {k: grids[k] for k in study.verdicts.ranked if k in grids}
+    verdicts = study.verdicts.clients
     samples = mean_samples(study, study.split)
-    first, names = lead(study), study.names
+    first, names = study.verdicts.lead, study.names
     ends = first is not None and (every is False or (every is None and len(names) > NAMED))
     if first:
         gain = {n: v.gains[x].mean for n, v in verdicts.items() if (x := _beside(v, first[0] if ends else None))}
@@ -112,7 +105,7 @@ def _notes(
 ) -> list[str]:
     notes = oracles(study)
     if reference and first:
-        tally = ", ".join(f"{t}: {k}" for t, k in choices(study, verdicts).items())
+        tally = ", ".join(f"{t}: {k}" for t, k in study.verdicts.choices().items())
         notes.append(f"Verdicts over all {words.count(len(verdicts), 'client')}: {tally}.")
         if ends:
             notes.append(f"Shown are the {ENDS} clients that gain most and the {ENDS} that gain least.")
@@ -132,12 +125,12 @@ def _notes(
             notes.append("One seed: differences are given, but no spread and so no verdict.")
         elif why := {g.why for v in verdicts.values() for g in v.gains.values()} - {"", pairs.UNPAIRED}:
             notes.append(f"Differences are given, but no interval: {'; '.join(map(pairs.reason, sorted(why)))}.")
-        if known and all(e.spread.sampling is None for e in pairs.evidence(study, *first)[0].values()):
+        if known and all(e.spread.sampling is None for e in study.verdicts.evidence(*first)[0].values()):
             notes.append(
                 "What each sample adds to the score is not known, so the intervals are Nadeau and Bengio's, which are "
                 "longer."
             )
-        own = [k for k, role in pairs.roles(study).items() if role == study.role(reference)]
+        own = [k for k, role in study.verdicts.roles.items() if role == study.role(reference)]
         if len(own) > 1:
             notes.append(f"Every client is held against {reference}, of {words.listed(own)} the best in the mean.")
     if study.redrawn:
@@ -150,7 +143,7 @@ def _notes(
 
 def _single(study: Study, every: bool | None) -> Table:
     """With nothing to compare: the clients by their metric."""
-    scale, found = words.Scale(study.metric), pairs.grids(study)
+    scale, found = words.Scale(study.metric), study.verdicts.grids
     label, grid = next(iter(found.items()), (study.labels[0], None))
     value = grid.per_client() if grid else {}
     samples = {s: mean_samples(study, s) for s in dict.fromkeys(("train", study.split))}
@@ -194,13 +187,13 @@ def gain_table(study: Study) -> Table | None:
         verdict); the least and the largest gain, and from 20 clients on its quantiles over clients. None where there is
         nothing to compare.
     """
-    first = lead(study)
+    first = study.verdicts.lead
     if first is None:
         return None
     scale, reference = words.Scale(study.metric), first[1]
     rows = []
-    for label in ranked(study):
-        found = [g for g in pairs.gains(study, label, reference).values() if math.isfinite(g.mean)]
+    for label in study.verdicts.ranked:
+        found = [g for g in study.verdicts.gains(label, reference).values() if math.isfinite(g.mean)]
         if found and label != reference and study.role(label) != "own":
             quantiles = _quantiles(found, scale, len(study.names) >= QUANTILES)
             rows.append((Cell(label, {"method": label}), *_counts(found), *quantiles))
@@ -243,6 +236,6 @@ def mean_samples(study: Study, split: str) -> dict[str, float]:
     """{client: samples in a split, mean over seeds}."""
     counts: dict[str, list[float]] = {n: [] for n in study.names}
     for r in {r.seed: r for r in study.runs}.values():
-        for c in r.federation.clients:
+        for c in r.about.clients:
             counts[c.name].append(float(c.samples(split)))
     return {n: mean_of(k) for n, k in counts.items()}

@@ -11,10 +11,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from polyfed.base.arguments import checked
 from polyfed.report import pairs, words
-from polyfed.report.clients import lead
-from polyfed.report.read import RunFiles, Study, finite
+from polyfed.report.read import Study
 from polyfed.report.style import GREEN, INK, PAPER, QUIET, VERMILLION, Look, canvas, legend_name, looks, styled
-from polyfed.report.tables import ranked
+from polyfed.runs.numbers import Numbers, finite
 
 NAMED = 30  # most clients that are named on an axis
 FEW = 8  # most clients drawn without a box: quartiles of so few mean little
@@ -51,11 +50,11 @@ def metric_figure(study: Study, against: Against = "rounds") -> Figure | None:
     Figure or None
         None where no run was evaluated twice, or the runs lack that axis.
     """
-    scale, column, order = words.Scale(study.metric), AXES[against][0], ranked(study)
+    scale, column, order = words.Scale(study.metric), AXES[against][0], study.verdicts.ranked
     curves = {label: c for label in order if (c := _curve(study, label, column)) is not None}
     if not curves or not any(np.ptp(c["x"]) > 0 for c in curves.values()):
         return None
-    look, most = looks(order, pairs.roles(study)), scale.factor * study.metric.span
+    look, most = looks(order, study.verdicts.roles), scale.factor * study.metric.span
     with styled():
         figure, (axes,) = canvas()
         for label, curve in curves.items():
@@ -107,15 +106,12 @@ def _curve(study: Study, label: str, column: str) -> dict[str, np.ndarray] | Non
     needed = {study.metric.name, "down_bytes", "up_bytes"} if column == "bytes" else {study.metric.name, column}
     points: dict[int, list[tuple[float, float]]] = {}
     for r in runs:
-        if not needed <= set(r.metrics.columns):
+        if not needed <= {key for row in r.records for key in row}:
             continue
-        for row in r.records(r.split):
-            x = (
-                (finite(row["down_bytes"]) + finite(row["up_bytes"])) / r.n
-                if column == "bytes"
-                else finite(row[column])
-            )
-            y = finite(row[study.metric.name]) * words.Scale(study.metric).factor
+        for row in (row for row in r.records if row["split"] == r.split):
+            costs = ("down_bytes", "up_bytes") if column == "bytes" else (column,)
+            x = sum(finite(row.get(key)) for key in costs) / (r.n if column == "bytes" else 1)
+            y = finite(row.get(study.metric.name)) * words.Scale(study.metric).factor
             if math.isfinite(x + y):
                 points.setdefault(int(row["round"]), []).append((x, y))
     whole = [np.array(points[t]) for t in sorted(points) if len(points[t]) == len(runs)]
@@ -142,12 +138,12 @@ def spread_figure(study: Study) -> Figure | None:
     Figure or None
         None for fewer than two clients with results.
     """
-    order, grids = ranked(study), pairs.grids(study)
+    order, grids = study.verdicts.ranked, study.verdicts.grids
     found = {k: [v for v in grids[k].per_client().values() if np.isfinite(v)] for k in order if k in grids}
     found = {k: np.array(v) for k, v in found.items() if v}
     if not found or max(map(len, found.values())) < 2:
         return None
-    scale, look = words.Scale(study.metric), looks(order, pairs.roles(study))
+    scale, look = words.Scale(study.metric), looks(order, study.verdicts.roles)
     with styled():
         figure, (axes,) = canvas(height=1.1 + 0.42 * len(found))
         for i, (label, values) in enumerate(found.items()):
@@ -194,11 +190,11 @@ def gain_figure(study: Study, method: str | None = None) -> Figure | None:
     Figure or None
         None where there is nothing to compare.
     """
-    first = lead(study)
+    first = study.verdicts.lead
     if first is None:
         return None
     scale, label, reference = words.Scale(study.metric), method or first[0], first[1]
-    found = {n: g for n, g in pairs.gains(study, label, reference).items() if np.isfinite(g.mean)}
+    found = {n: g for n, g in study.verdicts.gains(label, reference).items() if np.isfinite(g.mean)}
     if not found:
         return None
     names = sorted(found, key=lambda n: found[n].mean)
@@ -257,8 +253,8 @@ def client_figure(study: Study) -> Figure | None:
     Figure or None
         None for one method alone, and for more than 30 clients.
     """
-    scale, order, grids = words.Scale(study.metric), ranked(study), pairs.grids(study)
-    look, found = looks(order, pairs.roles(study)), {k: grids[k].per_client() for k in order if k in grids}
+    scale, order, grids = words.Scale(study.metric), study.verdicts.ranked, study.verdicts.grids
+    look, found = looks(order, study.verdicts.roles), {k: grids[k].per_client() for k in order if k in grids}
     names = [n for n in study.names if any(math.isfinite(v[n]) for v in found.values())]
     if len(found) < 2 or not 0 < len(names) <= NAMED:
         return None
@@ -301,9 +297,9 @@ def _legend(figure: Figure, axes: Axes, look: dict[str, Look]) -> None:
         )
 
 
-def representative(study: Study, key: str) -> RunFiles | None:
+def representative(study: Study, key: str) -> Numbers | None:
     """The run to show one of: the leading method's first counted run whose report holds `key`, else any that does."""
-    first = lead(study)
+    first = study.verdicts.lead
     order = sorted(study.labels, key=lambda k: first is None or k != first[0])
     return next(
         (r for label in order for r in study.counted(label) or study.of(label) if getattr(r.findings, key)), None

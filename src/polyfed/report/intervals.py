@@ -28,6 +28,7 @@ from scipy.special import ndtri, stdtr, stdtrit
 
 LEVEL = 0.95
 POWER = 0.8
+MOST = 100  # splits that are asked for at most
 EPSILON = 1e-12  # gains of several seeds that differ by a smaller share are the same but for rounding
 
 
@@ -225,7 +226,7 @@ class Needed:
     times: float
 
 
-def needed(found: Spread, share: float | None, gain: float, comparisons: int = 1, most: int = 100) -> Needed | None:
+def needed(found: Spread, share: float | None, gain: float, comparisons: int = 1) -> Needed | None:
     """What it takes to see `gain` as clear four times in five; None where nothing is known of the spread.
 
     More samples are taken to shrink the variance in proportion; splits of a fixed test set are training seeds.
@@ -234,5 +235,5 @@ def needed(found: Spread, share: float | None, gain: float, comparisons: int = 1
     here = seen(found, share, now, comparisons)
     if not math.isfinite(here):
         return None
-    splits = 2 + bisect_left(range(2, most + 1), -gain, key=lambda k: -seen(found, share, k, comparisons))
-    return Needed(splits if 1 < now and splits <= most else None, max(1.0, (here / gain) ** 2))
+    splits = 2 + bisect_left(range(2, MOST + 1), -gain, key=lambda k: -seen(found, share, k, comparisons))
+    return Needed(splits if 1 < now and splits <= MOST else None, max(1.0, (here / gain) ** 2))

@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import RunError
-from polyfed.report import pairs, words
-from polyfed.report.clients import client_table, gain_table, lead
+from polyfed.report import words
+from polyfed.report.clients import client_table, gain_table
 from polyfed.report.figures import (
     BANDS,
     FEW,
@@ -32,11 +32,12 @@ from polyfed.report.figures import (
     spread_figure,
 )
 from polyfed.report.pictures import cluster_figure, mixing_figure, partition_figure
-from polyfed.report.read import ALONE, RunFiles, Study, read
+from polyfed.report.read import ALONE, Study, read
 from polyfed.report.style import save, to_svg, write_atomically
 from polyfed.report.summary import details, headline, lines
 from polyfed.report.table import Cell, Table
 from polyfed.report.tables import NAMED, compare_table, cost_table, rand_index, results
+from polyfed.runs.numbers import Numbers
 
 LISTED = 500  # most clients for which the page holds a row each
 FORMS = ("svg", "pdf", "png")
@@ -191,7 +192,7 @@ def _answer(study: Study) -> str:
 
 
 def _title(study: Study) -> str:
-    data = str(study.first.federation.dataset or study.first.config.data.get("name") or "own data")
+    data = str(study.first.about.dataset or study.first.config.data.get("name") or "own data")
     if len(study.labels) == 1:
         return f"{study.labels[0]} on {data}"
     own = any(study.role(label) in ALONE for label in study.labels)
@@ -199,7 +200,7 @@ def _title(study: Study) -> str:
 
 
 def _what(study: Study) -> str:
-    f, seeds = study.first.federation, study.seeds
+    f, seeds = study.first.about, study.seeds
     seed = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
     parts = [words.count(study.first.n, "client"), f.partition or "", seed]
     if len(study.labels) > 1:
@@ -211,7 +212,7 @@ def _what(study: Study) -> str:
 
 
 def _notes(study: Study) -> list[str]:
-    return list(dict.fromkeys(n for r in study.runs for n in r.federation.notes))
+    return list(dict.fromkeys(n for r in study.runs for n in r.about.notes))
 
 
 def _caveats(study: Study) -> str:
@@ -243,7 +244,7 @@ def _clients(study: Study, listed: str) -> str:
 
 
 def _figures(study: Study) -> list[Drawing]:
-    metric, first = _upper(words.Scale(study.metric).name), lead(study)
+    metric, first = _upper(words.Scale(study.metric).name), study.verdicts.lead
     seeds = "mean over seeds" if len(study.seeds) > 1 else "one seed"
     if len(study.seeds) > 1 and len(study.labels) <= BANDS:
         seeds += ", band: ± one standard deviation"
@@ -256,7 +257,7 @@ def _figures(study: Study) -> list[Drawing]:
         how = "95 % interval, paired over seeds; filled and in colour: clear jointly over clients."
         if len(study.names) > POINTS:
             how = "Mean over seeds; in colour: clear at 95 %, paired over seeds, jointly over clients."
-        if not any(g.known for g in pairs.gains(study, *first).values()):
+        if not any(g.known for g in study.verdicts.gains(*first).values()):
             how = "Too few seeds or samples for intervals."
         found.append(("gain", gain_figure(study), f"Gain of {first[0]} over {first[1]}", how))
     found += [
@@ -282,7 +283,7 @@ def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _about(run: RunFiles, key: str) -> str:
+def _about(run: Numbers, key: str) -> str:
     score = rand_index(run) if key == "clusters" else None
     text = f"Seed {run.seed}."
     if key == "mixing":
@@ -291,7 +292,7 @@ def _about(run: RunFiles, key: str) -> str:
 
 
 def _data(study: Study) -> Table:
-    f = study.first.federation
+    f = study.first.about
     total = {s: int(study.first.samples(s).sum()) for s in ("train", "validation", "test")}
     facts = {
         "data set": f.dataset,
@@ -307,7 +308,7 @@ def _data(study: Study) -> Table:
 
 def _data_figure(study: Study) -> list[Drawing]:
     which = "Training samples per class, by size or shade, under all samples of the client."
-    if study.first.federation.classes is None:
+    if study.first.about.classes is None:
         which = "Samples of every client."
     if len(study.seeds) > 1:
         which += f" Seed {study.first.seed}; the split differs between seeds."
@@ -349,5 +350,5 @@ def _versions(study: Study) -> str:
     keys = dict.fromkeys(k for v in found for k in v)
     told = [f"{k} {' / '.join(dict.fromkeys(str(v[k]) for v in found if k in v))}" for k in keys]
     runs = words.count(len(study.runs), "run")
-    methods = len(pairs.grids(study))
+    methods = len(study.verdicts.grids)
     return " · ".join([f"{runs}, {words.count(methods, 'method')} with results", *told])

@@ -1,21 +1,19 @@
-"""Who gains: differences between methods on the same splits, with intervals and an honest verdict.
+"""Who gains: what is known of differences between runs on the same splits, with intervals and an honest verdict.
 
-Pairing: runs of the same seed share the split, so a difference is taken within the seed first and averaged after.
-How an interval is made and what it covers is in `intervals`; docs/verdicts.md has its measured error rates.
+How an interval is made and what it covers is in `intervals`; docs/verdicts.md has its measured error rates. What a
+study of runs says by these rules is in `verdicts`.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
 
 import numpy as np
 
 from polyfed.metrics.metric import Metric
 from polyfed.report import intervals
 from polyfed.report.intervals import Spread
-from polyfed.report.read import Study
-from polyfed.runs import schema as files
+from polyfed.runs.numbers import Added
 
 LARGE = 0.2  # of the unit of `Evidence`: an interval that cannot tell such a gain from none says nothing
 SMALL = 0.02  # of the unit: the gain that the report says what it takes to see
@@ -168,7 +166,6 @@ ALONE = "nothing to compare with"
 
 SHARED = ("common", "personalised")  # the roles of methods that clients take part in together
 
-Added = tuple[np.ndarray, np.ndarray]  # ([m, 2] the test samples of a split, see `files.samples`, [m] what each adds)
 Against = Callable[[str, str], Evidence]  # (method, what it is held against) -> what is known of its gain
 
 
@@ -180,7 +177,7 @@ def verdict(
 ) -> Verdict:
     """Decide between methods.
 
-    means: {method: its mean, higher is better}     roles: {method: as `RunFiles.role` has it}
+    means: {method: its mean, higher is better}     roles: {method: as `Numbers.role` has it}
     against: gives the evidence for one method's gain over another     judged: the reference and the gains over it,
     where they were judged jointly with those of other clients
 
@@ -238,130 +235,31 @@ def _words(choice: str | None, roles: Mapping[str, str]) -> str:
     return role if alone else f"{role} ({choice})"
 
 
-# over a study
+def evidence(
+    metric: Metric,
+    gains: Sequence[float] | np.ndarray,
+    parts: Sequence[Added],
+    samples: tuple[float, int],
+    level: float,
+    redrawn: bool = False,
+    one_test: bool = False,
+    common: bool = False,
+) -> Evidence:
+    """What is known of one client's gain, or of another combination of its scores, positive when better.
+
+    gains: [S] its value in every split, NaN where there is none     parts: what each test sample adds in these splits,
+    NaN where that is not known, or none where the samples are not     samples: (share tested, how many)
+    level: typical size of the metric, where it has no bounds     redrawn: clients hold others under every seed
+    one_test: whether all splits test the same samples, where they are not known     common: see `Evidence`
+    """
+    means, span = np.array([g for g in gains if math.isfinite(g)]), metric.span
+    spread, alike = _sampled(metric, means, parts if len(parts) == len(gains) else (), floor(metric, *samples))
+    fixed = not redrawn and (alike if len(parts) == len(gains) > 0 else one_test)
+    unit = span if math.isfinite(span) else level
+    return Evidence(spread, None if fixed else samples[0], samples[1], unit, span, common)
 
 
-@dataclass(frozen=True, eq=False)
-class Grid:
-    """One method's results: values [seeds, clients] of the metric, NaN where a client was not tested."""
-
-    seeds: tuple[int, ...]
-    names: tuple[str, ...]
-    values: np.ndarray
-
-    def of(self, name: str) -> np.ndarray:
-        """[seeds] one client's values."""
-        return self.values[:, self._places[name]]
-
-    @cached_property
-    def _places(self) -> dict[str, int]:
-        return {name: i for i, name in enumerate(self.names)}
-
-    def per_client(self) -> dict[str, float]:
-        """{client: mean over seeds}."""
-        return {n: mean_of(column) for n, column in zip(self.names, self.values.T, strict=True)}
-
-    def per_seed(self) -> dict[int, float]:
-        """{seed: unweighted mean over clients}."""
-        return {s: mean_of(row) for s, row in zip(self.seeds, self.values, strict=True)}
-
-    def mean(self) -> float:
-        """Mean over clients, then over seeds."""
-        return mean_of(self.per_seed().values())
-
-
-@lru_cache(maxsize=1)  # here and below: every table and figure asks for it, and a study does not change
-def grids(study: Study) -> dict[str, Grid]:
-    """{method: its results per seed and client}; methods without results per client are left out."""
-    found = {}
-    for label in study.labels:
-        rows = {r.seed: r.values() for r in study.counted(label)}
-        if rows:
-            table = [[row.get(n, math.nan) for n in study.names] for row in rows.values()]
-            found[label] = Grid(tuple(rows), tuple(study.names), np.array(table, dtype=float))
-    return found
-
-
-@lru_cache(maxsize=1)
-def merits(study: Study) -> dict[str, Grid]:
-    """`grids` with values of which more is better, whatever the metric."""
-    return {k: replace(g, values=study.metric.merit(g.values)) for k, g in grids(study).items()}
-
-
-def roles(study: Study) -> dict[str, str]:
-    """{method: as `RunFiles.role` has it}."""
-    return {label: study.role(label) for label in study.labels}
-
-
-@lru_cache(maxsize=1)
-def shares(study: Study) -> dict[str, tuple[float, int]]:
-    """{client: (share of its samples that is tested, number of its samples)}, of the first run that has it."""
-    found: dict[str, tuple[float, int]] = {}
-    for r in study.runs:
-        for c in r.federation.clients:
-            found.setdefault(c.name, (min(c.samples(study.split) / max(c.total, 1), 0.9), c.total))
-    return found
-
-
-@lru_cache(maxsize=64)
-def _sampled(study: Study, label: str) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """{seed: (where each client's test samples begin, their numbers and classes, what each adds to the metric)}"""
-    found = {}
-    for r in study.counted(label) if study.split == "test" else ():
-        scores = files.scores(r.folder)
-        if scores is not None and len(scores["counts"]) == r.n:
-            at = np.r_[0, np.cumsum(scores["counts"])]
-            found[r.seed] = (at, files.samples(scores), files.added(scores, study.metric))
-    return found
-
-
-def paired(study: Study, label: str, reference: str) -> list[int]:
-    """The seeds that two methods have in common."""
-    found = grids(study)
-    return [s for s in found[label].seeds if s in found[reference].seeds]
-
-
-@lru_cache(maxsize=128)
-def evidence(study: Study, label: str, reference: str) -> tuple[dict[str, Evidence], Evidence]:
-    """(per client, for the unweighted mean over clients) what is known of the gain of one method over another."""
-    one, other = grids(study)[label], grids(study)[reference]
-    seeds = paired(study, label, reference)
-    rows = [[g.seeds.index(s) for s in seeds] for g in (one, other)]
-    d = study.metric.merit(one.values[rows[0]]) - study.metric.merit(other.values[rows[1]])
-    level = np.nanmean(np.abs(other.values)) if np.isfinite(other.values).any() else math.inf
-    span = study.metric.span
-    unit = span if math.isfinite(span) else float(level)
-    added = [_added(study, label, reference, s) for s in seeds]
-    sites, share, common = {}, shares(study), study.role(label) == study.role(reference) == "common"
-    for i, name in enumerate(study.names):
-        means = d[np.isfinite(d[:, i]), i]
-        parts = [a[name] for a in added if a is not None and name in a]
-        known = parts if len(parts) == len(seeds) else []
-        spread, alike = sampled(study.metric, means, known, floor(study.metric, *share[name]))
-        fixed = not study.redrawn and (alike if known else _one_test(study, seeds))
-        sites[name] = Evidence(spread, None if fixed else share[name][0], share[name][1], unit, span, common)
-    known = [e for e in sites.values() if len(e.spread.means)]
-    means = [float(np.nanmean(row)) for row in d if np.isfinite(row).any()]
-    whole = intervals.mean_spread([e.spread for e in known], np.array(means)) if known else Spread(np.array(means))
-    drawn = [e.share for e in known if e.share is not None]
-    total = sum(e.samples for e in known)
-    return sites, Evidence(whole, float(np.mean(drawn)) if drawn else None, total, unit, span)
-
-
-def _added(study: Study, label: str, reference: str, seed: int) -> dict[str, Added] | None:
-    """{client: (its test samples, what each adds to the gain)} in one split; None where that was not written."""
-    found = [_sampled(study, k).get(seed) for k in (label, reference)]
-    if found[0] is None or found[1] is None:
-        return None
-    (at, ids, one), (_, same, other) = found[0], found[1]
-    if len(ids) != len(same) or (ids != same).any():
-        return None
-    names = next(r for r in study.counted(label) if r.seed == seed).federation.names
-    gain = study.metric.sign * (one - other)
-    return {n: (ids[a:b], gain[a:b]) for n, a, b in zip(names, at, at[1:], strict=False) if b > a}
-
-
-def sampled(metric: Metric, means: np.ndarray, parts: Sequence[Added], floor: float) -> tuple[Spread, bool]:
+def _sampled(metric: Metric, means: np.ndarray, parts: Sequence[Added], floor: float) -> tuple[Spread, bool]:
     """(the spread of a site's gain, whether the same samples are tested in every split). means: [S] the gain in the
     splits that have one     parts: of every split, none: not known"""
     if not parts or not len(means):
@@ -385,65 +283,15 @@ def floor(metric: Metric, share: float, total: int) -> float:
     return 0.5 * span / max(round(share * total), 1)
 
 
-def _one_test(study: Study, seeds: Sequence[int]) -> bool:
-    """Whether all seeds have one test set, by what the runs say of their split."""
-    told = {(r.federation.seed, r.federation.test) for r in study.runs if r.seed in seeds}
-    drawn = {seed for seed, _ in told}
-    return len(seeds) > 1 and (any(test == "given" for _, test in told) or (len(drawn) == 1 and None not in drawn))
+def together(found: Sequence[Evidence], means: np.ndarray | None = None) -> Evidence:
+    """What is known of the unweighted mean over clients. means: [S], needed where some lack a value in a split."""
+    whole = intervals.mean_spread([e.spread for e in found], means)
+    drawn = [e.share for e in found if e.share is not None]
+    share = float(np.mean(drawn)) if drawn else None
+    return Evidence(whole, share, sum(e.samples for e in found), found[0].unit, found[0].range)
 
 
-def _together(found: dict[str, Interval]) -> dict[str, Interval]:
-    """The clients' gains with `clear` decided jointly over all of them (Holm)."""
-    clear = intervals.holm(np.array([g.p for g in found.values()]))
-    return {n: replace(g, clear=bool(c)) for (n, g), c in zip(found.items(), clear, strict=True)}
-
-
-@lru_cache(maxsize=1)
-def client_verdicts(study: Study) -> dict[str, Verdict]:
-    """The verdict for every client, by name, all against the same reference, the best in the mean; which gains are
-    clear is decided jointly over clients."""
-    found, role = merits(study), roles(study)
-    verdicts: dict[str, Verdict] = {}
-    reference, others = sides({k: m for k, g in found.items() if math.isfinite(m := g.mean())}, role)
-    for name in study.names:
-        means = {k: mean_of(g.of(name)) for k, g in found.items()}
-        judged = (reference, {x: gains(study, x, reference)[name] for x in others}) if reference else None
-        verdicts[name] = verdict(means, role, lambda one, other, n=name: evidence(study, one, other)[0][n], judged)
-    tested = {c.name for r in study.runs for c in r.federation.clients if c.samples(study.split)}
-    none = f"n/a: {study.metric.lacks}"
-    return {n: replace(v, text=none) if v.text == UNTESTED and n in tested else v for n, v in verdicts.items()}
-
-
-@lru_cache(maxsize=1)
-def mean_verdict(study: Study) -> Verdict:
-    """The verdict for the unweighted mean over clients."""
-    means = {k: g.mean() for k, g in merits(study).items()}
-    return verdict(means, roles(study), lambda one, other: evidence(study, one, other)[1])
-
-
-def mean_gain(study: Study, label: str, reference: str, comparisons: int = 1) -> Interval:
-    """Gain of one method over another in the mean over clients, positive when better."""
-    return evidence(study, label, reference)[1].interval(comparisons)
-
-
-@lru_cache(maxsize=32)
-def gains(study: Study, label: str, reference: str) -> dict[str, Interval]:
-    """Gain of one method over another for every client, positive when better: 95 % for a client, jointly over the
-    methods compared. Which gains are clear is decided jointly over clients too."""
-    found = grids(study)
-    if label not in found or reference not in found:
-        return {}
-    role = roles(study)
-    compared = sum(k != reference and role[k] in SHARED for k in found)
-    return _together({n: e.interval(max(compared, 1)) for n, e in evidence(study, label, reference)[0].items()})
-
-
-def effort(study: Study, label: str, reference: str) -> tuple[float, int | None, float] | None:
-    """What it takes to see a small gain in the mean over clients, four times in five: (the gain, seeds or None where no
-    number of them is enough, how many times as many samples with the present seeds); None: nothing is known of it."""
-    e = evidence(study, label, reference)[1]
-    if e.why or e.spread.rare:
-        return None
-    compared = len(mean_verdict(study).gains)
-    found = intervals.needed(e.spread, e.share, SMALL * e.unit, max(compared, 1)) if e.unit < math.inf else None
-    return None if found is None else (SMALL * e.unit, found.splits, found.times)
+def jointly(found: Sequence[Interval]) -> list[Interval]:
+    """Intervals with `clear` decided for all of them together (Holm)."""
+    clear = intervals.holm(np.array([g.p for g in found]))
+    return [replace(g, clear=bool(c)) for g, c in zip(found, clear, strict=True)]

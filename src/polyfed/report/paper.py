@@ -8,8 +8,7 @@ import numpy as np
 from polyfed.base.arguments import checked
 from polyfed.base.errors import RunError
 from polyfed.metrics.metric import Metric
-from polyfed.report import pairs, words
-from polyfed.report.clients import lead
+from polyfed.report import words
 from polyfed.report.pairs import mean_of, sample_std
 from polyfed.report.read import ALONE, Study
 from polyfed.report.table import Cell, Table
@@ -38,7 +37,7 @@ def paper_table(studies: Sequence[Study]) -> Table:
         No study is given, or two of them cannot be told apart by data set, partition and metric.
     """
     names = _titles(studies)
-    merit = [{k: m for k, g in pairs.merits(s).items() if math.isfinite(m := g.mean())} for s in studies]
+    merit = [{k: m for k, g in s.verdicts.merits.items() if math.isfinite(m := g.mean())} for s in studies]
     order = [sorted(of, key=lambda k, of=of: -of[k]) for of in merit]
     rank = {k: np.mean([o.index(k) / len(o) for o in order if k in o]) for o in order for k in o}
     if not rank:
@@ -59,8 +58,8 @@ def _titles(studies: Sequence[Study]) -> list[str]:
     """What tells the studies apart: the data set, and the partition or the metric where it takes them."""
     about = [
         (
-            s.first.federation.dataset or "own data",
-            s.first.federation.partition or "",
+            s.first.about.dataset or "own data",
+            s.first.about.partition or "",
             s.metric.name,
         )
         for s in studies
@@ -73,12 +72,12 @@ def _titles(studies: Sequence[Study]) -> list[str]:
 
 
 def _gains(study: Study) -> list[str]:
-    first = lead(study)
+    first = study.verdicts.lead
     return ["gain / lose"] if first is not None and study.role(first[1]) in ALONE else []
 
 
 def _cells(study: Study, label: str, order: list[str], name: str) -> list[Cell]:
-    scale, metric, grids = words.Scale(study.metric), study.metric, pairs.grids(study)
+    scale, metric, grids = words.Scale(study.metric), study.metric, study.verdicts.grids
     keys = [f"{name}: {k}" for k in (f"{metric}_mean", f"{metric}_std", "worst_mean", "worst_std", "gain", "lose")]
     if label not in order:
         empty = [Cell("–", dict.fromkeys(keys[:2])), Cell("–", dict.fromkeys(keys[2:4]))]
@@ -89,10 +88,10 @@ def _cells(study: Study, label: str, order: list[str], name: str) -> list[Cell]:
     for values, two, best in ((mean, keys[:2], label == order[0] and len(order) > 1), (worst, keys[2:4], False)):
         found = (mean_of(values), sample_std(values))
         cells.append(Cell(scale.spread(*found), dict(zip(two, found, strict=True)), "best" if best else ""))
-    first = lead(study)
+    first = study.verdicts.lead
     if first is not None and _gains(study):
         own = label == first[1]
-        counts = None if own else tally(pairs.gains(study, label, first[1]).values())
+        counts = None if own else tally(study.verdicts.gains(label, first[1]).values())
         text = "–" if counts is None else f"{counts[0]} / {counts[1]}"
         cells.append(Cell(text, dict(zip(keys[4:], counts or (None, None), strict=False))))
     return cells
@@ -106,7 +105,7 @@ def _worst(values: np.ndarray, metric: Metric) -> float:
 def _notes(studies: Sequence[Study], names: Sequence[str]) -> list[str]:
     found = ["Mean over clients at the last round, ± sample standard deviation over seeds. Methods by mean rank."]
     for study, name in zip(studies, names, strict=True):
-        first = lead(study)
+        first = study.verdicts.lead
         against = f", gains over {first[1]}" if first is not None and _gains(study) else ""
         seeds, clients = (words.count(len(x), k) for x, k in ((study.seeds, "seed"), (study.names, "client")))
         found.append(f"{name}: {clients}, {seeds}, {study.split} samples{against}.")

@@ -7,8 +7,9 @@ from matplotlib.ticker import MaxNLocator
 
 from polyfed.base.arguments import checked
 from polyfed.report.figures import NAMED, _short
-from polyfed.report.read import RunFiles, Study, label_counts
+from polyfed.report.read import Study
 from polyfed.report.style import BLUE, INK, VERMILLION, canvas, categories, styled
+from polyfed.runs.numbers import Numbers
 
 BUBBLES = 700  # most bubbles, one per client and class that it holds; more become a heat map
 BARS = 400  # most clients with a bar each; more are drawn as one outline
@@ -31,8 +32,8 @@ def partition_figure(study: Study, seed: int | None = None) -> Figure | None:
         A bubble per client and class whose area is the number of samples, or a heat map for more than 700 of them.
     """
     run = next((r for r in study.runs if seed is None or r.seed == seed), study.first)
-    counts, train, test = label_counts(run), run.samples("train"), run.samples("test")
-    x, names = np.arange(run.n), run.federation.names
+    counts, train, test = run.labels, run.samples("train"), run.samples("test")
+    x, names = np.arange(run.n), run.about.names
     with styled():
         if counts is None:
             figure, (top,) = canvas(height=2.9)
@@ -81,9 +82,9 @@ def _classes(figure: Figure, axes, counts: np.ndarray) -> None:
     axes.set_ylabel("class")
 
 
-def cluster_figure(run: RunFiles) -> Figure | None:
+def cluster_figure(run: Numbers) -> Figure | None:
     """The clusters that a method found: counted against the true ones, or their sizes where those are unknown."""
-    found, true = run.findings.clusters, run.federation.clusters
+    found, true = run.findings.clusters, run.about.clusters
     if not found or len(found) != run.n:
         return None
     columns, assigned = np.unique(np.array(found), return_inverse=True)
@@ -117,7 +118,7 @@ def cluster_figure(run: RunFiles) -> Figure | None:
     return figure
 
 
-def mixing_figure(run: RunFiles) -> Figure | None:
+def mixing_figure(run: Numbers) -> Figure | None:
     """The mixing matrix: how much client i (row) takes from client j (column); rows sum to one. None for equal weights,
     which show nothing."""
     mixing = run.findings.mixing
@@ -126,9 +127,9 @@ def mixing_figure(run: RunFiles) -> Figure | None:
     m = np.array(mixing, dtype=float)
     if m.ndim != 2 or m.shape[0] != m.shape[1] or not np.isfinite(m).any() or np.nanmax(m) - np.nanmin(m) < 1e-3:
         return None
-    true = run.federation.clusters
+    true = run.about.clusters
     order = np.argsort(true, kind="stable") if true and len(true) == len(m) else np.arange(len(m))
-    names = [run.federation.names[i] for i in order] if len(m) == run.n else [str(i) for i in order]
+    names = [run.about.names[i] for i in order] if len(m) == run.n else [str(i) for i in order]
     m = m[np.ix_(order, order)]
     with styled():
         figure, (axes,) = canvas(height=4.2)
@@ -149,8 +150,8 @@ def mixing_figure(run: RunFiles) -> Figure | None:
     return figure
 
 
-def _ticks(names: list[str], most: int = 16) -> tuple[list[int], list[str]]:
-    step = -(-len(names) // most)
+def _ticks(names: list[str]) -> tuple[list[int], list[str]]:
+    step = -(-len(names) // 16)
     return list(range(0, len(names), step)), names[::step]
 
 

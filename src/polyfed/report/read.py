@@ -3,7 +3,6 @@
 `read` takes run folders and comparison folders (runs/<label>-seed<k>/) and gives a `Study`.
 """
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,92 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, RunError, closest
-from polyfed.metrics import scores
 from polyfed.metrics.metric import Metric
-from polyfed.runs import schema as files
+from polyfed.report.verdicts import Verdicts
+from polyfed.runs.numbers import Numbers
 
 ALONE = ("own", "yardstick")  # the roles of what a site has without the others
 SEEDED = re.compile(r"(?P<label>.+)-seed(?P<seed>-?\d+)")
-
-
-@dataclass(frozen=True, eq=False)
-class RunFiles:
-    """One run folder.
-
-    label: the method (with its setting) that the run belongs to     seed: of the run
-    config, federation, summary: the files of those names; where the run was killed before it wrote a summary, one made
-    from its last evaluation, with status "unfinished"     findings: report.json, what the method found
-    metrics: one row per evaluated round and split     clients: one row per client, or None for an unfinished run
-    """
-
-    folder: Path
-    label: str
-    seed: int
-    config: files.Config
-    federation: files.About
-    metrics: pd.DataFrame
-    clients: pd.DataFrame | None
-    findings: files.Findings
-    summary: files.Summary
-
-    @property
-    def algorithm(self) -> str:
-        return self.summary.algorithm
-
-    @property
-    def status(self) -> str:
-        return self.summary.status
-
-    @property
-    def n(self) -> int:
-        """Number of clients."""
-        return len(self.federation.clients)
-
-    @property
-    def split(self) -> str:
-        """The split that the run is judged on: test, or else validation, or else train."""
-        return self.summary.split
-
-    @property
-    def role(self) -> str:
-        """Whose model a client deploys: "own" (trained alone), "common" (one for all) or "personalised"; "yardstick"
-        for what a site has without a torch model, "oracle" for what is not available in practice.
-
-        A method that moved no byte has trained every client alone, whatever it is called.
-        """
-        s = self.summary
-        if s.deploys in ("yardstick", "oracle"):
-            return s.deploys
-        if s.deploys == "own" or (s.rounds and not s.down_bytes + s.up_bytes):
-            return "own"
-        return "common" if s.deploys == "common" else "personalised"
-
-    @cached_property
-    def ledger(self) -> pd.DataFrame:
-        """ledger.csv: one row per round and participant; read when first asked for."""
-        return files.ledger(self.folder)
-
-    def values(self, split: str | None = None, metric: str | None = None) -> dict[str, float]:
-        """A metric of every client, by name, the one that leads by default; NaN where a client does not have it."""
-        if self.clients is None:
-            return {}
-        column = f"{split or self.split}_{metric or self.summary.metric}"
-        if column not in self.clients:
-            raise RunError(f"{self.folder / 'clients.csv'}: there is no column {column!r}")
-        values = [finite(v) for v in self.clients[column].tolist()]
-        return dict(zip(self.clients["client"].tolist(), values, strict=True))
-
-    def records(self, split: str) -> list[dict[str, Any]]:
-        """The evaluations of one split, in order of rounds."""
-        return [{str(k): v for k, v in row.items()} for row in self.metrics.to_dict("records") if row["split"] == split]
-
-    def samples(self, split: str) -> np.ndarray:
-        """[n] samples per client in a split."""
-        return np.array([c.samples(split) for c in self.federation.clients])
 
 
 @checked
@@ -107,13 +29,13 @@ class Study:
 
     Parameters
     ----------
-    runs : sequence of RunFiles
+    runs : sequence of Numbers
         In the order read.
     paths : sequence of Path
         The folders that were asked for.
     """
 
-    runs: Sequence[RunFiles]
+    runs: Sequence[Numbers]
     paths: Sequence[Path] = field(default_factory=tuple)
 
     @cached_property
@@ -122,7 +44,7 @@ class Study:
         order = ("own", "common", "personalised", "yardstick", "oracle")
         return sorted(dict.fromkeys(r.label for r in self.runs), key=lambda label: order.index(self.role(label)))
 
-    def of(self, label: str) -> list[RunFiles]:
+    def of(self, label: str) -> list[Numbers]:
         """All runs of one method.
 
         Parameters
@@ -132,12 +54,12 @@ class Study:
 
         Returns
         -------
-        list of RunFiles
+        list of Numbers
             By seed.
         """
         return sorted((r for r in self.runs if r.label == label), key=lambda r: r.seed)
 
-    def counted(self, label: str) -> list[RunFiles]:
+    def counted(self, label: str) -> list[Numbers]:
         """The runs that enter means.
 
         Parameters
@@ -147,7 +69,7 @@ class Study:
 
         Returns
         -------
-        list of RunFiles
+        list of Numbers
             The finished ones, or where none is, all that have results per client and did not diverge.
         """
         runs = [r for r in self.of(label) if r.clients is not None]
@@ -173,8 +95,13 @@ class Study:
             raise ConfigError(f"no method {label!r}{closest(label, known)}; there are {', '.join(known)}")
         return runs[0].role
 
+    @cached_property
+    def verdicts(self) -> Verdicts:
+        """Gains, intervals, who gains, and what would be enough to tell: each worked out once."""
+        return Verdicts(self)
+
     @property
-    def first(self) -> RunFiles:
+    def first(self) -> Numbers:
         """The first run."""
         return self.runs[0]
 
@@ -201,7 +128,7 @@ class Study:
     @cached_property
     def names(self) -> list[str]:
         """The clients' names, in the federation's order."""
-        return list(dict.fromkeys(name for r in self.runs for name in r.federation.names))
+        return list(dict.fromkeys(name for r in self.runs for name in r.about.names))
 
     @cached_property
     def redrawn(self) -> bool:
@@ -210,21 +137,8 @@ class Study:
         total = [r.samples("train") + r.samples("validation") + r.samples("test") for r in drawn]
         if any(len(t) != len(total[0]) or (t != total[0]).any() for t in total):
             return True
-        shares = [
-            labels / labels.sum(1, keepdims=True).clip(1) for r in drawn if (labels := label_counts(r)) is not None
-        ]
+        shares = [labels / labels.sum(1, keepdims=True).clip(1) for r in drawn if (labels := r.labels) is not None]
         return any(float(np.abs(s - shares[0]).sum(1).mean()) / 2 > 0.25 for s in shares)
-
-
-def finite(value: Any) -> float:
-    """A number that may be absent: NaN for anything that is not a finite number."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan
-
-
-def label_counts(run: RunFiles) -> np.ndarray | None:
-    """[n, classes] training samples per class, or None for regression."""
-    rows = [c.labels for c in run.federation.clients]
-    return None if any(r is None for r in rows) else np.array(rows, dtype=float)
 
 
 @checked
@@ -275,46 +189,12 @@ def _natural(folder: Path) -> list[Any]:
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", folder.name) if part]
 
 
-def _run(folder: Path) -> RunFiles:
-    config, federation = files.config(folder), files.federation(folder)
-    records = files.metrics(folder)
-    metrics = pd.DataFrame(records, columns=None if records else ["round", "split"])
-    done = (folder / "summary.json").exists()
-    summary = files.summary(folder) if done else _so_far(config, metrics)
-    clients = files.clients(folder, federation.names) if done else None
+def _run(folder: Path) -> Numbers:
     named = SEEDED.fullmatch(folder.name)
-    label = named["label"] if named else summary.algorithm
-    return RunFiles(folder, label, summary.seed, config, federation, metrics, clients, files.report(folder), summary)
+    return Numbers.of(folder, named["label"] if named else None)
 
 
-def _so_far(config: files.Config, metrics: pd.DataFrame) -> files.Summary:
-    """A summary of a run that was killed: its last evaluation."""
-    asked = [files.Judge(metric=name).read for name in config.metrics]
-    lead = asked[0] if asked else scores.leading(map(str, metrics))
-    last = metrics.groupby("split").last().to_dict("index") if len(metrics) else {}
-    final = {
-        str(split): {"mean": finite(row.get(lead.name)), "std": row.get("std"), "worst": row.get("worst")}
-        for split, row in last.items()
-    }
-    cost = metrics.iloc[-1].to_dict() if len(metrics) else {}
-    size = config.model.get("parameters")
-    return files.Summary.model_validate({
-        "status": "unfinished", "algorithm": config.method, "seed": config.seed, "rounds": int(cost.get("round", 0)),
-        **files.Judge.of(lead).model_dump(), "higher_is_better": lead.better == "higher", "final": final,
-        "parameters": size if isinstance(size, int) else None, "seconds": finite(cost.get("seconds")),
-        **{key: int(finite(cost.get(key) or 0)) for key in ("down_bytes", "up_bytes")},
-    })  # fmt: skip
-
-
-def described(about: dict[str, Any]) -> RunFiles:
-    """A federation, as `Federation.describe` has it, as a run that has not begun."""
-    config, metrics = files.Config(), pd.DataFrame(columns=["round", "split"])
-    summary = _so_far(config, metrics)
-    found = files.About.model_validate(about)
-    return RunFiles(Path(), "", found.seed or 0, config, found, metrics, None, files.Findings(), summary)
-
-
-def _apart(runs: list[RunFiles]) -> list[RunFiles]:
+def _apart(runs: list[Numbers]) -> list[Numbers]:
     """Give runs that would share label and seed their folder's name as label."""
     seen: dict[tuple[str, int], int] = {}
     for r in runs:
@@ -332,7 +212,7 @@ def _apart(runs: list[RunFiles]) -> list[RunFiles]:
 def _check(study: Study) -> None:
     first, seeds = study.first, {}
     for r in study.runs:
-        if (r.federation.dataset, r.summary.metric) != (first.federation.dataset, study.metric.name):
+        if (r.about.dataset, r.summary.metric) != (first.about.dataset, study.metric.name):
             raise RunError(f"{r.folder} and {first.folder} are on different data or metrics: report them apart")
         same = seeds.setdefault(r.seed, r)
         digests = {x.config.data.get("digest") for x in (r, same)} - {None}
@@ -343,5 +223,5 @@ def _check(study: Study) -> None:
             )
 
 
-def _sizes(run: RunFiles) -> list[tuple[Any, ...]]:
-    return [(c.name, c.train, c.test) for c in run.federation.clients]
+def _sizes(run: Numbers) -> list[tuple[Any, ...]]:
+    return [(c.name, c.train, c.test) for c in run.about.clients]

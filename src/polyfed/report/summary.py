@@ -8,7 +8,6 @@ import numpy as np
 
 from polyfed.base.arguments import checked
 from polyfed.report import pairs, words, yardsticks
-from polyfed.report.clients import lead
 from polyfed.report.pairs import Interval, Verdict
 from polyfed.report.read import ALONE, Study
 from polyfed.report.tables import tally
@@ -51,22 +50,22 @@ def answer(study: Study) -> str:
 
 def headline(study: Study) -> str:
     """The result in a sentence or two, with the clients that gain and those that the common model harms."""
-    values = pairs.grids(study)
+    values = study.verdicts.grids
     if not values:
         return _nothing(study)
-    first = lead(study)
+    first = study.verdicts.lead
     if len(values) == 1:
         return _single(study, next(iter(values)))
     if first is None:
         return _unpaired(study) or _ranked(study, list(values))
     if study.role(first[1]) not in ALONE:
-        return _without_own(study, pairs.mean_verdict(study), *first)
-    return " ".join([_pays(study, pairs.mean_verdict(study), *first), *_harm(study, *first)])
+        return _without_own(study, study.verdicts.mean, *first)
+    return " ".join([_pays(study, study.verdicts.mean, *first), *_harm(study, *first)])
 
 
 def details(study: Study) -> list[str]:
     """What the headline rests on: bytes, personalising against one common model, yardsticks, and caveats."""
-    first, found = lead(study), []
+    first, found = study.verdicts.lead, []
     if first is not None and study.role(first[1]) in ALONE:
         price = f"{_seeds(study, *first)}; {first[0]} moves {_bytes(study, first[0])} per client."
         found = [price, *_personalised(study)]
@@ -76,7 +75,7 @@ def details(study: Study) -> list[str]:
 def lines(study: Study) -> tuple[str, list[Line]]:
     """(what the clients are compared with, a line per client, the largest gain first). Beyond 20 clients, those with a
     clear gain or loss, and how many are undecided; nothing where there is nothing to compare."""
-    first = lead(study)
+    first = study.verdicts.lead
     if first is None or study.first.n < 2:
         return "", []
     own = study.role(first[1]) in ALONE
@@ -101,9 +100,9 @@ def lines(study: Study) -> tuple[str, list[Line]]:
 def _each(study: Study, method: str, reference: str) -> list[tuple[float, Line]]:
     """(gain, line) of every client: of the method chosen for it, else of its best."""
     scale, common = _scale(study), _common(study, reference)
-    harm = pairs.gains(study, common, reference) if common else {}
+    harm = study.verdicts.gains(common, reference) if common else {}
     found = []
-    for name, v in pairs.client_verdicts(study).items():
+    for name, v in study.verdicts.clients.items():
         shown = v.shown
         if shown is None:
             found.append((math.nan, Line(name, "", v.text)))
@@ -127,13 +126,13 @@ def _each(study: Study, method: str, reference: str) -> list[tuple[float, Line]]
 
 def _common(study: Study, reference: str) -> str | None:
     """The best of the common models, where it is not what the others are held against."""
-    values, role = pairs.merits(study), pairs.roles(study)
+    values, role = study.verdicts.merits, study.verdicts.roles
     known = [k for k in values if role[k] == "common" and k != reference and math.isfinite(values[k].mean())]
     return max(known, key=lambda k: values[k].mean()) if known else None
 
 
 def _pays(study: Study, mean: Verdict, method: str, own: str) -> str:
-    scale, gain, seeds = _scale(study), mean.gains[method], pairs.paired(study, method, own)
+    scale, gain, seeds = _scale(study), mean.gains[method], study.verdicts.paired(method, own)
     level = f"{_level(study, method, seeds)} against {_short(study, own, seeds)} with the clients' own models ({own})"
     head = {
         1: "Federating pays on average: ",
@@ -151,7 +150,7 @@ def _unknown(study: Study, gain: Interval, method: str, own: str) -> str:
     """Why the mean has no interval."""
     if gain.enough:
         return f"{pairs.FEW.capitalize()} ({gain.enough} would do)"
-    alone = [n for n, e in pairs.evidence(study, method, own)[0].items() if e.why == pairs.LONE]
+    alone = [n for n, e in study.verdicts.evidence(method, own)[0].items() if e.why == pairs.LONE]
     if alone:
         return f"{words.listed(alone)} {'has' if len(alone) == 1 else 'have'} one test sample, which shows no spread"
     return {
@@ -201,7 +200,7 @@ def _harm(study: Study, method: str, own: str) -> list[str]:
 
 def _sides(study: Study, method: str, own: str) -> tuple[dict[str, Interval], list[str], list[str]]:
     """(every client's gain, the clients that clearly gain, those that clearly lose), the largest difference first."""
-    found = {n: g for n, g in pairs.gains(study, method, own).items() if math.isfinite(g.mean)}
+    found = {n: g for n, g in study.verdicts.gains(method, own).items() if math.isfinite(g.mean)}
     order = sorted(found, key=lambda n: -abs(found[n].mean))
     return found, [n for n in order if found[n].sign == 1], [n for n in order if found[n].sign == -1]
 
@@ -213,7 +212,7 @@ def _most(study: Study, down: list[str], found: dict[str, Interval]) -> str:
 
 def _personalised(study: Study) -> list[str]:
     """Whether a model per client is worth it over one for all."""
-    values, role, mean = pairs.merits(study), pairs.roles(study), pairs.mean_verdict(study)
+    values, role, mean = study.verdicts.merits, study.verdicts.roles, study.verdicts.mean
     kinds: dict[str, list[str]] = {"common": [], "personalised": []}
     for label in mean.gains:
         kinds[role[label]].append(label)
@@ -221,7 +220,7 @@ def _personalised(study: Study) -> list[str]:
         return []
     centre = {k: values[k].mean() for k in mean.gains}
     common, special = (max(kinds[k], key=lambda x: centre[x]) for k in ("common", "personalised"))
-    gap, scale = pairs.mean_gain(study, special, common, len(kinds["personalised"])), _scale(study)
+    gap, scale = study.verdicts.mean_gain(special, common, len(kinds["personalised"])), _scale(study)
     if not gap.seeds:
         return []
     verb = {1: "is better than", -1: "is worse than", 0: "is not clearly different from", None: "against"}[gap.sign]
@@ -229,7 +228,7 @@ def _personalised(study: Study) -> list[str]:
 
 
 def _without_own(study: Study, mean: Verdict, method: str, reference: str) -> str:
-    scale, gain, seeds = _scale(study), mean.gains[method], pairs.paired(study, method, reference)
+    scale, gain, seeds = _scale(study), mean.gains[method], study.verdicts.paired(method, reference)
     level, other = _level(study, method, seeds), _short(study, reference, seeds)
     head = "Whether federating pays cannot be said: no run trains the clients alone (compare with 'local'). "
     verb = {1: "is better than", -1: "is worse than", 0: "is not clearly different from", None: "against"}[gain.sign]
@@ -244,11 +243,11 @@ def _without_own(study: Study, mean: Verdict, method: str, reference: str) -> st
 
 def _unpaired(study: Study) -> str:
     """That no method has a seed in common with what it would be held against; "": some have."""
-    mean = pairs.mean_verdict(study)
+    mean = study.verdicts.mean
     if not mean.gains or any(g.seeds for g in mean.gains.values()):
         return ""
     levels = [
-        f"{k} reaches {_level(study, k)} ({words.count(len(pairs.grids(study)[k].seeds), 'seed')})"
+        f"{k} reaches {_level(study, k)} ({words.count(len(study.verdicts.grids[k].seeds), 'seed')})"
         for k in (*mean.gains, mean.reference)
         if k
     ]
@@ -258,12 +257,12 @@ def _unpaired(study: Study) -> str:
 def _ranked(study: Study, labels: list[str]) -> str:
     """Several personalised methods and nothing to hold them against: the best and the next."""
     scale = _scale(study)
-    order = sorted(labels, key=lambda k: -pairs.merits(study)[k].mean())
+    order = sorted(labels, key=lambda k: -study.verdicts.merits[k].mean())
     best, second = order[:2]
-    seeds = pairs.paired(study, best, second)
+    seeds = study.verdicts.paired(best, second)
     if not seeds:
         return f"Nothing can be compared: {best} and {second} have no seed in common."
-    gap = pairs.mean_gain(study, best, second, len(labels) - 1)
+    gap = study.verdicts.mean_gain(best, second, len(labels) - 1)
     clear = {1: "clearly ahead of", 0: "not clearly ahead of", None: "ahead of"}.get(gap.sign, "ahead of")
     if all(study.role(k) in ALONE for k in labels):
         return (
@@ -279,7 +278,7 @@ def _ranked(study: Study, labels: list[str]) -> str:
 def _single(study: Study, label: str) -> str:
     runs, scale = study.counted(label), _scale(study)
     rounds = round(float(np.mean([r.summary.rounds for r in runs])))
-    mean = {n: v for n, v in pairs.grids(study)[label].per_client().items() if math.isfinite(v)}
+    mean = {n: v for n, v in study.verdicts.grids[label].per_client().items() if math.isfinite(v)}
     worst = min(mean, key=lambda n: study.metric.merit(mean[n])) if len(mean) > 1 else None
     low = f" (worst: {worst}, {scale.number(mean[worst])}{scale.unit})" if worst else ""
     text = (
@@ -301,20 +300,20 @@ def _nothing(study: Study) -> str:
 
 
 def _caveats(study: Study) -> list[str]:
-    found, first = [], lead(study)
+    found, first = [], study.verdicts.lead
     if len(study.seeds) == 1 and first is None:
         found.append("One seed: no spread can be given.")
     lacking = _lacking(study)
     if lacking:
         found.append(f"Means leave out {words.listed(lacking)}: no {_scale(study).name} ({study.metric.lacks}).")
-    gain = pairs.mean_gain(study, *first) if first is not None else None
+    gain = study.verdicts.mean_gain(*first) if first is not None else None
     if gain is not None and gain.seeds == 1 and gain.known:
         found.append(
             "One seed: the intervals are about these trained models on new samples, not about another training."
         )
     if first is not None:
         found += _effort(study, *first)
-        apart = [k for k, g in pairs.mean_verdict(study).gains.items() if not g.seeds]
+        apart = [k for k, g in study.verdicts.mean.gains.items() if not g.seeds]
         if apart:
             verb = "has no seed" if len(apart) == 1 else "have no seeds"
             found.append(f"{words.listed(apart)} {verb} in common with {first[1]}: not compared.")
@@ -335,7 +334,7 @@ def _lacking(study: Study) -> list[str]:
         mine = [
             v.get(name, math.nan)
             for r, v in runs
-            if any(c.name == name and c.samples(study.split) for c in r.federation.clients)
+            if any(c.name == name and c.samples(study.split) for c in r.about.clients)
         ]
         bad = sum(map(math.isnan, mine))
         if bad:
@@ -345,11 +344,11 @@ def _lacking(study: Study) -> list[str]:
 
 def _effort(study: Study, method: str, reference: str) -> list[str]:
     """What it would take to see a small gain here."""
-    found = pairs.effort(study, method, reference)
+    found = study.verdicts.effort(method, reference)
     if found is None:
         return []
     gain, seeds, times = found
-    scale, now = _scale(study), len(pairs.paired(study, method, reference))
+    scale, now = _scale(study), len(study.verdicts.paired(method, reference))
     text = f"{scale.signed(gain).lstrip('+')}{scale.difference_unit}"
     text = f"A gain of {text.replace('.0 points', ' points')} in the mean"
     if seeds is not None and seeds <= now:
@@ -366,8 +365,8 @@ def _effort(study: Study, method: str, reference: str) -> list[str]:
 
 def _seeds(study: Study, method: str, reference: str) -> str:
     """`3 seeds`, with how many each has where they differ."""
-    shared = len(pairs.paired(study, method, reference))
-    one, other = (len(pairs.grids(study)[k].seeds) for k in (reference, method))
+    shared = len(study.verdicts.paired(method, reference))
+    one, other = (len(study.verdicts.grids[k].seeds) for k in (reference, method))
     text = words.count(shared, "seed")
     return text if one == other == shared else f"{text} in common ({reference} has {one}, {method} {other})"
 
@@ -378,7 +377,7 @@ def _level(study: Study, label: str, seeds: Sequence[int] | None = None) -> str:
 
 def _short(study: Study, label: str, seeds: Sequence[int] | None = None) -> str:
     """A method's mean, over all its seeds or those given."""
-    per_seed = [v for s, v in pairs.grids(study)[label].per_seed().items() if seeds is None or s in seeds]
+    per_seed = [v for s, v in study.verdicts.grids[label].per_seed().items() if seeds is None or s in seeds]
     scale = _scale(study)
     return f"{scale.number(pairs.mean_of(per_seed))}{scale.unit}"
 

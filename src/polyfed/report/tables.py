@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,21 +9,15 @@ import pandas as pd
 
 from polyfed.base.arguments import checked
 from polyfed.metrics.metric import Metric
-from polyfed.report import pairs, words
-from polyfed.report.pairs import Interval, Verdict, mean_of, sample_std
-from polyfed.report.read import ALONE, RunFiles, Study
+from polyfed.report import words
+from polyfed.report.pairs import Interval, mean_of, sample_std
+from polyfed.report.read import ALONE, Study
 from polyfed.report.table import Cell, Table
 from polyfed.report.yardsticks import oracles
+from polyfed.runs.numbers import Numbers
 
 NAMED = 15  # with more clients, the client table shows only both ends
 ENDS = 5
-
-
-@lru_cache(maxsize=4)
-def ranked(study: Study) -> list[str]:
-    """The methods in order of their result, the best first; those without a result last."""
-    mean = {k: g.mean() for k, g in pairs.merits(study).items()}
-    return sorted(study.labels, key=lambda k: -mean[k] if math.isfinite(mean.get(k, math.nan)) else math.inf)
 
 
 @checked
@@ -67,19 +60,19 @@ def compare_table(study: Study) -> Table:
         bytes, time, rounds, clusters.
     """
     scale = words.Scale(study.metric)
-    available = {k: g for k, g in pairs.merits(study).items() if study.role(k) != "oracle"}
+    available = {k: g for k, g in study.verdicts.merits.items() if study.role(k) != "oracle"}
     known = {k: m for k, g in available.items() if math.isfinite(m := g.mean())}
     best = max(known, key=lambda k: known[k]) if len(known) > 1 else None
-    reference = next((v.reference for v in pairs.client_verdicts(study).values() if v.reference), None)
+    reference = next((v.reference for v in study.verdicts.clients.values() if v.reference), None)
     own = reference if reference and study.role(reference) in ALONE else None
     clustered = any(r.findings.clusters for r in study.runs)
-    scored = any(r.findings.clusters and r.federation.clusters for r in study.runs)
+    scored = any(r.findings.clusters and r.about.clusters for r in study.runs)
     partial, others = bool(_partial(study, study.metric)), [words.Scale(m) for m in study.metrics[1:]]
     columns = ["method<", scale.header, *["clients"] * partial, "worst client", *(s.header for s in others)]
     columns += ["gain / lose"] * (own is not None) + ["bytes per client", "time", "rounds", "steps/round", "seeds"]
     columns += ["clusters"] * clustered + ["ARI"] * scored
     rows = []
-    for label in ranked(study):
+    for label in study.verdicts.ranked:
         runs = study.counted(label)
         shown = runs or study.of(label)
         cells = [_method(study, label), _metric(study, label, scale, label == best)]
@@ -153,17 +146,17 @@ def _beside(study: Study) -> list[str]:
     return notes
 
 
-def _having(study: Study, runs: list[RunFiles], metric: Metric) -> tuple[list[int], int]:
+def _having(study: Study, runs: list[Numbers], metric: Metric) -> tuple[list[int], int]:
     """([runs] how many clients have a metric, how many have samples)."""
     counts, most = [], 0
     for r in runs:
-        tested = {c.name for c in r.federation.clients if c.samples(study.split)}
+        tested = {c.name for c in r.about.clients if c.samples(study.split)}
         counts.append(sum(math.isfinite(v) for n, v in r.values(metric=metric.name).items() if n in tested))
         most = max(most, len(tested))
     return counts, most
 
 
-def _over(study: Study, runs: list[RunFiles], metric: Metric) -> str:
+def _over(study: Study, runs: list[Numbers], metric: Metric) -> str:
     """`3 of 4` or `3 to 4 of 4`; "" if every client with samples has the metric."""
     counts, most = _having(study, runs, metric)
     if not counts or min(counts) == most:
@@ -175,7 +168,7 @@ def _partial(study: Study, metric: Metric) -> str:
     return _over(study, [r for label in study.labels for r in study.counted(label)], metric)
 
 
-def _further(study: Study, runs: list[RunFiles], scale: words.Scale) -> Cell:
+def _further(study: Study, runs: list[Numbers], scale: words.Scale) -> Cell:
     """A metric other than the one that leads."""
     name = scale.metric.name
     values = np.array([mean_of(r.values(metric=name).values()) for r in runs])
@@ -204,7 +197,7 @@ def _metric(study: Study, label: str, scale: words.Scale, best: bool) -> Cell:
     return Cell(scale.spread(mean, std), raw, "best" if best else "")
 
 
-def _worst(runs: list[RunFiles], scale: words.Scale) -> Cell:
+def _worst(runs: list[Numbers], scale: words.Scale) -> Cell:
     known = [[x for x in r.values().values() if math.isfinite(x)] for r in runs]
     values = [min(v, key=scale.metric.merit) for v in known if v]
     mean, std = mean_of(values), sample_std(values)
@@ -220,13 +213,13 @@ def tally(found: Iterable[Interval]) -> tuple[int, int, int] | None:
 
 
 def _gainers(study: Study, label: str, own: str) -> Cell:
-    found = None if label == own else tally(pairs.gains(study, label, own).values())
+    found = None if label == own else tally(study.verdicts.gains(label, own).values())
     if found is None:
         return Cell("–", {"gain": None, "lose": None})
     return Cell(f"{found[0]} / {found[1]}", {"gain": found[0], "lose": found[1]})
 
 
-def _bytes(runs: list[RunFiles]) -> Cell:
+def _bytes(runs: list[Numbers]) -> Cell:
     if runs[0].role == "oracle":  # it has everybody's data, and moves them for nothing only on paper
         return Cell("–", dict.fromkeys(("bytes_per_client", "down_per_client", "up_per_client")))
     down, up = (float(np.mean([getattr(r.summary, k) / r.n for r in runs])) for k in ("down_bytes", "up_bytes"))
@@ -242,7 +235,7 @@ def _steps(mean: float) -> str:
     return "–" if not math.isfinite(mean) else f"{mean:.0f}" if mean == round(mean) else f"{mean:.1f}"
 
 
-def _clusters(runs: list[RunFiles]) -> list[Cell]:
+def _clusters(runs: list[Numbers]) -> list[Cell]:
     found = [r.findings.clusters for r in runs if r.findings.clusters]
     if not found:
         return [Cell("–", {"clusters": None}), Cell("–", {"ari": None})]
@@ -257,9 +250,9 @@ def _clusters(runs: list[RunFiles]) -> list[Cell]:
     ]
 
 
-def rand_index(run: RunFiles) -> float | None:
+def rand_index(run: Numbers) -> float | None:
     """Adjusted Rand index of the clusters found against the true ones; None if either is unknown."""
-    true, found = run.federation.clusters, run.findings.clusters
+    true, found = run.about.clusters, run.findings.clusters
     if not true or not found or len(true) != len(found):
         return None
     from sklearn.metrics import adjusted_rand_score
@@ -283,7 +276,7 @@ def cost_table(study: Study) -> Table:
         client; participations, round trips in each, time per round.
     """
     rows = []
-    for label in ranked(study):
+    for label in study.verdicts.ranked:
         runs = study.counted(label) or study.of(label)
         s = [r.summary for r in runs]
         rounds = float(np.mean([x.rounds for x in s]))
@@ -319,7 +312,7 @@ def cost_table(study: Study) -> Table:
     return Table("Costs", columns, tuple(rows), (note, *oracles(study)))
 
 
-def _trips(runs: list[RunFiles]) -> tuple[float, float]:
+def _trips(runs: list[Numbers]) -> tuple[float, float]:
     """(exchanges per participation, participations per run) from the ledgers; NaN without one."""
     ledgers = [r.ledger for r in runs if (r.folder / "ledger.csv").exists()]
     parts = sum(len(x) for x in ledgers)
@@ -328,17 +321,10 @@ def _trips(runs: list[RunFiles]) -> tuple[float, float]:
     return sum(sum(x["exchanges"].tolist()) for x in ledgers) / parts, parts / len(ledgers)
 
 
-def _busiest(runs: list[RunFiles]) -> float:
+def _busiest(runs: list[Numbers]) -> float:
     most = [
         max(map(sum, zip(r.clients["down_bytes"].tolist(), r.clients["up_bytes"].tolist(), strict=True)))
         for r in runs
         if r.clients is not None and {"down_bytes", "up_bytes"} <= set(r.clients)
     ]
     return float(np.mean(most)) if most else math.nan
-
-
-def choices(study: Study, verdicts: dict[str, Verdict] | None = None) -> dict[str, int]:
-    """How many clients got each verdict, most frequent first."""
-    found = verdicts or pairs.client_verdicts(study)
-    texts = [v.text for v in found.values()]
-    return {t: texts.count(t) for t in sorted(set(texts), key=lambda t: (-texts.count(t), t))}

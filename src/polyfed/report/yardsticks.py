@@ -2,7 +2,7 @@
 
 import math
 
-from polyfed.report import pairs, words
+from polyfed.report import words
 from polyfed.report.pairs import mean_of, sample_std
 from polyfed.report.read import ALONE, Study
 
@@ -25,11 +25,11 @@ def compared(study: Study) -> list[str]:
 
 
 def _free(study: Study) -> list[str]:
-    mean, role = pairs.mean_verdict(study), pairs.roles(study)
+    mean, role = study.verdicts.mean, study.verdicts.roles
     if mean.reference is None or role[mean.reference] not in ALONE:
         return []
     special = [k for k in mean.gains if role[k] == "personalised"]
-    simple = [k for k in special if study.of(k)[0].algorithm == "recalibrated"]
+    simple = [k for k in special if study.of(k)[0].summary.algorithm == "recalibrated"]
     yards = {k: [m for m in special if m not in simple] for k in simple}
     yards |= {k: special or list(mean.gains) for k in role if role[k] == "yardstick" and k != mean.reference}
     many = sum(map(len, yards.values()))
@@ -41,7 +41,7 @@ def _free(study: Study) -> list[str]:
 def _beaten(study: Study, yard: str, methods: list[str], many: int) -> str:
     """One clause: the methods that do not beat a yardstick, with the interval of the best of them, or that all do."""
     scale = words.Scale(study.metric)
-    found = {m: pairs.mean_gain(study, m, yard, many) for m in methods}
+    found = {m: study.verdicts.mean_gain(m, yard, many) for m in methods}
     known = {m: g for m, g in found.items() if g.sign is not None and math.isfinite(g.mean)}
     below = {m: g for m, g in known.items() if g.sign != 1}
     if not known:
@@ -58,7 +58,7 @@ def _beaten(study: Study, yard: str, methods: list[str], many: int) -> str:
 
 def _everybody(study: Study) -> list[str]:
     scale, found = words.Scale(study.metric), []
-    for label, grid in pairs.grids(study).items():
+    for label, grid in study.verdicts.grids.items():
         if study.role(label) == "oracle":
             each = list(grid.per_seed().values())
             level = f"{scale.spread(mean_of(each), sample_std(each))}{scale.unit}"

@@ -34,7 +34,7 @@ from polyfed.data.federation import LEARNT, Federation
 from polyfed.engines.local import LocalEngine, check_rows, make_rows, pick_device
 from polyfed.metrics import scores
 from polyfed.metrics.metric import Metric
-from polyfed.metrics.scores import LOSS, leading
+from polyfed.metrics.scores import LOSS
 from polyfed.runs import ownership as files
 from polyfed.runs import schema as reading
 from polyfed.runs.build import Parts, make_model
@@ -42,6 +42,7 @@ from polyfed.runs.check import Where, read_table
 from polyfed.runs.config import INFORMATION, TABLES, Settings, model_of, resolve
 from polyfed.runs.fit import fit
 from polyfed.runs.folder import client_model
+from polyfed.runs.numbers import Numbers
 from polyfed.runs.packages import installed
 from polyfed.runs.result import Result, lazy
 from polyfed.runs.resume import digest
@@ -66,27 +67,15 @@ def opened(
     federation, model: of a run that was started from Python with its own     kind: what is made of it
     """
     kept = Stored(Path(folder), federation, model)
-    records = [{k: np.nan if v is None else v for k, v in r.items()} for r in reading.metrics(kept.at)]
-    if not (kept.at / "summary.json").exists():
-        asked = tuple(reading.Judge(metric=name).read for name in kept.config.metrics)
-        kept.metrics = asked or (leading(records[-1] if records else ()),)
-        last = int(records[-1]["round"]) if records else 0
-        return kind(
-            kept.settings, kept.outline, records, {}, kept.metrics, "unfinished", last, 0.0, False, kept.at, kept
-        )
-    found, kept.table = reading.summary(kept.at), reading.clients(kept.at, kept.about.names)
-    kept.ended_at, kept.metrics = found.rounds, tuple(found.judges)
+    said, final = kept.numbers, {} if kept.numbers.clients is None else _final(kept.numbers.clients)
     return kind(
-        kept.settings, kept.outline, records, _final(kept.table), kept.metrics, found.status, found.rounds,
-        found.seconds, False, kept.at, kept,
+        kept.settings, kept.outline, said.records, final, kept.metrics, said.status, said.summary.rounds,
+        said.summary.seconds, False, kept.at, kept,
     )  # fmt: skip
 
 
 class Stored:
-    """What the result of a folder gives on request: its files, its last checkpoint, its data where they were.
-
-    ended_at: rounds, of a run that is over     table: clients.csv of one
-    """
+    """What the result of a folder gives on request: its numbers, its last checkpoint, its data where they were."""
 
     def __init__(self, folder: Path, federation: Federation | None, model: nn.Module | None):
         config = files.config_of(folder)
@@ -97,13 +86,11 @@ class Stored:
             )
         self.at, self._given, self._own = folder, federation, model
         self.settings = files.unsealed(config)
-        self.config = reading.config(folder)
-        if missing := [key for key in NEEDED if key not in self.config.table]:
+        if missing := [key for key in NEEDED if key not in self.settings]:
             raise RunError(f"{config}: the key {missing[0]!r} is missing")
-        self.about = reading.federation(folder)
-        self.ended_at: int | None = None
-        self.metrics: tuple[Metric, ...] = ()
-        self.table: pd.DataFrame | None = None
+        self.numbers = said = Numbers.of(folder)
+        asked = said.config.judges if said.clients is None else []
+        self.metrics = tuple(asked or said.summary.judges)
 
     # from the files
 
@@ -118,7 +105,7 @@ class Stored:
         if not (self.at / "ledger.csv").exists():
             return self._billed.frame()
         try:
-            return reading.ledger(self.at).astype(dict.fromkeys(COLUMNS[:-1], "int64"))
+            return self.numbers.ledger.astype(dict.fromkeys(COLUMNS[:-1], "int64"))
         except (KeyError, ValueError) as e:
             raise RunError(f"{self.at / 'ledger.csv'}: not the ledger of a run ({checkpoint.reason(e)})") from None
 
@@ -130,20 +117,21 @@ class Stored:
         return found
 
     def by_client(self) -> Mapping[str, np.ndarray]:
-        if self.table is None:
+        table = self.numbers.clients
+        if table is None:
             return self._billed.by_client(self.outline.n)
-        return {key: self.table[key].to_numpy() for key in ("rounds", "down_bytes", "up_bytes")}
+        return {key: table[key].to_numpy() for key in ("rounds", "down_bytes", "up_bytes")}
 
     @lazy
     def findings(self) -> dict[str, Any]:
         if (self.at / "report.json").exists():
-            return reading.report(self.at).written()
+            return self.numbers.findings.written()
         return {k: plain(v) for k, v in self.algorithm.report(self.server).items()}
 
     @cached_property
     def outline(self) -> Federation:
         """Who the clients are, how many samples each has and of which shape, from federation.json; no sample."""
-        about, meta = self.about, self.about.written()
+        about, meta = self.numbers.about, self.numbers.about.written()
         parts = {k: _hollow([c.samples(k) for c in about.clients], about) for k in SPLITS}
         return Federation(
             parts["train"],
@@ -164,9 +152,10 @@ class Stored:
         if not checkpoint.checkpoints(place):
             raise RunError(f"{self.at}: has no model yet; finish it with: polyfed resume {self.at}")
         tensors, meta, _ = checkpoint.load(place, partial(check_rows, self.at))
-        if self.ended_at not in (None, meta["t"]):
+        ended_at = self.numbers.summary.rounds
+        if self.numbers.clients is not None and ended_at != meta["t"]:
             raise RunError(
-                f"{place}: the last checkpoint is damaged; found one of round {meta['t']}, expected {self.ended_at}"
+                f"{place}: the last checkpoint is damaged; found one of round {meta['t']}, expected {ended_at}"
             )
         return tensors, meta
 
@@ -207,7 +196,7 @@ class Stored:
 
     def _check_layout(self, task: Task) -> None:
         """Raise RunError for a model that is not the run's, as far as the files of its clients' models can tell."""
-        found = client_model(self.at, 0, self.about.names[0])
+        found = client_model(self.at, 0, self.numbers.about.names[0])
         expected = {} if found is None else {name: list(t.shape) for name, t in found[0].items()}
         has = {name: list(t.shape) for name, t in task.layout.named(task.w0).items()}
         p = self.settings["model"].get("parameters", task.p)
@@ -227,7 +216,7 @@ class Stored:
             raise RunError(f"{self.at / 'config.toml'}: [plan] is not the plan of a run ({e})") from None
         device = pick_device("auto" if plan.device.startswith("cuda") else "cpu")
         assert t.loss is not None, "every run's config.toml has it"
-        weights = weights_of(t.class_weights, t.loss, self.about.model_dump())
+        weights = weights_of(t.class_weights, t.loss, self.numbers.about.model_dump())
         task = t.task(self._module, t.loss, device, self._judges, weights)
         self._check_layout(task)
         steps = local_steps_of(t.local_steps, fed.names)

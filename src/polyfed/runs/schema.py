@@ -72,6 +72,11 @@ class Config(_File):
         """The name of the method."""
         return str(self.algorithm.get("name", "unknown"))
 
+    @property
+    def judges(self) -> list[Metric]:
+        """The metrics that were asked for, as far as their names say what they are; none: the usual ones."""
+        return [Judge(metric=name).read for name in self.metrics]
+
 
 class Client(_File):
     """A client in federation.json; labels: training samples per class."""
@@ -300,15 +305,12 @@ def scores(folder: Path) -> dict[str, np.ndarray] | None:
     return found
 
 
-def samples(scores: dict[str, np.ndarray]) -> np.ndarray:
-    """[N, 2] the number and the class of every test sample, of `scores`; class -1: of none, or not known."""
-    return np.c_[scores["id"], scores.get("class", np.full(len(scores["id"]), -1))]
-
-
-def added(scores: dict[str, np.ndarray], metric: Metric) -> np.ndarray:
-    """[N] what every test sample adds to a metric, of `scores`; NaN: not known."""
+def added(scores: dict[str, np.ndarray], metric: Metric) -> tuple[np.ndarray, np.ndarray]:
+    """([N, 2] the number and the class of every test sample, class -1: of none, or not known; [N] what each adds to a
+    metric, NaN: not known), of `scores`."""
     known = metric.sign and metric.name in scores and ("class" in scores or not metric.classwise)
-    return scores[metric.name].astype(float) if known else np.full(len(scores["id"]), math.nan)
+    samples = np.c_[scores["id"], scores.get("class", np.full(len(scores["id"]), -1))]
+    return samples, scores[metric.name].astype(float) if known else np.full(len(samples), math.nan)
 
 
 def ledger(folder: Path) -> pd.DataFrame:

@@ -483,8 +483,8 @@ def _named(table: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     return table.get("name"), {str(key).replace("-", "_"): value for key, value in table.items() if key != "name"}
 
 
-def _in_short(text: str, most: int = 1000) -> str:
+def _in_short(text: str) -> str:
     """A text that says in one line what it is, and by its digest whether it is the same."""
-    if len(text) <= most:
+    if len(text) <= 1000:
         return text
     return f"{text[:100]}... (blake2b {hashlib.blake2b(text.encode(), digest_size=16).hexdigest()})"

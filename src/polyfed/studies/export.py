@@ -16,6 +16,7 @@ from polyfed.data.preparation import Preparation
 from polyfed.models.factorised import as_weight, measure, pack
 from polyfed.runs import schema as reading
 from polyfed.runs.folder import client_model, safe
+from polyfed.runs.numbers import Numbers
 from polyfed.runs.ownership import spare
 from polyfed.runs.result import Result
 
@@ -27,17 +28,16 @@ def export(run: Result, client: int | str, out: Path | None, factorised: bool = 
 
     With factors the JSON also has what the dense and the factorised models were measured to take, under "measured".
     """
-    folder = run.place()
-    config, federation = reading.config(folder), reading.federation(folder)
+    folder, numbers = run.place(), Numbers.of(run.place())
+    config, federation = numbers.config, numbers.about
     names, asked = federation.names, str(client)
     name = names[int(asked)] if asked not in names and asked.isdecimal() and int(asked) < len(names) else asked
     if name not in names:
         raise ConfigError(f"client: found {client!r}{closest(asked, names)}, expected a name or 0 to {len(names) - 1}")
     found = client_model(folder, names.index(name), name)
-    if found is None and (folder / "summary.json").exists():
-        about = reading.summary(folder)
-        if about.deploys in ("yardstick", "oracle"):
-            raise ConfigError(f"{folder}: {about.algorithm} is a yardstick: it has results, and no model to export")
+    if found is None and numbers.role in ("yardstick", "oracle"):
+        method = numbers.summary.algorithm
+        raise ConfigError(f"{folder}: {method} is a yardstick: it has results, and no model to export")
     if found is None and "sites" in config.data:
         raise RunError(f"{folder}: its models are at its sites; polyfed export --vault DIR writes one there")
     if found is None:

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import pandas as pd
 
 from polyfed.base.errors import Diverged, RunError
-from polyfed.runs import schema as reading
 from polyfed.runs.folder import summary
+from polyfed.runs.numbers import Numbers
 from polyfed.runs.result import Result
+from polyfed.runs.schema import Summary
 from polyfed.runs.watching import Callback
 from polyfed.studies import parallel
 
@@ -31,11 +32,28 @@ class Done:
     label: str
     seed: int
     status: str
-    summary: reading.Summary | None = None
+    summary: Summary | None = None
     clients: pd.DataFrame | None = None
     message: str = ""
     folder: Path | None = None
     run: Result | None = None
+
+
+class Trained(Protocol):
+    """What says how it ended: a run, a comparison, a search."""
+
+    @property
+    def status(self) -> str: ...
+
+
+F = TypeVar("F", bound=Trained)
+
+
+def whole(found: F) -> F:
+    """What was trained to its end. Raises KeyboardInterrupt where Ctrl-C cut it short."""
+    if found.status == "interrupted":
+        raise KeyboardInterrupt
+    return found
 
 
 class Watch:
@@ -83,11 +101,9 @@ class Job:
     def apart(self) -> tuple[str, str]:
         """Train it in a process of its own: what its folder does not hold, (status, message)."""
         try:
-            run = self.train(())
+            run = whole(self.train(()))  # Ctrl-C stops the others too
         except Diverged as e:
             return "diverged", str(e)
-        if run.status == "interrupted":
-            raise KeyboardInterrupt  # the others stop too
         return run.status, ""
 
     def told(self, status: str, message: str) -> Done:
@@ -143,14 +159,11 @@ def execute(
 def read_result(place: Path, name: str, seed: int, rounds: int | None = None) -> Done | None:
     """The result of a run folder whose run is over, or None when it has to be (re)started or continued."""
     try:
-        found = reading.summary(place)
-        if found.status not in ("finished", "diverged"):
-            return None
-        if found.status == "diverged":
-            return Done(name, seed, "diverged", found, None, f"diverged after round {found.rounds}", place)
-        if rounds is not None and found.rounds < rounds and found.deploys != "yardstick":  # which has none
-            return None
-        names = reading.federation(place).names
-        return Done(name, seed, "finished", found, reading.clients(place, names), folder=place)
+        run = Numbers.of(place)
     except RunError:
         return None
+    found = run.summary
+    if found.status == "diverged":
+        return Done(name, seed, "diverged", found, None, f"diverged after round {found.rounds}", place)
+    short = rounds is not None and found.rounds < rounds and found.deploys != "yardstick"  # which has no rounds
+    return None if found.status != "finished" or short else Done(name, seed, "finished", found, run.clients, "", place)

@@ -19,18 +19,19 @@ import pandas as pd
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.base.settings import is_list, is_mapping
 from polyfed.metrics.metric import Metric, mean_of
-from polyfed.report.combined import Tested, evidence, jointly, tested, together
 from polyfed.report.departure import MEAN, departure_page, departure_table
-from polyfed.report.pairs import Evidence
+from polyfed.report.pairs import Evidence, evidence, jointly, together
 from polyfed.runs import ownership as files
-from polyfed.runs import schema as reading
 from polyfed.runs.build import Parts
 from polyfed.runs.config import Experiment, resolve
 from polyfed.runs.fit import fit
 from polyfed.runs.folder import RunFolder, csv_text, safe
+from polyfed.runs.numbers import Numbers
 from polyfed.runs.opened import stored
 from polyfed.runs.result import Result, position
+from polyfed.runs.schema import About, Client
 from polyfed.runs.watching import Callback
+from polyfed.studies.jobs import whole
 
 if TYPE_CHECKING:
     from polyfed.report import Table
@@ -98,11 +99,9 @@ def leave(run: Result, clients: Sequence[str | int], out: Path | None, callbacks
         model, federation, training, algorithm = stored(run).parts()
         federation, described = federation.without(names), {"data": {"without": names}}
         training = dataclasses.replace(training, local_steps=_rest(training.local_steps, names, run.outline.names))
-    _check_same(run.place(), reading.About.model_validate(federation.describe()).clients)
+    _check_same(Numbers.of(run.place()), About.model_validate(federation.describe()).clients)
     training = dataclasses.replace(training, rounds=run.rounds)
-    found = fit(model, federation, algorithm, training, out=target, callbacks=callbacks, describe=described)
-    if found.status == "interrupted":
-        raise KeyboardInterrupt
+    whole(fit(model, federation, algorithm, training, out=target, callbacks=callbacks, describe=described))
     departure = compared(run.place(), target, names)
     departure.save()
     return departure
@@ -133,15 +132,15 @@ def _rest(steps: Any, names: Sequence[str], everyone: Sequence[str]) -> Any:
     return steps
 
 
-def _check_same(folder: Path, clients: Sequence[reading.Client]) -> None:
+def _check_same(before: Numbers, clients: Sequence[Client]) -> None:
     """Raise RunError where those who stay have other samples than in the run."""
-    before = {c.name: c for c in reading.federation(folder).clients}
+    known = {c.name: c for c in before.about.clients}
     for now in clients:
         for part in ("train", "validation", "test"):
-            then, found = before[now.name].samples(part), now.samples(part)
+            then, found = known[now.name].samples(part), now.samples(part)
             if found != then:
                 what = f"{part} samples of client {now.name!r}"
-                raise RunError(f"{folder}: its data have changed: found {found} {what}, expected {then}")
+                raise RunError(f"{before.folder}: its data have changed: found {found} {what}, expected {then}")
 
 
 def compared(before: Path, after: Path, left: Sequence[str]) -> Departure:
@@ -149,43 +148,43 @@ def compared(before: Path, after: Path, left: Sequence[str]) -> Departure:
 
     before, after: two runs, or two comparisons with the same methods and seeds
     """
-    runs: dict[str, list[tuple[Tested, Tested]]] = {}
-    for old, new in _folders(before, after):
-        _check_same(old, reading.federation(new).clients)
-        label = new.name.rpartition("-seed")[0] if new != after else reading.summary(new).algorithm
-        runs.setdefault(label, []).append((tested(old), tested(new)))
+    runs: dict[str, list[tuple[Numbers, Numbers]]] = {}
+    for old, new in _pairs(before, after):
+        _check_same(old, new.about.clients)
+        runs.setdefault(new.label, []).append((old, new))
     if not runs:
         raise RunError(f"{after}: no run of {before} was finished there, so nothing can be compared")
-    first = next(iter(runs.values()))[0]
-    split = next(s for s in ("test", "validation", "train") if s in first[1].values)
-    rows = [row for label, found in runs.items() for row in _rows(label, found, split)]
-    return Departure(tuple(left), after, pd.DataFrame(rows), first[1].metric, split)
+    first = next(iter(runs.values()))[0][1]
+    rows = [row for label, found in runs.items() for row in _rows(label, found, first.split)]
+    return Departure(tuple(left), after, pd.DataFrame(rows), first.summary.leads, first.split)
 
 
-def _folders(before: Path, after: Path) -> list[tuple[Path, Path]]:
+def _pairs(before: Path, after: Path) -> list[tuple[Numbers, Numbers]]:
     """The runs to compare, (with, without) those who left; a run that diverged on one side has no pair."""
     if files.config_of(before).name == "config.toml":
-        return [(before, after)]
-    pairs = [(before / "runs" / p.name, p) for p in sorted((after / "runs").glob("*-seed*"))]
-    return [
-        (a, b) for a, b in pairs
-        if all((p / "summary.json").exists() and reading.summary(p).status == "finished" for p in (a, b))
-    ]  # fmt: skip
+        return [(Numbers.of(before), Numbers.of(after))]
+    places = [(before / "runs" / p.name, p) for p in sorted((after / "runs").glob("*-seed*"))]
+    over = [pair for pair in places if all((p / "summary.json").exists() for p in pair)]
+    found = [(Numbers.of(a), Numbers.of(b, b.name.rpartition("-seed")[0])) for a, b in over]
+    return [pair for pair in found if all(run.status == "finished" for run in pair)]
 
 
-def _rows(label: str, runs: list[tuple[Tested, Tested]], split: str) -> list[dict[str, Any]]:
+def _rows(label: str, runs: list[tuple[Numbers, Numbers]], split: str) -> list[dict[str, Any]]:
     """One row per client that stays, and one for their mean."""
-    metric, known, rows = runs[0][1].metric, list[Evidence](), list[dict[str, Any]]()
-    for name in runs[0][1].values[split]:
-        pairs = [(a.values[split][name], b.values[split][name]) for a, b in runs]
+    first = runs[0][1]
+    metric, samples, known, rows = first.summary.leads, first.shares(), list[Evidence](), list[dict[str, Any]]()
+    values = [(a.values(split), b.values(split)) for a, b in runs]
+    for name in first.about.names:
+        pairs = [(a[name], b[name]) for a, b in values]
         means = [float(metric.merit(b) - metric.merit(a)) for a, b in pairs]
-        parts = [
-            (a.added[name][0], metric.sign * (b.added[name][1] - a.added[name][1]))
+        added = [
+            (a.added[name], b.added[name])
             for (a, b), mean in zip(runs, means, strict=True)
-            if split == "test" and math.isfinite(mean) and name in a.added and name in b.added
+            if split == "test" and math.isfinite(mean) and a.added and b.added and name in a.added and name in b.added
         ]
+        parts = [(ids, metric.sign * (now - then)) for (ids, then), (_, now) in added]
         was, now = (mean_of(np.array(v)) for v in zip(*pairs, strict=True))
-        known.append(evidence(metric, means, parts or None, runs[0][1].samples[name], abs(was)))
+        known.append(evidence(metric, [m for m in means if math.isfinite(m)], parts, samples[name], abs(was)))
         moved = {
             f"bytes_{k}": float(np.mean([r[i].moved[name] for r in runs])) for i, k in enumerate(("before", "after"))
         }

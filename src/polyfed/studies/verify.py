@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -16,12 +17,13 @@ from polyfed.base.errors import ConfigError, Diverged, RunError
 from polyfed.base.settings import is_table
 from polyfed.base.typed import norm
 from polyfed.core.rounds import part
-from polyfed.runs import schema as reading
 from polyfed.runs.build import Parts
 from polyfed.runs.config import resolve
 from polyfed.runs.fit import fit
 from polyfed.runs.folder import client_model
+from polyfed.runs.numbers import Numbers
 from polyfed.runs.ownership import unsealed
+from polyfed.studies.jobs import whole
 
 PROCESSOR = ("cpu-capability", "mkl-cbwr", "kernel", "platform")  # versions that are the processor's, or chosen by it
 
@@ -36,7 +38,7 @@ class Difference(NamedTuple):
     by: float
 
 
-Differs = Callable[[Path, Path], Difference | None]  # how a run folder differs from another one
+Differs = Callable[[Numbers, Numbers], Difference | None]  # how a run differs from the same made again
 
 
 @dataclass(frozen=True)
@@ -79,32 +81,31 @@ def verify(folder: Path) -> Verdict:
     if "start" in config:
         raise ConfigError(f"{folder}: the run started from another run, which its folder does not hold")
     experiment = resolve(folder / "config.toml")
-    found = reading.summary(folder)
-    if found.status == "interrupted":
+    found = Numbers.of(folder)
+    if found.status in ("interrupted", "unfinished"):
         raise RunError(f"{folder}: the run is not finished; finish it with: polyfed resume {folder}")
     parts, plan, seed = Parts(experiment), config.get("plan", {}), experiment.seeds[0]
     given: dict[str, Any] = {k: plan[k] for k in ("chunk", "workers") if k in plan} | {"checkpoint_every": None}
     if found.status == "finished":
-        given["rounds"] = found.rounds
+        given["rounds"] = found.summary.rounds
     training = replace(parts.training(seed), **given)
     method = experiment.methods[0]
     with tempfile.TemporaryDirectory() as name:
         again = Path(name)
         with contextlib.suppress(Diverged):
-            run = fit(parts.model(seed), parts.federation(seed), method.algorithm, training, out=again)
-            if run.status == "interrupted":
-                raise KeyboardInterrupt
+            whole(fit(parts.model(seed), parts.federation(seed), method.algorithm, training, out=again))
         return compared(folder, again, config, WHOLE)
 
 
 def compared(folder: Path, again: Path, config: dict[str, Any], parts: Mapping[str, Differs]) -> Verdict:
     """What is said of each part of two run folders. config: of the first one"""
-    before, now = reading.summary(folder).digest, reading.summary(again).digest or {}
+    first, second = Numbers.of(folder), Numbers.of(again)
+    before, now = first.summary.digest, second.summary.digest or {}
     said: dict[str, str] = {}
     worst = 0.0
     for name, differs in parts.items():
         same = before is None or before.get(name) == now.get(name)  # a recorded run may have none
-        found = differs(folder, again)
+        found = differs(first, second)
         worst = max(worst, 0.0 if found is None else found.by)
         said[name] = found.text if found else "equal" if same else "differs from its digest in summary.json"
     dtype = torch.float64 if config.get("dtype") == "float64" else torch.float32
@@ -119,7 +120,7 @@ def _versions(config: dict[str, Any], again: Path) -> dict[str, tuple[str, str]]
     return {k: v for k, v in changed.items() if v[0] != v[1]}
 
 
-def _summary(folder: Path, again: Path) -> Difference | None:
+def _summary(run: Numbers, again: Numbers) -> Difference | None:
     """Of the numbers of the summary, seconds and digests aside."""
 
     def flat(value: dict[str, Any], name: str = "") -> dict[str, Any]:
@@ -127,15 +128,14 @@ def _summary(folder: Path, again: Path) -> Difference | None:
         return {k: v for part in parts for k, v in part.items()}
 
     a, b = (
-        flat({k: v for k, v in reading.summary(f).written().items() if k not in ("seconds", "digest")})
-        for f in (folder, again)
+        flat({k: v for k, v in r.summary.written().items() if k not in ("seconds", "digest")}) for r in (run, again)
     )
     return _first(("differs", k, a.get(k), b.get(k)) for k in {**a, **b})
 
 
-def _clients(folder: Path, again: Path) -> Difference | None:
-    """Of the columns in `folder`."""
-    a, b = reading.clients(folder), reading.clients(again)
+def _clients(run: Numbers, again: Numbers) -> Difference | None:
+    """Of the columns of `run`."""
+    a, b = (pd.DataFrame() if r.clients is None else r.clients for r in (run, again))
     pairs: list[tuple[str, str, Any, Any]] = []
     for column in a.columns:
         x, y = (f[column].tolist() if column in f else [] for f in (a, b))
@@ -164,15 +164,15 @@ def _relative(x: Any, y: Any) -> float:
     return found if found == found else torch.inf
 
 
-def _server(folder: Path, again: Path) -> Difference | None:
-    a, b = (part(checkpoint.load(f / "checkpoint")[0], "server.") for f in (folder, again))
+def _server(run: Numbers, again: Numbers) -> Difference | None:
+    a, b = (part(checkpoint.load(r.folder / "checkpoint")[0], "server.") for r in (run, again))
     return _apart(a, b)
 
 
-def _models(folder: Path, again: Path) -> Difference | None:
+def _models(run: Numbers, again: Numbers) -> Difference | None:
     found: list[Difference] = []
-    for i, name in enumerate(reading.federation(folder).names):
-        a, b = client_model(folder, i, name), client_model(again, i, name)
+    for i, name in enumerate(run.about.names):
+        a, b = client_model(run.folder, i, name), client_model(again.folder, i, name)
         if a is None or b is None:
             return None if a is b else Difference("are missing on one side", torch.inf)
         if difference := _apart(a[0], b[0]):
@@ -180,8 +180,8 @@ def _models(folder: Path, again: Path) -> Difference | None:
     return max(found, key=lambda d: d.by, default=None)
 
 
-def _history(folder: Path, again: Path) -> Difference | None:
-    a, b = reading.metrics(folder), reading.metrics(again)
+def _history(run: Numbers, again: Numbers) -> Difference | None:
+    a, b = run.records, again.records
     found = _first(
         (f"differs from round {one['round']} on", f"{one['split']} {key}", one[key], other.get(key))
         for one, other in zip(a, b, strict=False)
@@ -208,7 +208,7 @@ def _apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> Difference | None:
     return Difference(f"differs by {worst:.1e}, relative", worst) if worst else None
 
 
-def _unseen(folder: Path, again: Path) -> Difference | None:
+def _unseen(run: Numbers, again: Numbers) -> Difference | None:
     """Left to the digest."""
     return None
 

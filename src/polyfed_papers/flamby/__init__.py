@@ -39,7 +39,7 @@ from polyfed.base.errors import Diverged
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import Federation
 from polyfed.recipes.recipe import Bench, Claim, Setting, Size, paper
-from polyfed.report import pairs, read
+from polyfed.report import read
 from polyfed.report.read import Study
 from polyfed.report.table import Cell, Table
 from polyfed.runs.fit import fit
@@ -249,7 +249,7 @@ def level_table(
     heads, rows = ["method<"], []
     for name in (*case.names, "mean of centres"):
         heads += [f"{name}, FLamby", f"{name}, ours"] if printed else [name]
-    grids = {label: grid for study in studies for label, grid in pairs.grids(study).items()}
+    grids = {label: grid for study in studies for label, grid in study.verdicts.grids.items()}
     for label in dict.fromkeys((*printed, *grids)):
         grid = grids.get(label)
         cells = [Cell(label)]
@@ -278,7 +278,7 @@ def gain_table(title: str, case: Case, study: Study) -> Table:
     for label in study.labels:
         if label == OWN:
             continue
-        sites, whole = pairs.evidence(study, label, OWN)
+        sites, whole = study.verdicts.evidence(label, OWN)
         cells = [Cell(label)]
         for e in (*(sites[name] for name in case.names), whole):
             g = replace(e, unit=math.inf).interval()  # shown however wide it is
@@ -311,7 +311,7 @@ def claims_of(study: Study, pairs_of: Iterable[tuple[str, str]]) -> list[Claim]:
     for one, other in pairs_of:
         if one not in study.labels or other not in study.labels:
             continue
-        g = replace(pairs.evidence(study, one, other)[1], unit=math.inf).interval()
+        g = replace(study.verdicts.evidence(one, other)[1], unit=math.inf).interval()
         text = f"{one} is better than {other}, mean of centres"
         where = f"difference {g.mean:+.3f}, 95 % interval {g.low:+.3f} to {g.high:+.3f}"
         found.append(Claim(text, None if not g.sign else g.sign > 0, where))

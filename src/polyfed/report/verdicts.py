@@ -1,0 +1,227 @@
+"""Verdicts: what a study says of its methods, each thing worked out once: results per seed and client, gains with their
+intervals, who gains, and what would be enough to tell.
+
+Pairing: runs of the same seed share the split, so a difference is taken within the seed first and averaged after.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from polyfed.report import intervals
+from polyfed.report.intervals import Spread
+from polyfed.report.pairs import (
+    SHARED,
+    SMALL,
+    UNTESTED,
+    Evidence,
+    Interval,
+    Verdict,
+    evidence,
+    jointly,
+    mean_of,
+    sides,
+    together,
+    verdict,
+)
+from polyfed.runs.numbers import Added
+
+if TYPE_CHECKING:
+    from polyfed.report.read import Study
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """One method's results: values [seeds, clients] of the metric, NaN where a client was not tested."""
+
+    seeds: tuple[int, ...]
+    names: tuple[str, ...]
+    values: np.ndarray
+
+    def of(self, name: str) -> np.ndarray:
+        """[seeds] one client's values."""
+        return self.values[:, self._places[name]]
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.names)}
+
+    def per_client(self) -> dict[str, float]:
+        """{client: mean over seeds}."""
+        return {n: mean_of(column) for n, column in zip(self.names, self.values.T, strict=True)}
+
+    def per_seed(self) -> dict[int, float]:
+        """{seed: unweighted mean over clients}."""
+        return {s: mean_of(row) for s, row in zip(self.seeds, self.values, strict=True)}
+
+    def mean(self) -> float:
+        """Mean over clients, then over seeds."""
+        return mean_of(self.per_seed().values())
+
+
+class Verdicts:
+    """What the runs of a study say, see `Study.verdicts`."""
+
+    def __init__(self, study: "Study"):
+        self.study = study
+        self._evidence: dict[tuple[str, str], tuple[dict[str, Evidence], Evidence]] = {}
+        self._gains: dict[tuple[str, str], dict[str, Interval]] = {}
+
+    @cached_property
+    def roles(self) -> dict[str, str]:
+        """{method: as `Numbers.role` has it}."""
+        return {label: self.study.role(label) for label in self.study.labels}
+
+    @cached_property
+    def grids(self) -> dict[str, Grid]:
+        """{method: its results per seed and client}; methods without results per client are left out."""
+        found, names = {}, tuple(self.study.names)
+        for label in self.study.labels:
+            rows = {r.seed: r.values() for r in self.study.counted(label)}
+            if rows:
+                table = [[row.get(n, math.nan) for n in names] for row in rows.values()]
+                found[label] = Grid(tuple(rows), names, np.array(table, dtype=float))
+        return found
+
+    @cached_property
+    def merits(self) -> dict[str, Grid]:
+        """`grids` with values of which more is better, whatever the metric."""
+        return {k: replace(g, values=self.study.metric.merit(g.values)) for k, g in self.grids.items()}
+
+    @cached_property
+    def means(self) -> dict[str, float]:
+        """{method: the mean of its merits}, of those that have one."""
+        return {k: m for k, g in self.merits.items() if math.isfinite(m := g.mean())}
+
+    @cached_property
+    def ranked(self) -> list[str]:
+        """The methods in order of their result, the best first; those without a result last."""
+        return sorted(self.study.labels, key=lambda k: -self.means.get(k, -math.inf))
+
+    @cached_property
+    def mean(self) -> Verdict:
+        """The verdict for the unweighted mean over clients."""
+        return verdict(self.means, self.roles, lambda one, other: self.evidence(one, other)[1])
+
+    @cached_property
+    def clients(self) -> dict[str, Verdict]:
+        """The verdict for every client, by name, all against the same reference, the best in the mean; which gains are
+        clear is decided jointly over clients."""
+        study, found = self.study, dict[str, Verdict]()
+        reference, others = sides(self.means, self.roles)
+        for name in study.names:
+            means = {k: mean_of(g.of(name)) for k, g in self.merits.items()}
+            judged = (reference, {x: self.gains(x, reference)[name] for x in others}) if reference else None
+            found[name] = verdict(means, self.roles, partial(self._site, name), judged)
+        tested = {c.name for r in study.runs for c in r.about.clients if c.samples(study.split)}
+        none = f"n/a: {study.metric.lacks}"
+        return {n: replace(v, text=none) if v.text == UNTESTED and n in tested else v for n, v in found.items()}
+
+    @cached_property
+    def lead(self) -> tuple[str, str] | None:
+        """(the method in the lead, what it is compared with): the best mean over clients, and own or else common
+        models."""
+        mean = self.mean
+        shown = mean.choice if mean.choice in mean.gains else mean.shown
+        return (shown, mean.reference) if shown and mean.reference else None
+
+    def choices(self) -> dict[str, int]:
+        """How many clients got each verdict, most frequent first."""
+        texts = [v.text for v in self.clients.values()]
+        return {t: texts.count(t) for t in sorted(set(texts), key=lambda t: (-texts.count(t), t))}
+
+    # one method over another
+
+    def paired(self, label: str, reference: str) -> list[int]:
+        """The seeds that two methods have in common."""
+        return [s for s in self.grids[label].seeds if s in self.grids[reference].seeds]
+
+    def mean_gain(self, label: str, reference: str, comparisons: int = 1) -> Interval:
+        """Gain of one method over another in the mean over clients, positive when better."""
+        return self.evidence(label, reference)[1].interval(comparisons)
+
+    def gains(self, label: str, reference: str) -> dict[str, Interval]:
+        """Gain of one method over another for every client, positive when better: 95 % for a client, jointly over the
+        methods compared. Which gains are clear is decided jointly over clients too."""
+        if label not in self.grids or reference not in self.grids:
+            return {}
+        if (label, reference) not in self._gains:
+            compared = sum(k != reference and self.roles[k] in SHARED for k in self.grids)
+            known = self.evidence(label, reference)[0]
+            found = jointly([e.interval(max(compared, 1)) for e in known.values()])
+            self._gains[label, reference] = dict(zip(known, found, strict=True))
+        return self._gains[label, reference]
+
+    def effort(self, label: str, reference: str) -> tuple[float, int | None, float] | None:
+        """What it takes to see a small gain in the mean over clients, four times in five: (the gain, seeds or None
+        where no number of them is enough, how many times as many samples with the present seeds); None: nothing is
+        known of it."""
+        e = self.evidence(label, reference)[1]
+        if e.why or e.spread.rare or not e.unit < math.inf:
+            return None
+        found = intervals.needed(e.spread, e.share, SMALL * e.unit, max(len(self.mean.gains), 1))
+        return None if found is None else (SMALL * e.unit, found.splits, found.times)
+
+    def evidence(self, label: str, reference: str) -> tuple[dict[str, Evidence], Evidence]:
+        """(per client, for the unweighted mean over clients) what is known of the gain of one method over another."""
+        if (label, reference) not in self._evidence:
+            sites, d = self._sites(label, reference)
+            known = [e for e in sites.values() if len(e.spread.means)]
+            means = np.array([float(np.nanmean(row)) for row in d if np.isfinite(row).any()])
+            mean = together(known, means) if known else Evidence(Spread(means), None)
+            self._evidence[label, reference] = sites, mean
+        return self._evidence[label, reference]
+
+    def _site(self, name: str, label: str, reference: str) -> Evidence:
+        return self.evidence(label, reference)[0][name]
+
+    def _sites(self, label: str, reference: str) -> tuple[dict[str, Evidence], np.ndarray]:
+        """(what is known of every client's gain, [seeds, clients] the gains)."""
+        study, seeds, merits = self.study, self.paired(label, reference), self.merits
+        one, other = (merits[k].values[[merits[k].seeds.index(s) for s in seeds]] for k in (label, reference))
+        added = [self._added(label, reference, s) for s in seeds]
+        common, d = self.roles[label] == self.roles[reference] == "common", one - other
+        sites, one_test = {}, self._one_test(seeds)
+        for i, name in enumerate(study.names):
+            parts = [a[name] for a in added if a is not None and name in a]
+            known = parts if len(parts) == len(seeds) else ()
+            sites[name] = evidence(
+                study.metric, d[:, i], known, self._shares[name], self._unit(reference), study.redrawn, one_test, common
+            )
+        return sites, d
+
+    def _unit(self, reference: str) -> float:
+        """The range of a bounded metric, else the reference's mean value."""
+        span, values = self.study.metric.span, self.grids[reference].values
+        level = np.nanmean(np.abs(values)) if np.isfinite(values).any() else math.inf
+        return span if math.isfinite(span) else float(level)
+
+    @cached_property
+    def _shares(self) -> dict[str, tuple[float, int]]:
+        """{client: (share of its samples that is tested, number of its samples)}, of the first run that has it."""
+        found: dict[str, tuple[float, int]] = {}
+        for r in self.study.runs:
+            found = r.shares(self.study.split) | found
+        return found
+
+    def _added(self, label: str, reference: str, seed: int) -> Mapping[str, Added] | None:
+        """{client: (its test samples, what each adds to the gain)} in one split; None where that was not written, or
+        not of the same samples."""
+        if self.study.split != "test":
+            return None
+        one, other = (next(r for r in self.study.counted(k) if r.seed == seed).added for k in (label, reference))
+        if one is None or other is None or one.keys() != other.keys():
+            return None
+        if not all(np.array_equal(one[n][0], other[n][0]) for n in one):
+            return None
+        return {n: (ids, self.study.metric.sign * (each - other[n][1])) for n, (ids, each) in one.items()}
+
+    def _one_test(self, seeds: Sequence[int]) -> bool:
+        """Whether all seeds have one test set, by what the runs say of their split."""
+        told = {(r.about.seed, r.about.test) for r in self.study.runs if r.seed in seeds}
+        drawn = {seed for seed, _ in told}
+        return len(seeds) > 1 and (any(test == "given" for _, test in told) or (len(drawn) == 1 and None not in drawn))
