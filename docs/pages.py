@@ -27,6 +27,7 @@ GROUPS = {  # title of a reference page: the modules whose names it shows
     "Training": ("polyfed.face", "polyfed.runs", "polyfed.studies"),
     "Writing a method": (
         "polyfed.core.algorithm",
+        "polyfed.core.stated",
         "polyfed.core.uplinks",
         "polyfed.base.settings",
         "polyfed.compute.solvers",

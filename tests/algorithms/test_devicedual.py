@@ -455,8 +455,7 @@ def test_auto_takes_pairs_up_to_200_clients():
         runs = [fit_points(centres(a[:n]), FPFC(0.3, solver=s), 2, 2, fraction=0.1) for s in ("auto", solver, other)]
         assert torch.equal(runs[0].personal, runs[1].personal)
         assert runs[0].server.keys() == runs[1].server.keys() != runs[2].server.keys()
-        plan = runs[0].trained.algorithm.plan(runs[0].trained.task, n)
-        assert plan == runs[0].findings["plan"]
+        plan = runs[0].plan
         assert plan.startswith(f"solver {solver} ({n} clients, {'up to' if n == 200 else 'more than'} 200)")
         assert re.search(r"server memory up to [\d.]+ GB;", plan)
     assert runs[0].findings["nodes"] == len(runs[0].server["f"])

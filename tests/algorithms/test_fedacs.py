@@ -160,18 +160,18 @@ def test_the_groups_of_many_clients_are_reported_without_the_matrix(pool):
     server = method.init_server(None, torch.ones(3, dtype=torch.float64), n).whole()
     known = torch.arange(n) < n - 1
     server = method.aggregate(server, {"w": W}, exchange(range(n - 1), n)) | {"known": known}
-    found = method.report(server)
-    assert list(found) == ["clusters"]
-    assert adjusted_rand_score([0] * 200 + [1] * (n - 201) + [2], found["clusters"]) == 1
+    found = method.describe(server)
+    assert not found.findings
+    assert adjusted_rand_score([0] * 200 + [1] * (n - 201) + [2], found.clusters) == 1
 
 
 def test_groups_that_cost_too_much_are_not_reported():
     """More than 300 clients and 2e10 products: with pool="all" alone, where the similarities are at hand."""
     n, method = REPORTED + 1, pf.FedACS(pool="participants")
     server = {"w": torch.ones(1, 1).expand(n, int(AFFORDED) // n**2 + 1), "known": torch.ones(n)}
-    assert method.report(server) == {}
+    assert method.describe(server).clusters is None
     at_hand = server | {"similarity": torch.eye(n, dtype=torch.float64)}
-    assert len(set(pf.FedACS(pool="all").report(at_hand)["clusters"].tolist())) == n
+    assert len(set(pf.FedACS(pool="all").describe(at_hand).clusters.tolist())) == n
 
 
 def softmax_groups(seed):

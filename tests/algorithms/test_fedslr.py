@@ -7,7 +7,7 @@ from matrices import MultiOutput, matrix, matrix_model, shrink_singular, soft
 from torch import nn
 
 import polyfed as pf
-from polyfed.algorithms._shared.lowrank import gkr_parameters, ranks, received, sheets, svt
+from polyfed.algorithms._shared.lowrank import gkr_parameters, places, ranks, received, sheets, svt
 from polyfed.compute.layout import Layout
 from polyfed.compute.task import Task
 
@@ -128,7 +128,7 @@ def test_planted_rank_and_support(fraction, rounds):
     p = run.trained.engine.rows.gather(torch.arange(40))["p"]
     assert np.abs(p.view(40, 20, 16).numpy() - soft(planted.W - w, planted.mu)).max() < 1e-6
     assert ((p != 0).numpy() == (planted.S != 0)).all()
-    assert gkr_parameters(run.server) == 3 * (20 + 16)
+    assert gkr_parameters(run.server, places(run.server)) == 3 * (20 + 16)
     assert (run.parameters == 3 * 36 + 8).all()
 
 
@@ -255,7 +255,7 @@ def test_the_common_model_is_evaluated_beside_the_mixed_one():
     assert np.array_equal(mixed.evaluate(mixed.personal)["rmse"], mixed.final["test"]["rmse"])
     means = gkr.history.query("split == 'test' and round > 0")["rmse"]
     assert [r["rmse"].mean() for r in rounds] == pytest.approx(means.tolist(), rel=1e-12)
-    assert (gkr.parameters == gkr_parameters(gkr.server)).all()
+    assert (gkr.parameters == gkr_parameters(gkr.server, places(gkr.server))).all()
 
 
 def test_the_personal_part_is_trained_against_the_model_received():

@@ -11,7 +11,7 @@ from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
 import polyfed as pf
-from polyfed.algorithms.fpfc import pairs
+from polyfed.algorithms.fpfc import pairs, servers
 from polyfed.algorithms.fpfc.pairs import pair_index
 from polyfed.algorithms.fpfc.penalty import shrinkage
 from polyfed.algorithms.fpfc.window import lambda_window
@@ -132,9 +132,9 @@ def test_dual_only_storage_is_the_plain_double_loop(fraction, lam, rho, block, m
 def test_the_plan_says_where_the_other_solver_takes_less_memory():
     """For 4950 pairs of 159,010 numbers; not where there is nothing to gain, nor what cannot be chosen."""
     large, small = (Task(nn.Sequential(nn.Linear(784, h), nn.ReLU(), nn.Linear(h, 10))) for h in (200, 2))
-    assert "up to 6.4 GB, with device-dual 0.45 GB;" in pf.FPFC().plan(large, 100)
+    assert "up to 6.4 GB, with device-dual 0.45 GB" in servers.plan(pf.FPFC(), 100, large.w0)
     for method, task in ((pf.FPFC(), small), (pf.FPFC(xi=0.0), large), (pf.FPFC(solver="device-dual"), large)):
-        assert "with device-dual" not in method.plan(task, 100)
+        assert "with device-dual" not in servers.plan(method, 100, task.w0)
 
 
 @pytest.mark.parametrize("lam", [0.3, 15.0])

@@ -104,7 +104,7 @@ class RemembersATensor(Base):
 
 
 class DeploysOneModel(Base):
-    def personal(self, client, down):
+    def personal(self, task, client, down):
         return down["w"][0]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from polyfed.base.settings import setting
-from polyfed.core.algorithm import Algorithm
+from polyfed.core.algorithm import Algorithm, Needs
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class APFL(Algorithm):
     alpha: float = setting(0.5, ge=0, le=1, source="FedSLR's comparison")
     adaptive: bool = setting(False, source="FedSLR's comparison")
 
-    plain_sgd = "it mixes the gradient steps of two models itself"
+    needs = Needs(plain_sgd="it mixes the gradient steps of two models itself")
     certificates = (
         "tests/algorithms/test_apfl.py::test_share_zero_is_fedavg: identity at alpha = 0",
         "tests/algorithms/test_apfl.py::test_share_one_is_local: identity at alpha = 1",
@@ -68,6 +68,6 @@ class APFL(Algorithm):
     def aggregate(self, server, up, round):
         return {"w": up.mean("w")}
 
-    def personal(self, client, down):
+    def personal(self, task, client, down):
         alpha = client["alpha"]
         return alpha * client["v"] + (1 - alpha) * down["w"]

@@ -14,7 +14,7 @@ from polyfed.algorithms._shared.clusters import Clustered
 from polyfed.algorithms._shared.similarity import similarity
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Down, Server, mean
+from polyfed.core.algorithm import Down, Portrait, Server, mean
 
 
 def bipartition(S: Tensor, method: str = "single") -> Tensor:
@@ -160,5 +160,5 @@ class CFL(Clustered):
         """[m] 0 or 1: the direction closer to each update."""
         return similarity(torch.cat([D, directions]))[: len(D), len(D) :].argmax(1)
 
-    def report(self, server):
-        return {"clusters": server["cluster"].unique(return_inverse=True)[1]}
+    def describe(self, server):
+        return Portrait(clusters=server["cluster"].unique(return_inverse=True)[1])

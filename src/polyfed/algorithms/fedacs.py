@@ -14,7 +14,7 @@ from polyfed.algorithms._shared.clusters import components
 from polyfed.algorithms._shared.similarity import mirrored, mixed, products, similarity
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Down, Personal, Server
+from polyfed.core.algorithm import Down, Personal, Portrait, Server
 
 REPORTED = 300  # clients up to which the mixing matrix is reported
 AFFORDED = 2e10  # products for a report of the groups of more clients than that, some seconds on one core
@@ -146,16 +146,16 @@ class FedACS(Personal):
             return {"w": W}
         return {"w": W, "similarity": refresh(server["similarity"], W, round.ids)}
 
-    def report(self, server):
+    def describe(self, server):
         n, pool = len(server["w"]), server["known"].nonzero()[:, 0]
         if self.pool == "participants" and n > REPORTED and len(pool) ** 2 * server["w"].shape[1] > AFFORDED:
-            return {}  # its similarities would cost more than a round
+            return Portrait()  # its similarities would cost more than a round
         known = _among(server["similarity"], pool) if self.pool == "all" else similarity(server["w"][pool])
         A = torch.eye(n, dtype=torch.float64, device=pool.device)
         if len(pool):
             A[pool[:, None], pool] = weights(known, self.quantile)
-        found = {"clusters": components(n, *A.nonzero().T)}
-        return found | ({"mixing": A} if n <= REPORTED else {})
+        mixing = {"mixing": A} if n <= REPORTED else {}
+        return Portrait(clusters=components(n, *A.nonzero().T), findings=mixing)
 
 
 def _among(S: Tensor, pool: Tensor) -> Tensor:

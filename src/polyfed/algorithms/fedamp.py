@@ -11,7 +11,7 @@ from polyfed.algorithms._shared.similarity import mixed, products
 from polyfed.base.errors import ConfigError
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Down, Personal, Server
+from polyfed.core.algorithm import Down, Personal, Portrait, Server
 
 CITATION = """@inproceedings{huang2021personalized,
   title     = {Personalized Cross-Silo Federated Learning on Non-{IID} Data},
@@ -84,8 +84,8 @@ class Mixed(Personal, abstract=True):
         """The participants' rows, in place."""
         return {"w": server["w"].index_copy_(0, round.ids, up["w"])}
 
-    def report(self, server):
-        return {"mixing": self.weights(server["w"])}
+    def describe(self, server):
+        return Portrait(findings={"mixing": self.weights(server["w"])})
 
 
 @dataclass(frozen=True)

@@ -35,10 +35,9 @@ class FedAvgFT(Personal):
 
     lr: float = setting(0.1, source="ours")
     finetune_epochs: int = setting(1, ge=0, source="ours")
-    finetune_lr: float = setting(0.1, source="ours")
+    finetune_lr: float = setting(0.1, step_size=True, source="ours")
     weighted: bool = setting(True, source="paper")
 
-    step_sizes = ("lr", "finetune_lr")
     name = "fedavg-ft"
     certificates = (
         "tests/algorithms/test_fedavgft.py::test_the_common_model_is_fedavg: identity",

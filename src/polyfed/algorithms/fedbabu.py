@@ -42,7 +42,6 @@ class FedBABU(Personal):
     tune: Literal["all", "head", "body"] = setting("all", source="paper")
     head: str = setting("head", source="paper")
 
-    sources = "paper: tune, head; ours: lr, finetune_epochs"
     certificates = (
         "tests/algorithms/test_fedbabu.py::test_without_a_head_it_is_fedavg: identity",
         "tests/algorithms/test_fedbabu.py::test_the_common_head_never_moves: bit for bit",

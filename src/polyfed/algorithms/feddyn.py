@@ -8,7 +8,7 @@ from torch import zeros_like
 
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Algorithm
+from polyfed.core.algorithm import Algorithm, Needs
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class FedDyn(Algorithm):
     lr: float = setting(0.1, source="ours")
     alpha: float = setting(0.1, gt=0, source="FedSLR's comparison")
 
-    synchronous = True
+    needs = Needs(synchronous=True)
     certificates = (
         "tests/algorithms/test_feddyn.py::test_exact_optimum_under_drift: the centralised optimum",
         "tests/algorithms/test_feddyn.py::test_duals_become_the_clients_gradients: their definition at the optimum",

@@ -149,7 +149,7 @@ class FedSpa(Algorithm):
             rest[span] = True
         return "" if rest.all() else "its mask lacks biases or norms"
 
-    def parameters(self, client, down):
+    def parameters(self, task, client, down):
         return client["mask"].sum(1)
 
     def aggregate(self, server, up, round):
@@ -161,5 +161,5 @@ class FedSpa(Algorithm):
     def deployment(self, server, round):
         return Down(shared={"w": server["w"]})
 
-    def personal(self, client, down):
+    def personal(self, task, client, down):
         return down["w"] * client["mask"]

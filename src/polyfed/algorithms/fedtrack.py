@@ -9,7 +9,7 @@ from torch import zeros_like
 
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Algorithm, Down
+from polyfed.core.algorithm import Algorithm, Down, Needs
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,7 @@ class FedTrack(Algorithm):
 
     lr: float = setting(0.1, source="ours")
 
-    plain_sgd = "its linear rate is that of gradient steps with a tracked gradient"
-    sources = "ours: lr"
+    needs = Needs(exchanges=2, plain_sgd="its linear rate is that of gradient steps with a tracked gradient")
     certificates = (
         "tests/algorithms/test_fedtrack.py::test_exact_optimum_under_drift: the centralised optimum, linear rate",
         "tests/algorithms/test_fedtrack.py::test_scaffold_is_one_round_behind: identity with option I",
@@ -47,9 +46,6 @@ class FedTrack(Algorithm):
   booktitle = {NeurIPS},
   year      = {2021}
 }"""
-
-    def phases(self, t):
-        return 2
 
     def init_server(self, task, w0, n):
         return {"w": w0, "g": zeros_like(w0)}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from polyfed.algorithms._shared.lowrank import LowRank, received
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
+from polyfed.core.algorithm import Needs
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class GPGD(LowRank):
     lam: float = setting(1e-4, ge=0, source="FedSLR's paper")
     steps: int = setting(1, ge=1, source="FedSLR's paper")
 
-    plain_sgd = "its proximal step belongs to gradient steps of length lr"
+    needs = Needs(plain_sgd="its proximal step belongs to gradient steps of length lr")
     certificates = (
         "tests/algorithms/test_lowrank.py::test_without_the_nuclear_norm_they_are_fedavg: identity at lam = 0",
         "tests/algorithms/test_lowrank.py::test_one_client_solves_p1: the centralised solution for one client",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from polyfed.algorithms._shared.lowrank import sheets, shrink_layers
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Algorithm
+from polyfed.core.algorithm import Algorithm, Needs
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class LPGD(Algorithm):
     lr: float = setting(0.1, source="FedSLR's paper")
     lam: float = setting(1e-4, ge=0, source="FedSLR's paper")
 
-    plain_sgd = "its proximal steps belong to gradient steps of length lr"
+    needs = Needs(plain_sgd="its proximal steps belong to gradient steps of length lr")
     certificates = (
         "tests/algorithms/test_lowrank.py::test_without_the_nuclear_norm_they_are_fedavg: identity at lam = 0",
         "tests/algorithms/test_lowrank.py::test_one_client_solves_p1: the centralised solution for one client",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from polyfed.base.settings import setting
-from polyfed.core.algorithm import Personal
+from polyfed.core.algorithm import Needs, Personal
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class PerFedAvg(Personal):
     delta: float = setting(1e-3, gt=0, source="ours")
 
     name = "per-fedavg"
-    plain_sgd = "its meta-gradient steps are its own"
+    needs = Needs(plain_sgd="its meta-gradient steps are its own")
     certificates = (
         "tests/algorithms/test_perfedavg.py::test_meta_gradient_by_finite_differences: of f(w - alpha grad f(w))",
         "tests/algorithms/test_perfedavg.py::test_without_adaptation_it_is_fedavg: identity at alpha = 0",

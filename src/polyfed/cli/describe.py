@@ -91,7 +91,8 @@ def _settings(cls: type[Algorithm], text: str) -> Table:
 
 def steps(cls: type[Algorithm]) -> str:
     """Which local optimisers a method takes."""
-    return "Any local optimiser." if cls.plain_sgd is None else f"Plain SGD only: {cls.plain_sgd}."
+    why = cls().needs.plain_sgd
+    return f"Plain SGD only: {why}." if why else "Any local optimiser."
 
 
 def sources(cls: type[Algorithm]) -> dict[str, str]:

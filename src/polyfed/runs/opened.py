@@ -138,7 +138,7 @@ class Stored:
     def findings(self) -> dict[str, Any]:
         if (self.at / "report.json").exists():
             return reading.report(self.at).written()
-        return {k: plain(v) for k, v in self.algorithm.report(self.server).items()}
+        return {k: plain(v) for k, v in self.algorithm.describe(self.server).found().items()}
 
     @cached_property
     def outline(self) -> Federation:

@@ -71,7 +71,7 @@ class Live:
 
     @lazy
     def findings(self) -> dict[str, Any]:
-        return {k: plain(v) for k, v in self.algorithm.report(self.server).items()}
+        return {k: plain(v) for k, v in self.algorithm.describe(self.server).found().items()}
 
     @property
     def ledger(self) -> pd.DataFrame:
@@ -146,7 +146,7 @@ class Result:
     @property
     def plan(self) -> str | None:
         """What the method decided before the run: its solver and memory, for methods that have a choice."""
-        return self.algorithm.plan(self.trained.task, self.outline.n)
+        return self.findings.get("plan")
 
     @property
     def personal(self) -> Tensor:
@@ -156,7 +156,7 @@ class Result:
     @property
     def common(self) -> Tensor | None:
         """[p]: the model that all clients have in common (FedSLR's GKR, Ditto's global one); None: there is none."""
-        return self.algorithm.common(self.server)
+        return self.algorithm.describe(self.server).common
 
     def answers(self) -> Iterator[tuple[int, Tensor]]:
         """What the model that each client would deploy puts out for its test samples.
@@ -245,7 +245,8 @@ class Result:
         task, w = self.trained.task, self.trained.personal(np.array([i]))[0]
         if not factorised:
             return task.module(w)
-        factors, common = self.algorithm.factors(self.server), self.common
+        shows = self.algorithm.describe(self.server)
+        factors, common = shows.factors, shows.common
         if factors is None or common is None:
             raise ConfigError(
                 f"factorised: {self.algorithm.name} does not make low-rank models; fedslr (structure LR+S or LR+LR) "

@@ -146,7 +146,8 @@ class Trainer:
                 loop.ledger.record(-1, np.arange(loop.n), exchanges, down, up, zero, zero)
             if store is not None:
                 store.begin(session.result(), fresh=saved is None)
-                for line in filter(None, (self.algorithm.plan(self.task, loop.n), self.note)):
+                plan = loop.algorithm.describe(loop.server).findings.get("plan")
+                for line in filter(None, (plan, self.note)):
                     store.log(line)
             return session.run()
 

@@ -153,16 +153,15 @@ class Member:
         """Show what would leave. Raises RunError where it may not."""
         needs = {key: RAW[key] for key in head["needs"] if key != "pooled" or file.sheet is not None}
         method = _method(head)
+        discloses = method.needs.discloses
         try:
             alone = settle({self.name: schema}, file.columns)
         except DataError:  # of one class only, say; what it comes to with the others is known at "begin"
             alone = Settled((8,), 2, 2)
         about = f"{method.name}, {head['experiment']}; shapes as of this site's own columns"
         up = _forms(head, method, alone).up
-        needs |= {
-            name: method.discloses[name] for tensors in up.values() for name in tensors if name in method.discloses
-        }
-        text = words(self.name, about, schema, file.counts, up, needs, self.consent, method.discloses)
+        needs |= {name: discloses[name] for tensors in up.values() for name in tensors if name in discloses}
+        text = words(self.name, about, schema, file.counts, up, needs, self.consent, discloses)
         self.show(text)
         self.say(f"{self.name}: has been shown what would leave it for {method.name}")
         self.consent.check(needs, self.name)
@@ -307,7 +306,7 @@ class Begun:
 
     def expected(self, t: int, phase: int) -> Mapping[str, Any]:
         """What may leave in one exchange."""
-        return self.forms.of(self.site.algorithm.phases(t), phase)
+        return self.forms.of(self.site.algorithm.needs.phases(t), phase)
 
     def export(self, w: torch.Tensor, path: Path) -> None:
         """Write the site's model, with what `polyfed predict` needs beside it."""

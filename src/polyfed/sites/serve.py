@@ -151,7 +151,7 @@ def serve(
     say(f"{len(names)} sites have joined: {', '.join(names)}")
 
     def expected(t: int, phase: int) -> Mapping[str, Any]:
-        return forms_.of(method.algorithm.phases(t), phase)
+        return forms_.of(method.algorithm.needs.phases(t), phase)
 
     def engine(t: Trainer) -> Engine:
         return RemoteEngine(

@@ -25,7 +25,7 @@ from polyfed.compute.batches import Work
 from polyfed.compute.compiled import path_of
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
-from polyfed.core.algorithm import Algorithm, Round, State
+from polyfed.core.algorithm import Algorithm, Round, State, decayed
 from polyfed.core.rows import MemoryRows
 from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Plan, Worker
@@ -79,7 +79,7 @@ class Site:
         down = self._one(message.tensors)
         rows = self._rows(base)
         tally = Tally(round, down)
-        reply, private = self.worker.run(self.algorithm.decayed(float(head["scale"])), rows, down, round, tally)
+        reply, private = self.worker.run(decayed(self.algorithm, float(head["scale"])), rows, down, round, tally)
         told: dict[str, Any] = {"t": t, "phase": phase}
         if reply.bad is not None:
             return Message(told | {"diverged": True})
@@ -100,8 +100,8 @@ class Site:
         """[1, p]: the model that the site would deploy, and how many numbers describe it. tensors: what it received"""
         here, down = torch.zeros(1, dtype=torch.int64, device=self.task.device), self._one(tensors)
         mine = self._rows(base).gather(here)
-        w = self.algorithm.personal(mine, down)
-        found = self.algorithm.parameters(mine, down)
+        w = self.algorithm.personal(self.task, mine, down)
+        found = self.algorithm.parameters(self.task, mine, down)
         return w, self.task.p if found is None else int(torch.as_tensor(found).reshape(-1)[0])
 
     def _rows(self, base: Version) -> MemoryRows:

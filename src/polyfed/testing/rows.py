@@ -307,7 +307,7 @@ def _exploded(method: Algorithm, out: Path) -> bool:
 
 def late_replies_are_taken_or_refused(method: Algorithm) -> str | None:
     schedule = Asynchronous(Delays("uniform", 0, 20))
-    if any(method.in_step(N, t) for t in range(ROUNDS)):
+    if any(method.needs.in_step(N, t) for t in range(ROUNDS)):
         try:
             train(method, schedule=schedule)
         except ConfigError:
