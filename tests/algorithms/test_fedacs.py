@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from problems import centres, fit_points
 from sklearn.metrics import adjusted_rand_score
 
@@ -20,6 +21,7 @@ def test_similarities_of_three_clients():
     assert torch.allclose(similarity(THREE), expected, atol=1e-15)
 
 
+@certifies(pf.FedACS, by="(4) digit for digit")
 @pytest.mark.parametrize(
     ("quantile", "rows"),
     [
@@ -60,6 +62,7 @@ def test_a_zero_model_is_similar_to_nobody():
     assert A[1, 0] == 0
 
 
+@certifies(pf.FedACS, by="groups and limit in closed form")
 @pytest.mark.parametrize("quantile", [0.495, 0.5, 0.505])
 def test_two_groups_of_five(quantile):
     """F_i = 1/2 ||w - c_i||^2, one step of 1/2: block-diagonal mixture, limit 1/2 (group mean of c + c_i)."""
@@ -108,6 +111,7 @@ def test_a_lone_participant_meets_the_cached_models_of_those_seen():
     assert torch.equal(alone, THREE[:1])
 
 
+@certifies(pf.FedACS, by="identity over partial rounds")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 def test_refreshed_similarities_are_fresh_ones(dtype, tolerance):
     """200 rounds in which three of 30 models change, each time only their rows are computed."""
@@ -187,6 +191,7 @@ def softmax_groups(seed):
     return pf.Federation.from_arrays(data, test=test, clusters=group, classes=4)
 
 
+@certifies(pf.FedACS, by="planted groups found exactly")
 def test_groups_of_softmax_tasks():
     """At quantile 2/3 the three groups are found, and grouping beats training alone and one common model."""
     model = torch.nn.Linear(10, 4, dtype=torch.float64)

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import polyfed.algorithms  # now, so that a walk takes back its own methods only
+from polyfed.cli import describe
 from polyfed.core.algorithm import REGISTRY
 from polyfed.metrics.scores import KNOWN
 from polyfed.recipes import load as recipes
@@ -90,7 +91,7 @@ def test_every_method_has_a_page_with_all_its_settings():
         text = site()[f"methods/{cls.name}.md"]
         for f in dataclasses.fields(cls):
             assert f"| `{f.name.replace('_', '-')}` |" in text, (name, f.name)
-        assert cls.citation in text
+        assert describe.citation(cls) in text
 
 
 def test_every_setting_of_every_recipe_is_in_its_table_with_whose_it_is():

@@ -35,19 +35,6 @@ class APFL(Algorithm):
     adaptive: bool = setting(False, source="FedSLR's comparison")
 
     needs = Needs(plain_sgd="it mixes the gradient steps of two models itself")
-    certificates = (
-        "tests/algorithms/test_apfl.py::test_share_zero_is_fedavg: identity at alpha = 0",
-        "tests/algorithms/test_apfl.py::test_share_one_is_local: identity at alpha = 1",
-        "tests/algorithms/test_apfl.py::test_the_mixture_solves_the_clients_problem: closed form of the limit",
-        "tests/algorithms/test_apfl.py::test_one_adaptive_round_in_numpy: Algorithm 1 step by step",
-        "tests/algorithms/test_apfl.py::test_parameters_are_mixed_not_outputs: autograd on a network",
-    )
-    citation = """@article{deng2020adaptive,
-  title   = {Adaptive Personalized Federated Learning},
-  author  = {Deng, Yuyang and Kamani, Mohammad Mahdi and Mahdavi, Mehrdad},
-  journal = {arXiv:2003.13461},
-  year    = {2020}
-}"""
 
     def init_client(self, task, w0):
         return {"v": w0, "alpha": w0.new_full((1,), self.alpha)}

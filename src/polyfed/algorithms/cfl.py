@@ -75,21 +75,6 @@ class CFL(Clustered):
     first_round: int = setting(0, ge=0, source="ours")
     weighted: bool = setting(True, source="paper")
 
-    certificates = (
-        "tests/algorithms/test_cfl.py::test_bipartition_is_optimal: brute force over all bipartitions",
-        "tests/algorithms/test_cfl.py::test_four_planted_clusters_need_two_levels: planted clusters and their optima",
-        "tests/algorithms/test_cfl.py::test_without_disagreement_it_is_fedavg: identity, never split",
-        "tests/algorithms/test_cfl.py::test_the_gamma_test: the bound, from both sides",
-        "tests/algorithms/test_cfl.py::test_one_client_that_would_still_move_is_enough: eps2 and the longest update",
-        "tests/algorithms/test_cfl.py::test_absent_clients_find_their_part_later: planted clusters, half asked",
-    )
-    citation = """@article{sattler2020clustered,
-  title   = {Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under Privacy Constraints},
-  author  = {Sattler, Felix and M{\\"u}ller, Klaus-Robert and Samek, Wojciech},
-  journal = {IEEE Transactions on Neural Networks and Learning Systems},
-  year    = {2020}
-}"""
-
     def init_server(self, task, w0, n):
         """The tree of splits: a model per node, its first child (the second comes next) or -1, the mean direction of
         the clients it was made of; and the node of every client."""

@@ -101,19 +101,6 @@ class FedACS(Personal):
     pool: Literal["participants", "all"] = setting("all", source="paper")
     alpha: float = setting(1.0, gt=0, le=1, source="paper")
 
-    certificates = (
-        "tests/algorithms/test_fedacs.py::test_mixtures_of_three_clients: (4) digit for digit",
-        "tests/algorithms/test_fedacs.py::test_two_groups_of_five: groups and limit in closed form",
-        "tests/algorithms/test_fedacs.py::test_groups_of_softmax_tasks: planted groups found exactly",
-        "tests/algorithms/test_fedacs.py::test_refreshed_similarities_are_fresh_ones: identity over partial rounds",
-    )
-    citation = """@article{chen2023fedacs,
-  title   = {Personalized Federated Learning with Attention-based Client Selection},
-  author  = {Chen, Zihan and Li, Jundong and Shen, Cong},
-  journal = {arXiv:2312.15148},
-  year    = {2023}
-}"""
-
     def init_server(self, task, w0, n):
         models = {"w": w0.expand(n, -1).clone()}
         if self.pool == "participants":

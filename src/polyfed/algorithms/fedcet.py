@@ -107,23 +107,6 @@ class FedCET(Personal):
     needs = Needs(
         exchanges=2, first=4, plain_sgd="its exchange takes z_i for the end of tau gradient steps of length a"
     )
-    certificates = (
-        "tests/algorithms/test_fedcet.py::test_the_two_forms_agree: identity with Algorithm 2 as printed",
-        "tests/algorithms/test_fedcet.py::test_exact_optimum_where_fedavg_stalls: the centralised optimum",
-        "tests/algorithms/test_fedcet.py::test_contraction_on_the_papers_problem: the rates of Figure 1",
-        "tests/algorithms/test_fedcet.py::test_unlike_hessians_follow_the_iteration_matrix: its powers, in numpy",
-        "tests/algorithms/test_fedcet.py::test_the_search_of_algorithm_1: the step search, literally",
-        "tests/algorithms/test_fedcet.py::test_the_adaptive_step_needs_no_constant: 1e-10 within 200 rounds",
-        "tests/algorithms/test_fedcet.py::test_the_adaptive_step_with_one_step_a_round: the optimum, a < 1/mu",
-        "tests/algorithms/test_fedcet.py::test_few_clients_and_many_steps: two of ten clients",
-        "tests/algorithms/test_fedcet.py::test_many_local_steps: the bound on c a, from both sides",
-    )
-    citation = """@article{liu2025fedcet,
-  title   = {Communication Efficient Federated Learning with Linear Convergence on Heterogeneous Data},
-  author  = {Liu, Jie and Wang, Yongqiang},
-  journal = {arXiv:2503.15804},
-  year    = {2025}
-}"""
 
     def __post_init__(self):
         super().__post_init__()

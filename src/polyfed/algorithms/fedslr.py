@@ -76,22 +76,6 @@ class FedSLR(LowRank):
     p_weight_decay: float = setting(0.0, ge=0, source="paper")
 
     needs = Needs(synchronous=True, plain_sgd="its proximal steps (7) belong to gradient steps of length lr")
-    certificates = (
-        "tests/algorithms/test_fedslr.py::test_solution_of_p1: centralised accelerated proximal gradient, to 1e-6",
-        "tests/algorithms/test_fedslr.py::test_planted_rank_and_support: rank 3 and 320 nonzeros recovered exactly",
-        "tests/algorithms/test_fedslr.py::test_both_forms_have_the_same_iterates: Algorithms 1/2 against 3",
-        "tests/algorithms/test_fedslr.py::test_without_the_nuclear_norm_it_is_feddyn: identity at lam = 0",
-        "tests/algorithms/test_fedslr.py::test_exact_solves_are_consensus_admm: identity with ADMM",
-        "tests/algorithms/test_fedslr.py::test_the_downlink_is_billed_as_factors: bytes from the ranks alone",
-        "tests/algorithms/test_fedslr.py::test_variants_in_closed_form: S+S, S+LR and LR+LR",
-        "tests/algorithms/test_fedslr.py::test_weight_decay_in_closed_form: ridge on w, elastic net on p",
-    )
-    citation = """@article{huang2023fusion,
-  title   = {Fusion of Global and Local Knowledge for Personalized Federated Learning},
-  author  = {Huang, Tiansheng and Shen, Li and Sun, Yan and Lin, Weiwei and Tao, Dacheng},
-  journal = {Transactions on Machine Learning Research},
-  year    = {2023}
-}"""
 
     @property
     def sparse_common(self) -> bool:

@@ -125,21 +125,6 @@ class PACFL(Clustered):
         unmet_first=True,
         discloses={"signature": "for each class the first directions of the site's samples, to compare it with others"},
     )
-    certificates = (
-        "tests/algorithms/test_pacfl.py::test_angles_are_scipys: scipy.linalg.subspace_angles",
-        "tests/algorithms/test_pacfl.py::test_signs_of_singular_vectors_do_not_matter: an invariance",
-        "tests/algorithms/test_pacfl.py::test_planted_subspaces_are_found: planted clusters",
-        "tests/algorithms/test_pacfl.py::test_one_cluster_is_fedavg: identity at a large threshold",
-        "tests/algorithms/test_pacfl.py::test_every_cluster_is_a_federation_of_its_own: identity with FedAvg",
-    )
-    citation = """@inproceedings{vahidian2023efficient,
-  title     = {Efficient Distribution Similarity Identification in Clustered Federated Learning via Principal Angles
-               Between Client Data Subspaces},
-  author    = {Vahidian, Saeed and Morafah, Mahdi and Wang, Weijia and Kungurtsev, Vyacheslav and Chen, Chen
-               and Shah, Mubarak and Lin, Bill},
-  booktitle = {AAAI},
-  year      = {2023}
-}"""
 
     def init_server(self, task, w0, n):
         return Server(

@@ -48,18 +48,6 @@ class PFedMe(Personal):
     beta: float = setting(1.0, ge=0, source="paper")
 
     needs = Needs(plain_sgd="its inner solves and its steps on the envelope are its own")
-    certificates = (
-        "tests/algorithms/test_pfedme.py::test_optimum_of_the_envelopes: closed form of both models on quadratics",
-        "tests/algorithms/test_pfedme.py::test_the_personal_model_is_the_proximal_point: closed form after one round",
-        "tests/algorithms/test_pfedme.py::test_a_stiff_pull_is_fedavg: identity as lam grows",
-        "tests/algorithms/test_pfedme.py::test_beta_extrapolates: the server's step",
-    )
-    citation = """@inproceedings{dinh2020personalized,
-  title     = {Personalized Federated Learning with {Moreau} Envelopes},
-  author    = {Dinh, Canh T. and Tran, Nguyen H. and Nguyen, Tuan Dung},
-  booktitle = {NeurIPS},
-  year      = {2020}
-}"""
 
     def __post_init__(self):
         super().__post_init__()

@@ -18,14 +18,6 @@ Predict = Callable[[np.ndarray], np.ndarray]
 PENALTIES = tuple(10.0**k for k in range(-2, 4))  # tried by cross-validation
 CHEAP = 2_000_000  # numbers in a site's inputs, times classes, up to which penalties are tried
 FOLDS = 5
-CITATION = """@article{pedregosa2011scikit,
-  title   = {Scikit-learn: Machine Learning in {Python}},
-  author  = {Pedregosa, Fabian and others},
-  journal = {Journal of Machine Learning Research},
-  volume  = {12},
-  pages   = {2825--2830},
-  year    = {2011}
-}"""
 
 
 class Own(Yardstick, abstract=True):
@@ -34,7 +26,6 @@ class Own(Yardstick, abstract=True):
     A class that a site has no sample of counts as half a sample, so that no probability is zero.
     """
 
-    citation = CITATION
     uses: ClassVar[tuple[str, ...]] = ()  # modules of scikit-learn
 
     def check(self, task: Task) -> None:
@@ -134,11 +125,6 @@ class Commonest(Own):
     What can be said of a patient of the site without looking at the patient. Its ranking is chance: AUC 1/2.
     """
 
-    certificates = (
-        "tests/yardsticks/test_own.py::test_the_commonest_class_is_right_as_often_as_it_occurs: closed form",
-        "tests/yardsticks/test_own.py::test_the_mean_leaves_the_standard_deviation: closed form",
-    )
-
     def probabilities(self, x: np.ndarray, y: np.ndarray, u: np.ndarray | None = None) -> Predict:
         share = np.bincount(np.unique(y, return_inverse=True)[1], u)
         share = share / share.sum()
@@ -167,10 +153,6 @@ class OwnLinear(Own):
 
     name = "own-linear"
     uses = ("preprocessing", "linear_model", "model_selection")
-    certificates = (
-        "tests/yardsticks/test_own.py::test_the_linear_model_is_scikit_learns: identity",
-        "tests/yardsticks/test_own.py::test_the_penalty_is_the_best_of_a_cross_validation: brute force",
-    )
 
     def probabilities(self, x: np.ndarray, y: np.ndarray, u: np.ndarray | None = None) -> Predict:
         z = _sklearn("preprocessing").StandardScaler().fit(x, sample_weight=u)
@@ -204,7 +186,6 @@ class OwnTrees(Own):
 
     name = "own-trees"
     uses = ("ensemble",)
-    certificates = ("tests/yardsticks/test_own.py::test_the_trees_are_scikit_learns: identity",)
 
     def probabilities(self, x: np.ndarray, y: np.ndarray, u: np.ndarray | None = None) -> Predict:
         return self._boosted("Classifier", x, y, u).predict_proba

@@ -29,11 +29,3 @@ class PooledOracle(Yardstick):
     name = "pooled-oracle"
     role = "oracle"
     step_sizes = ("lr",)
-    certificates = (
-        "tests/yardsticks/test_pooled_oracle.py::test_it_is_gradient_descent_on_everybodys_samples: closed form",
-        "tests/yardsticks/test_pooled_oracle.py::test_it_draws_the_batches_of_one_client_with_all_samples: identity",
-    )
-    citation = """@misc{pooled,
-  title = {One model trained on the data of all clients in one place},
-  note  = {oracle, not available in practice}
-}"""

@@ -90,27 +90,6 @@ class FPFC(Algorithm):
     shared_layers: str = setting("", source="paper")
     solver: Literal["auto", "pairs", "device-dual"] = setting("auto", source="ours")
 
-    certificates = (
-        "tests/algorithms/test_fpfc.py::test_rule_6_is_the_proximal_step: brute-force minimisation",
-        "tests/algorithms/test_fpfc.py::test_dual_only_storage_is_the_plain_double_loop: identity with (theta, v)",
-        "tests/algorithms/test_fpfc.py::test_without_fusion_clients_decouple: closed form at lam = 0",
-        "tests/algorithms/test_fpfc.py::test_stationarity_of_objective_1: the optimality conditions of (1)",
-        "tests/algorithms/test_fpfc.py::test_asynchronous_training_ends_stationary: the same, replies late",
-        "tests/algorithms/test_asynchronous.py::test_one_client_in_flight_is_the_synchronous_method: identity",
-        "tests/algorithms/test_fpfc.py::test_s1_finds_its_four_clusters: planted clusters, ARI 1",
-        "tests/algorithms/test_fpfc.py::test_with_all_layers_shared_it_is_fedavg: identity",
-        "tests/algorithms/test_fpfc.py::test_two_legs_are_one: a path continued with the same lam, bit for bit",
-        "tests/algorithms/test_devicedual.py::test_same_minimum_as_pairs: both solvers end in one minimum of (1)",
-        "tests/algorithms/test_devicedual.py::test_fixed_points_minimise_objective_1: closed form, device-dual",
-        "tests/algorithms/test_devicedual.py::test_coefficients_are_the_explicit_vectors: identity, device-dual",
-    )
-    citation = """@article{yu2022fpfc,
-  title   = {Clustered Federated Learning based on Nonconvex Pairwise Fusion},
-  author  = {Yu, Xue and Liu, Ziyi and Wang, Wu and Sun, Yifan},
-  journal = {arXiv:2211.04218},
-  year    = {2022}
-}"""
-
     def __post_init__(self):
         super().__post_init__()
         if self.penalty == "scad":
