@@ -70,7 +70,7 @@ def test_a_resumed_comparison_gives_the_same_rows(folder, tmp_path, monkeypatch)
         (tmp_path / "a/runs" / name / "summary.json").unlink()
     fitted = []
     measure = pf.Trainer._measure
-    monkeypatch.setattr(pf.Trainer, "_measure", lambda t, run: (fitted.append(t.algorithm.name), measure(t, run))[1])
+    monkeypatch.setattr(pf.Trainer, "_measure", lambda t, *on: (fitted.append(t.algorithm.name), measure(t, *on))[1])
     compare(tmp_path / "a", resume=True, callbacks=[lambda _: None])  # with a callback, all in this process
     assert sorted(fitted) == ["commonest", "own-linear", "own-trees", "pooled-oracle"]
     for run in sorted((folder / "runs").iterdir()):
@@ -91,9 +91,10 @@ def test_an_interrupted_pooled_training_goes_on(tmp_path, monkeypatch):
     torch.nn.init.zeros_(model.weight)
     whole = pf.fit(model, federation(0), pf.PooledOracle(), out=tmp_path / "whole", **how)
     step = Loop.step
-    monkeypatch.setattr(Loop, "step", lambda loop: (step(loop), loop.t == 3 and signal.raise_signal(signal.SIGINT)))
+    # a rehearsal has three rounds
+    monkeypatch.setattr(Loop, "step", lambda loop: (step(loop), loop.t == 4 and signal.raise_signal(signal.SIGINT)))
     stopped = pf.fit(model, federation(0), pf.PooledOracle(), out=tmp_path / "a", **how)
-    assert (stopped.status, stopped.rounds) == ("interrupted", 3)
+    assert (stopped.status, stopped.rounds) == ("interrupted", 4)
     monkeypatch.setattr(Loop, "step", step)
     run = pf.fit(model, federation(0), pf.PooledOracle(), out=tmp_path / "a", resume=True, **how)
     assert (run.status, run.rounds) == ("finished", 6)

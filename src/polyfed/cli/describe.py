@@ -30,10 +30,10 @@ def overview() -> RenderableType:
     refused = REGISTRY.gather()
     for name, cls in sorted(REGISTRY.items()):
         row = Text(name, "cyan"), Text.assemble(sections(cls)["summary"], package(REGISTRY.origin(name)))
-        if issubclass(cls, Yardstick):
-            yards.add_row(*row)
-        else:
+        if issubclass(cls, Algorithm):
             methods.add_row(*row, Text(counted(cls()).words()))
+        else:
+            yards.add_row(*row)
     head = Text("\nYardsticks: rows of a comparison like any method, which send nothing\n", "bold")
     lines = [Text(f"\n{line}", "red") for line in refused]
     return Group(methods, head, yards, *lines, Text("\nMore on one of them: polyfed algorithms NAME", "dim"))
@@ -64,11 +64,9 @@ def portrait(name: str) -> RenderableType:
         parts += [Text(), Text(found["body"])]
     parts += [Text("\nSettings", "bold"), _settings(cls, found["Parameters"])]
     if issubclass(cls, Yardstick):
-        parts += [
-            Text("\nSent", "bold"),
-            Text(f"Nothing: it is {'an oracle' if cls.role == 'oracle' else 'a yardstick'}."),
-        ]
-    else:
+        what = "an oracle" if cls.role == "oracle" else "a yardstick"
+        parts += [Text("\nSent", "bold"), Text(f"Nothing: it is {what}.")]
+    if issubclass(cls, Algorithm):
         sent = counted(cls())
         words = f"{sent.words()}, in vectors of p = {sent.p} numbers"
         parts += [Text("\nSent per client and round", "bold"), Text(words), Text(sent.needs())]

@@ -21,6 +21,7 @@ import torch
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.base.settings import is_list, is_mapping, table_in
+from polyfed.core.algorithm import Algorithm
 from polyfed.core.engine import Engine
 from polyfed.core.messages import Form, State
 from polyfed.core.schedule import Arrivals, Asynchronous, Delays, Timed
@@ -41,7 +42,6 @@ from polyfed.runs.weights import weights_of
 from polyfed.sites.engine import LARGE, Asking, RemoteEngine, Transport, is_count
 from polyfed.sites.member import FIRST, WAYS, digest, versions
 from polyfed.sites.message import Message, fits
-from polyfed.yardsticks import Yardstick
 
 CARD = "sites.json"  # in the run's folder: what sites know the run by
 SLACK = 1 << 16  # bytes that a wrong reply may have more, so that the tensor at fault is named
@@ -99,7 +99,7 @@ def serve(
         In one line, before the first round where possible; it names the site at fault.
     """
     e = resolve(experiment)
-    method = _only(e)
+    method, algorithm = _only(e)
     store = RunFolder(Path(out))
     if not resume:
         store.refuse_used()
@@ -135,10 +135,10 @@ def serve(
     e, settings = _settings(e, federation)
     weights = weights_of(settings.class_weights, settings.loss, federation.describe())
     model = make_model(e.model, settled.inputs, settled.outputs, settings.seed)
-    trainer = prepare(model, federation, method.algorithm, settings, describe=_describe(e, method, names))
+    trainer = prepare(model, federation, algorithm, settings, describe=_describe(e, method, names))
     begin |= {"weights": weights, "model": model_table(e.model), "algorithm": head["algorithm"]}
     begin |= {"training": head["training"] | {"loss": settings.loss}}
-    forms_ = forms(method.algorithm, trainer.task, settled.inputs, settled.classes, settled.outputs)
+    forms_ = forms(algorithm, trainer.task, settled.inputs, settled.classes, settled.outputs)
     transport.most = 2 * forms_.largest + SLACK
     start = digest(trainer.task.w0)
 
@@ -151,12 +151,12 @@ def serve(
     say(f"{len(names)} sites have joined: {', '.join(names)}")
 
     def expected(t: int, phase: int) -> Mapping[str, Any]:
-        return forms_.of(method.algorithm.needs.phases(t), phase)
+        return forms_.of(algorithm.needs.phases(t), phase)
 
     def engine(t: Trainer) -> Engine:
         return RemoteEngine(
             names, federation.train.counts, transport, t.work, settings.seed, settings.step_sizes, run=run_id,
-            expected=expected, accepts=partial(method.algorithm.accepts, t.task),
+            expected=expected, accepts=partial(algorithm.accepts, t.task),
             metrics=["loss", *(m.name for m in t.task.scores)], seconds=wait, quorum=quorum,
             say=partial(_told, store, say),
         )  # fmt: skip
@@ -170,21 +170,21 @@ def serve(
     return run
 
 
-def _only(e: Experiment) -> Method:
-    """The one method of an experiment that sites can run."""
+def _only(e: Experiment) -> tuple[Method, Algorithm]:
+    """The one method of an experiment, which sites can run, and its hyper-parameters."""
     if not e.single:
         raise ConfigError(f"{e.name}: found {len(e.methods)} methods and {len(e.seeds)} seeds, expected one of each")
     method, s = e.methods[0], e.settings
     if s.portable:
         raise ConfigError("portable: not with sites, whose processors are their own; leave it out")
-    if isinstance(method.algorithm, Yardstick):
+    if not isinstance(method.algorithm, Algorithm):
         raise ConfigError(f"algorithm.name: {method.algorithm.name} is a yardstick, which needs no sites")
     if s.attack is not None:
         raise ConfigError("attack: not with sites, who are themselves; leave it out")
     for what, found in (("algorithm.file", method.file), ("model.file", e.model.file)):
         if found is not None:
             raise ConfigError(f"{what}: not with sites, which run what they have installed; make a package of it")
-    return method
+    return method, method.algorithm
 
 
 def _connected(transport: Transport, sites: Sequence[str] | None, say: Callable[[str], None]) -> list[str]:

@@ -119,7 +119,7 @@ def _shapes(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
 
 def _factors(run: Result, named: dict[str, Tensor]) -> dict[str, Tensor]:
     """A client's model as factors: its tensors, the common model and its factors from the server's state."""
-    shows = run.algorithm.describe(run.server)
+    shows = run.trained.algorithm.describe(run.server)
     factors, w = shows.factors, shows.common
     if factors is None or w is None:
         raise ConfigError(

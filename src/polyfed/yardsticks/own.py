@@ -1,6 +1,6 @@
 """What a site can do alone with scikit-learn: the commonest class or mean, a linear model, boosted trees."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from polyfed.base.errors import ConfigError
 from polyfed.base.settings import setting
+from polyfed.compute.split import Split
 from polyfed.compute.task import Task
-from polyfed.yardsticks.yardstick import Yardstick
+from polyfed.yardsticks.yardstick import Outputs, Yardstick
 
 Predict = Callable[[np.ndarray], np.ndarray]
 PENALTIES = tuple(10.0**k for k in range(-2, 4))  # tried by cross-validation
@@ -37,9 +38,11 @@ class Own(Yardstick, abstract=True):
         if task.integers:
             raise ConfigError(f"{self.name}: takes features, and the inputs are tokens; leave the row out")
 
-    def fitted(
-        self, x: Tensor, y: Tensor, classes: int | None, weight: Tensor | None = None
-    ) -> Callable[[Tensor], Tensor]:
+    def fit(self, train: Split, classes: int | None, pooled: Callable[[float], Outputs]) -> Sequence[Outputs]:
+        weights = (None if train.shares is None else train.shares[train.rows(i)] for i in range(train.n))
+        return [self.fitted(*train.client(i), classes, weight) for i, weight in enumerate(weights)]
+
+    def fitted(self, x: Tensor, y: Tensor, classes: int | None, weight: Tensor | None = None) -> Outputs:
         """Fit one site's model.
 
         Parameters
