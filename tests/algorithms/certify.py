@@ -2,10 +2,10 @@
 
 import pytest
 
-from polyfed.core.algorithm import REGISTRY, Entry
+from polyfed.core.algorithm import REGISTRY, Contender
 
 
-def certifies(*methods: type[Entry], by: str):
+def certifies(*methods: type[Contender], by: str):
     """Mark a test. by: what it compares with, such as "the centralised optimum"
 
     `python tools/certificates.py` then writes src/polyfed/certificates.json anew, from which `polyfed algorithms` and

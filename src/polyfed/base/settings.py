@@ -350,7 +350,7 @@ NAMED = {  # classes, by their names: not all of them are loaded
     "Path": "a path",
     "Module": "a torch.nn.Module, such as polyfed.models.build makes",
     "Federation": "a polyfed.Federation, such as Federation.from_arrays makes",
-    "Entry": "a method such as polyfed.FedAvg(lr=0.1)",
+    "Contender": "a method such as polyfed.FedAvg(lr=0.1)",
     "Algorithm": "a method such as polyfed.FedAvg(lr=0.1)",
     "Tensor": "a tensor",
     "SupportsFloat": "a number",

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from polyfed.base.plugins import Plugin
 from polyfed.base.settings import kebab, settings_of
-from polyfed.core.algorithm import REGISTRY, Algorithm, Entry
+from polyfed.core.algorithm import REGISTRY, Algorithm, Contender
 from polyfed.runs.rehearsal import counted
 from polyfed.yardsticks import Yardstick
 
@@ -80,13 +80,13 @@ def portrait(name: str) -> RenderableType:
     return Group(*parts)
 
 
-def citation(cls: type[Entry]) -> str:
+def citation(cls: type[Contender]) -> str:
     """The BibTeX entry of a method: the one in `references.bib` of its package under a line with the method's name."""
     entries = re.findall(r"^([^@\n]+)\n(@.+?\n\})$", _beside(cls, "references.bib"), re.M | re.S)
     return next((entry for names, entry in entries if cls.name in names.split(", ")), "")
 
 
-def certificates(cls: type[Entry]) -> list[str]:
+def certificates(cls: type[Contender]) -> list[str]:
     """What proves a method right, as "test: what it compares with", from `certificates.json` of its package."""
     return json.loads(_beside(cls, "certificates.json") or "{}").get(cls.name, [])
 
@@ -103,7 +103,7 @@ def _beside(cls: type, file: str) -> str:
     return _text(package, file) if hasattr(sys.modules[package], "__path__") else ""
 
 
-def _settings(cls: type[Entry], text: str) -> Table:
+def _settings(cls: type[Contender], text: str) -> Table:
     meaning, whose = parameters(text), sources(cls)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for header in ("key", "default", "from", "takes", "meaning"):
@@ -122,7 +122,7 @@ def steps(cls: type[Algorithm]) -> str:
     return f"Plain SGD only: {why}." if why else "Any local optimiser."
 
 
-def sources(cls: type[Entry]) -> dict[str, str]:
+def sources(cls: type[Contender]) -> dict[str, str]:
     """Whose each default is: the paper's, its released code's, ours, ..."""
     return {s.name: s.source for s in settings_of(cls)}
 

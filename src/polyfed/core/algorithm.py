@@ -24,8 +24,8 @@ __all__ = [
     "KNOWN",
     "REGISTRY",
     "Algorithm",
+    "Contender",
     "Down",
-    "Entry",
     "Needs",
     "Personal",
     "Portrait",
@@ -49,10 +49,10 @@ def _is_method(thing: Any) -> bool:
 
 
 METHODS = ("polyfed.methods", "a class that derives from polyfed.Algorithm", _is_method)
-REGISTRY: Registry[type["Entry"]] = Registry("algorithm.name", group=METHODS)
+REGISTRY: Registry[type["Contender"]] = Registry("algorithm.name", group=METHODS)
 
 
-class Entry(Configured):
+class Contender(Configured):
     """What a run is made with and a comparison has a row for: a method, or a yardstick.
 
     A subclass is registered as soon as it is defined, under its lower-case class name, or under `name` where the paper
@@ -84,13 +84,13 @@ class Entry(Configured):
         return Limits(ge=0, le=COUNTED) if name.endswith("_epochs") else FREE
 
 
-def step_sizes(cls: type[Entry]) -> list[str]:
+def step_sizes(cls: type[Contender]) -> list[str]:
     """The settings that are step sizes: `lr`, and those that say so."""
     return [f.name for f in dataclasses.fields(cls) if f.name == "lr" or f.metadata.get("setting", Setting()).step_size]
 
 
 @dataclass(frozen=True)
-class Algorithm(Entry, abstract=True):
+class Algorithm(Contender, abstract=True):
     """Base of every method.
 
     A method to which clients are added by a rule of its own also has `admit(task, server, samples)`, which returns a
@@ -355,7 +355,7 @@ def make(name: str, /, **settings: Any) -> Algorithm:
     return REGISTRY.make(name, settings)
 
 
-def check(algorithm: Entry, dtype: torch.dtype = torch.float64) -> None:
+def check(algorithm: Contender, dtype: torch.dtype = torch.float64) -> None:
     """Raise ConfigError for a hyper-parameter that does not fit, whatever the method's own `__post_init__` does.
 
     dtype: of the training, which step sizes must be numbers of

@@ -25,7 +25,7 @@ from polyfed.base import checkpoint
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.base.settings import COUNT
-from polyfed.core.algorithm import Entry
+from polyfed.core.algorithm import Contender
 from polyfed.data.federation import Federation
 from polyfed.games import values as game
 from polyfed.games.result import HEAD, Coalitions, Found, names_of, settle, walks_of
@@ -49,12 +49,12 @@ Maker = Callable[[int, Sequence[str]], Made]  # of (seed, who is left out)
 def coalitions(
     model: nn.Module | Callable[[int], nn.Module],
     federation: Federation | Callable[[int], Federation],
-    algorithm: Entry | None = None,
+    algorithm: Contender | None = None,
     training: Training | None = None,
     *,
     seeds: MANY | Sequence[SEED] = 5,
     samples: COUNT | None = None,
-    against: Mapping[str, Entry] | None = None,
+    against: Mapping[str, Contender] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     watch: Watch | None = None,
@@ -136,7 +136,7 @@ class Game:
 
     make: Maker
     federation: Federation
-    methods: Sequence[Entry]
+    methods: Sequence[Contender]
     labels: Sequence[str]
     training: Training
     seeds: Sequence[int]
@@ -191,7 +191,9 @@ class Game:
         method = self.methods[0] if c & (c - 1) else self._own
         return self._job(folder, names_of(c, self.names), seed, method, without, resume)
 
-    def _job(self, folder: Path, label: str, seed: int, method: Entry, without: tuple[str, ...], resume: bool) -> Job:
+    def _job(
+        self, folder: Path, label: str, seed: int, method: Contender, without: tuple[str, ...], resume: bool
+    ) -> Job:
         place = folder / "runs" / f"{label}-seed{seed}"
 
         def train(callbacks: Sequence[Callback]) -> Result:
@@ -205,7 +207,7 @@ class Game:
         return Job(label, seed, place, train)
 
     @property
-    def _own(self) -> Entry:
+    def _own(self) -> Contender:
         """What a client does alone."""
         lr = getattr(self.methods[0], "lr", None)
         return Local(float(lr)) if isinstance(lr, int | float) else Local()

@@ -9,7 +9,7 @@ from torch import nn
 
 from polyfed.base.arguments import checked
 from polyfed.base.settings import settings_of
-from polyfed.core.algorithm import Entry
+from polyfed.core.algorithm import Contender
 from polyfed.data.federation import Federation
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import prepare
@@ -21,7 +21,7 @@ from polyfed.runs.watching import Callback, watchers
 def fit(
     model: nn.Module,
     federation: Federation,
-    algorithm: Entry,
+    algorithm: Contender,
     training: Training | None = None,
     *,
     start: Result | None = None,

@@ -13,7 +13,7 @@ from polyfed.base.errors import ConfigError
 from polyfed.compute import evaluation
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
-from polyfed.core.algorithm import Algorithm, Down, Entry, Round, State
+from polyfed.core.algorithm import Algorithm, Contender, Down, Round, State
 from polyfed.data.federation import Federation
 from polyfed.runs.result import splits
 from polyfed.runs.trained import raw
@@ -69,7 +69,7 @@ class Unsent(Algorithm, abstract=True):
         raise ConfigError(f"{self.of} is a yardstick: it has results, and no torch model to deploy")
 
 
-def looped(entry: Entry) -> Algorithm:
+def looped(entry: Contender) -> Algorithm:
     """What the event loop has of a row: the method itself, or nothing that it could do."""
     return entry if isinstance(entry, Algorithm) else Unsent(entry.name)
 

@@ -24,7 +24,7 @@ from polyfed.compute.batches import Work
 from polyfed.compute.losses import LOSSES
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
-from polyfed.core.algorithm import REGISTRY, Entry, State
+from polyfed.core.algorithm import REGISTRY, Contender, State
 from polyfed.core.ledger import COLUMNS, Ledger
 from polyfed.core.rounds import Loop, part
 from polyfed.core.rows import is_mapped
@@ -176,7 +176,7 @@ class Stored:
         return part(self._state[0], "server.")
 
     @lazy
-    def algorithm(self) -> Entry:
+    def algorithm(self) -> Contender:
         """The method."""
         installed(self.settings.get("packages", []), f"{self.at / 'config.toml'}: packages")
         table = dict(self._state[1]["fingerprint"]["algorithm"])
@@ -319,7 +319,7 @@ class Stored:
             raise RunError(f"{self.at}: its data are not the ones it was trained on")
         return attacked if forged else fed
 
-    def parts(self) -> tuple[nn.Module, Federation, Training, Entry]:
+    def parts(self) -> tuple[nn.Module, Federation, Training, Contender]:
         """The model with the parameters that it began with, the data, how it was trained, the method.
 
         Raises RunError for data that cannot be read or have changed, ConfigError for a setting that no file holds.

@@ -17,7 +17,7 @@ from polyfed.base.errors import ConfigError, RunError, closest
 from polyfed.base.typed import plain
 from polyfed.compute import evaluation
 from polyfed.compute.check import check
-from polyfed.core.algorithm import Entry, State
+from polyfed.core.algorithm import Contender, State
 from polyfed.data.federation import Federation
 from polyfed.metrics.metric import Metric
 from polyfed.models.factorised import factorised as factorised_model
@@ -43,7 +43,7 @@ class Kept(Protocol):
     @property
     def federation(self) -> Federation: ...
     @property
-    def algorithm(self) -> Entry: ...
+    def algorithm(self) -> Contender: ...
     @property
     def server(self) -> State: ...
     @property
@@ -60,7 +60,7 @@ class Live:
     trained: Trained
     federation: Federation
     judged: Judged
-    algorithm: Entry
+    algorithm: Contender
 
     @property
     def server(self) -> State:
@@ -131,7 +131,7 @@ class Result:
         return self.kept.federation
 
     @property
-    def algorithm(self) -> Entry:
+    def algorithm(self) -> Contender:
         """The method."""
         return self.kept.algorithm
 

@@ -11,7 +11,7 @@ import torch
 
 from polyfed.base import checkpoint
 from polyfed.base.errors import Diverged, RunError
-from polyfed.core.algorithm import Entry
+from polyfed.core.algorithm import Contender
 from polyfed.core.engine import Silent
 from polyfed.core.rounds import Loop
 from polyfed.data.federation import Federation
@@ -44,7 +44,7 @@ class Session:
     callbacks: Sequence[Callback] = ()
     measure: "Callable[[Session], Judged] | None" = None
     judged: Judged | None = None
-    algorithm: Entry | None = None
+    algorithm: Contender | None = None
     records: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     seconds: float = 0.0
     ended: bool = False

@@ -28,7 +28,7 @@ from polyfed.compute.compiled import PATH, path_of
 from polyfed.compute.losses import Loss
 from polyfed.compute.split import Split, restored
 from polyfed.compute.task import Task
-from polyfed.core.algorithm import Algorithm, Entry, outlined
+from polyfed.core.algorithm import Algorithm, Contender, outlined
 from polyfed.core.algorithm import check as check_algorithm
 from polyfed.core.engine import Engine
 from polyfed.core.rounds import Loop, refuse_late
@@ -97,7 +97,7 @@ class Trainer:
 
     task: Task
     federation: Federation
-    algorithm: Entry
+    algorithm: Contender
     training: Training
     work: Work
     schedule: Schedule
@@ -253,7 +253,7 @@ def _checked(
 def prepare(
     model: nn.Module,
     federation: Federation,
-    algorithm: Entry,
+    algorithm: Contender,
     training: Training,
     *,
     start: Result | None = None,

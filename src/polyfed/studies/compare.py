@@ -22,7 +22,7 @@ from polyfed.base import checkpoint
 from polyfed.base.arguments import answer, checked
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.base.settings import found
-from polyfed.core.algorithm import Entry
+from polyfed.core.algorithm import Contender
 from polyfed.data.federation import Federation
 from polyfed.metrics.metric import Metric, mean_of
 from polyfed.metrics.scores import LOSS
@@ -125,7 +125,7 @@ class Comparison:
 def compare(
     model: nn.Module | Callable[[int], nn.Module],
     federation: Federation | Callable[[int], Federation],
-    algorithms: Sequence[Entry] | Mapping[str, Entry],
+    algorithms: Sequence[Contender] | Mapping[str, Contender],
     training: Training | None = None,
     *,
     callbacks: Sequence[Callback] = (),
@@ -193,7 +193,7 @@ def compare(
     how = training_of(training, settings)
     made = Cached(model, federation)
 
-    def job(label: str, seed: int, algorithm: Entry) -> Job:
+    def job(label: str, seed: int, algorithm: Contender) -> Job:
         place = None if folder is None else folder / "runs" / f"{label}-seed{seed}"
 
         def train(more: Sequence[Callback]) -> Result:
@@ -247,7 +247,7 @@ def seeds_of(seeds: int | Sequence[int]) -> list[int]:
     return which
 
 
-def _labelled(algorithms: Sequence[Entry] | Mapping[str, Entry]) -> dict[str, Entry]:
+def _labelled(algorithms: Sequence[Contender] | Mapping[str, Contender]) -> dict[str, Contender]:
     if isinstance(algorithms, Mapping):
         for name in algorithms:
             if not LABEL.fullmatch(name):
@@ -260,7 +260,7 @@ def _labelled(algorithms: Sequence[Entry] | Mapping[str, Entry]) -> dict[str, En
     return out
 
 
-def config_of(methods: Mapping[str, Entry], seeds: list[int], settings: Mapping[str, Any]) -> dict[str, Any]:
+def config_of(methods: Mapping[str, Contender], seeds: list[int], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Contents of comparison.toml for a comparison made from Python; settings: by the keys of a file."""
     return {**settings, "seeds": seeds, "algorithms": [Method(a).table() | {"label": n} for n, a in methods.items()]}
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
-from polyfed.core.algorithm import Entry
+from polyfed.core.algorithm import Contender
 
 Outputs = Callable[[Tensor], Tensor]  # inputs [b, ...] -> what a model puts out, in the targets' own units
 
 
-class Yardstick(Entry, abstract=True):
+class Yardstick(Contender, abstract=True):
     """Base of all yardsticks; `role` is "yardstick" for what a site can have, "oracle" for what no site can."""
 
     role: ClassVar[Literal["yardstick", "oracle"]] = "yardstick"
