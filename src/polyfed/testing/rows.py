@@ -312,7 +312,7 @@ def late_replies_are_taken_or_refused(method: Algorithm) -> str | None:
             train(method, schedule=schedule)
         except ConfigError:
             return "it needs its replies in step, and says so"
-        raise AssertionError("in_step gives a reason, yet the method runs with late replies")
+        raise AssertionError("`needs.synchronous` gives a reason, yet the method runs with late replies")
     run = train(method, schedule=schedule, rounds=12)
     assert torch.isfinite(run.personal).all(), "with late replies a model is not finite"
     return None
