@@ -33,7 +33,7 @@ def text() -> str:
     import polyfed as pf  # not for tools/mutate.py, which only reads marks
 
     lines = {getattr(pf, cls).name: [f"{test}: {by}" for test, by in tests] for cls, tests in marked(ROOT).items()}
-    return json.dumps(lines, indent=1, sort_keys=True) + "\n"
+    return "{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(lines.items())) + "\n}\n"
 
 
 if __name__ == "__main__":
