@@ -150,6 +150,20 @@ def test_an_authors_mistake_names_its_file_and_line(cls):
     assert "\n" not in str(error.value)
 
 
+def test_a_function_that_takes_too_little_is_refused_where_it_is_written():
+    """In a line with its place, and not as a bug of ours in the middle of a run."""
+    with pytest.raises(
+        MethodError,
+        match=r"test_testing.py, line \d+: personal of Hasty takes \(client, down\), expected \(task, client, down\)",
+    ):
+
+        class Hasty(Base):
+            def personal(self, client, down):
+                return down["w"]
+
+    assert "hasty" not in REGISTRY
+
+
 def test_a_constructor_of_its_own_is_refused_where_it_is_defined():
     with pytest.raises(MethodError, match=r"line \d+: Own has an __init__ of its own, expected a frozen dataclass"):
 

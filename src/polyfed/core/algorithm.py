@@ -97,6 +97,10 @@ class Algorithm(Contender, abstract=True):
     `Newcomer`; one that starts from other methods' models, `warm_start(task, models, samples)`, see `runs.start`.
     """
 
+    def __init_subclass__(cls, **kwargs: Any):
+        contract.takes(cls, Algorithm)
+        super().__init_subclass__(**kwargs)
+
     def init_server(self, task: "Task", w0: Tensor, n: int) -> "State | Server":
         """The server's tensors before the first round.
 
