@@ -55,7 +55,7 @@ def measure(n: int, d: int, share: float, rounds: int) -> str:
         assert (part - whole).abs().max() < 1e-12
         seconds.append((sent, taken, sent + taken, some, full, full / some))
     down, up, both, some, full, ratio = (median(column) for column in zip(*seconds, strict=True))
-    _, groups = timed(lambda: method.report(server))
+    _, groups = timed(lambda: method.describe(server))
     size = sum(v.numel() * v.element_size() for v in server.values()) / 1e6
     times = f"{down:8.4f}  {up:8.4f}  {both:8.4f}    {some:8.4f}  {full:8.4f}  {ratio:6.2f}   {groups:8.4f}"
     return f"{n:7d}  {d:7d}  {times}   {size:8.1f}"

@@ -34,6 +34,7 @@ GROUPS = {  # title of a reference page: the modules whose names it shows
     "Training": ("polyfed.face", "polyfed.runs", "polyfed.studies"),
     "Writing a method": (
         "polyfed.core.algorithm",
+        "polyfed.core.stated",
         "polyfed.core.uplinks",
         "polyfed.base.settings",
         "polyfed.compute.solvers",
@@ -100,7 +101,7 @@ def methods() -> dict[str, str]:
 
 def proofs(cls: Any) -> str:
     """What a method's certificates state, without the tests' names."""
-    return cell("; ".join(dict.fromkeys(line.partition(": ")[2] for line in cls.certificates)))
+    return cell("; ".join(dict.fromkeys(line.partition(": ")[2] for line in describe.certificates(cls))))
 
 
 def classes() -> list[Any]:
@@ -125,13 +126,13 @@ def method(cls: Any) -> str:
         lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join(":--" for _ in heads) + " |"]
         parts += ["## Settings", "\n".join(lines + [f"| `{r[0]}` | " + " | ".join(r[1:]) + " |" for r in rows])]
     parts += ["## What it sends", traffic(cls), "## Local steps", prose(describe.steps(cls))]
-    if cls.certificates:
+    if proving := describe.certificates(cls):
         parts += ["## Certificates", "What proves the implementation right, independently of itself:"]
-        certificates = (line.partition(": ")[::2] for line in cls.certificates)
+        certificates = (line.partition(": ")[::2] for line in proving)
         parts += ["\n".join(f"- {prose(what)}  \n  `{test}`" for test, what in certificates)]
     if found["Notes"]:
         parts += ["## Notes", prose(found["Notes"])]
-    return "\n\n".join([*parts, "## Cite", f"```bibtex\n{cls.citation}\n```", ""])
+    return "\n\n".join([*parts, "## Cite", f"```bibtex\n{describe.citation(cls)}\n```", ""])
 
 
 def traffic(cls: Any) -> str:

@@ -8,6 +8,7 @@ import pytest
 import polyfed
 import polyfed.algorithms
 from graph import SRC, circles, own
+from polyfed.cli.describe import citation
 from polyfed.core.algorithm import REGISTRY
 
 ROOT = Path(polyfed.__file__).parent
@@ -136,7 +137,7 @@ def test_one_paper_one_file():
     home, cited = f"{polyfed.algorithms.__name__}.", {}
     for cls in REGISTRY.values():
         if cls.__module__.startswith(home):
-            cited.setdefault(cls.__module__.removeprefix(home).split(".")[0], set()).add(cls.citation)
+            cited.setdefault(cls.__module__.removeprefix(home).split(".")[0], set()).add(citation(cls))
     public = {p.name.removesuffix(".py") for p in (ROOT / "algorithms").iterdir()} - {"__init__", "__pycache__"}
     assert cited.keys() == public - {"_shared"}
     assert {paper for paper, texts in cited.items() if len(texts) > 1} == set()

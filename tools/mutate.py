@@ -34,6 +34,7 @@ from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 
+import certificates
 import mutate_native
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,7 +57,6 @@ EQUIVALENT = {  # (file, function, what was there, what is) -> why nothing can t
     ("fedspa", "erdos_renyi_kernel", "scale * sum(shapes[k]) >= sizes[k]", "scale * sum(shapes[k]) > sizes[k]"):
         "at equality the rule asks for exactly all of a layer, which both give",
     ("newcomer", "downlink", "self.rows[KNOWN].any", "self.rows[KNOWN].all"): "there is one newcomer, hence one row",
-    ("_shared/parts", "personal", "0", "1"): "the mask is one message for all clients, so that its rows are equal",
 }  # fmt: skip
 HEAVY = ("pandas", "pytest", "scipy.optimize", "scipy.cluster.hierarchy", "scipy.sparse.csgraph", "torch", "sympy",
          "matplotlib.figure", "hypothesis", "pydantic", "rich.console", "safetensors.torch")  # fmt: skip
@@ -300,13 +300,15 @@ def named(path: Path, root: Path) -> str:
 
 
 def related(copy: Path) -> dict[str, tuple[set[str], list[str]]]:
-    """For every file: the methods of its paper, or of those that use it, and the certificates they name."""
+    """For every file: the methods of its paper, or of those that use it, and their certificates."""
     papers, files = defaultdict(lambda: (set(), [], set())), [named(path, copy) for path in sources(copy)]
+    marks = certificates.marked(copy)
     for path, file in zip(sources(copy), files, strict=True):
         text = path.read_text()
-        methods, certificates, uses = papers[_paper(file)]
-        methods |= {c.lower() for c in re.findall(r"^@dataclass.*\nclass (\w+)(?!.*abstract)", text, re.M)}
-        certificates += re.findall(r"(tests/[\w/]+\.py::\w+):", text)
+        methods, proofs, uses = papers[_paper(file)]
+        classes = re.findall(r"^@dataclass.*\nclass (\w+)(?!.*abstract)", text, re.M)
+        methods |= {c.lower() for c in classes}
+        proofs += [test for c in classes for test, _ in marks.get(c, ())]
         uses |= {f"_shared/{name}" for name in re.findall(r"polyfed\.algorithms\._shared\.(\w+)", text)}
     found = {}
     for file in files:

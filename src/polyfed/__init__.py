@@ -24,7 +24,9 @@ if _TYPE_CHECKING:
     from polyfed.compute.task import Task as Task
     from polyfed.core.algorithm import Algorithm as Algorithm
     from polyfed.core.algorithm import Down as Down
+    from polyfed.core.algorithm import Needs as Needs
     from polyfed.core.algorithm import Personal as Personal
+    from polyfed.core.algorithm import Portrait as Portrait
     from polyfed.core.algorithm import Round as Round
     from polyfed.core.algorithm import Server as Server
     from polyfed.core.algorithm import mean as mean

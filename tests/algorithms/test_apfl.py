@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from problems import LeastSquares
 
 import polyfed as pf
@@ -19,6 +20,7 @@ def rows(run):
     return run.trained.engine.rows.gather(torch.arange(run.trained.n))
 
 
+@certifies(pf.APFL, by="identity at alpha = 0")
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 def test_share_zero_is_fedavg(problem, fraction):
     a = problem.fit(pf.APFL(0.02, alpha=0.0), rounds=6, fraction=fraction, batch_size=8)
@@ -26,6 +28,7 @@ def test_share_zero_is_fedavg(problem, fraction):
     assert torch.allclose(a.personal, b.personal, atol=1e-13)
 
 
+@certifies(pf.APFL, by="identity at alpha = 1")
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 def test_share_one_is_local(problem, fraction):
     a = problem.fit(pf.APFL(0.02, alpha=1.0), rounds=6, fraction=fraction, batch_size=8)
@@ -42,6 +45,7 @@ def test_the_common_model_is_fedavg(problem, alpha, monkeypatch):
     assert torch.equal(a.server["w"], b.server["w"])
 
 
+@certifies(pf.APFL, by="closed form of the limit")
 def test_the_mixture_solves_the_clients_problem(problem):
     """One local step a round: w converges to the common optimum, and alpha v + (1 - alpha) w to argmin f_i."""
     run = problem.fit(pf.APFL(0.1, alpha=0.5), rounds=600, steps=1)
@@ -51,6 +55,7 @@ def test_the_mixture_solves_the_clients_problem(problem):
     assert np.allclose(rows(run)["v"], 2 * own - run.server["w"].numpy(), atol=1e-7)
 
 
+@certifies(pf.APFL, by="Algorithm 1 step by step")
 def test_one_adaptive_round_in_numpy(problem):
     """All three steps from the values before them."""
     lr = 0.05
@@ -80,6 +85,7 @@ def mlp():
         return torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
 
 
+@certifies(pf.APFL, by="autograd on a network")
 def test_parameters_are_mixed_not_outputs(problem):
     """On an MLP the two differ, in what is trained and in what is deployed: two full-batch steps by autograd."""
     lr, share, net = 0.1, 0.4, mlp()

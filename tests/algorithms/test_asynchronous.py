@@ -5,6 +5,7 @@ import heapq
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from problems import LeastSquares, centres, fit_points
 
 import polyfed as pf
@@ -64,6 +65,7 @@ def test_a_synchronous_round_waits_for_the_slowest():
         assert turn.seconds <= 20
 
 
+@certifies(pf.FedAsync, by="the recursion on quadratics")
 def test_fedasync_by_hand():
     algorithm = pf.FedAsync(LR, alpha=0.5, staleness=0.7, mu=0.0)
     run = fit_points(centres(POINTS), algorithm, 40, 3, schedule=Asynchronous(Delays("uniform", 1, 9)))
@@ -76,6 +78,7 @@ def test_fedasync_by_hand():
     assert np.allclose(run.server["w"], versions[-1], atol=1e-12)
 
 
+@certifies(pf.FedAsync, by="with mu")
 def test_fedasyncs_local_problem_has_its_proximal_term():
     """w_i = descent on f_i(w) + mu/2 ||w - x||^2 from x; f_i = 1/2 ||w - c_i||^2, all clients in one round."""
     run = fit_points(centres(POINTS), pf.FedAsync(LR, alpha=0.5, mu=0.8), 1, 3, local_steps=3)
@@ -85,18 +88,21 @@ def test_fedasyncs_local_problem_has_its_proximal_term():
     assert np.allclose(run.server["w"], 0.5 * w.mean(0), atol=1e-13)
 
 
+@certifies(pf.FedAsync, by="identity at alpha = 1")
 def test_fedasync_in_step_is_one_client_fedavg():
     a = fit_points(centres(POINTS), pf.FedAsync(LR, alpha=1.0, mu=0.0), 12, 3, fraction=0.2)
     b = fit_points(centres(POINTS), pf.FedAvg(LR), 12, 3, fraction=0.2)
     assert torch.allclose(a.server["w"], b.server["w"], atol=1e-14)
 
 
+@certifies(pf.FedBuff, by="identity with a cohort per buffer")
 def test_fedbuff_in_step_is_fedavg():
     a = fit_points(centres(POINTS), pf.FedBuff(LR, buffer=5), 12, 3)
     b = fit_points(centres(POINTS), pf.FedAvg(LR, weighted=False), 12, 3)
     assert torch.allclose(a.server["w"], b.server["w"], atol=1e-13)
 
 
+@certifies(pf.FedBuff, by="the recursion on quadratics")
 def test_fedbuff_by_hand():
     run = fit_points(centres(POINTS), pf.FedBuff(LR, buffer=3), 50, 3, schedule=Asynchronous(Delays("uniform", 1, 9)))
     w, version, total, history = np.zeros(3), 0, np.zeros(3), [(np.zeros(3), 0)]
@@ -119,6 +125,7 @@ class Listed(Schedule):
         return np.array([self.order[t]])
 
 
+@certifies(pf.FPFC, by="identity")
 def test_one_client_in_flight_is_the_synchronous_method():
     """asyncFPFC with one client at work at a time, zeta computed at dispatch, is FPFC with one participant a round."""
     problem = LeastSquares(seed=0, clients=6, dim=4)

@@ -6,6 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from problems import LeastSquares, centres, fit_points
 from sklearn.metrics import adjusted_rand_score
 
@@ -35,6 +36,7 @@ def random_similarities(m, seed):
     return torch.as_tensor(X @ X.T)
 
 
+@certifies(pf.CFL, by="brute force over all bipartitions")
 @pytest.mark.parametrize("m", [2, 3, 5, 8])
 def test_bipartition_is_optimal(m):
     """No bipartition has a smaller largest similarity across: all of them are tried."""
@@ -72,6 +74,7 @@ def four(seed=0, spread=0.05):
     return corners[GROUPS] + spread * np.random.default_rng(seed).normal(size=(12, 3))
 
 
+@certifies(pf.CFL, by="planted clusters and their optima")
 def test_four_planted_clusters_need_two_levels():
     """Split along the long side, then, much later, each half along the short one: the right clients, their optima."""
     points = four()
@@ -101,6 +104,7 @@ def agreeing(seed=0):
     return pf.Federation.from_arrays([(x, x @ w) for x in X], test=[(x, x @ w) for x in X])
 
 
+@certifies(pf.CFL, by="identity, never split")
 @pytest.mark.parametrize("weighted", [True, False])
 def test_without_disagreement_it_is_fedavg(weighted):
     """At a common optimum all updates vanish together: never split at any scale, and FedAvg to the last digits."""
@@ -118,6 +122,7 @@ def test_disagreement_below_eps2_is_kept_together():
     assert torch.allclose(run.personal, problem.fit(pf.FedAvg(0.05), rounds=20).personal, atol=1e-12)
 
 
+@certifies(pf.CFL, by="the bound, from both sides")
 @pytest.mark.parametrize(("slack", "parts"), [(-1e-9, 2), (1e-9, 1)])
 def test_the_gamma_test(slack, parts):
     """Two updates 2 t apart: sqrt((1 - cos 2t) / 2) = sin t, so gamma_max is compared with sin t."""
@@ -127,6 +132,7 @@ def test_the_gamma_test(slack, parts):
     assert len(set(fit_points(centres(points), method, rounds=1, dim=2).clusters)) == parts
 
 
+@certifies(pf.CFL, by="eps2 and the longest update")
 @pytest.mark.parametrize(("eps2", "parts"), [(1.4, 2), (1.6, 1)])
 def test_one_client_that_would_still_move_is_enough(eps2, parts):
     """The second criterion is the longest update, here 1.5 (two of four clients; the mean length is .8), not the mean
@@ -143,6 +149,7 @@ def test_a_split_cluster_goes_on_from_its_model():
     assert np.allclose(run.personal[:, 0], [0.775, 0.775, -0.8, -0.8], atol=1e-12)
 
 
+@certifies(pf.CFL, by="planted clusters, half asked")
 @pytest.mark.parametrize("seed", range(3))
 def test_absent_clients_find_their_part_later(seed):
     """With half of the clients in a round the halves are found, then everybody's: nobody is sorted by an old update."""

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from problems import LeastSquares, centres, fit_points
 from safetensors.torch import load, save
 from scipy.sparse.csgraph import connected_components
@@ -209,6 +210,7 @@ def explicit_prox(P, groups, Om, fusion):
     return z, np.sqrt(mean_square)
 
 
+@certifies(pf.FPFC, by="identity, device-dual")
 @pytest.mark.parametrize("start", ["cold", "local"])
 def test_coefficients_are_the_explicit_vectors(start, monkeypatch):
     """80 rounds with nodes splitting and joining: z, distances and P equal those of plain vectors to 1e-9."""
@@ -256,6 +258,7 @@ def residual(w, a, fusion):
     return np.linalg.norm(w - a + (W[..., None] * difference).sum(1) / len(w), axis=1).max()
 
 
+@certifies(pf.FPFC, by="closed form, device-dual")
 @pytest.mark.parametrize("start", ["cold", "local"])
 @pytest.mark.parametrize("fraction", [1.0, 0.3])
 def test_fixed_points_minimise_objective_1(start, fraction):
@@ -311,6 +314,7 @@ def test_planted_groups_are_found_in_float32(start):
     assert adjusted_rand_score(group, devicedual.clusters(state, 0.1)) == 1
 
 
+@certifies(pf.FPFC, by="both solvers end in one minimum of (1)")
 @pytest.mark.parametrize("lam", [1.5, 4.0])
 def test_same_minimum_as_pairs(lam):
     """On quadratics with unlike Hessians: models, objective and clusters of plain FPFC, at convergence."""
@@ -455,8 +459,7 @@ def test_auto_takes_pairs_up_to_200_clients():
         runs = [fit_points(centres(a[:n]), FPFC(0.3, solver=s), 2, 2, fraction=0.1) for s in ("auto", solver, other)]
         assert torch.equal(runs[0].personal, runs[1].personal)
         assert runs[0].server.keys() == runs[1].server.keys() != runs[2].server.keys()
-        plan = runs[0].trained.algorithm.plan(runs[0].trained.task, n)
-        assert plan == runs[0].findings["plan"]
+        plan = runs[0].plan
         assert plan.startswith(f"solver {solver} ({n} clients, {'up to' if n == 200 else 'more than'} 200)")
         assert re.search(r"server memory up to [\d.]+ GB;", plan)
     assert runs[0].findings["nodes"] == len(runs[0].server["f"])

@@ -1,6 +1,7 @@
 """Ditto: its personal step as printed, one step of one gradient, from the common model as received."""
 
 import numpy as np
+from certify import certifies
 from problems import LeastSquares
 
 import polyfed as pf
@@ -25,6 +26,7 @@ def personal_models(problem, lr, lam, rounds, steps, halves=False):
     return v
 
 
+@certifies(pf.Ditto, by="Algorithm 1 in plain numpy")
 def test_the_gradient_and_the_pull_are_one_step():
     """Two half-steps, the pull taken at the point behind the gradient's, are off by lr^2 lam grad f_i a step."""
     problem, lr, lam = LeastSquares(seed=2, clients=5, dim=4), 0.05, 2.0

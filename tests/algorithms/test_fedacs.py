@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from problems import centres, fit_points
 from sklearn.metrics import adjusted_rand_score
 
@@ -20,6 +21,7 @@ def test_similarities_of_three_clients():
     assert torch.allclose(similarity(THREE), expected, atol=1e-15)
 
 
+@certifies(pf.FedACS, by="(4) digit for digit")
 @pytest.mark.parametrize(
     ("quantile", "rows"),
     [
@@ -60,6 +62,7 @@ def test_a_zero_model_is_similar_to_nobody():
     assert A[1, 0] == 0
 
 
+@certifies(pf.FedACS, by="groups and limit in closed form")
 @pytest.mark.parametrize("quantile", [0.495, 0.5, 0.505])
 def test_two_groups_of_five(quantile):
     """F_i = 1/2 ||w - c_i||^2, one step of 1/2: block-diagonal mixture, limit 1/2 (group mean of c + c_i)."""
@@ -108,6 +111,7 @@ def test_a_lone_participant_meets_the_cached_models_of_those_seen():
     assert torch.equal(alone, THREE[:1])
 
 
+@certifies(pf.FedACS, by="identity over partial rounds")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 def test_refreshed_similarities_are_fresh_ones(dtype, tolerance):
     """200 rounds in which three of 30 models change, each time only their rows are computed."""
@@ -160,18 +164,18 @@ def test_the_groups_of_many_clients_are_reported_without_the_matrix(pool):
     server = method.init_server(None, torch.ones(3, dtype=torch.float64), n).whole()
     known = torch.arange(n) < n - 1
     server = method.aggregate(server, {"w": W}, exchange(range(n - 1), n)) | {"known": known}
-    found = method.report(server)
-    assert list(found) == ["clusters"]
-    assert adjusted_rand_score([0] * 200 + [1] * (n - 201) + [2], found["clusters"]) == 1
+    found = method.describe(server)
+    assert not found.findings
+    assert adjusted_rand_score([0] * 200 + [1] * (n - 201) + [2], found.clusters) == 1
 
 
 def test_groups_that_cost_too_much_are_not_reported():
     """More than 300 clients and 2e10 products: with pool="all" alone, where the similarities are at hand."""
     n, method = REPORTED + 1, pf.FedACS(pool="participants")
     server = {"w": torch.ones(1, 1).expand(n, int(AFFORDED) // n**2 + 1), "known": torch.ones(n)}
-    assert method.report(server) == {}
+    assert method.describe(server).clusters is None
     at_hand = server | {"similarity": torch.eye(n, dtype=torch.float64)}
-    assert len(set(pf.FedACS(pool="all").report(at_hand)["clusters"].tolist())) == n
+    assert len(set(pf.FedACS(pool="all").describe(at_hand).clusters.tolist())) == n
 
 
 def softmax_groups(seed):
@@ -187,6 +191,7 @@ def softmax_groups(seed):
     return pf.Federation.from_arrays(data, test=test, clusters=group, classes=4)
 
 
+@certifies(pf.FedACS, by="planted groups found exactly")
 def test_groups_of_softmax_tasks():
     """At quantile 2/3 the three groups are found, and grouping beats training alone and one common model."""
     model = torch.nn.Linear(10, 4, dtype=torch.float64)

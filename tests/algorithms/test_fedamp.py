@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from problems import LeastSquares, centres, fit_points
 
 import polyfed as pf
@@ -12,6 +13,7 @@ from polyfed.base.errors import ConfigError
 THREE = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]], dtype=torch.float64)
 
 
+@certifies(pf.FedAMP, by="the definition, digit for digit")
 def test_weights_of_three_clients():
     """Squared distances .4, 2 and .8; alpha = .5, sigma = 1: first row .597, .335, .068."""
     A = messages(THREE, 0.5, 1.0)
@@ -29,6 +31,7 @@ def attraction(W, sigma):
     )  # fmt: skip
 
 
+@certifies(pf.FedAMP, by="finite differences")
 def test_mixing_is_a_gradient_step_of_the_attraction():
     """U = W - alpha/2 grad A(W), by finite differences of A: the norm is squared, and sigma divides twice."""
     W, sigma, alpha = np.random.default_rng(0).normal(size=(4, 3)), 2.0, 0.4
@@ -41,6 +44,7 @@ def test_mixing_is_a_gradient_step_of_the_attraction():
     assert np.allclose(U, W - alpha / 2 * gradient, atol=1e-9)
 
 
+@certifies(pf.FedAMP, by="optimality conditions")
 @pytest.mark.parametrize("alpha", [None, 0.1])
 def test_stationary_point_of_the_objective(alpha):
     """Exact local solves converge to grad f_i(w_i) + lam/2 grad_i A(W) = 0, f_i = 1/2 ||w - c_i||^2."""
@@ -57,6 +61,7 @@ def test_stationary_point_of_the_objective(alpha):
     assert np.abs(pull).max() > 0.05
 
 
+@certifies(pf.FedAMP, by="identity as sigma falls")
 def test_far_apart_it_is_local():
     """sigma far below the squared distances: nobody attracts anybody; lam = 0 leaves no pull to one's own past."""
     c = np.eye(4) * 10
@@ -101,6 +106,8 @@ def by_cosine(W, sigma, own):
     return own * W + (1 - own) * (E / E.sum(1, keepdims=True)) @ W
 
 
+@certifies(pf.FedAMP, by="Algorithm 1 by hand, from u_i")
+@certifies(pf.HeurFedAMP, by="the rounds by hand, from u_i")
 @pytest.mark.parametrize(
     ("method", "mix"),
     [
@@ -126,6 +133,7 @@ def test_rounds_in_numpy(method, mix):
     assert np.allclose(problem.fit(method, rounds=3, steps=2).personal, W, atol=1e-13)
 
 
+@certifies(pf.HeurFedAMP, by="the definition in numpy")
 def test_heuristic_weights_of_three_clients():
     """Cosines .8, 0 and .6: softmax over the others, the rest for self."""
     expected = np.zeros((3, 3))
@@ -138,12 +146,14 @@ def test_heuristic_weights_of_three_clients():
     assert np.allclose(heuristic(THREE, 5.0, 0.3), expected, atol=1e-14)
 
 
+@certifies(pf.HeurFedAMP, by="identity")
 def test_a_self_weight_of_one_is_local():
     c = np.random.default_rng(3).normal(size=(5, 3))
     run = fit_points(centres(c), pf.HeurFedAMP(0.3, lam=0.0, self_weight=1.0), rounds=5, dim=3)
     assert torch.allclose(run.personal, fit_points(centres(c), pf.Local(0.3), rounds=5, dim=3).personal, atol=1e-13)
 
 
+@certifies(pf.HeurFedAMP, by="identity at sigma = 0, self_weight = 1/n")
 def test_equal_weights_are_fedavg():
     """sigma = 0 and self_weight = 1/n: everybody starts from the mean of all models."""
     c = np.random.default_rng(3).normal(size=(5, 3))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from problems import LeastSquares
 
 import polyfed as pf
@@ -22,6 +23,7 @@ def fixed_point(problem, lr, steps, weights):
     return np.linalg.solve(left, right)
 
 
+@certifies(pf.FedAvg, by="identity with centralised descent")
 def test_one_full_step_is_gradient_descent(problem):
     """With one full-batch step, FedAvg is gradient descent on the sample-weighted loss."""
     counts = np.array([len(y) for _, y in problem.data])
@@ -32,6 +34,7 @@ def test_one_full_step_is_gradient_descent(problem):
     assert torch.allclose(run.server["w"], torch.as_tensor(w), atol=1e-13)
 
 
+@certifies(pf.FedAvg, by="closed form of its biased limit")
 @pytest.mark.parametrize("weighted", [True, False])
 def test_drift_has_the_predicted_limit(problem, weighted):
     """With k > 1 steps FedAvg does not reach the optimum; where it stops is known in closed form."""
@@ -43,12 +46,14 @@ def test_drift_has_the_predicted_limit(problem, weighted):
     assert problem.error(run.server["w"]) > 1e-3
 
 
+@certifies(pf.FedProx, by="identity at mu = 0")
 def test_fedprox_without_pull_is_fedavg(problem):
     a = problem.fit(pf.FedAvg(0.05), rounds=5)
     b = problem.fit(pf.FedProx(0.05, mu=0.0), rounds=5)
     assert torch.allclose(a.server["w"], b.server["w"], atol=1e-14)
 
 
+@certifies(pf.FedProx, by="closed form of the proximal step")
 def test_fedprox_solves_its_subproblem(problem):
     """With many steps each client returns argmin f_i + mu/2 ||w - x||^2 = (H_i + mu)^-1 (b_i + mu x)."""
     mu, eye = 3.0, np.eye(problem.dim)
@@ -61,17 +66,20 @@ def test_fedprox_solves_its_subproblem(problem):
     assert np.allclose(run.server["w"], x, atol=1e-10)
 
 
+@certifies(pf.Local, by="closed form of least squares")
 def test_local_reaches_each_clients_own_solution(problem):
     run = problem.fit(pf.Local(0.05), rounds=60, steps=20)
     own = np.stack([np.linalg.solve(H, b) for H, b in zip(problem.H, problem.b, strict=True)])
     assert np.allclose(run.personal, own, atol=1e-9)
 
 
+@certifies(pf.Local, by="an empty ledger")
 def test_local_sends_nothing(problem):
     run = problem.fit(pf.Local(0.05), rounds=2)
     assert run.ledger[["down_bytes", "up_bytes", "exchanges"]].to_numpy().sum() == 0
 
 
+@certifies(pf.Ditto, by="identity at lam = 0")
 def test_ditto_without_pull_is_local(problem):
     settings = {"rounds": 4, "batch_size": 8, "steps": None, "local_epochs": 1}
     settings.pop("steps")
@@ -85,12 +93,14 @@ def test_ditto_without_pull_is_local(problem):
     assert torch.isfinite(ditto.personal).all()
 
 
+@certifies(pf.Ditto, by="identity of the common model")
 def test_dittos_common_model_is_fedavg(problem):
     a = problem.fit(pf.Ditto(0.05, lam=1.0), rounds=4)
     b = problem.fit(pf.FedAvg(0.05), rounds=4)
     assert torch.equal(a.server["w"], b.server["w"])
 
 
+@certifies(pf.Ditto, by="closed form")
 def test_dittos_personal_models_solve_their_problem(problem):
     """v_i -> argmin f_i(v) + lam/2 ||v - x||^2 = (H_i + lam)^-1 (b_i + lam x), x FedAvg's limit: the norm squared."""
     lam, eye = 2.0, np.eye(problem.dim)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from problems import LeastSquares
 
 import polyfed as pf
@@ -13,6 +14,7 @@ def problem():
     return LeastSquares(seed=3, clients=6, dim=5)
 
 
+@certifies(pf.FedAvgFT, by="identity")
 @pytest.mark.parametrize("weighted", [True, False])
 def test_the_common_model_is_fedavg(problem, weighted):
     a = problem.fit(pf.FedAvgFT(0.02, weighted=weighted), rounds=5, batch_size=8, fraction=0.5)
@@ -22,12 +24,14 @@ def test_the_common_model_is_fedavg(problem, weighted):
     assert a.ledger[columns].equals(b.ledger[columns])
 
 
+@certifies(pf.FedAvgFT, by="identity")
 def test_without_fine_tuning_it_deploys_what_it_received(problem):
     before = problem.fit(pf.FedAvg(0.02), rounds=2).server["w"]
     run = problem.fit(pf.FedAvgFT(0.02, finetune_epochs=0), rounds=3)
     assert torch.equal(run.personal, before.expand(6, -1))
 
 
+@certifies(pf.FedAvgFT, by="closed form")
 def test_fine_tuning_is_gradient_descent_from_the_common_model(problem):
     """w_i* + (I - lr H_i)^k (w - w_i*), with w the common model received in the last round."""
     w = problem.fit(pf.FedAvg(0.02), rounds=2).server["w"].numpy()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from problems import LeastSquares
 from torch import nn
 
@@ -41,6 +42,7 @@ def gradients(problem, i, B, h):
     return np.outer(h, inner), B @ inner
 
 
+@certifies(pf.FedBABU, by="identity")
 @pytest.mark.parametrize("fraction", [1.0, 0.4])
 def test_without_a_head_it_is_fedavg(problem, fraction):
     a = fit(problem, pf.FedBABU(0.02, head=""), 5, batch_size=8, fraction=fraction)
@@ -48,6 +50,7 @@ def test_without_a_head_it_is_fedavg(problem, fraction):
     assert torch.allclose(a.server["w"], b.server["w"], atol=1e-13)
 
 
+@certifies(pf.FedBABU, by="bit for bit")
 @pytest.mark.parametrize("tune", ["all", "head", "body"])
 @pytest.mark.parametrize("rounds", [1, 7])
 def test_the_common_head_never_moves(problem, rounds, tune):
@@ -57,6 +60,7 @@ def test_the_common_head_never_moves(problem, rounds, tune):
     assert (run.server["w"][shared] != w0[shared]).all()
 
 
+@certifies(pf.FedBABU, by="Algorithm 1 in plain numpy")
 def test_one_round(problem):
     """Body steps under the first head, and personal steps of everything, both from the common start."""
     lr, start = 0.02, two_layers()
@@ -78,6 +82,7 @@ def test_one_round(problem):
     assert np.allclose(run.personal, own, atol=1e-13)
 
 
+@certifies(pf.FedBABU, by="closed form")
 def test_heads_are_fitted_to_the_common_body(problem):
     """tune="head": deployed is the body received last, with the least-squares head of each client's own."""
     before = split(fit(problem, pf.FedBABU(0.1, finetune_epochs=0), 2).server["w"])[0]
@@ -93,6 +98,7 @@ def test_without_fine_tuning_it_deploys_what_it_received(problem):
     assert torch.equal(run.personal, received.expand(CLIENTS, -1))
 
 
+@certifies(pf.FedBABU, by="bytes from the layer's sizes")
 def test_only_the_body_is_billed(problem):
     ledger = fit(problem, pf.FedBABU(0.02), 3, fraction=0.4).ledger
     assert len(ledger) == 6

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from problems import LeastSquares, Point
 
 import polyfed as pf
@@ -81,6 +82,8 @@ ROUNDS = {  # the methods at the steps of Figure 1, their rounds, and their tens
 EQUAL = np.stack([4 * np.eye(1)] * CLIENTS)  # the axes decouple, so one stands for sixty
 
 
+@certifies(pf.FedCET, by="the rates of Figure 1")
+@certifies(pf.FedTrack, by="an eigenvalue of its iteration")
 @pytest.mark.parametrize(
     ("method", "digits"),
     list(zip(ROUNDS, (0.886, 0.945, 0.988), strict=True)),
@@ -112,6 +115,7 @@ def test_fedcets_clients_meet_more_slowly_than_their_mean_converges():
     assert np.abs(y[0]).max() > 1e-2
 
 
+@certifies(pf.FedCET, by="its powers, in numpy")
 @pytest.mark.parametrize(("tau", "rounds"), [(2, 30), (5, 30), (10, 30), (10, 2)])
 def test_unlike_hessians_follow_the_iteration_matrix(tau, rounds):
     """The whole course of models and duals: the start, then powers of the matrix, whose radius on sum_i d_i = 0 is
@@ -146,6 +150,7 @@ def two_step_form(gradients, start, a, c, tau, rounds):
     return now
 
 
+@certifies(pf.FedCET, by="identity with Algorithm 2 as printed")
 @pytest.mark.parametrize("tau", [1, 2, 5])
 def test_the_two_forms_agree(tau):
     problem = LeastSquares(seed=2, clients=4, dim=5)
@@ -164,6 +169,7 @@ def converged():
     return problem, step, problem.fit(pf.FedCET(lr=step), rounds=500)
 
 
+@certifies(pf.FedCET, by="the centralised optimum")
 def test_exact_optimum_where_fedavg_stalls(converged):
     problem, step, run = converged
     assert problem.error(run.personal) < 1e-8
@@ -186,6 +192,7 @@ def test_the_papers_step_is_safe_and_exact():
     assert long < short / 2
 
 
+@certifies(pf.FedCET, by="the step search, literally")
 @pytest.mark.parametrize(("L", "mu", "tau"), [(4.0, 4.0, 2), (4.0, 1.0, 5), (10.0, 0.5, 3)])
 def test_the_search_of_algorithm_1(L, mu, tau):
     """The definition: grow a from a0 by h while both conditions hold. Bisection finds the same to within h."""
@@ -228,6 +235,7 @@ def heterogeneous(kind, seed):
     return problem
 
 
+@certifies(pf.FedCET, by="1e-10 within 200 rounds")
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["diagonal", "full", "wide"])
 def test_the_adaptive_step_needs_no_constant(kind, seed):
@@ -244,6 +252,7 @@ def test_the_adaptive_step_with_half_of_the_clients(seed):
     assert problem.error(run.server["w"]) < 1e-8
 
 
+@certifies(pf.FedCET, by="the optimum, a < 1/mu")
 @pytest.mark.parametrize("seed", [0, 1, 7])
 @pytest.mark.parametrize("first_lr", [1e-4, 1e-1])
 def test_the_adaptive_step_with_one_step_a_round(seed, first_lr):
@@ -283,6 +292,7 @@ def steep(factor, seed=3, clients=20):
     return problem
 
 
+@certifies(pf.FedCET, by="two of ten clients")
 def test_few_clients_and_many_steps():
     """The weight for full participation blows up the variance of a mean over two of ten; the default does not."""
     problem = LeastSquares(seed=1, clients=10, dim=5)
@@ -325,6 +335,7 @@ def test_the_step_grows_again_where_the_curvature_falls():
     assert seen[-1] > 3 * min(seen[5:])
 
 
+@certifies(pf.FedCET, by="the bound on c a, from both sides")
 @pytest.mark.parametrize("tau", [15, 30])
 def test_many_local_steps(tau):
     """c a (tau + 2) < 4: a weight just above the bound diverges however small the step, the default converges."""

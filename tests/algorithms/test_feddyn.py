@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from problems import LeastSquares
 
 import polyfed as pf
@@ -17,12 +18,14 @@ def duals(run):
     return run.trained.engine.rows.gather(torch.arange(run.trained.n))["g"].numpy()
 
 
+@certifies(pf.FedDyn, by="the centralised optimum")
 @pytest.mark.parametrize(("fraction", "rounds"), [(1.0, 200), (0.5, 500)])
 def test_exact_optimum_under_drift(problem, fraction, rounds):
     run = problem.fit(pf.FedDyn(0.02, alpha=5.0), rounds=rounds, fraction=fraction)
     assert problem.error(run.server["w"]) < 1e-9
 
 
+@certifies(pf.FedDyn, by="their definition at the optimum")
 def test_duals_become_the_clients_gradients(problem):
     run = problem.fit(pf.FedDyn(0.02, alpha=5.0), rounds=200)
     expected = np.stack([problem.gradient(i, problem.optimum) for i in range(problem.clients)])
@@ -30,6 +33,7 @@ def test_duals_become_the_clients_gradients(problem):
     assert np.allclose(run.server["h"], duals(run).mean(0), atol=1e-9)
 
 
+@certifies(pf.FedDyn, by="Algorithm 1 in closed form")
 def test_two_rounds_of_exact_solves(problem):
     """w_i = (H_i + alpha)^-1 (b_i + g_i + alpha x): the norm squared, and no pull left out."""
     alpha, eye = 2.0, np.eye(problem.dim)

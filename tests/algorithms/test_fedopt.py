@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from problems import LeastSquares
 
 import polyfed as pf
@@ -34,6 +35,8 @@ def mean_of(problem, d: np.ndarray, weighted: bool) -> np.ndarray:
     return np.average(d, axis=0, weights=[len(y) for _, y in problem.data] if weighted else None)
 
 
+@certifies(pf.FedAdagrad, pf.FedAdam, pf.FedYogi, by="Algorithm 2 on quadratics")
+@certifies(pf.FedAvgM, by="the recursion on quadratics")
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize(
     "method",
@@ -71,6 +74,7 @@ def test_rounds_in_numpy(problem, method, weighted):
     assert np.allclose(server["v"], v, rtol=0, atol=1e-12)
 
 
+@certifies(pf.FedAvgM, by="identity at beta = 0")
 @pytest.mark.parametrize("weighted", [True, False])
 def test_without_momentum_it_is_fedavg(problem, weighted):
     settings = {"rounds": 8, "batch_size": 8, "fraction": 0.6}
@@ -79,6 +83,7 @@ def test_without_momentum_it_is_fedavg(problem, weighted):
     assert torch.allclose(a.server["w"], b.server["w"], rtol=0, atol=1e-12)
 
 
+@certifies(pf.FedAvgM, by="torch.optim.SGD on a single client's moves")
 def test_momentum_is_torchs(problem):
     """torch.optim.SGD whose gradient is the negative mean move, at the server's step size."""
     w = torch.nn.Parameter(torch.zeros(problem.dim, dtype=torch.float64))
@@ -90,6 +95,7 @@ def test_momentum_is_torchs(problem):
     assert torch.allclose(run.server["w"], w.detach(), rtol=0, atol=1e-12)
 
 
+@certifies(pf.FedAdam, by="closed form at beta1 = beta2 = 0")
 def test_without_memory_steps_are_signs(problem):
     """beta1 = beta2 = 0: w moves by server_lr D / (|D| + tau), so that every number moves by server_lr."""
     method = pf.FedAdam(LR, server_lr=0.03, beta1=0.0, beta2=0.0, tau=1e-12)
@@ -99,6 +105,7 @@ def test_without_memory_steps_are_signs(problem):
     assert np.allclose(moved, 0.03 * np.sign(D), rtol=0, atol=1e-9)
 
 
+@certifies(pf.FedAdagrad, by="by definition, and its sum")
 def test_adagrads_second_moment_never_falls(problem):
     """v is tau^2 and the sum of all squared mean moves, each at the model of its round."""
     at = [problem.fit(pf.FedAdagrad(LR, server_lr=0.2), rounds=t, steps=STEPS).server for t in range(1, 8)]
@@ -109,6 +116,7 @@ def test_adagrads_second_moment_never_falls(problem):
     assert np.allclose(seen[-1], total, rtol=1e-12)
 
 
+@certifies(pf.FedAdagrad, pf.FedAdam, pf.FedYogi, by="identity as tau grows")
 @pytest.mark.parametrize("cls", ADAPTIVE)
 def test_large_tau_is_fedavg(problem, cls):
     """As tau grows with server_lr = 2 tau and v0 = tau^2, sqrt(v) + tau -> 2 tau: the step is the mean move."""
@@ -123,6 +131,7 @@ def _slow(cls) -> dict[str, float]:
     return {} if cls is pf.FedAdagrad else {"beta2": 1 - 1e-15}
 
 
+@certifies(pf.FedAdagrad, pf.FedAdam, pf.FedYogi, by="an invariance, without tau")
 @pytest.mark.parametrize("cls", ADAPTIVE)
 def test_the_scale_of_the_moves_cancels(cls):
     """Targets ten times as large make gradients and moves ten times as large: without tau the steps are the same, so
@@ -136,6 +145,7 @@ def test_the_scale_of_the_moves_cancels(cls):
     assert torch.allclose(b, 10 * a, rtol=1e-8, atol=0)
 
 
+@certifies(pf.FedYogi, by="both sides of the sign")
 def test_yogi_is_adam_while_the_moves_vanish_or_start(problem):
     """From v = 0, sign(v - D^2) = -1 and both add (1 - beta2) D^2. Above D^2, Yogi's v falls by (1 - beta2) D^2 and not
     by a share of itself: it forgets more slowly.

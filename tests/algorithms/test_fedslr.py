@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from matrices import MultiOutput, matrix, matrix_model, shrink_singular, soft
 from torch import nn
 
 import polyfed as pf
-from polyfed.algorithms._shared.lowrank import gkr_parameters, ranks, received, sheets, svt
+from polyfed.algorithms._shared.lowrank import gkr_parameters, places, ranks, received, sheets, svt
 from polyfed.compute.layout import Layout
 from polyfed.compute.task import Task
 
@@ -22,6 +23,7 @@ def fast(eta_g):
     return {"lr": 1 / (0.8 + 1 / eta_g), "eta_g": eta_g, "lam": MultiOutput.lam, "personal_epochs": 0}
 
 
+@certifies(pf.FedSLR, by="centralised accelerated proximal gradient, to 1e-6")
 @pytest.mark.parametrize(
     ("eta_g", "fraction", "rounds"),
     [
@@ -50,6 +52,7 @@ def test_duals_become_the_clients_gradients(problem):
     assert np.abs(g - np.stack([problem.gradient(i, W) for i in range(10)])).max() < 1e-6
 
 
+@certifies(pf.FedSLR, by="Algorithms 1/2 against 3")
 @pytest.mark.parametrize("fraction", [1.0, 0.3])
 def test_both_forms_have_the_same_iterates(problem, fraction):
     settings = {"lr": 0.5, "eta_g": 5.0, "lam": 0.02, "mu": 0.01}
@@ -66,6 +69,8 @@ COHORTS = [{"fraction": 1.0}, {"fraction": 0.3}, {"schedule": pf.Bernoulli(0.3)}
 each_cohort = pytest.mark.parametrize("who", COHORTS, ids=["all", "some", "random"])
 
 
+@certifies(pf.FedDyn, by="FedSLR at lam = 0")
+@certifies(pf.FedSLR, by="identity at lam = 0")
 @each_cohort
 def test_without_the_nuclear_norm_it_is_feddyn(problem, who):
     a = problem.fit(pf.FedSLR(0.5, lam=0.0, eta_g=4.0), 80, **who)
@@ -116,6 +121,7 @@ class Planted:
         return pf.fit(matrix_model(self.out, self.inputs), self.federation, algorithm, rounds=rounds, **settings)
 
 
+@certifies(pf.FedSLR, by="rank 3 and 320 nonzeros recovered exactly")
 @pytest.mark.parametrize(("fraction", "rounds"), [(1.0, 60), (0.1, 600)])
 def test_planted_rank_and_support(fraction, rounds):
     """w = svt(mean W_i, lam) and p_i = soft(W_i - w, mu) in closed form: rank 3, all 320 nonzeros, no other."""
@@ -128,10 +134,11 @@ def test_planted_rank_and_support(fraction, rounds):
     p = run.trained.engine.rows.gather(torch.arange(40))["p"]
     assert np.abs(p.view(40, 20, 16).numpy() - soft(planted.W - w, planted.mu)).max() < 1e-6
     assert ((p != 0).numpy() == (planted.S != 0)).all()
-    assert gkr_parameters(run.server) == 3 * (20 + 16)
+    assert gkr_parameters(run.server, places(run.server)) == 3 * (20 + 16)
     assert (run.parameters == 3 * 36 + 8).all()
 
 
+@certifies(pf.FedSLR, by="S+S, S+LR and LR+LR")
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 @pytest.mark.parametrize("structure", ["S+S", "S+LR", "LR+LR"])
 def test_variants_in_closed_form(structure, fraction):
@@ -172,6 +179,7 @@ def test_a_sparse_common_model_goes_down_as_its_nonzeros():
         assert (group["down_bytes"] == seen[t]).all()
 
 
+@certifies(pf.FedSLR, by="ridge on w, elastic net on p")
 @pytest.mark.parametrize("decay", [0.0, 0.3])
 def test_weight_decay_in_closed_form(decay):
     """The run's weight decay is a ridge in (P1): w = svt(mean W_i, lam) / (1 + wd); on p only p_weight_decay acts."""
@@ -184,6 +192,7 @@ def test_weight_decay_in_closed_form(decay):
     assert np.abs(p - soft(planted.W - w, planted.mu) / (1 + decay)).max() < 1e-6
 
 
+@certifies(pf.FedSLR, by="identity with ADMM")
 def test_exact_solves_are_consensus_admm():
     """With everybody taking part: the textbook's scaled form, penalty 1/eta_g, in the order x, u, z."""
     planted, eta = Planted(), 3.0
@@ -198,6 +207,7 @@ def test_exact_solves_are_consensus_admm():
     assert np.abs(z).max() > 0.1
 
 
+@certifies(pf.FedSLR, by="bytes from the ranks alone")
 @pytest.mark.parametrize("fraction", [1.0, 0.3])
 def test_the_downlink_is_billed_as_factors(fraction):
     """Round t sends min(d1 d2, r (d1 + d2)) numbers with r the rank after round t - 1; the uplink is dense."""
@@ -255,7 +265,7 @@ def test_the_common_model_is_evaluated_beside_the_mixed_one():
     assert np.array_equal(mixed.evaluate(mixed.personal)["rmse"], mixed.final["test"]["rmse"])
     means = gkr.history.query("split == 'test' and round > 0")["rmse"]
     assert [r["rmse"].mean() for r in rounds] == pytest.approx(means.tolist(), rel=1e-12)
-    assert (gkr.parameters == gkr_parameters(gkr.server)).all()
+    assert (gkr.parameters == gkr_parameters(gkr.server, places(gkr.server))).all()
 
 
 def test_the_personal_part_is_trained_against_the_model_received():

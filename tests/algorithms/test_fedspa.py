@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from problems import LeastSquares, centres
 from torch import nn
 
@@ -34,6 +35,7 @@ def masks(run):
     return run.trained.engine.rows.gather(torch.arange(run.trained.n))["mask"]
 
 
+@certifies(pf.FedSpa, by="identity at density 1")
 @pytest.mark.parametrize("search", ["dst", "rsm"])
 def test_dense_masks_are_fedavg(problem, search):
     settings = {"batch_size": 8, "fraction": 0.6}
@@ -42,6 +44,7 @@ def test_dense_masks_are_fedavg(problem, search):
     assert torch.allclose(a.personal, b.personal, atol=1e-13)
 
 
+@certifies(pf.FedSpa, by="the rule's proportions and total")
 def test_densities_by_the_kernel_rule():
     """Densities proportional to (o + i + kh + kw) / (o i kh kw), at most one, and the total that was asked for."""
     model = nn.Sequential(
@@ -69,6 +72,7 @@ def test_masks_survive_packing():
     assert torch.equal(unpack(packed, 21), mask)
 
 
+@certifies(pf.FedSpa, by="Algorithm 1 entry by entry")
 def test_one_round_in_numpy(problem):
     """Least squares with one layer: start from the kept part, masked descent, mean of masked changes, drop and grow."""
     model = nn.Linear(D, 1, bias=False).double()
@@ -95,6 +99,7 @@ def test_one_round_in_numpy(problem):
     assert torch.equal(run.personal, run.server["w"] * masks(run))
 
 
+@certifies(pf.FedSpa, by="the plain mean")
 def test_an_entry_that_few_hold_moves_by_the_mean_over_all(problem):
     """x <- x - (1/S) sum_S (m_i * x - w_i), zero where a client has no entry: the divisor is S, not the holders."""
     model = nn.Linear(D, 1, bias=False).double()
@@ -137,6 +142,7 @@ def test_the_search_comes_to_rest(problem):
     assert not torch.equal(masks(runs[0]), masks(runs[1]))
 
 
+@certifies(pf.FedSpa, by="sparse least squares")
 def test_the_search_finds_a_planted_support():
     """f_i = 1/2 ||w - c_i||^2 with 4 of 16 entries in c_i, another 4 for each client: all masks find them."""
     rng = np.random.default_rng(0)
@@ -151,6 +157,7 @@ def test_the_search_finds_a_planted_support():
     assert np.array_equal(masks(run), c != 0)
 
 
+@certifies(pf.FedSpa, by="bytes from the density")
 def test_only_kept_entries_are_billed(problem):
     """8 bytes per kept entry each way, and a bit per parameter up for the mask."""
     run = fit(problem, pf.FedSpa(0.05, density=0.4), 3, fraction=0.6)

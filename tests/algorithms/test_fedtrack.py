@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from problems import LeastSquares, zero_linear
 
 import polyfed as pf
@@ -48,6 +49,7 @@ def contraction(H, steps, lr):
     return eye - np.mean(moves, axis=0) @ mean
 
 
+@certifies(pf.FedTrack, by="the centralised optimum, linear rate")
 def test_exact_optimum_under_drift(problem):
     """The linear rate of its own iteration matrix, and the optimum in the end."""
     M = contraction(problem.H, [5] * 8, [0.02] * 8)
@@ -56,6 +58,7 @@ def test_exact_optimum_under_drift(problem):
     assert problem.error(problem.fit(pf.FedTrack(0.02), rounds=200).server["w"]) < 1e-10
 
 
+@certifies(pf.FedTrack, by="identity with option I")
 def test_scaffold_is_one_round_behind(problem):
     """Option I with everybody: c_i is the gradient at the last x. Hand-made with FedTrack's step and old gradients."""
     n, x, lr = problem.clients, np.zeros(problem.dim), 0.02
@@ -82,6 +85,7 @@ def test_one_step_is_gradient_descent(problem):
     assert np.allclose(problem.fit(pf.FedTrack(0.05), rounds=5, steps=1).server["w"], x, atol=1e-13)
 
 
+@certifies(pf.FedLin, pf.FedTrack, by="identity")
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 def test_fedlin_without_compression_is_fedtrack(problem, fraction):
     a = problem.fit(pf.FedTrack(0.02), rounds=8, fraction=fraction)
@@ -91,12 +95,14 @@ def test_fedlin_without_compression_is_fedtrack(problem, fraction):
     assert torch.allclose(a.server["w"], c.server["w"], atol=1e-13)
 
 
+@certifies(pf.FedLin, by="Algorithm 1 in plain numpy, both memories")
 @pytest.mark.parametrize(("up", "down"), [(None, 0.25), (0.5, None), (0.5, 0.25)])
 def test_fedlin_as_printed(problem, up, down):
     run = problem.fit(pf.FedLin(0.05, keep_up=up, keep_down=down), rounds=25)
     assert np.allclose(run.server["w"], numpy_fedlin(problem, 0.05, [5] * 8, 25, up, down)[-1], atol=1e-11)
 
 
+@certifies(pf.FedLin, by="exact with 2 entries of 6")
 def test_sparse_downlinks_keep_the_optimum(problem):
     """Error feedback on the server: linear convergence to the exact optimum with 2 of 6 entries sent."""
     run = problem.fit(pf.FedLin(0.03, keep_down=0.25), rounds=300)
@@ -104,6 +110,7 @@ def test_sparse_downlinks_keep_the_optimum(problem):
     assert float(run.server["e"].abs().max()) < 1e-8
 
 
+@certifies(pf.FedLin, by="the optimum")
 def test_fedlin_is_exact_with_unequal_numbers_of_steps():
     """One to four steps by number of samples, each lr / tau_i long: the optimum of the plain mean, at its own rate."""
     rng = np.random.default_rng(0)
@@ -119,6 +126,7 @@ def test_fedlin_is_exact_with_unequal_numbers_of_steps():
     assert np.allclose(run.server["w"], optimum, atol=1e-10)
 
 
+@certifies(pf.FedLin, by="values, and positions of 4 bytes")
 def test_fedlins_bytes(problem):
     """Down the model and k values with k positions of 4 bytes, up the gradient's and the model."""
     ledger = problem.fit(pf.FedLin(0.01, keep_up=0.5, keep_down=1 / 6), rounds=3).ledger

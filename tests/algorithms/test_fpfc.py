@@ -5,13 +5,14 @@ the clusters it must find.
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from problems import LeastSquares, centres, fit_points, pair_vectors
 from scipy.optimize import linprog
 from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
 import polyfed as pf
-from polyfed.algorithms.fpfc import pairs
+from polyfed.algorithms.fpfc import pairs, servers
 from polyfed.algorithms.fpfc.pairs import pair_index
 from polyfed.algorithms.fpfc.penalty import shrinkage
 from polyfed.algorithms.fpfc.window import lambda_window
@@ -34,6 +35,7 @@ def c(t, lam, rho=1.0, a=3.7, xi=1e-4, penalty="scad"):
     return shrinkage(torch.as_tensor(np.atleast_1d(t), dtype=torch.float64), lam, rho, a, xi, penalty).numpy()
 
 
+@certifies(pf.FPFC, by="brute-force minimisation")
 @pytest.mark.parametrize(("lam", "rho", "a", "xi"), [(0.7, 1, 3.7, 1e-4), (2, 0.5, 3.7, 0.3), (1, 2, 2.2, 0.5)])
 def test_rule_6_is_the_proximal_step(lam, rho, a, xi):
     """argmin_theta g(theta) + rho/2 (theta - t)^2 by brute force, on a grid of t and at the three thresholds."""
@@ -104,6 +106,7 @@ class Plain:
                     self.v[i, j] += self.rho * (self.w[i] - self.w[j] - self.theta[i, j])
 
 
+@certifies(pf.FPFC, by="identity with (theta, v)")
 @pytest.mark.parametrize("block", [pairs.BLOCK, 1], ids=["blocks of pairs", "pair by pair"])
 @pytest.mark.parametrize(
     ("fraction", "lam", "rho"), [(1.0, 0.5, 1.0), (0.5, 0.5, 1.0), (0.5, 1.2, 2.0), (0.5, 0.0, 1.0)]
@@ -132,9 +135,9 @@ def test_dual_only_storage_is_the_plain_double_loop(fraction, lam, rho, block, m
 def test_the_plan_says_where_the_other_solver_takes_less_memory():
     """For 4950 pairs of 159,010 numbers; not where there is nothing to gain, nor what cannot be chosen."""
     large, small = (Task(nn.Sequential(nn.Linear(784, h), nn.ReLU(), nn.Linear(h, 10))) for h in (200, 2))
-    assert "up to 6.4 GB, with device-dual 0.45 GB;" in pf.FPFC().plan(large, 100)
+    assert "up to 6.4 GB, with device-dual 0.45 GB" in servers.plan(pf.FPFC(), 100, large.w0)
     for method, task in ((pf.FPFC(), small), (pf.FPFC(xi=0.0), large), (pf.FPFC(solver="device-dual"), large)):
-        assert "with device-dual" not in method.plan(task, 100)
+        assert "with device-dual" not in servers.plan(method, 100, task.w0)
 
 
 @pytest.mark.parametrize("lam", [0.3, 15.0])
@@ -179,6 +182,7 @@ def test_pair_vectors_grow_where_they_are():
     assert torch.equal(pairs.advance(copied, torch.tensor([17]), w[[17]], fusion, 1)["delta"], state["delta"])
 
 
+@certifies(pf.FPFC, by="closed form at lam = 0")
 def test_without_fusion_clients_decouple():
     """lam = 0: every client reaches its own solution."""
     problem = LeastSquares(seed=2, clients=5, dim=4)
@@ -215,6 +219,7 @@ def two_groups():
     return np.concatenate([rng.normal(size=(4, 3)) * 0.05, 8 + rng.normal(size=(4, 3)) * 0.05])
 
 
+@certifies(pf.FPFC, by="the optimality conditions of (1)")
 @pytest.mark.parametrize("penalty", ["scad", "l1"])
 def test_stationarity_of_objective_1(penalty):
     """At the end 0 = n grad f_i(w_i) + sum_j v_ij for every client, two clusters; with l1 objective (1) is convex."""
@@ -236,6 +241,7 @@ def test_the_convex_optimum_of_two_groups():
     assert np.abs(run.server["w"].numpy() - expected).max() < 1e-6
 
 
+@certifies(pf.FPFC, by="the same, replies late")
 @pytest.mark.parametrize(("penalty", "xi"), [("scad", 0.1), ("l1", 1e-4)])
 def test_asynchronous_training_ends_stationary(penalty, xi):
     """Replies up to many turns late, all clients at work: the same KKT conditions at the end.
@@ -295,6 +301,7 @@ def test_a_warm_start_leaves_the_run_it_sets_out_from_as_it_was():
     assert torch.equal(own, first.trained.engine.rows.read("w", torch.arange(5)))
 
 
+@certifies(pf.FPFC, by="a path continued with the same lam, bit for bit")
 @pytest.mark.parametrize("shared", ["", "bias"])
 def test_two_legs_are_one(shared):
     """w, v, clusters, cohorts and batches of 9 + 11 rounds with the same lam are those of 20 rounds, bit for bit."""
@@ -388,6 +395,7 @@ def test_only_the_other_layers_are_paired_and_fused():
     assert run.trained.ledger.totals() == (6 * 4 * p * 8, 6 * 4 * p * 8)
 
 
+@certifies(pf.FPFC, by="identity")
 def test_with_all_layers_shared_it_is_fedavg():
     """Nothing is left to fuse: FedAvg weighted by samples, at any lam and rho, under partial participation too."""
     settings = {"fraction": 0.5, "batch_size": 4}
@@ -511,6 +519,7 @@ def fit_s1(rounds, lam=0.7):
     return run, adjusted_rand_score(fed.clusters, run.clusters)
 
 
+@certifies(pf.FPFC, by="planted clusters, ARI 1")
 def test_s1_finds_its_four_clusters():
     """S1 small, lambda 0.7: ARI 1 and accuracy 0.838 after 600 rounds (an independent implementation's figure)."""
     run, ari = fit_s1(rounds=600)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from problems import LeastSquares, Point, centres, fit_points
 from sklearn.metrics import adjusted_rand_score
 
@@ -29,6 +30,7 @@ def of_sizes(points, sizes):
     return pf.Federation.from_arrays(data, test=data)
 
 
+@certifies(pf.HypCluster, pf.IFCA, by="clusters and models in closed form")
 @pytest.mark.parametrize("method", [pf.IFCA, pf.HypCluster])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_planted_clusters_and_their_means(method, seed):
@@ -56,6 +58,7 @@ def by_hand(theta, points, sizes, cohorts, lr, steps, averaging, weighted):
     return theta
 
 
+@certifies(pf.IFCA, by="Algorithm 1 in numpy, several rounds")
 @pytest.mark.parametrize(
     ("averaging", "weighted", "k"),
     [("model", False, 3), ("model", True, 3), ("gradient", False, 3), ("model", False, 8)],
@@ -75,6 +78,8 @@ def test_a_round_by_hand(averaging, weighted, k):
         assert (expected == start).all(1).any()
 
 
+@certifies(pf.HypCluster, by="identity at k = 1")
+@certifies(pf.IFCA, by="identity at k = 1, both kinds of averaging")
 def test_one_cluster_is_fedavg():
     problem = LeastSquares(seed=3, clients=6, dim=5)
     plain = problem.fit(pf.FedAvg(0.05, weighted=False), rounds=6).personal
@@ -86,6 +91,7 @@ def test_one_cluster_is_fedavg():
     assert torch.allclose(gradient, descent, atol=1e-13)
 
 
+@certifies(pf.HypCluster, by="identity with IFCA")
 def test_hypcluster_is_weighted_ifca():
     points, _ = two_groups(n=6)
     fed = of_sizes(points, [1, 2, 3, 4, 5, 6])
@@ -96,6 +102,7 @@ def test_hypcluster_is_weighted_ifca():
     assert not torch.allclose(a.server["w"], c.server["w"], atol=1e-3)
 
 
+@certifies(pf.IFCA, by="misleading test data")
 def test_clusters_are_chosen_by_training_loss():
     """Every client's test samples come from the other group: a choice by test loss would be wrong for all of them."""
     points, group = two_groups()
@@ -138,6 +145,7 @@ def test_restarts_are_told_apart_by_training_loss():
     assert min(found) < 1
 
 
+@certifies(pf.IFCA, by="the planted one, and numpy")
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_start_nearest_to_the_clients_is_kept(weighted):
     """Of six sets of starts the one whose best points are nearest to the clients'; then it is that seed's run,

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from matrices import MultiOutput, matrix, shrink_singular
 from torch import nn
 
@@ -31,6 +32,7 @@ def sgd(problem, i, W, lr, steps, amount=0.0):
     return W
 
 
+@certifies(pf.GPGD, pf.LPGD, by="identity at lam = 0")
 @pytest.mark.parametrize("fraction", [1.0, 0.3])
 @pytest.mark.parametrize("method", [pf.LPGD, pf.GPGD])
 def test_without_the_nuclear_norm_they_are_fedavg(problem, method, fraction):
@@ -40,6 +42,7 @@ def test_without_the_nuclear_norm_they_are_fedavg(problem, method, fraction):
     assert a.server["w"].abs().max() > 0.1
 
 
+@certifies(pf.GPGD, pf.LPGD, by="the centralised solution for one client")
 @pytest.mark.parametrize(("method", "steps"), [(pf.LPGD, 5), (pf.GPGD, 1)])
 def test_one_client_solves_p1(problem, method, steps):
     """Full batches and one client: proximal gradient, whose fixed point is the solution for n = 1."""
@@ -48,6 +51,7 @@ def test_one_client_solves_p1(problem, method, steps):
     assert np.abs(matrix(run) - one.solution()).max() < 1e-9
 
 
+@certifies(pf.LPGD, by="the equations in plain numpy")
 def test_one_round_of_lpgd(problem):
     """Every local step shrinks by lr lam; the server takes the plain mean, of higher rank than any of its terms."""
     lr, lam = 1.0, 0.1
@@ -58,6 +62,7 @@ def test_one_round_of_lpgd(problem):
     assert np.linalg.matrix_rank(matrix(run), tol=1e-9) > max(np.linalg.matrix_rank(w, tol=1e-9) for w in each)
 
 
+@certifies(pf.GPGD, by="the equations in plain numpy")
 @pytest.mark.parametrize("factor", [1, 3])
 def test_one_round_of_gpgd(problem, factor):
     """The server shrinks the mean by `steps` lr lam, and sends factors where these are smaller than 16 x 12."""
@@ -75,6 +80,7 @@ def test_one_round_of_gpgd(problem, factor):
     assert (after[after["round"] == 2]["down_bytes"] == 8 * min(16 * 12, rank * 28)).all()
 
 
+@certifies(pf.GPGD, pf.LPGD, by="against FedSLR on the same problem")
 def test_neither_solves_p1(problem):
     """Clients that take several steps drift: at rest LPGD and GPGD are off by percents, and LPGD's mean is dense.
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from problems import LeastSquares
 from scipy.linalg import subspace_angles
 from sklearn.metrics import adjusted_rand_score
@@ -16,6 +17,7 @@ def subspace(rng, d, r):
     return torch.from_numpy(np.linalg.qr(rng.normal(size=(d, r)))[0])
 
 
+@certifies(pf.PACFL, by="scipy.linalg.subspace_angles")
 @pytest.mark.parametrize(("r", "q"), [(1, 1), (3, 3), (2, 5), (6, 4)])
 @pytest.mark.parametrize("nearness", [0.0, 0.9, 1 - 1e-3])
 def test_angles_are_scipys(r, q, nearness):
@@ -45,6 +47,7 @@ def flipped(U, rng):
     return U * torch.from_numpy(rng.choice([-1.0, 1.0], U.shape[-1]))
 
 
+@certifies(pf.PACFL, by="an invariance")
 @pytest.mark.parametrize(("angle", "invariant"), [("smallest", True), ("sum", True), ("entries", False)])
 def test_signs_of_singular_vectors_do_not_matter(angle, invariant):
     """A singular vector's sign is arbitrary. What was released depends on it."""
@@ -94,6 +97,7 @@ def fit(fed, method, **settings):
     return pf.fit(model, fed, method, **{"rounds": 4, "batch_size": 8, "evaluate_every": 0} | settings)
 
 
+@certifies(pf.PACFL, by="planted clusters")
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 @pytest.mark.parametrize(
     ("angle", "threshold", "linkage"),
@@ -135,6 +139,7 @@ def test_average_linkage_counts_every_pair_once(linkage, threshold, clusters):
     assert adjusted_rand_score(clusters, run.clusters) == 1
 
 
+@certifies(pf.PACFL, by="identity at a large threshold")
 def test_one_cluster_is_fedavg():
     problem = LeastSquares(seed=3, clients=6, dim=5)
     run = problem.fit(pf.PACFL(0.05, threshold=90.0), rounds=5)
@@ -142,6 +147,7 @@ def test_one_cluster_is_fedavg():
     assert torch.allclose(run.personal, problem.fit(pf.FedAvg(0.05), rounds=5).personal, atol=1e-12)
 
 
+@certifies(pf.PACFL, by="identity with FedAvg")
 def test_every_cluster_is_a_federation_of_its_own():
     """The models are those of FedAvg run on each group alone."""
     fed = planted()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from problems import LeastSquares
 from torch import nn
 
@@ -41,6 +42,7 @@ def gradients(problem, i, B, h):
     return np.outer(h, inner), B @ inner
 
 
+@certifies(pf.FedRep, by="identity")
 @pytest.mark.parametrize("fraction", [1.0, 0.4])
 def test_without_a_head_fedrep_is_fedavg(problem, fraction):
     a = fit(problem, pf.FedRep(0.02, body_epochs=3, head=""), 5, fraction=fraction)
@@ -48,6 +50,7 @@ def test_without_a_head_fedrep_is_fedavg(problem, fraction):
     assert torch.allclose(a.personal, b.personal, atol=1e-13)
 
 
+@certifies(pf.FedPer, by="identity")
 @pytest.mark.parametrize("fraction", [1.0, 0.4])
 def test_without_a_head_fedper_is_fedavg(problem, fraction):
     a = fit(problem, pf.FedPer(0.02, head=""), 5, fraction=fraction, batch_size=8)
@@ -66,6 +69,7 @@ class Idle(nn.Sequential):
         return y + 0 * self[2](y)
 
 
+@certifies(pf.FedPer, by="identity")
 def test_with_everything_personal_fedper_is_local(problem):
     """Everything that counts: of a shared layer without influence nothing can be learnt from others."""
     settings = {"rounds": 5, "batch_size": 8, "fraction": 0.4, "loss": "mse"}
@@ -82,12 +86,14 @@ def test_sharing_nothing_is_refused_before_training(problem, algorithm, tmp_path
     assert not (tmp_path / "run").exists()
 
 
+@certifies(pf.LGFedAvg, by="identity")
 def test_with_all_layers_shared_lg_is_fedavg(problem):
     a = fit(problem, pf.LGFedAvg(0.02, top="0 1"), 5, batch_size=8)
     b = fit(problem, pf.FedAvg(0.02, weighted=False), 5, batch_size=8)
     assert torch.allclose(a.personal, b.personal, atol=1e-13)
 
 
+@certifies(pf.LGFedAvg, by="which end is common")
 def test_lg_shares_the_top_layer(problem):
     """After training all clients have one head and bodies of their own; with FedPer it is the other way round."""
     B, h = split(fit(problem, pf.LGFedAvg(0.02), 5).personal)
@@ -98,6 +104,7 @@ def test_lg_shares_the_top_layer(problem):
     assert all(np.abs(h[i] - h[0]).max() > 1e-3 for i in range(1, CLIENTS))
 
 
+@certifies(pf.FedRep, by="Algorithm 1 in plain numpy")
 def test_one_round_of_fedrep(problem):
     """Head first with the received body, then the body with the new head; deployed: new body, new head."""
     lr, start = 0.02, two_layers()
@@ -121,6 +128,7 @@ def own_heads(problem, B):
     return [np.linalg.solve(B @ H @ B.T, B @ b) for H, b in zip(problem.H, problem.b, strict=True)]
 
 
+@certifies(pf.FedRep, by="the heads in closed form")
 def test_heads_are_least_squares_fits(problem):
     """With a frozen body each head solves its own least-squares problem, in closed form."""
     B, h = split(fit(problem, pf.FedRep(0.1, head_epochs=1500, body_epochs=0), 1).personal)
@@ -128,6 +136,7 @@ def test_heads_are_least_squares_fits(problem):
     assert np.allclose(h, own_heads(problem, B[0]), atol=1e-8)
 
 
+@certifies(pf.FedPer, pf.FedRep, pf.LGFedAvg, by="bytes from the layer's sizes")
 @pytest.mark.parametrize(
     ("algorithm", "numbers"),
     [(pf.FedRep(0.02), 8), (pf.FedPer(0.02), 8), (pf.LGFedAvg(0.02), 2)],
@@ -142,10 +151,10 @@ def test_only_the_shared_part_is_billed(problem, algorithm, numbers):
 def test_who_was_never_picked_has_the_common_part(problem, algorithm):
     run = fit(problem, algorithm, 1, fraction=0.4)
     absent = sorted(set(range(CLIENTS)) - set(run.ledger["client"]))
-    shared, w0 = run.server["shared"], run.trained.task.w0
-    assert torch.equal(run.personal[absent][:, shared], run.server["w"][shared].expand(len(absent), -1))
+    shared, w0 = algorithm.shared(run.trained.task.layout), run.trained.task.w0
+    assert torch.equal(run.personal[absent][:, shared], run.server["w"].expand(len(absent), -1))
     assert torch.equal(run.personal[absent][:, ~shared], w0[~shared].expand(len(absent), -1))
-    assert (run.server["w"][shared] != w0[shared]).any()
+    assert (run.server["w"] != w0[shared]).any()
 
 
 def test_an_unknown_layer_is_named(problem):

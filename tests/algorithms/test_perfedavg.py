@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from problems import LeastSquares
 from torch import nn
 
@@ -47,6 +48,7 @@ def numerical(f, w, step=1e-6):
     return torch.stack(columns, 1)
 
 
+@certifies(pf.PerFedAvg, by="of f(w - alpha grad f(w))")
 def test_meta_gradient_by_finite_differences(small):
     """(I - alpha H(w)) grad f(w - alpha grad f(w)) is the gradient of f(w - alpha grad f(w)), on one batch."""
     task, w, batch = small
@@ -75,6 +77,7 @@ def test_hessian_vector_products_of_least_squares(problem):
     assert np.allclose(task.hvp(torch.zeros_like(v), v, Batch(X[None], y[None])), problem.H[0] @ v[0].numpy())
 
 
+@certifies(pf.PerFedAvg, by="identity at alpha = 0")
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("batch_size", [None, 8])
 def test_without_adaptation_it_is_fedavg(problem, order, batch_size):
@@ -86,6 +89,7 @@ def test_without_adaptation_it_is_fedavg(problem, order, batch_size):
         assert torch.allclose(run.server["w"], same.server["w"], atol=1e-14)
 
 
+@certifies(pf.PerFedAvg, by="closed form on quadratics")
 @pytest.mark.parametrize("order", ["hf", "exact"])
 def test_optimum_of_the_meta_objective(problem, order):
     """min_w mean_i f_i((I - a H_i) w + a b_i): on quadratics sum_i A_i H_i (A_i w + a b_i) = sum_i A_i b_i."""
@@ -109,6 +113,7 @@ def test_first_order_has_its_own_limit(problem):
     assert np.allclose(run.server["w"], limit, atol=1e-8)
 
 
+@certifies(pf.PerFedAvg, by="by definition")
 def test_the_deployed_model_is_one_step_away(problem):
     """From the model received in the last round, on all training data of the client."""
     before = problem.fit(pf.PerFedAvg(0.02, alpha=0.03), rounds=2).server["w"].numpy()

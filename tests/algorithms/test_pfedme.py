@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from problems import LeastSquares
 
 import polyfed as pf
@@ -27,6 +28,7 @@ def near(problem, i, w):
     return np.linalg.solve(problem.H[i] + LAM * np.eye(problem.dim), problem.b[i] + LAM * w)
 
 
+@certifies(pf.PFedMe, by="closed form after one round")
 def test_the_personal_model_is_the_proximal_point(problem):
     """After one round of exact inner solves from w_0 = 0; the norm is squared."""
     run = problem.fit(pf.PFedMe(0.05, **EXACT), rounds=1, steps=3)
@@ -41,6 +43,7 @@ def test_the_personal_model_is_the_proximal_point(problem):
     assert np.allclose(run.server["w"], np.mean(means, axis=0), atol=1e-9)
 
 
+@certifies(pf.PFedMe, by="closed form of both models on quadratics")
 def test_optimum_of_the_envelopes(problem):
     """w* solves mean_i lam (w - theta_i(w)) = 0; one local step a round does not drift."""
     eye = np.eye(problem.dim)
@@ -61,6 +64,7 @@ def test_the_personal_models_are_not_the_common_one(problem):
     assert (run.server["w"] != 0).all()
 
 
+@certifies(pf.PFedMe, by="identity as lam grows")
 def test_a_stiff_pull_is_fedavg(problem):
     """lam (w - theta) -> grad f(w) as lam grows: FedAvg with the same step size, the error falling like 1 / lam."""
     target = problem.fit(pf.FedAvg(1e-6, weighted=False), rounds=3).server["w"]
@@ -74,6 +78,7 @@ def test_a_stiff_pull_is_fedavg(problem):
     assert a / b == pytest.approx(10, rel=0.1)
 
 
+@certifies(pf.PFedMe, by="the server's step")
 @pytest.mark.parametrize("beta", [0.5, 1.0, 2.0])
 def test_beta_extrapolates(problem, beta):
     one, other = (problem.fit(pf.PFedMe(0.05, **EXACT, beta=b), rounds=1).server["w"] for b in (1.0, beta))

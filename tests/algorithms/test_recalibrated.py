@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from problems import LeastSquares
 from scipy.optimize import minimize
 
@@ -37,6 +38,7 @@ def outputs(run, i, common=None):
     return run.trained.task.outputs(w, x.double()), y
 
 
+@certifies(pf.Recalibrated, by="identity")
 @pytest.mark.parametrize("weighted", [True, False])
 def test_the_common_model_is_fedavg(federation, weighted):
     a = train(federation, pf.Recalibrated(0.1, weighted=weighted))
@@ -46,6 +48,7 @@ def test_the_common_model_is_fedavg(federation, weighted):
     assert a.ledger[columns].equals(b.ledger[columns])
 
 
+@certifies(pf.Recalibrated, by="closed form")
 @pytest.mark.parametrize("slope", [False, True])
 def test_mean_probabilities_are_the_shares_of_the_classes(federation, slope):
     run = train(federation, pf.Recalibrated(0.3, slope=slope))
@@ -55,6 +58,7 @@ def test_mean_probabilities_are_the_shares_of_the_classes(federation, slope):
         assert torch.allclose(z.softmax(1).mean(0), share, atol=1e-10)
 
 
+@certifies(pf.Recalibrated, by="an independent optimiser")
 @pytest.mark.parametrize("slope", [False, True])
 def test_it_is_the_best_intercept(federation, slope):
     """The same minimum as scipy's, from the common model that was received, with the same penalty on the slope."""
@@ -87,6 +91,7 @@ def test_a_common_model_that_is_sure_and_wrong_is_recalibrated_all_the_same(far)
     assert z.softmax(1).mean(0).numpy() == pytest.approx([0.5, 0.5])
 
 
+@certifies(pf.Recalibrated, by="closed form")
 def test_the_mean_error_is_zero():
     rng = np.random.default_rng(0)
     sites = [(rng.normal(size=(n, 4)), rng.normal(size=n) + 10 * i) for i, n in enumerate((30, 20))]
@@ -115,6 +120,7 @@ def test_the_best_line_of_numbers():
         assert np.allclose(found, a * z.numpy() + c, atol=1e-8)
 
 
+@certifies(pf.Recalibrated, by="identity")
 def test_ranks_stay_as_they_are(federation):
     """An intercept per client leaves AUC as it is: of two classes, from the same common model."""
     two = pf.Federation.from_arrays(

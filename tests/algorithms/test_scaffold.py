@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from problems import LeastSquares
 
 import polyfed as pf
@@ -13,6 +14,7 @@ def problem():
     return LeastSquares(seed=1, clients=8, dim=6)
 
 
+@certifies(pf.Scaffold, by="the centralised optimum, both options")
 @pytest.mark.parametrize("option", [1, 2])
 def test_exact_optimum_under_drift(problem, option):
     """Full-batch SCAFFOLD converges to the optimum of the mean loss, where FedAvg with the same steps stalls."""
@@ -28,6 +30,7 @@ def test_exact_optimum_with_half_of_the_clients(problem, option):
     assert problem.error(run.server["w"]) < 1e-6
 
 
+@certifies(pf.Scaffold, by="by definition")
 @pytest.mark.parametrize("option", [1, 2])
 def test_variates_at_the_optimum_are_the_clients_gradients(problem, option):
     """c_i -> grad f_i(w*) and c -> 0: wrong sign, scale or step count would show here."""
@@ -45,6 +48,7 @@ def test_the_servers_variate_is_the_mean_of_all_clients(problem):
     assert torch.allclose(run.server["c"], ci.mean(0), atol=1e-13)
 
 
+@certifies(pf.Scaffold, by="the definition of (4)")
 def test_option_two_is_the_mean_of_the_gradients_used(problem):
     """After round one (all variates zero) c_i is the mean of the k gradients along plain descent."""
     run = problem.fit(pf.Scaffold(0.02), rounds=1, steps=4)
@@ -64,6 +68,7 @@ def test_option_one_is_the_gradient_at_the_start(problem):
     assert np.allclose(ci, expected, atol=1e-12)
 
 
+@certifies(pf.Scaffold, by="identity with FedAvg")
 def test_identical_clients_do_not_drift():
     """With the same data everywhere the corrections cancel: SCAFFOLD is FedAvg."""
     one = LeastSquares(seed=5, clients=1, dim=4)

@@ -102,12 +102,10 @@ def test_newcomers_train_with_the_runs_optimiser(name, tmp_path):
 def test_a_method_uses_the_optimiser_or_says_why_not(name, setting):
     """Whoever does not refuse it sends other models than under plain SGD: it is nowhere silently left out."""
     method, ((key, value),) = METHODS[name], setting.items()
-    if method.needs_sgd() is not None:
+    if why := method.needs.plain_sgd:
         with pytest.raises(ConfigError) as error:
             train(method, rounds=1, **setting)
-        assert (
-            str(error.value) == f"{key}: found {value!r}, expected plain sgd with {method.name}: {method.needs_sgd()}"
-        )
+        assert str(error.value) == f"{key}: found {value!r}, expected plain sgd with {method.name}: {why}"
         return
     rounds = 2 if method.name == "recalibrated" else 1  # which deploys the model that it received
     a, b = (train(method, rounds=rounds, **more).personal for more in ({}, setting))

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch
 import polyfed as pf
 import polyfed.algorithms
 from polyfed.base.errors import ConfigError
-from polyfed.core.algorithm import REGISTRY, make
+from polyfed.core.algorithm import REGISTRY, decayed, make
 
 METHODS = [cls for cls in REGISTRY.values() if cls.__module__.startswith(f"{polyfed.algorithms.__name__}.")]
 
@@ -57,9 +58,13 @@ def test_a_method_needs_no_lr():
     assert torch.equal(plain, decaying)
 
 
-def test_step_sizes_that_are_no_settings_are_refused():
-    class Misnamed(Steady, abstract=True):
-        step_sizes = ("eta",)
+def test_a_decaying_step_size_scales_lr_and_what_says_that_it_is_one():
+    @dataclass(frozen=True)
+    class Stepping(Steady, abstract=True):
+        lr: float = 0.5
+        eta: float = pf.setting(0.25, step_size=True)
+        server_lr: float = pf.setting(1.0)
 
-    with pytest.raises(ConfigError, match=r"^step_sizes of Misnamed: found 'eta', expected names of its settings$"):
-        Misnamed().decayed(0.5)
+    assert decayed(Stepping(), 0.5) == Stepping(lr=0.25, eta=0.125)
+    with pytest.raises(ConfigError, match=r"^algorithm.eta of Stepping: found -1.0, expected a number of at least 0$"):
+        Stepping(eta=-1.0)

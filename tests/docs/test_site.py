@@ -19,13 +19,19 @@ import pytest
 import torch
 
 import polyfed.algorithms  # now, so that a walk takes back its own methods only
+from polyfed.cli import describe
 from polyfed.core.algorithm import REGISTRY
 from polyfed.metrics.scores import KNOWN
 from polyfed.recipes import load as recipes
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-WALKS = ["index.md", "scores.md", *sorted(p.relative_to(DOCS).as_posix() for p in (DOCS / "tutorials").glob("*.md"))]
+WALKS = [
+    "index.md",
+    "authors.md",
+    "scores.md",
+    *sorted(p.relative_to(DOCS).as_posix() for p in (DOCS / "tutorials").glob("*.md")),
+]
 BLOCK = re.compile(r'(<!-- long -->\n)?```(python|sh|toml)(?: title="([^"]+)")?\n(.*?)```', re.S)
 
 
@@ -90,7 +96,7 @@ def test_every_method_has_a_page_with_all_its_settings():
         text = site()[f"methods/{cls.name}.md"]
         for f in dataclasses.fields(cls):
             assert f"| `{f.name.replace('_', '-')}` |" in text, (name, f.name)
-        assert cls.citation in text
+        assert describe.citation(cls) in text
 
 
 def test_every_setting_of_every_recipe_is_in_its_table_with_whose_it_is():
@@ -224,6 +230,37 @@ def test_every_score_that_is_known_by_name_is_documented_with_its_direction():
     assert {name: row[2] for name, row in rows.items()} == better
     kinds = {None: "any", "survival": "time, event"}
     assert {name: row[1] for name, row in rows.items()} == {n: kinds.get(m.kind, m.kind) for n, m in KNOWN.items()}
+
+
+def test_what_the_page_for_authors_names_is_what_a_method_is_given():
+    """One page of at most 60 lines; every member is there, and takes what the page says."""
+    import polyfed as pf
+
+    text, given = (ROOT / "docs" / "authors.md").read_text(), {}
+
+    class Looking(pf.FedAvg, abstract=True):
+        def local_update(self, task, client, down, data, round):
+            given.update(task=task, data=data, batch=next(iter(data)), round=round)
+            return super().local_update(task, client, down, data, round)
+
+        def aggregate(self, server, up, round):
+            given["up"] = up
+            return super().aggregate(server, up, round)
+
+    x = [(torch.zeros(3, 2), torch.arange(3) % 2)] * 2
+    pf.fit(torch.nn.Linear(2, 2), pf.Federation.from_arrays(x, x), Looking(), rounds=1)
+    heads = re.findall(r"^\| (`.+?`) \|", text, re.M)
+    named = [re.fullmatch(r"(\w+)((?:\.\w+)*)(?:\((.*)\))?(?:\[name\])?", item).groups()
+             for head in heads for item in re.findall(r"`(.+?)`", head)]  # fmt: skip
+    assert {owner for owner, *_ in named} == given.keys()
+    for owner, path, takes in named:
+        member = given[owner]
+        for name in filter(None, path.split(".")):
+            member = getattr(member, name)
+        assert callable(member) == (takes is not None), (owner, path)
+        if takes:
+            assert takes.split(", ") == list(inspect.signature(member).parameters)[: takes.count(",") + 1]
+    assert len(text.splitlines()) <= 60
 
 
 def test_the_contract_of_the_tutorial_is_the_codes():

@@ -28,10 +28,12 @@ from polyfed.studies.compare import Comparison
 from polyfed.studies.predict import predictor
 from polyfed.studies.tune import Tuned
 from polyfed.studies.window import WindowAdvice, window_for
+from polyfed.yardsticks import Yardstick
 
 NONSENSE = [None, 3, -1, "x", [], {}, object(), math.nan, 2**70, lambda *_: None]
 # What polyfed calls and authors write, and what it hands to them, once per round or step: `check_method` sees to these.
-HOOKS = (pf.Algorithm, pf.threats.Attack, pf.threats.Rule, pf.Round, pf.Task, pf.Uplinks, pf.Down, pf.Server)
+OURS = (pf.Round, pf.Task, pf.Uplinks, pf.Down, pf.Server, pf.Needs, pf.Portrait)
+HOOKS = (pf.Algorithm, Yardstick, pf.threats.Attack, pf.threats.Rule, *OURS)
 FED, X = tiny(), np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 Y = np.arange(8) % 2
 PAIRS = [(X, Y), (X + 1, Y)]

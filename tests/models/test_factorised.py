@@ -228,7 +228,7 @@ def trained_net(name: str, method: pf.Algorithm, **settings) -> pf.Run:
 )
 def test_a_clients_factorised_model_is_its_model(method):
     run = trained(method)
-    assert run.trained.algorithm.factors(run.server)
+    assert run.trained.algorithm.describe(run.server).factors
     for i in range(3):
         a, b = run.model(i), run.model(i, factorised=True)
         assert (outputs(a, (3, 14, 14)) - outputs(b, (3, 14, 14))).abs().max() < 1e-5

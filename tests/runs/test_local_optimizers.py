@@ -155,5 +155,5 @@ def test_options_of_the_command_line(cli):
 
 
 def test_the_reason_is_shown(cli):
-    assert REGISTRY["fedcet"].plain_sgd in " ".join(cli("algorithms", "fedcet").out.split())
+    assert REGISTRY["fedcet"].needs.plain_sgd in " ".join(cli("algorithms", "fedcet").out.split())
     assert "Any local optimiser." in cli("algorithms", "ditto").out

@@ -71,7 +71,7 @@ def test_a_resumed_comparison_gives_the_same_rows(folder, tmp_path, monkeypatch)
         (tmp_path / "a/runs" / name / "summary.json").unlink()
     fitted = []
     measure = Trainer._measure
-    monkeypatch.setattr(Trainer, "_measure", lambda t, run: (fitted.append(t.algorithm.name), measure(t, run))[1])
+    monkeypatch.setattr(Trainer, "_measure", lambda t, *on: (fitted.append(t.algorithm.name), measure(t, *on))[1])
     compare(tmp_path / "a", resume=True, callbacks=[lambda _: None])  # with a callback, all in this process
     assert sorted(fitted) == ["commonest", "own-linear", "own-trees", "pooled-oracle"]
     for run in sorted((folder / "runs").iterdir()):

@@ -123,7 +123,7 @@ def loops(there: Federation, label: str, schedule, mark: str = "", quorum: int |
         Labelled(there, label, mark),
         work,
         3,
-        expected=lambda t, phase: up.of(method.phases(t), phase),
+        expected=lambda t, phase: up.of(method.needs.phases(t), phase),
         seconds=None if quorum is None else 300,
         quorum=quorum,
         say=there.said.append,

@@ -11,6 +11,7 @@ from wrong import WRONG, Base
 import polyfed as pf
 from polyfed.base.errors import ConfigError, MethodError
 from polyfed.core import worker
+from polyfed.core.algorithm import REGISTRY
 from polyfed.testing import NotConformant, check_method
 from polyfed.testing.rows import ROWS, chunks_and_workers_do_not_change_the_models
 from polyfed.testing.stage import gap, train
@@ -103,7 +104,7 @@ class RemembersATensor(Base):
 
 
 class DeploysOneModel(Base):
-    def personal(self, client, down):
+    def personal(self, task, client, down):
         return down["w"][0]
 
 
@@ -145,6 +146,20 @@ def test_an_authors_mistake_names_its_file_and_line(cls):
     assert file == __file__
     assert first <= int(rest.split(":")[0]) <= first + 5
     assert "\n" not in str(error.value)
+
+
+def test_a_function_that_takes_too_little_is_refused_where_it_is_written():
+    """In a line with its place, and not as a bug of ours in the middle of a run."""
+    with pytest.raises(
+        MethodError,
+        match=r"test_testing.py, line \d+: personal of Hasty takes \(client, down\), expected \(task, client, down\)",
+    ):
+
+        class Hasty(Base):
+            def personal(self, client, down):
+                return down["w"]
+
+    assert "hasty" not in REGISTRY
 
 
 def test_a_constructor_of_its_own_is_refused_where_it_is_defined():

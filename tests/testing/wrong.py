@@ -190,7 +190,7 @@ class DeploysTheMean(Base, pf.Personal):
         w = pf.local_sgd(task, down["w"], data, self.lr)
         return {"w": w}, {"w": w.clone()}
 
-    def personal(self, client, down):
+    def personal(self, task, client, down):
         return (client["w"] + client["w"].mean(0)) / 2
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from certify import certifies
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression, Ridge, RidgeCV
 from sklearn.metrics import log_loss, roc_auc_score
@@ -42,6 +43,7 @@ def arrays(split, i):
     return x.numpy().astype(float), y.numpy()
 
 
+@certifies(pf.Commonest, by="closed form")
 def test_the_commonest_class_is_right_as_often_as_it_occurs():
     fed = federation()
     found = measured(pf.Commonest(), fed).final["test"]
@@ -53,6 +55,7 @@ def test_the_commonest_class_is_right_as_often_as_it_occurs():
         assert found["auc"][i] == 0.5
 
 
+@certifies(pf.Commonest, by="closed form")
 def test_the_mean_leaves_the_standard_deviation():
     fed = federation(classes=None)
     run = pf.fit(torch.nn.Linear(4, 1), fed, pf.Commonest(), metrics="rmse,r2")
@@ -61,6 +64,7 @@ def test_the_mean_leaves_the_standard_deviation():
     assert np.allclose(run.final["train"]["r2"], 0, atol=1e-12)
 
 
+@certifies(pf.OwnLinear, by="identity")
 @pytest.mark.parametrize("penalty", [0.1, 10.0])
 def test_the_linear_model_is_scikit_learns(penalty):
     fed = federation()
@@ -82,6 +86,7 @@ def test_the_linear_model_is_scikit_learns(penalty):
         assert np.allclose(best[i], RidgeCV(PENALTIES).fit(z.transform(x), y).predict(z.transform(new)))
 
 
+@certifies(pf.OwnLinear, by="brute force")
 def test_the_penalty_is_the_best_of_a_cross_validation():
     fed = federation(sizes=(60, 45, 12))
     run = measured(pf.OwnLinear(), fed)
@@ -99,6 +104,7 @@ def test_the_penalty_is_the_best_of_a_cross_validation():
     assert torch.equal(run.kept.judged.outputs["test"][0], best.kept.judged.outputs["test"][0])
 
 
+@certifies(pf.OwnTrees, by="identity")
 def test_the_trees_are_scikit_learns():
     fed = federation(sizes=(60, 300, 12))
     run = measured(pf.OwnTrees(), fed)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from certify import certifies
 from test_own import federation
 
 import polyfed as pf
@@ -17,6 +18,7 @@ def linear(outputs=3):
     return model
 
 
+@certifies(pf.PooledOracle, by="closed form")
 def test_it_is_gradient_descent_on_everybodys_samples():
     fed = federation(classes=None)
     run = pf.fit(linear(1), fed, pf.PooledOracle(0.001), local_steps=5, batch_size=None, **HOW)
@@ -29,6 +31,7 @@ def test_it_is_gradient_descent_on_everybodys_samples():
         assert np.allclose(run.kept.judged.outputs["test"][i][:, 0], np.c_[new, np.ones(len(new))] @ w, atol=1e-9)
 
 
+@certifies(pf.PooledOracle, by="identity")
 def test_it_draws_the_batches_of_one_client_with_all_samples():
     fed = federation()
     run = pf.fit(linear(), fed, pf.PooledOracle(0.05), batch_size=8, local_epochs=2, fraction=0.4, **HOW)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from polyfed.base.settings import setting
-from polyfed.core.algorithm import Algorithm
+from polyfed.core.algorithm import Algorithm, Needs
 
 
 @dataclass(frozen=True)
@@ -34,20 +34,7 @@ class APFL(Algorithm):
     alpha: float = setting(0.5, ge=0, le=1, source="FedSLR's comparison")
     adaptive: bool = setting(False, source="FedSLR's comparison")
 
-    plain_sgd = "it mixes the gradient steps of two models itself"
-    certificates = (
-        "tests/algorithms/test_apfl.py::test_share_zero_is_fedavg: identity at alpha = 0",
-        "tests/algorithms/test_apfl.py::test_share_one_is_local: identity at alpha = 1",
-        "tests/algorithms/test_apfl.py::test_the_mixture_solves_the_clients_problem: closed form of the limit",
-        "tests/algorithms/test_apfl.py::test_one_adaptive_round_in_numpy: Algorithm 1 step by step",
-        "tests/algorithms/test_apfl.py::test_parameters_are_mixed_not_outputs: autograd on a network",
-    )
-    citation = """@article{deng2020adaptive,
-  title   = {Adaptive Personalized Federated Learning},
-  author  = {Deng, Yuyang and Kamani, Mohammad Mahdi and Mahdavi, Mehrdad},
-  journal = {arXiv:2003.13461},
-  year    = {2020}
-}"""
+    needs = Needs(plain_sgd="it mixes the gradient steps of two models itself")
 
     def init_client(self, task, w0):
         return {"v": w0, "alpha": w0.new_full((1,), self.alpha)}
@@ -68,6 +55,6 @@ class APFL(Algorithm):
     def aggregate(self, server, up, round):
         return {"w": up.mean("w")}
 
-    def personal(self, client, down):
+    def personal(self, task, client, down):
         alpha = client["alpha"]
         return alpha * client["v"] + (1 - alpha) * down["w"]

@@ -14,7 +14,7 @@ from polyfed.algorithms._shared.clusters import Clustered
 from polyfed.algorithms._shared.similarity import similarity
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Down, Server, mean
+from polyfed.core.algorithm import Down, Portrait, Server, mean
 
 
 def bipartition(S: Tensor, method: str = "single") -> Tensor:
@@ -74,21 +74,6 @@ class CFL(Clustered):
     min_size: int = setting(2, ge=2, source="ours")
     first_round: int = setting(0, ge=0, source="ours")
     weighted: bool = setting(True, source="paper")
-
-    certificates = (
-        "tests/algorithms/test_cfl.py::test_bipartition_is_optimal: brute force over all bipartitions",
-        "tests/algorithms/test_cfl.py::test_four_planted_clusters_need_two_levels: planted clusters and their optima",
-        "tests/algorithms/test_cfl.py::test_without_disagreement_it_is_fedavg: identity, never split",
-        "tests/algorithms/test_cfl.py::test_the_gamma_test: the bound, from both sides",
-        "tests/algorithms/test_cfl.py::test_one_client_that_would_still_move_is_enough: eps2 and the longest update",
-        "tests/algorithms/test_cfl.py::test_absent_clients_find_their_part_later: planted clusters, half asked",
-    )
-    citation = """@article{sattler2020clustered,
-  title   = {Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under Privacy Constraints},
-  author  = {Sattler, Felix and M{\\"u}ller, Klaus-Robert and Samek, Wojciech},
-  journal = {IEEE Transactions on Neural Networks and Learning Systems},
-  year    = {2020}
-}"""
 
     def init_server(self, task, w0, n):
         """The tree of splits: a model per node, its first child (the second comes next) or -1, the mean direction of
@@ -160,5 +145,5 @@ class CFL(Clustered):
         """[m] 0 or 1: the direction closer to each update."""
         return similarity(torch.cat([D, directions]))[: len(D), len(D) :].argmax(1)
 
-    def report(self, server):
-        return {"clusters": server["cluster"].unique(return_inverse=True)[1]}
+    def describe(self, server):
+        return Portrait(clusters=server["cluster"].unique(return_inverse=True)[1])

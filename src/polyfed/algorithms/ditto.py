@@ -30,19 +30,6 @@ class Ditto(Personal):
     lam: float = setting(0.1, ge=0, source="FedSLR's comparison")
     personal_epochs: int = setting(1, ge=1, source="FedSLR's comparison")
 
-    certificates = (
-        "tests/algorithms/test_fedavg.py::test_ditto_without_pull_is_local: identity at lam = 0",
-        "tests/algorithms/test_fedavg.py::test_dittos_common_model_is_fedavg: identity of the common model",
-        "tests/algorithms/test_fedavg.py::test_dittos_personal_models_solve_their_problem: closed form",
-        "tests/algorithms/test_ditto.py::test_the_gradient_and_the_pull_are_one_step: Algorithm 1 in plain numpy",
-    )
-    citation = """@inproceedings{li2021ditto,
-  title     = {Ditto: Fair and Robust Federated Learning Through Personalization},
-  author    = {Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia},
-  booktitle = {ICML},
-  year      = {2021}
-}"""
-
     def init_server(self, task, w0, n):
         return {"w": w0}
 

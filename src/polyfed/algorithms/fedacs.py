@@ -14,7 +14,7 @@ from polyfed.algorithms._shared.clusters import components
 from polyfed.algorithms._shared.similarity import mirrored, mixed, products, similarity
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Down, Personal, Server
+from polyfed.core.algorithm import Down, Personal, Portrait, Server
 
 REPORTED = 300  # clients up to which the mixing matrix is reported
 AFFORDED = 2e10  # products for a report of the groups of more clients than that, some seconds on one core
@@ -101,19 +101,6 @@ class FedACS(Personal):
     pool: Literal["participants", "all"] = setting("all", source="paper")
     alpha: float = setting(1.0, gt=0, le=1, source="paper")
 
-    certificates = (
-        "tests/algorithms/test_fedacs.py::test_mixtures_of_three_clients: (4) digit for digit",
-        "tests/algorithms/test_fedacs.py::test_two_groups_of_five: groups and limit in closed form",
-        "tests/algorithms/test_fedacs.py::test_groups_of_softmax_tasks: planted groups found exactly",
-        "tests/algorithms/test_fedacs.py::test_refreshed_similarities_are_fresh_ones: identity over partial rounds",
-    )
-    citation = """@article{chen2023fedacs,
-  title   = {Personalized Federated Learning with Attention-based Client Selection},
-  author  = {Chen, Zihan and Li, Jundong and Shen, Cong},
-  journal = {arXiv:2312.15148},
-  year    = {2023}
-}"""
-
     def init_server(self, task, w0, n):
         models = {"w": w0.expand(n, -1).clone()}
         if self.pool == "participants":
@@ -146,16 +133,16 @@ class FedACS(Personal):
             return {"w": W}
         return {"w": W, "similarity": refresh(server["similarity"], W, round.ids)}
 
-    def report(self, server):
+    def describe(self, server):
         n, pool = len(server["w"]), server["known"].nonzero()[:, 0]
         if self.pool == "participants" and n > REPORTED and len(pool) ** 2 * server["w"].shape[1] > AFFORDED:
-            return {}  # its similarities would cost more than a round
+            return Portrait()  # its similarities would cost more than a round
         known = _among(server["similarity"], pool) if self.pool == "all" else similarity(server["w"][pool])
         A = torch.eye(n, dtype=torch.float64, device=pool.device)
         if len(pool):
             A[pool[:, None], pool] = weights(known, self.quantile)
-        found = {"clusters": components(n, *A.nonzero().T)}
-        return found | ({"mixing": A} if n <= REPORTED else {})
+        mixing = {"mixing": A} if n <= REPORTED else {}
+        return Portrait(clusters=components(n, *A.nonzero().T), findings=mixing)
 
 
 def _among(S: Tensor, pool: Tensor) -> Tensor:

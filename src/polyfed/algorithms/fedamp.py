@@ -11,15 +11,7 @@ from polyfed.algorithms._shared.similarity import mixed, products
 from polyfed.base.errors import ConfigError
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Down, Personal, Server
-
-CITATION = """@inproceedings{huang2021personalized,
-  title     = {Personalized Cross-Silo Federated Learning on Non-{IID} Data},
-  author    = {Huang, Yutao and Chu, Lingyang and Zhou, Zirui and Wang, Lanjun and Liu, Jiangchuan and Pei, Jian
-               and Zhang, Yong},
-  booktitle = {AAAI},
-  year      = {2021}
-}"""
+from polyfed.core.algorithm import Down, Personal, Portrait, Server
 
 
 def messages(W: Tensor, alpha: float, sigma: float, ids: Tensor | None = None) -> Tensor:
@@ -84,8 +76,8 @@ class Mixed(Personal, abstract=True):
         """The participants' rows, in place."""
         return {"w": server["w"].index_copy_(0, round.ids, up["w"])}
 
-    def report(self, server):
-        return {"mixing": self.weights(server["w"])}
+    def describe(self, server):
+        return Portrait(findings={"mixing": self.weights(server["w"])})
 
 
 @dataclass(frozen=True)
@@ -119,15 +111,6 @@ class FedAMP(Mixed):
     lam: float = setting(1.0, ge=0, source="paper")
     sigma: float = setting(100.0, gt=0, source="ours")
     alpha: float | None = setting(None, gt=0, source="ours")
-
-    certificates = (
-        "tests/algorithms/test_fedamp.py::test_weights_of_three_clients: the definition, digit for digit",
-        "tests/algorithms/test_fedamp.py::test_mixing_is_a_gradient_step_of_the_attraction: finite differences",
-        "tests/algorithms/test_fedamp.py::test_stationary_point_of_the_objective: optimality conditions",
-        "tests/algorithms/test_fedamp.py::test_far_apart_it_is_local: identity as sigma falls",
-        "tests/algorithms/test_fedamp.py::test_rounds_in_numpy: Algorithm 1 by hand, from u_i",
-    )
-    citation = CITATION
 
     def init_server(self, task, w0, n):
         most = self.sigma / max(n - 1, 1)
@@ -177,14 +160,6 @@ class HeurFedAMP(Mixed):
     alpha: float = setting(100.0, gt=0, source="ours")
     sigma: float = setting(25.0, ge=0, source="ours")
     self_weight: float = setting(0.5, ge=0, le=1, source="ours")
-
-    certificates = (
-        "tests/algorithms/test_fedamp.py::test_heuristic_weights_of_three_clients: the definition in numpy",
-        "tests/algorithms/test_fedamp.py::test_a_self_weight_of_one_is_local: identity",
-        "tests/algorithms/test_fedamp.py::test_equal_weights_are_fedavg: identity at sigma = 0, self_weight = 1/n",
-        "tests/algorithms/test_fedamp.py::test_rounds_in_numpy: the rounds by hand, from u_i",
-    )
-    citation = CITATION
 
     def weights(self, W, ids=None):
         return heuristic(W, self.sigma, self.self_weight, ids)

@@ -35,18 +35,6 @@ class FedAsync(Algorithm):
     staleness: float = setting(0.5, ge=0, source="paper")
     mu: float = setting(0.005, ge=0, source="paper")
 
-    certificates = (
-        "tests/algorithms/test_asynchronous.py::test_fedasync_by_hand: the recursion on quadratics",
-        "tests/algorithms/test_asynchronous.py::test_fedasyncs_local_problem_has_its_proximal_term: with mu",
-        "tests/algorithms/test_asynchronous.py::test_fedasync_in_step_is_one_client_fedavg: identity at alpha = 1",
-    )
-    citation = """@article{xie2019asynchronous,
-  title   = {Asynchronous Federated Optimization},
-  author  = {Xie, Cong and Koyejo, Sanmi and Gupta, Indranil},
-  journal = {arXiv:1903.03934},
-  year    = {2019}
-}"""
-
     def local_update(self, task, client, down, data, round):
         x = down["w"]
         return {}, {"w": local_sgd(task, x, data, self.lr, pull=(self.mu, x))}

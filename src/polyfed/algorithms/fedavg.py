@@ -24,18 +24,6 @@ class FedAvg(Algorithm):
     lr: float = setting(0.1, source="ours")
     weighted: bool = setting(True, source="paper")
 
-    certificates = (
-        "tests/algorithms/test_fedavg.py::test_one_full_step_is_gradient_descent: identity with centralised descent",
-        "tests/algorithms/test_fedavg.py::test_drift_has_the_predicted_limit: closed form of its biased limit",
-    )
-    citation = """@inproceedings{mcmahan2017communication,
-  title     = {Communication-Efficient Learning of Deep Networks from Decentralized Data},
-  author    = {McMahan, H. Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth
-               and {Ag{\\"u}era y Arcas}, Blaise},
-  booktitle = {AISTATS},
-  year      = {2017}
-}"""
-
     def local_update(self, task, client, down, data, round):
         return {}, {"w": local_sgd(task, down["w"], data, self.lr)}
 

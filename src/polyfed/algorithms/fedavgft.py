@@ -35,22 +35,10 @@ class FedAvgFT(Personal):
 
     lr: float = setting(0.1, source="ours")
     finetune_epochs: int = setting(1, ge=0, source="ours")
-    finetune_lr: float = setting(0.1, source="ours")
+    finetune_lr: float = setting(0.1, step_size=True, source="ours")
     weighted: bool = setting(True, source="paper")
 
-    step_sizes = ("lr", "finetune_lr")
     name = "fedavg-ft"
-    certificates = (
-        "tests/algorithms/test_fedavgft.py::test_the_common_model_is_fedavg: identity",
-        "tests/algorithms/test_fedavgft.py::test_without_fine_tuning_it_deploys_what_it_received: identity",
-        "tests/algorithms/test_fedavgft.py::test_fine_tuning_is_gradient_descent_from_the_common_model: closed form",
-    )
-    citation = """@inproceedings{collins2022fedavg,
-  title     = {{FedAvg} with Fine Tuning: Local Updates Lead to Representation Learning},
-  author    = {Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay},
-  booktitle = {NeurIPS},
-  year      = {2022}
-}"""
 
     def init_server(self, task, w0, n):
         return {"w": w0}

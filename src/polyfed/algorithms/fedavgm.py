@@ -35,18 +35,6 @@ class FedAvgM(Algorithm):
     beta: float = setting(0.9, ge=0, lt=1, source="paper")
     weighted: bool = setting(True, source="paper")
 
-    certificates = (
-        "tests/algorithms/test_fedopt.py::test_rounds_in_numpy: the recursion on quadratics",
-        "tests/algorithms/test_fedopt.py::test_without_momentum_it_is_fedavg: identity at beta = 0",
-        "tests/algorithms/test_fedopt.py::test_momentum_is_torchs: torch.optim.SGD on a single client's moves",
-    )
-    citation = """@article{hsu2019measuring,
-  title   = {Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification},
-  author  = {Hsu, Tzu-Ming Harry and Qi, Hang and Brown, Matthew},
-  journal = {arXiv:1909.06335},
-  year    = {2019}
-}"""
-
     def init_server(self, task, w0, n):
         return {"w": w0, "v": zeros_like(w0)}
 

@@ -42,21 +42,6 @@ class FedBABU(Personal):
     tune: Literal["all", "head", "body"] = setting("all", source="paper")
     head: str = setting("head", source="paper")
 
-    sources = "paper: tune, head; ours: lr, finetune_epochs"
-    certificates = (
-        "tests/algorithms/test_fedbabu.py::test_without_a_head_it_is_fedavg: identity",
-        "tests/algorithms/test_fedbabu.py::test_the_common_head_never_moves: bit for bit",
-        "tests/algorithms/test_fedbabu.py::test_one_round: Algorithm 1 in plain numpy",
-        "tests/algorithms/test_fedbabu.py::test_heads_are_fitted_to_the_common_body: closed form",
-        "tests/algorithms/test_fedbabu.py::test_only_the_body_is_billed: bytes from the layer's sizes",
-    )
-    citation = """@inproceedings{oh2022fedbabu,
-  title     = {{FedBABU}: Toward Enhanced Representation for Federated Image Classification},
-  author    = {Oh, Jaehoon and Kim, Sangmook and Yun, Se-Young},
-  booktitle = {ICLR},
-  year      = {2022}
-}"""
-
     def init_server(self, task, w0, n):
         return {"w": w0, "shared": some(~part(task.layout, self.head), self, task.layout).to(w0.device)}
 

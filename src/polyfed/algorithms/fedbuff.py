@@ -31,18 +31,6 @@ class FedBuff(Algorithm):
     server_lr: float = setting(1.0, ge=0, source="ours")
     buffer: int = setting(5, ge=1, source="ours")
 
-    certificates = (
-        "tests/algorithms/test_asynchronous.py::test_fedbuff_in_step_is_fedavg: identity with a cohort per buffer",
-        "tests/algorithms/test_asynchronous.py::test_fedbuff_by_hand: the recursion on quadratics",
-    )
-    citation = """@inproceedings{nguyen2022fedbuff,
-  title     = {Federated Learning with Buffered Asynchronous Aggregation},
-  author    = {Nguyen, John and Malik, Kshitiz and Zhan, Hongyuan and Yousefpour, Ashkan and Rabbat, Mike
-               and Malek, Mani and Huba, Dzmitry},
-  booktitle = {AISTATS},
-  year      = {2022}
-}"""
-
     def init_server(self, task, w0, n):
         return {"w": w0, "sum": zeros_like(w0), "held": w0.new_tensor(0.0), "version": w0.new_tensor(0.0)}
 

@@ -13,7 +13,7 @@ from torch import Tensor, zeros_like
 
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd, sgd_with_curvature
-from polyfed.core.algorithm import Down, Personal, Server
+from polyfed.core.algorithm import Down, Needs, Personal, Portrait, Server
 from polyfed.core.newcomer import Newcomer
 
 
@@ -104,32 +104,14 @@ class FedCET(Personal):
     first_lr: float = setting(1e-3, gt=0, source="ours")
     safety: float = setting(1.0, gt=0, source="ours")
 
-    plain_sgd = "its exchange takes z_i for the end of tau gradient steps of length a"
-    certificates = (
-        "tests/algorithms/test_fedcet.py::test_the_two_forms_agree: identity with Algorithm 2 as printed",
-        "tests/algorithms/test_fedcet.py::test_exact_optimum_where_fedavg_stalls: the centralised optimum",
-        "tests/algorithms/test_fedcet.py::test_contraction_on_the_papers_problem: the rates of Figure 1",
-        "tests/algorithms/test_fedcet.py::test_unlike_hessians_follow_the_iteration_matrix: its powers, in numpy",
-        "tests/algorithms/test_fedcet.py::test_the_search_of_algorithm_1: the step search, literally",
-        "tests/algorithms/test_fedcet.py::test_the_adaptive_step_needs_no_constant: 1e-10 within 200 rounds",
-        "tests/algorithms/test_fedcet.py::test_the_adaptive_step_with_one_step_a_round: the optimum, a < 1/mu",
-        "tests/algorithms/test_fedcet.py::test_few_clients_and_many_steps: two of ten clients",
-        "tests/algorithms/test_fedcet.py::test_many_local_steps: the bound on c a, from both sides",
+    needs = Needs(
+        exchanges=2, first=4, plain_sgd="its exchange takes z_i for the end of tau gradient steps of length a"
     )
-    citation = """@article{liu2025fedcet,
-  title   = {Communication Efficient Federated Learning with Linear Convergence on Heterogeneous Data},
-  author  = {Liu, Jie and Wang, Yongqiang},
-  journal = {arXiv:2503.15804},
-  year    = {2025}
-}"""
 
     def __post_init__(self):
         super().__post_init__()
         for key in ("smoothness", "convexity") if self.lr == "paper" else ():
             self.require(bool(getattr(self, key)), key, "a number above 0, for lr = 'paper'")
-
-    def phases(self, t):
-        return 4 if t == 0 else 2  # steps, exchange; the first round has the start before it
 
     def init_server(self, task, w0, n):
         if self.lr != "adaptive":
@@ -207,8 +189,7 @@ class FedCET(Personal):
             state |= {"a": torch.minimum(self.safety / L.max(), 2 * server["a"]), "smoothness": L}
         return state
 
-    def report(self, server):
-        found: dict[str, Any] = {"step_rule": self.lr if isinstance(self.lr, str) else "fixed"}
-        if self.lr == "adaptive":
-            found["step"] = server["a"]
-        return found
+    def describe(self, server):
+        found = {"step_rule": self.lr if isinstance(self.lr, str) else "fixed"}
+        step = {"step": server["a"]} if self.lr == "adaptive" else {}
+        return Portrait(common=server["w"], findings=found | step)

@@ -8,7 +8,7 @@ from torch import zeros_like
 
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Algorithm
+from polyfed.core.algorithm import Algorithm, Needs
 
 
 @dataclass(frozen=True)
@@ -32,20 +32,7 @@ class FedDyn(Algorithm):
     lr: float = setting(0.1, source="ours")
     alpha: float = setting(0.1, gt=0, source="FedSLR's comparison")
 
-    synchronous = True
-    certificates = (
-        "tests/algorithms/test_feddyn.py::test_exact_optimum_under_drift: the centralised optimum",
-        "tests/algorithms/test_feddyn.py::test_duals_become_the_clients_gradients: their definition at the optimum",
-        "tests/algorithms/test_feddyn.py::test_two_rounds_of_exact_solves: Algorithm 1 in closed form",
-        "tests/algorithms/test_fedslr.py::test_without_the_nuclear_norm_it_is_feddyn: FedSLR at lam = 0",
-    )
-    citation = """@inproceedings{acar2021federated,
-  title     = {Federated Learning Based on Dynamic Regularization},
-  author    = {Acar, Durmus Alp Emre and Zhao, Yue and Matas, Ramon and Mattina, Matthew
-               and Whatmough, Paul and Saligrama, Venkatesh},
-  booktitle = {ICLR},
-  year      = {2021}
-}"""
+    needs = Needs(synchronous=True)
 
     def init_server(self, task, w0, n):
         return {"w": w0, "h": zeros_like(w0)}

@@ -11,7 +11,7 @@ from torch import Tensor, zeros_like
 
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Algorithm, Down, State
+from polyfed.core.algorithm import Algorithm, Down, Needs, State
 
 
 def top_k(v: Tensor, fraction: float) -> State:
@@ -57,23 +57,9 @@ class FedLin(Algorithm):
     keep_up: float | None = setting(None, gt=0, le=1, source="paper")
     keep_down: float | None = setting(None, gt=0, le=1, source="paper")
 
-    plain_sgd = "its steps of lr / tau_i are alike in length only where a step is lr times the direction"
-    certificates = (
-        "tests/algorithms/test_fedtrack.py::test_fedlin_without_compression_is_fedtrack: identity",
-        "tests/algorithms/test_fedtrack.py::test_fedlin_is_exact_with_unequal_numbers_of_steps: the optimum",
-        "tests/algorithms/test_fedtrack.py::test_fedlin_as_printed: Algorithm 1 in plain numpy, both memories",
-        "tests/algorithms/test_fedtrack.py::test_sparse_downlinks_keep_the_optimum: exact with 2 entries of 6",
-        "tests/algorithms/test_fedtrack.py::test_fedlins_bytes: values, and positions of 4 bytes",
+    needs = Needs(
+        exchanges=2, plain_sgd="its steps of lr / tau_i are alike in length only where a step is lr times the direction"
     )
-    citation = """@inproceedings{mitra2021linear,
-  title     = {Linear Convergence in Federated Learning: Tackling Client Heterogeneity and Sparse Gradients},
-  author    = {Mitra, Aritra and Jaafar, Rayana and Pappas, George J. and Hassani, Hamed},
-  booktitle = {NeurIPS},
-  year      = {2021}
-}"""
-
-    def phases(self, t):
-        return 2
 
     def init_server(self, task, w0, n):
         return {"w": w0, "g": zeros_like(w0), "e": zeros_like(w0)}

@@ -11,14 +11,6 @@ from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Algorithm
 
-CITATION = """@inproceedings{reddi2021adaptive,
-  title     = {Adaptive Federated Optimization},
-  author    = {Reddi, Sashank J. and Charles, Zachary and Zaheer, Manzil and Garrett, Zachary and Rush, Keith
-               and Kone{\\v{c}}n{\\'y}, Jakub and Kumar, Sanjiv and McMahan, H. Brendan},
-  booktitle = {ICLR},
-  year      = {2021}
-}"""
-
 
 @dataclass(frozen=True)
 class Adaptive(Algorithm, abstract=True):
@@ -77,14 +69,6 @@ class FedAdagrad(Adaptive):
 
     beta1: float = setting(0.0, ge=0, lt=1, source="ours")
 
-    certificates = (
-        "tests/algorithms/test_fedopt.py::test_rounds_in_numpy: Algorithm 2 on quadratics",
-        "tests/algorithms/test_fedopt.py::test_adagrads_second_moment_never_falls: by definition, and its sum",
-        "tests/algorithms/test_fedopt.py::test_large_tau_is_fedavg: identity as tau grows",
-        "tests/algorithms/test_fedopt.py::test_the_scale_of_the_moves_cancels: an invariance, without tau",
-    )
-    citation = CITATION
-
     def second_moment(self, v, d2):
         return v + d2
 
@@ -120,14 +104,6 @@ class FedAdam(Adaptive):
 
     beta2: float = setting(0.99, ge=0, lt=1, source="ours")
 
-    certificates = (
-        "tests/algorithms/test_fedopt.py::test_rounds_in_numpy: Algorithm 2 on quadratics",
-        "tests/algorithms/test_fedopt.py::test_without_memory_steps_are_signs: closed form at beta1 = beta2 = 0",
-        "tests/algorithms/test_fedopt.py::test_large_tau_is_fedavg: identity as tau grows",
-        "tests/algorithms/test_fedopt.py::test_the_scale_of_the_moves_cancels: an invariance, without tau",
-    )
-    citation = CITATION
-
     def second_moment(self, v, d2):
         return self.beta2 * v + (1 - self.beta2) * d2
 
@@ -162,14 +138,6 @@ class FedYogi(Adaptive):
     """
 
     beta2: float = setting(0.99, ge=0, lt=1, source="ours")
-
-    certificates = (
-        "tests/algorithms/test_fedopt.py::test_rounds_in_numpy: Algorithm 2 on quadratics",
-        "tests/algorithms/test_fedopt.py::test_yogi_is_adam_while_the_moves_vanish_or_start: both sides of the sign",
-        "tests/algorithms/test_fedopt.py::test_large_tau_is_fedavg: identity as tau grows",
-        "tests/algorithms/test_fedopt.py::test_the_scale_of_the_moves_cancels: an invariance, without tau",
-    )
-    citation = CITATION
 
     def second_moment(self, v, d2):
         return v - (1 - self.beta2) * d2 * sign(v - d2)

@@ -28,18 +28,6 @@ class FedPer(Partial):
     lr: float = setting(0.1, source="ours")
     head: str = setting("head", source="paper")
 
-    certificates = (
-        "tests/algorithms/test_partial.py::test_without_a_head_fedper_is_fedavg: identity",
-        "tests/algorithms/test_partial.py::test_with_everything_personal_fedper_is_local: identity",
-        "tests/algorithms/test_partial.py::test_only_the_shared_part_is_billed: bytes from the layer's sizes",
-    )
-    citation = """@article{arivazhagan2019federated,
-  title   = {Federated Learning with Personalization Layers},
-  author  = {Arivazhagan, Manoj Ghuhan and Aggarwal, Vinay and Singh, Aaditya Kumar and Choudhary, Sunav},
-  journal = {arXiv:1912.00818},
-  year    = {2019}
-}"""
-
     def shared(self, layout):
         return ~part(layout, self.head)
 

@@ -24,18 +24,6 @@ class FedProx(Algorithm):
     lr: float = setting(0.1, source="ours")
     mu: float = setting(0.01, ge=0, source="paper")
 
-    certificates = (
-        "tests/algorithms/test_fedavg.py::test_fedprox_without_pull_is_fedavg: identity at mu = 0",
-        "tests/algorithms/test_fedavg.py::test_fedprox_solves_its_subproblem: closed form of the proximal step",
-    )
-    citation = """@inproceedings{li2020fedprox,
-  title     = {Federated Optimization in Heterogeneous Networks},
-  author    = {Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar
-               and Talwalkar, Ameet and Smith, Virginia},
-  booktitle = {MLSys},
-  year      = {2020}
-}"""
-
     def local_update(self, task, client, down, data, round):
         x = down["w"]
         return {}, {"w": local_sgd(task, x, data, self.lr, pull=(self.mu, x))}

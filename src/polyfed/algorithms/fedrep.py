@@ -40,19 +40,6 @@ class FedRep(Partial):
     body_epochs: int = setting(1, ge=0, source="paper")
     head: str = setting("head", source="paper")
 
-    certificates = (
-        "tests/algorithms/test_partial.py::test_without_a_head_fedrep_is_fedavg: identity",
-        "tests/algorithms/test_partial.py::test_heads_are_least_squares_fits: the heads in closed form",
-        "tests/algorithms/test_partial.py::test_one_round_of_fedrep: Algorithm 1 in plain numpy",
-        "tests/algorithms/test_partial.py::test_only_the_shared_part_is_billed: bytes from the layer's sizes",
-    )
-    citation = """@inproceedings{collins2021exploiting,
-  title     = {Exploiting Shared Representations for Personalized Federated Learning},
-  author    = {Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay},
-  booktitle = {ICML},
-  year      = {2021}
-}"""
-
     def shared(self, layout):
         return ~part(layout, self.head)
 

@@ -13,7 +13,7 @@ from polyfed.algorithms._shared.bits import pack, unpack
 from polyfed.algorithms._shared.lowrank import LowRank, Sheet, gkr_parameters, places, received, sheets, shrink_layers
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd, soft_threshold
-from polyfed.core.algorithm import Down, State
+from polyfed.core.algorithm import Down, Needs, Portrait, State
 
 
 @dataclass(frozen=True)
@@ -75,25 +75,7 @@ class FedSLR(LowRank):
     p_init: Literal["zeros", "weights"] = setting("zeros", source="ours")
     p_weight_decay: float = setting(0.0, ge=0, source="paper")
 
-    synchronous = True
-    plain_sgd = "its proximal steps (7) belong to gradient steps of length lr"
-    sources = "paper: lr, lam, mu, eta_g, personal_epochs, structure, deploy, p_weight_decay; ours: form, p_init"
-    certificates = (
-        "tests/algorithms/test_fedslr.py::test_solution_of_p1: centralised accelerated proximal gradient, to 1e-6",
-        "tests/algorithms/test_fedslr.py::test_planted_rank_and_support: rank 3 and 320 nonzeros recovered exactly",
-        "tests/algorithms/test_fedslr.py::test_both_forms_have_the_same_iterates: Algorithms 1/2 against 3",
-        "tests/algorithms/test_fedslr.py::test_without_the_nuclear_norm_it_is_feddyn: identity at lam = 0",
-        "tests/algorithms/test_fedslr.py::test_exact_solves_are_consensus_admm: identity with ADMM",
-        "tests/algorithms/test_fedslr.py::test_the_downlink_is_billed_as_factors: bytes from the ranks alone",
-        "tests/algorithms/test_fedslr.py::test_variants_in_closed_form: S+S, S+LR and LR+LR",
-        "tests/algorithms/test_fedslr.py::test_weight_decay_in_closed_form: ridge on w, elastic net on p",
-    )
-    citation = """@article{huang2023fusion,
-  title   = {Fusion of Global and Local Knowledge for Personalized Federated Learning},
-  author  = {Huang, Tiansheng and Shen, Li and Sun, Yan and Lin, Weiwei and Tao, Dacheng},
-  journal = {Transactions on Machine Learning Research},
-  year    = {2023}
-}"""
+    needs = Needs(synchronous=True, plain_sgd="its proximal steps (7) belong to gradient steps of length lr")
 
     @property
     def sparse_common(self) -> bool:
@@ -161,27 +143,29 @@ class FedSLR(LowRank):
         g = clients["g"]
         return {"g = mean g_i": server["g"] - g.mean(0)} if self.form == "mean-dual" else {"g_i": server["g"] - g}
 
-    def personal(self, client, down):
+    def personal(self, task, client, down):
         return down["w"] + client["p"] if self.deploy == "mixed" else down["w"]
 
-    def factors(self, server):
-        return None if self.sparse_common else super().factors(server)
-
-    def parameters(self, client, down):
+    def parameters(self, task, client, down):
         server = {name: t[0] for name, t in down.items()}
-        common = self._common_parameters(server)
+        layers = sheets(task.layout)
+        common = self._common_parameters(server, layers)
         if self.deploy == "gkr":
             return common
         p = client["p"]
         if self.sparse_personal:
             return common + (p != 0).sum(1)
-        return common + _low_rank_parameters(p, p + server["w"], places(server))
+        return common + _low_rank_parameters(p, p + server["w"], layers)
 
-    def report(self, server):
-        return super().report(server) if not self.sparse_common else {"gkr_parameters": self._common_parameters(server)}
+    def describe(self, server):
+        if not self.sparse_common:
+            return super().describe(server)
+        return Portrait(
+            common=server["w"], findings={"gkr_parameters": self._common_parameters(server, places(server))}
+        )
 
-    def _common_parameters(self, server):
-        return int((server["w"] != 0).sum()) if self.sparse_common else gkr_parameters(server)
+    def _common_parameters(self, server, layers):
+        return int((server["w"] != 0).sum()) if self.sparse_common else gkr_parameters(server, layers)
 
 
 def arrived(down: State, layout) -> Tensor:

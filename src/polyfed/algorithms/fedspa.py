@@ -77,21 +77,6 @@ class FedSpa(Algorithm):
     prune: float = setting(0.5, ge=0, le=1, source="paper")
     search_rounds: int = setting(100, ge=1, source="ours")
 
-    certificates = (
-        "tests/algorithms/test_fedspa.py::test_dense_masks_are_fedavg: identity at density 1",
-        "tests/algorithms/test_fedspa.py::test_densities_by_the_kernel_rule: the rule's proportions and total",
-        "tests/algorithms/test_fedspa.py::test_one_round_in_numpy: Algorithm 1 entry by entry",
-        "tests/algorithms/test_fedspa.py::test_an_entry_that_few_hold_moves_by_the_mean_over_all: the plain mean",
-        "tests/algorithms/test_fedspa.py::test_only_kept_entries_are_billed: bytes from the density",
-        "tests/algorithms/test_fedspa.py::test_the_search_finds_a_planted_support: sparse least squares",
-    )
-    citation = """@article{huang2022achieving,
-  title   = {Achieving Personalized Federated Learning with Sparse Local Models},
-  author  = {Huang, Tiansheng and Liu, Shiwei and Shen, Li and He, Fengxiang and Lin, Weiwei and Tao, Dacheng},
-  journal = {arXiv:2201.11380},
-  year    = {2022}
-}"""
-
     def first_mask(self, task):
         """[p] bool: the largest initial weights of each layer, and all biases and norms."""
         mask = torch.ones(task.p, dtype=torch.bool, device=task.device)
@@ -149,7 +134,7 @@ class FedSpa(Algorithm):
             rest[span] = True
         return "" if rest.all() else "its mask lacks biases or norms"
 
-    def parameters(self, client, down):
+    def parameters(self, task, client, down):
         return client["mask"].sum(1)
 
     def aggregate(self, server, up, round):
@@ -161,5 +146,5 @@ class FedSpa(Algorithm):
     def deployment(self, server, round):
         return Down(shared={"w": server["w"]})
 
-    def personal(self, client, down):
+    def personal(self, task, client, down):
         return down["w"] * client["mask"]

@@ -9,7 +9,7 @@ from torch import zeros_like
 
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Algorithm, Down
+from polyfed.core.algorithm import Algorithm, Down, Needs
 
 
 @dataclass(frozen=True)
@@ -33,23 +33,7 @@ class FedTrack(Algorithm):
 
     lr: float = setting(0.1, source="ours")
 
-    plain_sgd = "its linear rate is that of gradient steps with a tracked gradient"
-    sources = "ours: lr"
-    certificates = (
-        "tests/algorithms/test_fedtrack.py::test_exact_optimum_under_drift: the centralised optimum, linear rate",
-        "tests/algorithms/test_fedtrack.py::test_scaffold_is_one_round_behind: identity with option I",
-        "tests/algorithms/test_fedcet.py::test_contraction_on_the_papers_problem: an eigenvalue of its iteration",
-        "tests/algorithms/test_fedtrack.py::test_fedlin_without_compression_is_fedtrack: identity",
-    )
-    citation = """@inproceedings{mitra2021linear,
-  title     = {Linear Convergence in Federated Learning: Tackling Client Heterogeneity and Sparse Gradients},
-  author    = {Mitra, Aritra and Jaafar, Rayana and Pappas, George J. and Hassani, Hamed},
-  booktitle = {NeurIPS},
-  year      = {2021}
-}"""
-
-    def phases(self, t):
-        return 2
+    needs = Needs(exchanges=2, plain_sgd="its linear rate is that of gradient steps with a tracked gradient")
 
     def init_server(self, task, w0, n):
         return {"w": w0, "g": zeros_like(w0)}

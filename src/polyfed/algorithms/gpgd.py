@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from polyfed.algorithms._shared.lowrank import LowRank, received
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
+from polyfed.core.algorithm import Needs
 
 
 @dataclass(frozen=True)
@@ -36,19 +37,7 @@ class GPGD(LowRank):
     lam: float = setting(1e-4, ge=0, source="FedSLR's paper")
     steps: int = setting(1, ge=1, source="FedSLR's paper")
 
-    plain_sgd = "its proximal step belongs to gradient steps of length lr"
-    certificates = (
-        "tests/algorithms/test_lowrank.py::test_without_the_nuclear_norm_they_are_fedavg: identity at lam = 0",
-        "tests/algorithms/test_lowrank.py::test_one_client_solves_p1: the centralised solution for one client",
-        "tests/algorithms/test_lowrank.py::test_one_round_of_gpgd: the equations in plain numpy",
-        "tests/algorithms/test_lowrank.py::test_neither_solves_p1: against FedSLR on the same problem",
-    )
-    citation = """@article{huang2023fusion,
-  title   = {Fusion of Global and Local Knowledge for Personalized Federated Learning},
-  author  = {Huang, Tiansheng and Shen, Li and Sun, Yan and Lin, Weiwei and Tao, Dacheng},
-  journal = {Transactions on Machine Learning Research},
-  year    = {2023}
-}"""
+    needs = Needs(plain_sgd="its proximal step belongs to gradient steps of length lr")
 
     def local_update(self, task, client, down, data, round):
         return {}, {"w": local_sgd(task, received(down, task.layout), data, self.lr)}

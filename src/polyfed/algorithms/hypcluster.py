@@ -37,15 +37,3 @@ class HypCluster(Alternating):
 
     shared_layers: str | tuple[str, ...] = setting("", source="ours")
     weighted: bool = setting(True, source="paper")
-
-    certificates = (
-        "tests/algorithms/test_ifca.py::test_planted_clusters_and_their_means: clusters and models in closed form",
-        "tests/algorithms/test_ifca.py::test_one_cluster_is_fedavg: identity at k = 1",
-        "tests/algorithms/test_ifca.py::test_hypcluster_is_weighted_ifca: identity with IFCA",
-    )
-    citation = """@article{mansour2020three,
-  title   = {Three Approaches for Personalization with Applications to Federated Learning},
-  author  = {Mansour, Yishay and Mohri, Mehryar and Ro, Jae and Suresh, Ananda Theertha},
-  journal = {arXiv:2002.10619},
-  year    = {2020}
-}"""

@@ -9,6 +9,7 @@ import torch
 
 from polyfed.algorithms._shared.clusters import Alternating, losses, starts
 from polyfed.base.settings import setting
+from polyfed.core.algorithm import Needs, by_settings
 
 
 @dataclass(frozen=True)
@@ -55,27 +56,10 @@ class IFCA(Alternating):
     averaging: Literal["model", "gradient"] = setting("model", source="paper")
     restarts: int = setting(1, ge=1, le=10000, source="ours")
 
-    sources = "paper: weighted, shared_layers, averaging; of the problem: k; ours: lr, init_scale, seed, restarts"
-    plain_sgd = "under gradient averaging a client sends one gradient step"
-    certificates = (
-        "tests/algorithms/test_ifca.py::test_planted_clusters_and_their_means: clusters and models in closed form",
-        "tests/algorithms/test_ifca.py::test_one_cluster_is_fedavg: identity at k = 1, both kinds of averaging",
-        "tests/algorithms/test_ifca.py::test_a_round_by_hand: Algorithm 1 in numpy, several rounds",
-        "tests/algorithms/test_ifca.py::test_clusters_are_chosen_by_training_loss: misleading test data",
-        "tests/algorithms/test_ifca.py::test_the_start_nearest_to_the_clients_is_kept: the planted one, and numpy",
-    )
-    citation = """@inproceedings{ghosh2020efficient,
-  title     = {An Efficient Framework for Clustered Federated Learning},
-  author    = {Ghosh, Avishek and Chung, Jichan and Yin, Dong and Ramchandran, Kannan},
-  booktitle = {NeurIPS},
-  year      = {2020}
-}"""
-
-    def needs_sgd(self):
-        return self.plain_sgd if self.averaging == "gradient" else None
-
-    def phases(self, t):
-        return 2 if self._compares(t) else 1
+    @by_settings
+    def needs(self):
+        why = "under gradient averaging a client sends one gradient step"
+        return Needs(first=2 if self.restarts > 1 else 1, plain_sgd=why if self.averaging == "gradient" else "")
 
     def _compares(self, t, phase=0):
         """Whether this exchange is the one that compares starts."""

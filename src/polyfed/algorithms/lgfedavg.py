@@ -35,18 +35,6 @@ class LGFedAvg(Partial):
     top: str = setting("head", source="ours")
 
     name = "lg-fedavg"
-    certificates = (
-        "tests/algorithms/test_partial.py::test_with_all_layers_shared_lg_is_fedavg: identity",
-        "tests/algorithms/test_partial.py::test_lg_shares_the_top_layer: which end is common",
-        "tests/algorithms/test_partial.py::test_only_the_shared_part_is_billed: bytes from the layer's sizes",
-    )
-    citation = """@article{liang2020think,
-  title   = {Think Locally, Act Globally: Federated Learning with Local and Global Representations},
-  author  = {Liang, Paul Pu and Liu, Terrance and Ziyin, Liu and Allen, Nicholas B. and Auerbach, Randy P.
-             and Brent, David and Salakhutdinov, Ruslan and Morency, Louis-Philippe},
-  journal = {arXiv:2001.01523},
-  year    = {2020}
-}"""
 
     def shared(self, layout):
         return part(layout, self.top)

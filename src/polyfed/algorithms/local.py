@@ -23,15 +23,6 @@ class Local(Personal):
 
     lr: float = setting(0.1, source="ours")
 
-    certificates = (
-        "tests/algorithms/test_fedavg.py::test_local_reaches_each_clients_own_solution: closed form of least squares",
-        "tests/algorithms/test_fedavg.py::test_local_sends_nothing: an empty ledger",
-    )
-    citation = """@misc{local,
-  title = {Independent training of every client on its own data},
-  note  = {baseline without communication}
-}"""
-
     def init_server(self, task, w0, n):
         return {}
 

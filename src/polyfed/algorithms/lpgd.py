@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from polyfed.algorithms._shared.lowrank import sheets, shrink_layers
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Algorithm
+from polyfed.core.algorithm import Algorithm, Needs
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,7 @@ class LPGD(Algorithm):
     lr: float = setting(0.1, source="FedSLR's paper")
     lam: float = setting(1e-4, ge=0, source="FedSLR's paper")
 
-    plain_sgd = "its proximal steps belong to gradient steps of length lr"
-    certificates = (
-        "tests/algorithms/test_lowrank.py::test_without_the_nuclear_norm_they_are_fedavg: identity at lam = 0",
-        "tests/algorithms/test_lowrank.py::test_one_client_solves_p1: the centralised solution for one client",
-        "tests/algorithms/test_lowrank.py::test_one_round_of_lpgd: the equations in plain numpy",
-        "tests/algorithms/test_lowrank.py::test_neither_solves_p1: against FedSLR on the same problem",
-    )
-    citation = """@article{huang2023fusion,
-  title   = {Fusion of Global and Local Knowledge for Personalized Federated Learning},
-  author  = {Huang, Tiansheng and Shen, Li and Sun, Yan and Lin, Weiwei and Tao, Dacheng},
-  journal = {Transactions on Machine Learning Research},
-  year    = {2023}
-}"""
+    needs = Needs(plain_sgd="its proximal steps belong to gradient steps of length lr")
 
     def local_update(self, task, client, down, data, round):
         layers, shrink = sheets(task.layout), self.lr * self.lam

@@ -12,7 +12,7 @@ from torch import Tensor
 from polyfed.algorithms._shared.clusters import Clustered
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Down, Server
+from polyfed.core.algorithm import Down, Needs, Portrait, Server
 from polyfed.core.newcomer import Newcomer
 
 REDUCE = {"average": Tensor.mean, "weighted": Tensor.mean, "single": Tensor.amin, "complete": Tensor.amax}
@@ -120,31 +120,11 @@ class PACFL(Clustered):
     angle: Literal["smallest", "sum", "entries"] = setting("smallest", source="paper")
     linkage: Literal["average", "weighted", "single", "complete"] = setting("average", source="code")
 
-    discloses = {  # noqa: RUF012
-        "signature": "for each class the first directions of the site's samples, by which it is compared with others"
-    }
-    certificates = (
-        "tests/algorithms/test_pacfl.py::test_angles_are_scipys: scipy.linalg.subspace_angles",
-        "tests/algorithms/test_pacfl.py::test_signs_of_singular_vectors_do_not_matter: an invariance",
-        "tests/algorithms/test_pacfl.py::test_planted_subspaces_are_found: planted clusters",
-        "tests/algorithms/test_pacfl.py::test_one_cluster_is_fedavg: identity at a large threshold",
-        "tests/algorithms/test_pacfl.py::test_every_cluster_is_a_federation_of_its_own: identity with FedAvg",
+    needs = Needs(  # the signatures of those who have not sent theirs, then a round of FedAvg
+        exchanges=2,
+        unmet_first=True,
+        discloses={"signature": "for each class the first directions of the site's samples, to compare it with others"},
     )
-    citation = """@inproceedings{vahidian2023efficient,
-  title     = {Efficient Distribution Similarity Identification in Clustered Federated Learning via Principal Angles
-               Between Client Data Subspaces},
-  author    = {Vahidian, Saeed and Morafah, Mahdi and Wang, Weijia and Kungurtsev, Vyacheslav and Chen, Chen
-               and Shah, Mubarak and Lin, Bill},
-  booktitle = {AAAI},
-  year      = {2023}
-}"""
-
-    def phases(self, t):
-        return 2  # the signatures of those who have not sent theirs, then a round of FedAvg
-
-    def audience(self, server, round):
-        """The signatures are asked of those who have not sent theirs."""
-        return round.ids if round.phase else round.ids[server["known"][round.ids] == 0]
 
     def init_server(self, task, w0, n):
         return Server(
@@ -243,5 +223,5 @@ class PACFL(Clustered):
         found = torch.from_numpy(fcluster(tree, self.threshold, "distance")).to(angles.device)
         return found.unique(return_inverse=True)[1]
 
-    def report(self, server):
-        return {"clusters": self.labels(server), "angles": server["angles"]}
+    def describe(self, server):
+        return Portrait(clusters=self.labels(server), findings={"angles": server["angles"]})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from polyfed.base.settings import setting
-from polyfed.core.algorithm import Personal
+from polyfed.core.algorithm import Needs, Personal
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,7 @@ class PerFedAvg(Personal):
     delta: float = setting(1e-3, gt=0, source="ours")
 
     name = "per-fedavg"
-    plain_sgd = "its meta-gradient steps are its own"
-    certificates = (
-        "tests/algorithms/test_perfedavg.py::test_meta_gradient_by_finite_differences: of f(w - alpha grad f(w))",
-        "tests/algorithms/test_perfedavg.py::test_without_adaptation_it_is_fedavg: identity at alpha = 0",
-        "tests/algorithms/test_perfedavg.py::test_optimum_of_the_meta_objective: closed form on quadratics",
-        "tests/algorithms/test_perfedavg.py::test_the_deployed_model_is_one_step_away: by definition",
-    )
-    citation = """@inproceedings{fallah2020personalized,
-  title     = {Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach},
-  author    = {Fallah, Alireza and Mokhtari, Aryan and Ozdaglar, Asuman},
-  booktitle = {NeurIPS},
-  year      = {2020}
-}"""
+    needs = Needs(plain_sgd="its meta-gradient steps are its own")
 
     def init_server(self, task, w0, n):
         return {"w": w0}

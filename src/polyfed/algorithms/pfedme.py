@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from polyfed.base.settings import setting
-from polyfed.core.algorithm import Personal
+from polyfed.core.algorithm import Needs, Personal
 
 
 @dataclass(frozen=True)
@@ -43,24 +43,11 @@ class PFedMe(Personal):
 
     lr: float = setting(0.01, source="ours")
     lam: float = setting(15.0, gt=0, source="paper")
-    personal_lr: float = setting(0.05, source="ours")
+    personal_lr: float = setting(0.05, step_size=True, source="ours")
     inner_steps: int = setting(5, ge=1, source="paper")
     beta: float = setting(1.0, ge=0, source="paper")
 
-    step_sizes = ("lr", "personal_lr")
-    plain_sgd = "its inner solves and its steps on the envelope are its own"
-    certificates = (
-        "tests/algorithms/test_pfedme.py::test_optimum_of_the_envelopes: closed form of both models on quadratics",
-        "tests/algorithms/test_pfedme.py::test_the_personal_model_is_the_proximal_point: closed form after one round",
-        "tests/algorithms/test_pfedme.py::test_a_stiff_pull_is_fedavg: identity as lam grows",
-        "tests/algorithms/test_pfedme.py::test_beta_extrapolates: the server's step",
-    )
-    citation = """@inproceedings{dinh2020personalized,
-  title     = {Personalized Federated Learning with {Moreau} Envelopes},
-  author    = {Dinh, Canh T. and Tran, Nguyen H. and Nguyen, Tuan Dung},
-  booktitle = {NeurIPS},
-  year      = {2020}
-}"""
+    needs = Needs(plain_sgd="its inner solves and its steps on the envelope are its own")
 
     def __post_init__(self):
         super().__post_init__()

@@ -51,24 +51,6 @@ class Recalibrated(Personal):
     slope: bool = setting(False, source="ours")
     weighted: bool = setting(True, source="ours")
 
-    certificates = (
-        "tests/algorithms/test_recalibrated.py::test_the_common_model_is_fedavg: identity",
-        "tests/algorithms/test_recalibrated.py::test_mean_probabilities_are_the_shares_of_the_classes: closed form",
-        "tests/algorithms/test_recalibrated.py::test_it_is_the_best_intercept: an independent optimiser",
-        "tests/algorithms/test_recalibrated.py::test_the_mean_error_is_zero: closed form",
-        "tests/algorithms/test_recalibrated.py::test_ranks_stay_as_they_are: identity",
-    )
-    citation = """@article{janssen2008updating,
-  title   = {Updating methods improved the performance of a clinical prediction model in new patients},
-  author  = {Janssen, Kristel J. M. and Moons, Karel G. M. and Kalkman, Cor J. and Grobbee, Diederick E.
-             and Vergouwe, Yvonne},
-  journal = {Journal of Clinical Epidemiology},
-  volume  = {61},
-  number  = {1},
-  pages   = {76--86},
-  year    = {2008}
-}"""
-
     def init_server(self, task, w0, n):
         _last_layer(task)
         return {"w": w0}

@@ -7,7 +7,7 @@ from torch import zeros_like
 
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Algorithm, Down
+from polyfed.core.algorithm import Algorithm, Down, Needs, by_settings
 
 
 @dataclass(frozen=True)
@@ -34,23 +34,10 @@ class Scaffold(Algorithm):
     server_lr: float = setting(1.0, ge=0, source="paper")
     option: Literal[1, 2] = setting(2, source="paper")
 
-    plain_sgd = "under option 2 its variates are the mean gradients only of steps of length lr"
-    certificates = (
-        "tests/algorithms/test_scaffold.py::test_exact_optimum_under_drift: the centralised optimum, both options",
-        "tests/algorithms/test_scaffold.py::test_variates_at_the_optimum_are_the_clients_gradients: by definition",
-        "tests/algorithms/test_scaffold.py::test_option_two_is_the_mean_of_the_gradients_used: the definition of (4)",
-        "tests/algorithms/test_scaffold.py::test_identical_clients_do_not_drift: identity with FedAvg",
-    )
-    citation = """@inproceedings{karimireddy2020scaffold,
-  title     = {{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},
-  author    = {Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank J.
-               and Stich, Sebastian U. and Suresh, Ananda Theertha},
-  booktitle = {ICML},
-  year      = {2020}
-}"""
-
-    def needs_sgd(self):
-        return self.plain_sgd if self.option == 2 else None
+    @by_settings
+    def needs(self):
+        why = "under option 2 its variates are the mean gradients only of steps of length lr"
+        return Needs(plain_sgd=why if self.option == 2 else "")
 
     def init_server(self, task, w0, n):
         return {"w": w0, "c": zeros_like(w0)}

@@ -77,12 +77,14 @@ class Setting:
 
     source: whose choice the default is, such as "paper"     doc: one line
     decides: whether it decides the numbers of a run, or only how they are computed
+    step_size: whether it is a step size of a method, which a decaying step size scales
     """
 
     limits: Limits = FREE
     source: str = ""
     doc: str = ""
     decides: bool = True
+    step_size: bool = False
 
 
 def setting(
@@ -96,6 +98,7 @@ def setting(
     source: str = "",
     doc: str = "",
     decides: bool = True,
+    step_size: bool = False,
 ) -> Any:
     """A dataclass field that is a setting.
 
@@ -113,6 +116,8 @@ def setting(
         What it means, in one line.
     decides : bool
         Whether it decides the numbers of a run, or only how they are computed.
+    step_size : bool
+        Whether it is a local step size of a method: it is at least 0, and `lr_decay` scales it. A field named `lr` is.
 
     Returns
     -------
@@ -121,7 +126,7 @@ def setting(
     """
     if default is not dataclasses.MISSING and factory is not dataclasses.MISSING:
         raise ConfigError(f"setting: found the default {shown(default)} and a factory, expected one of them")
-    known = Setting(Limits(ge, gt, le, lt), source, doc, decides)
+    known = Setting(Limits(ge, gt, le, lt), source, doc, decides, step_size)
     return dataclasses.field(default=default, default_factory=factory, metadata={"setting": known})
 
 
@@ -345,6 +350,7 @@ NAMED = {  # classes, by their names: not all of them are loaded
     "Path": "a path",
     "Module": "a torch.nn.Module, such as polyfed.models.build makes",
     "Federation": "a polyfed.Federation, such as Federation.from_arrays makes",
+    "Contender": "a method such as polyfed.FedAvg(lr=0.1)",
     "Algorithm": "a method such as polyfed.FedAvg(lr=0.1)",
     "Tensor": "a tensor",
     "SupportsFloat": "a number",

@@ -30,7 +30,7 @@ class Show(Watch):
         self.single, self.quiet, self.live = single, quiet, stderr.is_terminal and not quiet
         self.total, self.done = 1, 0
         self._began: dict[tuple[str, int], float] = {}
-        self._plans: set[str] = set()
+        self._planned: set[str] = set()
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(24),
@@ -69,10 +69,13 @@ class Show(Watch):
 
     def _step(self, step: Step) -> None:
         note = ""
-        planned = (step.run.plan or "").partition(";")[0]  # what follows may change along a path
-        if planned and planned not in self._plans and not self.quiet:
-            self._plans.add(planned)
-            stderr.print(f"{step.run.algorithm.name}: {step.run.plan}", soft_wrap=True, markup=False)
+        made = f"{step.run.algorithm}, {step.run.outline.n} clients"
+        if made not in self._planned and not self.quiet:
+            self._planned.add(made)
+            plan = step.run.plan or ""
+            if (solver := plan.partition(";")[0]) not in {"", *self._planned}:  # what follows may change along a path
+                self._planned.add(solver)
+                stderr.print(f"{step.run.algorithm.name}: {plan}", soft_wrap=True, markup=False)
         if step.records:
             record = step.records[-1]
             name = step.run.metric.name

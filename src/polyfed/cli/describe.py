@@ -1,11 +1,15 @@
-"""polyfed algorithms: a method in words, from its class alone: the docstring (numpydoc), the dataclass fields, the
-class constants, and what a short rehearsal counts.
+"""polyfed algorithms: a method in words: the docstring (numpydoc), the dataclass fields, what a short rehearsal counts,
+and of its package references.bib and certificates.json.
 """
 
 import dataclasses
 import inspect
+import json
 import re
+import sys
 import typing
+from functools import cache
+from importlib.resources import files
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -16,7 +20,7 @@ from polyfed.base.plugins import Plugin
 from polyfed.base.settings import kebab, settings_of
 from polyfed.cli.commands import Algorithms
 from polyfed.cli.screen import stdout
-from polyfed.core.algorithm import REGISTRY, Algorithm
+from polyfed.core.algorithm import REGISTRY, Algorithm, Contender
 from polyfed.runs.rehearsal import counted
 from polyfed.yardsticks import Yardstick
 
@@ -33,10 +37,10 @@ def overview() -> RenderableType:
     refused = REGISTRY.gather()
     for name, cls in sorted(REGISTRY.items()):
         row = Text(name, "cyan"), Text.assemble(sections(cls)["summary"], package(REGISTRY.origin(name)))
-        if issubclass(cls, Yardstick):
-            yards.add_row(*row)
-        else:
+        if issubclass(cls, Algorithm):
             methods.add_row(*row, Text(counted(cls()).words()))
+        else:
+            yards.add_row(*row)
     head = Text("\nYardsticks: rows of a comparison like any method, which send nothing\n", "bold")
     lines = [Text(f"\n{line}", "red") for line in refused]
     return Group(methods, head, yards, *lines, Text("\nMore on one of them: polyfed algorithms NAME", "dim"))
@@ -65,23 +69,46 @@ def portrait(name: str) -> RenderableType:
         parts += [Text(), Text(found["body"])]
     parts += [Text("\nSettings", "bold"), _settings(cls, found["Parameters"])]
     if issubclass(cls, Yardstick):
-        parts += [
-            Text("\nSent", "bold"),
-            Text(f"Nothing: it is {'an oracle' if cls.role == 'oracle' else 'a yardstick'}."),
-        ]
-    else:
+        what = "an oracle" if cls.role == "oracle" else "a yardstick"
+        parts += [Text("\nSent", "bold"), Text(f"Nothing: it is {what}.")]
+    if issubclass(cls, Algorithm):
         sent = counted(cls())
         words = f"{sent.words()}, in vectors of p = {sent.p} numbers"
         parts += [Text("\nSent per client and round", "bold"), Text(words), Text(sent.needs())]
         parts += [Text("\nLocal steps", "bold"), Text(steps(cls))]
-    if cls.certificates:
-        parts += [Text("\nCertificates", "bold"), *(Text(f"- {line}") for line in cls.certificates)]
+    if proofs := certificates(cls):
+        parts += [Text("\nCertificates", "bold"), *(Text(f"- {line}") for line in proofs)]
     if found["Notes"]:
         parts += [Text("\nNotes", "bold"), Text(found["Notes"])]
-    return Group(*parts, Text("\nCite", "bold"), Text(cls.citation))
+    if entry := citation(cls):
+        parts += [Text("\nCite", "bold"), Text(entry)]
+    return Group(*parts)
 
 
-def _settings(cls: type[Algorithm], text: str) -> Table:
+def citation(cls: type[Contender]) -> str:
+    """The BibTeX entry of a method: the one in `references.bib` of its package under a line with the method's name."""
+    entries = re.findall(r"^([^@\n]+)\n(@.+?\n\})$", _beside(cls, "references.bib"), re.M | re.S)
+    return next((entry for names, entry in entries if cls.name in names.split(", ")), "")
+
+
+def certificates(cls: type[Contender]) -> list[str]:
+    """What proves a method right, as "test: what it compares with", from `certificates.json` of its package."""
+    return json.loads(_beside(cls, "certificates.json") or "{}").get(cls.name, [])
+
+
+@cache
+def _text(package: str, file: str) -> str:
+    path = files(package) / file
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def _beside(cls: type, file: str) -> str:
+    """The text of a file of the package that a class is from; empty where there is none."""
+    package = cls.__module__.partition(".")[0]
+    return _text(package, file) if hasattr(sys.modules[package], "__path__") else ""
+
+
+def _settings(cls: type[Contender], text: str) -> Table:
     meaning, whose = parameters(text), sources(cls)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for header in ("key", "default", "from", "takes", "meaning"):
@@ -96,10 +123,11 @@ def _settings(cls: type[Algorithm], text: str) -> Table:
 
 def steps(cls: type[Algorithm]) -> str:
     """Which local optimisers a method takes."""
-    return "Any local optimiser." if cls.plain_sgd is None else f"Plain SGD only: {cls.plain_sgd}."
+    why = cls().needs.plain_sgd
+    return f"Plain SGD only: {why}." if why else "Any local optimiser."
 
 
-def sources(cls: type[Algorithm]) -> dict[str, str]:
+def sources(cls: type[Contender]) -> dict[str, str]:
     """Whose each default is: the paper's, its released code's, ours, ..."""
     return {s.name: s.source for s in settings_of(cls)}
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from polyfed.base.errors import ConfigError, MethodError
-from polyfed.base.settings import COUNTED, FREE, Configured, Limits, Registry
+from polyfed.base.errors import MethodError
+from polyfed.base.settings import COUNTED, FREE, Configured, Limits, Registry, Setting
 from polyfed.compute.batches import Batches
 from polyfed.core import contract
 from polyfed.core.messages import KNOWN, Down, Round, Server, State, mean
+from polyfed.core.stated import Needs, Portrait, by_settings
 from polyfed.core.uplinks import Uplinks
 
 if TYPE_CHECKING:
@@ -23,12 +24,17 @@ __all__ = [
     "KNOWN",
     "REGISTRY",
     "Algorithm",
+    "Contender",
     "Down",
+    "Needs",
     "Personal",
+    "Portrait",
     "Round",
     "Server",
     "State",
+    "by_settings",
     "check",
+    "decayed",
     "make",
     "mean",
     "outlined",
@@ -43,27 +49,20 @@ def _is_method(thing: Any) -> bool:
 
 
 METHODS = ("polyfed.methods", "a class that derives from polyfed.Algorithm", _is_method)
-REGISTRY: Registry[type["Algorithm"]] = Registry("algorithm.name", group=METHODS)
+REGISTRY: Registry[type["Contender"]] = Registry("algorithm.name", group=METHODS)
 
 
-@dataclass(frozen=True)
-class Algorithm(Configured):
-    """Base of every method. The dataclass fields are its hyper-parameters; it keeps no other state.
+class Contender(Configured):
+    """What a run is made with and a comparison has a row for: a method, or a yardstick.
 
     A subclass is registered as soon as it is defined, under its lower-case class name, or under `name` where the paper
-    writes a hyphen ("lg-fedavg").
-
-    `citation` is BibTeX. `certificates` name what proves the implementation right, independently of itself.
+    writes a hyphen ("lg-fedavg"). The dataclass fields are its settings; it keeps no other state.
     """
 
     table: ClassVar[str] = "algorithm"
     name: ClassVar[str]
-    citation: ClassVar[str] = ""
-    certificates: ClassVar[tuple[str, ...]] = ()
-    synchronous: ClassVar[bool] = False  # whether every reply must be taken in the round its message was sent
-    step_sizes: ClassVar[tuple[str, ...]] = ("lr",)  # the hyper-parameters that a decaying step size scales
-    discloses: ClassVar[dict[str, str]] = {}  # uplinks that are made of samples and not of training: what they are
-    plain_sgd: ClassVar[str | None] = None  # why the local steps must be those of plain SGD
+    needs: Needs = Needs()  # no field, as this class is no dataclass
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -80,133 +79,27 @@ class Algorithm(Configured):
 
     @classmethod
     def implied(cls, name: str) -> Limits:
-        """Bounds of a setting that follow from its name: step sizes are never negative, epochs are counts.
-
-        Parameters
-        ----------
-        name : str
-            Name of the field.
-
-        Returns
-        -------
-        Limits
-            They hold in addition to the field's own bounds.
-        """
-        if name in cls.step_sizes:
+        if name in step_sizes(cls):
             return Limits(ge=0)
         return Limits(ge=0, le=COUNTED) if name.endswith("_epochs") else FREE
 
-    def decayed(self, factor: float) -> "Algorithm":
-        """The method with its local step sizes scaled.
 
-        Parameters
-        ----------
-        factor : float
-            What every hyper-parameter named in `step_sizes` is multiplied by.
+def step_sizes(cls: type[Contender]) -> list[str]:
+    """The settings that are step sizes: `lr`, and those that say so."""
+    return [f.name for f in dataclasses.fields(cls) if f.name == "lr" or f.metadata.get("setting", Setting()).step_size]
 
-        Returns
-        -------
-        Algorithm
-            A copy, or the method itself for a factor of 1.
 
-        Raises
-        ------
-        ConfigError
-            A step size is not a number.
-        """
-        if factor == 1:
-            return self
-        scaled = {key: getattr(self, key) for key in self.sizes()}
-        for key, value in scaled.items():
-            self.require(not isinstance(value, str), key, "a number, to decay it")
-        return dataclasses.replace(self, **{key: factor * value for key, value in scaled.items()})
+@dataclass(frozen=True)
+class Algorithm(Contender, abstract=True):
+    """Base of every method.
 
-    def sizes(self) -> list[str]:
-        """The settings that are step sizes; a method without local SGD need not have an `lr`."""
-        known = [f.name for f in dataclasses.fields(self)]
-        for key in self.step_sizes:
-            if key not in known and key != "lr":
-                raise ConfigError(f"step_sizes of {type(self).__name__}: found {key!r}, expected names of its settings")
-        return [key for key in self.step_sizes if key in known]
+    A method to which clients are added by a rule of its own also has `admit(task, server, samples)`, which returns a
+    `Newcomer`; one that starts from other methods' models, `warm_start(task, models, samples)`, see `runs.start`.
+    """
 
-    def plan(self, task: "Task", n: int) -> str | None:
-        """One line about the run before it starts, such as the solver chosen and its memory.
-
-        Parameters
-        ----------
-        task : Task
-            The model and loss.
-        n : int
-            Clients in the federation.
-
-        Returns
-        -------
-        str or None
-            None if there is nothing to say.
-        """
-        return None
-
-    def phases(self, t: int) -> int:
-        """How many exchanges a round has.
-
-        Parameters
-        ----------
-        t : int
-            Round, from 0.
-
-        Returns
-        -------
-        int
-            1 unless a method needs more.
-        """
-        return 1
-
-    def in_step(self, n: int, t: int = 0) -> str | None:
-        """Why the method cannot run asynchronously.
-
-        Parameters
-        ----------
-        n : int
-            Clients in the federation.
-        t : int
-            Round, from 0.
-
-        Returns
-        -------
-        str or None
-            The reason, to go behind the method's name; None if it can.
-        """
-        phases = self.phases(t)
-        if phases > 1:
-            return f"needs {phases} exchanges a round"
-        return "needs replies in the round they were asked for" if self.synchronous else None
-
-    def needs_sgd(self) -> str | None:
-        """Why the local steps must be those of plain SGD, not clipped.
-
-        Returns
-        -------
-        str or None
-            By default `plain_sgd`; None if any local optimiser will do.
-        """
-        return self.plain_sgd
-
-    def audience(self, server: State, round: Round) -> Tensor:
-        """Which clients this exchange is with, in a round of several exchanges.
-
-        Parameters
-        ----------
-        server : dict of Tensor
-            The server's state.
-        round : Round
-            The exchange with the whole cohort.
-
-        Returns
-        -------
-        Tensor
-            Some of `round.ids`, in their order; by default all.
-        """
-        return round.ids
+    def __init_subclass__(cls, **kwargs: Any):
+        contract.takes(cls, Algorithm)
+        super().__init_subclass__(**kwargs)
 
     def init_server(self, task: "Task", w0: Tensor, n: int) -> "State | Server":
         """The server's tensors before the first round.
@@ -245,32 +138,6 @@ class Algorithm(Configured):
             Empty if the method keeps none.
         """
         return {}
-
-    def warm_start(self, task: "Task", models: Tensor, samples: Tensor) -> tuple[State, State]:
-        """The state to start from, given the clients' models of another method's run.
-
-        Each client is billed for sending its model.
-
-        Parameters
-        ----------
-        task : Task
-            The model and loss.
-        models : Tensor
-            [n, p] the clients' models.
-        samples : Tensor
-            [n] their training samples.
-
-        Returns
-        -------
-        tuple of dict of Tensor
-            The server's state, and the clients' private rows [n, ...].
-
-        Raises
-        ------
-        ConfigError
-            By default: the method cannot be warm-started.
-        """
-        raise ConfigError(f"start: {self.name} cannot be warm-started from another method's models")
 
     def downlink(self, server: State, round: Round) -> Down:
         """What the server sends.
@@ -371,11 +238,13 @@ class Algorithm(Configured):
         """
         return self.downlink(server, round)
 
-    def personal(self, client: State, down: State) -> Tensor:
+    def personal(self, task: "Task", client: State, down: State) -> Tensor:
         """The model that each client would deploy now.
 
         Parameters
         ----------
+        task : Task
+            The model and loss.
         client : dict of Tensor
             [s, ...] the clients' private tensors.
         down : dict of Tensor
@@ -388,42 +257,13 @@ class Algorithm(Configured):
         """
         return down["w"]
 
-    def common(self, server: State) -> Tensor | None:
-        """The one model that all clients have in common.
-
-        Parameters
-        ----------
-        server : dict of Tensor
-            The server's state.
-
-        Returns
-        -------
-        Tensor or None
-            [p], or None if there is none.
-        """
-        w = server.get("w")
-        return w if w is not None and w.dim() == 1 else None
-
-    def factors(self, server: State) -> dict[str, tuple[Tensor, Tensor]] | None:
-        """The common model's low-rank layers as factors.
-
-        Parameters
-        ----------
-        server : dict of Tensor
-            The server's state.
-
-        Returns
-        -------
-        dict of tuple of Tensor, or None
-            ([d1, r], [r, d2]) by the layer's name; None if the method makes none.
-        """
-        return None
-
-    def parameters(self, client: State, down: State) -> Tensor | int | None:
+    def parameters(self, task: "Task", client: State, down: State) -> Tensor | int | None:
         """How many numbers describe the clients' models, positions not counted.
 
         Parameters
         ----------
+        task : Task
+            The model and loss.
         client : dict of Tensor
             [s, ...] the clients' private tensors.
         down : dict of Tensor
@@ -435,6 +275,22 @@ class Algorithm(Configured):
             [s], or one number for all; None: all p.
         """
         return None
+
+    def describe(self, server: State) -> Portrait:
+        """What the state shows, for reports.
+
+        Parameters
+        ----------
+        server : dict of Tensor
+            The server's state.
+
+        Returns
+        -------
+        Portrait
+            By default the server's "w" as the model that all clients have in common, where it is one vector.
+        """
+        w = server.get("w")
+        return Portrait(common=w if w is not None and w.dim() == 1 else None)
 
     def conserved(self, server: State, clients: State) -> State:
         """The sums over all clients that the method rests on, as differences that are zero whatever has been lost.
@@ -453,21 +309,6 @@ class Algorithm(Configured):
         """
         return {}
 
-    def report(self, server: State) -> dict[str, Any]:
-        """Findings worth a line in the report: clusters, mixing matrix, step sizes.
-
-        Parameters
-        ----------
-        server : dict of Tensor
-            The server's state.
-
-        Returns
-        -------
-        dict
-            JSON-able values, or tensors.
-        """
-        return {}
-
 
 class Personal(Algorithm, abstract=True):
     """A method whose deployable model lives with the client as `client["w"]`: no downlink is needed to evaluate it."""
@@ -475,7 +316,7 @@ class Personal(Algorithm, abstract=True):
     def init_client(self, task: "Task", w0: Tensor) -> State:
         return {"w": w0}
 
-    def personal(self, client: State, down: State) -> Tensor:
+    def personal(self, task: "Task", client: State, down: State) -> Tensor:
         return client["w"]
 
 
@@ -496,19 +337,36 @@ def outlined(algorithm: Algorithm, task: "Task", n: int) -> State:
     return contract.server_state(algorithm, algorithm.init_server(task, w0, n)).whole()
 
 
+def decayed(algorithm: Algorithm, factor: float) -> Algorithm:
+    """The method with its local step sizes scaled, and that of one that is among its fields.
+
+    Raises ConfigError for a step size that is no number.
+    """
+    if factor == 1:
+        return algorithm
+    scaled: dict[str, Any] = {key: getattr(algorithm, key) for key in step_sizes(type(algorithm))}
+    for key, value in scaled.items():
+        algorithm.require(not isinstance(value, str), key, "a number, to decay it")
+        scaled[key] = factor * value
+    for f in dataclasses.fields(algorithm):
+        if isinstance(inner := getattr(algorithm, f.name), Algorithm):
+            scaled[f.name] = decayed(inner, factor)
+    return dataclasses.replace(algorithm, **scaled)
+
+
 def make(name: str, /, **settings: Any) -> Algorithm:
     """A method by its registered name, with hyper-parameters. Raises ConfigError naming what is wrong."""
     return REGISTRY.make(name, settings)
 
 
-def check(algorithm: Algorithm, dtype: torch.dtype = torch.float64) -> None:
+def check(algorithm: Contender, dtype: torch.dtype = torch.float64) -> None:
     """Raise ConfigError for a hyper-parameter that does not fit, whatever the method's own `__post_init__` does.
 
     dtype: of the training, which step sizes must be numbers of
     """
     Configured.__post_init__(algorithm)
     most = torch.finfo(dtype).max
-    for key in algorithm.sizes():
+    for key in step_sizes(type(algorithm)):
         value = getattr(algorithm, key)
         name = str(dtype).removeprefix("torch.")
         algorithm.require(isinstance(value, str) or value <= most, key, f"at most {most:.3g}, the largest {name}")

@@ -29,6 +29,21 @@ def unwritten(method: "Algorithm", name: str) -> MethodError:
     return MethodError(f"{place(cls)}: {cls.__name__} has no {name}({takes})")
 
 
+def takes(cls: type, base: type) -> None:
+    """Raise MethodError for a function of a class that cannot be called as the one of this name in `base` is."""
+    for name, function in vars(cls).items():
+        theirs = getattr(base, name, None)
+        if inspect.isfunction(function) and inspect.isfunction(theirs) and not name.startswith("__"):
+            found, expected = (list(inspect.signature(f).parameters) for f in (function, theirs))
+            try:
+                inspect.signature(function).bind(*expected)
+            except TypeError:
+                found, expected = (", ".join(names[1:]) for names in (found, expected))
+                raise MethodError(
+                    f"{place(function)}: {name} of {cls.__name__} takes ({found}), expected ({expected})"
+                ) from None
+
+
 def client_state(method: "Algorithm", value: Any) -> State:
     """What `init_client` gave back."""
     _require(method, "init_client", _is_state(value), value, "a dict of tensors")

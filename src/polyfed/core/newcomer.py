@@ -6,7 +6,7 @@ other, so their order and number do not matter.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyfed.base.errors import ConfigError
 from polyfed.compute.batches import Batches
-from polyfed.core.algorithm import KNOWN, Algorithm, Down, Personal, Round, State, started
+from polyfed.core.algorithm import KNOWN, Algorithm, Down, Needs, Personal, Round, State, by_settings, started
 from polyfed.core.uplinks import Uplinks
 
 if TYPE_CHECKING:
@@ -71,12 +71,6 @@ class Newcomer:
 
     # exchanges; rounds are those of the newcomer alone, `round.ids` is n
 
-    def asked(self, round: Round) -> bool:
-        """Whether this phase of a round is with the newcomer."""
-        return (
-            type(self.algorithm).audience is Algorithm.audience or len(self.algorithm.audience(self.server, round)) > 0
-        )
-
     def downlink(self, round: Round) -> Down:
         """What the newcomer is sent; while the server has no model of it, in a method that keeps one per client, what
         a federation of one would be sent."""
@@ -116,10 +110,9 @@ class Newcomer:
 
         None where the method does not tell with one client more.
         """
-        report = self.algorithm.report(self.server)
-        if "clusters" not in report:
+        found = self.algorithm.describe(self.server).clusters
+        if found is None:
             return None
-        found = torch.as_tensor(report["clusters"])
         peers = (found[: self.n] == found[self.n]).nonzero()[:, 0]
         return int(labels[peers[0]]) if len(peers) else -1
 
@@ -153,11 +146,9 @@ class Apart(Algorithm, abstract=True):
     method: Algorithm
     newcomers: list[Newcomer]
 
-    def decayed(self, factor: float) -> Algorithm:
-        return replace(self, method=self.method.decayed(factor))
-
-    def phases(self, t: int) -> int:
-        return self.method.phases(t)
+    @by_settings
+    def needs(self) -> Needs:
+        return self.method.needs
 
     def _each(self, round: Round) -> Iterator[tuple[int, Newcomer, Round]]:
         """(row, newcomer, the exchange as its own server sees it), for every client of `round`."""
@@ -165,9 +156,6 @@ class Apart(Algorithm, abstract=True):
             new = self.newcomers[int(round.ids[row])]
             own = round.take(torch.tensor([row], device=round.ids.device))
             yield row, new, own._replace(n=new.n + 1, ids=torch.full_like(own.ids, new.n))
-
-    def audience(self, server: State, round: Round) -> Tensor:
-        return round.ids[[row for row, new, own in self._each(round) if new.asked(own)]]
 
     def init_server(self, task: "Task", w0: Tensor, n: int) -> State:
         return {}
@@ -191,8 +179,8 @@ class Apart(Algorithm, abstract=True):
             return Down()
         return _together([new.deployment(own) for _, new, own in self._each(round)])
 
-    def personal(self, client: State, down: State) -> Tensor:
-        return self.method.personal(client, down)
+    def personal(self, task: "Task", client: State, down: State) -> Tensor:
+        return self.method.personal(task, client, down)
 
 
 def _together(downs: list[Down]) -> Down:

@@ -16,7 +16,7 @@ from polyfed.base.randomness import client_keys
 from polyfed.compute.optimizers import StepSizes
 from polyfed.compute.task import Task
 from polyfed.core import contract
-from polyfed.core.algorithm import KNOWN, Algorithm, Down, Round, State, started
+from polyfed.core.algorithm import KNOWN, Algorithm, Down, Round, State, decayed, started
 from polyfed.core.deployed import Deployed, all_finite
 from polyfed.core.engine import TRIES, Engine, Lost, Silent, died
 from polyfed.core.explosion import Exploded, guarded
@@ -198,8 +198,8 @@ class Attempt:
         loop = self.loop
         loop.missing = {}
         (send, take, self.passed), lost = self._turn()
-        algorithm = loop.algorithm.decayed(loop.step_sizes.at(loop.t))
-        phases = algorithm.phases(loop.t)
+        algorithm = decayed(loop.algorithm, loop.step_sizes.at(loop.t))
+        phases = algorithm.needs.phases(loop.t)
         if not np.array_equal(send, take):
             refuse_late(algorithm, loop.n, loop.t)
         self.book = Book(np.union1d(take, np.concatenate([np.zeros(0, dtype=np.int64), *(f.ids for f in lost)])))
@@ -245,7 +245,9 @@ class Attempt:
         """All exchanges of a round of several; None where somebody has not answered."""
         self.book.earlier = None
         for phase in range(phases):
-            asked = guarded(partial(algorithm.audience, self.loop.server, self.loop.round(take, phase))).cpu().numpy()
+            asked = take
+            if phase == 0 and algorithm.needs.unmet_first:
+                asked = take[(self.loop.server[KNOWN].cpu().numpy() == 0)[take]]
             if self._exchange(algorithm, asked, asked, (phases, phase)) is None:
                 self._bill(self._landed(take))
                 return None
@@ -343,8 +345,7 @@ class Attempt:
 
 def refuse_late(algorithm: Algorithm, n: int, t: int = 0) -> None:
     """Raise ConfigError for a method that needs its replies in their round. t: from which round on"""
-    why = algorithm.in_step(n, t)
-    if why is not None:
+    if why := algorithm.needs.in_step(n, t):
         raise ConfigError(f"{algorithm.name} {why} and cannot run asynchronously")
 
 

@@ -28,7 +28,7 @@ from polyfed.compute.optimizers import StepSizes
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
 from polyfed.core import contract
-from polyfed.core.algorithm import Algorithm, Down, Round, State
+from polyfed.core.algorithm import Algorithm, Down, Round, State, decayed
 from polyfed.core.explosion import Exploded, exploded, guarded
 from polyfed.core.rows import Rows
 from polyfed.core.uplinks import Part, Tally, diverged, rows_of
@@ -145,7 +145,7 @@ class Worker:
         down: [m, ...] each (shared messages already expanded)
         """
         ids, sent = round.ids.cpu().numpy(), round.sent.cpu().numpy()
-        scaled = {t: algorithm.decayed(self.step_sizes.at(t)) for t in sorted(set(sent.tolist()))}
+        scaled = {t: decayed(algorithm, self.step_sizes.at(t)) for t in sorted(set(sent.tolist()))}
         at = [np.flatnonzero(sent == t) for t in scaled] if len(scaled) > 1 else [np.arange(len(ids))]
         unlike = self.plan.path == PATH and self.work.batch_size is not None
         parts = [c for t, some in zip(scaled, at, strict=True) for c in self._chunks(ids, some, t, unlike)]

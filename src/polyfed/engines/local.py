@@ -166,7 +166,7 @@ class LocalEngine:
         """[s, p]: the models that `ids` would deploy. down: what all clients receive for it."""
         at = torch.as_tensor(ids, device=self.task.device)
         received = {name: rows_of(t, at) for name, t in expand(down, self.rows.n).items()}
-        found = algorithm.personal(self.rows.gather(at), received)
+        found = algorithm.personal(self.task, self.rows.gather(at), received)
         return contract.models(algorithm, found, len(ids), self.task.p)
 
     def private(self, ids: Tensor) -> State:

@@ -25,7 +25,7 @@ from polyfed.base import checkpoint
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.base.settings import COUNT
-from polyfed.core.algorithm import Algorithm
+from polyfed.core.algorithm import Contender
 from polyfed.data.federation import Federation
 from polyfed.games import values as game
 from polyfed.games.result import HEAD, Coalitions, Found, names_of, settle, walks_of
@@ -49,12 +49,12 @@ Maker = Callable[[int, Sequence[str]], Made]  # of (seed, who is left out)
 def coalitions(
     model: nn.Module | Callable[[int], nn.Module],
     federation: Federation | Callable[[int], Federation],
-    algorithm: Algorithm | None = None,
+    algorithm: Contender | None = None,
     training: Training | None = None,
     *,
     seeds: MANY | Sequence[SEED] = 5,
     samples: COUNT | None = None,
-    against: Mapping[str, Algorithm] | None = None,
+    against: Mapping[str, Contender] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     watch: Watch | None = None,
@@ -73,7 +73,7 @@ def coalitions(
         As for `compare`, with test samples. Where it has no validation split, a fifth of every client's training
         samples become one; where inputs were scaled or filled in by training samples, a note says that these had a
         part in it, and ``partition(validation_fraction=0.2)`` holds them out before.
-    algorithm : Algorithm or None
+    algorithm : Algorithm, Yardstick or None
         What a coalition trains with; None: FedAvg. Own models are trained alone with the same step size.
     training : Training or None
         As for `fit`; its seed is not used.
@@ -136,7 +136,7 @@ class Game:
 
     make: Maker
     federation: Federation
-    methods: Sequence[Algorithm]
+    methods: Sequence[Contender]
     labels: Sequence[str]
     training: Training
     seeds: Sequence[int]
@@ -192,7 +192,7 @@ class Game:
         return self._job(folder, names_of(c, self.names), seed, method, without, resume)
 
     def _job(
-        self, folder: Path, label: str, seed: int, method: Algorithm, without: tuple[str, ...], resume: bool
+        self, folder: Path, label: str, seed: int, method: Contender, without: tuple[str, ...], resume: bool
     ) -> Job:
         place = folder / "runs" / f"{label}-seed{seed}"
 
@@ -207,7 +207,7 @@ class Game:
         return Job(label, seed, place, train)
 
     @property
-    def _own(self) -> Algorithm:
+    def _own(self) -> Contender:
         """What a client does alone."""
         lr = getattr(self.methods[0], "lr", None)
         return Local(float(lr)) if isinstance(lr, int | float) else Local()

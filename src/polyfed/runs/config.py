@@ -19,7 +19,7 @@ import polyfed.algorithms  # pyright: ignore[reportUnusedImport]  (registers the
 import polyfed.yardsticks  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from polyfed.base.errors import ConfigError, closest
 from polyfed.base.settings import found, is_list, is_table, kebab, parse, plain, shown, value_of
-from polyfed.core.algorithm import REGISTRY, Algorithm
+from polyfed.core.algorithm import REGISTRY, Contender
 from polyfed.core.algorithm import check as check_algorithm
 from polyfed.models import MODELS
 from polyfed.runs.check import Where, read_table, table_of
@@ -59,7 +59,7 @@ MAIN_JOB: dict[str, Any] = {
 class Method:
     """One method of an experiment: its hyper-parameters, where its file is, and the label it goes by."""
 
-    algorithm: Algorithm
+    algorithm: Contender
     file: str | None = None
     label: str = ""
 

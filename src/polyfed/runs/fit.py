@@ -9,7 +9,7 @@ from torch import nn
 
 from polyfed.base.arguments import checked
 from polyfed.base.settings import settings_of
-from polyfed.core.algorithm import Algorithm
+from polyfed.core.algorithm import Contender
 from polyfed.data.federation import Federation
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import prepare
@@ -21,7 +21,7 @@ from polyfed.runs.watching import Callback, watchers
 def fit(
     model: nn.Module,
     federation: Federation,
-    algorithm: Algorithm,
+    algorithm: Contender,
     training: Training | None = None,
     *,
     start: Result | None = None,
@@ -39,7 +39,7 @@ def fit(
         Its present parameters are the common start.
     federation : Federation
         The clients and their data.
-    algorithm : Algorithm
+    algorithm : Algorithm or Yardstick
         The method, such as ``polyfed.FedAvg(lr=0.1)``.
     training : Training, optional
         How to train; ``settings`` override it.

@@ -295,7 +295,7 @@ def _steps(run: Result) -> float:
 
 def _common(run: Result, metric: str) -> dict[str, float] | None:
     """The mean over clients of the common model alone, by split, where clients deploy others of their own."""
-    common, method = run.common, type(run.algorithm)
+    common, method = run.common, type(run.trained.algorithm)
     if common is None or method.personal is Algorithm.personal or not run.trained.engine.here:
         return None
     return {split: mean_of(run.evaluate(common, split)[metric]) for split in run.final}

@@ -36,7 +36,7 @@ def record(run: Result, split: str) -> dict[str, Any]:
 
 def grouping(run: Result) -> dict[str, Any]:
     """Number of clusters that the method sees now and, where it has changed, the label of every client."""
-    found = run.algorithm.report(run.server).get("clusters")
+    found = run.trained.algorithm.describe(run.server).clusters
     if found is None:
         return {}
     before = next((r["assigned"] for r in reversed(run.records) if "assigned" in r), None)

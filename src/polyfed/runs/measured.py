@@ -1,20 +1,23 @@
 """A yardstick's run: its scores are those of any run; what gave them is no vector of a torch model, but its answers."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingTypeStubs]
 from torch import Tensor
 
+from polyfed.base.errors import ConfigError
 from polyfed.compute import evaluation
-from polyfed.compute.split import Split, restored
+from polyfed.compute.split import Split
 from polyfed.compute.task import Task
+from polyfed.core.algorithm import Algorithm, Contender, Down, Round, State
 from polyfed.data.federation import Federation
-from polyfed.runs.result import Result, splits
+from polyfed.runs.result import splits
 from polyfed.runs.trained import raw
-from polyfed.yardsticks.own import Own
+from polyfed.yardsticks.yardstick import Outputs, Yardstick
 
 EVERYBODY = "everybody"  # the one client of a pooled training
 
@@ -48,25 +51,37 @@ class Answers:
         return found.hexdigest()
 
 
-def fitted(yardstick: Own, fed: Federation) -> dict[str, list[Tensor]]:
-    """The outputs of what every client fits on its own samples."""
-    found: dict[str, list[Tensor]] = {name: [] for name in splits(fed)}
+@dataclass(frozen=True)
+class Unsent(Algorithm, abstract=True):
+    """What the event loop has in the place of a yardstick: a method without state and messages. of: its name"""
+
+    name: ClassVar[str] = "a yardstick"
+
+    of: str
+
+    def init_server(self, task: Task, w0: Tensor, n: int) -> State:
+        return {}
+
+    def downlink(self, server: State, round: Round) -> Down:
+        return Down()
+
+    def personal(self, task: Task, client: State, down: State) -> Tensor:
+        raise ConfigError(f"{self.of} is a yardstick: it has results, and no torch model to deploy")
+
+
+def looped(entry: Contender) -> Algorithm:
+    """What the event loop has of a row: the method itself, or nothing that it could do."""
+    return entry if isinstance(entry, Algorithm) else Unsent(entry.name)
+
+
+def outputs_of(yardstick: Yardstick, fed: Federation, pooled: Callable[[float], Outputs]) -> dict[str, list[Tensor]]:
+    """What a yardstick answers for every client's samples. pooled: see `Yardstick.fit`"""
     with threadpool_limits(1):  # a pool of threads would not survive the fork of the next run
-        for i in range(fed.n):
-            weight = None if fed.train.shares is None else fed.train.shares[fed.train.rows(i)]
-            answers = yardstick.fitted(*fed.train.client(i), fed.classes, weight)
-            for name, split in splits(fed).items():
-                found[name].append(answers(split.client(i)[0]))
-    return found
-
-
-def answered(run: Result, task: Task, fed: Federation) -> dict[str, list[Tensor]]:
-    """The outputs of the one model of a pooled training for every client's samples."""
-    w, unit = run.personal[0], run.federation.train.units([0])
-    return {
-        name: [restored(task.outputs(w, x.to(task.device)).cpu(), unit) for x, _ in map(split.client, range(fed.n))]
-        for name, split in splits(fed).items()
-    }
+        models = yardstick.fit(fed.train, fed.classes, pooled)
+        return {
+            name: [answers(split.client(i)[0]) for i, answers in enumerate(models)]
+            for name, split in splits(fed).items()
+        }
 
 
 def together(federation: Federation) -> Federation:

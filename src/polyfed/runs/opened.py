@@ -24,7 +24,7 @@ from polyfed.compute.batches import Work
 from polyfed.compute.losses import LOSSES
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
-from polyfed.core.algorithm import REGISTRY, Algorithm, State
+from polyfed.core.algorithm import REGISTRY, Contender, State
 from polyfed.core.ledger import COLUMNS, Ledger
 from polyfed.core.rounds import Loop, part
 from polyfed.core.rows import is_mapped
@@ -42,6 +42,7 @@ from polyfed.runs.check import Where, read_table
 from polyfed.runs.config import INFORMATION, TABLES, Settings, model_of, resolve
 from polyfed.runs.fit import fit
 from polyfed.runs.folder import client_model
+from polyfed.runs.measured import looped
 from polyfed.runs.numbers import Numbers
 from polyfed.runs.packages import installed
 from polyfed.runs.result import Result, lazy
@@ -126,7 +127,7 @@ class Stored:
     def findings(self) -> dict[str, Any]:
         if (self.at / "report.json").exists():
             return self.numbers.findings.written()
-        return {k: plain(v) for k, v in self.algorithm.report(self.server).items()}
+        return {k: plain(v) for k, v in looped(self.algorithm).describe(self.server).found().items()}
 
     @cached_property
     def outline(self) -> Federation:
@@ -164,7 +165,7 @@ class Stored:
         return part(self._state[0], "server.")
 
     @lazy
-    def algorithm(self) -> Algorithm:
+    def algorithm(self) -> Contender:
         """The method."""
         installed(self.settings.get("packages", []), f"{self.at / 'config.toml'}: packages")
         table = dict(self._state[1]["fingerprint"]["algorithm"])
@@ -223,9 +224,10 @@ class Stored:
         work = Work(t.epochs, steps, t.batch_size, augmentation(t.augment, fed.input_shape))
         seed, plan = t.seed, Plan(plan.chunk, 1, str(device), plan.path)
         place = self.at if is_mapped(part(tensors, "client.")) else None
-        rows = make_rows(self.algorithm, task, fed.n, 1, place, tensors)
+        algorithm = looped(self.algorithm)
+        rows = make_rows(algorithm, task, fed.n, 1, place, tensors)
         engine = LocalEngine(task, {"train": fed.train}, rows, client_keys(fed.names), work, seed, plan, t.step_sizes)
-        loop = Loop(task, fed.train.counts, fed.names, self.algorithm, Uniform(), engine, seed, t.step_sizes)
+        loop = Loop(task, fed.train.counts, fed.names, algorithm, Uniform(), engine, seed, t.step_sizes)
         loop.restore(tensors, meta)
         return Trained.of(loop)
 
@@ -306,7 +308,7 @@ class Stored:
             raise RunError(f"{self.at}: its data are not the ones it was trained on")
         return attacked if forged else fed
 
-    def parts(self) -> tuple[nn.Module, Federation, Training, Algorithm]:
+    def parts(self) -> tuple[nn.Module, Federation, Training, Contender]:
         """The model with the parameters that it began with, the data, how it was trained, the method.
 
         Raises RunError for data that cannot be read or have changed, ConfigError for a setting that no file holds.

@@ -8,14 +8,14 @@ from typing import Any
 from polyfed.base import plugins
 from polyfed.base.errors import ConfigError
 from polyfed.base.settings import Registry, found, is_list
-from polyfed.core.algorithm import REGISTRY, Algorithm
+from polyfed.core.algorithm import REGISTRY, Contender
 from polyfed.data.datasets import LOADERS
 from polyfed.metrics.scores import KNOWN, Metrics, metrics_of
 from polyfed.models import MODELS
 
 
 def packages(
-    methods: Iterable[Algorithm], data: str | None, model: str | None, metrics: Metrics | None
+    methods: Iterable[Contender], data: str | None, model: str | None, metrics: Metrics | None
 ) -> dict[str, str]:
     """{package: version} of what goes by these names; None: given in Python."""
     used: list[tuple[Registry[Any], str]] = [(REGISTRY, m.name) for m in methods]

@@ -145,7 +145,7 @@ class _Noting(LocalEngine):
     def exchange(self, algorithm: Algorithm, received: State, round: Round, tally: Tally) -> Reply:
         reply = super().exchange(algorithm, received, round, tally)
         if reply.bad is None:
-            kind = algorithm.phases(round.t), round.phase
+            kind = algorithm.needs.phases(round.t), round.phase
             self.up.setdefault(kind, []).append({name: t[0] for name, t in tally.part().rows.items()})
         return reply
 
@@ -227,10 +227,10 @@ def check_optimizer(algorithm: Algorithm, task: Task, federation: Federation, wo
     if task.optimizer.plain:
         return
     key = "clip_norm" if task.optimizer.name == "sgd" else "optimizer"
-    why = algorithm.needs_sgd()
-    if why is None and not _asked(algorithm, task, federation, work):
+    why = algorithm.needs.plain_sgd
+    if not why and not _asked(algorithm, task, federation, work):
         why = "its local steps are not those of local_sgd"
-    if why is not None:
+    if why:
         given = task.optimizer.clip_norm if key == "clip_norm" else task.optimizer.name
         raise ConfigError(f"{key}: found {given!r}, expected plain sgd with {algorithm.name}: {why}")
 

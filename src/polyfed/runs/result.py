@@ -17,7 +17,7 @@ from polyfed.base.errors import ConfigError, RunError, closest
 from polyfed.base.typed import plain
 from polyfed.compute import evaluation
 from polyfed.compute.check import check
-from polyfed.core.algorithm import Algorithm, State
+from polyfed.core.algorithm import Contender, State
 from polyfed.data.federation import Federation
 from polyfed.metrics.metric import Metric
 from polyfed.models.factorised import factorised as factorised_model
@@ -43,7 +43,7 @@ class Kept(Protocol):
     @property
     def federation(self) -> Federation: ...
     @property
-    def algorithm(self) -> Algorithm: ...
+    def algorithm(self) -> Contender: ...
     @property
     def server(self) -> State: ...
     @property
@@ -60,10 +60,7 @@ class Live:
     trained: Trained
     federation: Federation
     judged: Judged
-
-    @property
-    def algorithm(self) -> Algorithm:
-        return self.trained.algorithm
+    algorithm: Contender
 
     @property
     def server(self) -> State:
@@ -71,7 +68,7 @@ class Live:
 
     @lazy
     def findings(self) -> dict[str, Any]:
-        return {k: plain(v) for k, v in self.algorithm.report(self.server).items()}
+        return {k: plain(v) for k, v in self.trained.algorithm.describe(self.server).found().items()}
 
     @property
     def ledger(self) -> pd.DataFrame:
@@ -134,7 +131,7 @@ class Result:
         return self.kept.federation
 
     @property
-    def algorithm(self) -> Algorithm:
+    def algorithm(self) -> Contender:
         """The method."""
         return self.kept.algorithm
 
@@ -146,7 +143,7 @@ class Result:
     @property
     def plan(self) -> str | None:
         """What the method decided before the run: its solver and memory, for methods that have a choice."""
-        return self.algorithm.plan(self.trained.task, self.outline.n)
+        return self.findings.get("plan")
 
     @property
     def personal(self) -> Tensor:
@@ -156,7 +153,7 @@ class Result:
     @property
     def common(self) -> Tensor | None:
         """[p]: the model that all clients have in common (FedSLR's GKR, Ditto's global one); None: there is none."""
-        return self.algorithm.common(self.server)
+        return self.trained.algorithm.describe(self.server).common
 
     def answers(self) -> Iterator[tuple[int, Tensor]]:
         """What the model that each client would deploy puts out for its test samples.
@@ -245,7 +242,8 @@ class Result:
         task, w = self.trained.task, self.trained.personal(np.array([i]))[0]
         if not factorised:
             return task.module(w)
-        factors, common = self.algorithm.factors(self.server), self.common
+        shows = self.trained.algorithm.describe(self.server)
+        factors, common = shows.factors, shows.common
         if factors is None or common is None:
             raise ConfigError(
                 f"factorised: {self.algorithm.name} does not make low-rank models; fedslr (structure LR+S or LR+LR) "

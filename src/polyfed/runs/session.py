@@ -11,6 +11,7 @@ import torch
 
 from polyfed.base import checkpoint
 from polyfed.base.errors import Diverged, RunError
+from polyfed.core.algorithm import Contender
 from polyfed.core.engine import Silent
 from polyfed.core.rounds import Loop
 from polyfed.data.federation import Federation
@@ -30,7 +31,8 @@ class Session:
     """A run under way: training, evaluation, history, checkpoints.
 
     settings: of config.toml     every: rounds between evaluations     attackers: [n] bool, who has no metrics
-    measure: of a yardstick, what fits it, in place of rounds; it says what was measured     judged: the same before
+    algorithm: a yardstick, of which the loop knows nothing     measure: what fits it, in place of rounds; it says what
+    was measured     judged: the same before
     """
 
     loop: Loop
@@ -42,6 +44,7 @@ class Session:
     callbacks: Sequence[Callback] = ()
     measure: "Callable[[Session], Judged] | None" = None
     judged: Judged | None = None
+    algorithm: Contender | None = None
     records: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     seconds: float = 0.0
     ended: bool = False
@@ -61,7 +64,7 @@ class Session:
         return Result(
             self.settings, self.federation, [*self.records], {**self.final}, self.loop.task.scores, self.status,
             self.loop.t, self.seconds, self.ended, self.store.path if self.store else None,
-            Live(reached, self.federation, self.judged or reached),
+            Live(reached, self.federation, self.judged or reached, self.algorithm or reached.algorithm),
         )  # fmt: skip
 
     def restore(self, store: RunFolder, saved: Saved) -> None:

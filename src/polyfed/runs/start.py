@@ -1,16 +1,22 @@
 """A run that starts from another: the whole state of one of the same method, the clients' models of another's."""
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from polyfed.base.errors import ConfigError
 from polyfed.base.typed import pieces
-from polyfed.core.algorithm import KNOWN
+from polyfed.compute.task import Task
+from polyfed.core.algorithm import KNOWN, State
 from polyfed.core.rounds import Loop
 from polyfed.runs.result import Result
 from polyfed.runs.trained import Trained
+
+# of a method: task, the clients' models [n, p], their samples [n] -> the server's state, the private rows [n, ...]
+Warm = Callable[[Task, Tensor, Tensor], tuple[State, State]]
 
 
 def start_from(loop: Loop, start: Result) -> None:
@@ -21,8 +27,11 @@ def start_from(loop: Loop, start: Result) -> None:
     if type(before.algorithm) is type(loop.algorithm):
         _take_over(loop, before)
         return
+    begin: Warm | None = getattr(loop.algorithm, "warm_start", None)
+    if begin is None:
+        raise ConfigError(f"start: {loop.algorithm.name} cannot be warm-started from another method's models")
     models = start.personal.to(task.device, task.dtype)
-    server, rows = loop.algorithm.warm_start(task, models, loop.samples)
+    server, rows = begin(task, models, loop.samples)
     loop.server = server | {KNOWN: loop.samples.clone()}
     loop.engine.place(everyone, rows)
     zero = np.zeros(loop.n)

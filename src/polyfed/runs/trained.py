@@ -104,7 +104,7 @@ class Trained(Deployed):
         down = expand(self.deployment(), self.n)
         for ids in pieces(torch.arange(self.n, device=self.task.device), 16):
             received = {name: rows_of(t, ids) for name, t in down.items()}
-            found = self.algorithm.parameters(self.engine.private(ids), received)
+            found = self.algorithm.parameters(self.task, self.engine.private(ids), received)
             counts[ids.cpu().numpy()] = self.task.p if found is None else torch.as_tensor(found).cpu().numpy()
         return counts
 

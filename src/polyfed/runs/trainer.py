@@ -26,9 +26,9 @@ from polyfed.compute.batches import Work
 from polyfed.compute.check import check
 from polyfed.compute.compiled import PATH, path_of
 from polyfed.compute.losses import Loss
-from polyfed.compute.split import Split
+from polyfed.compute.split import Split, restored
 from polyfed.compute.task import Task
-from polyfed.core.algorithm import Algorithm, outlined
+from polyfed.core.algorithm import Algorithm, Contender, outlined
 from polyfed.core.algorithm import check as check_algorithm
 from polyfed.core.engine import Engine
 from polyfed.core.rounds import Loop, refuse_late
@@ -39,7 +39,7 @@ from polyfed.core.worker import Plan
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, check_rows, cores, make_plan, make_rows, pick_device
 from polyfed.runs.folder import RunFolder, versions
-from polyfed.runs.measured import Answers, answered, fitted, together
+from polyfed.runs.measured import Answers, looped, outputs_of, together
 from polyfed.runs.packages import packages
 from polyfed.runs.rehearsal import check_optimizer, check_robust, sums
 from polyfed.runs.result import Result, splits
@@ -51,8 +51,7 @@ from polyfed.runs.training import Training
 from polyfed.runs.watching import Callback
 from polyfed.runs.weights import noted, weights_of
 from polyfed.threats import Attack, Forging
-from polyfed.yardsticks import PooledOracle, Yardstick
-from polyfed.yardsticks.own import Own
+from polyfed.yardsticks.yardstick import Outputs, Yardstick
 
 
 @checked
@@ -66,7 +65,7 @@ class Trainer:
         Model and loss.
     federation : Federation
         The clients; under an attack on labels, with their labels changed.
-    algorithm : Algorithm
+    algorithm : Algorithm or Yardstick
         The method.
     training : Training
         With every setting resolved.
@@ -98,7 +97,7 @@ class Trainer:
 
     task: Task
     federation: Federation
-    algorithm: Algorithm
+    algorithm: Contender
     training: Training
     work: Work
     schedule: Schedule
@@ -146,7 +145,8 @@ class Trainer:
                 loop.ledger.record(-1, np.arange(loop.n), exchanges, down, up, zero, zero)
             if store is not None:
                 store.begin(session.result(), fresh=saved is None)
-                for line in filter(None, (self.algorithm.plan(self.task, loop.n), self.note)):
+                plan = loop.algorithm.describe(loop.server).findings.get("plan")
+                for line in filter(None, (plan, self.note)):
                     store.log(line)
             return session.run()
 
@@ -154,28 +154,35 @@ class Trainer:
         every = self.training.evaluate_every or 0
         session = Session(loop, self.federation, self._settings(loop), every, self.attackers, store, callbacks)
         if isinstance(self.algorithm, Yardstick):
-            session.measure = self._measure
+            session.measure = partial(self._measure, self.algorithm)
             session.judged = Answers(self.task, self.federation, self.algorithm.role, {})
+            session.algorithm = self.algorithm
         return session
 
-    def _measure(self, session: Session) -> Answers:
+    def _measure(self, yardstick: Yardstick, session: Session) -> Answers:
         """Fit a yardstick. A pooled model is trained in a run folder of its own, `training`."""
-        yardstick, task, fed, start = self.algorithm, self.task, self.federation, time.perf_counter()
-        if isinstance(yardstick, Own):
-            outputs = fitted(yardstick, fed)
+        task, fed, start, trained = self.task, self.federation, time.perf_counter(), list[Result]()
+
+        def pooled(lr: float) -> Outputs:
+            how = dataclasses.replace(
+                self.training, fraction=1.0, schedule=None, attack=None, robust=None, chunk=None, evaluate_every=0
+            )
+            trainer = prepare(task.module(task.w0), together(fed), Local(lr), how)
+            run = trainer.run(session.store and session.store.path / "training", resume=True)
+            trained.append(run)
+            w, unit = run.personal[0], run.federation.train.units([0])
+            return lambda x: restored(task.outputs(w, x.to(task.device)).cpu(), unit)
+
+        outputs = outputs_of(yardstick, fed, pooled)
+        for run in trained:
+            session.loop.t, session.seconds = run.rounds, run.seconds
+        if not trained:
             session.seconds += time.perf_counter() - start
-            return Answers(task, fed, yardstick.role, outputs)
-        assert isinstance(yardstick, PooledOracle)
-        how = dataclasses.replace(
-            self.training, fraction=1.0, schedule=None, attack=None, robust=None, chunk=None, evaluate_every=0
-        )
-        trainer = prepare(task.module(task.w0), together(fed), Local(yardstick.lr), how)
-        run = trainer.run(session.store and session.store.path / "training", resume=True)
-        session.loop.t, session.seconds = run.rounds, run.seconds
-        return Answers(task, fed, yardstick.role, answered(run, task, fed))
+        return Answers(task, fed, yardstick.role, outputs)
 
     def _loop(self, data: dict[str, Split], store: RunFolder | None, saved: Saved | None) -> Loop:
         """The event loop before its first round, or with the state of `start`."""
+        algorithm = looped(self.algorithm)
         t, task, names = self.training, self.task, self.federation.names
         keys = client_keys(names)
         planned = saved is not None and t.chunk is None and t.workers is None
@@ -186,11 +193,11 @@ class Trainer:
             plan = dataclasses.replace(before, path=plan.path) if gone else before
         added = self.streamed
         place = store.path if store else None
-        rows = partial(make_rows, self.algorithm, task, len(names), self.cohort, place, saved and saved[0], added)
+        rows = partial(make_rows, algorithm, task, len(names), self.cohort, place, saved and saved[0], added)
         engine = self._engine(data, rows, plan, place) if self.elsewhere is None else self.elsewhere(self)
         forge = None if t.attack is None else Forging(t.attack, keys, t.seed)
         loop = Loop(
-            task, data["train"].counts, names, self.algorithm, self.schedule, engine, t.seed, t.step_sizes,
+            task, data["train"].counts, names, algorithm, self.schedule, engine, t.seed, t.step_sizes,
             forge, t.robust, self.sums,
         )  # fmt: skip
         if self.start is not None:
@@ -207,7 +214,7 @@ class Trainer:
             raise ConfigError("engine: ray is not installed; pip install 'polyfed[ray]'") from None
         make = partial(_checked, t, task.model, task.loss, task.device, plain(task.class_weights), task.found)
         return RayEngine(
-            make, dict(splits(self.federation)), names, self.algorithm, self.work, t.seed, plan, t.step_sizes,
+            make, dict(splits(self.federation)), names, looped(self.algorithm), self.work, t.seed, plan, t.step_sizes,
             workers=t.workers or min(cores(), len(names)), folder=folder and folder / "rows", address=t.address,
         )  # fmt: skip
 
@@ -246,7 +253,7 @@ def _checked(
 def prepare(
     model: nn.Module,
     federation: Federation,
-    algorithm: Algorithm,
+    algorithm: Contender,
     training: Training,
     *,
     start: Result | None = None,
@@ -260,7 +267,7 @@ def prepare(
         Its present parameters are the common start.
     federation : Federation
         The clients and their data.
-    algorithm : Algorithm
+    algorithm : Algorithm or Yardstick
         The method.
     training : Training
         How to train.
@@ -299,7 +306,7 @@ def prepare(
     note, wanted, streamed = None, dict[tuple[int, int], Wanted](), False
     if isinstance(algorithm, Yardstick):
         algorithm.check(task)
-    else:
+    elif isinstance(algorithm, Algorithm):
         # what the method refuses is said here, before anything is written; a server's state may be larger than memory
         if schedule.late(federation.n):
             refuse_late(algorithm, federation.n)

@@ -57,6 +57,8 @@ def experiment(join: Join, settled: Settled, loss: str | None = None) -> Experim
     training = read_table(Settings, {"loss": loss} | join.training, NOWHERE, TABLES)
     table = {key.replace("-", "_"): value for key, value in join.algorithm.items()}
     method = REGISTRY.make(str(table.pop("name", "")), table)
+    if not isinstance(method, Algorithm):
+        raise Refusal(f"{method.name} is a yardstick, which needs no sites")
     model = {"name": default_for(settled.inputs)} | join.model
     found = model_of(model, NOWHERE)
     if found.file is not None:

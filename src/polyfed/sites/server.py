@@ -19,6 +19,7 @@ import torch
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.base.settings import is_list, is_mapping, table_in
+from polyfed.core.algorithm import Algorithm
 from polyfed.core.engine import Engine
 from polyfed.core.messages import Form
 from polyfed.core.schedule import Arrivals, Asynchronous, Delays, Timed
@@ -41,7 +42,6 @@ from polyfed.sites.engine import RemoteEngine
 from polyfed.sites.message import Message
 from polyfed.sites.pooled import pooled
 from polyfed.sites.site import FIRST
-from polyfed.yardsticks import Yardstick
 
 CARD = "sites.json"  # in the run's folder: what sites know the run by
 SLACK = 1 << 16  # bytes that a wrong reply may have more, so that the tensor at fault is named
@@ -129,7 +129,7 @@ class Server:
         quorum: int | None,
         say: Callable[[str], None],
     ):
-        self.experiment, self.method = experiment, _only(experiment)
+        self.experiment, (self.method, self.algorithm) = experiment, _only(experiment)
         self.transport, self.store, self.wait, self.quorum, self.say = transport, store, wait, quorum, say
         self.asking = Asking(transport, wait, say)
         self.names: list[str] = []
@@ -175,8 +175,8 @@ class Server:
         weights = weights_of(settings.class_weights, loss, self.federation.describe())
         model = make_model(e.model, s.inputs, s.outputs, settings.seed)
         about = _describe(e, self.method, self.names)
-        trainer = prepare(model, self.federation, self.method.algorithm, settings, describe=about)
-        found = forms(self.method.algorithm, trainer.task, s.inputs, s.classes, s.outputs)
+        trainer = prepare(model, self.federation, self.algorithm, settings, describe=about)
+        found = forms(self.algorithm, trainer.task, s.inputs, s.classes, s.outputs)
         self.transport.most = 2 * found.largest + SLACK
         start = digest(trainer.task.w0)
 
@@ -192,14 +192,12 @@ class Server:
         return dataclasses.replace(trainer, elsewhere=partial(self._engine, run, settings, found), billed=self.billed)
 
     def _engine(self, run: str, settings: Training, found: Forms, t: Trainer) -> Engine:
-        algorithm = self.method.algorithm
-
         def expected(round: int, phase: int) -> Mapping[str, Form]:
-            return found.of(algorithm.phases(round), phase)
+            return found.of(self.algorithm.needs.phases(round), phase)
 
         return RemoteEngine(
             self.names, self.federation.train.counts, self.transport, t.work, settings.seed, settings.step_sizes,
-            run=run, expected=expected, accepts=partial(algorithm.accepts, t.task),
+            run=run, expected=expected, accepts=partial(self.algorithm.accepts, t.task),
             metrics=["loss", *(metric.name for metric in t.task.scores)], seconds=self.wait, quorum=self.quorum,
             say=self._note,
         )  # fmt: skip
@@ -209,21 +207,21 @@ class Server:
         self.say(line)
 
 
-def _only(e: Experiment) -> Method:
-    """The one method of an experiment that sites can run."""
+def _only(e: Experiment) -> tuple[Method, Algorithm]:
+    """The one method of an experiment, which sites can run, and its hyper-parameters."""
     if not e.single:
         raise ConfigError(f"{e.name}: found {len(e.methods)} methods and {len(e.seeds)} seeds, expected one of each")
     method, s = e.methods[0], e.settings
     if s.portable:
         raise ConfigError("portable: not with sites, whose processors are their own; leave it out")
-    if isinstance(method.algorithm, Yardstick):
+    if not isinstance(method.algorithm, Algorithm):
         raise ConfigError(f"algorithm.name: {method.algorithm.name} is a yardstick, which needs no sites")
     if s.attack is not None:
         raise ConfigError("attack: not with sites, who are themselves; leave it out")
     for what, found in (("algorithm.file", method.file), ("model.file", e.model.file)):
         if found is not None:
             raise ConfigError(f"{what}: not with sites, which run what they have installed; make a package of it")
-    return method
+    return method, method.algorithm
 
 
 def _join(e: Experiment, method: Method) -> m.Join:

@@ -26,7 +26,7 @@ from polyfed.compute.check import check
 from polyfed.compute.compiled import path_of
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
-from polyfed.core.algorithm import Algorithm, Round, State
+from polyfed.core.algorithm import Algorithm, Round, State, decayed
 from polyfed.core.algorithm import check as check_algorithm
 from polyfed.core.messages import Form
 from polyfed.core.rows import MemoryRows
@@ -179,7 +179,7 @@ class Site:
         t, method, _, model = experiment(join, alone)
         task = t.task(model, "mse" if alone.classes is None else "cross-entropy", "cpu", metrics=())
         up = forms(method, task, alone.inputs, alone.classes, alone.outputs).up
-        discloses = method.discloses
+        discloses = method.needs.discloses
         needs |= {name: discloses[name] for tensors in up.values() for name in tensors if name in discloses}
         title = f"{method.name}, {join.experiment}; shapes as of this site's own columns"
         self.show(text := words(title, about, up, needs, self.consent, discloses))
@@ -276,7 +276,7 @@ class Site:
     def _train(self, asked: m.Train, tensors: State) -> Message[m.Exchanged]:
         begun = self._going()
         reply = begun.client.train(asked, tensors)
-        expected = begun.forms.of(begun.client.algorithm.phases(asked.t), asked.phase)
+        expected = begun.forms.of(begun.client.algorithm.needs.phases(asked.t), asked.phase)
         if isinstance(reply.head, m.Trained) and (wrong := misfit(reply.tensors, expected)):
             raise Refusal(wrong)
         return reply
@@ -334,7 +334,7 @@ class Client:
         round = Round(t, asked.n, phase, self._here, self._counts, torch.full_like(self._here, t))
         rows, down = self._rows(asked.base), self._one(tensors)
         tally = Tally(round, down)
-        reply, private = self.worker.run(self.algorithm.decayed(asked.scale), rows, down, round, tally)
+        reply, private = self.worker.run(decayed(self.algorithm, asked.scale), rows, down, round, tally)
         if reply.bad is not None:
             return Message(m.Diverged(t=t, phase=phase))
         for at, mine in private:
@@ -357,7 +357,8 @@ class Client:
     def personal(self, base: Version, tensors: State) -> tuple[Tensor, int]:
         """[1, p]: the model that it would deploy, and how many numbers describe it. tensors: what it received"""
         mine, down = self._rows(base).gather(self._here), self._one(tensors)
-        w, found = self.algorithm.personal(mine, down), self.algorithm.parameters(mine, down)
+        w = self.algorithm.personal(self.task, mine, down)
+        found = self.algorithm.parameters(self.task, mine, down)
         return w, self.task.p if found is None else int(torch.as_tensor(found).reshape(-1)[0])
 
     def report(self) -> str:

@@ -347,7 +347,7 @@ class _Admitting:
 
     def _clusters(self) -> np.ndarray | None:
         before = self.before
-        labels = before.algorithm.report(before.server).get("clusters") if before.algorithm is self.algorithm else None
+        labels = before.algorithm.describe(before.server).clusters if before.algorithm is self.algorithm else None
         if labels is None:
             return None
         found = [new.cluster(torch.as_tensor(labels)) for new in self.newcomers]

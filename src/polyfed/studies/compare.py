@@ -22,7 +22,7 @@ from polyfed.base import checkpoint
 from polyfed.base.arguments import answer, checked
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.base.settings import found
-from polyfed.core.algorithm import Algorithm
+from polyfed.core.algorithm import Contender
 from polyfed.data.federation import Federation
 from polyfed.metrics.metric import Metric, mean_of
 from polyfed.metrics.scores import LOSS
@@ -125,7 +125,7 @@ class Comparison:
 def compare(
     model: nn.Module | Callable[[int], nn.Module],
     federation: Federation | Callable[[int], Federation],
-    algorithms: Sequence[Algorithm] | Mapping[str, Algorithm],
+    algorithms: Sequence[Contender] | Mapping[str, Contender],
     training: Training | None = None,
     *,
     callbacks: Sequence[Callback] = (),
@@ -150,7 +150,7 @@ def compare(
         As for `fit`, or a function of the seed.
     federation : Federation or callable
         As for `fit`, or a function of the seed, which is how the partition comes to vary with the seed.
-    algorithms : sequence of Algorithm, or dict
+    algorithms : sequence of Algorithm or Yardstick, or dict
         A list, or {label: algorithm}.
     training : Training or None
         As for `fit`; its seed is not used.
@@ -193,7 +193,7 @@ def compare(
     how = training_of(training, settings)
     made = Cached(model, federation)
 
-    def job(label: str, seed: int, algorithm: Algorithm) -> Job:
+    def job(label: str, seed: int, algorithm: Contender) -> Job:
         place = None if folder is None else folder / "runs" / f"{label}-seed{seed}"
 
         def train(more: Sequence[Callback]) -> Result:
@@ -247,7 +247,7 @@ def seeds_of(seeds: int | Sequence[int]) -> list[int]:
     return which
 
 
-def _labelled(algorithms: Sequence[Algorithm] | Mapping[str, Algorithm]) -> dict[str, Algorithm]:
+def _labelled(algorithms: Sequence[Contender] | Mapping[str, Contender]) -> dict[str, Contender]:
     if isinstance(algorithms, Mapping):
         for name in algorithms:
             if not LABEL.fullmatch(name):
@@ -260,7 +260,7 @@ def _labelled(algorithms: Sequence[Algorithm] | Mapping[str, Algorithm]) -> dict
     return out
 
 
-def config_of(methods: Mapping[str, Algorithm], seeds: list[int], settings: Mapping[str, Any]) -> dict[str, Any]:
+def config_of(methods: Mapping[str, Contender], seeds: list[int], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Contents of comparison.toml for a comparison made from Python; settings: by the keys of a file."""
     return {**settings, "seeds": seeds, "algorithms": [Method(a).table() | {"label": n} for n, a in methods.items()]}
 

@@ -119,7 +119,8 @@ def _shapes(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
 
 def _factors(run: Result, named: dict[str, Tensor]) -> dict[str, Tensor]:
     """A client's model as factors: its tensors, the common model and its factors from the server's state."""
-    factors, w = run.algorithm.factors(run.server), run.common
+    shows = run.trained.algorithm.describe(run.server)
+    factors, w = shows.factors, shows.common
     if factors is None or w is None:
         raise ConfigError(
             f"factorised: {run.algorithm.name} does not make low-rank models; fedslr (structure LR+S or LR+LR) and "

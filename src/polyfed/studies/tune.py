@@ -29,7 +29,7 @@ from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, Diverged, RunError, closest
 from polyfed.base.settings import is_mapping, settings_of
 from polyfed.compute.split import Split
-from polyfed.core.algorithm import Algorithm
+from polyfed.core.algorithm import Contender
 from polyfed.data.federation import LEARNT, Federation
 from polyfed.metrics.metric import Metric, having, mean_of
 from polyfed.metrics.scores import LOSS
@@ -140,7 +140,7 @@ class Watch:
 def tune(
     model: nn.Module,
     federation: Federation,
-    algorithm: Algorithm | None = None,
+    algorithm: Contender | None = None,
     training: Training | None = None,
     search: Search | None = None,
     *,
@@ -148,7 +148,7 @@ def tune(
     out: str | Path | None = None,
     resume: bool = False,
     watch: Watch | None = None,
-    describe: Callable[[Algorithm], dict[str, Any]] | None = None,
+    describe: Callable[[Contender], dict[str, Any]] | None = None,
     **settings: Any,
 ) -> Tuned:
     """Choose one numeric setting of a method by validation data, then train the chosen model on.
@@ -174,7 +174,7 @@ def tune(
         As for `fit`.
     federation : Federation
         As for `fit`.
-    algorithm : Algorithm or None
+    algorithm : Algorithm, Yardstick or None
         A method, such as FPFC(nu=0.5), which is the default; its own value of the setting is not used.
     training : Training or None
         As for `fit`.
@@ -268,7 +268,7 @@ def _train_on(
     tuned: Tuned,
     search: "_Legs",
     federation: Federation,
-    describe: Callable[[Algorithm], dict[str, Any]] | None,
+    describe: Callable[[Contender], dict[str, Any]] | None,
     resume: bool,
 ) -> None:
     """The chosen model, and what the folder no longer needs."""
@@ -353,7 +353,7 @@ class _Legs:
             return best
         return min((k for k in legs if k is best or k.like(best)), key=lambda k: k.clusters)
 
-    def all(self, paths: Mapping[str, Sequence[Algorithm]]) -> None:
+    def all(self, paths: Mapping[str, Sequence[Contender]]) -> None:
         """Every regime's values, then their best on equal terms."""
         self.total = sum(map(len, paths.values()))
         for name, methods in paths.items():
@@ -362,7 +362,7 @@ class _Legs:
                 return
         self.level()
 
-    def path(self, regime: str, methods: Sequence[Algorithm]) -> None:
+    def path(self, regime: str, methods: Sequence[Contender]) -> None:
         """Every value of one regime, one after another, and a warm path beyond the last while that is the best."""
         setting, before, extend = self.tuned.setting, None, self.search.extend
         highest: _Kept | None = None
@@ -420,7 +420,7 @@ class _Legs:
                 self.tuned.status = "interrupted"
                 return
 
-    def _leg(self, regime: str, method: Algorithm, value: float, start: Result | None) -> tuple[Result, str]:
+    def _leg(self, regime: str, method: Contender, value: float, start: Result | None) -> tuple[Result, str]:
         """One value trained, or read back."""
         if start is None and self._first is not None and self._first[0] == value:
             return self._first[1]
@@ -437,7 +437,7 @@ class _Legs:
         return found
 
     def fit(
-        self, federation: Federation, method: Algorithm, rounds: int, start: Result | None, **more: Any
+        self, federation: Federation, method: Contender, rounds: int, start: Result | None, **more: Any
     ) -> tuple[Result, str]:
         """Train until the validation metric has settled, and say what ended it."""
         settled = _Settled(self.search.tolerance, self.search.patience)
@@ -567,7 +567,7 @@ def _read_back(tuned: Tuned) -> Tuned:
     return tuned
 
 
-def default_setting(algorithm: Algorithm) -> str:
+def default_setting(algorithm: Contender) -> str:
     """The setting that is tuned where none is named."""
     return next((setting for method, setting in GRIDS if method == algorithm.name), "lam")
 
@@ -580,7 +580,7 @@ def _regimes(regime: str) -> tuple[Regime, ...]:
     return tuple(r for r in REGIMES if r == regime)
 
 
-def _methods(algorithm: Algorithm, setting: str, grid: Any, regime: Regime) -> list[Algorithm]:
+def _methods(algorithm: Contender, setting: str, grid: Any, regime: Regime) -> list[Contender]:
     """The method once per value of the regime's grid, which makes it check them all."""
     types = {f.name: f.type for f in dataclasses.fields(algorithm)}
     if setting not in types:

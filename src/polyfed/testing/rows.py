@@ -307,12 +307,12 @@ def _exploded(method: Algorithm, out: Path) -> bool:
 
 def late_replies_are_taken_or_refused(method: Algorithm) -> str | None:
     schedule = Asynchronous(Delays("uniform", 0, 20))
-    if any(method.in_step(N, t) for t in range(ROUNDS)):
+    if any(method.needs.in_step(N, t) for t in range(ROUNDS)):
         try:
             train(method, schedule=schedule)
         except ConfigError:
             return "it needs its replies in step, and says so"
-        raise AssertionError("in_step gives a reason, yet the method runs with late replies")
+        raise AssertionError("`needs.synchronous` gives a reason, yet the method runs with late replies")
     run = train(method, schedule=schedule, rounds=12)
     assert torch.isfinite(run.personal).all(), "with late replies a model is not finite"
     return None

@@ -1,6 +1,6 @@
 """What a site can do alone with scikit-learn: the commonest class or mean, a linear model, boosted trees."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar
@@ -11,21 +11,14 @@ from torch import Tensor
 
 from polyfed.base.errors import ConfigError
 from polyfed.base.settings import setting
+from polyfed.compute.split import Split
 from polyfed.compute.task import Task
-from polyfed.yardsticks.yardstick import Yardstick
+from polyfed.yardsticks.yardstick import Outputs, Yardstick
 
 Predict = Callable[[np.ndarray], np.ndarray]
 PENALTIES = tuple(10.0**k for k in range(-2, 4))  # tried by cross-validation
 CHEAP = 2_000_000  # numbers in a site's inputs, times classes, up to which penalties are tried
 FOLDS = 5
-CITATION = """@article{pedregosa2011scikit,
-  title   = {Scikit-learn: Machine Learning in {Python}},
-  author  = {Pedregosa, Fabian and others},
-  journal = {Journal of Machine Learning Research},
-  volume  = {12},
-  pages   = {2825--2830},
-  year    = {2011}
-}"""
 
 
 class Own(Yardstick, abstract=True):
@@ -34,7 +27,6 @@ class Own(Yardstick, abstract=True):
     A class that a site has no sample of counts as half a sample, so that no probability is zero.
     """
 
-    citation = CITATION
     uses: ClassVar[tuple[str, ...]] = ()  # modules of scikit-learn
 
     def check(self, task: Task) -> None:
@@ -46,9 +38,11 @@ class Own(Yardstick, abstract=True):
         if task.integers:
             raise ConfigError(f"{self.name}: takes features, and the inputs are tokens; leave the row out")
 
-    def fitted(
-        self, x: Tensor, y: Tensor, classes: int | None, weight: Tensor | None = None
-    ) -> Callable[[Tensor], Tensor]:
+    def fit(self, train: Split, classes: int | None, pooled: Callable[[float], Outputs]) -> Sequence[Outputs]:
+        weights = (None if train.shares is None else train.shares[train.rows(i)] for i in range(train.n))
+        return [self.fitted(*train.client(i), classes, weight) for i, weight in enumerate(weights)]
+
+    def fitted(self, x: Tensor, y: Tensor, classes: int | None, weight: Tensor | None = None) -> Outputs:
         """Fit one site's model.
 
         Parameters
@@ -134,11 +128,6 @@ class Commonest(Own):
     What can be said of a patient of the site without looking at the patient. Its ranking is chance: AUC 1/2.
     """
 
-    certificates = (
-        "tests/yardsticks/test_own.py::test_the_commonest_class_is_right_as_often_as_it_occurs: closed form",
-        "tests/yardsticks/test_own.py::test_the_mean_leaves_the_standard_deviation: closed form",
-    )
-
     def probabilities(self, x: np.ndarray, y: np.ndarray, u: np.ndarray | None = None) -> Predict:
         share = np.bincount(np.unique(y, return_inverse=True)[1], u)
         share = share / share.sum()
@@ -167,10 +156,6 @@ class OwnLinear(Own):
 
     name = "own-linear"
     uses = ("preprocessing", "linear_model", "model_selection")
-    certificates = (
-        "tests/yardsticks/test_own.py::test_the_linear_model_is_scikit_learns: identity",
-        "tests/yardsticks/test_own.py::test_the_penalty_is_the_best_of_a_cross_validation: brute force",
-    )
 
     def probabilities(self, x: np.ndarray, y: np.ndarray, u: np.ndarray | None = None) -> Predict:
         z = _sklearn("preprocessing").StandardScaler().fit(x, sample_weight=u)
@@ -204,7 +189,6 @@ class OwnTrees(Own):
 
     name = "own-trees"
     uses = ("ensemble",)
-    certificates = ("tests/yardsticks/test_own.py::test_the_trees_are_scikit_learns: identity",)
 
     def probabilities(self, x: np.ndarray, y: np.ndarray, u: np.ndarray | None = None) -> Predict:
         return self._boosted("Classifier", x, y, u).predict_proba

@@ -1,22 +1,23 @@
-"""Yardstick: a row of a comparison that exchanges nothing and whose model is not the run's vector.
-
-`runs/measured.py` fits one and has its outputs judged. The event loop sees a method that does nothing.
+"""Yardstick: a row of a comparison that sends nothing. Its models are fitted by a rule of its own; their answers are
+judged like a method's.
 """
 
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from polyfed.base.errors import ConfigError
+from polyfed.compute.split import Split
 from polyfed.compute.task import Task
-from polyfed.core.algorithm import Algorithm, Down, State
+from polyfed.core.algorithm import Contender
+
+Outputs = Callable[[Tensor], Tensor]  # inputs [b, ...] -> what a model puts out, in the targets' own units
 
 
-class Yardstick(Algorithm, abstract=True):
-    """Base of all yardsticks; `role` is "yardstick" for what a site can have, "oracle" for what nobody can."""
+class Yardstick(Contender, abstract=True):
+    """Base of all yardsticks; `role` is "yardstick" for what a site can have, "oracle" for what no site can."""
 
     role: ClassVar[Literal["yardstick", "oracle"]] = "yardstick"
-    step_sizes = ()
 
     def check(self, task: Task) -> None:
         """Refuse what cannot be measured.
@@ -32,11 +33,21 @@ class Yardstick(Algorithm, abstract=True):
             In one line, what does not fit.
         """
 
-    def init_server(self, task: Task, w0: Tensor, n: int) -> State:
-        return {}
+    def fit(self, train: Split, classes: int | None, pooled: Callable[[float], Outputs]) -> Sequence[Outputs]:
+        """Fit a model for every client.
 
-    def downlink(self, server: State, round: object) -> Down:
-        return Down()
+        Parameters
+        ----------
+        train : Split
+            The clients' training samples.
+        classes : int or None
+            Number of classes; None for numbers.
+        pooled : callable
+            Step size -> the run's model, trained as the run trains on all clients' samples together.
 
-    def personal(self, client: State, down: State) -> Tensor:
-        raise ConfigError(f"{self.name} is a yardstick: it has results, and no torch model to deploy")
+        Returns
+        -------
+        sequence of callable
+            [n] of inputs [b, ...] -> outputs.
+        """
+        raise NotImplementedError

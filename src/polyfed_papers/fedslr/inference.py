@@ -106,7 +106,7 @@ def trained(seed: int, rounds: int) -> dict[str, dict[str, Any]]:
     run = fit(net, data, FedSLR(0.1, lam=0.01, mu=0.01, eta_g=5.0), rounds=rounds, batch_size=20, seed=seed)
     task, factors, x = (
         run.trained.task,
-        run.algorithm.factors(run.server) or {},
+        run.trained.algorithm.describe(run.server).factors or {},
         data.test.to("cpu", torch.float32).x,
     )
     common, mixed = task.layout.named(run.server["w"]), task.layout.named(run.personal[0])

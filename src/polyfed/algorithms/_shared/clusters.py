@@ -12,7 +12,7 @@ from polyfed.base.errors import ConfigError
 from polyfed.base.randomness import generator, key_of, mix
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import KNOWN, Algorithm, Down, Server
+from polyfed.core.algorithm import KNOWN, Algorithm, Down, Portrait, Server
 from polyfed.core.newcomer import Newcomer
 
 
@@ -40,12 +40,12 @@ class Clustered(Algorithm, abstract=True):
     def deployment(self, server, round):
         return Down(shared={"w": server["w"]}, each={"cluster": self.labels(server)[round.ids]})
 
-    def personal(self, client, down):
+    def personal(self, task, client, down):
         w, at = down["w"], down["cluster"]
         return w[:, 0] if w.shape[1] == 1 else w[torch.arange(len(at), device=at.device), at]
 
-    def report(self, server):
-        return {"clusters": self.labels(server)}
+    def describe(self, server):
+        return Portrait(clusters=self.labels(server))
 
 
 def starts(task, w0: Tensor, k: int, seed: int, scale: float | None) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyfed.algorithms._shared.parts import assemble, split
 from polyfed.compute.layout import Layout
-from polyfed.core.algorithm import Algorithm, Down, Server, State
+from polyfed.core.algorithm import Algorithm, Down, Portrait, Server, State
 
 
 class Sheet(NamedTuple):
@@ -201,16 +201,15 @@ class LowRank(Algorithm, abstract=True):
         return Down(shared={"rest": rest, **factors})
 
     def deployment(self, server, round):
-        return Down(shared={k: t for k, t in server.items() if k == "w" or k.startswith(("rank.", "sheet."))})
+        return Down(shared={k: t for k, t in server.items() if k == "w" or k.startswith("rank.")})
 
-    def factors(self, server) -> dict[str, tuple[Tensor, Tensor]] | None:
-        return {name[2:]: (U, server[f"V.{name[2:]}"]) for name, U in server.items() if name[:2] == "U."}
+    def parameters(self, task, client, down) -> Tensor | int | None:
+        return gkr_parameters({name: t[0] for name, t in down.items()}, sheets(task.layout))
 
-    def parameters(self, client, down) -> Tensor | int | None:
-        return gkr_parameters({name: t[0] for name, t in down.items()})
-
-    def report(self, server):
-        return {"ranks": ranks(server), "gkr_parameters": gkr_parameters(server)}
+    def describe(self, server):
+        factors = {name[2:]: (U, server[f"V.{name[2:]}"]) for name, U in server.items() if name[:2] == "U."}
+        findings = {"ranks": ranks(server), "gkr_parameters": gkr_parameters(server, places(server))}
+        return Portrait(common=server["w"], factors=factors, findings=findings)
 
 
 def received(down: State, layout: Layout) -> Tensor:
@@ -241,10 +240,10 @@ def places(server: State) -> dict[str, Sheet]:
 
 def ranks(server: State) -> dict[str, int]:
     """The rank of every layer's matrix in the common model."""
-    return {name: int(server[f"rank.{name}"]) for name in places(server)}
+    return {name[5:]: int(t) for name, t in sorted(server.items()) if name.startswith("rank.")}
 
 
-def gkr_parameters(server: State) -> int:
+def gkr_parameters(server: State, layers: dict[str, Sheet]) -> int:
     """Numbers that describe the common model: per layer the matrix or its two factors, whichever is smaller."""
-    r, layers = ranks(server), places(server)
+    r = ranks(server)
     return len(server["w"]) + sum(s.numbers(r[name]) - s.shape[0] * s.shape[1] for name, s in layers.items())

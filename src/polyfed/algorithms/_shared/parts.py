@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyfed.base.errors import ConfigError
 from polyfed.compute.layout import Layout
-from polyfed.core.algorithm import Algorithm, Down
+from polyfed.core.algorithm import Algorithm, Portrait
 
 
 def part(layout: Layout, layers: str | tuple[str, ...], where: str = "algorithm") -> Tensor:
@@ -81,13 +81,10 @@ class Partial(Algorithm, abstract=True):
         raise NotImplementedError
 
     def init_server(self, task, w0, n):
-        return {"w": w0, "shared": some(self.shared(task.layout), self, task.layout).to(w0.device)}
+        return {"w": split(some(self.shared(task.layout), self, task.layout), w0)[0]}
 
     def init_client(self, task, w0):
         return {"own": split(self.shared(task.layout), w0)[1]}
-
-    def downlink(self, server, round):
-        return Down(shared={"w": split(server["shared"], server["w"])[0]})
 
     def local_update(self, task, client, down, data, round):
         shared = self.shared(task.layout)
@@ -97,15 +94,10 @@ class Partial(Algorithm, abstract=True):
         return {"own": own}, {"w": common}
 
     def aggregate(self, server, up, round):
-        shared = server["shared"]
-        return server | {"w": assemble(shared, up.mean("w"), split(shared, server["w"])[1])}
+        return {"w": up.mean("w")}
 
-    def deployment(self, server, round):
-        return Down(shared={"w": server["w"], "shared": server["shared"]})
+    def personal(self, task, client, down):
+        return assemble(self.shared(task.layout), down["w"], client["own"])
 
-    def personal(self, client, down):
-        shared = down["shared"][0]
-        return assemble(shared, split(shared, down["w"])[0], client["own"])
-
-    def common(self, server):
-        """None: the shared part alone is not a model."""
+    def describe(self, server):
+        return Portrait()  # the shared part alone is not a model

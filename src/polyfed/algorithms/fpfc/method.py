@@ -16,7 +16,7 @@ from polyfed.algorithms.fpfc.newcomer import Joining
 from polyfed.algorithms.fpfc.penalty import Fusion
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Algorithm, Down, mean
+from polyfed.core.algorithm import Algorithm, Down, Portrait, by_settings, mean
 
 
 @dataclass(frozen=True)
@@ -90,28 +90,6 @@ class FPFC(Algorithm):
     shared_layers: str = setting("", source="paper")
     solver: Literal["auto", "pairs", "device-dual"] = setting("auto", source="ours")
 
-    sources = "paper: lr, rho, a, xi, penalty, merge, shared_layers; code: lam, nu; ours: solver"
-    certificates = (
-        "tests/algorithms/test_fpfc.py::test_rule_6_is_the_proximal_step: brute-force minimisation",
-        "tests/algorithms/test_fpfc.py::test_dual_only_storage_is_the_plain_double_loop: identity with (theta, v)",
-        "tests/algorithms/test_fpfc.py::test_without_fusion_clients_decouple: closed form at lam = 0",
-        "tests/algorithms/test_fpfc.py::test_stationarity_of_objective_1: the optimality conditions of (1)",
-        "tests/algorithms/test_fpfc.py::test_asynchronous_training_ends_stationary: the same, replies late",
-        "tests/algorithms/test_asynchronous.py::test_one_client_in_flight_is_the_synchronous_method: identity",
-        "tests/algorithms/test_fpfc.py::test_s1_finds_its_four_clusters: planted clusters, ARI 1",
-        "tests/algorithms/test_fpfc.py::test_with_all_layers_shared_it_is_fedavg: identity",
-        "tests/algorithms/test_fpfc.py::test_two_legs_are_one: a path continued with the same lam, bit for bit",
-        "tests/algorithms/test_devicedual.py::test_same_minimum_as_pairs: both solvers end in one minimum of (1)",
-        "tests/algorithms/test_devicedual.py::test_fixed_points_minimise_objective_1: closed form, device-dual",
-        "tests/algorithms/test_devicedual.py::test_coefficients_are_the_explicit_vectors: identity, device-dual",
-    )
-    citation = """@article{yu2022fpfc,
-  title   = {Clustered Federated Learning based on Nonconvex Pairwise Fusion},
-  author  = {Yu, Xue and Liu, Ziyi and Wang, Wu and Sun, Yifan},
-  journal = {arXiv:2211.04218},
-  year    = {2022}
-}"""
-
     def __post_init__(self):
         super().__post_init__()
         if self.penalty == "scad":
@@ -119,6 +97,10 @@ class FPFC(Algorithm):
             self.require(self.rho > 1 / (self.a - 1), "rho", f"a number above 1/(a-1) = {1 / (self.a - 1):.4g}")
             self.require(self.lam == 0 or self.lam > self.xi, "lam", f"0, or a number above xi = {self.xi:g}")
         servers.of(self, 0)
+
+    @by_settings
+    def needs(self):
+        return servers.needs(self)
 
     @property
     def within(self):
@@ -128,13 +110,6 @@ class FPFC(Algorithm):
     @property
     def fusion(self):
         return Fusion(self.lam, self.rho, self.a, self.xi, self.penalty, delta=self.within / 2)
-
-    def plan(self, task, n):
-        """What a run with n clients is going to do: the solver, why, the server's memory at its peak, the theory."""
-        return self._plan(n, self._own(task, task.w0))
-
-    def _plan(self, n, own):
-        return f"{servers.plan(self, n, own)}; {self.theory()}"
 
     @property
     def least_rho(self):
@@ -152,16 +127,12 @@ class FPFC(Algorithm):
             f"rho = {self.rho:g} {met} condition (13), sufficient for convergence: above {self.least_rho:.4g} and 3 L_f"
         )
 
-    def in_step(self, n, t=0):
-        return servers.in_step(self, n)
-
     def _start(self, task, w, n, samples=None):
         """The server's tensors from the common start [p] or from the clients' models [n, p], and their own layers."""
-        shared = part(task.layout, self.shared_layers)
-        common, own = split(shared, w)
+        common, own = split(part(task.layout, self.shared_layers), w)
         state = servers.of(self, n).start(own, n, self.fusion)
         if self.shared_layers:
-            state |= {"common": common if samples is None else mean(common, samples), "shared": shared.to(w.device)}
+            state |= {"common": common if samples is None else mean(common, samples)}
         return state, own
 
     def init_server(self, task, w0, n):
@@ -208,7 +179,7 @@ class FPFC(Algorithm):
         state = solver.advance(solver.current(server, self.fusion), round.ids, up["w"], self.fusion, round.t)
         if not self.shared_layers:
             return state
-        return state | {"common": up.mean("common", round.samples), "shared": server["shared"]}
+        return state | {"common": up.mean("common", round.samples)}
 
     def clusters(self, server):
         """[n] labels: clients within nu of one another, in a chain, numbered by their first client."""
@@ -224,14 +195,14 @@ class FPFC(Algorithm):
         return (total / mass.clamp(min=1))[group]
 
     def deployment(self, server, round):
-        common = {k: server[k] for k in ("common", "shared") if k in server}
+        common = {"common": server["common"]} if self.shared_layers else {}
         return Down(common, {"w": self.cluster_models(server)[round.ids]} if self.merge else {})
 
-    def personal(self, client, down):
+    def personal(self, task, client, down):
         w = down["w"] if self.merge else client["w"]
-        return assemble(down["shared"][0], down["common"], w) if self.shared_layers else w
+        return assemble(part(task.layout, self.shared_layers), down["common"], w) if self.shared_layers else w
 
-    def report(self, server):
+    def describe(self, server):
         w = server["w"]
-        found = {"clusters": self.clusters(server), "plan": self._plan(len(w), w)}
-        return found | servers.of(self, len(w)).report(server)
+        plan = {"plan": f"{servers.plan(self, len(w), w)}; {self.theory()}"}
+        return Portrait(clusters=self.clusters(server), findings=plan | servers.of(self, len(w)).report(server))

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.algorithms._shared.parts import assemble
+from polyfed.algorithms._shared.parts import assemble, part, split
 from polyfed.algorithms.fpfc.penalty import shrinkage
 from polyfed.core.algorithm import Down, Round, State
 from polyfed.core.newcomer import Newcomer
@@ -46,7 +46,7 @@ class Joining(Newcomer):
         offered = self.offered()
         w = self.task.w0 if choice < 0 else offered[choice]
         if self.algorithm.shared_layers:
-            w = w[~self.before["shared"]]
+            w = split(self._shared(), w)[1]
         self.size, self.w = samples, w[None]
         return {"w": w}
 
@@ -54,7 +54,10 @@ class Joining(Newcomer):
         """[s, p]: w with the shared layers."""
         if not self.algorithm.shared_layers:
             return w
-        return assemble(self.before["shared"], self.before["common"].expand(len(w), -1), w)
+        return assemble(self._shared(), self.before["common"].expand(len(w), -1), w)
+
+    def _shared(self) -> Tensor:
+        return part(self.task.layout, self.algorithm.shared_layers)
 
     def downlink(self, round: Round):
         common = {"common": self.before["common"]} if self.algorithm.shared_layers else {}
@@ -74,7 +77,7 @@ class Joining(Newcomer):
         self.theta = self.c * length
 
     def deployment(self, round: Round):
-        common = {k: self.before[k] for k in ("common", "shared") if k in self.before}
+        common = {"common": self.before["common"]} if self.algorithm.shared_layers else {}
         if not self.algorithm.merge:
             return Down(common)
         label = self.cluster(self.labels)

@@ -14,12 +14,12 @@ from typing import Any
 from torch import Tensor
 
 from polyfed.algorithms.fpfc import devicedual, pairs
-from polyfed.core.algorithm import Server, State
+from polyfed.core.algorithm import Needs, Server, State
 
 MOST_PAIRED = 200  # clients up to which solver "auto" keeps a vector per pair
 LARGE = 1.0  # GB of pairs above which the plan says what the other solver would take
 AXES = {  # of both servers' states; all else is free, for pairs in a list are no [n, n]
-    **dict.fromkeys(("centre", "settings", "common", "shared"), "shared"),
+    **dict.fromkeys(("centre", "settings", "common"), "shared"),
     **dict.fromkeys(("w", "Q", "groups"), "each"),
     "G": "pairs",
 }
@@ -45,11 +45,13 @@ def plan(method: Any, n: int, w: Tensor) -> str:
     return f"solver {server.NAME} ({_why(method, n)}), server memory up to {size:.2g} GB{other}"
 
 
-def in_step(method: Any, n: int) -> str | None:
-    """What rules out an asynchronous run, or None."""
-    if of(method, n) is pairs:
-        return None
-    return f'with solver device-dual ({_why(method, n)}; solver "pairs" can) needs replies in their round'
+def needs(method: Any) -> Needs:
+    """What rules out an asynchronous run."""
+    if method.solver == "pairs":
+        return Needs()
+    why, beyond = (f"more than {MOST_PAIRED} clients", MOST_PAIRED) if method.solver == "auto" else ("as asked for", 0)
+    late = f'with solver device-dual ({why}; solver "pairs" can) needs replies in their round'
+    return Needs(synchronous=late, beyond=beyond)
 
 
 def _why(method: Any, n: int) -> str:
