@@ -182,7 +182,7 @@ class Asked:
 
 
 class Flower:
-    """A transport (see sites/engine.py) over a SuperLink.
+    """A transport (see sites/asking.py) over a SuperLink.
 
     keys: the federation's     folder: for Flower's files, which can be thrown away     host, port: where to listen
     say: takes one line per event     most: bytes of tensors that a site may send at once
@@ -216,6 +216,7 @@ class Flower:
         """A SuperLink of our own. It keeps messages in memory only: what is lost with it is asked for again."""
         files = ["--ssl-ca-certfile", str(self.keys.authority), "--ssl-certfile", str(self.keys.certificate)]
         files += ["--ssl-keyfile", str(self.keys.private), "--enable-supernode-auth"]
+        files += ["--host", self.host, "--port", str(self.port)]
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -224,9 +225,7 @@ class Flower:
                 raise RunError(
                     f"cannot listen at {self.host}:{self.port} ({e.strerror}); choose another --port"
                 ) from None
-        self._link = Child(
-            "superlink", [*files, "--host", self.host, "--port", str(self.port)], self.folder, self._secret
-        )
+        self._link = Child("superlink", files, self.folder, self._secret)
         end = time.monotonic() + START
         while not answers(self._local):
             if not self._link.alive or time.monotonic() > end:
@@ -251,9 +250,8 @@ class Flower:
         if not started.run_id:
             raise RunError(f"Flower's SuperLink starts no run; its last words are in {self.folder / 'superlink.log'}")
         door = Door(self._local, self._authority, self._secret, flwr.TaskType.SERVER_APP, lambda: self.most)
-        task = None
-        while task is None:
-            task = door.take()
+        while (task := door.take()) is None:
+            continue
         door.close()
         given = task.client.PullTaskInput(flwr.PullTaskInputRequest())
         flwr.TaskIdentity.task_id, flwr.TaskIdentity.run_id = given.task_id, given.run.run_id
@@ -286,7 +284,6 @@ class Flower:
         """Who is connected. A site that has come anew has lost what it was sent, and is sent it again."""
         if time.monotonic() < self._looked + LOOK:
             return
-        assert self._grid is not None
         if self._link is not None and not self._link.alive:
             raise OSError("the SuperLink has died")
         self._register()
@@ -366,7 +363,6 @@ class Flower:
         asked.node, asked.activated = self._online[name]
         data = asked.message.pack()
         envelope = flwr.Message(enveloped(data), dst_node_id=asked.node, message_type="query", ttl=TTL)
-        assert self._grid is not None
         taken = [i for i in self._grid.push_messages([envelope]) if i]
         if not taken:  # Flower says no more than this
             self._failed[name] = f"the SuperLink refused the message to it ({len(data):,} bytes)"
@@ -377,9 +373,6 @@ class Flower:
     def _take(self, names: Sequence[str], found: dict[str, bytes | str]) -> None:
         """What has arrived."""
         whose = {i: name for name in names for i in self._asked[name].ids}
-        if not whose:
-            return
-        assert self._grid is not None
         for number, name in whose.items():  # one by one, so that what a site has spoilt is known for its own
             try:
                 for reply in self._grid.pull_messages([number]):

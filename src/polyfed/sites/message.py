@@ -20,21 +20,14 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 import torch
-from pydantic import (
-    BeforeValidator,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load
 from safetensors.torch import save as _save  # pyright: ignore[reportUnknownVariableType]
 
 from polyfed.base.columns import Columns
 from polyfed.base.errors import PolyfedError, RunError
-from polyfed.base.settings import shown
+from polyfed.base.settings import LONGEST, MOST, shown
 from polyfed.core.messages import Form, State, form_of
 from polyfed.data.said import DIMS, LARGE, Count, Csv, Npz, Strict
 from polyfed.data.schema import Settled
@@ -74,7 +67,7 @@ def _table(kind: type, read: Callable[[Any], Any]) -> PlainValidator:
 
 Table = dict[str, Any]  # of an experiment file, which `agreed` reads with the parser of these
 Made = Literal["labels", "pooled"]  # of samples, and not by training
-Word = Annotated[str, Field(max_length=300)]
+Word = Annotated[str, Field(max_length=LONGEST)]
 Rows = Annotated[int, Field(ge=0, lt=ROWS)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -93,12 +86,8 @@ class Join(Strict):
     training: Table
     algorithm: Table
     model: Table
-    columns: Annotated[
-        Columns,
-        _table(Columns, lambda c: Columns(**c)),
-        PlainSerializer(lambda c: c.given),
-    ]
-    cut: Count
+    columns: Annotated[Columns, _table(Columns, lambda c: Columns(**c)), PlainSerializer(lambda c: c.given)]
+    cut: Annotated[int, Field(ge=0, le=MOST)]
     test: Share
     validation: Share
     needs: Annotated[list[Made], Field(max_length=2)]
@@ -108,11 +97,7 @@ class Agreed(Strict):
     """Says what the site has joined for: one that was started again then joins anew."""
 
     joined: Join
-    settled: Annotated[
-        Settled,
-        _table(Settled, Settled.read),
-        PlainSerializer(lambda s: s.dump()),
-    ]
+    settled: Annotated[Settled, _table(Settled, Settled.read), PlainSerializer(lambda s: s.dump())]
 
 
 class Pooled(Agreed):

@@ -63,38 +63,16 @@ def serve(
     say: Callable[[str], None] = lambda _: None,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
-    """Train with sites that are reached through a transport.
+    """Train with sites that are reached through a transport, which whoever made it closes.
 
-    Parameters
-    ----------
-    experiment : Path
-        Experiment file, as `polyfed run` takes it; its [data] says how files are divided, and not where they are.
-    transport : Transport
-        Carries messages; whoever made it closes it.
-    out : Path
-        Run folder, new or empty.
-    sites : sequence of str or None
-        Who takes part; all of them must join. None: those that are connected when the first one is.
-    resume : bool
-        Continue the run in `out`.
-    wait : float or None
-        Seconds that replies are waited for, see `quorum`. None: for ever.
-    quorum : int or None
-        How many replies are enough for a round to go on once `wait` is over. None: all that were asked for.
-    say : callable
-        Takes lines for the operator.
-    callbacks : sequence of callable
-        As for `fit`.
+    experiment: as `polyfed run` takes it; its [data] says how files are divided, and not where they are     out: run
+    folder, new or empty, or the one to `resume`     sites: who takes part, all of whom must join; None: those that are
+    connected when the first one is     wait: seconds that replies are waited for; None: for ever     quorum: how many
+    are enough for a round to go on once `wait` is over; None: all     say: takes lines for the operator
+    callbacks: as for `fit`
 
-    Returns
-    -------
-    Result
-        What the server knows: its state, metrics as far as sites say them, and the ledger.
-
-    Raises
-    ------
-    ConfigError, DataError, RunError
-        In one line, before the first round where possible; it names the site at fault.
+    Returns what the server knows: its state, metrics as far as sites say them, and the ledger. Raises ConfigError,
+    DataError or RunError, before the first round where possible, in a line that names the site at fault.
     """
     if sites is not None and len(set(sites)) < len(sites):
         twice = next(name for k, name in enumerate(sites) if name in sites[:k])
