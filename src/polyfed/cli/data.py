@@ -1,4 +1,4 @@
-"""polyfed data: the catalogue of data sets, one fetched, and a federation as a table and a picture."""
+"""polyfed data: the catalogue of data sets, and a federation as a table and a picture."""
 
 from pathlib import Path
 
@@ -9,11 +9,11 @@ from rich.text import Text
 
 from polyfed import report
 from polyfed.base.errors import ConfigError
-from polyfed.cli.commands import DataFetch, DataInspect, DataList
+from polyfed.cli.commands import DataInspect, DataList
 from polyfed.cli.describe import package
 from polyfed.cli.given import collect
 from polyfed.cli.screen import stdout
-from polyfed.data import about, fetch
+from polyfed.data import about
 from polyfed.data.datasets import LOADERS
 from polyfed.data.federation import Federation
 from polyfed.data.fetch import HOMES
@@ -32,13 +32,6 @@ SHADES = " ░▒▓█"
 def data_list(_: DataList) -> int:
     """List the data sets."""
     stdout.print(catalogue())
-    return 0
-
-
-def data_fetch(o: DataFetch) -> int:
-    """Download a data set."""
-    for path in fetch(o.name, Path(o.data_dir).expanduser() if o.data_dir else None):
-        stdout.print(str(path), soft_wrap=True)
     return 0
 
 
