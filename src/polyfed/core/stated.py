@@ -22,7 +22,7 @@ class Needs:
     unmet_first : bool
         The first exchange of a round is with those of the cohort whom the server has not met.
     synchronous : bool or str
-        Every reply must be taken in the round its message was sent; a text says why, to go behind the method's name.
+        Every reply must be taken in the round its message was sent; a text says why, to go behind the method's name; {n} in it is the number of clients.
     beyond : int
         `synchronous` holds for more clients than this.
     plain_sgd : str
@@ -48,7 +48,7 @@ class Needs:
         if (phases := self.phases(t)) > 1:
             return f"needs {phases} exchanges a round"
         why = IN_ROUND if self.synchronous is True else self.synchronous or ""
-        return why if n > self.beyond else ""
+        return why.replace("{n}", str(n)) if n > self.beyond else ""
 
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from polyfed.base.errors import ConfigError, RunError, closest
 from polyfed.base.typed import plain
 from polyfed.compute import evaluation
 from polyfed.compute.check import check
-from polyfed.core.algorithm import Contender, State
+from polyfed.core.algorithm import Algorithm, Contender, State
 from polyfed.data.federation import Federation
 from polyfed.metrics.metric import Metric
 from polyfed.models.factorised import factorised as factorised_model
@@ -153,7 +153,8 @@ class Result:
     @property
     def common(self) -> Tensor | None:
         """[p]: the model that all clients have in common (FedSLR's GKR, Ditto's global one); None: there is none."""
-        return self.trained.algorithm.describe(self.server).common
+        method = self.algorithm
+        return method.describe(self.server).common if isinstance(method, Algorithm) else None
 
     def answers(self) -> Iterator[tuple[int, Tensor]]:
         """What the model that each client would deploy puts out for its test samples.

@@ -49,9 +49,10 @@ def needs(method: Any) -> Needs:
     """What rules out an asynchronous run."""
     if method.solver == "pairs":
         return Needs()
-    why, beyond = (f"more than {MOST_PAIRED} clients", MOST_PAIRED) if method.solver == "auto" else ("as asked for", 0)
+    auto = method.solver == "auto"
+    why = f"{{n}} clients, more than {MOST_PAIRED}" if auto else "as asked for"
     late = f'with solver device-dual ({why}; solver "pairs" can) needs replies in their round'
-    return Needs(synchronous=late, beyond=beyond)
+    return Needs(synchronous=late, beyond=MOST_PAIRED if auto else 0)
 
 
 def _why(method: Any, n: int) -> str:
