@@ -22,7 +22,8 @@ class Needs:
     unmet_first : bool
         The first exchange of a round is with those of the cohort whom the server has not met.
     synchronous : bool or str
-        Every reply must be taken in the round its message was sent; a text says why, to go behind the method's name; {n} in it is the number of clients.
+        Every reply must be taken in the round its message was sent; a text says why, to go behind the method's name;
+        {n} in it is the number of clients.
     beyond : int
         `synchronous` holds for more clients than this.
     plain_sgd : str
