@@ -80,7 +80,7 @@ def tune(
     from polyfed.cli.folders import is_search
     from polyfed.runs.build import Parts
     from polyfed.runs.config import defaults_for, merge, resolve
-    from polyfed.studies.tune import default_setting
+    from polyfed.studies.grids import default_setting
 
     found = resolve(None, table, [method], merge(defaults_for(None, table), USUAL))
     if not found.single:
