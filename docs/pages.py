@@ -23,7 +23,7 @@ from polyfed.runs.result import Result
 from polyfed.runs.trainer import Trainer, prepare
 from polyfed.studies.admit import Admission
 from polyfed.studies.compare import Comparison
-from polyfed.studies.tune import Tuned
+from polyfed.studies.tuned import Tuned
 from polyfed.studies.window import WindowAdvice, window_for
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -8,7 +8,8 @@ import pytest
 
 import polyfed as pf
 from polyfed.cli.tune import tune_table
-from polyfed.studies.tune import LEAKED, Tuned, held_out
+from polyfed.studies.tune import LEAKED, held_out
+from polyfed.studies.tuned import Tuned
 
 SMALL = (
     "--data", "fpfc-s3", "--scale", "small", "--set", "data.options.seed=1", "--batch-size", "full", "--local-steps", 2,

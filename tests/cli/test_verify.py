@@ -120,6 +120,12 @@ def test_a_run_that_was_cut_short_is_refused(cli, tmp_path, small, stopper):
     assert (said.status, said.err) == (1, "polyfed: a: the run is not finished; finish it with: polyfed resume a\n")
 
 
+def test_a_run_that_was_killed_is_refused_with_what_finishes_it(cli, small):
+    (run_of(cli, small) / "summary.json").unlink()
+    said = cli("verify", "a")
+    assert (said.status, said.err) == (1, "polyfed: a: the run is not finished; finish it with: polyfed resume a\n")
+
+
 def test_another_instruction_set_on_resume_is_logged(cli, small, monkeypatch):
     """Recorded with the versions, whose changes are kept and logged."""
     run_of(cli, small)

@@ -26,7 +26,7 @@ from polyfed.runs.trainer import Trainer, prepare
 from polyfed.studies.admit import Admission
 from polyfed.studies.compare import Comparison
 from polyfed.studies.predict import predictor
-from polyfed.studies.tune import Tuned
+from polyfed.studies.tuned import Tuned
 from polyfed.studies.window import WindowAdvice, window_for
 from polyfed.yardsticks import Yardstick
 

@@ -23,8 +23,10 @@ from polyfed.runs.config import Method, defaults_for, merge, resolve
 from polyfed.runs.config import Settings as Training
 from polyfed.runs.training import Search
 from polyfed.studies import tune as study
+from polyfed.studies.grids import default_setting
 from polyfed.studies.jobs import Done
-from polyfed.studies.tune import Tuned, Watch, default_setting
+from polyfed.studies.tune import Watch
+from polyfed.studies.tuned import Tuned
 from polyfed.studies.window import window_for
 
 USUAL = {"rounds": 1000, "seeds": 1, "data": {"validation-fraction": 0.2}}

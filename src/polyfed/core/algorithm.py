@@ -94,7 +94,7 @@ class Algorithm(Contender, abstract=True):
     """Base of every method.
 
     A method to which clients are added by a rule of its own also has `admit(task, server, samples)`, which returns a
-    `Newcomer`; one that starts from other methods' models, `warm_start(task, models, samples)`, see `runs.start`.
+    `Newcomer`; one that starts from other methods' models, `warm_start(task, models, samples)`, see `runs.resume`.
     """
 
     def __init_subclass__(cls, **kwargs: Any):

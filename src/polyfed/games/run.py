@@ -16,19 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tomli_w
 from torch import nn
 
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.local import Local
-from polyfed.base import checkpoint
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.base.settings import COUNT
 from polyfed.core.algorithm import Contender
 from polyfed.data.federation import Federation
 from polyfed.games import values as game
-from polyfed.games.result import HEAD, Coalitions, Found, names_of, settle, walks_of
+from polyfed.games.found import HEAD, Found, names_of, settle, walks_of
+from polyfed.games.result import Coalitions
 from polyfed.runs import ownership as files
 from polyfed.runs.fit import fit
 from polyfed.runs.folder import RunFolder
@@ -232,9 +231,4 @@ def _begin(folder: Path, config: Mapping[str, Any], resume: bool) -> None:
                 raise RunError(f"cannot resume {folder}: its {what}: found {asked!r}, expected {then!r}")
     elif files.holds_results(folder):
         raise RunError(f"{folder}: holds other results; give another folder")
-    try:
-        (folder / "runs").mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise RunError(f"cannot make the folder {folder}: {checkpoint.reason(e)}") from None
-    RunFolder(folder).write(HEAD, files.sealed(tomli_w.dumps(dict(config))))
-    files.flush(folder)
+    RunFolder(folder).head(HEAD, dict(config), "runs")

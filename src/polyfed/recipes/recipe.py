@@ -34,7 +34,8 @@ from polyfed.runs.stop import interruptions
 from polyfed.studies import parallel
 from polyfed.studies.compare import Comparison, compare, config_of
 from polyfed.studies.jobs import Done, Watch, whole
-from polyfed.studies.tune import Tuned, tune
+from polyfed.studies.tune import tune
+from polyfed.studies.tuned import Tuned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

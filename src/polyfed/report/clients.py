@@ -192,9 +192,9 @@ def gain_table(study: Study) -> Table | None:
         return None
     scale, reference = words.Scale(study.metric), first[1]
     rows = []
-    for label in study.verdicts.ranked:
+    for label in (k for k in study.verdicts.ranked if k != reference and study.role(k) != "own"):
         found = [g for g in study.verdicts.gains(label, reference).values() if math.isfinite(g.mean)]
-        if found and label != reference and study.role(label) != "own":
+        if found:
             quantiles = _quantiles(found, scale, len(study.names) >= QUANTILES)
             rows.append((Cell(label, {"method": label}), *_counts(found), *quantiles))
     note = f"Gain: {scale.name} minus that of {reference}, paired over seeds, positive when better."

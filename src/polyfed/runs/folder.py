@@ -155,6 +155,16 @@ class RunFolder:
 
     # files
 
+    def head(self, name: str, table: dict[str, Any], *inside: str) -> None:
+        """Write the sealed file that says what the folder is. inside: folders to make in it"""
+        try:
+            for folder in inside:
+                (self.path / folder).mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise RunError(f"cannot make the folder {self.path}: {checkpoint.reason(e)}") from None
+        self.write(name, files.sealed(tomli_w.dumps(table)))
+        self._flush()
+
     def write(self, name: str, text: str) -> None:
         """Replace a text file atomically."""
         self._put(name, text.encode())

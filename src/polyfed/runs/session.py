@@ -15,8 +15,8 @@ from polyfed.core.algorithm import Contender
 from polyfed.core.engine import Silent
 from polyfed.core.rounds import Loop
 from polyfed.data.federation import Federation
+from polyfed.metrics.metric import having, mean_of
 from polyfed.runs.folder import RunFolder, fingerprint
-from polyfed.runs.history import grouping, record
 from polyfed.runs.result import Live, Result, splits
 from polyfed.runs.resume import check_same, versions_since
 from polyfed.runs.stop import interruptible
@@ -171,3 +171,39 @@ class Session:
 def watched(data: Any) -> list[str]:
     """The splits, of these, that are evaluated on the way."""
     return [name for name in data if name != "train"] or [*data]
+
+
+def record(run: Result, split: str) -> dict[str, Any]:
+    """One line of the history: the mean over clients of every metric, its spread, and the cost so far.
+
+    pooled: the leading metric over all samples, whoever has them, where it is a mean over samples
+    """
+    metrics, metric = run.final[split], run.metric
+    values = having(metric, metrics)
+    down, up = run.trained.ledger.totals()
+    known = values[~np.isnan(values)] if not np.isnan(values).all() else np.array([np.nan])
+    seen = np.where(np.isnan(values), 0, splits(run.federation)[split].counts)
+    pooled = float(np.nansum(seen * values) / seen.sum()) if seen.any() else float("nan")
+    worst = known[metric.merit(known).argmin()]
+    return {
+        "round": run.rounds,
+        "split": split,
+        **{name: mean_of(v) for name, v in metrics.items()},
+        "std": float(known.std()),
+        "worst": float(worst),
+        **({"pooled": pooled} if metric.pooled else {}),
+        "down_bytes": down,
+        "up_bytes": up,
+        "seconds": run.seconds,
+        **({"virtual_time": run.trained.clock} if run.trained.clock else {}),
+    }
+
+
+def grouping(run: Result) -> dict[str, Any]:
+    """Number of clusters that the method sees now and, where it has changed, the label of every client."""
+    found = run.trained.algorithm.describe(run.server).clusters
+    if found is None:
+        return {}
+    before = next((r["assigned"] for r in reversed(run.records) if "assigned" in r), None)
+    labels = np.asarray(found).tolist()
+    return {"clusters": len(set(labels))} | ({"assigned": labels} if labels != before else {})

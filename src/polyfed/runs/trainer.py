@@ -43,9 +43,8 @@ from polyfed.runs.measured import Answers, looped, outputs_of, together
 from polyfed.runs.packages import packages
 from polyfed.runs.rehearsal import check_optimizer, check_robust, sums
 from polyfed.runs.result import Result, splits
-from polyfed.runs.resume import digest
+from polyfed.runs.resume import digest, start_from
 from polyfed.runs.session import Saved, Session, watched
-from polyfed.runs.start import start_from
 from polyfed.runs.steps import between_evaluations, local_steps_of, recorded
 from polyfed.runs.training import Training
 from polyfed.runs.watching import Callback

@@ -14,13 +14,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import tomli_w
 from torch import nn
 
 from polyfed import report as reports
-from polyfed.base import checkpoint
 from polyfed.base.arguments import answer, checked
-from polyfed.base.errors import ConfigError, RunError
+from polyfed.base.errors import ConfigError
 from polyfed.base.settings import found
 from polyfed.core.algorithm import Contender
 from polyfed.data.federation import Federation
@@ -29,7 +27,7 @@ from polyfed.metrics.scores import LOSS
 from polyfed.runs.config import Method, label
 from polyfed.runs.fit import fit
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.ownership import flush, locked, sealed
+from polyfed.runs.ownership import locked
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import prepare
 from polyfed.runs.training import MANY, SEED, Training, training_of
@@ -212,7 +210,8 @@ def compare(
     alone = folder is None or bool(callbacks) or how.engine != "local"
     with locked(folder) if folder is not None else contextlib.nullcontext():
         if folder is not None:
-            _begin(folder, config or config_of(methods, which, how.dump()))
+            head = config or config_of(methods, which, how.dump())
+            RunFolder(folder).head("comparison.toml", dict(head), "runs")
         with contextlib.suppress(KeyboardInterrupt):
             for one, done in execute(jobs, watch, resume, how.rounds, keep, alone):
                 found[one] = done
@@ -263,12 +262,3 @@ def _labelled(algorithms: Sequence[Contender] | Mapping[str, Contender]) -> dict
 def config_of(methods: Mapping[str, Contender], seeds: list[int], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Contents of comparison.toml for a comparison made from Python; settings: by the keys of a file."""
     return {**settings, "seeds": seeds, "algorithms": [Method(a).table() | {"label": n} for n, a in methods.items()]}
-
-
-def _begin(folder: Path, config: Mapping[str, Any]) -> None:
-    try:
-        (folder / "runs").mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise RunError(f"cannot make the folder {folder}: {checkpoint.reason(e)}") from e
-    RunFolder(folder).write("comparison.toml", sealed(tomli_w.dumps(dict(config))))
-    flush(folder)

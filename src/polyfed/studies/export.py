@@ -16,7 +16,7 @@ from polyfed.data.preparation import Preparation
 from polyfed.models.factorised import as_weight, measure, pack
 from polyfed.runs import schema as reading
 from polyfed.runs.folder import client_model, safe
-from polyfed.runs.numbers import Numbers
+from polyfed.runs.opened import stored
 from polyfed.runs.ownership import spare
 from polyfed.runs.result import Result
 
@@ -28,7 +28,7 @@ def export(run: Result, client: int | str, out: Path | None, factorised: bool = 
 
     With factors the JSON also has what the dense and the factorised models were measured to take, under "measured".
     """
-    folder, numbers = run.place(), Numbers.of(run.place())
+    folder, numbers = run.place(), stored(run).numbers
     config, federation = numbers.config, numbers.about
     names, asked = federation.names, str(client)
     name = names[int(asked)] if asked not in names and asked.isdecimal() and int(asked) < len(names) else asked

@@ -4,122 +4,44 @@ Test data are never looked at before the value is chosen.
 """
 
 import contextlib
-import csv
 import dataclasses
 import math
 import os
 import shutil
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
-import tomli_w
 from sklearn.metrics import (  # pyright: ignore[reportMissingTypeStubs]
     adjusted_rand_score,  # pyright: ignore[reportUnknownVariableType]
 )
 from torch import nn
 
-from polyfed import report
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.base.arguments import checked
-from polyfed.base.errors import ConfigError, Diverged, RunError, closest
-from polyfed.base.settings import is_mapping, settings_of
+from polyfed.base.errors import ConfigError, Diverged
+from polyfed.base.settings import settings_of
 from polyfed.compute.split import Split
 from polyfed.core.algorithm import Contender
 from polyfed.data.federation import LEARNT, Federation
-from polyfed.metrics.metric import Metric, having, mean_of
-from polyfed.metrics.scores import LOSS
+from polyfed.metrics.metric import having, mean_of
 from polyfed.report.words import LEVELLED
-from polyfed.runs import schema as reading
 from polyfed.runs.config import Method
 from polyfed.runs.fit import fit
-from polyfed.runs.folder import RunFolder
-from polyfed.runs.ownership import flush, locked, sealed, unsealed
+from polyfed.runs.ownership import locked
 from polyfed.runs.result import Result
 from polyfed.runs.resume import digest
 from polyfed.runs.training import Search, Training, training_of
 from polyfed.runs.watching import Callback, Progress
+from polyfed.studies.grids import GRIDS, default_setting, methods_of, regimes
+from polyfed.studies.tuned import LEGS, OVER, Tuned, begun, is_over, read_back, same_search, write
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-Regime = Literal["warm", "cold"]
-REGIMES: tuple[Regime, ...] = ("warm", "cold")
-GRIDS: dict[tuple[str, str], dict[Regime, tuple[float, ...]]] = {  # the first setting of a method is its default
-    ("fpfc", "lam"): {  # the paper's for its synthetic data, and a finer one: from a common start values are lower
-        "warm": (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5),
-        "cold": (0.0, 0.2, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 1.0),
-    },
-    ("fedacs", "quantile"): {"cold": (0.0, 1 / 2, 2 / 3, 3 / 4, 4 / 5, 5 / 6, 9 / 10)},  # 1 - 1/G: G groups of one size
-}
-LEGS = "legs"  # folder of the legs of a search that is not over
-OVER = ".legs-over"  # the same while they are removed
-SEARCH = "tune.toml"  # what the search is, so that the same one is continued
 VALIDATION = 0.2  # share of the training samples, where the federation holds out none
 LEAKED = (
     "validation samples were held out after inputs had been scaled or filled in by them; "
     "partition(validation_fraction=0.2) holds them out before"
 )
-
-
-@dataclass(eq=False)
-class Tuned:
-    """What `tune` found.
-
-    Parameters
-    ----------
-    setting : str
-        The name of what was tuned.
-    metric : Metric
-        The leading metric.
-    rows : list of dict
-        One per value and regime, in the order of training: regime; an entry named as the setting; validation: the
-        metric, mean over clients; clusters: how many (None where the method has none); ari: agreement with the
-        federation's own clusters, where it has some (not used for choosing); rounds, bytes, seconds: of this leg alone;
-        ended: "tolerance", "rounds", "diverged" or "interrupted"; best: whether it is the chosen one.
-    run : Result or None
-        The chosen model, trained on; None when no leg was finished or there was no further training.
-    status : str
-        "finished" or "interrupted".
-    folder : Path or None
-        Where it is kept.
-    """
-
-    setting: str = "lam"
-    metric: Metric = LOSS
-    rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    run: Result | None = None
-    status: str = "finished"
-    folder: Path | None = None
-
-    @property
-    def table(self) -> pd.DataFrame:
-        """One row per value and regime."""
-        return pd.DataFrame(self.rows)
-
-    @property
-    def best(self) -> dict[str, Any]:
-        """The chosen row. Raises KeyError when no leg was finished."""
-        found = [row for row in self.rows if row["best"]]
-        if not found:
-            raise KeyError(f"no {self.setting} was trained to its end")
-        return found[0]
-
-    @property
-    def costs(self) -> dict[str, dict[str, float]]:
-        """Per regime: rounds, bytes and seconds that its search took."""
-        return {
-            name: {k: sum(row[k] for row in self.rows if row["regime"] == name) for k in ("rounds", "bytes", "seconds")}
-            for name in dict.fromkeys(row["regime"] for row in self.rows)
-        }
-
-    def figure(self) -> "Figure":
-        """Validation metric and number of clusters against the setting, a line per regime."""
-        return report.tune_figure(self.rows, self.metric, self.setting)
 
 
 class Watch:
@@ -213,7 +135,7 @@ def tune(
     search = dataclasses.replace(search or Search(), **{k: v for k, v in settings.items() if k in known})
     setting = search.setting or default_setting(algorithm)
     regime = search.regime or ("both" if "warm" in GRIDS.get((algorithm.name, setting), {}) else "cold")
-    paths = {name: _methods(algorithm, setting, search.grid, name) for name in _regimes(regime)}
+    paths = {name: methods_of(algorithm, setting, search.grid, name) for name in regimes(regime)}
     federation = held_out(federation, seed)
     test = federation.test
     blind = dataclasses.replace(federation, test=Split(test.x[:0], test.y[:0], np.zeros_like(test.offsets)))
@@ -227,10 +149,10 @@ def tune(
     }  # fmt: skip
     with locked(tuned.folder) if tuned.folder is not None else contextlib.nullcontext():
         if tuned.folder is not None and resume and is_over(tuned.folder):
-            _same_search(tuned.folder, about)
-            return _read_back(tuned)
+            same_search(tuned.folder, about)
+            return read_back(tuned)
         how = dataclasses.replace(how, seed=seed, evaluate_every=search.check_every)
-        legs = _Legs(model, blind, tuned, search, watch or Watch(), _known(tuned, resume, about), how)
+        legs = _Legs(model, blind, tuned, search, watch or Watch(), begun(tuned, resume, about), how)
         legs.all(paths)
         if legs.kept and legs.chosen.mean == -math.inf:
             lead = legs.chosen.run.metric
@@ -500,112 +422,3 @@ class _Settled:
         values = [float(r[run.metric.name]) for r in run.records if r["split"] == "validation"]
         still = np.abs(np.diff(values[-self.patience - 1 :])) < self.tolerance
         self.done = len(still) == self.patience and bool(still.all())
-
-
-def _known(tuned: Tuned, resume: bool, about: dict[str, Any]) -> dict[tuple[str, float], dict[str, Any]] | None:
-    """The finished rows of the interrupted search in the folder; None for a new one. Refuses a used folder."""
-    folder = tuned.folder
-    if folder is None:
-        if resume:
-            raise ConfigError("resume: needs the folder (out=...) of an interrupted search")
-        return None
-    if not resume or not (folder / SEARCH).exists():
-        RunFolder(folder).refuse_used()
-        if any((folder / name).exists() for name in (LEGS, SEARCH, "tune.csv")):
-            raise RunError(f"{folder} holds a search; resume=True continues it, or give another folder")
-        _begin(folder, about)
-        return {} if resume else None
-    _same_search(folder, about)
-    if not (folder / "tune.csv").is_file():
-        return {}  # it did not come to the end of its first value
-    rows = [row for row in _rows(folder) if row["ended"] not in ("interrupted", LEVELLED)]
-    if rows and tuned.setting not in rows[0]:
-        raise RunError(f"cannot resume {folder}: {tuned.setting} is not what was tuned there")
-    return {(r["regime"], float(r[tuned.setting])): {"ended": r["ended"], "rounds": int(r["rounds"])} for r in rows}
-
-
-def _begin(folder: Path, about: dict[str, Any]) -> None:
-    RunFolder(folder).write(SEARCH, sealed(tomli_w.dumps(about)))
-    flush(folder)
-
-
-def _same_search(folder: Path, about: dict[str, Any]) -> None:
-    """Refuse to continue a search with other settings."""
-    before, now = unsealed(folder / SEARCH), tomllib.loads(tomli_w.dumps(about))
-    for key in {**before, **now}:
-        if before.get(key) != now.get(key):
-            raise RunError(
-                f"cannot continue the search in {folder}: {key} is {now.get(key)!r} and was {before.get(key)!r}; "
-                "choose another folder"
-            )
-
-
-def is_over(folder: Path) -> bool:
-    """Whether the search in the folder is finished; its legs are then gone."""
-    return (folder / SEARCH).exists() and (folder / "tune.csv").exists() and not (folder / LEGS).exists()
-
-
-def _rows(folder: Path) -> list[dict[str, str]]:
-    with (folder / "tune.csv").open(newline="") as f:
-        return list(csv.DictReader(f))
-
-
-def _read_back(tuned: Tuned) -> Tuned:
-    """The table of a search that is over, and its figure where that is missing. Without the final Run."""
-    assert tuned.folder is not None
-    shutil.rmtree(tuned.folder / OVER, ignore_errors=True)
-    numbers = {"validation": float, tuned.setting: float, "rounds": int, "bytes": int, "seconds": float, "ari": float}
-    for row in _rows(tuned.folder):
-        typed: dict[str, Any] = dict(row)
-        typed |= {k: read(row[k] or "nan") for k, read in numbers.items() if k in row}
-        typed |= {"clusters": int(float(row["clusters"])) if row["clusters"] else None, "best": row["best"] == "True"}
-        tuned.rows.append(typed)
-    with contextlib.suppress(RunError):
-        tuned.metric = reading.summary(tuned.folder).leads
-    if not (tuned.folder / "tune.svg").exists():
-        write(tuned, tuned.folder)
-    return tuned
-
-
-def default_setting(algorithm: Contender) -> str:
-    """The setting that is tuned where none is named."""
-    return next((setting for method, setting in GRIDS if method == algorithm.name), "lam")
-
-
-def _regimes(regime: str) -> tuple[Regime, ...]:
-    if regime == "both":
-        return REGIMES
-    if regime not in REGIMES:
-        raise ConfigError(f"regime: found {regime!r}, expected warm, cold or both")
-    return tuple(r for r in REGIMES if r == regime)
-
-
-def _methods(algorithm: Contender, setting: str, grid: Any, regime: Regime) -> list[Contender]:
-    """The method once per value of the regime's grid, which makes it check them all."""
-    types = {f.name: f.type for f in dataclasses.fields(algorithm)}
-    if setting not in types:
-        raise ConfigError(f"algorithm: {algorithm.name} has no setting {setting} to tune{closest(setting, types)}")
-    kinds = get_args(types[setting]) or (types[setting],)
-    if not {int, float} & set(kinds):
-        raise ConfigError(f"setting: {setting} of {algorithm.name} is not a number")
-    given: Any = grid.get(regime) if is_mapping(grid) else grid
-    usual: tuple[Any, ...] | None = GRIDS.get((algorithm.name, setting), {}).get(regime)
-    values = usual if given is None else tuple(given)
-    if values is None:
-        raise ConfigError(f"grid: {setting} of {algorithm.name} has no default for a {regime} start; give one")
-    if not values or any(isinstance(v, bool) or not isinstance(v, int | float) for v in values):
-        raise ConfigError(f"grid: found {list(values)!r} for {regime}, expected one number or more")
-    if list(values) != sorted(set(values)):
-        raise ConfigError(f"grid: found {list(values)!r} for {regime}, expected rising values")
-    if float not in kinds and any(v != int(v) for v in values):
-        raise ConfigError(f"grid: found {list(values)!r} for {regime}, expected integers")
-    kind = float if float in kinds else int
-    return [dataclasses.replace(algorithm, **{setting: kind(v)}) for v in values]
-
-
-def write(tuned: Tuned, folder: Path) -> None:
-    """tune.csv, and tune.svg once two legs have a metric."""
-    RunFolder(folder).write("tune.csv", tuned.table.to_csv(index=False))
-    flush(folder)
-    if sum(math.isfinite(row["validation"]) for row in tuned.rows) > 1:
-        report.save(tuned.figure(), folder / "tune.svg")
