@@ -12,18 +12,10 @@ import torch
 
 import polyfed as pf
 from polyfed.base.errors import ConfigError
-from polyfed.base.settings import (
-    Configured,
-    Limits,
-    Registry,
-    Words,
-    parse,
-    setting,
-    settings_of,
-    split,
-    value_of,
-    words,
-)
+from polyfed.base.registry import Registry
+from polyfed.base.settings import Configured, setting, settings_of
+from polyfed.base.text import parse, split, value_of
+from polyfed.base.values import Limits, Words, words
 from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.core.schedule import SCHEDULES
 
@@ -109,6 +101,20 @@ def test_types_given_as_text_are_checked_in_a_method_too():
     for wrong in ({"lr": "abc"}, {"k": 2.5}, {"lr": -1}):
         with pytest.raises(ConfigError, match=r"algorithm\.(lr|k) of Textual: found"):
             Textual(**wrong)
+
+
+def test_a_bound_of_its_own_and_one_of_its_name_both_hold():
+    """A name's bound is not in the place of the field's, nor the other way round, also where an integer's is a half."""
+
+    @dataclass(frozen=True)
+    class Bounded(Algorithm, abstract=True):
+        local_epochs: int = setting(3, ge=1.5)
+        lr: float = setting(0.1, lt=1)
+
+    assert Bounded(2) == Bounded(np.int64(2), 0.1)  # pyright: ignore
+    for wrong, expected in (((1,), "an integer of at least 1.5"), ((2, -1), "a number from 0 to below 1")):
+        with pytest.raises(ConfigError, match=f"expected {expected}$"):
+            Bounded(*wrong)
 
 
 def test_a_post_init_without_super_is_checked_before_training():

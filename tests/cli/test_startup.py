@@ -11,7 +11,8 @@ for unused, command in zip(sys.argv[1::2], sys.argv[2::2]):
     print("loaded:", status, *(name for name in unused.split(",") if name in sys.modules))
 """
 COMMANDS = {  # one after another in one process: a later one may load more
-    "keys --help": "numpy,torch,pandas,scipy,matplotlib",
+    "keys --help": "numpy,torch,pandas,scipy,matplotlib,pydantic",
+    "run --help": "numpy,torch,pandas,scipy,matplotlib,pydantic",
     "algorithms": "torch._dynamo,sympy,pandas,sklearn,matplotlib",
     "run --algorithm fedacs --data digits --clients 4 --rounds 1 --seeds 1 --quiet": (
         "torch._dynamo,sympy,sklearn.ensemble,matplotlib.pyplot"

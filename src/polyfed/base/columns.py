@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal
 
-from polyfed.base.settings import Configured, Limits, Words, setting
+from polyfed.base.settings import Configured, setting, settings_of
+from polyfed.base.values import Limits, Words
 
 NAMES = Annotated[list[str], Words("a list of columns")]
 VALUES = Annotated[Mapping[str, list[str]], Words("a table with the values of each")]
@@ -120,4 +121,4 @@ class Columns(Configured):
         return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != DEFAULTS[f.name]}
 
 
-DEFAULTS: dict[str, Any] = dict(vars(Columns()))
+DEFAULTS: dict[str, Any] = {s.name: s.default for s in settings_of(Columns)}

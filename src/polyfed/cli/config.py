@@ -40,7 +40,8 @@ class Key(NamedTuple):
 
 def keys() -> list[Key]:
     """Every key, those at the top of a file first; a table's keys begin with its name."""
-    from polyfed.base.settings import either, kebab, settings_of
+    from polyfed.base.settings import kebab, settings_of
+    from polyfed.base.values import either
     from polyfed.core.schedule import SCHEDULES
     from polyfed.runs.training import Columns, Data, Model, Settings
     from polyfed.threats import ATTACKS, RULES

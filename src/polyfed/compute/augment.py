@@ -15,7 +15,8 @@ from torch import Tensor
 
 from polyfed.base.errors import ConfigError
 from polyfed.base.randomness import uniform
-from polyfed.base.settings import Configured, Registry, found, setting
+from polyfed.base.registry import Registry
+from polyfed.base.settings import Configured, found, setting
 
 
 class Draws:

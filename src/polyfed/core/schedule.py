@@ -15,7 +15,10 @@ import numpy as np
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError
 from polyfed.base.randomness import generator, priorities, sample
-from polyfed.base.settings import COUNTED, Configured, Limits, Registry, arguments, found, parse, setting
+from polyfed.base.registry import Registry, arguments
+from polyfed.base.settings import Configured, found, setting
+from polyfed.base.text import parse
+from polyfed.base.values import COUNTED, Limits
 
 
 class Turn(NamedTuple):

@@ -17,7 +17,8 @@ import numpy as np
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import DataError, PolyfedError
-from polyfed.base.settings import Configured, Registry, setting, shown
+from polyfed.base.registry import Registry
+from polyfed.base.settings import Configured, setting, shown
 from polyfed.data import prepare
 
 

@@ -24,7 +24,7 @@ from polyfed.algorithms.local import Local
 from polyfed.base import checkpoint
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, RunError
-from polyfed.base.settings import COUNT
+from polyfed.base.values import COUNT
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import Federation
 from polyfed.games import values as game

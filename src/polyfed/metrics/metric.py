@@ -15,7 +15,8 @@ import numpy as np
 
 from polyfed.base.arguments import answer, checked
 from polyfed.base.errors import ConfigError
-from polyfed.base.settings import Configured, Limits, found
+from polyfed.base.settings import Configured, found
+from polyfed.base.values import Limits
 
 if TYPE_CHECKING:  # a report reads metrics without torch
     from torch import Tensor

@@ -17,19 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, T
 from polyfed.base import columns
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, PolyfedError, closest
-from polyfed.base.settings import (
-    COUNT,
-    COUNTED,
-    Configured,
-    Limits,
-    Words,
-    found,
-    is_list,
-    is_mapping,
-    kebab,
-    setting,
-    settings_of,
-)
+from polyfed.base.settings import Configured, found, is_list, is_mapping, kebab, setting, settings_of
+from polyfed.base.values import COUNT, COUNTED, Limits, Words
 
 if TYPE_CHECKING:  # types that the command line can do without until something is trained
     import torch

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from polyfed.base.settings import Configured, Registry, setting
+from polyfed.base.registry import Registry
+from polyfed.base.settings import Configured, setting
 from polyfed.base.typed import row_norms, weighted_sum
 
 BLOCK = 1 << 22  # numbers per block of columns

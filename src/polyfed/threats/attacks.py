@@ -16,7 +16,8 @@ from torch import Tensor
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, DataError
 from polyfed.base.randomness import client_keys, generator, sample
-from polyfed.base.settings import Configured, Registry, setting
+from polyfed.base.registry import Registry
+from polyfed.base.settings import Configured, setting
 from polyfed.core.algorithm import State
 
 if TYPE_CHECKING:
