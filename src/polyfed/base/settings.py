@@ -11,6 +11,8 @@
 import dataclasses
 import inspect
 import json
+import re
+import textwrap
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -20,7 +22,20 @@ from polyfed.base.errors import ConfigError, PolyfedError, closest
 from polyfed.base.text import split as split
 from polyfed.base.text import typed_as as typed_as
 from polyfed.base.text import value_of as value_of
-from polyfed.base.values import FREE, Limits, Misfit, expected, fit_of, fitted, found, near, none_of, shown, words
+from polyfed.base.values import (
+    FREE,
+    Limits,
+    Misfit,
+    expected,
+    fit_of,
+    fitted,
+    found,
+    near,
+    none_of,
+    shown,
+    spelled,
+    words,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +113,32 @@ def settings_of(cls: type) -> tuple[Described, ...]:
     return tuple(found)
 
 
+SECTION = r"^(?=([A-Z]\w+)\n-{3,}$)"  # of a numpydoc docstring
+
+
+class _Docstring:
+    """A docstring with the class's settings as its parameters, when it is asked for."""
+
+    def __init__(self, text: str):
+        self.text = inspect.cleandoc(text)
+
+    def __get__(self, instance: Any, cls: type) -> str:
+        prose, *rest = re.split(SECTION, self.text, maxsplit=1, flags=re.M)
+        if not vars(cls).get("__match_args__") or rest[:1] == ["Parameters"]:  # not made yet, or has them by hand
+            return self.text
+        return "\n\n".join([prose.rstrip(), f"Parameters\n----------\n{parameters(cls)}", *rest[1:]])
+
+
+def parameters(cls: type) -> str:
+    """The settings of a class as the Parameters section of a numpydoc docstring has them."""
+    known = [(f"{f.name} : {spelled(f.type)}", f.metadata.get("setting", Setting()).doc) for f in _fields(cls)]
+    return "\n".join(f"{head}\n{textwrap.indent(textwrap.fill(doc, 112), ' ' * 4)}".rstrip() for head, doc in known)
+
+
 class Configured:
     """Base of frozen dataclasses whose fields are settings: all of them are checked whenever one is made.
+
+    What each means stands at the field, `lr: float = setting(0.1, doc="Step size.")`; the docstring says it too.
 
     A subclass with conditions across fields has a `__post_init__` that begins with `super().__post_init__()`, and says
     them with `self.require`.
@@ -107,6 +146,11 @@ class Configured:
 
     table: ClassVar[str] = ""  # what goes before a setting's name in an error: "algorithm" for algorithm.lr
     refusal: ClassVar[type[PolyfedError]] = ConfigError
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if text := cls.__dict__.get("__doc__"):
+            type.__setattr__(cls, "__doc__", _Docstring(text))
 
     def __post_init__(self) -> None:
         for key, fit in _fits(type(self)).items():

@@ -235,6 +235,19 @@ def words(hint: Any, rules: Iterable[Any] = ()) -> str:
     return WORDS.get(hint, "a table" if origin in (dict, collections.abc.Mapping) or hint is dict else "a value")
 
 
+def spelled(hint: Any) -> str:
+    """A type as a docstring names it: float or None."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return spelled(arguments[0])
+    if origin in (*UNIONS, Literal):
+        return " or ".join(map(repr if origin is Literal else spelled, arguments))
+    if origin is not None and origin is not Callable:
+        return f"{origin.__name__}[{', '.join(map(spelled, arguments))}]"
+    fixed = {type(None): "None", ...: "...", Callable: "callable"}.get(origin or hint)
+    return fixed or (hint.replace(" | ", " or ") if isinstance(hint, str) else getattr(hint, "__name__", str(hint)))
+
+
 def _alternatives(hint: Any, rules: Iterable[Any] = ()) -> list[str]:
     if typing.get_origin(hint) is Literal:
         return [str(a).lower() if isinstance(a, bool) else str(a) for a in typing.get_args(hint)]
