@@ -131,7 +131,9 @@ class _Docstring:
 
 def parameters(cls: type) -> str:
     """The settings of a class as the Parameters section of a numpydoc docstring has them."""
-    known = [(f"{f.name} : {spelled(f.type)}", f.metadata.get("setting", Setting()).doc) for f in _fields(cls)]
+    known = [
+        (f"{f.name} : {spelled(types_of(cls)[f.name])}", f.metadata.get("setting", Setting()).doc) for f in _fields(cls)
+    ]
     return "\n".join(f"{head}\n{textwrap.indent(textwrap.fill(doc, 112), ' ' * 4)}".rstrip() for head, doc in known)
 
 

@@ -240,12 +240,14 @@ def spelled(hint: Any) -> str:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return spelled(arguments[0])
-    if origin in (*UNIONS, Literal):
-        return " or ".join(map(repr if origin is Literal else spelled, arguments))
+    if origin is Literal:
+        return " or ".join(f'"{a}"' if isinstance(a, str) else str(a) for a in arguments)
+    if origin in UNIONS:
+        return " or ".join(dict.fromkeys(map(spelled, arguments)))
     if origin is not None and origin is not Callable:
         return f"{origin.__name__}[{', '.join(map(spelled, arguments))}]"
     fixed = {type(None): "None", ...: "...", Callable: "callable"}.get(origin or hint)
-    return fixed or (hint.replace(" | ", " or ") if isinstance(hint, str) else getattr(hint, "__name__", str(hint)))
+    return fixed or getattr(hint, "__name__", str(hint))
 
 
 def _alternatives(hint: Any, rules: Iterable[Any] = ()) -> list[str]:
