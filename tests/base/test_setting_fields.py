@@ -3,6 +3,7 @@
 from __future__ import annotations  # so that every type here is text until it is looked up
 
 import dataclasses
+import inspect
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -88,6 +89,50 @@ def test_settings_are_listed_with_all_that_is_known_of_them():
     assert [s.name for s in found if not s.decides] == ["steps"]
     assert words(Annotated[int, Limits(ge=1, le=5)] | Literal["full"] | None) == "an integer from 1 to 5, full or none"
     assert words(Annotated[str, Words("an expression in k")]) == "an expression in k"
+
+
+@dataclass(frozen=True)
+class Written(Configured):
+    """Says what it is.
+
+        x <- x - lr g
+
+    And why.
+
+    Notes
+    -----
+    It has notes.
+    """
+
+    lr: Annotated[float, Limits(ge=0)] = setting(0.1, doc="Step size.")
+    order: Literal["first", 2] | None = setting(None, doc="How exact it is. " * 10)
+    names: tuple[str, ...] = ()
+
+
+def test_help_says_what_the_fields_say():
+    """As a section of numpydoc in its place, each meaning once, in the words of the field; one by hand stays."""
+    doc = inspect.getdoc(Written)
+    assert doc == inspect.getdoc(Written()) == Written.__doc__
+    assert doc.startswith(
+        "Says what it is.\n\n    x <- x - lr g\n\nAnd why.\n\nParameters\n----------\nlr : float\n    Step size."
+    )
+    assert '\norder : "first" or 2 or None\n    How exact' in doc
+    assert doc.endswith("\nnames : tuple[str, ...]\n\nNotes\n-----\nIt has notes.")
+    assert max(map(len, doc.splitlines())) <= 120
+
+    @dataclass(frozen=True)
+    class ByHand(Configured):
+        """Says what it is.
+
+        Parameters
+        ----------
+        lr : float
+            As its author has it.
+        """
+
+        lr: float = setting(0.1, doc="Step size.")
+
+    assert str(ByHand.__doc__).endswith("\n    As its author has it.")
 
 
 def test_types_given_as_text_are_checked_in_a_method_too():

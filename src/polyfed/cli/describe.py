@@ -58,7 +58,7 @@ def portrait(name: str) -> RenderableType:
         parts.append(Text(f"From the installed package {plugin}.", "dim"))
     if found["body"]:
         parts += [Text(), Text(found["body"])]
-    parts += [Text("\nSettings", "bold"), _settings(cls, found["Parameters"])]
+    parts += [Text("\nSettings", "bold"), settings(cls)]
     if issubclass(cls, Yardstick):
         parts += [
             Text("\nSent", "bold"),
@@ -76,16 +76,15 @@ def portrait(name: str) -> RenderableType:
     return Group(*parts, Text("\nCite", "bold"), Text(cls.citation))
 
 
-def _settings(cls: type[Algorithm], text: str) -> Table:
-    meaning, whose = parameters(text), sources(cls)
+def settings(cls: type[Algorithm]) -> Table:
+    """A row for every setting."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for header in ("key", "default", "from", "takes", "meaning"):
         table.add_column(header, no_wrap=header in ("key", "default"))
     for s in settings_of(cls):
         missing = s.default is dataclasses.MISSING
         default = "" if missing else "none" if s.default is None else _toml(s.default)
-        says = Text(s.doc or meaning.get(s.name, ""))
-        table.add_row(Text(kebab(s.name), "cyan"), default, whose[s.name], s.takes, says)
+        table.add_row(Text(kebab(s.name), "cyan"), default, s.source, s.takes, Text(s.doc))
     return table
 
 
@@ -94,33 +93,14 @@ def steps(cls: type[Algorithm]) -> str:
     return "Any local optimiser." if cls.plain_sgd is None else f"Plain SGD only: {cls.plain_sgd}."
 
 
-def sources(cls: type[Algorithm]) -> dict[str, str]:
-    """Whose each default is: the paper's, its released code's, ours, ..."""
-    return {s.name: s.source for s in settings_of(cls)}
-
-
 def _toml(value: typing.Any) -> str:
     return str(value).lower() if isinstance(value, bool) else '""' if value == "" else str(value)
 
 
 def sections(cls: type) -> dict[str, str]:
-    """A numpydoc docstring as {"summary", "body", "Parameters", "Notes"}; absent ones are empty."""
+    """A numpydoc docstring as {"summary", "body", "Notes"}, and what other sections it has; absent ones are empty."""
     text = inspect.cleandoc(cls.__doc__ or "")
     parts = re.split(r"^(\w+)\n-{3,}\n", text, flags=re.M)
     summary, _, body = parts[0].partition("\n\n")
-    found = {"summary": " ".join(summary.split()), "body": body.strip("\n"), "Parameters": "", "Notes": ""}
+    found = {"summary": " ".join(summary.split()), "body": body.strip("\n"), "Notes": ""}
     return found | {head: rest.strip("\n") for head, rest in zip(parts[1::2], parts[2::2], strict=True)}
-
-
-def parameters(text: str) -> dict[str, str]:
-    """The Parameters section as {field: meaning}; several names before one colon share it."""
-    found: dict[str, str] = {}
-    names: list[str] = []
-    for line in text.splitlines():
-        head = re.match(r"(\w+(?:, ?\w+)*) *:", line)
-        if head and not line[0].isspace():
-            names = [n.strip() for n in head[1].split(",")]
-        else:
-            for n in names:
-                found[n] = f"{found.get(n, '')} {line.strip()}".strip()
-    return found
