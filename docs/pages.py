@@ -116,7 +116,7 @@ def _name(cls: Any) -> str:
 def method(cls: Any) -> str:
     """The page of one method."""
     found = describe.sections(cls)
-    table = describe._settings(cls, found["Parameters"])
+    table = describe.settings(cls)
     heads = [str(c.header) for c in table.columns]
     rows = list(zip(*([cell(str(v)) for v in c.cells] for c in table.columns), strict=True))
     parts = [f"# {cls.__name__}", prose(found["summary"]), prose(found["body"])]

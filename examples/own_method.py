@@ -4,7 +4,7 @@ Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution" (arXi
 
 from dataclasses import dataclass
 
-from polyfed import Algorithm, local_sgd
+from polyfed import Algorithm, local_sgd, setting
 
 
 @dataclass(frozen=True)
@@ -13,16 +13,11 @@ class Momentum(Algorithm):
 
         d = sum_i n_i (w_i - w) / sum_i n_i        v <- momentum v + d        w <- w + v
 
-    Parameters
-    ----------
-    lr : float
-        Step size of local SGD.
-    momentum : float
-        What is kept of the last move; 0 is FedAvg.
+    With momentum = 0 it is FedAvg.
     """
 
-    lr: float = 0.1
-    momentum: float = 0.9
+    lr: float = setting(0.1, doc="Step size of local SGD.")
+    momentum: float = setting(0.9, ge=0, doc="What is kept of the last move.")
 
     def init_server(self, task, w0, n):
         return {"w": w0, "v": w0 * 0}

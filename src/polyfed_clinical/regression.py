@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, DataError, Diverged
-from polyfed.base.settings import Limits
+from polyfed.base.values import Limits
 from polyfed.compute.batches import Work
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, Down, State

@@ -3,6 +3,7 @@
 from __future__ import annotations  # so that every type here is text until it is looked up
 
 import dataclasses
+import inspect
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -12,18 +13,10 @@ import torch
 
 import polyfed as pf
 from polyfed.base.errors import ConfigError
-from polyfed.base.settings import (
-    Configured,
-    Limits,
-    Registry,
-    Words,
-    parse,
-    setting,
-    settings_of,
-    split,
-    value_of,
-    words,
-)
+from polyfed.base.registry import Registry
+from polyfed.base.settings import Configured, setting, settings_of
+from polyfed.base.text import parse, split, value_of
+from polyfed.base.values import Limits, Words, words
 from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.core.schedule import SCHEDULES
 
@@ -98,6 +91,50 @@ def test_settings_are_listed_with_all_that_is_known_of_them():
     assert words(Annotated[str, Words("an expression in k")]) == "an expression in k"
 
 
+@dataclass(frozen=True)
+class Written(Configured):
+    """Says what it is.
+
+        x <- x - lr g
+
+    And why.
+
+    Notes
+    -----
+    It has notes.
+    """
+
+    lr: Annotated[float, Limits(ge=0)] = setting(0.1, doc="Step size.")
+    order: Literal["first", 2] | None = setting(None, doc="How exact it is. " * 10)
+    names: tuple[str, ...] = ()
+
+
+def test_help_says_what_the_fields_say():
+    """As a section of numpydoc in its place, each meaning once, in the words of the field; one by hand stays."""
+    doc = inspect.getdoc(Written)
+    assert doc == inspect.getdoc(Written()) == Written.__doc__
+    assert doc.startswith(
+        "Says what it is.\n\n    x <- x - lr g\n\nAnd why.\n\nParameters\n----------\nlr : float\n    Step size."
+    )
+    assert '\norder : "first" or 2 or None\n    How exact' in doc
+    assert doc.endswith("\nnames : tuple[str, ...]\n\nNotes\n-----\nIt has notes.")
+    assert max(map(len, doc.splitlines())) <= 120
+
+    @dataclass(frozen=True)
+    class ByHand(Configured):
+        """Says what it is.
+
+        Parameters
+        ----------
+        lr : float
+            As its author has it.
+        """
+
+        lr: float = setting(0.1, doc="Step size.")
+
+    assert str(ByHand.__doc__).endswith("\n    As its author has it.")
+
+
 def test_types_given_as_text_are_checked_in_a_method_too():
     """`from __future__ import annotations` in the author's file does not switch the check off."""
 
@@ -109,6 +146,20 @@ def test_types_given_as_text_are_checked_in_a_method_too():
     for wrong in ({"lr": "abc"}, {"k": 2.5}, {"lr": -1}):
         with pytest.raises(ConfigError, match=r"algorithm\.(lr|k) of Textual: found"):
             Textual(**wrong)
+
+
+def test_a_bound_of_its_own_and_one_of_its_name_both_hold():
+    """A name's bound is not in the place of the field's, nor the other way round, also where an integer's is a half."""
+
+    @dataclass(frozen=True)
+    class Bounded(Algorithm, abstract=True):
+        local_epochs: int = setting(3, ge=1.5)
+        lr: float = setting(0.1, lt=1)
+
+    assert Bounded(2) == Bounded(np.int64(2), 0.1)  # pyright: ignore
+    for wrong, expected in (((1,), "an integer of at least 1.5"), ((2, -1), "a number from 0 to below 1")):
+        with pytest.raises(ConfigError, match=f"expected {expected}$"):
+            Bounded(*wrong)
 
 
 def test_a_post_init_without_super_is_checked_before_training():

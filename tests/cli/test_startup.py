@@ -12,7 +12,7 @@ for unused, command in zip(sys.argv[1::2], sys.argv[2::2]):
     status = call(command.split())
     print("loaded:", status, *(name for name in unused.split(",") if name in sys.modules))
 """
-HEAVY = "numpy,torch,pandas,scipy,matplotlib"
+HEAVY = "numpy,torch,pandas,scipy,matplotlib,pydantic"
 NAMES = [*(command.name for command in app.registered_commands), "data inspect", "keys add"]
 COMMANDS = {  # one after another in one process: a later one may load more
     **{f"{name} {word}": HEAVY for name in NAMES for word in ("--help", "--mistyped")},

@@ -1,6 +1,5 @@
 """What the command line says about itself, the methods and the data."""
 
-import dataclasses
 import inspect
 import itertools
 import subprocess
@@ -10,8 +9,9 @@ import pytest
 
 import polyfed
 import polyfed.algorithms
+from polyfed.base.settings import kebab, settings_of
 from polyfed.cli import app, commands
-from polyfed.cli.describe import certificates, citation, sources
+from polyfed.cli.describe import certificates, citation
 from polyfed.cli.late import late
 from polyfed.cli.options import Command
 from polyfed.core.algorithm import REGISTRY
@@ -40,10 +40,10 @@ def test_a_method_is_described_in_full(cli, name):
     said = cli("algorithms", name)
     cls = REGISTRY[name]
     assert said.status == 0
-    for f in dataclasses.fields(cls):
-        line = next(x for x in said.out.splitlines() if x.startswith(f"{f.name.replace('_', '-')} "))
-        assert len(line.split()) > 4, f"{f.name} has no meaning: {line}"
-        assert sources(cls).get(f.name), f"{f.name}: whose default is it?"
+    for s in settings_of(cls):
+        line = next(x for x in said.out.splitlines() if x.startswith(f"{kebab(s.name)} "))
+        assert s.doc.split()[0] in line.split(), f"{s.name} has no meaning: {line}"
+        assert s.source, f"{s.name}: whose default is it?"
     assert len(certificates(cls)) >= 2
     assert "Sent per client and round" in said.out
     assert citation(cls) in said.out

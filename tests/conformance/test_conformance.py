@@ -228,7 +228,9 @@ def test_the_docstring_documents_every_field(cls):
     assert len(doc.splitlines()[0]) > 10
     assert "Parameters\n----------\n" in doc, "no Parameters section"
     section = re.split(r"\n\n\w[\w ]*\n-{3,}\n", doc.split("Parameters\n----------\n")[1])[0]
-    documented = [n.strip() for line in re.findall(r"^(\w[\w, ]*) : \S", section, re.M) for n in line.split(",")]
+    documented = [
+        n.strip() for line in re.findall(r"^(\w[\w, ]*) : .*\n {4}\S", section, re.M) for n in line.split(",")
+    ]
     assert documented == [f.name for f in dataclasses.fields(cls)]
 
 

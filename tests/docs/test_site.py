@@ -207,6 +207,9 @@ def test_the_site_builds_without_a_warning(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "site" / "methods" / "scaffold.html").is_file()
+    training = re.sub("<[^>]+>", "", (tmp_path / "site" / "reference" / "training.html").read_text())
+    assert "Communication rounds." in training  # from its field, see docs/fields.py
+    assert "setting(" not in training
     for page in (tmp_path / "site").rglob("*.html"):
         assert not re.findall(r'<(?:script|img|iframe)[^>]* src="https?:', page.read_text()), (
             f"{page.name} loads from elsewhere"

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzz import HOSTILE, bounded, survives
-from polyfed.base.settings import parse, value_of
+from polyfed.base.text import parse, value_of
 from polyfed.compute.augment import steps_of
 from polyfed.core.schedule import Delays
 from polyfed.runs.config import assign, resolve

@@ -12,9 +12,9 @@ from polyfed.testing import rows
 
 @dataclass(frozen=True)
 class Base(pf.Algorithm, abstract=True):
-    """FedAvg, to be spoilt. lr"""
+    """FedAvg, to be spoilt."""
 
-    lr: float = pf.setting(0.1, ge=0, source="ours")
+    lr: float = pf.setting(0.1, ge=0, source="ours", doc="Step size of local SGD.")
 
     def local_update(self, task, client, down, data, round):
         return {}, {"w": pf.local_sgd(task, down["w"], data, self.lr)}
@@ -25,7 +25,7 @@ class Base(pf.Algorithm, abstract=True):
 
 @dataclass(frozen=True)
 class HidesASetting(Base):
-    """lr"""
+    """With a setting mu."""
 
     mu: float = 0.1
 
@@ -195,7 +195,7 @@ class DeploysTheMean(Base, pf.Personal):
 
 
 WRONG = (
-    (HidesASetting(), rows.the_docstring_names_every_setting),
+    (HidesASetting(), rows.every_setting_has_a_meaning),
     (HidesItsAxes(), rows.the_server_state_says_its_axes),
     (DrawsUnkeyed(), rows.same_seed_same_bits),
     (KeepsStateInItself(), rows.same_seed_same_bits),

@@ -19,20 +19,19 @@ class APFL(Algorithm):
         alpha_i <- clip( alpha_i - lr <v_i - w_i, grad f_i(m_i)>, 0, 1 )                    adaptive only      (10)
 
     Client i deploys alpha_i v_i + (1 - alpha_i) w; v_i and alpha_i never leave it.
-
-    Parameters
-    ----------
-    lr : float
-        Step size of all three.
-    alpha : float
-        Share of the personal model in the mixture: 0 is FedAvg, 1 is Local. The start value when adaptive.
-    adaptive : bool
-        Learn every client's own share, at every local step.
     """
 
-    lr: float = setting(0.1, source="ours")
-    alpha: float = setting(0.5, ge=0, le=1, source="FedSLR's comparison")
-    adaptive: bool = setting(False, source="FedSLR's comparison")
+    lr: float = setting(0.1, source="ours", doc="Step size of all three.")
+    alpha: float = setting(
+        0.5,
+        ge=0,
+        le=1,
+        source="FedSLR's comparison",
+        doc="Share of the personal model in the mixture: 0 is FedAvg, 1 is Local. The start value when adaptive.",
+    )
+    adaptive: bool = setting(
+        False, source="FedSLR's comparison", doc="Learn every client's own share, at every local step."
+    )
 
     needs = Needs(plain_sgd="it mixes the gradient steps of two models itself")
 

@@ -39,25 +39,6 @@ class CFL(Clustered):
 
     The parts go on from the model of c, each with the mean of its own updates of that round.
 
-    Parameters
-    ----------
-    lr : float
-        Step size of local SGD.
-    eps1, eps2 : float
-        Thresholds of ||mean D_i|| and of max ||D_i||, on the scale of the problem: eps1 about a tenth of max ||D_i|| in
-        the first rounds, eps2 from eps1 to 10 eps1.
-    gamma_max : float or None
-        Bound on the relative distance between a client's update and its group's, in [0, 1); a split whose groups are
-        not farther apart than that explains is not made. None: no such test, as in the released code.
-    linkage : str
-        "single": the optimal bipartition of the paper; "complete": the released code's.
-    min_size : int
-        Participants a cluster must have to be split; 3 in the released code.
-    first_round : int
-        First round in which a split is made; 20 in the released code.
-    weighted : bool
-        Weigh clients by their number of samples; False: plain mean.
-
     Notes
     -----
     The paper asks all clients in every round. Here a split is decided by the cluster's participants alone, never with
@@ -66,14 +47,42 @@ class CFL(Clustered):
     for newcomers; compared with the mean direction of each part, where the paper takes its most similar member).
     """
 
-    lr: float = setting(0.1, source="code")
-    eps1: float = setting(0.4, ge=0, source="code")
-    eps2: float = setting(1.6, ge=0, source="code")
-    gamma_max: float | None = setting(0.5, ge=0, lt=1, source="ours")
-    linkage: Literal["single", "complete"] = setting("single", source="paper")
-    min_size: int = setting(2, ge=2, source="ours")
-    first_round: int = setting(0, ge=0, source="ours")
-    weighted: bool = setting(True, source="paper")
+    lr: float = setting(0.1, source="code", doc="Step size of local SGD.")
+    eps1: float = setting(
+        0.4,
+        ge=0,
+        source="code",
+        doc="Thresholds of ||mean D_i|| and of max ||D_i||, on the scale of the problem: eps1 about a tenth of max "
+        "||D_i|| in the first rounds, eps2 from eps1 to 10 eps1.",
+    )
+    eps2: float = setting(
+        1.6,
+        ge=0,
+        source="code",
+        doc="Thresholds of ||mean D_i|| and of max ||D_i||, on the scale of the problem: eps1 about a tenth of max "
+        "||D_i|| in the first rounds, eps2 from eps1 to 10 eps1.",
+    )
+    gamma_max: float | None = setting(
+        0.5,
+        ge=0,
+        lt=1,
+        source="ours",
+        doc="Bound on the relative distance between a client's update and its group's, in [0, 1); a split whose "
+        "groups are not farther apart than that explains is not made. None: no such test, as in the released "
+        "code.",
+    )
+    linkage: Literal["single", "complete"] = setting(
+        "single",
+        source="paper",
+        doc='"single": the optimal bipartition of the paper; "complete": the released code\'s.',
+    )
+    min_size: int = setting(
+        2, ge=2, source="ours", doc="Participants a cluster must have to be split; 3 in the released code."
+    )
+    first_round: int = setting(
+        0, ge=0, source="ours", doc="First round in which a split is made; 20 in the released code."
+    )
+    weighted: bool = setting(True, source="paper", doc="Weigh clients by their number of samples; False: plain mean.")
 
     def init_server(self, task, w0, n):
         """The tree of splits: a model per node, its first child (the second comes next) or -1, the mean direction of

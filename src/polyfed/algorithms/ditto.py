@@ -16,19 +16,16 @@ class Ditto(Personal):
         w_i = local SGD from x on f_i                     x <- sum_i n_i w_i / sum_i n_i
         v_i <- v_i - lr (grad f_i(v_i) + lam (v_i - x))   with x as received, frozen; v_i never leaves the client
 
-    Parameters
-    ----------
-    lr : float
-        Step size of both local solves.
-    lam : float
-        Pull of the personal model towards the common one; 0 is Local.
-    personal_epochs : int
-        Passes over the local data for the personal model, each round.
+    Li et al. (2021), Algorithm 1.
     """
 
-    lr: float = setting(0.1, source="ours")
-    lam: float = setting(0.1, ge=0, source="FedSLR's comparison")
-    personal_epochs: int = setting(1, ge=1, source="FedSLR's comparison")
+    lr: float = setting(0.1, source="ours", doc="Step size of both local solves.")
+    lam: float = setting(
+        0.1, ge=0, source="FedSLR's comparison", doc="Pull of the personal model towards the common one; 0 is Local."
+    )
+    personal_epochs: int = setting(
+        1, ge=1, source="FedSLR's comparison", doc="Passes over the local data for the personal model, each round."
+    )
 
     def init_server(self, task, w0, n):
         return {"w": w0}

@@ -72,18 +72,6 @@ class FedACS(Personal):
     convex hull. The paper names no quantile: it decides everything. A client keeps
     about (1 - quantile) m - 1 peers, m the number of clients mixed.
 
-    Parameters
-    ----------
-    lr : float
-        Step size of local SGD.
-    quantile : float or None
-        Threshold of similarity in [0, 1]; None: no threshold, all positive similarities count.
-    pool : str
-        "all": similarities and mixture among the last known models of every client that has taken part, absent or
-        not, as in Algorithm 1; "participants": among the round's participants.
-    alpha : float
-        How far a client moves to its mix: 1 is (4); smaller values with quantile None are (3), Theorem 2.1's form.
-
     Notes
     -----
     With pool="all" the server keeps all similarities, n n float64 numbers, and only computes those of the clients whose
@@ -96,10 +84,28 @@ class FedACS(Personal):
     and groups are always reported.
     """
 
-    lr: float = setting(0.1, source="ours")
-    quantile: float | None = setting(0.75, ge=0, le=1, source="ours")
-    pool: Literal["participants", "all"] = setting("all", source="paper")
-    alpha: float = setting(1.0, gt=0, le=1, source="paper")
+    lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
+    quantile: float | None = setting(
+        0.75,
+        ge=0,
+        le=1,
+        source="ours",
+        doc="Threshold of similarity in [0, 1]; None: no threshold, all positive similarities count.",
+    )
+    pool: Literal["participants", "all"] = setting(
+        "all",
+        source="paper",
+        doc='"all": similarities and mixture among the last known models of every client that has taken part, '
+        'absent or not, as in Algorithm 1; "participants": among the round\'s participants.',
+    )
+    alpha: float = setting(
+        1.0,
+        gt=0,
+        le=1,
+        source="paper",
+        doc="How far a client moves to its mix: 1 is (4); smaller values with quantile None are (3), Theorem 2.1's "
+        "form.",
+    )
 
     def init_server(self, task, w0, n):
         models = {"w": w0.expand(n, -1).clone()}

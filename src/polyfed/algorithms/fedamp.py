@@ -90,27 +90,26 @@ class FedAMP(Mixed):
 
     The mixture runs over all n clients, each with the last model it sent.
 
-    Parameters
-    ----------
-    lr : float
-        Step size of local SGD.
-    lam : float
-        Strength of attraction.
-    sigma : float
-        Squared distance at which attraction fades. If it is far below the squared distances of the models, clients do
-        not collaborate.
-    alpha : float or None
-        Step size of the mixture, at most sigma / (n - 1), so that no weight is negative; None: just that.
-
     Notes
     -----
     The paper lets alpha decay and uses sigma up to 1e6 for its networks.
     """
 
-    lr: float = setting(0.1, source="ours")
-    lam: float = setting(1.0, ge=0, source="paper")
-    sigma: float = setting(100.0, gt=0, source="ours")
-    alpha: float | None = setting(None, gt=0, source="ours")
+    lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
+    lam: float = setting(1.0, ge=0, source="paper", doc="Strength of attraction.")
+    sigma: float = setting(
+        100.0,
+        gt=0,
+        source="ours",
+        doc="Squared distance at which attraction fades. If it is far below the squared distances of the models, "
+        "clients do not collaborate.",
+    )
+    alpha: float | None = setting(
+        None,
+        gt=0,
+        source="ours",
+        doc="Step size of the mixture, at most sigma / (n - 1), so that no weight is negative; None: just that.",
+    )
 
     def init_server(self, task, w0, n):
         most = self.sigma / max(n - 1, 1)
@@ -140,26 +139,13 @@ class HeurFedAMP(Mixed):
         w_i = argmin f_i(w) + lam / (2 alpha) ||w - u_i||^2, by local SGD from u_i
 
     The mixture runs over all n clients, each with the last model it sent.
-
-    Parameters
-    ----------
-    lr : float
-        Step size of local SGD.
-    lam : float
-        Strength of attraction; 0 leaves out the proximal term.
-    alpha : float
-        Step size of the mixture, here only a divisor of lam.
-    sigma : float
-        Sharpness of the softmax; 0: all others count the same.
-    self_weight : float
-        Share of the client's own model in its mixture.
     """
 
-    lr: float = setting(0.1, source="ours")
-    lam: float = setting(1.0, ge=0, source="paper")
-    alpha: float = setting(100.0, gt=0, source="ours")
-    sigma: float = setting(25.0, ge=0, source="ours")
-    self_weight: float = setting(0.5, ge=0, le=1, source="ours")
+    lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
+    lam: float = setting(1.0, ge=0, source="paper", doc="Strength of attraction; 0 leaves out the proximal term.")
+    alpha: float = setting(100.0, gt=0, source="ours", doc="Step size of the mixture, here only a divisor of lam.")
+    sigma: float = setting(25.0, ge=0, source="ours", doc="Sharpness of the softmax; 0: all others count the same.")
+    self_weight: float = setting(0.5, ge=0, le=1, source="ours", doc="Share of the client's own model in its mixture.")
 
     def weights(self, W, ids=None):
         return heuristic(W, self.sigma, self.self_weight, ids)

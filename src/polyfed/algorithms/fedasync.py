@@ -17,23 +17,12 @@ class FedAsync(Algorithm):
         w <- (1 - alpha_t) w + alpha_t w_i,   alpha_t = alpha (t - tau + 1)^-staleness
 
     The moves of replies that arrive together are averaged.
-
-    Parameters
-    ----------
-    lr : float
-        Step size of local SGD.
-    alpha : float
-        Weight of a fresh reply, in (0, 1].
-    staleness : float
-        Exponent of the polynomial discount; 0: none.
-    mu : float
-        Strength of the proximal term.
     """
 
-    lr: float = setting(0.1, source="ours")
-    alpha: float = setting(0.6, gt=0, le=1, source="paper")
-    staleness: float = setting(0.5, ge=0, source="paper")
-    mu: float = setting(0.005, ge=0, source="paper")
+    lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
+    alpha: float = setting(0.6, gt=0, le=1, source="paper", doc="Weight of a fresh reply, in (0, 1].")
+    staleness: float = setting(0.5, ge=0, source="paper", doc="Exponent of the polynomial discount; 0: none.")
+    mu: float = setting(0.005, ge=0, source="paper", doc="Strength of the proximal term.")
 
     def local_update(self, task, client, down, data, round):
         x = down["w"]

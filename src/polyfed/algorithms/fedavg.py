@@ -13,16 +13,13 @@ class FedAvg(Algorithm):
 
         w_i = local SGD from w on f_i        w <- sum_i n_i w_i / sum_i n_i
 
-    Parameters
-    ----------
-    lr : float
-        Step size of local SGD.
-    weighted : bool
-        Weigh clients by their number of samples, as in the paper; False: plain mean.
+    McMahan et al. (2017), Algorithm 1.
     """
 
-    lr: float = setting(0.1, source="ours")
-    weighted: bool = setting(True, source="paper")
+    lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
+    weighted: bool = setting(
+        True, source="paper", doc="Weigh clients by their number of samples, as in the paper; False: plain mean."
+    )
 
     def local_update(self, task, client, down, data, round):
         return {}, {"w": local_sgd(task, down["w"], data, self.lr)}

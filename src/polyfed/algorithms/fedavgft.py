@@ -16,27 +16,18 @@ class FedAvgFT(Personal):
         w_i = local SGD from w on f_i        w <- sum_i n_i w_i / sum_i n_i
         v_i = finetune_epochs of SGD from w on f_i; client i deploys v_i, which never leaves it
 
-    Parameters
-    ----------
-    lr : float
-        Step size of local SGD.
-    finetune_epochs : int
-        Passes over the client's training data, from the common model.
-    finetune_lr : float
-        Step size of fine-tuning.
-    weighted : bool
-        Weigh clients by their number of samples; False: plain mean.
-
     Notes
     -----
     A client fine-tunes the model it receives whenever it takes part: v_i belongs to the common model of its last
     participation, one round before the server's latest at best. Until then it deploys the initial model.
     """
 
-    lr: float = setting(0.1, source="ours")
-    finetune_epochs: int = setting(1, ge=0, source="ours")
-    finetune_lr: float = setting(0.1, step_size=True, source="ours")
-    weighted: bool = setting(True, source="paper")
+    lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
+    finetune_epochs: int = setting(
+        1, ge=0, source="ours", doc="Passes over the client's training data, from the common model."
+    )
+    finetune_lr: float = setting(0.1, step_size=True, source="ours", doc="Step size of fine-tuning.")
+    weighted: bool = setting(True, source="paper", doc="Weigh clients by their number of samples; False: plain mean.")
 
     name = "fedavg-ft"
 

@@ -18,22 +18,15 @@ class FedAvgM(Algorithm):
         D = sum_i n_i w_i / sum_i n_i - w,   w_i = local SGD from w on f_i
         v <- beta v + D,   w <- w + server_lr v
 
-    Parameters
-    ----------
-    lr : float
-        Step size of local SGD.
-    server_lr : float
-        Step size of the server.
-    beta : float
-        Momentum; 0 is FedAvg with a step size at the server.
-    weighted : bool
-        Weigh clients by their number of samples, as in the paper; False: plain mean.
+    Hsu, Qi and Brown (2019).
     """
 
-    lr: float = setting(0.1, source="ours")
-    server_lr: float = setting(1.0, ge=0, source="paper")
-    beta: float = setting(0.9, ge=0, lt=1, source="paper")
-    weighted: bool = setting(True, source="paper")
+    lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
+    server_lr: float = setting(1.0, ge=0, source="paper", doc="Step size of the server.")
+    beta: float = setting(0.9, ge=0, lt=1, source="paper", doc="Momentum; 0 is FedAvg with a step size at the server.")
+    weighted: bool = setting(
+        True, source="paper", doc="Weigh clients by their number of samples, as in the paper; False: plain mean."
+    )
 
     def init_server(self, task, w0, n):
         return {"w": w0, "v": zeros_like(w0)}

@@ -19,17 +19,6 @@ class FedBABU(Personal):
         B   <- sum_i n_i B_i / sum_i n_i
         w_i <- finetune_epochs of SGD on f_i from (B, h_0), which client i deploys
 
-    Parameters
-    ----------
-    lr : float
-        Step size of both solves.
-    finetune_epochs : int
-        Passes over the local data for the personal model.
-    tune : str
-        What is fine-tuned: "all", "head" or "body".
-    head : str
-        The frozen layers: "head" is the last one; or names, separated by spaces.
-
     Notes
     -----
     The paper fine-tunes once, after the last round. Here a client fine-tunes from the body it receives whenever it
@@ -37,10 +26,14 @@ class FedBABU(Personal):
     before the server's latest at best. Until then it deploys the initial model.
     """
 
-    lr: float = setting(0.1, source="ours")
-    finetune_epochs: int = setting(1, ge=0, source="ours")
-    tune: Literal["all", "head", "body"] = setting("all", source="paper")
-    head: str = setting("head", source="paper")
+    lr: float = setting(0.1, source="ours", doc="Step size of both solves.")
+    finetune_epochs: int = setting(1, ge=0, source="ours", doc="Passes over the local data for the personal model.")
+    tune: Literal["all", "head", "body"] = setting(
+        "all", source="paper", doc='What is fine-tuned: "all", "head" or "body".'
+    )
+    head: str = setting(
+        "head", source="paper", doc='The frozen layers: "head" is the last one; or names, separated by spaces.'
+    )
 
     def init_server(self, task, w0, n):
         return {"w": w0, "shared": some(~part(task.layout, self.head), self, task.layout).to(w0.device)}

@@ -17,19 +17,12 @@ class FedBuff(Algorithm):
         buffer <- buffer + d_i / sqrt(1 + staleness)        staleness: server updates since w_tau was sent
         once `buffer` replies are in:  w <- w + server_lr buffer / size,   buffer <- 0
 
-    Parameters
-    ----------
-    lr : float
-        Step size of local SGD.
-    server_lr : float
-        Step size of the server.
-    buffer : int
-        Replies per update of the common model (K; 10 in the paper).
+    Nguyen et al. (2022), Algorithm 1, without privacy.
     """
 
-    lr: float = setting(0.1, source="ours")
-    server_lr: float = setting(1.0, ge=0, source="ours")
-    buffer: int = setting(5, ge=1, source="ours")
+    lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
+    server_lr: float = setting(1.0, ge=0, source="ours", doc="Step size of the server.")
+    buffer: int = setting(5, ge=1, source="ours", doc="Replies per update of the common model (K; 10 in the paper).")
 
     def init_server(self, task, w0, n):
         return {"w": w0, "sum": zeros_like(w0), "held": w0.new_tensor(0.0), "version": w0.new_tensor(0.0)}

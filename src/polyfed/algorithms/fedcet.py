@@ -60,23 +60,6 @@ class FedCET(Personal):
     with zbar the mean over the participants; sum_i d_i = 0 throughout, and d_i -> -grad f_i(x*). The first round is
     preceded by the paper's start: two steps with d_i = 0 and an exchange.
 
-    Parameters
-    ----------
-    lr : float or str
-        a. "adaptive": no constant needed, every client measures the smoothness it meets and uploads it as one number;
-        "paper": Algorithm 1, from `smoothness` and `convexity`; or a number.
-    weight : float or None
-        c a, the share of the way to the mean that an exchange goes. None: `exchange_weight`, that is
-        min(1/2, 3.5/(tau + 2)) where all take part; under "paper" the paper's bound, c = mu / (2 mu a + 8).
-    smoothness : float or None
-        L, the largest curvature of the clients' losses; needed by "paper" only.
-    convexity : float or None
-        mu, the smallest curvature of the clients' losses; needed by "paper" only.
-    first_lr : float
-        First guess of the adaptive step.
-    safety : float
-        The adaptive step is at most safety / (tau L).
-
     Notes
     -----
     The theory needs strongly convex losses, full-batch gradients and full participation. Everything else runs and is
@@ -97,12 +80,35 @@ class FedCET(Personal):
     that the figure shows, but every single x_i by 0.938.
     """
 
-    lr: float | Literal["adaptive", "paper"] = setting("adaptive", gt=0, source="ours")
-    weight: float | None = setting(None, gt=0, lt=4 / 3, source="ours")
-    smoothness: float | None = setting(None, gt=0, source="of the problem")
-    convexity: float | None = setting(None, ge=0, source="of the problem")
-    first_lr: float = setting(1e-3, gt=0, source="ours")
-    safety: float = setting(1.0, gt=0, source="ours")
+    lr: float | Literal["adaptive", "paper"] = setting(
+        "adaptive",
+        gt=0,
+        source="ours",
+        doc='a. "adaptive": no constant needed, every client measures the smoothness it meets and uploads it as one '
+        'number; "paper": Algorithm 1, from `smoothness` and `convexity`; or a number.',
+    )
+    weight: float | None = setting(
+        None,
+        gt=0,
+        lt=4 / 3,
+        source="ours",
+        doc="c a, the share of the way to the mean that an exchange goes. None: `exchange_weight`, that is min(1/2, "
+        '3.5/(tau + 2)) where all take part; under "paper" the paper\'s bound, c = mu / (2 mu a + 8).',
+    )
+    smoothness: float | None = setting(
+        None,
+        gt=0,
+        source="of the problem",
+        doc='L, the largest curvature of the clients\' losses; needed by "paper" only.',
+    )
+    convexity: float | None = setting(
+        None,
+        ge=0,
+        source="of the problem",
+        doc='mu, the smallest curvature of the clients\' losses; needed by "paper" only.',
+    )
+    first_lr: float = setting(1e-3, gt=0, source="ours", doc="First guess of the adaptive step.")
+    safety: float = setting(1.0, gt=0, source="ours", doc="The adaptive step is at most safety / (tau L).")
 
     needs = Needs(
         exchanges=2, first=4, plain_sgd="its exchange takes z_i for the end of tau gradient steps of length a"

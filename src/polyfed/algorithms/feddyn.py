@@ -20,17 +20,15 @@ class FedDyn(Algorithm):
         h   <- h - (alpha/n) sum_S (w_i - x),     x <- mean_S w_i - h / alpha              (3)
 
     All duals start at zero, and g_i -> grad f_i(x*). The clients count equally, whatever their number of samples.
-
-    Parameters
-    ----------
-    lr : float
-        Step size of local SGD.
-    alpha : float
-        Strength of the regulariser. The smaller, the longer the server's steps; it adds to the local curvature.
     """
 
-    lr: float = setting(0.1, source="ours")
-    alpha: float = setting(0.1, gt=0, source="FedSLR's comparison")
+    lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
+    alpha: float = setting(
+        0.1,
+        gt=0,
+        source="FedSLR's comparison",
+        doc="Strength of the regulariser. The smaller, the longer the server's steps; it adds to the local curvature.",
+    )
 
     needs = Needs(synchronous=True)
 

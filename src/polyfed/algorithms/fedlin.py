@@ -39,23 +39,30 @@ class FedLin(Algorithm):
     on the server the convergence stays exact, sparsified at the clients it stops at a distance that unlike clients
     set.
 
-    Parameters
-    ----------
-    lr : float
-        Step of a whole round; a client that takes tau_i local steps makes them lr / tau_i long.
-    keep_up : float or None
-        Share of the gradient's entries that a client sends up, in (0, 1]; None: all of them, without positions.
-    keep_down : float or None
-        Share of the mean gradient's entries that the server sends down, in (0, 1]; None: all of them, likewise.
-
     Notes
     -----
     The theory assumes full participation; otherwise both means run over the round's participants.
     """
 
-    lr: float = setting(0.5, source="ours")
-    keep_up: float | None = setting(None, gt=0, le=1, source="paper")
-    keep_down: float | None = setting(None, gt=0, le=1, source="paper")
+    lr: float = setting(
+        0.5,
+        source="ours",
+        doc="Step of a whole round; a client that takes tau_i local steps makes them lr / tau_i long.",
+    )
+    keep_up: float | None = setting(
+        None,
+        gt=0,
+        le=1,
+        source="paper",
+        doc="Share of the gradient's entries that a client sends up, in (0, 1]; None: all of them, without positions.",
+    )
+    keep_down: float | None = setting(
+        None,
+        gt=0,
+        le=1,
+        source="paper",
+        doc="Share of the mean gradient's entries that the server sends down, in (0, 1]; None: all of them, likewise.",
+    )
 
     needs = Needs(
         exchanges=2, plain_sgd="its steps of lr / tau_i are alike in length only where a step is lr times the direction"

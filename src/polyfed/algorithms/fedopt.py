@@ -16,12 +16,14 @@ from polyfed.core.algorithm import Algorithm
 class Adaptive(Algorithm, abstract=True):
     """What FedAdagrad, FedAdam and FedYogi share: all of Algorithm 2 but the second moment v."""
 
-    lr: float = setting(0.1, source="ours")
-    server_lr: float = setting(0.1, ge=0, source="ours")
-    beta1: float = setting(0.9, ge=0, lt=1, source="ours")
-    tau: float = setting(1e-3, gt=0, source="ours")
-    v0: float | None = setting(None, ge=0, source="ours")
-    weighted: bool = setting(False, source="ours")
+    lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
+    server_lr: float = setting(0.1, ge=0, source="ours", doc="Step size of the server.")
+    beta1: float = setting(0.9, ge=0, lt=1, source="ours", doc="Memory of the move.")
+    tau: float = setting(
+        1e-3, gt=0, source="ours", doc="Degree of adaptivity: the smaller, the more alike are the steps of all numbers."
+    )
+    v0: float | None = setting(None, ge=0, source="ours", doc="Start of v. None: tau^2.")
+    weighted: bool = setting(False, source="ours", doc="Weigh clients by their number of samples; False: plain mean.")
 
     def second_moment(self, v: Tensor, d2: Tensor) -> Tensor:
         """v_t from v_{t-1} and D^2."""
@@ -47,27 +49,12 @@ class FedAdagrad(Adaptive):
         D = mean_S w_i - w,   w_i = local SGD from w on f_i
         m <- beta1 m + (1 - beta1) D,   v <- v + D^2,   w <- w + server_lr m / (sqrt(v) + tau)
 
-    Parameters
-    ----------
-    lr : float
-        Step size of local SGD.
-    server_lr : float
-        Step size of the server.
-    beta1 : float
-        Momentum.
-    tau : float
-        Degree of adaptivity: the smaller, the more alike are the steps of all numbers.
-    v0 : float or None
-        Start of v. None: tau^2.
-    weighted : bool
-        Weigh clients by their number of samples; False: plain mean.
-
     Notes
     -----
     FLamby's version: tau 1e-8, v0 0, beta1 0.9, weighted.
     """
 
-    beta1: float = setting(0.0, ge=0, lt=1, source="ours")
+    beta1: float = setting(0.0, ge=0, lt=1, source="ours", doc="Momentum.")
 
     def second_moment(self, v, d2):
         return v + d2
@@ -80,29 +67,12 @@ class FedAdam(Adaptive):
         D = mean_S w_i - w,   w_i = local SGD from w on f_i
         m <- beta1 m + (1 - beta1) D,   v <- beta2 v + (1 - beta2) D^2,   w <- w + server_lr m / (sqrt(v) + tau)
 
-    Parameters
-    ----------
-    lr : float
-        Step size of local SGD.
-    server_lr : float
-        Step size of the server.
-    beta1 : float
-        Memory of the move.
-    tau : float
-        Degree of adaptivity: the smaller, the more alike are the steps of all numbers.
-    v0 : float or None
-        Start of v. None: tau^2.
-    weighted : bool
-        Weigh clients by their number of samples; False: plain mean.
-    beta2 : float
-        Memory of D^2.
-
     Notes
     -----
     FLamby's version: tau 1e-8, v0 0, beta2 0.999, weighted.
     """
 
-    beta2: float = setting(0.99, ge=0, lt=1, source="ours")
+    beta2: float = setting(0.99, ge=0, lt=1, source="ours", doc="Memory of D^2.")
 
     def second_moment(self, v, d2):
         return self.beta2 * v + (1 - self.beta2) * d2
@@ -115,29 +85,12 @@ class FedYogi(Adaptive):
         D = mean_S w_i - w,   w_i = local SGD from w on f_i
         m <- beta1 m + (1 - beta1) D,   v <- v - (1 - beta2) D^2 sign(v - D^2),   w <- w + server_lr m / (sqrt(v) + tau)
 
-    Parameters
-    ----------
-    lr : float
-        Step size of local SGD.
-    server_lr : float
-        Step size of the server.
-    beta1 : float
-        Memory of the move.
-    tau : float
-        Degree of adaptivity: the smaller, the more alike are the steps of all numbers.
-    v0 : float or None
-        Start of v. None: tau^2.
-    weighted : bool
-        Weigh clients by their number of samples; False: plain mean.
-    beta2 : float
-        Memory of D^2.
-
     Notes
     -----
     FLamby's version: tau 1e-8, v0 0, beta2 0.999, weighted.
     """
 
-    beta2: float = setting(0.99, ge=0, lt=1, source="ours")
+    beta2: float = setting(0.99, ge=0, lt=1, source="ours", doc="Memory of D^2.")
 
     def second_moment(self, v, d2):
         return v - (1 - self.beta2) * d2 * sign(v - d2)

@@ -16,17 +16,14 @@ class FedPer(Partial):
         (B_i, h_i) <- local SGD on f_i from (B, h_i)        B <- mean_S B_i
 
     Client i deploys the common body with its own head.
-
-    Parameters
-    ----------
-    lr : float
-        Step size of local SGD.
-    head : str
-        The layers that stay with the client: "head" is the last one; or names, separated by spaces.
     """
 
-    lr: float = setting(0.1, source="ours")
-    head: str = setting("head", source="paper")
+    lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
+    head: str = setting(
+        "head",
+        source="paper",
+        doc='The layers that stay with the client: "head" is the last one; or names, separated by spaces.',
+    )
 
     def shared(self, layout):
         return ~part(layout, self.head)

@@ -13,16 +13,11 @@ class FedProx(Algorithm):
 
         w_i ~ argmin_w f_i(w) + mu/2 ||w - w_t||^2, by local SGD from w_t        w_{t+1} = sum_i n_i w_i / sum_i n_i
 
-    Parameters
-    ----------
-    lr : float
-        Step size of local SGD.
-    mu : float
-        Strength of the proximal term; 0 is FedAvg.
+    Li et al. (2020), Algorithm 2.
     """
 
-    lr: float = setting(0.1, source="ours")
-    mu: float = setting(0.01, ge=0, source="paper")
+    lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
+    mu: float = setting(0.01, ge=0, source="paper", doc="Strength of the proximal term; 0 is FedAvg.")
 
     def local_update(self, task, client, down, data, round):
         x = down["w"]

@@ -19,26 +19,19 @@ class FedRep(Partial):
 
     Client i deploys the common body with its own head.
 
-    Parameters
-    ----------
-    lr : float
-        Step size of both solves.
-    head_epochs : int
-        Passes over the local data for the head, each round.
-    body_epochs : int
-        Passes over the local data for the body, each round.
-    head : str
-        The layers that stay with the client: "head" is the last one; or names, separated by spaces.
-
     Notes
     -----
     The two numbers of epochs replace the run's amount of local work.
     """
 
-    lr: float = setting(0.1, source="ours")
-    head_epochs: int = setting(10, ge=0, source="paper")
-    body_epochs: int = setting(1, ge=0, source="paper")
-    head: str = setting("head", source="paper")
+    lr: float = setting(0.1, source="ours", doc="Step size of both solves.")
+    head_epochs: int = setting(10, ge=0, source="paper", doc="Passes over the local data for the head, each round.")
+    body_epochs: int = setting(1, ge=0, source="paper", doc="Passes over the local data for the body, each round.")
+    head: str = setting(
+        "head",
+        source="paper",
+        doc='The layers that stay with the client: "head" is the last one; or names, separated by spaces.',
+    )
 
     def shared(self, layout):
         return ~part(layout, self.head)

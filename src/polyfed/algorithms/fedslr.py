@@ -32,31 +32,6 @@ class FedSLR(LowRank):
     (i kw)) and go down as two factors wherever these are smaller; both sides compute with the product of what was
     sent. Biases and norms take part in everything but the proximal step (6).
 
-    Parameters
-    ----------
-    lr : float
-        Step size of both local solves.
-    lam : float
-        Weight of the nuclear norm; 0 is FedDyn with alpha = 1 / eta_g.
-    mu : float
-        Weight of the l1 norm of the personal part.
-    eta_g : float
-        Global step size: reach of the proximal terms and scale of the thresholds.
-    personal_epochs : int
-        Passes over the local data for the personal part, each round; 0: the common model only.
-    structure : str
-        Common and personal part: "LR+S", or the variants of A.3, "S+S", "S+LR", "LR+LR". S is the l1 norm, LR the
-        nuclear norm of the layers; the norms change place in (6) and (7), with the same thresholds.
-    form : str
-        "mean-dual": the server keeps the mean of the duals only (Algorithm 3), and needs no more than the mean of the
-        uploads; "all-duals": it keeps every client's dual (Algorithms 1, 2). The same iterates.
-    deploy : str
-        "mixed": w + p_i; "gkr": w alone, the paper's global knowledge representation.
-    p_init : str
-        "zeros", or "weights": the personal part starts at the initial weights of the layers, as in the released code.
-    p_weight_decay : float
-        Adds p_weight_decay/2 ||p||^2 to (P2), as the released code does with the run's weight decay.
-
     Notes
     -----
     Algorithm 2 prints gamma / eta_g in its line 10; (6), Algorithms 1, 3 and the proof multiply, as is done here.
@@ -64,16 +39,47 @@ class FedSLR(LowRank):
     of the layers too (biases and norms are not shrunk) and goes down as its nonzeros and one bit per parameter.
     """
 
-    lr: float = setting(0.1, source="paper")
-    lam: float = setting(1e-4, ge=0, source="paper")
-    mu: float = setting(1e-3, ge=0, source="paper")
-    eta_g: float = setting(10.0, gt=0, source="paper")
-    personal_epochs: int = setting(1, ge=0, source="paper")
-    structure: Literal["LR+S", "S+S", "S+LR", "LR+LR"] = setting("LR+S", source="paper")
-    form: Literal["mean-dual", "all-duals"] = setting("mean-dual", source="ours")
-    deploy: Literal["mixed", "gkr"] = setting("mixed", source="paper")
-    p_init: Literal["zeros", "weights"] = setting("zeros", source="ours")
-    p_weight_decay: float = setting(0.0, ge=0, source="paper")
+    lr: float = setting(0.1, source="paper", doc="Step size of both local solves.")
+    lam: float = setting(
+        1e-4, ge=0, source="paper", doc="Weight of the nuclear norm; 0 is FedDyn with alpha = 1 / eta_g."
+    )
+    mu: float = setting(1e-3, ge=0, source="paper", doc="Weight of the l1 norm of the personal part.")
+    eta_g: float = setting(
+        10.0, gt=0, source="paper", doc="Global step size: reach of the proximal terms and scale of the thresholds."
+    )
+    personal_epochs: int = setting(
+        1,
+        ge=0,
+        source="paper",
+        doc="Passes over the local data for the personal part, each round; 0: the common model only.",
+    )
+    structure: Literal["LR+S", "S+S", "S+LR", "LR+LR"] = setting(
+        "LR+S",
+        source="paper",
+        doc='Common and personal part: "LR+S", or the variants of A.3, "S+S", "S+LR", "LR+LR". S is the l1 norm, LR '
+        "the nuclear norm of the layers; the norms change place in (6) and (7), with the same thresholds.",
+    )
+    form: Literal["mean-dual", "all-duals"] = setting(
+        "mean-dual",
+        source="ours",
+        doc='"mean-dual": the server keeps the mean of the duals only (Algorithm 3), and needs no more than the '
+        'mean of the uploads; "all-duals": it keeps every client\'s dual (Algorithms 1, 2). The same iterates.',
+    )
+    deploy: Literal["mixed", "gkr"] = setting(
+        "mixed", source="paper", doc='"mixed": w + p_i; "gkr": w alone, the paper\'s global knowledge representation.'
+    )
+    p_init: Literal["zeros", "weights"] = setting(
+        "zeros",
+        source="ours",
+        doc='"zeros", or "weights": the personal part starts at the initial weights of the layers, as in the '
+        "released code.",
+    )
+    p_weight_decay: float = setting(
+        0.0,
+        ge=0,
+        source="paper",
+        doc="Adds p_weight_decay/2 ||p||^2 to (P2), as the released code does with the run's weight decay.",
+    )
 
     needs = Needs(synchronous=True, plain_sgd="its proximal steps (7) belong to gradient steps of length lr")
 

@@ -52,30 +52,25 @@ class FedSpa(Algorithm):
 
     Layers share the density by the Erdos-Renyi kernel rule; biases and norms are dense. Client i deploys m_i * x.
 
-    Parameters
-    ----------
-    lr : float
-        Step size of local SGD.
-    density : float
-        Share of the parameters that a client keeps, trains and exchanges; 1 is FedAvg with equal weights.
-    search : str
-        "dst" or "rsm".
-    prune : float
-        Share of a layer's kept entries that the first search replaces.
-    search_rounds : int
-        Rounds until the search has come to rest.
-
     Notes
     -----
     Every client's first round uses one mask that both sides can make, the largest of the initial weights. A new mask
     goes up with the change, one bit per parameter; the paper's figures leave it out.
     """
 
-    lr: float = setting(0.1, source="ours")
-    density: float = setting(0.5, gt=0, le=1, source="FedSLR's comparison")
-    search: Literal["dst", "rsm"] = setting("dst", source="paper")
-    prune: float = setting(0.5, ge=0, le=1, source="paper")
-    search_rounds: int = setting(100, ge=1, source="ours")
+    lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
+    density: float = setting(
+        0.5,
+        gt=0,
+        le=1,
+        source="FedSLR's comparison",
+        doc="Share of the parameters that a client keeps, trains and exchanges; 1 is FedAvg with equal weights.",
+    )
+    search: Literal["dst", "rsm"] = setting("dst", source="paper", doc='"dst" or "rsm".')
+    prune: float = setting(
+        0.5, ge=0, le=1, source="paper", doc="Share of a layer's kept entries that the first search replaces."
+    )
+    search_rounds: int = setting(100, ge=1, source="ours", doc="Rounds until the search has come to rest.")
 
     def first_mask(self, task):
         """[p] bool: the largest initial weights of each layer, and all biases and norms."""

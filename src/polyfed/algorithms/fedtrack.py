@@ -21,17 +21,12 @@ class FedTrack(Algorithm):
 
     SCAFFOLD with option I, with controls that are not one round old.
 
-    Parameters
-    ----------
-    lr : float
-        Local step size.
-
     Notes
     -----
     The theory assumes full participation; otherwise both means run over the round's participants.
     """
 
-    lr: float = setting(0.1, source="ours")
+    lr: float = setting(0.1, source="ours", doc="Local step size.")
 
     needs = Needs(exchanges=2, plain_sgd="its linear rate is that of gradient steps with a tracked gradient")
 

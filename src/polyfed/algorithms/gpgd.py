@@ -17,25 +17,23 @@ class GPGD(LowRank):
         w_i = local SGD from w on f_i
         w   <- prox( mean_S w_i ),  singular values shrunk by steps lr lam                                   (21)
 
-    Parameters
-    ----------
-    lr : float
-        Step size of local SGD, and scale of the threshold.
-    lam : float
-        Weight of the nuclear norm; 0 is FedAvg with equal weights.
-    steps : int
-        Threshold in units of lr lam: 1 as printed; the number of local steps makes it as long as the way the mean
-        has moved.
-
     Notes
     -----
     It does not solve FedSLR's problem (P1), unless there is one client and one step. The common model goes down as
     FedSLR's does.
     """
 
-    lr: float = setting(0.1, source="FedSLR's paper")
-    lam: float = setting(1e-4, ge=0, source="FedSLR's paper")
-    steps: int = setting(1, ge=1, source="FedSLR's paper")
+    lr: float = setting(0.1, source="FedSLR's paper", doc="Step size of local SGD, and scale of the threshold.")
+    lam: float = setting(
+        1e-4, ge=0, source="FedSLR's paper", doc="Weight of the nuclear norm; 0 is FedAvg with equal weights."
+    )
+    steps: int = setting(
+        1,
+        ge=1,
+        source="FedSLR's paper",
+        doc="Threshold in units of lr lam: 1 as printed; the number of local steps makes it as long as the way the "
+        "mean has moved.",
+    )
 
     needs = Needs(plain_sgd="its proximal step belongs to gradient steps of length lr")
 

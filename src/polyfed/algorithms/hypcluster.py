@@ -16,24 +16,14 @@ class HypCluster(Alternating):
         j_i = argmin_j F_i(h_j),   w_i = local SGD from h_{j_i},   h_j <- sum_{j_i = j} n_i w_i / sum_{j_i = j} n_i
 
     The same alternation as IFCA with model averaging, published at the same time; its means are weighted by samples.
-
-    Parameters
-    ----------
-    lr : float
-        Step size of local SGD.
-    k : int
-        Number of hypotheses.
-    weighted : bool
-        Weigh clients by their number of samples, as in the paper; False: plain mean.
-    shared_layers : str or tuple of str
-        Layers that all hypotheses have in common, averaged over all participants and sent once; a text has its names
-        separated by spaces.
-    init_scale : float or None
-        The first start is the common one. None: the others are drawn as its modules draw theirs; a number s:
-        w0 + s N(0, I).
-    seed : int
-        Seed of the k initial models.
     """
 
-    shared_layers: str | tuple[str, ...] = setting("", source="ours")
-    weighted: bool = setting(True, source="paper")
+    shared_layers: str | tuple[str, ...] = setting(
+        "",
+        source="ours",
+        doc="Layers that all hypotheses have in common, averaged over all participants and sent once; a text has "
+        "its names separated by spaces.",
+    )
+    weighted: bool = setting(
+        True, source="paper", doc="Weigh clients by their number of samples, as in the paper; False: plain mean."
+    )

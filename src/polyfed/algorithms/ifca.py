@@ -23,38 +23,27 @@ class IFCA(Alternating):
     A model that no client picks stays as it is. A client deploys the model that it picked last, or
     the model of the cluster with the most samples if it was never asked.
 
-    Parameters
-    ----------
-    lr : float
-        Step size.
-    k : int
-        Number of clusters, which the method does not find itself.
-    weighted : bool
-        Weigh clients by their number of samples; False: plain mean, as in the paper.
-    shared_layers : str or tuple of str
-        Layers that all clusters have in common, averaged over all participants and sent once ("body", "head", names);
-        a text has its names separated by spaces.
-    init_scale : float or None
-        The first start is the common one. None: the others are drawn as its modules draw theirs; a number s:
-        w0 + s N(0, I).
-    seed : int
-        Seed of the k initial models; whether the clusters are found depends on them.
-    averaging : str
-        "model" or "gradient". Under gradient averaging a client takes one step a round, on one batch (all its samples
-        with full batches), and sends the model after it, which tells the server the gradient.
-    restarts : int
-        Sets of k starts, those of seed, seed + 1, ...: above 1, an exchange before the first one sends all of them to
-        the first round's participants, and the set in which their best models have the least mean training loss is
-        trained (weighted by samples if `weighted`).
-
     Notes
     -----
     The paper restarts whole runs and keeps the one with the least training loss after it. `restarts` compares starts
     before any training, which costs one exchange; for the paper's way, compare runs of several seeds.
     """
 
-    averaging: Literal["model", "gradient"] = setting("model", source="paper")
-    restarts: int = setting(1, ge=1, le=10000, source="ours")
+    averaging: Literal["model", "gradient"] = setting(
+        "model",
+        source="paper",
+        doc='"model" or "gradient". Under gradient averaging a client takes one step a round, on one batch (all its '
+        "samples with full batches), and sends the model after it, which tells the server the gradient.",
+    )
+    restarts: int = setting(
+        1,
+        ge=1,
+        le=10000,
+        source="ours",
+        doc="Sets of k starts, those of seed, seed + 1, ...: above 1, an exchange before the first one sends all of "
+        "them to the first round's participants, and the set in which their best models have the least mean "
+        "training loss is trained (weighted by samples if `weighted`).",
+    )
 
     @by_settings
     def needs(self):

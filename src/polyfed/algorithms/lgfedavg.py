@@ -18,21 +18,16 @@ class LGFedAvg(Partial):
 
     Client i deploys its own body with the common head.
 
-    Parameters
-    ----------
-    lr : float
-        Step size of local SGD.
-    top : str
-        The layers that are shared: "head" is the last one; or names, separated by spaces.
-
     Notes
     -----
     The paper starts from a model already trained by FedAvg. From a random start, comparisons published since find it
     no better than training alone.
     """
 
-    lr: float = setting(0.1, source="ours")
-    top: str = setting("head", source="ours")
+    lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
+    top: str = setting(
+        "head", source="ours", doc='The layers that are shared: "head" is the last one; or names, separated by spaces.'
+    )
 
     name = "lg-fedavg"
 

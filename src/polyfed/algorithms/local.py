@@ -11,17 +11,12 @@ from polyfed.core.algorithm import Down, Personal, State
 class Local(Personal):
     """Each client minimises its own loss, w_i <- w_i - lr * grad f_i(w_i), and sends nothing.
 
-    Parameters
-    ----------
-    lr : float
-        Step size of local SGD.
-
     Notes
     -----
     What each client could do without federating. A method that does not beat it does not pay.
     """
 
-    lr: float = setting(0.1, source="ours")
+    lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
 
     def init_server(self, task, w0, n):
         return {}

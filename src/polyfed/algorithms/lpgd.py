@@ -17,21 +17,16 @@ class LPGD(Algorithm):
         w_i <- prox( w_i - lr grad f_i(w_i) ),  singular values shrunk by lr lam, at every local step, from w
         w   <- mean_S w_i
 
-    Parameters
-    ----------
-    lr : float
-        Step size of the local steps.
-    lam : float
-        Weight of the nuclear norm; 0 is FedAvg with equal weights.
-
     Notes
     -----
     It does not solve FedSLR's problem (P1), and the mean of low-rank models is of higher rank. A decomposition of every
     layer at every step is slow for large layers.
     """
 
-    lr: float = setting(0.1, source="FedSLR's paper")
-    lam: float = setting(1e-4, ge=0, source="FedSLR's paper")
+    lr: float = setting(0.1, source="FedSLR's paper", doc="Step size of the local steps.")
+    lam: float = setting(
+        1e-4, ge=0, source="FedSLR's paper", doc="Weight of the nuclear norm; 0 is FedAvg with equal weights."
+    )
 
     needs = Needs(plain_sgd="its proximal steps belong to gradient steps of length lr")
 

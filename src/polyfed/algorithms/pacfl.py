@@ -89,22 +89,6 @@ class PACFL(Clustered):
         clusters = agglomerative clustering of A, cut at `threshold`
         w_c <- sum_{i in c} n_i w_i / sum_{i in c} n_i,   w_i = local SGD from w_c on f_i
 
-    Parameters
-    ----------
-    lr : float
-        Step size of local SGD.
-    basis : int
-        Singular vectors per class, 3 to 5 in the paper. Classes and vectors together should stay well below the
-        dimension of the input, or any two subspaces intersect and every smallest angle is zero.
-    threshold : float
-        Angle in degrees at which the dendrogram is cut; it decides the number of clusters, and must be tuned to the
-        data (`report` gives all angles).
-    angle : str
-        "smallest" or "sum" of the principal angles; "entries": the smallest entry of arccos(U_i' U_j), as released,
-        which is no angle between subspaces and depends on the arbitrary signs of singular vectors.
-    linkage : str
-        "average", "single", "complete", or "weighted" (the released code's average of two rows, regardless of sizes).
-
     Notes
     -----
     A client that is first picked later sends its signature then. It joins the nearest cluster (in the sense of
@@ -114,11 +98,34 @@ class PACFL(Clustered):
     is computed from raw inputs, and tells the server a good deal about them.
     """
 
-    lr: float = setting(0.1, source="ours")
-    basis: int = setting(3, ge=1, le=10000, source="paper")
-    threshold: float = setting(10.0, ge=0, source="ours")
-    angle: Literal["smallest", "sum", "entries"] = setting("smallest", source="paper")
-    linkage: Literal["average", "weighted", "single", "complete"] = setting("average", source="code")
+    lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
+    basis: int = setting(
+        3,
+        ge=1,
+        le=10000,
+        source="paper",
+        doc="Singular vectors per class, 3 to 5 in the paper. Classes and vectors together should stay well below "
+        "the dimension of the input, or any two subspaces intersect and every smallest angle is zero.",
+    )
+    threshold: float = setting(
+        10.0,
+        ge=0,
+        source="ours",
+        doc="Angle in degrees at which the dendrogram is cut; it decides the number of clusters, and must be tuned "
+        "to the data (`report` gives all angles).",
+    )
+    angle: Literal["smallest", "sum", "entries"] = setting(
+        "smallest",
+        source="paper",
+        doc='"smallest" or "sum" of the principal angles; "entries": the smallest entry of arccos(U_i\' U_j), as '
+        "released, which is no angle between subspaces and depends on the arbitrary signs of singular vectors.",
+    )
+    linkage: Literal["average", "weighted", "single", "complete"] = setting(
+        "average",
+        source="code",
+        doc='"average", "single", "complete", or "weighted" (the released code\'s average of two rows, regardless of '
+        "sizes).",
+    )
 
     needs = Needs(  # the signatures of those who have not sent theirs, then a round of FedAvg
         exchanges=2,

@@ -23,17 +23,6 @@ class PerFedAvg(Personal):
 
     Client i deploys w - alpha grad f_i(w), the gradient over all its training samples.
 
-    Parameters
-    ----------
-    lr : float
-        Step size of the local steps (beta in the paper).
-    alpha : float
-        Step size of the personal step; 0 is FedAvg with equal weights.
-    order : str
-        "first", "hf" or "exact".
-    delta : float
-        Length of the difference of "hf", relative to v.
-
     Notes
     -----
     A local step takes two batches, with "hf" and "exact" three. A client with no more samples than a batch uses all
@@ -41,10 +30,12 @@ class PerFedAvg(Personal):
     client receives when it takes part: it is one round older than the server's at best.
     """
 
-    lr: float = setting(0.1, source="ours")
-    alpha: float = setting(0.01, ge=0, source="FedSLR's comparison")
-    order: Literal["first", "hf", "exact"] = setting("first", source="paper")
-    delta: float = setting(1e-3, gt=0, source="ours")
+    lr: float = setting(0.1, source="ours", doc="Step size of the local steps (beta in the paper).")
+    alpha: float = setting(
+        0.01, ge=0, source="FedSLR's comparison", doc="Step size of the personal step; 0 is FedAvg with equal weights."
+    )
+    order: Literal["first", "hf", "exact"] = setting("first", source="paper", doc='"first", "hf" or "exact".')
+    delta: float = setting(1e-3, gt=0, source="ours", doc='Length of the difference of "hf", relative to v.')
 
     name = "per-fedavg"
     needs = Needs(plain_sgd="its meta-gradient steps are its own")

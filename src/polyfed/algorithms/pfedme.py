@@ -21,19 +21,6 @@ class PFedMe(Personal):
 
     Client i deploys its last theta_i, which never leaves it.
 
-    Parameters
-    ----------
-    lr : float
-        Step size on the envelope, below 1 / lam: at 1 / lam w_i is theta_i itself, beyond it overshoots.
-    lam : float
-        Pull of the personal model towards the common one.
-    personal_lr : float
-        Step size of the inner solves; below 2 / (smoothness + lam).
-    inner_steps : int
-        Gradient steps per inner solve.
-    beta : float
-        Weight of the new mean; above 1 extrapolates.
-
     Notes
     -----
     Absent clients do not train: where part of the clients are picked, w_i and theta_i are those of the picked alone,
@@ -41,11 +28,17 @@ class PFedMe(Personal):
     and the server averages some of them. Defaults for lam, inner_steps and beta are the paper's.
     """
 
-    lr: float = setting(0.01, source="ours")
-    lam: float = setting(15.0, gt=0, source="paper")
-    personal_lr: float = setting(0.05, step_size=True, source="ours")
-    inner_steps: int = setting(5, ge=1, source="paper")
-    beta: float = setting(1.0, ge=0, source="paper")
+    lr: float = setting(
+        0.01,
+        source="ours",
+        doc="Step size on the envelope, below 1 / lam: at 1 / lam w_i is theta_i itself, beyond it overshoots.",
+    )
+    lam: float = setting(15.0, gt=0, source="paper", doc="Pull of the personal model towards the common one.")
+    personal_lr: float = setting(
+        0.05, step_size=True, source="ours", doc="Step size of the inner solves; below 2 / (smoothness + lam)."
+    )
+    inner_steps: int = setting(5, ge=1, source="paper", doc="Gradient steps per inner solve.")
+    beta: float = setting(1.0, ge=0, source="paper", doc="Weight of the new mean; above 1 extrapolates.")
 
     needs = Needs(plain_sgd="its inner solves and its steps on the envelope are its own")
 

@@ -28,16 +28,6 @@ class Recalibrated(Personal):
     Afterwards the mean predicted probability of every class is its share in the client's training data, and for numbers
     the mean error is zero.
 
-    Parameters
-    ----------
-    lr : float
-        Step size of local SGD.
-    slope : bool
-        Fit a z_j + c, one a >= 0 for all outputs, with the penalty (a - 1)^2/2 beside the sum of losses. Of classes,
-        1/a is the temperature.
-    weighted : bool
-        Weigh clients by their number of samples; False: plain mean.
-
     Notes
     -----
     The cheapest personalisation there is: what differs between clients may be no more than how common an outcome is. A
@@ -47,9 +37,14 @@ class Recalibrated(Personal):
     server's latest at best. Until then it deploys the initial model.
     """
 
-    lr: float = setting(0.1, source="ours")
-    slope: bool = setting(False, source="ours")
-    weighted: bool = setting(True, source="ours")
+    lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
+    slope: bool = setting(
+        False,
+        source="ours",
+        doc="Fit a z_j + c, one a >= 0 for all outputs, with the penalty (a - 1)^2/2 beside the sum of losses. Of "
+        "classes, 1/a is the temperature.",
+    )
+    weighted: bool = setting(True, source="ours", doc="Weigh clients by their number of samples; False: plain mean.")
 
     def init_server(self, task, w0, n):
         _last_layer(task)

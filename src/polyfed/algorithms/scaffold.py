@@ -19,20 +19,17 @@ class Scaffold(Algorithm):
         c_i+ = c_i - c - (y - x) / (K lr)              option II                    (4)
         x <- x + server_lr mean_S(y_i - x),   c <- c + (1/n) sum_S(c_i+ - c_i)      (5)
 
-    Parameters
-    ----------
-    lr : float
-        Local step size.
-    server_lr : float
-        Global step size.
-    option : int
-        1: the new variate is the full-batch gradient at x (one more pass over the local data); 2: the mean of the
-        gradients used, at no cost.
+    Karimireddy et al. (2020), Algorithm 1, equations (3) to (5).
     """
 
-    lr: float = setting(0.1, source="ours")
-    server_lr: float = setting(1.0, ge=0, source="paper")
-    option: Literal[1, 2] = setting(2, source="paper")
+    lr: float = setting(0.1, source="ours", doc="Local step size.")
+    server_lr: float = setting(1.0, ge=0, source="paper", doc="Global step size.")
+    option: Literal[1, 2] = setting(
+        2,
+        source="paper",
+        doc="1: the new variate is the full-batch gradient at x (one more pass over the local data); 2: the mean of "
+        "the gradients used, at no cost.",
+    )
 
     @by_settings
     def needs(self):

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, Union
 
 from polyfed.base.errors import ConfigError, PolyfedError
-from polyfed.base.settings import MOST, Configured, Misfit, expected, fitted, found, is_list, is_mapping, near, shown
+from polyfed.base.settings import Configured, found, is_list, is_mapping, shown
+from polyfed.base.values import MOST, Misfit, expected, fitted, near
 
 T = TypeVar("T")
 

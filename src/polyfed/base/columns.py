@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal
 
-from polyfed.base.settings import Configured, Limits, Words, setting
+from polyfed.base.settings import Configured, setting, settings_of
+from polyfed.base.values import Limits, Words
 
 NAMES = Annotated[list[str], Words("a list of columns")]
 VALUES = Annotated[Mapping[str, list[str]], Words("a table with the values of each")]
@@ -17,38 +18,7 @@ ARRAYS = ("task", "classes", "standardise")  # what is for npz files too
 
 @dataclass(frozen=True)
 class Columns(Configured):
-    """What the columns of CSV files are, and how they become a model's inputs.
-
-    Parameters
-    ----------
-    target : str or None
-        Column to predict; None: the last of the first file.
-    task : str
-        "auto", "binary", "classes", "regression" or "survival"; "classification" is another word for classes.
-    time, event : str or None
-        Columns of times and events (1: it happened, 0: censored), for survival.
-    labels : list of str or None
-        The classes in their order; of two, the second is the positive one. None: in alphabetical order.
-    classes : int or None
-        Number of classes, where labels are numbers from 0 and some may not occur.
-    weights : str or None
-        Column of numbers of 0 or more: how much each row counts in the training loss of its client.
-    drop : list of str
-        Columns to leave out.
-    numbers : list of str
-        Columns that must be numbers.
-    categories : list of str or dict
-        Columns of categories, whatever they look like; a dict gives the values of each.
-    missing : str
-        "median": gaps are filled with the median of the training part, with an input that says so; "refuse".
-    gaps : list of str
-        Further texts that stand for a missing value, such as "-999".
-    unseen : str
-        A category that no training part has: "zeros" is none of the known ones; "refuse".
-    standardise : str or None
-        Mean and variance of training parts for numbers, and for the target of a regression: "pooled" over the clients,
-        each "client" its own, or "none". None: pooled for CSV files, none for npz files.
-    """
+    """What the columns of CSV files are, and how they become a model's inputs."""
 
     table: ClassVar[str] = "columns"
 
@@ -120,4 +90,4 @@ class Columns(Configured):
         return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != DEFAULTS[f.name]}
 
 
-DEFAULTS: dict[str, Any] = dict(vars(Columns()))
+DEFAULTS: dict[str, Any] = {s.name: s.default for s in settings_of(Columns)}

@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from polyfed.base.errors import ConfigError, closest
-from polyfed.base.settings import either, kebab, settings_of
+from polyfed.base.settings import kebab, settings_of
+from polyfed.base.values import either
 from polyfed.cli.commands import Config
-from polyfed.cli.describe import parameters, sections
 from polyfed.cli.options import FILE
 from polyfed.cli.screen import stdout
 from polyfed.core.schedule import SCHEDULES
@@ -72,12 +72,10 @@ def _named(table: str, registry: dict[str, Any]) -> list[Key]:
     """The settings of whatever a table can name; several that share one are one row."""
     rows: dict[Key, list[str]] = {}
     for name, cls in registry.items():
-        documented = parameters(sections(cls)["Parameters"])
         for s in settings_of(cls):
             default = s.default if isinstance(s.default, int | float) else None
-            meaning = s.doc or documented.get(s.name, "")
             if table != "schedule" or s.name not in ("fraction", "delays"):  # a key of its own; written as text
-                row = Key(f"{table}.{kebab(s.name)}", default, _of_a_file(s.takes), meaning)
+                row = Key(f"{table}.{kebab(s.name)}", default, _of_a_file(s.takes), s.doc)
                 rows.setdefault(row, []).append(name)
     found = [row if len(of) == len(registry) else row._replace(only_for=tuple(of)) for row, of in rows.items()]
     if table == "schedule":

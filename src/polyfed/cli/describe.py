@@ -67,7 +67,7 @@ def portrait(name: str) -> RenderableType:
         parts.append(Text(f"From the installed package {plugin}.", "dim"))
     if found["body"]:
         parts += [Text(), Text(found["body"])]
-    parts += [Text("\nSettings", "bold"), _settings(cls, found["Parameters"])]
+    parts += [Text("\nSettings", "bold"), settings(cls)]
     if issubclass(cls, Yardstick):
         what = "an oracle" if cls.role == "oracle" else "a yardstick"
         parts += [Text("\nSent", "bold"), Text(f"Nothing: it is {what}.")]
@@ -108,16 +108,15 @@ def _beside(cls: type, file: str) -> str:
     return _text(package, file) if hasattr(sys.modules[package], "__path__") else ""
 
 
-def _settings(cls: type[Contender], text: str) -> Table:
-    meaning, whose = parameters(text), sources(cls)
+def settings(cls: type[Contender]) -> Table:
+    """A row for every setting."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for header in ("key", "default", "from", "takes", "meaning"):
         table.add_column(header, no_wrap=header in ("key", "default"))
     for s in settings_of(cls):
         missing = s.default is dataclasses.MISSING
         default = "" if missing else "none" if s.default is None else _toml(s.default)
-        says = Text(s.doc or meaning.get(s.name, ""))
-        table.add_row(Text(kebab(s.name), "cyan"), default, whose[s.name], s.takes, says)
+        table.add_row(Text(kebab(s.name), "cyan"), default, s.source, s.takes, Text(s.doc))
     return table
 
 
@@ -127,33 +126,14 @@ def steps(cls: type[Algorithm]) -> str:
     return f"Plain SGD only: {why}." if why else "Any local optimiser."
 
 
-def sources(cls: type[Contender]) -> dict[str, str]:
-    """Whose each default is: the paper's, its released code's, ours, ..."""
-    return {s.name: s.source for s in settings_of(cls)}
-
-
 def _toml(value: typing.Any) -> str:
     return str(value).lower() if isinstance(value, bool) else '""' if value == "" else str(value)
 
 
 def sections(cls: type) -> dict[str, str]:
-    """A numpydoc docstring as {"summary", "body", "Parameters", "Notes"}; absent ones are empty."""
+    """A numpydoc docstring as {"summary", "body", "Notes"}, and what other sections it has; absent ones are empty."""
     text = inspect.cleandoc(cls.__doc__ or "")
     parts = re.split(r"^(\w+)\n-{3,}\n", text, flags=re.M)
     summary, _, body = parts[0].partition("\n\n")
-    found = {"summary": " ".join(summary.split()), "body": body.strip("\n"), "Parameters": "", "Notes": ""}
+    found = {"summary": " ".join(summary.split()), "body": body.strip("\n"), "Notes": ""}
     return found | {head: rest.strip("\n") for head, rest in zip(parts[1::2], parts[2::2], strict=True)}
-
-
-def parameters(text: str) -> dict[str, str]:
-    """The Parameters section as {field: meaning}; several names before one colon share it."""
-    found: dict[str, str] = {}
-    names: list[str] = []
-    for line in text.splitlines():
-        head = re.match(r"(\w+(?:, ?\w+)*) *:", line)
-        if head and not line[0].isspace():
-            names = [n.strip() for n in head[1].split(",")]
-        else:
-            for n in names:
-                found[n] = f"{found.get(n, '')} {line.strip()}".strip()
-    return found

@@ -21,13 +21,10 @@ class {cls}(Algorithm):
 
         w_i = local SGD from w on f_i        w <- sum_i n_i w_i / sum_i n_i
 
-    Parameters
-    ----------
-    lr : float
-        Step size of local SGD.
+    The indented lines are the paper's equations; here is room for what it leaves open.
     """
 
-    lr: float = setting(0.1, ge=0, source="ours")
+    lr: float = setting(0.1, ge=0, source="ours", doc="Step size of local SGD.")
 
     name = "{name}"
 

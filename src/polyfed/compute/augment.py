@@ -15,7 +15,8 @@ from torch import Tensor
 
 from polyfed.base.errors import ConfigError
 from polyfed.base.randomness import uniform
-from polyfed.base.settings import Configured, Registry, found, setting
+from polyfed.base.registry import Registry
+from polyfed.base.settings import Configured, found, setting
 
 
 class Draws:
@@ -41,7 +42,7 @@ class Flip(Configured):
     """Mirror left and right with probability `p`. x: [N, C, H, W] -> the same shape."""
 
     table: ClassVar[str] = "augment"
-    p: float = setting(0.5, ge=0, le=1)
+    p: float = setting(0.5, ge=0, le=1, doc="Probability of an image to be changed.")
 
     def __call__(self, x: Tensor, draws: Draws) -> Tensor:
         return torch.where((draws.uniform() < self.p)[:, None, None, None], x.flip(-1), x)
@@ -55,8 +56,8 @@ class Crop(Configured):
     """
 
     table: ClassVar[str] = "augment"
-    padding: int = setting(4, ge=1)
-    p: float = setting(1.0, ge=0, le=1)
+    padding: int = setting(4, ge=1, doc="Zeros on every side.")
+    p: float = setting(1.0, ge=0, le=1, doc="Probability of an image to be changed.")
 
     def __call__(self, x: Tensor, draws: Draws) -> Tensor:
         height, width = x.shape[-2:]

@@ -16,7 +16,8 @@ from torch import Tensor
 from polyfed.base.arguments import answer
 from polyfed.base.errors import ConfigError
 from polyfed.base.randomness import Rekeyed, generator_key, key_of, mix
-from polyfed.base.settings import COUNTED, Limits, Misfit, fitted, found
+from polyfed.base.settings import found
+from polyfed.base.values import COUNTED, Limits, Misfit, fitted
 from polyfed.compute.augment import Augmentation, Draws
 from polyfed.compute.split import Split, trained
 

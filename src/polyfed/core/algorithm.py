@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from polyfed.base.errors import MethodError
-from polyfed.base.settings import COUNTED, FREE, Configured, Limits, Registry, Setting
+from polyfed.base.registry import Registry
+from polyfed.base.settings import Configured, Setting
+from polyfed.base.values import COUNTED, FREE, Limits
 from polyfed.compute.batches import Batches
 from polyfed.core import contract
 from polyfed.core.messages import KNOWN, Down, Round, Server, State, mean

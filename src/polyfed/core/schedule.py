@@ -15,7 +15,10 @@ import numpy as np
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError
 from polyfed.base.randomness import generator, priorities, sample
-from polyfed.base.settings import COUNTED, Configured, Limits, Registry, arguments, found, parse, setting
+from polyfed.base.registry import Registry, arguments
+from polyfed.base.settings import Configured, found, setting
+from polyfed.base.text import parse
+from polyfed.base.values import COUNTED, Limits
 
 
 class Turn(NamedTuple):
@@ -111,15 +114,9 @@ SCHEDULES: Registry[type[Schedule]] = Registry("schedule.name")
 @checked
 @dataclass(frozen=True)
 class Uniform(Schedule):
-    """floor(fraction * n) clients, at least one, drawn without replacement; all of them at fraction 1.
+    """floor(fraction * n) clients, at least one, drawn without replacement; all of them at fraction 1."""
 
-    Parameters
-    ----------
-    fraction : float
-        Share of the clients.
-    """
-
-    fraction: float = setting(1.0, gt=0, le=1)
+    fraction: float = setting(1.0, gt=0, le=1, doc="Share of the clients.")
 
     def size(self, n: int) -> int:
         """How many clients take part in a round.
@@ -146,15 +143,9 @@ class Uniform(Schedule):
 @checked
 @dataclass(frozen=True)
 class Bernoulli(Schedule):
-    """Each client independently with a given probability; if none is drawn, the client with the smallest draw.
+    """Each client independently with a given probability; if none is drawn, the client with the smallest draw."""
 
-    Parameters
-    ----------
-    probability : float
-        Chance of a client to take part in a round.
-    """
-
-    probability: float = setting(gt=0, le=1)
+    probability: float = setting(gt=0, le=1, doc="Chance of a client to take part in a round.")
 
     def replies(self, n: int) -> int:
         return max(1, floor(self.probability * n + 1e-9))
@@ -168,18 +159,12 @@ class Bernoulli(Schedule):
 @checked
 @dataclass(frozen=True)
 class Availability(Schedule):
-    """A uniform draw among the clients that are reachable.
+    """A uniform draw among the clients that are reachable."""
 
-    Parameters
-    ----------
-    trace : array or tuple of tuple of bool
-        [periods, n]: who is reachable in each period of one round; repeated over the rounds.
-    fraction : float
-        Share of the reachable clients that take part.
-    """
-
-    trace: np.ndarray | tuple[tuple[bool, ...], ...]
-    fraction: float = setting(1.0, gt=0, le=1)
+    trace: np.ndarray | tuple[tuple[bool, ...], ...] = setting(
+        doc="[periods, n]: who is reachable in each period of one round; repeated over the rounds."
+    )
+    fraction: float = setting(1.0, gt=0, le=1, doc="Share of the reachable clients that take part.")
 
     def __post_init__(self):
         if isinstance(self.trace, np.ndarray):
@@ -205,24 +190,21 @@ class Availability(Schedule):
 @checked
 @dataclass(frozen=True)
 class Delays(Configured):
-    """Seconds from sending a client a message to having its reply: compute plus network.
-
-    Parameters
-    ----------
-    kind : {"uniform", "log-normal"}
-        Of the draw: uniform between `low` and `high`, or log-normal with median `low` and shape `high`.
-    low, high : float
-        Its parameters, in seconds except for the shape.
-    compute, network : array, tuple of float or float
-        [n] fixed seconds per client, or one number for all, added to the draw.
-    """
+    """Seconds from sending a client a message to having its reply: compute plus network."""
 
     table: ClassVar[str] = "delays"
-    kind: Literal["uniform", "log-normal"] = "uniform"
-    low: float = setting(0.0, ge=0, le=1e9)
-    high: float = setting(0.0, ge=0, le=1e9)
-    compute: np.ndarray | tuple[float, ...] | float = 0.0
-    network: np.ndarray | tuple[float, ...] | float = 0.0
+    kind: Literal["uniform", "log-normal"] = setting(
+        "uniform",
+        doc="Of the draw: uniform between `low` and `high`, or log-normal with median `low` and shape `high`.",
+    )
+    low: float = setting(0.0, ge=0, le=1e9, doc="Its parameters, in seconds except for the shape.")
+    high: float = setting(0.0, ge=0, le=1e9, doc="Its parameters, in seconds except for the shape.")
+    compute: np.ndarray | tuple[float, ...] | float = setting(
+        0.0, doc="[n] fixed seconds per client, or one number for all, added to the draw."
+    )
+    network: np.ndarray | tuple[float, ...] | float = setting(
+        0.0, doc="[n] fixed seconds per client, or one number for all, added to the draw."
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -339,18 +321,10 @@ class Delays(Configured):
 @checked
 @dataclass(frozen=True)
 class Timed(Schedule):
-    """A synchronous schedule on a virtual clock: a round lasts as long as its slowest participant.
+    """A synchronous schedule on a virtual clock: a round lasts as long as its slowest participant."""
 
-    Parameters
-    ----------
-    schedule : Schedule
-        Who takes part.
-    delays : Delays
-        How long each takes.
-    """
-
-    schedule: Schedule
-    delays: Delays
+    schedule: Schedule = setting(doc="Who takes part.")
+    delays: Delays = setting(doc="How long each takes.")
 
     def replies(self, n: int) -> int:
         return self.schedule.replies(n)
@@ -377,17 +351,10 @@ class Asynchronous(Schedule):
     A turn takes the next reply and sends a new message to a client drawn from those at rest, which at full concurrency
     is the one that has just replied. The turns follow from the seed alone, so there is no state to save: after a resume
     they are worked out again from the first.
-
-    Parameters
-    ----------
-    delays : Delays
-        How long each client takes.
-    concurrency : int or None
-        Clients at work at any time; none: all.
     """
 
-    delays: Delays
-    concurrency: int | None = setting(None, ge=1)
+    delays: Delays = setting(doc="How long each client takes.")
+    concurrency: int | None = setting(None, ge=1, doc="Clients at work at any time; none: all.")
     _memo: Memo = field(default_factory=Memo, compare=False, repr=False)
 
     def late(self, n: int) -> bool:
@@ -427,15 +394,9 @@ def _dispatched(seed: int, t: int, keys: np.ndarray, busy: Sequence[int] | np.nd
 
 @dataclass(frozen=True)
 class Arrivals(Schedule):
-    """Every reply of a real site is taken when it arrives, one a turn: who that is, nobody knows beforehand.
+    """Every reply of a real site is taken when it arrives, one a turn: who that is, nobody knows beforehand."""
 
-    Parameters
-    ----------
-    concurrency : int or None
-        Clients at work at any time; none: all.
-    """
-
-    concurrency: int | None = setting(None, ge=1)
+    concurrency: int | None = setting(None, ge=1, doc="Clients at work at any time; none: all.")
 
     def late(self, n: int) -> bool:
         return n > 1 and self.concurrency != 1
@@ -467,15 +428,9 @@ class Arrivals(Schedule):
 
 @dataclass(frozen=True)
 class Replay(Schedule):
-    """The turns of another run over again, whatever decided them: who was sent a message when, and who was taken.
+    """The turns of another run over again, whatever decided them: who was sent a message when, and who was taken."""
 
-    Parameters
-    ----------
-    turns : tuple of Turn
-        One for each turn.
-    """
-
-    turns: tuple[Turn, ...]
+    turns: tuple[Turn, ...] = setting(doc="One for each turn.")
 
     @classmethod
     def of(cls, ledger: Mapping[str, Any]) -> "Replay":

@@ -16,6 +16,8 @@ from polyfed.base import plugins, settings
 from polyfed.base.arguments import checked
 from polyfed.base.columns import ARRAYS, DEFAULTS, Columns
 from polyfed.base.errors import ConfigError, DataError, PolyfedError, closest
+from polyfed.base.registry import Registry
+from polyfed.base.values import Limits
 from polyfed.data import prepare, readers, synthetic
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
@@ -26,8 +28,8 @@ from polyfed.data.tiny_imagenet import read_folder
 
 Loader = Callable[..., Dataset]
 ADDED = ("polyfed.data", "a function of data_dir and options that returns a polyfed.data.Dataset", callable)
-LOADERS: settings.Registry[Loader] = settings.Registry("data.name", DataError, ADDED)
-SEED = Annotated[int, settings.Limits(ge=0, lt=2**32)]
+LOADERS: Registry[Loader] = Registry("data.name", DataError, ADDED)
+SEED = Annotated[int, Limits(ge=0, lt=2**32)]
 Normalise = bool | Literal["half"]
 Standardise = Literal["pooled", "client"] | None
 

@@ -17,7 +17,8 @@ import numpy as np
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import DataError, PolyfedError
-from polyfed.base.settings import Configured, Registry, setting, shown
+from polyfed.base.registry import Registry
+from polyfed.base.settings import Configured, setting, shown
 from polyfed.data import prepare
 
 
@@ -237,20 +238,17 @@ class Dirichlet(Partitioner):
 
     A client that comes out too small is topped up from the largest ones. The "practical" setting of PFLlib and FL-bench
     is "dirichlet:0.1,capped=true,least=1"; at first PFLlib asked for 40.
-
-    Parameters
-    ----------
-    alpha : float
-        Above 0: small is skewed, large is IID.
-    capped : bool
-        Class by class, whoever has size / clients samples already gets no more, which evens out the sizes.
-    least : int or None
-        Draw again from scratch, instead of topping up, until every client has at least this many samples.
     """
 
-    alpha: float = setting(0.5, gt=0)
-    capped: bool = False
-    least: int | None = setting(None, ge=1)
+    alpha: float = setting(0.5, gt=0, doc="Above 0: small is skewed, large is IID.")
+    capped: bool = setting(
+        False, doc="Class by class, whoever has size / clients samples already gets no more, which evens out the sizes."
+    )
+    least: int | None = setting(
+        None,
+        ge=1,
+        doc="Draw again from scratch, instead of topping up, until every client has at least this many samples.",
+    )
     word = "dirichlet"
     needs_labels = True
 
@@ -287,21 +285,18 @@ class DirichletPrior(Partitioner):
     Samples are dealt one at a time to clients in random order, the class drawn from the client's prior; a class that
     has run out is redrawn from the prior over the classes that are left, so this is a true partition. After Hsu, Qi and
     Brown (2019); used by FedDyn and FedSLR (arXiv 2302.11051, section 6).
-
-    Parameters
-    ----------
-    alpha : float
-        Above 0: small is skewed, large is IID.
-    samples : int or None
-        Per client; None: all of them, shared equally. Fewer leaves the rest unused.
-    restart : bool
-        As the released code of FedSLR: an exhausted class starts again from the top, so that some samples are used
-        twice and some not at all; at alpha = 0.1 and 100 clients 8.4 % (10 classes) or 12 % (100) on average.
     """
 
-    alpha: float = setting(0.5, gt=0)
-    samples: int | None = setting(None, ge=1)
-    restart: bool = False
+    alpha: float = setting(0.5, gt=0, doc="Above 0: small is skewed, large is IID.")
+    samples: int | None = setting(
+        None, ge=1, doc="Per client; None: all of them, shared equally. Fewer leaves the rest unused."
+    )
+    restart: bool = setting(
+        False,
+        doc="As the released code of FedSLR: an exhausted class starts again from the top, so that some samples are "
+        "used twice and some not at all; at alpha = 0.1 and 100 clients 8.4 % (10 classes) or 12 % (100) on "
+        "average.",
+    )
     word = "dirichlet-prior"
     needs_labels = True
 
@@ -351,21 +346,15 @@ class Pathological(Partitioner):
     The classes are dealt round and round in runs of that length, neighbouring clients sharing a run; each class is
     divided among its holders. When the runs do not overlap (the length divides the number of classes), they are the
     ground-truth clusters. PFLlib's "pathological" setting is "pathological:2,sizes=rest,order=label".
-
-    Parameters
-    ----------
-    classes_per_client : int
-        At least 1.
-    sizes : str
-        "equal"; "random": in the ratio of draws from 0.1 to 1; or "rest": each holder but the last gets 0.1 to 1 times
-        the equal share, the last one all that is left.
-    order : str
-        Of the classes: "random" or "label".
     """
 
-    classes_per_client: int = setting(2, ge=1)
-    sizes: Literal["equal", "random", "rest"] = "equal"
-    order: Literal["random", "label"] = "random"
+    classes_per_client: int = setting(2, ge=1, doc="At least 1.")
+    sizes: Literal["equal", "random", "rest"] = setting(
+        "equal",
+        doc='"equal"; "random": in the ratio of draws from 0.1 to 1; or "rest": each holder but the last gets 0.1 '
+        "to 1 times the equal share, the last one all that is left.",
+    )
+    order: Literal["random", "label"] = setting("random", doc='Of the classes: "random" or "label".')
     word = "pathological"
     needs_labels = True
 
@@ -409,14 +398,9 @@ class Shards(Partitioner):
     """Samples sorted by label, cut into clients * per_client shards, dealt out at random: McMahan et al. (2017).
 
     A client sees about `per_client` classes, not exactly (a shard may span two). Shards differ by at most one sample.
-
-    Parameters
-    ----------
-    per_client : int
-        Shards of each client, at least 1.
     """
 
-    per_client: int = setting(2, ge=1)
+    per_client: int = setting(2, ge=1, doc="Shards of each client, at least 1.")
     word = "shards"
     needs_labels = True
 
@@ -432,18 +416,12 @@ class Shards(Partitioner):
 
 @dataclass(frozen=True)
 class QuantitySkew(Partitioner):
-    """IID contents, unequal sizes.
+    """IID contents, unequal sizes."""
 
-    Parameters
-    ----------
-    alpha : float
-        Shares are drawn from Dirichlet(alpha, ..., alpha).
-    sigma : float or None
-        If given, shares are log-normal with this deviation of the logarithm instead.
-    """
-
-    alpha: float = setting(0.5, gt=0)
-    sigma: float | None = setting(None, gt=0)
+    alpha: float = setting(0.5, gt=0, doc="Shares are drawn from Dirichlet(alpha, ..., alpha).")
+    sigma: float | None = setting(
+        None, gt=0, doc="If given, shares are log-normal with this deviation of the logarithm instead."
+    )
     word = "quantity"
 
     def _deal(self, source, n, seed, rng, min_samples):
@@ -489,7 +467,7 @@ class Composed(Partitioner):
     Client i of n is in cluster i * clusters // n: contiguous blocks.
     """
 
-    base: Partitioner = IID()
+    base: Partitioner = setting(IID(), doc="Deals the samples out; its string form will do.")
 
     def __post_init__(self):
         object.__setattr__(self, "base", as_partitioner(self.base))
@@ -526,19 +504,10 @@ class LabelSwap(Composed):
 
     By default cluster p exchanges p and C-2-p: with ten classes 0/8, 1/7, 2/6, 3/5, the four clusters of FPFC's MNIST
     experiment (arXiv 2211.04218).
-
-    Parameters
-    ----------
-    base : Partitioner
-        Deals the samples out; its string form will do.
-    clusters : int
-        Their number, in contiguous blocks of clients.
-    pairs : tuple of (int, int) or None
-        Other exchanges, one per cluster: ((0, 1), (2, 3)).
     """
 
-    clusters: int = setting(4, ge=1)
-    pairs: tuple[tuple[int, int], ...] | None = None
+    clusters: int = setting(4, ge=1, doc="Their number, in contiguous blocks of clients.")
+    pairs: tuple[tuple[int, int], ...] | None = setting(None, doc="Other exchanges, one per cluster: ((0, 1), (2, 3)).")
     word = "label-swap"
     needs_labels = True
 
@@ -565,16 +534,11 @@ class Rotation(Composed):
     """Clients in cluster c see their images turned by degrees[c], counter-clockwise, in training and test alike.
 
     The rotated MNIST of IFCA (Ghosh et al., 2020).
-
-    Parameters
-    ----------
-    base : Partitioner
-        Deals the samples out; its string form will do.
-    degrees : tuple of int
-        One per cluster, multiples of 90; quarter turns need square images.
     """
 
-    degrees: tuple[int, ...] = (0, 90, 180, 270)
+    degrees: tuple[int, ...] = setting(
+        (0, 90, 180, 270), doc="One per cluster, multiples of 90; quarter turns need square images."
+    )
     word = "rotation"
 
     def __post_init__(self):

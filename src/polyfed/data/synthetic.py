@@ -12,7 +12,7 @@ import numpy as np
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import DataError
-from polyfed.base.settings import COUNT, NOT_NEGATIVE, Limits
+from polyfed.base.values import COUNT, NOT_NEGATIVE, Limits
 from polyfed.data import prepare
 from polyfed.data.federation import Federation
 

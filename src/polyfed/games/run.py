@@ -22,7 +22,7 @@ from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.local import Local
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, RunError
-from polyfed.base.settings import COUNT
+from polyfed.base.values import COUNT
 from polyfed.core.algorithm import Contender
 from polyfed.data.federation import Federation
 from polyfed.games import values as game

@@ -15,7 +15,8 @@ import numpy as np
 
 from polyfed.base.arguments import answer, checked
 from polyfed.base.errors import ConfigError
-from polyfed.base.settings import Configured, Limits, found
+from polyfed.base.settings import Configured, Setting, found, setting
+from polyfed.base.values import Limits
 
 if TYPE_CHECKING:  # a report reads metrics without torch
     from torch import Tensor
@@ -113,61 +114,59 @@ class Seen:
         return z if self._several else torch.stack([torch.zeros(len(z), dtype=z.dtype), z.reshape(-1)], 1)
 
 
+COMPUTE = Setting(
+    doc="From a `Seen` to the score; None for the loss, which the task computes. NaN or a ValueError: these samples "
+    "have no such score."
+)
+TERMS = Setting(
+    doc="From a `Seen` to [b] what each sample adds, for scores that are no means over samples, see `terms`. None: not "
+    "known, and intervals then rest on the spread over splits alone."
+)
+
+
 @checked
 @dataclass(frozen=True)
 class Metric(Configured):
-    """How good a client's model is on the client's samples, as one number.
+    """How good a client's model is on the client's samples, as one number."""
 
-    Parameters
-    ----------
-    name : str
-        What it is called in files and tables.
-    unit : str
-        "%": a share, printed as a percentage; "target": in the unit of the targets; "": a plain number.
-    better : str
-        "higher", "lower", or such as "near:1": the nearer to 1 the better.
-    compute : callable
-        From a `Seen` to the score; None for the loss, which the task computes. NaN or a ValueError: these samples have
-        no such score.
-    per : str
-        "sample": `compute` returns [b] values, and their mean is taken; "client": one number for all samples of a
-        client.
-    kind : str
-        What the model must predict: "classes", "two classes", "numbers" or "survival"; None: anything.
-    root : bool
-        Whether to take the square root of the mean over samples.
-    terms : callable
-        From a `Seen` to [b] what each sample adds, for scores that are no means over samples, see `terms`. None: not
-        known, and intervals then rest on the spread over splits alone.
-    title : str
-        Its name in a sentence.
-    decimals : int
-        How many are printed; None: four significant figures.
-    lacks : str
-        Why a client may have no score, such as "one class".
-    span : float
-        How far apart two values can be; infinity: as far as they like.
-    classwise : int
-        0, or where it is taken class by class (or by those who have the event), so that it hangs on the smallest class,
-        the number of classes that it is a mean over where there are two: 1 for AUC, 2 for balanced accuracy.
-    guesses : bool
-        Whether it counts right guesses class by class, so that two models may agree on every sample of a class.
-    """
-
-    name: str
-    unit: str = ""
-    better: str = "higher"
-    compute: Callable[[Seen], Any] | None = field(default=None, repr=False, compare=False)
-    per: Literal["sample", "client"] = "client"
-    kind: Kind | None = None
-    root: bool = False
-    terms: Callable[[Seen], np.ndarray] | None = field(default=None, repr=False, compare=False)
-    title: str = ""
-    decimals: Annotated[int, Limits(ge=0, le=100)] | None = None
-    lacks: str = "no value"
-    span: Annotated[float, Limits(gt=0, le=math.inf)] = math.inf
-    classwise: Annotated[int, Limits(ge=0)] = 0
-    guesses: bool = False
+    name: str = setting(doc="What it is called in files and tables.")
+    unit: str = setting(
+        "", doc='"%": a share, printed as a percentage; "target": in the unit of the targets; "": a plain number.'
+    )
+    better: str = setting("higher", doc='"higher", "lower", or such as "near:1": the nearer to 1 the better.')
+    compute: Callable[[Seen], Any] | None = field(
+        default=None, repr=False, compare=False, metadata={"setting": COMPUTE}
+    )
+    per: Literal["sample", "client"] = setting(
+        "client",
+        doc='"sample": `compute` returns [b] values, and their mean is taken; "client": one number for all samples '
+        "of a client.",
+    )
+    kind: Kind | None = setting(
+        None, doc='What the model must predict: "classes", "two classes", "numbers" or "survival"; None: anything.'
+    )
+    root: bool = setting(False, doc="Whether to take the square root of the mean over samples.")
+    terms: Callable[[Seen], np.ndarray] | None = field(
+        default=None, repr=False, compare=False, metadata={"setting": TERMS}
+    )
+    title: str = setting("", doc="Its name in a sentence.")
+    decimals: Annotated[int, Limits(ge=0, le=100)] | None = setting(
+        None, doc="How many are printed; None: four significant figures."
+    )
+    lacks: str = setting("no value", doc='Why a client may have no score, such as "one class".')
+    span: Annotated[float, Limits(gt=0, le=math.inf)] = setting(
+        math.inf, doc="How far apart two values can be; infinity: as far as they like."
+    )
+    classwise: Annotated[int, Limits(ge=0)] = setting(
+        0,
+        doc="0, or where it is taken class by class (or by those who have the event), so that it hangs on the "
+        "smallest class, the number of classes that it is a mean over where there are two: 1 for AUC, 2 for "
+        "balanced accuracy.",
+    )
+    guesses: bool = setting(
+        False,
+        doc="Whether it counts right guesses class by class, so that two models may agree on every sample of a class.",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from polyfed.base.errors import ConfigError, closest
-from polyfed.base.settings import Registry, found, parse, shown
+from polyfed.base.registry import Registry
+from polyfed.base.settings import found, shown
+from polyfed.base.text import parse
 from polyfed.metrics import terms
 from polyfed.metrics.metric import Metric, Seen
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from polyfed.base import arguments, plugins, settings
 from polyfed.base.errors import ModelError
+from polyfed.base.registry import Registry
 from polyfed.models.cnn import cnn, lenet
 from polyfed.models.groupnorm import replace_batchnorm
 from polyfed.models.linear import linear
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["about", "build", "default", "names", "options", "replace_batchnorm"]
 
 ADDED = ("polyfed.models", "a function of input_shape, outputs and options that returns an nn.Module", callable)
-MODELS: settings.Registry[Callable[..., nn.Module]] = settings.Registry("model.name", group=ADDED)
+MODELS: Registry[Callable[..., nn.Module]] = Registry("model.name", group=ADDED)
 for _maker in (linear, mlp, cnn, lenet, resnet18):
     MODELS.add(_maker.__name__, _maker)
 

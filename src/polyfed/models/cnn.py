@@ -3,7 +3,7 @@
 from torch import nn
 
 from polyfed.base.arguments import checked
-from polyfed.base.settings import COUNT
+from polyfed.base.values import COUNT
 from polyfed.models.images import add_channel, image_shape, too_small
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 from torch import nn
 
 from polyfed.base.arguments import checked
-from polyfed.base.settings import COUNT
+from polyfed.base.values import COUNT
 
 STARTS = {"normal": nn.init.normal_, "zeros": nn.init.zeros_}
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ModelError
-from polyfed.base.settings import COUNT, Limits, Words
+from polyfed.base.values import COUNT, Limits, Words
 
 LARGEST = 10**9  # weights
 WIDTH = Annotated[int, Limits(ge=1, le=100_000), Words("widths from 1 to 100000, such as [200]")]

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyfed.base.arguments import checked
-from polyfed.base.settings import COUNT
+from polyfed.base.values import COUNT
 from polyfed.models.images import add_channel, image_shape
 
 WIDTHS = (64, 128, 256, 512)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from polyfed.base.errors import ConfigError, PolyfedError, closest
-from polyfed.base.settings import found, is_table, kebab, none_of, types_of
+from polyfed.base.settings import found, is_table, kebab, types_of
+from polyfed.base.values import none_of
 from polyfed.runs.training import Table
 
 T = TypeVar("T", bound=Table)

@@ -18,7 +18,8 @@ import torch
 import polyfed.algorithms  # pyright: ignore[reportUnusedImport]  (registers the methods)
 import polyfed.yardsticks  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from polyfed.base.errors import ConfigError, closest
-from polyfed.base.settings import found, is_list, is_table, kebab, parse, plain, shown, value_of
+from polyfed.base.settings import found, is_list, is_table, kebab, shown
+from polyfed.base.text import parse, plain, value_of
 from polyfed.core.algorithm import REGISTRY, Contender
 from polyfed.core.algorithm import check as check_algorithm
 from polyfed.models import MODELS

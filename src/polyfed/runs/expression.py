@@ -15,7 +15,8 @@ import numpy as np
 
 from polyfed.base.errors import ConfigError
 from polyfed.base.randomness import key_of, uniform
-from polyfed.base.settings import COUNTED, found
+from polyfed.base.settings import found
+from polyfed.base.values import COUNTED
 from polyfed.compute.batches import Each
 
 BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {

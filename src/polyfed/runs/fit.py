@@ -3,17 +3,18 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from torch import nn
 
 from polyfed.base.arguments import checked
-from polyfed.base.settings import settings_of
+from polyfed.base.settings import parameters, settings_of
 from polyfed.core.algorithm import Contender
 from polyfed.data.federation import Federation
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import prepare
-from polyfed.runs.training import Training, parameters, training_of
+from polyfed.runs.training import Training, training_of
 from polyfed.runs.watching import Callback, watchers
 
 
@@ -94,4 +95,4 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 SETTINGS = "    **settings\n        The settings of `Training` by keyword: ``rounds=50, local_epochs=2, ...``.\n"
 # what help and completion show
 fit.__signature__ = _signature(fit)  # pyright: ignore[reportFunctionMemberAccess]
-fit.__doc__ = str(fit.__doc__).replace(SETTINGS, parameters(Training))
+fit.__doc__ = str(fit.__doc__).replace(SETTINGS, indent(f"{parameters(Training)}\n", "    "))

@@ -27,7 +27,8 @@ from polyfed.base import checkpoint
 from polyfed.base.cells import marked
 from polyfed.base.errors import RunError
 from polyfed.base.randomness import key_of
-from polyfed.base.settings import is_list, is_table, unboxed
+from polyfed.base.settings import is_list, is_table
+from polyfed.base.values import unboxed
 from polyfed.compute import evaluation
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm

@@ -7,7 +7,8 @@ from typing import Any
 
 from polyfed.base import plugins
 from polyfed.base.errors import ConfigError
-from polyfed.base.settings import Registry, found, is_list
+from polyfed.base.registry import Registry
+from polyfed.base.settings import found, is_list
 from polyfed.core.algorithm import REGISTRY, Contender
 from polyfed.data.datasets import LOADERS
 from polyfed.metrics.scores import KNOWN, Metrics, metrics_of

@@ -12,24 +12,13 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn
 
 from polyfed.base import columns
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, PolyfedError, closest
-from polyfed.base.settings import (
-    COUNT,
-    COUNTED,
-    Configured,
-    Limits,
-    Words,
-    found,
-    is_list,
-    is_mapping,
-    kebab,
-    setting,
-    settings_of,
-)
+from polyfed.base.settings import Configured, found, is_list, is_mapping, kebab, setting, settings_of
+from polyfed.base.values import COUNT, COUNTED, Limits, Words
 
 if TYPE_CHECKING:  # types that the command line can do without until something is trained
     import torch
@@ -59,9 +48,6 @@ TABLE, PRECISION = Words("a table with a name"), Words("float32, float64")
 DEVICE = Annotated[str, Words("auto, cpu or cuda")]
 
 
-T = TypeVar("T")
-
-
 class Table(Configured):
     """Base of settings that there is one table of in an experiment file: errors name the key alone."""
 
@@ -79,19 +65,7 @@ class Table(Configured):
         return {key: value for key, value in values.items() if value not in (None, {})}
 
 
-def documented(cls: type[T]) -> type[T]:
-    """The class with what its settings say of themselves in its docstring."""
-    cls.__doc__ = f"{cls.__doc__}\n    Parameters\n    ----------\n{parameters(cls)}    "
-    return cls
-
-
-def parameters(cls: type) -> str:
-    """The settings of a class as the parameters of a docstring."""
-    return "".join(f"    {f.name} : {f.type}\n        {f.metadata['setting'].doc}\n" for f in dataclasses.fields(cls))
-
-
 @checked
-@documented
 @dataclass(frozen=True)
 class Training(Table):
     """How a run trains. Every setting has a default; `polyfed config` lists them with their meaning.
@@ -427,7 +401,6 @@ class Model(Table):
     )
 
 
-@documented
 @dataclass(frozen=True)
 class Search(Table):
     """How `tune` tries values of one numeric setting of a method."""

@@ -27,7 +27,8 @@ from safetensors.torch import save as _save  # pyright: ignore[reportUnknownVari
 
 from polyfed.base.columns import Columns
 from polyfed.base.errors import PolyfedError, RunError
-from polyfed.base.settings import LONGEST, MOST, shown
+from polyfed.base.settings import shown
+from polyfed.base.values import LONGEST, MOST
 from polyfed.core.messages import Form, State, form_of
 from polyfed.data.said import DIMS, LARGE, Count, Csv, Npz, Strict
 from polyfed.data.schema import Settled

@@ -18,7 +18,7 @@ from polyfed.algorithms.local import Local
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, DataError
 from polyfed.base.randomness import client_keys
-from polyfed.base.settings import COUNTED, Limits
+from polyfed.base.values import COUNTED, Limits
 from polyfed.compute.batches import padded
 from polyfed.compute.check import check
 from polyfed.compute.split import Split

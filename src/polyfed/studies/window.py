@@ -13,7 +13,7 @@ from polyfed.algorithms._shared.parts import part
 from polyfed.algorithms.fpfc import FPFC, Window, lambda_window
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError
-from polyfed.base.settings import COUNT
+from polyfed.base.values import COUNT
 from polyfed.compute.batches import padded
 from polyfed.compute.check import check
 from polyfed.compute.losses import Loss

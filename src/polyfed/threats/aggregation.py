@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from polyfed.base.settings import Configured, Registry, setting
+from polyfed.base.registry import Registry
+from polyfed.base.settings import Configured, setting
 from polyfed.base.typed import row_norms, weighted_sum
 
 BLOCK = 1 << 22  # numbers per block of columns
@@ -99,15 +100,9 @@ class Median(Rule, name="median"):
 
 @dataclass(frozen=True)
 class TrimmedMean(Rule, name="trimmed-mean"):
-    """The mean of every coordinate without its largest and smallest values (Yin et al., 2018).
+    """The mean of every coordinate without its largest and smallest values (Yin et al., 2018)."""
 
-    Parameters
-    ----------
-    share : float
-        Share of the values cut off at each end, rounded down; below 1/2.
-    """
-
-    share: float = setting(0.2, ge=0, lt=0.5)
+    share: float = setting(0.2, ge=0, lt=0.5, doc="Share of the values cut off at each end, rounded down; below 1/2.")
 
     def __call__(self, values: Tensor) -> Tensor:
         cut = false(self.share, len(values))
@@ -121,15 +116,14 @@ class TrimmedMean(Rule, name="trimmed-mean"):
 
 @dataclass(frozen=True)
 class Krum(Rule, name="krum"):
-    """The upload with the least sum of squared distances to its s - f - 2 nearest others (Blanchard et al., 2017).
+    """The upload with the least sum of squared distances to its s - f - 2 nearest others (Blanchard et al., 2017)."""
 
-    Parameters
-    ----------
-    share : float
-        Share of the uploads that may be false: f = share * s, rounded down. Its guarantee needs s >= 2 f + 3.
-    """
-
-    share: float = setting(0.2, ge=0, lt=0.5)
+    share: float = setting(
+        0.2,
+        ge=0,
+        lt=0.5,
+        doc="Share of the uploads that may be false: f = share * s, rounded down. Its guarantee needs s >= 2 f + 3.",
+    )
 
     def __call__(self, values: Tensor) -> Tensor:
         return values[self.scores(values).argmin()].clone()
@@ -160,15 +154,11 @@ class Krum(Rule, name="krum"):
 
 @dataclass(frozen=True)
 class MultiKrum(Rule, name="multi-krum"):
-    """The mean of the s - f uploads of the least Krum scores (Blanchard et al., 2017).
+    """The mean of the s - f uploads of the least Krum scores (Blanchard et al., 2017)."""
 
-    Parameters
-    ----------
-    share : float
-        Share of the uploads that may be false: f = share * s, rounded down.
-    """
-
-    share: float = setting(0.2, ge=0, lt=0.5)
+    share: float = setting(
+        0.2, ge=0, lt=0.5, doc="Share of the uploads that may be false: f = share * s, rounded down."
+    )
 
     def __call__(self, values: Tensor) -> Tensor:
         krum, s = Krum(self.share), len(values)
@@ -182,18 +172,14 @@ class MultiKrum(Rule, name="multi-krum"):
 
 @dataclass(frozen=True)
 class GeometricMedian(Rule, name="geometric-median"):
-    """The point with the least sum of distances to the uploads, by Weiszfeld's iteration (Pillutla et al., 2022).
+    """The point with the least sum of distances to the uploads, by Weiszfeld's iteration (Pillutla et al., 2022)."""
 
-    Parameters
-    ----------
-    iterations : int
-        At most.
-    tolerance : float
-        Stop when no weight moves by more; distances below the same share of the largest count as that.
-    """
-
-    iterations: int = setting(1000, ge=0)
-    tolerance: float = setting(1e-10, ge=0)
+    iterations: int = setting(1000, ge=0, doc="At most.")
+    tolerance: float = setting(
+        1e-10,
+        ge=0,
+        doc="Stop when no weight moves by more; distances below the same share of the largest count as that.",
+    )
 
     def __call__(self, values: Tensor) -> Tensor:
         # an iterate is sum_i a_i v_i, so its distances follow from inner products; centred, for their precision
@@ -220,14 +206,9 @@ class NormClipping(Rule, name="norm-clipping"):
 
     Meant for updates: a model is taken relative to the one of the same name that all clients received, and as it is
     where they received several (IFCA).
-
-    Parameters
-    ----------
-    bound : float or None
-        Largest norm; None: the median of the cohort's norms.
     """
 
-    bound: float | None = setting(None, gt=0)
+    bound: float | None = setting(None, gt=0, doc="Largest norm; None: the median of the cohort's norms.")
 
     def __call__(self, values: Tensor) -> Tensor:
         norms = row_norms(values, torch.float64)

@@ -16,7 +16,8 @@ from torch import Tensor
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, DataError
 from polyfed.base.randomness import client_keys, generator, sample
-from polyfed.base.settings import Configured, Registry, setting
+from polyfed.base.registry import Registry
+from polyfed.base.settings import Configured, setting
 from polyfed.core.algorithm import State
 
 if TYPE_CHECKING:
@@ -30,26 +31,18 @@ class Attack(Configured):
     """Base of the attacks: some of the clients attack throughout, and forge tensors of their uplink.
 
     A subclass is registered under its name: `class Mine(Attack, name="mine")`.
-
-    Parameters
-    ----------
-    scale : float
-        The attack's strength.
-    ratio : float
-        Share of the clients that attack, rounded down.
-    tensors : tuple of str
-        Which tensors of the uplink; empty: all of floats.
-    others : str
-        "honest": the tensors that are not forged are sent as trained; "received": as received, where the client
-        received one of the same name and shape.
     """
 
     table: ClassVar[str] = "attack"
     name: ClassVar[str]
-    scale: float = 1.0
-    ratio: float = setting(0.2, ge=0, le=1)
-    tensors: tuple[str, ...] = ()
-    others: Literal["honest", "received"] = "honest"
+    scale: float = setting(1.0, doc="The attack's strength.")
+    ratio: float = setting(0.2, ge=0, le=1, doc="Share of the clients that attack, rounded down.")
+    tensors: tuple[str, ...] = setting((), doc="Which tensors of the uplink; empty: all of floats.")
+    others: Literal["honest", "received"] = setting(
+        "honest",
+        doc='"honest": the tensors that are not forged are sent as trained; "received": as received, where the '
+        "client received one of the same name and shape.",
+    )
 
     def __init_subclass__(cls, name: str, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -139,22 +132,9 @@ class Attack(Configured):
 
 @dataclass(frozen=True)
 class SameValue(Attack, name="same-value"):
-    """c * (1, ..., 1) instead of a tensor, c ~ N(0, scale^2) (Yu et al., arXiv 2211.04218, section 6, attack a).
+    """c * (1, ..., 1) instead of a tensor, c ~ N(0, scale^2) (Yu et al., arXiv 2211.04218, section 6, attack a)."""
 
-    Parameters
-    ----------
-    scale : float
-        Standard deviation of c.
-    ratio : float
-        Share of the clients that attack.
-    tensors : tuple of str
-        Which tensors of the uplink; empty: all of floats.
-    others : str
-        "honest": the tensors that are not forged are sent as trained; "received": as received, where the client
-        received one of the same name and shape.
-    """
-
-    scale: float = setting(100.0, ge=0)
+    scale: float = setting(100.0, ge=0, doc="Standard deviation of c.")
 
     def forge(self, value: Tensor, received: Tensor | None, rng: np.random.Generator) -> Tensor:
         return torch.full_like(value, float(rng.normal(0, self.scale)))
@@ -162,22 +142,9 @@ class SameValue(Attack, name="same-value"):
 
 @dataclass(frozen=True)
 class SignFlip(Attack, name="sign-flip"):
-    """-|c| times the honest tensor, c ~ N(0, scale^2) (arXiv 2211.04218, section 6, attack b).
+    """-|c| times the honest tensor, c ~ N(0, scale^2) (arXiv 2211.04218, section 6, attack b)."""
 
-    Parameters
-    ----------
-    scale : float
-        Standard deviation of c.
-    ratio : float
-        Share of the clients that attack.
-    tensors : tuple of str
-        Which tensors of the uplink; empty: all of floats.
-    others : str
-        "honest": the tensors that are not forged are sent as trained; "received": as received, where the client
-        received one of the same name and shape.
-    """
-
-    scale: float = setting(10.0, ge=0)
+    scale: float = setting(10.0, ge=0, doc="Standard deviation of c.")
 
     def forge(self, value: Tensor, received: Tensor | None, rng: np.random.Generator) -> Tensor:
         return -abs(float(rng.normal(0, self.scale))) * value
@@ -185,22 +152,9 @@ class SignFlip(Attack, name="sign-flip"):
 
 @dataclass(frozen=True)
 class GaussianNoise(Attack, name="gaussian"):
-    """Pure noise N(0, scale^2 I) instead of a tensor (arXiv 2211.04218, section 6, attack c).
+    """Pure noise N(0, scale^2 I) instead of a tensor (arXiv 2211.04218, section 6, attack c)."""
 
-    Parameters
-    ----------
-    scale : float
-        Standard deviation of every number.
-    ratio : float
-        Share of the clients that attack.
-    tensors : tuple of str
-        Which tensors of the uplink; empty: all of floats.
-    others : str
-        "honest": the tensors that are not forged are sent as trained; "received": as received, where the client
-        received one of the same name and shape.
-    """
-
-    scale: float = setting(100.0, ge=0)
+    scale: float = setting(100.0, ge=0, doc="Standard deviation of every number.")
 
     def forge(self, value: Tensor, received: Tensor | None, rng: np.random.Generator) -> Tensor:
         noise = torch.as_tensor(rng.standard_normal(value.numel())).view(value.shape)
@@ -213,21 +167,9 @@ class ScaledUpdate(Attack, name="scaled-update"):
 
     x is the tensor of the same name in what the client received; where there is none, as for methods that send updates,
     the tensor itself is scaled.
-
-    Parameters
-    ----------
-    scale : float
-        Factor; with 1/ratio and more, the attackers alone can decide a mean.
-    ratio : float
-        Share of the clients that attack.
-    tensors : tuple of str
-        Which tensors of the uplink; empty: all of floats.
-    others : str
-        "honest": the tensors that are not forged are sent as trained; "received": as received, where the client
-        received one of the same name and shape.
     """
 
-    scale: float = 10.0
+    scale: float = setting(10.0, doc="Factor; with 1/ratio and more, the attackers alone can decide a mean.")
 
     def forge(self, value: Tensor, received: Tensor | None, rng: np.random.Generator) -> Tensor:
         return self.scale * value if received is None else received + self.scale * (value - received)
@@ -237,19 +179,10 @@ class ScaledUpdate(Attack, name="scaled-update"):
 class LabelFlip(Attack, name="label-flip"):
     """The attackers train honestly on false labels, y -> C - 1 - y; test data are left as they are.
 
-    Parameters
-    ----------
-    scale : float
-        Share of an attacker's training samples that get a false label.
-    ratio : float
-        Share of the clients that attack.
-    tensors : tuple of str
-        Not used: nothing is forged.
-    others : str
-        Not used.
+    Nothing is forged: `tensors` and `others` are not used.
     """
 
-    scale: float = setting(1.0, ge=0, le=1)
+    scale: float = setting(1.0, ge=0, le=1, doc="Share of an attacker's training samples that get a false label.")
 
     def attacked(self, up: State) -> list[str]:
         return []

@@ -144,15 +144,17 @@ class OwnLinear(Own):
 
         min_w  sum_j loss(w . x_j + b, y_j) + penalty/2 ||w||^2        (ridge: penalty ||w||^2)
 
-    Parameters
-    ----------
-    penalty : float
-        Strength of the penalty. None: the best of 0.01, 0.1, ..., 1000 by cross-validation within the site's training
-        samples (five folds, or as many as the rarest class has samples; leave-one-out for ridge). With one sample of a
-        class, and from two million numbers on, none is tried and it is 1.
+    Fitted by scikit-learn.
     """
 
-    penalty: float | None = setting(None, gt=0, source="ours")
+    penalty: float | None = setting(
+        None,
+        gt=0,
+        source="ours",
+        doc="Strength of the penalty. None: the best of 0.01, 0.1, ..., 1000 by cross-validation within the site's "
+        "training samples (five folds, or as many as the rarest class has samples; leave-one-out for ridge). "
+        "With one sample of a class, and from two million numbers on, none is tried and it is 1.",
+    )
 
     name = "own-linear"
     uses = ("preprocessing", "linear_model", "model_selection")
@@ -175,17 +177,18 @@ class OwnLinear(Own):
 class OwnTrees(Own):
     """Gradient-boosted trees on the site's own samples: scikit-learn's histogram version with its defaults.
 
-    Parameters
-    ----------
-    min_samples_leaf : int
-        Samples that a leaf must have. None: scikit-learn's 20, at small sites a tenth of the samples, never below 2.
-
     Notes
     -----
     A leaf of 20 leaves a site with fewer than 40 samples without a single split.
     """
 
-    min_samples_leaf: int | None = setting(None, ge=1, source="ours")
+    min_samples_leaf: int | None = setting(
+        None,
+        ge=1,
+        source="ours",
+        doc="Samples that a leaf must have. None: scikit-learn's 20, at small sites a tenth of the samples, never "
+        "below 2.",
+    )
 
     name = "own-trees"
     uses = ("ensemble",)

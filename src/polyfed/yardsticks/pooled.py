@@ -14,11 +14,6 @@ class PooledOracle(Yardstick):
 
         w <- w - lr * grad f(w),    f the mean loss over everybody's samples
 
-    Parameters
-    ----------
-    lr : float
-        Step size of SGD.
-
     Notes
     -----
     It trains for the run's rounds, with the run's epochs or local steps, its batch size and its optimiser; every client
@@ -26,7 +21,7 @@ class PooledOracle(Yardstick):
     protocol would move what it takes: the data themselves.
     """
 
-    lr: float = setting(0.1, source="ours")
+    lr: float = setting(0.1, source="ours", doc="Step size of SGD.")
 
     name = "pooled-oracle"
     role = "oracle"

@@ -101,12 +101,29 @@ class Choosing(Newcomer):
 class Alternating(Clustered, abstract=True):
     """What IFCA and HypCluster share: k starts, the choice by training loss, training of the chosen model."""
 
-    lr: float = setting(0.1, source="ours")
-    k: int = setting(2, ge=1, le=10000, source="of the problem")
-    weighted: bool = setting(False, source="paper")
-    shared_layers: str | tuple[str, ...] = setting("", source="paper")
-    init_scale: float | None = setting(None, gt=0, source="ours")
-    seed: int = setting(0, ge=0, source="ours")
+    lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
+    k: int = setting(
+        2, ge=1, le=10000, source="of the problem", doc="Number of clusters, which the method does not find itself."
+    )
+    weighted: bool = setting(
+        False, source="paper", doc="Weigh clients by their number of samples; False: plain mean, as in the paper."
+    )
+    shared_layers: str | tuple[str, ...] = setting(
+        "",
+        source="paper",
+        doc='Layers that all clusters have in common, averaged over all participants and sent once ("body", "head", '
+        "names); a text has its names separated by spaces.",
+    )
+    init_scale: float | None = setting(
+        None,
+        gt=0,
+        source="ours",
+        doc="The first start is the common one. None: the others are drawn as its modules draw theirs; a number s: "
+        "w0 + s N(0, I).",
+    )
+    seed: int = setting(
+        0, ge=0, source="ours", doc="Seed of the k initial models; whether the clusters are found depends on them."
+    )
 
     def init_server(self, task, w0, n):
         w = starts(task, w0, self.k, self.seed, self.init_scale)

@@ -33,32 +33,6 @@ class FPFC(Algorithm):
     Clusters are the connected components of ||theta_ij|| <= nu; a cluster's model is the mean of its clients' models,
     weighted by samples (Remark 2).
 
-    Parameters
-    ----------
-    lr : float
-        Step size of the local solve.
-    lam : float
-        Strength of fusion. From a common start useful values lie far below those for a warm start.
-    rho : float
-        Penalty parameter of ADMM; above 1/(a-1), or rule (6) is not the proximal step.
-    a : float
-        Shape of SCAD: differences beyond a lam are not penalised any further.
-    xi : float
-        Width of SCAD's smoothed tip; below lam.
-    nu : float or None
-        Distance below which two clients share a cluster; None: 0.1.
-    penalty : str
-        "scad" or "l1" (the group norm; FPFC-l1 in the paper).
-    merge : bool
-        Clients deploy their cluster's model; False: their own.
-    shared_layers : str
-        Layers that all clients have in common, names separated by spaces ("body", "head", beginnings of parameter
-        names): trained without the pull to zeta, averaged over the round's participants, weighted by samples, and sent
-        to the next ones. Only the others are fused, paired and clustered. A robust rule acts on their mean.
-    solver : str
-        "pairs" as above; "device-dual" for many clients: one dual per client and n x n coefficients, the same objective
-        (1) by Douglas-Rachford steps (`devicedual`); "auto": pairs up to 200 clients, device-dual above.
-
     Notes
     -----
     A warm start, `fit(..., start=run)`: from another FPFC run w and v are kept, whatever the lam; from the models of
@@ -79,16 +53,42 @@ class FPFC(Algorithm):
     much.
     """
 
-    lr: float = setting(0.1, source="paper")
-    lam: float = setting(0.6, ge=0, source="code")
-    rho: float = setting(1.0, gt=0, source="paper")
-    a: float = setting(3.7, source="paper")
-    xi: float = setting(1e-4, ge=0, source="paper")
-    nu: float | None = setting(None, ge=0, source="code")
-    penalty: Literal["scad", "l1"] = setting("scad", source="paper")
-    merge: bool = setting(True, source="paper")
-    shared_layers: str = setting("", source="paper")
-    solver: Literal["auto", "pairs", "device-dual"] = setting("auto", source="ours")
+    lr: float = setting(0.1, source="paper", doc="Step size of the local solve.")
+    lam: float = setting(
+        0.6,
+        ge=0,
+        source="code",
+        doc="Strength of fusion. From a common start useful values lie far below those for a warm start.",
+    )
+    rho: float = setting(
+        1.0, gt=0, source="paper", doc="Penalty parameter of ADMM; above 1/(a-1), or rule (6) is not the proximal step."
+    )
+    a: float = setting(
+        3.7, source="paper", doc="Shape of SCAD: differences beyond a lam are not penalised any further."
+    )
+    xi: float = setting(1e-4, ge=0, source="paper", doc="Width of SCAD's smoothed tip; below lam.")
+    nu: float | None = setting(
+        None, ge=0, source="code", doc="Distance below which two clients share a cluster; None: 0.1."
+    )
+    penalty: Literal["scad", "l1"] = setting(
+        "scad", source="paper", doc='"scad" or "l1" (the group norm; FPFC-l1 in the paper).'
+    )
+    merge: bool = setting(True, source="paper", doc="Clients deploy their cluster's model; False: their own.")
+    shared_layers: str = setting(
+        "",
+        source="paper",
+        doc='Layers that all clients have in common, names separated by spaces ("body", "head", beginnings of '
+        "parameter names): trained without the pull to zeta, averaged over the round's participants, weighted "
+        "by samples, and sent to the next ones. Only the others are fused, paired and clustered. A robust rule "
+        "acts on their mean.",
+    )
+    solver: Literal["auto", "pairs", "device-dual"] = setting(
+        "auto",
+        source="ours",
+        doc='"pairs" as above; "device-dual" for many clients: one dual per client and n x n coefficients, the same '
+        'objective (1) by Douglas-Rachford steps (`devicedual`); "auto": pairs up to 200 clients, device-dual '
+        "above.",
+    )
 
     def __post_init__(self):
         super().__post_init__()

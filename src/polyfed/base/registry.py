@@ -1,0 +1,178 @@
+"""Registries: things that have settings by their names, made from a table or from `name:value,key=value`."""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from polyfed.base import plugins
+from polyfed.base.errors import ConfigError, PolyfedError, closest
+from polyfed.base.settings import Configured, settings_of, types_of
+from polyfed.base.text import parse, read, toml_of
+from polyfed.base.values import Misfit, expected, found, near, none_of, shown
+
+T = TypeVar("T")
+
+
+class Registry(dict[str, T]):
+    """Things by name: methods, attacks, rules, ...
+
+    key: the setting that names one, such as "algorithm.name"
+    group: of entry points, by which installed packages add more, and what each must be
+    """
+
+    def __init__(
+        self,
+        key: str,
+        refusal: type[PolyfedError] = ConfigError,
+        group: tuple[str, str, Callable[[Any], bool]] | None = None,
+    ):
+        super().__init__()
+        self.key, self.refusal, self.group = key, refusal, group
+        self._added: dict[str, plugins.Plugin] = {}
+
+    def add(self, name: str, thing: T) -> T:
+        """Register a class or a function. Its own file may redefine it; another file may not take its name."""
+        known = self.get(name)
+        if known is not None and not _same_file(known, thing):
+            one, other = (self._home(name, x) for x in (known, thing))
+            raise self.refusal(f"{self.key}: found {name!r} twice, {one} and {other}, expected one name for each")
+        self[name] = thing
+        return thing
+
+    def names(self) -> list[str]:
+        """All names, those of installed packages too."""
+        return sorted({*self, *(p.name for p in self._plugins())})
+
+    def knows(self, name: str) -> bool:
+        """Whether something goes by this name, here or in an installed package."""
+        return name in self or bool(self._plugins(name))
+
+    def find(self, name: Any) -> T:
+        """What goes by this name. Raises an error that names the nearest known one."""
+        if not isinstance(name, str) or not self.knows(name):
+            near = closest(name, self.names()) if isinstance(name, str) and len(name) < 100 else ""
+            raise self.refusal(f"{self.key}: unknown {shown(name)}{near}; known: {', '.join(self.names())}")
+        if name not in self:
+            self._adopt(name)
+        return self[name]
+
+    def origin(self, name: str) -> "plugins.Plugin | None":
+        """The installed package that what goes by this name is from; None for polyfed and for a user's own file."""
+        if name in self and name not in self._added:
+            root = _root(self[name])
+            for plugin in self._plugins(name) if root != plugins.OURS else ():
+                if plugin.root == root:
+                    self._added[name] = plugin
+        return self._added.get(name)
+
+    def gather(self) -> list[str]:
+        """Load what all installed packages add. Returns a line for each thing that could not be."""
+        refused: list[str] = []
+        for plugin in self._plugins():
+            try:
+                self.find(plugin.name)
+                if self.origin(plugin.name) != plugin:
+                    raise ConfigError(
+                        f"{self.key}: {plugin.name!r} of {plugin} is refused; {plugins.OURS} has one of this name"
+                    )
+            except PolyfedError as e:
+                refused.append(str(e))
+        return list(dict.fromkeys(refused))
+
+    def _plugins(self, name: str | None = None) -> "list[plugins.Plugin]":
+        return [] if self.group is None else plugins.of(self.group[0], name)
+
+    def _adopt(self, name: str) -> None:
+        """Load what an installed package adds under this name. Raises an error that names the package."""
+        assert self.group is not None
+        group, expected, fits = self.group
+        try:
+            plugin = plugins.find(group, name)
+            assert plugin is not None
+            thing = plugin.load()
+            if not fits(thing) or getattr(thing, "name", name) != name:
+                raise ConfigError(f"{name}: the package {plugin} has {shown(thing)}, expected {expected}, of this name")
+            self.setdefault(name, thing)
+        except PolyfedError as e:
+            raise self.refusal(f"{self.key}: {e}") from None
+        self._added[name] = plugin
+
+    def _home(self, name: str, thing: Any) -> str:
+        """Where something of this name is from, for an error."""
+        root = _root(thing)
+        ours = [] if root == plugins.OURS or self.group is None else plugins.of(self.group[0])
+        package = next((f" ({p})" for p in ours if p.root == root), "")
+        return f"{getattr(thing, '__qualname__', name)} of {thing.__module__}{package}"
+
+    def make(self, name: Any, settings: Mapping[str, Any], spell: Callable[[str], str] = str) -> Any:
+        """An instance of the class of this name. Raises an error for settings that it does not have or that do not fit.
+
+        spell: how an error writes the names of settings
+        """
+        cls: Any = self.find(name)
+        known = {s.name: spell(s.name) for s in settings_of(cls)}
+        for key in settings:
+            if key not in known:
+                has = ", ".join(sorted(known.values())) or "none"
+                near = closest(spell(key), known.values())
+                self._refuse(key, f"{cls.table}.{spell(key)}: {name} has no such setting{near}; it has {has}")
+        missing = [s for s in settings_of(cls) if s.default is dataclasses.MISSING and s.name not in settings]
+        if missing:
+            key = missing[0].name
+            self._refuse(key, f"{cls.table}.{spell(key)}: is missing; {name} needs {missing[0].takes}")
+        return cls(**{key: none_of(value, types_of(cls)[key]) for key, value in settings.items()})
+
+    def _refuse(self, key: str, text: str) -> NoReturn:
+        error = self.refusal(text)
+        error.key = key
+        raise error from None
+
+    def read(self, text: str, what: str, **more: Any) -> Any:
+        """An instance from `name:value,key=value`; values go to the settings in their order.
+
+        what: the setting that the text stands for     more: settings that text cannot say
+        """
+        name, values, named = parse(text, what, self.refusal)
+        cls: Any = self.find(name)
+        return cls(**arguments(cls, values, named, what, text, self.refusal), **more)
+
+
+def _root(thing: Any) -> str:
+    return str(getattr(thing, "__module__", "")).partition(".")[0]
+
+
+def _same_file(one: Any, other: Any) -> bool:
+    files = [getattr(sys.modules.get(x.__module__), "__file__", None) for x in (one, other)]
+    return one.__module__ == other.__module__ or (files[0] is not None and files[0] == files[1])
+
+
+def arguments(
+    cls: type,
+    values: Sequence[str],
+    named: Mapping[str, str],
+    what: str,
+    text: str,
+    refusal: type[PolyfedError] = ConfigError,
+) -> dict[str, Any]:
+    """What `parse` found as settings of `cls`, read as their types take them."""
+    hints: dict[str, Any] = {
+        k: h for k, h in types_of(cls).items() if not (isinstance(h, type) and issubclass(h, Configured))
+    }
+    has = ", ".join(key.replace("_", "-") for key in hints) or "none"
+    if len(values) > len(hints):
+        raise refusal(
+            f"{what}: found {shown(values[len(hints)])} in {shown(text)}, expected settings of {cls.__name__}: {has}"
+        )
+    out: dict[str, Any] = {}
+    for key, value in [*zip(hints, values, strict=False), *named.items()]:
+        if key not in hints or key in out:
+            item = f"{key}={value}"
+            raise refusal(f"{what}: found {shown(item)} in {shown(text)}, expected settings of {cls.__name__}: {has}")
+        try:
+            out[key] = read(value, hints[key])
+        except Misfit:
+            typed = next(iter(toml_of(value)), value)
+            said = found(value, expected(hints[key], typed), near(hints[key], value))
+            raise refusal(f"{what}.{key.replace('_', '-')} of {cls.__name__}: {said}") from None
+    return out
