@@ -7,7 +7,9 @@ import tomllib
 import pytest
 
 import polyfed as pf
+from polyfed.base.values import Limits
 from polyfed.cli.tune import tune_table
+from polyfed.studies.ladder import Ladder
 from polyfed.studies.tune import LEAKED, held_out
 from polyfed.studies.tuned import Tuned
 
@@ -56,16 +58,14 @@ def test_the_window_is_said_first(cli):
     assert "is sufficient" in said.out
 
 
-LAST = "the best lam is the last of the cold grid"
-
-
-@pytest.mark.parametrize(("best", "noted"), [(0.5, False), (0.7, True)])
-def test_the_end_of_the_grid_is_pointed_out_only_there(best, noted):
+@pytest.mark.parametrize(("best", "least", "noted"), [(0.6, None, 0), (0.7, None, 1), (0.5, None, 1), (0.5, 0.5, 0)])
+def test_an_edge_is_pointed_out_only_there(best, least, noted):
     """Whatever comes after the grid's own legs, such as a best leg that was trained on to be compared."""
     row = {"regime": "cold", "clusters": 2, "rounds": 1, "bytes": 1, "seconds": 1.0, "ended": "rounds", "best": False}
-    rows = [row | {"lam": lam, "validation": 0.5 + (lam == best) / 10} for lam in (0.5, 0.7)]
+    rows = [row | {"lam": lam, "validation": 0.5 + (lam == best) / 10} for lam in (0.5, 0.6, 0.7)]
     rows.append(row | {"lam": best, "validation": 0.7, "best": True, "ended": "levelled"})
-    assert any(LAST in note for note in tune_table(Tuned(rows=rows)).notes) == noted
+    tuned = Tuned(rows=rows, ladders={"cold": Ladder((0.5, 0.6, 0.7), Limits(ge=least))})
+    assert sum("at an end of the values" in note for note in tune_table(tuned).notes) == noted
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,6 @@ def test_the_end_of_the_grid_is_pointed_out_only_there(best, noted):
         (("--scale", "tiny"), "polyfed: data.options.scale of fpfc-s3: found 'tiny', expected small or full"),
         (("--check-every", 0), "polyfed: check-every: found 0, expected an integer of at least 1"),
         (("--setting", "penalty"), "polyfed: setting: penalty of fpfc is not a number"),
-        (("--choose", "any"), "polyfed: choose: found 'any', expected best or simplest"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line_and_leaves_no_folder(cli, tmp_path, words, line):
@@ -91,7 +90,7 @@ def test_what_is_wrong_is_said_in_one_line_and_leaves_no_folder(cli, tmp_path, w
 
 
 def test_any_number_of_any_method_is_tuned(cli, tmp_path):
-    said = cli("tune", "fedacs", *SMALL, "--setting", "quantile", "--grid", "0.25,0.5", "--out", "a")
+    said = cli("tune", "fedacs", *SMALL, "--setting", "quantile", "--grid", "0.25,0.5", "--extend", 0, "--out", "a")
     assert said.status == 0, said.err
     found = rows(tmp_path / "a/tune.csv")
     assert [(r["regime"], r["quantile"]) for r in found] == [("cold", "0.25"), ("cold", "0.5")]
@@ -105,7 +104,7 @@ def test_any_number_of_any_method_is_tuned(cli, tmp_path):
 def test_an_interrupted_search_goes_on(cli, tmp_path, stopper):
     """Ctrl-C in the second round of the first value; what remains is trained, and the table is whole."""
     method = ("--set", f"algorithm.file={stopper}", "--set", f"algorithm.marker={tmp_path / 'stopped'}")
-    words = ("tune", "stopper", *method, *SMALL, "--setting", "lr", "--grid", "0.1,0.2", "--out", "a")
+    words = ("tune", "stopper", *method, *SMALL, "--setting", "lr", "--grid", "0.1,0.2", "--extend", 0, "--out", "a")
     said = cli(*words)
     assert said.status == 130
     assert said.err.splitlines()[-1] == "polyfed: interrupted; continue with the same command and --out a"

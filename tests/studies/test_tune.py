@@ -13,7 +13,7 @@ import polyfed as pf
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.compute import evaluation
 from polyfed.runs.folder import RunFolder
-from polyfed.studies.tune import GRIDS, Watch, _Kept, tune
+from polyfed.studies.tune import GRIDS, Watch, _Leg, tune
 from polyfed.studies.window import WindowAdvice, window_for
 
 GRID = [0.0, 2.0, 4.0, 7.0, 200.0]
@@ -119,6 +119,21 @@ def test_a_path_goes_on_beyond_its_grid_while_the_last_is_the_best():
     assert result.best["lam"] == 7.0
 
 
+def test_a_cold_grid_goes_on_beyond_either_end_while_that_is_the_best():
+    """One noisy true model for all wants a harder pull than the grid of FPFC-l1 has, two clear ones a softer; where the
+    grid may not be extended, the choice is said to be at an edge."""
+    settings = {"regime": "cold", "rounds": 60, "train_on": 0, "tolerance": 0.0, **SETTINGS}
+    method = pf.FPFC(0.1, penalty="l1")
+    up = tune(model(), planted(noise=20.0, second=(1.0, 1, 1, 0)), method, grid=[1.0, 4.0, 16.0], **settings)
+    assert 16.0 < up.best["lam"] < max(up.table["lam"])
+    assert up.edges == 0
+    down = tune(model(), planted(noise=0.1), method, grid=[0.3, 0.4, 0.5], extend=8, **settings)
+    assert min(down.table["lam"]) < down.best["lam"] < 0.3
+    assert down.edges == 0
+    cut = tune(model(), planted(noise=0.1), method, grid=[0.3, 0.4, 0.5], extend=0, **settings)
+    assert (len(cut.rows), cut.edges) == (3, 1)
+
+
 def test_test_data_are_not_looked_at_before_lambda_is_chosen(monkeypatch):
     """Test samples that would speak for one common model change nothing; during the search no metric is computed on
     any sample but training and validation ones, and the federation trained on has no test samples."""
@@ -157,7 +172,7 @@ def test_without_validation_samples_some_are_held_out_of_training():
 
 def test_a_value_that_diverges_does_not_stop_separate_tuning():
     result = tune(
-        model(), planted(), pf.Ditto(0.1), regime="cold", grid=[0.1, 1e9], rounds=80, train_on=0, dtype=torch.float32,
+        model(), planted(), pf.Ditto(0.1), regime="cold", grid=[0.1, 1e9], extend=0, rounds=80, train_on=0, dtype=torch.float32,
         **SETTINGS,
     )  # fmt: skip
     assert result.table["ended"].tolist()[1] == "diverged"
@@ -180,7 +195,6 @@ def test_a_value_that_diverges_does_not_stop_separate_tuning():
             r"grid: found \[2, 2.5\] for cold, expected integers",
             {"algorithm": pf.IFCA(), "setting": "k", "grid": [2, 2.5]},
         ),
-        ("choose: found 'first', expected best or simplest", {"choose": "first"}),
         ("resume: needs the folder", {"resume": True}),
     ],
 )
@@ -228,55 +242,32 @@ def test_a_default_grid_is_one_of_valid_values():
 
 def test_an_integer_stays_one():
     """The number of IFCA's clusters: two are planted, and one is worse for everybody."""
-    settings = {"grid": [1, 2], "rounds": 30, "train_on": 0, **SETTINGS}
+    settings = {"grid": [1, 2], "extend": 0, "rounds": 30, "train_on": 0, **SETTINGS}
     result = tune(model(), planted(), pf.IFCA(0.1, init_scale=1.0), setting="k", **settings)
     assert [type(k) for k in result.table["k"].tolist()] == [int, int]
     assert result.best["k"] == 2
 
 
-# the rule of one standard error
+# the drop that ends a warm path
 
 
-def leg(scores, clusters):
-    return _Kept({"clusters": clusters}, np.array(scores), None)
+def leg(scores):
+    return _Leg({}, np.array(scores), None)
 
 
 @pytest.mark.parametrize(
-    ("scores", "alike"),
+    ("scores", "drops"),
     [
-        ([0.9, 0.8, 0.7, 0.8], True),  # the best itself
-        ([0.8, 0.7, 0.6, 0.7], False),  # 0.1 worse for everybody: no noise at all in the differences
-        ([0.9, 0.8, 0.7, 0.6], True),  # mean 0.05, standard deviation 0.1, standard error 0.05
-        ([0.9, 0.8, 0.6, 0.7], False),  # mean 0.05, standard error 0.0289
-        ([0.8, 0.9, 0.7, 0.75], True),  # mean 0.0125, standard error 0.0427
-        ([0.9, 0.8, 0.7, 0.0], True),  # one client alone, however large its loss: 0.2 against 0.2
-        ([0.9, 0.8, 0.7, np.nan], True),  # a client without validation samples does not count
+        ([0.9, 0.8, 0.7, 0.8], False),  # the best itself
+        ([0.8, 0.7, 0.6, 0.7], True),  # 0.1 worse for everybody: no noise at all in the differences
+        ([0.9, 0.8, 0.7, 0.6], False),  # mean 0.05, standard deviation 0.1, standard error 0.05
+        ([0.85, 0.7, 0.6, 0.7], True),  # mean 0.0875, standard error 0.0125
+        ([0.9, 0.8, 0.7, 0.0], False),  # one client alone, however large its loss: 0.2 against 0.2
+        ([0.9, 0.8, 0.7, np.nan], False),  # a client without validation samples does not count
     ],
 )
-def test_one_standard_error_of_the_paired_differences(scores, alike):
-    assert leg(scores, 1).like(leg([0.9, 0.8, 0.7, 0.8], 2)) == alike
-
-
-@pytest.mark.parametrize(("choose", "chosen"), [("simplest", [0.0, 1.0]), ("best", [0.0])])
-def test_of_what_validation_cannot_tell_apart_the_fewest_clusters(choose, chosen):
-    """One true model for all, much validation data with noise of 1: no lambda that merges is worse, and the rule takes
-    one cluster; the best metric may be anywhere."""
-    rng = np.random.default_rng(1)
-
-    def draw(n):
-        x = rng.normal(size=(n, 4))
-        return x, x @ np.array([1.0, 1, 0, 0]) + rng.normal(size=n)
-
-    fed = pf.Federation.from_arrays(
-        [draw(100) for _ in range(8)], [draw(20)] * 8, validation=[draw(20) for _ in range(8)]
-    )
-    settings = {"regime": "cold", "grid": [0.0, 1.0], "rounds": 40, "train_on": 0, **SETTINGS}
-    result = tune(model(), fed, pf.FPFC(0.1), choose=choose, **settings)
-    assert result.table["clusters"].tolist() == [8, 1]
-    if choose == "simplest":
-        assert result.best["clusters"] == 1
-    else:
-        assert result.best["validation"] == result.table["validation"].min()
+def test_two_standard_errors_of_the_paired_differences(scores, drops):
+    assert leg(scores).drops(leg([0.9, 0.8, 0.7, 0.8])) == drops
 
 
 # interrupted and resumed

@@ -88,7 +88,6 @@ class Tune(Experiment, takes=every("seeds", *ON_RAY)):
     patience: str | None = of(Search, "patience", TUNING, "N")
     whole: bool = option("Continue a warm path after validation has dropped.", False, panel=TUNING)
     extend: str | None = of(Search, "extend", TUNING, "N")
-    choose: str | None = of(Search, "choose", TUNING)
     train_on: str | None = of(Search, "train_on", TUNING, "N")
     window: bool = option(
         "First print the range of lam compatible with the cluster labels in the data.", False, panel=TUNING

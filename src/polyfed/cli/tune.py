@@ -1,6 +1,5 @@
 """polyfed tune: one setting of a method by validation data, and the chosen model trained on."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -160,18 +159,7 @@ def tune_table(tuned: Tuned) -> Table:
         f"{name}: {words.count(int(c['rounds']), 'round')}, {words.size(c['bytes'])}, {words.duration(c['seconds'])}"
         for name, c in tuned.costs.items()
     ]
-    for name in tuned.costs:
-        tried = [row for row in tuned.rows if row["regime"] == name]
-        best = next((row for row in tried if row["best"]), None)
-        if best and len(tried) > 1 and best[tuned.setting] == max(row[tuned.setting] for row in tried):
-            notes.append(f"the best {tuned.setting} is the last of the {name} grid: larger values may be better still")
-    finite = [row for row in tuned.rows if math.isfinite(row["validation"]) and row["ended"] != "interrupted"]
-    if finite:
-        first = max(finite, key=lambda row: tuned.metric.merit(row["validation"]))
-        if first["clusters"] is not None and first["clusters"] > tuned.best["clusters"]:
-            notes.append(
-                f"{first['regime']}, {tuned.setting} {first[tuned.setting]:g} is best on validation, with "
-                f"{first['clusters']} clusters; the chosen one is within one standard error of it, with fewer"
-            )
+    if tuned.edges:
+        notes.append(f"the best {tuned.setting} is at an end of the values: more --extend may find a better one")
     columns += ["rounds", "bytes", "time", "ended by<"]
     return Table(f"Validation, {tuned.setting} by {tuned.setting}", tuple(columns), tuple(rows), tuple(notes))

@@ -416,9 +416,8 @@ class Search(Table):
     tolerance: float = setting(1e-4, ge=0, doc="Changes of the validation metric below this count as small.")
     patience: int = setting(3, ge=1, le=COUNTED, doc="Stop after N small changes in a row.")
     stop_at_drop: bool = setting(True, doc="End a warm path once a value is worse by two standard errors.")
-    extend: int = setting(6, ge=0, le=COUNTED, doc="Extend the warm grid by up to N values while its last one is best.")
-    choose: Literal["best", "simplest"] = setting(
-        "best", doc="best: the best metric; simplest: the fewest clusters within one standard error of it."
+    extend: int = setting(
+        6, ge=0, le=COUNTED, doc="Try up to N values beyond the grid while its first (cold) or last one is best."
     )
     train_on: int = setting(2000, ge=0, le=COUNTED, doc="Maximum extra rounds for the chosen model.")
     setting: str | None = setting(None, doc="The numeric setting to tune; lam unless given, for fedacs quantile.")

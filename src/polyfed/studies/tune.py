@@ -8,6 +8,7 @@ import dataclasses
 import math
 import os
 import shutil
+from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ from polyfed.runs.resume import digest
 from polyfed.runs.training import Search, Training, training_of
 from polyfed.runs.watching import Callback, Progress
 from polyfed.studies.grids import GRIDS, default_setting, methods_of, regimes
+from polyfed.studies.ladder import Ladder
 from polyfed.studies.tuned import LEGS, OVER, Tuned, begun, is_over, read_back, same_search, write
 
 VALIDATION = 0.2  # share of the training samples, where the federation holds out none
@@ -87,8 +89,8 @@ def tune(
     from the common start. With both, the best value of each is trained on to equal numbers of rounds (or until it
     settles) before they are compared. A value is done when the metric changes by less than `tolerance` at `patience`
     looks in a row. A warm path ends at a value that is worse than the best before it by more than two standard errors,
-    paired over the clients, and goes on by the grid's last step while its last value is the best. "simplest" chooses
-    the fewest clusters among the values whose metric is within one standard error of the best.
+    paired over the clients. While the best value of a regime is the first or the last that was tried, the search goes
+    on beyond it, by at most `extend` values, to where the setting ends; a warm path goes on upwards alone.
 
     Parameters
     ----------
@@ -139,7 +141,8 @@ def tune(
     federation = held_out(federation, seed)
     test = federation.test
     blind = dataclasses.replace(federation, test=Split(test.x[:0], test.y[:0], np.zeros_like(test.offsets)))
-    tuned = Tuned(setting, folder=Path(out) if out is not None else None)
+    ladders = {name: Ladder.of(ms[0], setting, [getattr(m, setting) for m in ms]) for name, ms in paths.items()}
+    tuned = Tuned(setting, folder=Path(out) if out is not None else None, ladders=ladders)
     about = {
         **search.dump(), "setting": setting, "algorithm": Method(algorithm).table(), "seed": seed,
         "grid": {name: [float(getattr(m, setting)) for m in methods] for name, methods in paths.items()},
@@ -154,8 +157,8 @@ def tune(
         how = dataclasses.replace(how, seed=seed, evaluate_every=search.check_every)
         legs = _Legs(model, blind, tuned, search, watch or Watch(), begun(tuned, resume, about), how)
         legs.all(paths)
-        if legs.kept and legs.chosen.mean == -math.inf:
-            lead = legs.chosen.run.metric
+        if legs.best is not None and legs.best.mean == -math.inf:
+            lead = legs.best.run.metric
             raise ConfigError(
                 f"metrics: no client has {lead} on its validation samples ({lead.lacks}); choose by another"
             )
@@ -195,9 +198,9 @@ def _train_on(
 ) -> None:
     """The chosen model, and what the folder no longer needs."""
     rounds = search.search.train_on
-    if rounds and search.kept:
+    if rounds and search.best is not None:
         search.watch.begin("final", tuned.best[tuned.setting], search.total, search.total)
-        start = search.chosen.run
+        start = search.best.run
         tables = describe(start.algorithm) if describe is not None else None
         more = {"out": tuned.folder, "resume": resume, "describe": tables}
         tuned.run = search.fit(federation, start.algorithm, rounds, start, **more)[0]
@@ -209,16 +212,8 @@ def _train_on(
         shutil.rmtree(tuned.folder / OVER, ignore_errors=True)
 
 
-class _Kept(NamedTuple):
-    """A leg that may still be chosen. scores: [n] the metric per client, higher is better.
-
-    The rule of one standard error: with d_i = scores_i of the best leg minus those of another one, validation cannot
-    tell the two when mean(d) <= std(d) / sqrt(n), paired over the n clients. Among such legs, the fewest clusters. Legs
-    that another one beats in both the mean and the number of clusters are not kept.
-
-    The rule is blind to a loss of one client alone, however large: then both sides are d_i / n. Where single clients
-    may be clusters of their own, choose the best.
-    """
+class _Leg(NamedTuple):
+    """A leg that was trained to its end. scores: [n] the metric per client, higher is better"""
 
     row: dict[str, Any]
     scores: np.ndarray
@@ -229,22 +224,15 @@ class _Kept(NamedTuple):
         mean = mean_of(self.scores)
         return -math.inf if math.isnan(mean) else mean  # no client has the metric
 
-    @property
-    def clusters(self) -> int:
-        return self.row["clusters"] or 0  # a method either reports clusters at every leg, or at none
-
-    def beats(self, other: "_Kept") -> bool:
-        return self.mean >= other.mean and self.clusters <= other.clusters
-
-    def like(self, best: "_Kept", errors: float = 1.0) -> bool:
-        """Whether this leg is worse than the best one by at most this many standard errors."""
+    def drops(self, best: "_Leg") -> bool:
+        """Whether this leg is worse than the best one by more than two standard errors, paired over the clients."""
         d = best.scores - self.scores
         d = d[~np.isnan(d)]
-        return len(d) > 0 and d.mean() <= errors * (d.std(ddof=1) / math.sqrt(len(d)) if len(d) > 1 else 0.0)
+        return not len(d) or d.mean() > 2 * (d.std(ddof=1) / math.sqrt(len(d)) if len(d) > 1 else 0.0)
 
 
 class _Legs:
-    """The legs of one call of `tune`, and those that may be chosen."""
+    """The legs of one call of `tune`, and the best of them."""
 
     def __init__(
         self,
@@ -257,23 +245,10 @@ class _Legs:
         training: Training,
     ):
         self.model, self.federation, self.search, self.watch, self.training = model, federation, search, watch, training
-        self.rounds, self.simplest = search.rounds, search.choose == "simplest"
         self.tuned, self.known, self.total = tuned, known, 0
-        self.kept: list[_Kept] = []
-        self.leaders: dict[str, _Kept] = {}  # the best leg of each regime
+        self.best: _Leg | None = None  # the first of equals
+        self.leaders: dict[str, _Leg] = {}  # the best leg of each regime
         self._first: tuple[float, tuple[Result, str]] | None = None  # a leg of both regimes
-
-    @property
-    def chosen(self) -> _Kept:
-        """The leg that was found."""
-        return self._by_rule(self.kept)
-
-    def _by_rule(self, legs: Sequence[_Kept]) -> _Kept:
-        """The best leg, or the simplest that validation cannot tell from it; the first of equals."""
-        best = max(legs, key=lambda k: k.mean)
-        if not self.simplest:
-            return best
-        return min((k for k in legs if k is best or k.like(best)), key=lambda k: k.clusters)
 
     def all(self, paths: Mapping[str, Sequence[Contender]]) -> None:
         """Every regime's values, then their best on equal terms."""
@@ -285,49 +260,53 @@ class _Legs:
         self.level()
 
     def path(self, regime: str, methods: Sequence[Contender]) -> None:
-        """Every value of one regime, one after another, and a warm path beyond the last while that is the best."""
-        setting, before, extend = self.tuned.setting, None, self.search.extend
-        highest: _Kept | None = None
-        ahead = list(methods)
-        values = [getattr(method, setting) for method in methods]
-        step = values[-1] - values[-2] if len(values) > 1 else values[-1]
+        """Every value of one regime, one after another, and on beyond the first and the last while that is the best."""
+        setting, before = self.tuned.setting, None
+        ahead, tried = list(methods), list[float]()
         while ahead:
             method = ahead.pop(0)
             value = getattr(method, setting)
+            insort(tried, value)
             self.watch.begin(regime, value, len(self.tuned.rows), self.total)
             start = before if regime == "warm" else None
+            highest = self.leaders.get(regime)
             try:
                 run, ended = self._leg(regime, method, value, start)
             except Diverged:
                 self._add(regime, value, None, "diverged", start)
                 if regime == "warm":
                     return
-                continue
-            row = self._add(regime, value, run, ended, start)
-            if ended == "interrupted":
-                self.tuned.status = "interrupted"
-                return
-            leg = self._leg_of(row, run)
-            if regime == "warm" and self.search.stop_at_drop and highest is not None and not leg.like(highest, 2):
-                return
-            before = run
-            if highest is None or leg.mean > highest.mean:
-                highest = self.leaders[regime] = leg
-            leads = highest is leg and leg.mean >= max(k.mean for k in self.kept)
-            if regime == "warm" and not ahead and leads and extend and step > 0:
-                ahead.append(dataclasses.replace(method, **{setting: value + step}))
-                extend, self.total = extend - 1, self.total + 1
+            else:
+                row = self._add(regime, value, run, ended, start)
+                if ended == "interrupted":
+                    self.tuned.status = "interrupted"
+                    return
+                leg = self._leg_of(row, run)
+                if regime == "warm" and self.search.stop_at_drop and highest is not None and leg.drops(highest):
+                    return
+                before = run
+                if highest is None or leg.mean > highest.mean:
+                    self.leaders[regime] = leg
+            if not ahead and len(tried) < len(methods) + self.search.extend:
+                ahead = self._beyond(regime, methods, tried)
+                self.total += len(ahead)
+
+    def _beyond(self, regime: str, methods: Sequence[Contender], tried: Sequence[float]) -> list[Contender]:
+        """The method at a value beyond all that were tried, if the best of them is the first or the last."""
+        setting, leader, ladder = self.tuned.setting, self.leaders.get(regime), self.tuned.ladders[regime]
+        for up in (True,) if regime == "warm" else (True, False):
+            if leader is not None and leader.row[setting] == tried[-1 if up else 0]:
+                value = ladder.beyond(tried, up)
+                with contextlib.suppress(ConfigError):  # no value of the method: it ends here
+                    return [] if value is None else [dataclasses.replace(methods[0], **{setting: value})]
+        return []
 
     def level(self) -> None:
-        """Train one leg of each regime, by the rule, on to as many rounds as the other, or until it settles, before one
+        """Train the best leg of each regime on to as many rounds as the other, or until it settles, before one
         is chosen: the rounds of a warm path add up, those of a cold leg do not.
         """
-        legs = {
-            regime: self._by_rule([best, *(k for k in self.kept if k is not best and k.row["regime"] == regime)])
-            for regime, best in self.leaders.items()
-        }
-        most = max((leg.run.rounds for leg in legs.values()), default=0)
-        for regime, leg in legs.items():
+        most = max((leg.run.rounds for leg in self.leaders.values()), default=0)
+        for regime, leg in self.leaders.items():
             before = leg.run
             value = leg.row[self.tuned.setting]
             if before.rounds == most or leg.row["ended"] == "tolerance":
@@ -353,7 +332,7 @@ class _Legs:
         if self.tuned.folder is not None:
             more = {"out": self.tuned.folder / LEGS / f"{regime}-{value!r}", "resume": self.known is not None}
         settled = done.get("ended") == "tolerance"
-        run, ended = self.fit(self.federation, method, done["rounds"] if settled else self.rounds, start, **more)
+        run, ended = self.fit(self.federation, method, done["rounds"] if settled else self.search.rounds, start, **more)
         found = run, "tolerance" if settled else ended
         self._first = self._first or (value, found)
         return found
@@ -370,8 +349,8 @@ class _Legs:
             settled.look(run)  # a leg that had settled before it was resumed asks no callback
         return run, "interrupted" if run.status == "interrupted" else "tolerance" if settled.done else "rounds"
 
-    def _leg_of(self, row: dict[str, Any], run: Result) -> _Kept:
-        return _Kept(row, run.metric.merit(having(run.metric, run.final["validation"])), run)
+    def _leg_of(self, row: dict[str, Any], run: Result) -> _Leg:
+        return _Leg(row, run.metric.merit(having(run.metric, run.final["validation"])), run)
 
     def _add(self, regime: str, value: float, run: Result | None, ended: str, start: Result | None) -> dict[str, Any]:
         """A row of the table; keeps the run while it may be chosen."""
@@ -395,11 +374,10 @@ class _Legs:
         rows.append(row)
         if run is not None and ended != "interrupted":
             new = self._leg_of(row, run)
-            if not any(k.beats(new) for k in self.kept):
-                self.kept = [k for k in self.kept if not new.beats(k)] + [new]
-            chosen = self.chosen.row
-            for r in rows:
-                r["best"] = r is chosen
+            if self.best is None or new.mean > self.best.mean:
+                self.best = new
+                for r in rows:
+                    r["best"] = r is row
         if self.tuned.folder is not None:
             write(self.tuned, self.tuned.folder)
         self.watch.end(row)

@@ -21,6 +21,7 @@ from polyfed.runs import schema
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.ownership import flush, unsealed
 from polyfed.runs.result import Result
+from polyfed.studies.ladder import Ladder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,6 +52,8 @@ class Tuned:
         "finished" or "interrupted".
     folder : Path or None
         Where it is kept.
+    ladders : dict
+        {regime: the values that were given, and where the setting ends}.
     """
 
     setting: str = "lam"
@@ -59,6 +62,7 @@ class Tuned:
     run: Result | None = None
     status: str = "finished"
     folder: Path | None = None
+    ladders: dict[str, Ladder] = field(default_factory=dict[str, Ladder])
 
     @property
     def table(self) -> pd.DataFrame:
@@ -72,6 +76,15 @@ class Tuned:
         if not found:
             raise KeyError(f"no {self.setting} was trained to its end")
         return found[0]
+
+    @property
+    def edges(self) -> int:
+        """1 where nothing above or below the chosen value was tried, though the setting goes on there; else 0."""
+        best = next((row for row in self.rows if row["best"]), None)
+        if best is None:
+            return 0
+        tried = [row[self.setting] for row in self.rows if row["regime"] == best["regime"]]
+        return int(self.ladders[best["regime"]].at_edge(tried, best[self.setting]))
 
     @property
     def costs(self) -> dict[str, dict[str, float]]:
