@@ -37,7 +37,7 @@ from polyfed_papers.fpfc import (
     synthetic,
     told_by,
 )
-from polyfed_papers.fpfc.methods import IMAGE_LAMBDAS, LG, METHODS, ONCE, chosen, tuned_nine
+from polyfed_papers.fpfc.methods import IMAGE_LAMBDAS, LG, METHODS, ONCE, UNCOUNTED, chosen, tuned_nine
 from polyfed_papers.fpfc.panels import Panel, curve_panels
 
 ATTACKS = {"same value": SameValue(100.0), "sign flip": SignFlip(10.0), "Gaussian noise": GaussianNoise(100.0)}
@@ -126,7 +126,7 @@ def attacks(bench: Bench) -> Outcome:
     shares = (0.0, 0.4) if bench.rehearse else RATIOS
     problem = replace(synthetic(bench), rounds=bench.rounds(200, 2000))
     choose = tuned_nine(bench, "choice", problem, GRID)
-    methods, first = choose(bench.seeds[0]), ["FPFC", "FedAvg"]
+    methods, first = choose(UNCOUNTED).methods, ["FPFC", "FedAvg"]
     order = [*first, *(label for label in methods if label not in first)][: 3 if bench.rehearse else None]
     found: dict[str, dict[str, Curve]] = {}
     for attack in ATTACKS | OTHERS:
@@ -139,7 +139,7 @@ def attacks(bench: Bench) -> Outcome:
     tables, claims = summarised(found)
     claims += [best(problem, attack, found[attack]) for attack in ATTACKS]
     notes = [
-        chosen(bench.seeds[:1], choose),
+        chosen([UNCOUNTED], choose),
         LG,
         "a vector of one value is invisible to a single softmax layer: it shifts all logits alike and cancels. Under "
         "it FedAvg loses only the attackers' share of the mean; for deeper models it is an attack",
@@ -177,7 +177,7 @@ def on_images(bench: Bench, title: str, figure: str, variants: bool) -> Outcome:
     few = first if bench.small else bench.seeds
     problem = replace(images(bench, title), rounds=bench.rounds(15, 200))
     choose = tuned_nine(bench, f"{problem.key}-choice", problem, IMAGE_LAMBDAS)
-    methods = choose(first[0])
+    methods = choose(UNCOUNTED).methods
     fpfc = methods["FPFC"]
     own = {"tensors": ("w",), "others": "received"}
     cases = {m: (methods[m], bench.seeds, None, own if "FPFC" in m else {}) for m in reversed(methods)}
@@ -199,7 +199,7 @@ def on_images(bench: Bench, title: str, figure: str, variants: bool) -> Outcome:
     claims += [best(problem, attack, of) for attack, of in found.items()]
     tables.append(told_by("FPFC, the benign 60 % of the devices", ("trained<", "accuracy, %"),
                           [(Cell("without the attackers"), ours(without, 100))]))  # fmt: skip
-    return Outcome(tables, {figure: panels(found, METHODS)}, claims, [chosen(first, choose), *IMAGE_NOTES])
+    return Outcome(tables, {figure: panels(found, METHODS)}, claims, [chosen([UNCOUNTED], choose), *IMAGE_NOTES])
 
 
 def alone(bench: Bench, problem: Problem, method: Algorithm) -> np.ndarray:

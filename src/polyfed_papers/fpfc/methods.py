@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -12,28 +14,48 @@ from polyfed.algorithms.lgfedavg import LGFedAvg
 from polyfed.algorithms.local import Local
 from polyfed.algorithms.pacfl import PACFL
 from polyfed.algorithms.perfedavg import PerFedAvg
+from polyfed.base.values import Limits
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import Federation
 from polyfed.recipes.recipe import Bench, Setting, metric_of
+from polyfed.studies.ladder import At, Ladder, climb
 from polyfed_papers.fpfc import Problem
 
 METHODS = ("Local", "FedAvg", "LG-FedAvg", "Per-FedAvg", "IFCA", "CFL", "PACFL", "FPFC-l1", "FPFC")
 LG = "LG-FedAvg shares its top layers; a model of one layer makes it FedAvg, so it has no line of its own there"
 L1 = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
-EPS1, RATIOS = (0.2, 0.5, 1.0), (2.0, 10.0)
-QUANTILES = (0.02, 0.05, 0.1, 0.2, 0.5)
+EPS1, RATIOS = (0.0, 0.2, 0.5, 1.0), (1.0, 2.0, 5.0, 10.0)
+ANGLES: tuple[Literal["smallest", "sum", "entries"], ...] = ("smallest", "sum", "entries")
+QUANTILES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
+ALPHAS = (0.01, 0.03, 0.1, 0.3)
+TRIALS = 12  # of every method that has something to choose
+UNCOUNTED = 1000  # added to a seed: no trial has a start, cohorts or, where data are shared, clients that count
+SHARE = Limits(ge=0, le=1)
+
+
+def listed(values: Sequence[float]) -> str:
+    """Values in a line."""
+    return ", ".join(f"{v:g}" for v in values)
+
+
 RIVALS = (
-    Setting("IFCA", "k given; other starts w0 + N(0, I), one try", "ours"),
-    Setting("tuned", "by validation data, per seed; ranges are the paper's, values ours", "ours"),
-    Setting("FPFC-l1: lambda from", ", ".join(f"{v:g}" for v in L1) + " (the paper's [0, 1])", "ours"),
-    Setting("CFL: eps1, eps2", f"eps1 from {EPS1}, eps2 = {RATIOS[0]:g} or {RATIOS[1]:g} times it (the paper's "
-            "[0, 1] and [eps1, 10 eps1])", "ours"),
-    Setting("PACFL", "3 vectors per class; smallest angle or sum of all, thresholds at the quantiles "
-            f"{', '.join(f'{q:g}' for q in QUANTILES)} of the devices' angles", "ours"),
+    Setting("tuned", f"{TRIALS} trials each of Per-FedAvg, IFCA, CFL, PACFL, FPFC-l1 and FPFC; Local, FedAvg and "
+            "LG-FedAvg have nothing to choose", "ours"),
+    Setting("tuned by", "validation data, per seed, from another start and with other cohorts", "ours"),
+    Setting("tuning", "the values below, beyond them while the first or the last is best, then between", "ours"),
+    Setting("Per-FedAvg: alpha from", listed(ALPHAS), "ours"),
+    Setting("IFCA", f"k given; other starts w0 + N(0, I); {TRIALS} sets of them tried", "ours"),
+    Setting("FPFC-l1: lambda from", listed(L1) + " (the paper's [0, 1])", "ours"),
+    Setting("CFL: eps1, eps2", f"eps1 from {listed(EPS1)} (0: one cluster), eps2 = {listed(RATIOS)} times it (the "
+            "paper's [0, 1] and [eps1, 10 eps1])", "ours"),
+    Setting("PACFL", "3 vectors per class; smallest angle, sum of all, or the authors' entries, thresholds at the "
+            f"quantiles {listed(QUANTILES)} of the devices' angles (0: each alone, 1: one cluster)", "ours"),
 )  # fmt: skip
-ONCE = tuple(s._replace(value=s.value.replace("per seed", "under the first seed, for all")) for s in RIVALS)
+ONCE = tuple(
+    s._replace(value="validation data of devices that do not count, once for all seeds") if s.key == "tuned by" else s
+    for s in RIVALS
+)
 IMAGE_LAMBDAS = (0.2, 0.3, 0.4, 0.5, 0.7)  # of FPFC, where it is tuned on images
-Candidates = Mapping[str, Algorithm]
 
 
 def nine(problem: Problem) -> dict[str, Algorithm]:
@@ -54,73 +76,111 @@ def nine(problem: Problem) -> dict[str, Algorithm]:
     return found if shared else {label: method for label, method in found.items() if label != "LG-FedAvg"}
 
 
+class Choice(NamedTuple):
+    """What may be chosen of a method: the ladders of its settings, and the method at their values."""
+
+    ladders: tuple[Ladder, ...]
+    make: Callable[[At], Algorithm]
+
+
+class Chosen(NamedTuple):
+    """The nine methods, and of those that had something to choose how many edges are left."""
+
+    methods: dict[str, Algorithm]
+    edges: dict[str, int]
+
+
 def tuned_nine(
     bench: Bench, key: str, problem: Problem, lambdas: tuple[float, ...], l1: tuple[float, ...] = L1
-) -> Callable[[int], dict[str, Algorithm]]:
+) -> Callable[[int], Chosen]:
     """seed -> the nine methods, with what the paper tunes chosen on the validation data of that seed.
 
-    lambdas, l1: values of lambda for FPFC and FPFC-l1
+    lambdas, l1: the first values of lambda for FPFC and FPFC-l1
     """
 
-    def methods(seed: int) -> dict[str, Algorithm]:
-        usual, data, fpfc = nine(problem), problem.federation(seed), problem.fpfc
+    def choose(seed: int) -> Chosen:
+        usual, data = nine(problem), problem.federation(seed)
         if data.validation is None or not len(data.validation.x):
             data = data.with_validation(0.2, seed)
+        angles = bench.once(f"{key}-angles-seed{seed}", lambda: angles_of(bench, problem, data, seed))
+        edges: dict[str, int] = {}
+        for label, (ladders, make) in choices(usual, angles, lambdas, l1).items():
+            name = f"{key}-{label}-seed{seed}"
+            score = partial(by_validation, bench, name, problem, data, make, seed + UNCOUNTED)
+            found = climb(score, ladders, 1 if bench.rehearse else TRIALS)
+            usual[label], edges[label] = make(found.best), found.edges
+        return Chosen(usual, edges)
 
-        def best(label: str, candidates: Candidates) -> Algorithm:
-            some = dict(list(candidates.items())[:1]) if bench.rehearse else candidates
-            return candidates[by_validation(bench, f"{key}-{label}", problem, data, some, seed)["best"]]
+    return cache(choose)
 
-        cfl, group = usual["CFL"], usual["FPFC-l1"]
-        return usual | {
-            "CFL": best("CFL", {f"{e:g}, {r * e:g}": replace(cfl, eps1=e, eps2=r * e) for e in EPS1 for r in RATIOS}),
-            "PACFL": best("PACFL", by_angle(bench, f"{key}-angles", problem, data, PACFL(fpfc.lr, basis=3), seed)),
-            "FPFC-l1": best("FPFC-l1", {f"{v:g}": replace(group, lam=v) for v in l1}),
-            "FPFC": best("FPFC", {f"{v:g}": replace(fpfc, lam=v) for v in lambdas}),
-        }
 
-    return methods
+def choices(
+    methods: Mapping[str, Algorithm], angles: Mapping[str, Sequence[float]], lambdas: Sequence[float],
+    l1: Sequence[float],
+) -> dict[str, Choice]:  # fmt: skip
+    """What is chosen of each method. angles: {kind: those between the devices, rising, in degrees}"""
+    per, ifca, cfl, pacfl, group, fpfc = (
+        methods[label] for label in ("Per-FedAvg", "IFCA", "CFL", "PACFL", "FPFC-l1", "FPFC")
+    )
+
+    def cut(at: At) -> Algorithm:
+        kind, quantile = ANGLES[int(at[1])], at[0]
+        threshold = float(np.quantile(angles[kind], quantile)) if quantile else 0.0
+        return replace(pacfl, angle=kind, threshold=1.001 * threshold if quantile == 1 else threshold)
+
+    return {
+        "Per-FedAvg": Choice((Ladder(ALPHAS, Limits(ge=0)),), lambda at: replace(per, alpha=at[0])),
+        "IFCA": Choice((Ladder.options(TRIALS),), lambda at: replace(ifca, seed=int(at[0]))),
+        "CFL": Choice(
+            (Ladder(EPS1, Limits(ge=0)), Ladder(RATIOS, Limits(ge=1))),
+            lambda at: replace(cfl, eps1=at[0], eps2=at[0] * at[1]),
+        ),
+        "PACFL": Choice((Ladder(QUANTILES, SHARE), Ladder.options(len(ANGLES))), cut),
+        "FPFC-l1": Choice((Ladder.of(group, "lam", l1),), lambda at: replace(group, lam=at[0])),
+        "FPFC": Choice((Ladder.of(fpfc, "lam", lambdas),), lambda at: replace(fpfc, lam=at[0])),
+    }
 
 
 def by_validation(
-    bench: Bench, key: str, problem: Problem, data: Federation, candidates: Candidates, seed: int
-) -> dict:
-    """{"best": the candidate with the best validation metric, "scores": all of them}; higher is better."""
-    labels = {name: name.replace(", ", "-").replace(" ", "-") for name in candidates}
+    bench: Bench, key: str, problem: Problem, data: Federation, make: Callable[[At], Algorithm], seed: int, at: At
+) -> float:
+    """The validation metric of a method at these values, the higher the better; minus infinity if it diverged."""
+    label = "-".join(f"{value:g}" for value in at)
     found = bench.compare(
-        f"{key}-seed{seed}", problem.model(seed), data, {labels[name]: a for name, a in candidates.items()},
-        seeds=[seed], rounds=problem.rounds, evaluate_every=0, **problem.work,
+        f"{key}/{label}", problem.model(seed), data, {label: make(at)}, seeds=[seed], rounds=problem.rounds,
+        evaluate_every=0, **problem.work,
     )  # fmt: skip
-    column = f"validation_{found.metric.name}"
-    merits = {name: found.metric.merit(metric_of(found, label, column)) for name, label in labels.items()}
-    scores = {name: float(np.nan_to_num(m, nan=-np.inf)[0]) for name, m in merits.items()}  # NaN: diverged
-    return {"best": max(scores, key=lambda name: scores[name]), "scores": scores}
+    merit = found.metric.merit(metric_of(found, label, f"validation_{found.metric.name}"))
+    return float(np.nan_to_num(merit, nan=-np.inf)[0])
 
 
-def by_angle(bench: Bench, key: str, problem: Problem, data: Federation, method: PACFL, seed: int) -> dict[str, PACFL]:
-    """PACFL with thresholds from the angles between the devices, of which it takes the smallest or the sum."""
-    trials = {angle: replace(method, angle=angle) for angle in ("smallest", "sum")}
-
-    def thresholds(trial: PACFL) -> list[float]:
-        loss = problem.work.get("loss", "cross-entropy")
-        run = bench.fit(problem.model(seed), data, trial, rounds=1, local_steps=1, batch_size=None, loss=loss,
-                        seed=seed, evaluate_every=0)  # fmt: skip
+def angles_of(bench: Bench, problem: Problem, data: Federation, seed: int) -> dict[str, list[float]]:
+    """{kind: the angles between the devices' data, rising, in degrees}."""
+    loss, found = problem.work.get("loss", "cross-entropy"), dict[str, list[float]]()
+    for kind in ANGLES:
+        run = bench.fit(
+            problem.model(seed), data, PACFL(problem.fpfc.lr, basis=3, angle=kind), rounds=1, local_steps=1,
+            batch_size=None, loss=loss, seed=seed, evaluate_every=0,
+        )  # fmt: skip
         angles = run.trained.server["angles"].cpu().numpy()[np.triu_indices(data.n, 1)]
-        return np.unique(np.quantile(angles, QUANTILES).round(3)).tolist()
-
-    found = bench.once(f"{key}-seed{seed}", lambda: {angle: thresholds(trial) for angle, trial in trials.items()})
-    return {f"{angle} {value:g}": replace(trials[angle], threshold=value) for angle in trials for value in found[angle]}
+        found[kind] = np.sort(angles).tolist()
+    return found
 
 
-def chosen(seeds: Sequence[int], methods: Callable[[int], Mapping[str, Algorithm]]) -> str:
-    """What was chosen, per seed, in a line."""
-    parts = [methods(seed) for seed in seeds]
+def chosen(seeds: Sequence[int], choose: Callable[[int], Chosen]) -> str:
+    """What was chosen, per seed, and how many edges are left, in a line."""
+    parts = [choose(seed) for seed in seeds]
 
-    def listed(label: str, *names: str) -> str:
-        values = (" and ".join(str(getattr(p[label], name)) for name in names) for p in parts)
+    def each(label: str, *names: str) -> str:
+        values = (" and ".join(str(getattr(p.methods[label], name)) for name in names) for p in parts)
         return f"{label} {', '.join(names)}: {'; '.join(values)}"
 
-    return "chosen per seed: " + ". ".join(
-        (listed("FPFC", "lam"), listed("FPFC-l1", "lam"), listed("CFL", "eps1", "eps2"),
-         listed("PACFL", "angle", "threshold"))
+    edges = {label: sum(p.edges[label] for p in parts) for label in parts[0].edges}
+    left = ", ".join(f"{label} {count}" for label, count in edges.items() if count)
+    return (
+        ". ".join((
+            f"{TRIALS} trials for each method; chosen per seed: {each('FPFC', 'lam')}", each("FPFC-l1", "lam"),
+            each("CFL", "eps1", "eps2"), each("PACFL", "angle", "threshold"), each("Per-FedAvg", "alpha"),
+            each("IFCA", "seed"),
+        )) + f". Edges left: {sum(edges.values())}" + (f" ({left})" if left else "")
     )  # fmt: skip

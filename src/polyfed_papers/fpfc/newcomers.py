@@ -22,7 +22,7 @@ from polyfed_papers.fpfc import (
     sizes,
     synthetic,
 )
-from polyfed_papers.fpfc.methods import IMAGE_LAMBDAS, METHODS, ONCE, chosen, tuned_nine
+from polyfed_papers.fpfc.methods import IMAGE_LAMBDAS, METHODS, ONCE, UNCOUNTED, chosen, tuned_nine
 from polyfed_papers.fpfc.panels import Panel, curve_panels
 
 PRINTED = {  # in the order of METHODS
@@ -97,14 +97,14 @@ def table3(bench: Bench) -> Outcome:
     """Does a device that comes after training gain from the clusters that were found?"""
     many, few = (3, 3) if bench.rehearse else EXCHANGES[bench.scale]
     parts = [(synthetic(bench), many, GRID), *((images(bench, title), few, IMAGE_LAMBDAS) for title in IMAGE_TITLES)]
-    claims, panels, at, selected, first = [], [], {}, [], bench.seeds[0]
+    claims, panels, at, selected = [], [], {}, []
     for problem, exchanges, lambdas in parts:
         title = problem.title
         trial = bench.rounds(200, 1000, 200) if lambdas is GRID else problem.rounds
         known = replace(problem, federation=lambda seed, p=problem: parted(p.federation(seed))[0], rounds=trial)
         choose = tuned_nine(bench, f"{problem.key}-choice", known, lambdas)
-        selected.append(f"{title}: {chosen([first], choose)}")
-        methods = {m: a for m, a in choose(first).items() if m != "Local"}
+        selected.append(f"{title}: {chosen([UNCOUNTED], choose)}")
+        methods = {m: a for m, a in choose(UNCOUNTED).methods.items() if m != "Local"}
         some = dict(list(methods.items())[-1:]) if bench.rehearse else methods
         if title in IMAGE_TITLES:
             problem = replace(problem, rounds=bench.rounds(*TRAINED))
