@@ -37,12 +37,12 @@ def reproduce(o: Reproduce) -> int:
     what, before = f"{r.name} {scale}{' rehearsal' if o.rehearse else ''}", load(record) if record is not None else None
     if before is not None and str(before.about) != what:
         raise ConfigError(f"--from {record}: found a record of {before.about}, expected one of {what}")
-    which = before.about.seeds if before is not None and o.seeds is None else _seeds(o.seeds, r.seeds)
+    which = before.about.seeds if before is not None and o.seeds is None else _seeds(o.seeds, r.counted)
     device = o.device or (before.about.device if before is not None else "auto")
     size: Any = scale
     where, takes = o.data_dir or default_dir(), r.minutes.get(size)
     if takes is not None:
-        takes *= len(which) / r.seeds
+        takes *= len(which) / len(r.counted)
     elif not o.rehearse:
         stdout.print("training three rounds of every kind of method, to see how long all will take")
         takes = estimate(r, size, which, where, device)
@@ -56,7 +56,7 @@ def reproduce(o: Reproduce) -> int:
         with Show(False, o.quiet) as show:
             bench = Bench(folder, size, which, where, device, show, o.rehearse, record)
             try:
-                outcome = r.run(bench)
+                outcome = r.outcome(bench)
             except KeyboardInterrupt:
                 return _interrupted(folder, stop.status(since))
             finally:
@@ -83,9 +83,9 @@ def _claimed(folder: Path, what: str, force: bool) -> Iterator[None]:
         yield
 
 
-def _seeds(given: str | None, default: int) -> list[int]:
+def _seeds(given: str | None, default: list[int]) -> list[int]:
     if given is None:
-        return list(range(default))
+        return default
     parts = given.split(",")
     if not all(part.strip().isdigit() for part in parts):
         raise ConfigError(f"--seeds: found {given!r}, expected how many, or which: 5 or 0,3,7")

@@ -34,6 +34,7 @@ from polyfed.runs.stop import interruptions
 from polyfed.studies import parallel
 from polyfed.studies.compare import Comparison, compare, config_of
 from polyfed.studies.jobs import Done, Watch, whole
+from polyfed.studies.ladder import At, Ladder, climb
 from polyfed.studies.tune import tune
 from polyfed.studies.tuned import Tuned
 
@@ -89,6 +90,7 @@ class Recipe:
     name: paper/experiment     title: what it is in the paper
     settings: of one size
     minutes: about how long each size takes, on two cores (small) and on `machine` (paper)
+    seeds: how many count, or which, where others have been looked at before
     data: data sets that it reads from a data folder; () where everything ships with polyfed
     also: other names that it answers to, in full, such as those of a paper's tables that are one experiment
     middle: whether it has a size in between; how long that takes is estimated by a `Pilot` before it starts
@@ -102,11 +104,21 @@ class Recipe:
     minutes: Mapping[Size, float]
     machine: str = "two cores"
     data: tuple[str, ...] = ()
-    seeds: int = 3
+    seeds: int | Sequence[int] = 3
     also: tuple[str, ...] = ()
     order: int = 0
     middle: bool = False
     recorded: bool = True
+
+    def outcome(self, bench: "Bench") -> Outcome:
+        """What it finds, with how its settings were chosen."""
+        found = self.run(bench)
+        return replace(found, notes=[*found.notes, *bench.tuning()])
+
+    @property
+    def counted(self) -> list[int]:
+        """The seeds that count, unless others are asked for."""
+        return list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
 
     @property
     def sizes(self) -> tuple[Size, ...]:
@@ -129,7 +141,7 @@ def recipe(
     settings: Callable[[Size], Sequence[Setting]],
     machine: str = "two cores",
     data: tuple[str, ...] = (),
-    seeds: int = 3,
+    seeds: int | Sequence[int] = 3,
     also: tuple[str, ...] = (),
     middle: bool = False,
     recorded: bool = True,
@@ -174,6 +186,7 @@ class Bench:
         self.scale: Size = scale
         self.seeds = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
         self.watch = watch or Watch()
+        self.choices: dict[str, tuple[int, int]] = {}  # key -> trials, edges left
 
     @property
     def small(self) -> bool:
@@ -241,6 +254,30 @@ class Bench:
     def tune(self, model: Any, federation: Any, method: Algorithm, *, rounds: int, **settings: Any) -> Tuned:
         """`polyfed.tune` on this bench's device. Ctrl-C ends the recipe."""
         return whole(tune(model, federation, method, rounds=rounds, device=self.device, **settings))
+
+    def choose(self, key: str, score: Callable[[At], float], ladders: Sequence[Ladder], trials: int) -> At:
+        """The values that validation prefers, by `climb`, found once and kept. The recipe says how many edges are left.
+
+        score: values, one per ladder -> the higher the better; from data and seeds that do not count
+        """
+
+        def found() -> dict[str, Any]:
+            way = climb(score, ladders, 1 if self.rehearse else trials)
+            return {"best": way.best, "trials": len(way.tried), "edges": way.edges}
+
+        kept = self.once(key, found)
+        self.choices[key] = kept["trials"], kept["edges"]
+        return tuple(kept["best"])
+
+    def tuning(self) -> list[str]:
+        """How many trials every choice had, and how many are at an edge, in a line; none where nothing was chosen."""
+        if not self.choices:
+            return []
+        counts = sorted({trials for trials, _ in self.choices.values()})
+        left = [key for key, (_, edges) in self.choices.items() if edges]
+        named = f" ({', '.join(left)})" if left else ""
+        each = " or ".join(map(str, counts))
+        return [f"tuned by validation: {len(self.choices)} choices of {each} trials; edges left: {len(left)}{named}"]
 
     def each(self, key: str, compute: Callable[[int], T]) -> list[T]:
         """compute(seed) for every seed, as `all_of` does it. key: what is computed, for the progress display"""

@@ -36,6 +36,7 @@ from polyfed.algorithms import (
 )  # fmt: skip
 from polyfed.base import plugins
 from polyfed.base.errors import Diverged
+from polyfed.base.values import Limits
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import Federation
 from polyfed.recipes.recipe import Bench, Claim, Setting, Size, paper
@@ -44,11 +45,13 @@ from polyfed.report.read import Study
 from polyfed.report.table import Cell, Table
 from polyfed.runs.fit import fit
 from polyfed.studies.compare import Comparison
-from polyfed_papers.search import uphill
+from polyfed.studies.ladder import At, Ladder
 
 OWN, POOLED, EXACT = "Local", "pooled", "exact"
 STEPS = 5  # of full batches, between two exchanges of the second part
 GRID = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+TRIALS = 12  # steps, of every method
+UNCOUNTED = 1000  # the first seed of the draws that steps are chosen by
 HELD = 0.25  # of the training patients, to choose the step
 Printed = Mapping[str, Sequence[float | str | None]]
 Model = Callable[[int], nn.Module]
@@ -201,12 +204,11 @@ def converged(bench: Bench, case: Case) -> tuple[Study, dict[str, tuple[str, flo
     data, rounds = case.federation("pooled"), bench.rounds(100, 400)
     common = {"batch_size": None, "loss": case.losses[1], "metrics": case.metric, "evaluate_every": 0}
     work = {**common, "rounds": rounds, "local_steps": STEPS}
-    draws = range(bench.pick(1, 5))
+    draws = range(UNCOUNTED, UNCOUNTED + bench.pick(1, 5))
     tasks = [
-        (label, 0, partial(bench.once, f"step-{label}".lower(), partial(
-            best_step, case, data, make, (0.1,) if bench.rehearse else GRID, work, draws)))
+        (label, UNCOUNTED, partial(best_step, bench, f"step-{label}".lower(), case, data, make, work, draws))
         for label, (_, make) in methods(case).items()
-    ]  # fmt: skip
+    ]
     chosen, final = {}, {}
     for (label, (setting, make)), best in zip(methods(case).items(), bench.all_of(tasks), strict=True):
         chosen[label], final[label] = (setting, best), make(best)
@@ -217,26 +219,24 @@ def converged(bench: Bench, case: Case) -> tuple[Study, dict[str, tuple[str, flo
 
 
 def best_step(
-    case: Case, data: Federation, make: Callable[[float], Algorithm], grid: Sequence[float], work: Mapping[str, Any],
+    bench: Bench, key: str, case: Case, data: Federation, make: Callable[[float], Algorithm], work: Mapping[str, Any],
     draws: Iterable[int],
 ) -> float:  # fmt: skip
     """The step with the least loss per validation patient after all rounds, over the draws."""
     split = {draw: data.with_validation(HELD, draw) for draw in draws}
 
-    def score(at: tuple[int, ...]) -> float:
+    def score(at: At) -> float:
         total = 0.0
         for draw, some in split.items():
             assert some.validation is not None
             try:
-                losses = fit(case.model(1)(draw), some, make(grid[at[0]]), seed=draw, **work).final["validation"][
-                    "loss"
-                ]
+                losses = fit(case.model(1)(draw), some, make(at[0]), seed=draw, **work).final["validation"]["loss"]
             except Diverged:
                 return -math.inf
             total -= float(np.average(losses, weights=some.validation.counts))
         return total if math.isfinite(total) else -math.inf
 
-    return grid[uphill(score, [len(grid)])[0]]
+    return bench.choose(key, score, [Ladder(GRID, Limits(gt=0))], TRIALS)[0]
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -297,9 +297,9 @@ def common_settings(case_settings: Sequence[Setting], scale: Size) -> tuple[Sett
         Setting("second part, inputs", "standardised by all centres' training patients", "ours"),
         Setting("second part, local work", f"{STEPS} full-batch steps a round, all centres, start as torch's", "ours"),
         Setting("second part, rounds", "100" if scale == "small" else "400", "ours"),
-        Setting("second part, step", f"of {', '.join(f'{g:g}' for g in GRID)}, from 0.01 to where both neighbours have "
-                f"more loss per patient on {100 * HELD:.0f} % of the training patients, over "
-                f"{1 if scale == 'small' else 5} draws", "ours"),
+        Setting("second part, step", f"{TRIALS} trials of every method: {', '.join(f'{g:g}' for g in GRID)}, beyond "
+                f"them while the first or the last is best, then between; by the loss per patient on {100 * HELD:.0f} % "
+                f"of the training patients, over {1 if scale == 'small' else 5} draws that do not count", "ours"),
         Setting("second part, tuned", "server's step of FedAdam, FedYogi, FedAdagrad (local 0.1), else local", "ours"),
         Setting("other hyper-parameters", "the library's defaults; IFCA two clusters", "ours"),
     )  # fmt: skip

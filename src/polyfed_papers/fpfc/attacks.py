@@ -126,7 +126,7 @@ def attacks(bench: Bench) -> Outcome:
     shares = (0.0, 0.4) if bench.rehearse else RATIOS
     problem = replace(synthetic(bench), rounds=bench.rounds(200, 2000))
     choose = tuned_nine(bench, "choice", problem, GRID)
-    methods, first = choose(UNCOUNTED).methods, ["FPFC", "FedAvg"]
+    methods, first = choose(UNCOUNTED), ["FPFC", "FedAvg"]
     order = [*first, *(label for label in methods if label not in first)][: 3 if bench.rehearse else None]
     found: dict[str, dict[str, Curve]] = {}
     for attack in ATTACKS | OTHERS:
@@ -177,7 +177,7 @@ def on_images(bench: Bench, title: str, figure: str, variants: bool) -> Outcome:
     few = first if bench.small else bench.seeds
     problem = replace(images(bench, title), rounds=bench.rounds(15, 200))
     choose = tuned_nine(bench, f"{problem.key}-choice", problem, IMAGE_LAMBDAS)
-    methods = choose(UNCOUNTED).methods
+    methods = choose(UNCOUNTED)
     fpfc = methods["FPFC"]
     own = {"tensors": ("w",), "others": "received"}
     cases = {m: (methods[m], bench.seeds, None, own if "FPFC" in m else {}) for m in reversed(methods)}

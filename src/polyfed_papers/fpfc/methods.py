@@ -18,7 +18,7 @@ from polyfed.base.values import Limits
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import Federation
 from polyfed.recipes.recipe import Bench, Setting, metric_of
-from polyfed.studies.ladder import At, Ladder, climb
+from polyfed.studies.ladder import At, Ladder
 from polyfed_papers.fpfc import Problem
 
 METHODS = ("Local", "FedAvg", "LG-FedAvg", "Per-FedAvg", "IFCA", "CFL", "PACFL", "FPFC-l1", "FPFC")
@@ -83,33 +83,24 @@ class Choice(NamedTuple):
     make: Callable[[At], Algorithm]
 
 
-class Chosen(NamedTuple):
-    """The nine methods, and of those that had something to choose how many edges are left."""
-
-    methods: dict[str, Algorithm]
-    edges: dict[str, int]
-
-
 def tuned_nine(
     bench: Bench, key: str, problem: Problem, lambdas: tuple[float, ...], l1: tuple[float, ...] = L1
-) -> Callable[[int], Chosen]:
+) -> Callable[[int], dict[str, Algorithm]]:
     """seed -> the nine methods, with what the paper tunes chosen on the validation data of that seed.
 
     lambdas, l1: the first values of lambda for FPFC and FPFC-l1
     """
 
-    def choose(seed: int) -> Chosen:
+    def choose(seed: int) -> dict[str, Algorithm]:
         usual, data = nine(problem), problem.federation(seed)
         if data.validation is None or not len(data.validation.x):
             data = data.with_validation(0.2, seed)
         angles = bench.once(f"{key}-angles-seed{seed}", lambda: angles_of(bench, problem, data, seed))
-        edges: dict[str, int] = {}
         for label, (ladders, make) in choices(usual, angles, lambdas, l1).items():
             name = f"{key}-{label}-seed{seed}"
             score = partial(by_validation, bench, name, problem, data, make, seed + UNCOUNTED)
-            found = climb(score, ladders, 1 if bench.rehearse else TRIALS)
-            usual[label], edges[label] = make(found.best), found.edges
-        return Chosen(usual, edges)
+            usual[label] = make(bench.choose(name, score, ladders, TRIALS))
+        return usual
 
     return cache(choose)
 
@@ -167,20 +158,19 @@ def angles_of(bench: Bench, problem: Problem, data: Federation, seed: int) -> di
     return found
 
 
-def chosen(seeds: Sequence[int], choose: Callable[[int], Chosen]) -> str:
-    """What was chosen, per seed, and how many edges are left, in a line."""
+def chosen(seeds: Sequence[int], choose: Callable[[int], Mapping[str, Algorithm]]) -> str:
+    """What was chosen, per seed, in a line."""
     parts = [choose(seed) for seed in seeds]
 
     def each(label: str, *names: str) -> str:
-        values = (" and ".join(str(getattr(p.methods[label], name)) for name in names) for p in parts)
+        values = (" and ".join(_short(getattr(p[label], name)) for name in names) for p in parts)
         return f"{label} {', '.join(names)}: {'; '.join(values)}"
 
-    edges = {label: sum(p.edges[label] for p in parts) for label in parts[0].edges}
-    left = ", ".join(f"{label} {count}" for label, count in edges.items() if count)
-    return (
-        ". ".join((
-            f"{TRIALS} trials for each method; chosen per seed: {each('FPFC', 'lam')}", each("FPFC-l1", "lam"),
-            each("CFL", "eps1", "eps2"), each("PACFL", "angle", "threshold"), each("Per-FedAvg", "alpha"),
-            each("IFCA", "seed"),
-        )) + f". Edges left: {sum(edges.values())}" + (f" ({left})" if left else "")
+    return "chosen per seed: " + ". ".join(
+        (each("FPFC", "lam"), each("FPFC-l1", "lam"), each("CFL", "eps1", "eps2"), each("PACFL", "angle", "threshold"),
+         each("Per-FedAvg", "alpha"), each("IFCA", "seed"))
     )  # fmt: skip
+
+
+def _short(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"

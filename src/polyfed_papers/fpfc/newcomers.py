@@ -104,7 +104,7 @@ def table3(bench: Bench) -> Outcome:
         known = replace(problem, federation=lambda seed, p=problem: parted(p.federation(seed))[0], rounds=trial)
         choose = tuned_nine(bench, f"{problem.key}-choice", known, lambdas)
         selected.append(f"{title}: {chosen([UNCOUNTED], choose)}")
-        methods = {m: a for m, a in choose(UNCOUNTED).methods.items() if m != "Local"}
+        methods = {m: a for m, a in choose(UNCOUNTED).items() if m != "Local"}
         some = dict(list(methods.items())[-1:]) if bench.rehearse else methods
         if title in IMAGE_TITLES:
             problem = replace(problem, rounds=bench.rounds(*TRAINED))

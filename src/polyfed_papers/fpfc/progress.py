@@ -111,7 +111,7 @@ def figure4(bench: Bench) -> Outcome:
     for title in IMAGE_TITLES:
         problem = images(bench, title)
         choose = tuned_nine(bench, f"{problem.key}-choice", problem, IMAGE_LAMBDAS)
-        methods = choose(UNCOUNTED).methods
+        methods = choose(UNCOUNTED)
         found = bench.compare(
             problem.key, problem.model, watched(problem), methods, rounds=problem.rounds,
             evaluate_every=bench.pick(2, 5), **problem.work,

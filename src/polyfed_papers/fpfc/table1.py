@@ -105,7 +105,7 @@ def nine(bench: Bench, name: str, table: str) -> Outcome:
     data, k = problem.federation, problem.clusters
     settings = {**problem.work, "rounds": bench.rounds(1000, 2000), "evaluate_every": 0}
     choose = tuned_nine(bench, f"{name}-choice", replace(problem, rounds=bench.rounds(500, 1000)), GRID)
-    found = [bench.compare(name, problem.model, data, lambda seed: choose(seed).methods, **settings)]
+    found = [bench.compare(name, problem.model, data, choose, **settings)]
     if name == "s1" or not bench.small:
         found.append(bench.compare(f"{name}-released", problem.model, data, released(0.1, 10), **settings))
         epochs = {"fraction": 0.3, "local_epochs": 10, "batch_size": 100, "evaluate_every": 0}
@@ -235,9 +235,8 @@ def table1_hbf(bench: Bench) -> Outcome:
     problem = hbf(bench)
     choose = tuned_nine(bench, "choice", problem, HBF_GRID, HBF_GRID)
     settings = {**problem.work, "rounds": problem.rounds, "evaluate_every": 0}
-    tuned = lambda seed: choose(seed).methods  # noqa: E731
     parts = (bench.compare(key, problem.model, problem.federation, own, **settings)
-             for key, own in (("hbf", tuned), ("released", released(0.01, 20))))  # fmt: skip
+             for key, own in (("hbf", choose), ("released", released(0.01, 20))))  # fmt: skip
     found = joined(parts)
     outcome = outcome_of(found, problem, "Table 1, H&BF", 8)
     outcome.claims.append(planted(found, "FPFC", 2, "FPFC finds the planted clusters"))

@@ -31,7 +31,6 @@ PARTITIONS = {"pathological": "pathological:2,sizes=rest,order=label", "dirichle
 CLIENTS, BATCH = 20, 10
 SAMPLES, HIDDEN = 6000, 64  # of the small size
 RATE = {"small": 0.05, "middle": 0.005, "paper": 0.005}
-FUSION = {"pathological": 1.0, "dirichlet": 0.5}  # FPFC's lambda
 
 # docs/benchmark.html of TsingZ0/PFLlib at d832e76: (pathological, Dirichlet)
 PRINTED = {
@@ -48,7 +47,7 @@ PRINTED = {
 }
 
 
-def methods(scale: Size, partition: str) -> dict[str, Algorithm]:
+def methods(scale: Size) -> dict[str, Algorithm]:
     """The leaderboard's methods that are here, in its order; FedAvg-FT, FedACS, FPFC, FedSLR; and no federation."""
     lr = RATE[scale]
     return {
@@ -64,7 +63,7 @@ def methods(scale: Size, partition: str) -> dict[str, Algorithm]:
         "FedRep": FedRep(lr, head_epochs=1),
         "FedBABU": FedBABU(lr),
         "FedACS": FedACS(lr),
-        "FPFC": FPFC(lr, lam=FUSION[partition]),
+        "FPFC": FPFC(lr),
         "FedSLR": FedSLR(lr),
         "Local": Local(lr),
     }
@@ -87,8 +86,7 @@ def settings(scale: Size) -> tuple[Setting, ...]:
         Setting("rounds", "2000", "paper") if scale == "paper" else Setting("rounds", "30" if small else "500", "ours"),
         Setting("Per-FedAvg", "first order, alpha = lr", "code"),
         Setting("FedRep", "one epoch for the head, one for the body", "code"),
-        Setting("FPFC", "lambda 1 (pathological) and 0.5, from one run of the small size on another seed", "ours"),
-        Setting("other hyper-parameters", "the library's defaults; the page states none", "ours"),
+        Setting("other hyper-parameters", "the library's defaults, none tuned; the page states none", "ours"),
     )
 
 

@@ -29,7 +29,7 @@ def dirichlet(bench: Bench) -> Outcome:
 
 
 def _column(bench: Bench, partition: str) -> Outcome:
-    contenders = methods(bench.scale, partition)
+    contenders = methods(bench.scale)
     found = bench.compare(
         partition, model(bench), federation(bench, partition), contenders, rounds=bench.rounds(30, 2000, 500),
         local_epochs=1, batch_size=BATCH, evaluate_every=1,
