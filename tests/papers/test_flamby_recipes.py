@@ -6,6 +6,7 @@ import torch
 
 from polyfed.algorithms import FedAvg
 from polyfed.base.errors import DataError
+from polyfed.recipes import Bench
 from polyfed_papers.flamby import POOLED, best_step
 from polyfed_papers.flamby.heart import heart
 from polyfed_papers.flamby.tcga import over_all, patients, tcga, within_batch
@@ -71,9 +72,10 @@ def test_sorted_by_time_the_loss_is_the_same(n):
     assert torch.allclose(one, other, atol=1e-14)
 
 
-def test_the_step_is_the_one_with_least_loss_on_validation_patients():
+def test_the_step_is_the_one_with_least_loss_on_validation_patients(tmp_path):
     """Not one at an end of the grid: a step too small has not trained, one too large overfits or diverges."""
     case = heart()
     work = {"rounds": 10, "local_steps": 5, "batch_size": None, "evaluate_every": 0}
-    grid = (1e-6, 1e-4, 1e-2, 1e-1, 1e6)
-    assert best_step(case, case.federation("pooled"), FedAvg, grid, work, range(2)) in grid[1:-1]
+    bench = Bench(tmp_path)
+    assert 1e-4 < best_step(bench, "step", case, case.federation("pooled"), FedAvg, work, range(2)) < 100
+    assert bench.tuning() == ["tuned by validation: 1 choices of 12 trials; edges left: 0"]

@@ -51,7 +51,7 @@ def test_several_settings_are_chosen_together():
 
 @given(st.lists(st.integers(2, 5), min_size=1, max_size=3), st.integers(1, 20), st.integers(0, 2**32 - 1))
 def test_every_method_gets_the_same_number_of_trials(shape, trials, seed):
-    """Whatever its score, rough as it may be: as many as are given, of different values, the best of which is chosen."""
+    """However rough its score is: as many as are given, of different values, the best of which is chosen."""
     rng, scores = np.random.default_rng(seed), {}
 
     def score(at):

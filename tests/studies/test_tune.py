@@ -172,8 +172,8 @@ def test_without_validation_samples_some_are_held_out_of_training():
 
 def test_a_value_that_diverges_does_not_stop_separate_tuning():
     result = tune(
-        model(), planted(), pf.Ditto(0.1), regime="cold", grid=[0.1, 1e9], extend=0, rounds=80, train_on=0, dtype=torch.float32,
-        **SETTINGS,
+        model(), planted(), pf.Ditto(0.1), regime="cold", grid=[0.1, 1e9], extend=0, rounds=80, train_on=0,
+        dtype=torch.float32, **SETTINGS,
     )  # fmt: skip
     assert result.table["ended"].tolist()[1] == "diverged"
     assert result.best["lam"] == 0.1

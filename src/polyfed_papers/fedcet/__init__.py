@@ -2,7 +2,8 @@
 experiments share.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,9 +17,10 @@ from polyfed.data import load
 from polyfed.data.federation import Federation
 from polyfed.data.synthetic import least_squares
 from polyfed.models import build
-from polyfed.recipes.recipe import curve_figure
+from polyfed.recipes.recipe import Bench, curve_figure
 from polyfed.runs.fit import fit
 from polyfed.runs.watching import Progress
+from polyfed.studies.ladder import At, Ladder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -132,11 +134,51 @@ def final(run: Mapping[str, Any], last: float = 0.0) -> float:
     return float(np.log10(max(np.sqrt((tail**2).mean()) / error[0], FLOOR)))
 
 
-def best(runs: Mapping[str, Sequence[Mapping[str, Any]]], last: float = 0.0) -> tuple[str, np.ndarray]:
-    """The step with the smallest final error on average over the seeds, and its [seeds] log10 errors."""
-    ends = {step: np.array([final(run, last) for run in over_seeds]) for step, over_seeds in runs.items()}
-    step = min(ends, key=lambda s: ends[s].mean())
-    return step, ends[step]
+TRIALS = 18  # values, of every method that has a step
+UNCOUNTED = 1000  # the first of the seeds that settings are chosen under
+
+
+class Rule(NamedTuple):
+    """What is tuned of a method, and the method at these values; no ladders: nothing is."""
+
+    ladders: tuple[Ladder, ...]
+    make: Callable[[Problem, At], Algorithm]
+
+
+class Tuned(NamedTuple):
+    """A method at the values that it was given: one run per seed that counts, and log10 of their errors."""
+
+    at: At
+    runs: list[dict[str, Any]]
+    ends: np.ndarray
+
+
+def tuned(
+    bench: Bench,
+    key: str,
+    rule: Rule,
+    problem: Callable[[int], Problem],
+    last: float = 0.0,
+    *,
+    budget: int,
+    **work: Any,
+) -> Tuned:
+    """The method at the values that end nearest on average over seeds that do not count, run under those that do.
+
+    last: share of the rounds that the error is taken over     budget: in vectors     work: more of `distances`
+    """
+
+    def run(at: At, seed: int) -> dict[str, Any]:
+        own = problem(seed)
+        return distances(own, rule.make(own, at), budget=budget * 8 * len(own.optimum), seed=seed, **work)
+
+    def score(at: At) -> float:
+        seeds = range(UNCOUNTED, UNCOUNTED + (1 if bench.rehearse else 3))
+        return -float(np.mean([final(run(at, seed), last) for seed in seeds]))
+
+    at = bench.choose(f"{key}-choice", score, rule.ladders, TRIALS) if rule.ladders else ()
+    runs = [bench.once(f"{key}-seed{seed}", partial(run, at, seed)) for seed in bench.seeds]
+    return Tuned(at, runs, np.array([final(r, last) for r in runs]))
 
 
 def series(runs: Sequence[Mapping[str, Any]], unit: float, thin: int = 60) -> tuple[list[float], list[list[float]]]:

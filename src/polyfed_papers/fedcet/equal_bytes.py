@@ -1,18 +1,17 @@
 """Beyond the paper: unlike Hessians, every method at its best step, all at the same number of bytes."""
 
-from typing import Any
-
-import numpy as np
+from functools import partial
 
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.fedcet import FedCET
 from polyfed.algorithms.fedlin import FedLin
 from polyfed.algorithms.fedtrack import FedTrack
 from polyfed.algorithms.scaffold import Scaffold
-from polyfed.core.algorithm import Algorithm
+from polyfed.base.values import Limits
 from polyfed.recipes.recipe import Bench, Outcome, Setting, ordered, ours, recipe
 from polyfed.report.table import Cell, Table
-from polyfed_papers.fedcet import Problem, best, distances, error_figure, hospitals, linear_regression, series
+from polyfed.studies.ladder import At, Ladder
+from polyfed_papers.fedcet import TRIALS, Rule, Tuned, error_figure, hospitals, linear_regression, series, tuned
 
 TAUS = (2, 5, 10)
 GRID = {
@@ -33,49 +32,45 @@ def settings(scale):
         Setting("logistic", "Heart Disease, 4 hospitals, softmax with l2 0.01; optimum by a trust region", "ours"),
         Setting("tau", "2, 5, 10 full-batch steps", "ours"),
         Setting("budget", f"{BUDGET} vectors per client, up and down together", "ours"),
-        Setting("steps", f"a L in {grid}; the best at the budget per method, on average over seeds", "ours"),
-        Setting("FedCET, tuned", f"the best step and the best c a together: {weights} of 4/(tau + 2)", "ours"),
+        Setting("tuning", f"{TRIALS} trials of every method, under three seeds that do not count: the values below, "
+                "beyond them while the first or the last is best, then between", "ours"),
+        Setting("steps", f"a L from {grid}", "ours"),
+        Setting("FedCET, tuned", f"step and c a together, c a from {weights} of 4/(tau + 2)", "ours"),
         Setting("FedCET, fixed", "the best step, c a = min(1/2, 3.5/(tau + 2))", "ours"),
         Setting("FedCET, paper", "a from Algorithm 1, c = mu / (2 mu a + 8)", "paper"),
         Setting("FedLin", f"{KEEP:g} of the gradient's entries sent down, or down and up", "ours"),
-    )
+    )  # fmt: skip
 
 
-def methods(
-    problem: Problem, tau: int, grid: tuple[float, ...], weights: tuple[float, ...]
-) -> dict[str, dict[str, Algorithm]]:
-    """label -> step -> method. FedLin's step is that of a whole round."""
-    L, mu = problem.smoothness, problem.convexity
-    tuned = {f"a L = {g:g}": g / L for g in grid}
+def rules(tau: int, grid: tuple[float, ...], weights: tuple[float, ...]) -> dict[str, Rule]:
+    """label -> what is tuned, and the method. FedLin's step is that of a whole round."""
+    step = Ladder(grid, Limits(gt=0))
+    share = Ladder(weights, Limits(gt=0, lt=1))
+    both = {"keep_down": KEEP, "keep_up": KEEP}
     return {
-        "FedCET, paper": {"Algorithm 1": FedCET(lr="paper", smoothness=L, convexity=mu)},
-        "FedCET, adaptive": {"measured": FedCET()},
-        "FedCET, tuned": {
-            f"{s}, {w:g}": FedCET(lr=a, weight=w * 4 / (tau + 2)) for s, a in tuned.items() for w in weights
-        },
-        "FedCET, fixed": {s: FedCET(lr=a) for s, a in tuned.items()},
-        "FedTrack": {s: FedTrack(a) for s, a in tuned.items()},
-        "SCAFFOLD": {s: Scaffold(a) for s, a in tuned.items()},
-        "FedLin, sparse down": {s: FedLin(tau * a, keep_down=KEEP) for s, a in tuned.items()},
-        "FedLin, sparse both": {s: FedLin(tau * a, keep_down=KEEP, keep_up=KEEP) for s, a in tuned.items()},
-        "FedAvg": {s: FedAvg(a, weighted=False) for s, a in tuned.items()},
+        "FedCET, paper": Rule((), lambda p, _: FedCET(lr="paper", smoothness=p.smoothness, convexity=p.convexity)),
+        "FedCET, adaptive": Rule((), lambda *_: FedCET()),
+        "FedCET, tuned": Rule(
+            (step, share), lambda p, at: FedCET(lr=at[0] / p.smoothness, weight=at[1] * 4 / (tau + 2))
+        ),
+        "FedCET, fixed": Rule((step,), lambda p, at: FedCET(lr=at[0] / p.smoothness)),
+        "FedTrack": Rule((step,), lambda p, at: FedTrack(at[0] / p.smoothness)),
+        "SCAFFOLD": Rule((step,), lambda p, at: Scaffold(at[0] / p.smoothness)),
+        "FedLin, sparse down": Rule((step,), lambda p, at: FedLin(tau * at[0] / p.smoothness, keep_down=KEEP)),
+        "FedLin, sparse both": Rule((step,), lambda p, at: FedLin(tau * at[0] / p.smoothness, **both)),
+        "FedAvg": Rule((step,), lambda p, at: FedAvg(at[0] / p.smoothness, weighted=False)),
     }
 
 
-def all_runs(bench: Bench, name: str, tau: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """label -> step -> one run per seed, kept seed by seed."""
-    grid, weights = (v[bench.scale][:1] if bench.rehearse else v[bench.scale] for v in (GRID, WEIGHTS))
-
-    def one(seed: int) -> dict[str, Any]:
-        problem = PROBLEMS[name](seed)
-        budget, rounds = BUDGET * 8 * len(problem.optimum), bench.rounds(BUDGET, BUDGET)
-        return {
-            label: {step: distances(problem, a, tau, rounds, budget, seed=seed) for step, a in steps.items()}
-            for label, steps in methods(problem, tau, grid, weights).items()
-        }
-
-    kept = bench.by_seed(f"{name}-tau{tau}", one)
-    return {label: {step: [k[label][step] for k in kept] for step in steps} for label, steps in kept[0].items()}
+def all_tuned(bench: Bench, name: str, tau: int) -> dict[str, Tuned]:
+    """Every method at its best values."""
+    work = {"tau": tau, "rounds": bench.rounds(BUDGET, BUDGET), "budget": BUDGET}
+    found = rules(tau, GRID[bench.scale], WEIGHTS[bench.scale])
+    tasks = [
+        (f"{name}-tau{tau}", k, partial(tuned, bench, f"{name}-tau{tau}-{k}", rule, PROBLEMS[name], **work))
+        for k, rule in enumerate(found.values())
+    ]
+    return dict(zip(found, bench.all_of(tasks), strict=True))
 
 
 @recipe("fedcet/equal-bytes", "Beyond the paper: error at equal bytes, unlike Hessians", minutes=(3, 20),
@@ -84,21 +79,20 @@ def equal_bytes(bench: Bench) -> Outcome:
     """Where clients do drift and every method has its best step, how near does each come for the same bytes?"""
     tables, figures, claims = [], {}, []
     for name in PROBLEMS:
-        ends: dict[str, list[tuple[str, np.ndarray]]] = {}
+        ends: dict[str, list[Tuned]] = {}
         for tau in TAUS:
-            runs = all_runs(bench, name, tau)
-            chosen = {label: best(steps) for label, steps in runs.items()}
-            for label, found in chosen.items():
-                ends.setdefault(label, []).append(found)
+            found = all_tuned(bench, name, tau)
+            for label, mine in found.items():
+                ends.setdefault(label, []).append(mine)
             claims += [
                 ordered(
                     f"{name}, tau {tau}: FedCET (tuned) ends nearer than {other}",
-                    chosen[other][1], chosen["FedCET, tuned"][1], unit=" decades",
+                    found[other].ends, found["FedCET, tuned"].ends, unit=" decades",
                 )
                 for other in OTHERS
             ]  # fmt: skip
             if tau == 5:
-                curves = {label: series(runs[label][step], 1e3) for label, (step, _) in chosen.items()}
+                curves = {label: series(mine.runs, 1e3) for label, mine in found.items()}
                 figures[f"{name}-tau5"] = error_figure(curves, "kB per client, up and down")
         tables.append(_table(name, ends))
     notes = [
@@ -112,14 +106,19 @@ def equal_bytes(bench: Bench) -> Outcome:
     return Outcome(tables, figures, claims, notes)
 
 
-def _table(name: str, ends: dict[str, list[tuple[str, np.ndarray]]]) -> Table:
+def _table(name: str, ends: dict[str, list[Tuned]]) -> Table:
     heads = ("method<", *(text for tau in TAUS for text in (f"tau {tau}: log10 error", "step")))
-    lead = [min(values.mean() for values in (found[k][1] for found in ends.values())) for k in range(len(TAUS))]
+    lead = [min(found[k].ends.mean() for found in ends.values()) for k in range(len(TAUS))]
     rows = []
     for label, found in ends.items():
         cells = [Cell(label, {"method": label})]
-        for k, (step, values) in enumerate(found):
-            cells += [ours(values, mark="gain" if values.mean() <= lead[k] else ""), Cell(step, {}, "quiet")]
+        for k, mine in enumerate(found):
+            cells += [ours(mine.ends, mark="gain" if mine.ends.mean() <= lead[k] else ""), chosen_cell(mine.at)]
         rows.append(tuple(cells))
     note = "log10 of ||mean_i x_i - x*|| / ||x*|| at the budget, mean and deviation over seeds; –: diverged"
     return Table(name, heads, tuple(rows), (note,))
+
+
+def chosen_cell(at: At) -> Cell:
+    """What was chosen: the step times L, and the weight's share of its bound."""
+    return Cell(", ".join((f"a L = {at[0]:g}", *(f"{v:g}" for v in at[1:]))) if at else "–", {}, "quiet")

@@ -1,5 +1,7 @@
 """Beyond the paper: stochastic gradients, on least squares and on a small net. No theory covers this."""
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from polyfed.algorithms.fedlin import FedLin
 from polyfed.algorithms.fedtrack import FedTrack
 from polyfed.algorithms.scaffold import Scaffold
 from polyfed.base.errors import Diverged
+from polyfed.base.values import Limits
 from polyfed.core.algorithm import Algorithm
 from polyfed.data import load
 from polyfed.models import build
@@ -17,13 +20,25 @@ from polyfed.recipes.recipe import Bench, Claim, Outcome, Setting, curve_figure,
 from polyfed.report.table import Cell, Table
 from polyfed.runs.fit import fit
 from polyfed.runs.watching import Progress
-from polyfed_papers.fedcet import best, distances, error_figure, final, linear_regression, series
+from polyfed.studies.ladder import At, Ladder
+from polyfed_papers.fedcet import (
+    TRIALS,
+    UNCOUNTED,
+    Problem,
+    Rule,
+    Tuned,
+    error_figure,
+    linear_regression,
+    series,
+    tuned,
+)
+from polyfed_papers.fedcet.equal_bytes import chosen_cell
 
 TAU, BATCH, LAST = 5, 10, 0.1
 GRID = {"small": (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4), "paper": tuple(2.0**-k for k in range(9, 0, -1))}
-COMMON = 1 / 16
 ACTIVATIONS = ("relu", "tanh")
 OTHERS = ("FedTrack", "SCAFFOLD", "FedLin, sparse down", "FedAvg")
+NET_TRIALS = 8
 RATES = {"small": (0.03, 0.1, 0.3, 1.0), "paper": (0.01, 0.03, 0.1, 0.3, 1.0)}
 
 
@@ -36,10 +51,13 @@ def settings(scale):
             "ours",
         ),
         Setting("budget", f"{_budget(scale)} vectors per client (net: {_net_budget(scale)}), up and down", "ours"),
-        Setting("steps", "grid a L = " + ", ".join(f"{g:g}" for g in GRID[scale]), "ours"),
-        Setting("steps of the net", ", ".join(f"{g:g}" for g in RATES[scale]) + "; best validation accuracy", "ours"),
+        Setting("tuning", f"{TRIALS} trials of every method (net: {NET_TRIALS}), under three seeds that do not count: "
+                "the values below, beyond them while the first or the last is best, then between", "ours"),
+        Setting("steps", "a L from " + ", ".join(f"{g:g}" for g in GRID[scale]) + ", by the error", "ours"),
+        Setting("steps of the net", "from " + ", ".join(f"{g:g}" for g in RATES[scale]) + ", by validation accuracy",
+                "ours"),
         Setting("FedLin", "0.1 of the gradient's entries sent down, all of them up", "ours"),
-    )
+    )  # fmt: skip
 
 
 def _budget(scale: str) -> int:
@@ -50,104 +68,97 @@ def _net_budget(scale: str) -> int:
     return 120 if scale == "small" else 1200
 
 
-def tuned(steps: dict[str, float], tau: int) -> dict[str, dict[str, Algorithm]]:
+Rules = dict[str, Callable[[Problem, At], Algorithm]]
+
+
+def by_step(tau: int, unit: Callable[[Problem], float]) -> Rules:
+    """label -> the method at a step, in units of the problem's."""
     return {
-        "FedCET, fixed": {s: FedCET(lr=a) for s, a in steps.items()},
-        "FedTrack": {s: FedTrack(a) for s, a in steps.items()},
-        "FedLin, sparse down": {s: FedLin(tau * a, keep_down=0.1) for s, a in steps.items()},
-        "SCAFFOLD": {s: Scaffold(a) for s, a in steps.items()},
-        "FedAvg": {s: FedAvg(a, weighted=False) for s, a in steps.items()},
+        "FedCET, fixed": lambda p, at: FedCET(lr=at[0] * unit(p)),
+        "FedTrack": lambda p, at: FedTrack(at[0] * unit(p)),
+        "FedLin, sparse down": lambda p, at: FedLin(tau * at[0] * unit(p), keep_down=0.1),
+        "SCAFFOLD": lambda p, at: Scaffold(at[0] * unit(p)),
+        "FedAvg": lambda p, at: FedAvg(at[0] * unit(p), weighted=False),
     }
 
 
-def regression(bench: Bench) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """label -> step -> one run per seed on least squares with mini-batches."""
-    grid = (COMMON,) if bench.rehearse else GRID[bench.scale]
-
-    def one(seed: int) -> dict[str, Any]:
-        problem = linear_regression(seed)
-        L, mu = problem.smoothness, problem.convexity
-        budget = _budget(bench.scale) * 8 * len(problem.optimum)
-        rounds = bench.rounds(_budget("small"), _budget("paper"))
-        rules = {
-            "FedCET, paper": {"Algorithm 1": FedCET(lr="paper", smoothness=L, convexity=mu)},
-            "FedCET, adaptive": {"measured": FedCET()},
-            **tuned({f"a L = {g:g}": g / L for g in grid}, TAU),
-        }
-        return {
-            label: {s: distances(problem, a, TAU, rounds, budget, BATCH, seed) for s, a in steps.items()}
-            for label, steps in rules.items()
-        }
-
-    kept = bench.by_seed("least-squares", one)
-    return {label: {s: [k[label][s] for k in kept] for s in steps} for label, steps in kept[0].items()}
+def regression(bench: Bench) -> dict[str, Tuned]:
+    """Every method at its best step on least squares with mini-batches."""
+    step = (Ladder(GRID[bench.scale], Limits(gt=0)),)
+    rules = {
+        "FedCET, paper": Rule((), lambda p, _: FedCET(lr="paper", smoothness=p.smoothness, convexity=p.convexity)),
+        "FedCET, adaptive": Rule((), lambda *_: FedCET()),
+        **{label: Rule(step, make) for label, make in by_step(TAU, lambda p: 1 / p.smoothness).items()},
+    }
+    budget = _budget(bench.scale)
+    work = {"tau": TAU, "rounds": bench.rounds(budget, budget), "budget": budget, "batch_size": BATCH}
+    tasks = [
+        ("least-squares", k, partial(tuned, bench, f"least-squares-{k}", rule, linear_regression, LAST, **work))
+        for k, rule in enumerate(rules.values())
+    ]
+    return dict(zip(rules, bench.all_of(tasks), strict=True))
 
 
-def net(bench: Bench, activation: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """label -> step -> one run per seed of a perceptron on digits: bytes, validation and test accuracy."""
-    rates = RATES[bench.scale][1:2] if bench.rehearse else RATES[bench.scale]
+def perceptron(bench: Bench, activation: str, algorithm: Algorithm, seed: int) -> dict[str, Any]:
+    """A run on digits: bytes, validation and test accuracy, and whether it diverged."""
     tau, budget = 10, bench.rounds(_net_budget("small"), _net_budget("paper"))
+    data = load("digits", flat=True).partition("dirichlet:0.3", 10, seed=seed, validation_fraction=0.2)
+    model = build("mlp", data.input_shape, 10, seed=seed, hidden=32, activation=activation)
+    size, seen = 4 * sum(q.numel() for q in model.parameters()), []
 
-    def train(algorithm: Algorithm, seed: int) -> dict[str, Any]:
-        data = load("digits", flat=True).partition("dirichlet:0.3", 10, seed=seed, validation_fraction=0.2)
-        model = build("mlp", data.input_shape, 10, seed=seed, hidden=32, activation=activation)
-        size, seen = 4 * sum(q.numel() for q in model.parameters()), []
+    def note(progress: Progress) -> bool:
+        spent = sum(progress.run.trained.ledger.totals()) / data.n / size
+        if progress.records:
+            told = {r["split"]: r["accuracy"] for r in progress.records}
+            seen.append((spent, told["validation"], told["test"]))
+        return spent >= budget
 
-        def note(progress: Progress) -> bool:
-            spent = sum(progress.run.trained.ledger.totals()) / data.n / size
-            if progress.records:
-                told = {r["split"]: r["accuracy"] for r in progress.records}
-                seen.append((spent, told["validation"], told["test"]))
-            return spent >= budget
+    vectors = 2 if isinstance(algorithm, FedCET | FedAvg) else 4
+    diverged = False
+    try:
+        fit(
+            model, data, algorithm, rounds=max(1, budget // vectors), local_steps=tau, batch_size=BATCH, seed=seed,
+            device=bench.device, evaluate_every=max(1, budget // vectors // 15), callbacks=[note],
+        )  # fmt: skip
+    except Diverged:
+        diverged = True
+    at, validation, test = zip(*seen, strict=True)
+    return {"at": at, "validation": validation, "test": test, "diverged": diverged}
 
-        vectors = 2 if isinstance(algorithm, FedCET | FedAvg) else 4
-        diverged = False
-        try:
-            fit(
-                model, data, algorithm, rounds=max(1, budget // vectors), local_steps=tau, batch_size=BATCH, seed=seed,
-                device=bench.device, evaluate_every=max(1, budget // vectors // 15), callbacks=[note],
-            )  # fmt: skip
-        except Diverged:
-            diverged = True
-        at, validation, test = zip(*seen, strict=True)
-        return {"at": at, "validation": validation, "test": test, "diverged": diverged}
 
-    def one(seed: int) -> dict[str, Any]:
-        rules = {"FedCET, adaptive": {"measured": FedCET()}, **tuned({f"{a:g}": a for a in rates}, tau)}
-        return {label: {s: train(a, seed) for s, a in steps.items()} for label, steps in rules.items()}
+def net(bench: Bench, activation: str) -> dict[str, tuple[At, list[dict[str, Any]]]]:
+    """label -> the step of the best validation accuracy under seeds that do not count, and a run per seed that does."""
 
-    kept = bench.by_seed(f"net-{activation}", one)
-    return {label: {s: [k[label][s] for k in kept] for s in steps} for label, steps in kept[0].items()}
+    def one(k: int, make: Callable[[At], Algorithm], ladders: Sequence[Ladder]) -> tuple[At, list[dict[str, Any]]]:
+        def score(at: At) -> float:
+            seeds = range(UNCOUNTED, UNCOUNTED + (1 if bench.rehearse else 3))
+            runs = [perceptron(bench, activation, make(at), seed) for seed in seeds]
+            return float(np.mean([-np.inf if r["diverged"] else r["validation"][-1] for r in runs]))
+
+        key = f"net-{activation}-{k}"
+        at = bench.choose(f"{key}-choice", score, ladders, NET_TRIALS) if ladders else ()
+        run = partial(perceptron, bench, activation, make(at))
+        return at, [bench.once(f"{key}-seed{seed}", partial(run, seed)) for seed in bench.seeds]
+
+    step = (Ladder(RATES[bench.scale], Limits(gt=0)),)
+    rules: dict[str, Any] = {"FedCET, adaptive": (lambda _: FedCET(), ())}
+    rules |= {label: (partial(make, None), step) for label, make in by_step(10, lambda _: 1.0).items()}
+    tasks = [(f"net-{activation}", k, partial(one, k, *rule)) for k, rule in enumerate(rules.values())]
+    return dict(zip(rules, bench.all_of(tasks), strict=True))
 
 
 @recipe("fedcet/stochastic", "Beyond the paper: stochastic gradients", minutes=(4, 90), settings=settings)
 def stochastic(bench: Bench) -> Outcome:
     """What happens to FedCET with mini-batches, for which it has no theory: a noise floor, or divergence?"""
-    runs = regression(bench)
-    chosen = {label: best(steps, LAST) for label, steps in runs.items()}
-    rows = []
-    for label, steps in runs.items():
-        step, ends = chosen[label]
-        same = steps.get(f"a L = {COMMON:g}")
-        away = sum(run["diverged"] for over_seeds in steps.values() for run in over_seeds)
-        total = sum(map(len, steps.values()))
-        rows.append(
-            (
-                Cell(label, {"method": label}), ours(ends), Cell(step, {}, "quiet"),
-                ours([] if same is None else [final(run, LAST) for run in same]), Cell(f"{away} of {total}"),
-            )
-        )  # fmt: skip
-    heads = ("method<", "log10 error, best step", "step", f"log10 error, a L = {COMMON:g}", "diverged")
+    found = regression(bench)
+    rows = [(Cell(label, {"method": label}), ours(mine.ends), chosen_cell(mine.at)) for label, mine in found.items()]
     note = "root mean square over the last tenth of the rounds, relative to the start; the same bytes for all"
+    heads = ("method<", "log10 error", "step")
     tables = [Table("Least squares, mini-batches", heads, tuple(rows), (note,))]
-    figures = {
-        "least-squares": error_figure(
-            {label: series(runs[label][step], 1e3) for label, (step, _) in chosen.items()},
-            "kB per client, up and down",
-        )
-    }
+    curves = {label: series(mine.runs, 1e3) for label, mine in found.items()}
+    figures = {"least-squares": error_figure(curves, "kB per client, up and down")}
     claims = [
-        ordered(f"least squares: FedCET (fixed) ends nearer than {m}", chosen[m][1], chosen["FedCET, fixed"][1],
+        ordered(f"least squares: FedCET (fixed) ends nearer than {m}", found[m].ends, found["FedCET, fixed"].ends,
                 unit=" decades")
         for m in OTHERS
     ]  # fmt: skip
@@ -159,27 +170,22 @@ def stochastic(bench: Bench) -> Outcome:
 
 
 def _net(bench: Bench, activation: str) -> tuple[Table, Any, list[Claim]]:
-    """Every method at the step of the best mean validation accuracy."""
-    found, picked = net(bench, activation), {}
-    for label, steps in found.items():
-        mean = {s: np.mean([0 if r["diverged"] else r["validation"][-1] for r in rs]) for s, rs in steps.items()}
-        step = max(mean, key=lambda s: mean[s])
-        picked[label] = (step, np.array([np.nan if r["diverged"] else r["test"][-1] for r in steps[step]]))
-    rows = []
-    for label, (step, accuracy) in picked.items():
-        away = sum(r["diverged"] for rs in found[label].values() for r in rs)
-        total = sum(map(len, found[label].values()))
-        rows.append((Cell(label), ours(accuracy, 100), Cell(step, {}, "quiet"), Cell(f"{away} of {total}")))
-    heads = ("method<", "test accuracy, %", "step", "diverged")
+    """Every method at its step."""
+    found = net(bench, activation)
+    ends = {m: np.array([np.nan if r["diverged"] else r["test"][-1] for r in runs]) for m, (_, runs) in found.items()}
+    rows = [
+        (Cell(m), ours(ends[m], 100), Cell(f"{at[0]:g}" if at else "–", {}, "quiet")) for m, (at, _) in found.items()
+    ]
     figure = curve_figure(
-        {m: _accuracy(found[m][step]) for m, (step, _) in picked.items()}, "vectors per client, up and down",
-        "test accuracy, %", width=5.6, height=4.0,
+        {m: _accuracy(runs) for m, (_, runs) in found.items()}, "vectors per client, up and down", "test accuracy, %",
+        width=5.6, height=4.0,
     )  # fmt: skip
     claims = [
-        ordered(f"{activation} net: FedCET (fixed) is more accurate than {m}", picked["FedCET, fixed"][1],
-                picked[m][1], 100, " points")
+        ordered(f"{activation} net: FedCET (fixed) is more accurate than {m}", ends["FedCET, fixed"], ends[m], 100,
+                " points")
         for m in OTHERS
     ]  # fmt: skip
+    heads = ("method<", "test accuracy, %", "step")
     return Table(f"Perceptron on digits, {activation}", heads, tuple(rows)), figure, claims
 
 

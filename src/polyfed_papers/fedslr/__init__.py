@@ -5,16 +5,16 @@ experiments share.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import nn
 
 from polyfed.algorithms.fedslr import FedSLR
-from polyfed.base.errors import DataError
+from polyfed.base.errors import DataError, Diverged
 from polyfed.core.algorithm import Algorithm
 from polyfed.data import load
 from polyfed.data.dataset import Dataset
@@ -24,11 +24,14 @@ from polyfed.models import build
 from polyfed.recipes.recipe import Bench, Claim, Setting, Size, ordered, without
 from polyfed.runs.watching import Progress
 from polyfed.studies.compare import Comparison
+from polyfed.studies.ladder import At, Ladder
 
 DATA = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100", "Tiny ImageNet": "tiny-imagenet"}
 FULL = {"cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000}
 SMALL = "Fashion-MNIST"
 CLIENTS, SAMPLES = 20, {"small": 150, "middle": 500}  # at small and middle size
+SEEDS = (1, 2, 3, 4, 5)  # seed 0 was looked at when the ranges of lambda, mu and eta_g were chosen
+TRIALS, UNCOUNTED = 8, 1000  # values of every method, and the first of the seeds that they are chosen under
 GKR, MIXED = "FedSLR, GKR", "FedSLR, mixed"  # two rows of one run
 LABELS = {GKR: "FedSLR", MIXED: "FedSLR", "FedRep, released": "FedPer"}  # the runs that the rows are from
 
@@ -46,6 +49,13 @@ OTHER_DATA = "the paper's figures are of ResNet-18 on CIFAR: at small size only 
 UNKNOWN = (
     "the paper gives no seeds and no deviations over them, and does not say which round it reports; here it is the last"
 )
+
+
+class Choice(NamedTuple):
+    """A method with one setting of its own to choose: the values, and the method at one of them."""
+
+    ladder: Ladder
+    make: Callable[[float], Algorithm]
 
 
 def lam(bench: Bench) -> float:
@@ -115,14 +125,17 @@ def settings(*own: Setting | Mapping[Size, Setting], but: Sequence[str] = ()) ->
     return of
 
 
-def federation(bench: Bench, data: str = "CIFAR-100", iid: bool = False) -> Callable[[int], Federation]:
-    """seed -> the clients; data: at paper scale."""
+def federation(
+    bench: Bench, data: str = "CIFAR-100", iid: bool = False, trial: bool = False
+) -> Callable[[int], Federation]:
+    """seed -> the clients; data: at paper scale; trial: tested on a sixth of the training images."""
 
     def make(seed: int) -> Federation:
         if count := SAMPLES.get(bench.scale):
             found = (
                 fashion(bench.data_dir) if bench.small else load("cifar100", data_dir=bench.data_dir, normalise=True)
             )
+            found = held_out(found) if trial else found
             some = np.random.default_rng(seed).permutation(len(found.x))[: CLIENTS * count]
             found = replace(found, x=found.x[some], y=found.y[some])
         else:
@@ -133,10 +146,17 @@ def federation(bench: Bench, data: str = "CIFAR-100", iid: bool = False) -> Call
                     f"{found.name} in {bench.data_dir}: {len(found)} training images, the paper scale needs {wanted}; "
                     f"polyfed data fetch {found.name} --data-dir ANOTHER-FOLDER"
                 )
+            found = held_out(found) if trial else found
         how = IID() if iid else DirichletPrior(0.1)
         return found.partition(how, bench.pick(CLIENTS, 100, CLIENTS), seed, test="ratio")
 
     return make
+
+
+def held_out(data: Dataset) -> Dataset:
+    """The training images alone, a sixth of them in the place of the test images."""
+    cut = len(data) // 6
+    return replace(data, x=data.x[cut:], y=data.y[cut:], x_test=data.x[:cut], y_test=data.y[:cut])
 
 
 @cache
@@ -181,6 +201,27 @@ def train(
     """`bench.compare` on the experiments' data and work, with the common models followed."""
     given = {**work(bench, data), "callbacks": (follow,), **changes}
     return bench.compare(key, network(bench, data), federation(bench, data, iid), methods, **given)
+
+
+def tuned(
+    bench: Bench, key: str, choices: Mapping[str, Choice], data: str = "CIFAR-100", iid: bool = False
+) -> dict[str, Algorithm]:
+    """Every method at the value of its own setting that does best on average over clients that do not count."""
+    given, model, clients = work(bench, data), network(bench, data), federation(bench, data, iid, trial=True)
+    seeds = range(UNCOUNTED, UNCOUNTED + (1 if bench.rehearse else 2))
+
+    def best(label: str, choice: Choice) -> Algorithm:
+        def score(at: At) -> float:
+            try:
+                runs = [bench.fit(model(s), clients(s), choice.make(at[0]), seed=s, **given) for s in seeds]
+            except Diverged:
+                return -np.inf
+            return float(np.mean([run.final["test"]["accuracy"].mean() for run in runs]))
+
+        return choice.make(bench.choose(f"{key}-choice-{label}".lower(), score, [choice.ladder], TRIALS)[0])
+
+    tasks = [(f"{key}-{label}", UNCOUNTED, partial(best, label, choice)) for label, choice in choices.items()]
+    return dict(zip(choices, bench.all_of(tasks), strict=True))
 
 
 def few(bench: Bench, values: Sequence[Any]) -> Sequence[Any]:

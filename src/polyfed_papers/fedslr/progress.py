@@ -12,6 +12,7 @@ from polyfed_papers.fedslr import (
     MACHINE,
     NEEDS,
     PAPER_MINUTES,
+    SEEDS,
     UNKNOWN,
     followed,
     lam,
@@ -57,7 +58,7 @@ def downlink(found: Comparison, label: str) -> Series:
 
 
 @recipe("fedslr/curves", "Over the rounds: accuracy, ranks, sizes, downlink (no figure of the paper)",
-        minutes=(1, 5 * 5 * PAPER_MINUTES), machine=MACHINE, data=("fashion_mnist",), seeds=5, middle=True,
+        minutes=(1, 5 * 5 * PAPER_MINUTES), machine=MACHINE, data=("fashion_mnist",), seeds=SEEDS, middle=True,
         settings=settings(Setting("lambda of FedSLR", "1/2, 1 and 5 times that below", "ours")))  # fmt: skip
 def progress(bench: Bench) -> Outcome:
     """When do ranks and downlink fall, and is accuracy lost for it on the way?"""

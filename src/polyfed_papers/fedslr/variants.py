@@ -12,6 +12,7 @@ from polyfed_papers.fedslr import (
     MACHINE,
     NEEDS,
     PAPER_MINUTES,
+    SEEDS,
     UNKNOWN,
     followed,
     gigabytes,
@@ -47,7 +48,7 @@ def ranks(found: Comparison, label: str) -> str:
 
 
 @recipe("fedslr/variants", "A.2 and A.3: LPGD, GPGD, and other structures",
-        minutes=(3, 5 * (7 * PAPER_MINUTES + DECOMPOSITIONS)), machine=MACHINE, data=("fashion_mnist",), seeds=5,
+        minutes=(3, 5 * (7 * PAPER_MINUTES + DECOMPOSITIONS)), machine=MACHINE, data=("fashion_mnist",), seeds=SEEDS,
         settings=settings(
             Setting("structures", "common + personal part; LR+S is FedSLR, S sparse, LR low rank", "paper"),
             Setting("thresholds", "lambda eta_g and lr mu whatever the norms", "paper"),

@@ -298,8 +298,8 @@ def common_settings(case_settings: Sequence[Setting], scale: Size) -> tuple[Sett
         Setting("second part, local work", f"{STEPS} full-batch steps a round, all centres, start as torch's", "ours"),
         Setting("second part, rounds", "100" if scale == "small" else "400", "ours"),
         Setting("second part, step", f"{TRIALS} trials of every method: {', '.join(f'{g:g}' for g in GRID)}, beyond "
-                f"them while the first or the last is best, then between; by the loss per patient on {100 * HELD:.0f} % "
-                f"of the training patients, over {1 if scale == 'small' else 5} draws that do not count", "ours"),
+                f"them while the first or the last is best, then between; by the loss per patient on {100 * HELD:.0f} "
+                f"% of the training patients, over {1 if scale == 'small' else 5} draws that do not count", "ours"),
         Setting("second part, tuned", "server's step of FedAdam, FedYogi, FedAdagrad (local 0.1), else local", "ours"),
         Setting("other hyper-parameters", "the library's defaults; IFCA two clusters", "ours"),
     )  # fmt: skip

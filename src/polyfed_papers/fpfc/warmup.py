@@ -89,14 +89,8 @@ def search(bench: Bench, problem: Problem, regime, seed: int) -> dict:
         at += [r["round"] for r in new]
         test += [r[run.metric.name] for r in new]
     path = [{k: row[k] for k in ("lam", "validation", "rounds", "seconds")} for row in found.rows]
-    return {
-        "lam": found.best["lam"],
-        "ari": found.best["ari"],
-        "edges": found.edges,
-        "path": path,
-        "at": at,
-        "test": test,
-    } | found.costs[regime]
+    kept = {"lam": found.best["lam"], "ari": found.best["ari"], "edges": found.edges}
+    return kept | {"path": path, "at": at, "test": test} | found.costs[regime]
 
 
 def compared(bench: Bench, problems: Sequence[Problem]) -> Outcome:
