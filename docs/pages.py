@@ -17,7 +17,7 @@ from polyfed.cli import _command, describe
 from polyfed.cli.config import keys
 from polyfed.core.algorithm import REGISTRY
 from polyfed.recipes import load as recipes
-from polyfed.recipes.recipe import Setting
+from polyfed.recipes.said import Setting
 from polyfed.runs.rehearsal import counted
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import Trainer, prepare

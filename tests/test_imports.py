@@ -51,7 +51,7 @@ LATE = {  # files that import our own inside functions, and why
     "games/result.py": "drawing",
     "report/departure.py": "drawing",
     "studies/admit.py": "drawing",
-    "recipes/recipe.py": "drawing",
+    "recipes/said.py": "drawing",
     "cli/options.py": "a command's module, by `late`, which --help does not wait for",
     "cli/complete.py": "names for the shell, by `late`, which --help does not wait for",
     "cli/report.py": "coalitions, for folders of them",

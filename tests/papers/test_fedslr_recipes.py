@@ -9,7 +9,8 @@ import torch
 from polyfed.algorithms.perfedavg import PerFedAvg
 from polyfed.models import build
 from polyfed.recipes import Bench, find
-from polyfed.recipes.recipe import metric_of, ordered
+from polyfed.recipes.recipe import metric_of
+from polyfed.recipes.said import ordered
 from polyfed.studies.compare import Comparison
 from polyfed.studies.jobs import Done
 from polyfed_papers.fedslr import GKR, MIXED, last, method, train

@@ -1,5 +1,6 @@
 """FPFC's recipes: every figure and table of the paper under its own number, and what is decided in seconds."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +13,9 @@ from polyfed.algorithms.fpfc import FPFC
 from polyfed.recipes import Bench, find
 from polyfed.recipes.recipe import grouping_of
 from polyfed_papers import fpfc as problems
-from polyfed_papers.fpfc import HIDDEN, Problem, even, figure1, newcomers, steps, table1, warmup
+from polyfed_papers.fpfc import HIDDEN, Problem, even, figure1, methods, newcomers, steps, table1, warmup
 from polyfed_papers.fpfc.asynchronous import Blended
-from polyfed_papers.fpfc.methods import METHODS, by_validation, nine
+from polyfed_papers.fpfc.methods import ANGLES, METHODS, by_validation, choices, nine
 
 NUMBERS = [f"fpfc/{kind}" for kind in (
     "figure1", "figure3", "figure4", "figure5", "figure6", "figure7", "figure8", "figure9", "figure-e1", "figure-e2",
@@ -60,12 +61,49 @@ def test_the_better_candidate_is_chosen_on_validation_data(tmp_path):
     held = [(a[30:], b[30:]) for a, b in zip(x, y, strict=True)]
     false = [(a, -b) for a, b in held]
     data = pf.Federation.from_arrays(part, validation=held, test=false)
-    candidates = {"still": pf.FedAvg(1e-9), "good": pf.FedAvg(0.1), "wild": pf.FedAvg(1e6)}
     model = lambda seed: pf.models.build("linear", (4,), 1, init="zeros")  # noqa: E731
     planted = problem(FPFC(0.1), model, local_steps=5, batch_size=None, loss="mse")
-    found = by_validation(Bench(tmp_path), "choice", planted, data, candidates, 0)
-    assert found["best"] == "good"
-    assert found["scores"]["wild"] == -np.inf
+    bench = Bench(tmp_path)
+    still, good, wild = (
+        by_validation(bench, "choice", planted, data, lambda at: pf.FedAvg(at[0]), 1000, (lr,))
+        for lr in (1e-9, 0.1, 1e6)
+    )
+    assert good > still > wild == -np.inf
+
+
+def test_a_choice_may_end_at_one_cluster_or_at_every_device_alone():
+    """PACFL at the smallest and the largest quantile of each kind of angle, and CFL where it never splits: these are
+    the limits that end its search, so that no choice is at an edge for want of values."""
+    usual = nine(problem(FPFC(0.1)))
+    angles = {kind: np.linspace(10.0, 80.0, 45).tolist() for kind in ANGLES}
+    found = choices(usual, angles, (0.5, 1.0), (0.0, 0.5))
+    matrix = torch.zeros(10, 10)
+    matrix[tuple(np.triu_indices(10, 1))] = torch.tensor(angles["sum"], dtype=matrix.dtype)
+    for kind in range(len(ANGLES)):
+        groups = [len(found["PACFL"].make((q, kind))._clusters(matrix + matrix.T).unique()) for q in (0.0, 1.0)]
+        assert groups == [10, 1]
+    assert (found["CFL"].make((0.0, 2.0)).eps1, found["CFL"].ladders[0].limits.ge) == (0.0, 0)
+    for label, (ladders, _) in found.items():
+        ends = [(ladder.limits.ge, ladder.limits.le) for ladder in ladders]
+        assert all(low is not None for low, _ in ends), label
+
+
+def test_no_trial_has_a_counted_seed_and_all_methods_have_as_many(tmp_path, monkeypatch):
+    """Six searches on the validation data of a seed; every trial's own seed lies beyond all that count."""
+    trials = []
+
+    def asked(bench, key, problem, data, make, seed, at):
+        trials.append((key, seed))
+        return -sum(at)
+
+    monkeypatch.setattr(methods, "by_validation", asked)
+    monkeypatch.setattr(methods, "angles_of", lambda *_: {kind: [1.0, 2.0, 3.0] for kind in ANGLES})
+    bench = Bench(tmp_path)
+    methods.tuned_nine(bench, "choice", problems.synthetic(bench), (0.5, 0.6, 0.7))(2)
+    assert {count for _, count in Counter(key for key, _ in trials).items()} == {methods.TRIALS}
+    assert len({key for key, _ in trials}) == 6
+    assert {seed for _, seed in trials} == {2 + methods.UNCOUNTED}
+    assert bench.tuning() == ["tuned by validation: 6 choices of 12 trials; edges left: 0"]
 
 
 def test_a_search_has_one_colour_in_figure_6():

@@ -21,12 +21,14 @@ from polyfed.data import load
 from polyfed.models import build
 from polyfed.recipes import RECIPES, Bench, Outcome, find
 from polyfed.recipes import load as recipes
-from polyfed.recipes.recipe import SIZES, Pilot, beside, curves, metric_of, ordered, ours, write
+from polyfed.recipes.recipe import SIZES, Pilot, curves, metric_of, write
 from polyfed.recipes.record import load as read
 from polyfed.recipes.record import pack, unpack
+from polyfed.recipes.said import Claim, beside, claims_table, decided, ordered, ours
 from polyfed.runs.fit import fit
 from polyfed.studies import parallel
 from polyfed.studies.compare import compare
+from polyfed.studies.ladder import Ladder
 
 ALL = sorted(recipes())
 
@@ -169,6 +171,35 @@ def test_a_claim_over_splits_of_the_same_samples_is_wider():
     gap, plain = (a - b).mean(), stats.ttest_rel(a, b).confidence_interval(0.95)
     half = (plain.high - gap) * (7 / 3) ** 0.5
     assert f"{gap - half:+.3g} to {gap + half:+.3g}" in ordered("", a, b, share=0.25).evidence
+
+
+def test_claims_are_corrected_over_their_table_and_edges_are_marked():
+    """p of .001, .02 and .03 alone: Holm asks .05/3, .05/2 and .05 of them, and stops at the first that fails."""
+    claims = [Claim(str(p), True, "", p) for p in (0.03, 0.001, 0.02)]
+    claims.append(Claim("no interval", True, ""))
+    assert [row[3].text for row in claims_table(claims).rows] == ["decided", "decided", "decided", "–"]
+    claims[2] = claims[2]._replace(p=0.026)
+    assert [row[3].text for row in claims_table(claims).rows] == ["not decided", "decided", "not decided", "–"]
+    low, inside = (decided("", low, 1.0, 0.5) for low in (-0.09, -0.2))  # widths 1.09 and 1.2
+    assert (low.edge, inside.edge) == (True, False)
+    assert claims_table([low]).rows[0][3].text == "not decided, edge"
+
+
+def test_a_claims_p_is_that_of_the_paired_t_test():
+    a, b = np.array([0.8, 0.9, 0.85, 0.7]), np.array([0.7, 0.82, 0.75, 0.61])
+    assert ordered("", a, b).p == pytest.approx(stats.ttest_rel(a, b).pvalue)
+
+
+def test_a_recipe_says_how_many_edges_are_left(tmp_path):
+    """A choice that ended inside, one whose trials were too few, and the same when both are read back."""
+    for _ in range(2):
+        bench = Bench(tmp_path)
+        ladder = [Ladder((0.1, 0.2, 0.3))]
+        assert bench.choose("inside", lambda at: -abs(at[0] - 0.2), ladder, 3) == (0.2,)
+        assert bench.choose("cut", lambda at: at[0], ladder, 3) == (0.3,)
+        assert bench.tuning() == ["tuned by validation: 2 choices of 3 trials; edges left: 1 (cut)"]
+    found = replace(find("fedslr/table2"), run=lambda bench: Outcome(notes=["a"])).outcome(bench)
+    assert found.notes == ["a", *bench.tuning()]
 
 
 def test_paper_and_ours_stand_side_by_side():

@@ -15,9 +15,10 @@ from polyfed.algorithms.local import Local
 from polyfed.data import load
 from polyfed.models import build
 from polyfed.recipes import RECIPES, Bench, Outcome
-from polyfed.recipes.recipe import Recipe, Setting, beside, curve_figure, curves, metric_of, ordered, ours
+from polyfed.recipes.recipe import Recipe, curves, metric_of
 from polyfed.recipes.record import load as read
 from polyfed.recipes.record import pack, unpack
+from polyfed.recipes.said import Setting, beside, curve_figure, ordered, ours
 from polyfed.studies import parallel
 
 comparing = importlib.import_module("polyfed.studies.compare")

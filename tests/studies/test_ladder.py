@@ -78,6 +78,7 @@ def test_what_diverges_is_left_behind(least):
         ((0.0, 0.5, 1.0), Limits(ge=0), False, None),
         ((0.01, 0.1, 1.0), Limits(gt=0), True, 10.0),
         ((0.01, 0.1, 1.0), Limits(gt=0), False, 0.001),
+        ((0.01, 0.1, 1.0), Limits(ge=0), False, 0.001),
         ((0.1, 0.2, 0.3), Limits(gt=0), False, 0.05),  # half the way to what it cannot be
         ((0.25, 0.5, 0.75, 0.9), SHARE, True, 1.0),
         ((0.7,), SHARE, True, None),  # one value is no search
@@ -85,6 +86,10 @@ def test_what_diverges_is_left_behind(least):
 )
 def test_a_grid_goes_on_by_its_last_step_or_ratio(values, limits, up, after):
     assert Ladder(values, limits).beyond(values, up) == (None if after is None else pytest.approx(after))
+
+
+def test_ratios_come_to_an_end_at_zero():
+    assert Ladder((0.01, 0.1, 1.0), Limits(ge=0)).beyond((0.001, 0.01, 0.1, 1.0), False) == 0
 
 
 def test_a_setting_ends_where_its_method_says():

@@ -15,8 +15,9 @@ from polyfed.cli.describe import package
 from polyfed.cli.folders import claimed
 from polyfed.data.datasets import default_dir
 from polyfed.recipes import Bench, Outcome, Recipe, find, gather, origin
-from polyfed.recipes.recipe import Size, claims_table, estimate, settings_table, write
+from polyfed.recipes.recipe import Size, estimate, write
 from polyfed.recipes.record import load, pack, unpack
+from polyfed.recipes.said import claims_table, settings_table
 from polyfed.report import Table
 from polyfed.report.table import Cell
 from polyfed.runs import ownership as files

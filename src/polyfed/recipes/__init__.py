@@ -6,7 +6,8 @@ bring recipes by the entry point group `polyfed.recipes`, each a module that reg
 
 from polyfed.base import plugins
 from polyfed.base.errors import ConfigError, PolyfedError, closest
-from polyfed.recipes.recipe import RECIPES, Bench, Claim, Outcome, Recipe, Setting, recipe
+from polyfed.recipes.recipe import RECIPES, Bench, Outcome, Recipe, recipe
+from polyfed.recipes.said import Claim, Setting
 
 __all__ = ["RECIPES", "Bench", "Claim", "Outcome", "Recipe", "Setting", "find", "gather", "load", "origin", "recipe"]
 

@@ -55,15 +55,17 @@ class Ladder:
     def beyond(self, tried: Sequence[float], up: bool) -> float | None:
         """The value to try next above (`up`) or below all that were tried, rising; None where the setting ends.
 
-        By the last step, or by the last ratio where ratios are the steadier ones; half the way to a bound that cannot
-        be taken itself.
+        By the last step, or by the last ratio where ratios are the steadier ones. Half the way to a bound that cannot
+        be taken itself; and where ratios would never come to the setting's end, that end after one of them.
         """
         end, *inner = tried[::-1][:3] if up else tried[:3]
         taken, bound = (self.limits.le, self.limits.lt) if up else (self.limits.ge, self.limits.gt)
         if not inner or end == taken:
             return None
-        value = _next(end, *inner)
-        if taken is not None and not (value < taken if up else value > taken):
+        ratio = len(inner) == 2 and by_ratio(end, *inner)
+        value = float(f"{end * end / inner[0] if ratio else 2 * end - inner[0]:.6g}")
+        never = ratio and taken == 0 and end not in self.values
+        if taken is not None and (never or (value > taken if up else value < taken)):
             value = taken
         if bound is not None and not (value < bound if up else value > bound):
             value = (end + bound) / 2
@@ -79,13 +81,12 @@ class Ladder:
         return not (above or value == self.limits.le) or not (below or value == self.limits.ge)
 
 
-def _next(end: float, a: float, b: float | None = None) -> float:
-    """The value that follows b, a, end."""
-    if b is not None and min(end, a, b) > 0:
-        steps, ratios = sorted((abs(end - a), abs(a - b))), sorted((abs(math.log(end / a)), abs(math.log(a / b))))
-        if ratios[1] / ratios[0] < steps[1] / steps[0]:
-            return float(f"{end * end / a:.6g}")
-    return float(f"{2 * end - a:.6g}")
+def by_ratio(end: float, a: float, b: float) -> bool:
+    """Whether the ratios of b, a, end differ by less than their steps do."""
+    if min(end, a, b) <= 0:
+        return False
+    steps, ratios = sorted((abs(end - a), abs(a - b))), sorted((abs(math.log(end / a)), abs(math.log(a / b))))
+    return ratios[1] / ratios[0] < steps[1] / steps[0]
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ from polyfed.data import load
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
 from polyfed.models import build
-from polyfed.recipes.recipe import Bench, Setting, Size
+from polyfed.recipes.recipe import Bench, Size
+from polyfed.recipes.said import Setting
 from polyfed.studies.ladder import At, Ladder
 
 EPOCHS = 5

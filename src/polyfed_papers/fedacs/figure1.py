@@ -6,7 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from polyfed.recipes.recipe import Bench, Claim, Outcome, Setting, Size, metric_of, ordered, ours, recipe
+from polyfed.recipes.recipe import Bench, Outcome, Size, metric_of, recipe
+from polyfed.recipes.said import Claim, Setting, ordered, ours
 from polyfed.report.table import Cell, Table
 from polyfed_papers.fedacs import (
     HALVED,

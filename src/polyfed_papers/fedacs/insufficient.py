@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from polyfed.recipes.recipe import Bench, Claim, Outcome, Setting, Size, metric_of, ordered, ours, paper, recipe
+from polyfed.recipes.recipe import Bench, Outcome, Size, metric_of, recipe
+from polyfed.recipes.said import Claim, Setting, ordered, ours, paper
 from polyfed.report.table import Cell, Table
 from polyfed_papers.fedacs import (
     NOT_TO_BE_MATCHED,

@@ -11,7 +11,8 @@ from polyfed.algorithms.fedacs import FedACS
 from polyfed.data import load
 from polyfed.data.federation import Federation
 from polyfed.models import build
-from polyfed.recipes.recipe import Bench, Claim, Outcome, Setting, Size, ordered, ours, recipe
+from polyfed.recipes.recipe import Bench, Outcome, Size, recipe
+from polyfed.recipes.said import Claim, Setting, ordered, ours
 from polyfed.report.table import Cell, Table
 from polyfed_papers.fedacs import clients, net, work
 

@@ -8,19 +8,8 @@ import numpy as np
 
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import Federation
-from polyfed.recipes.recipe import (
-    Bench,
-    Claim,
-    Outcome,
-    Setting,
-    Size,
-    beside,
-    metric_of,
-    ordered,
-    ours,
-    paper,
-    recipe,
-)
+from polyfed.recipes.recipe import Bench, Outcome, Size, metric_of, recipe
+from polyfed.recipes.said import Claim, Setting, beside, ordered, ours, paper
 from polyfed.report.table import Cell, Table
 from polyfed.runs.fit import fit
 from polyfed.studies.compare import Comparison

@@ -8,7 +8,8 @@ from polyfed.algorithms.fedlin import FedLin
 from polyfed.algorithms.fedtrack import FedTrack
 from polyfed.algorithms.scaffold import Scaffold
 from polyfed.base.values import Limits
-from polyfed.recipes.recipe import Bench, Outcome, Setting, ordered, ours, recipe
+from polyfed.recipes.recipe import Bench, Outcome, recipe
+from polyfed.recipes.said import Setting, ordered, ours
 from polyfed.report.table import Cell, Table
 from polyfed.studies.ladder import At, Ladder
 from polyfed_papers.fedcet import TRIALS, Rule, Tuned, error_figure, hospitals, linear_regression, series, tuned

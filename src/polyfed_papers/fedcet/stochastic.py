@@ -16,7 +16,8 @@ from polyfed.base.values import Limits
 from polyfed.core.algorithm import Algorithm
 from polyfed.data import load
 from polyfed.models import build
-from polyfed.recipes.recipe import Bench, Claim, Outcome, Setting, curve_figure, ordered, ours, recipe
+from polyfed.recipes.recipe import Bench, Outcome, recipe
+from polyfed.recipes.said import Claim, Setting, curve_figure, ordered, ours
 from polyfed.report.table import Cell, Table
 from polyfed.runs.fit import fit
 from polyfed.runs.watching import Progress

@@ -21,7 +21,8 @@ from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
 from polyfed.data.partition import IID, DirichletPrior
 from polyfed.models import build
-from polyfed.recipes.recipe import Bench, Claim, Setting, Size, ordered, without
+from polyfed.recipes.recipe import Bench, Size
+from polyfed.recipes.said import Claim, Setting, ordered, without
 from polyfed.runs.watching import Progress
 from polyfed.studies.compare import Comparison
 from polyfed.studies.ladder import At, Ladder

@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from polyfed.compute.layout import Layout
-from polyfed.recipes.recipe import Bench, Claim, Outcome, Setting, ordered, ours
+from polyfed.recipes.recipe import Bench, Outcome
+from polyfed.recipes.said import Claim, Setting, ordered, ours
 from polyfed.report.style import INK, QUIET, SERIES, VERMILLION, categories, styled
 from polyfed.report.table import Cell, Table
 from polyfed.runs.opened import opened

@@ -15,7 +15,8 @@ from polyfed.compute.layout import Layout
 from polyfed.data import load
 from polyfed.models import build
 from polyfed.models.factorised import factorised, measure, pack, size
-from polyfed.recipes.recipe import Bench, Claim, Outcome, Setting, Size, beside, ordered, ours, recipe
+from polyfed.recipes.recipe import Bench, Outcome, Size, recipe
+from polyfed.recipes.said import Claim, Setting, beside, ordered, ours
 from polyfed.report.table import Cell, Table
 from polyfed.runs.fit import fit
 from polyfed_papers.fedslr import resnet

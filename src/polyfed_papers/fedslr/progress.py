@@ -5,7 +5,8 @@ import numpy as np
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.feddyn import FedDyn
 from polyfed.core.algorithm import Algorithm
-from polyfed.recipes.recipe import Bench, Outcome, Setting, curve_figure, curves, metric_of, ordered, ours, recipe
+from polyfed.recipes.recipe import Bench, Outcome, curves, metric_of, recipe
+from polyfed.recipes.said import Setting, curve_figure, ordered, ours
 from polyfed.report.table import Cell, Table
 from polyfed.studies.compare import Comparison
 from polyfed_papers.fedslr import (

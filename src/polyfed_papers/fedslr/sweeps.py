@@ -7,7 +7,8 @@ import numpy as np
 
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.algorithm import Algorithm
-from polyfed.recipes.recipe import Bench, Claim, Outcome, Setting, beside, metric_of, ordered, ours, recipe
+from polyfed.recipes.recipe import Bench, Outcome, metric_of, recipe
+from polyfed.recipes.said import Claim, Setting, beside, ordered, ours
 from polyfed.report.table import Cell, Table
 from polyfed.studies.compare import Comparison
 from polyfed_papers.fedslr import (

@@ -20,7 +20,8 @@ from polyfed.algorithms.local import Local
 from polyfed.algorithms.perfedavg import PerFedAvg
 from polyfed.algorithms.scaffold import Scaffold
 from polyfed.core.algorithm import Algorithm
-from polyfed.recipes.recipe import Bench, Claim, Outcome, Setting, Size, beside, metric_of, ordered, ours, recipe
+from polyfed.recipes.recipe import Bench, Outcome, Size, metric_of, recipe
+from polyfed.recipes.said import Claim, Setting, beside, ordered, ours
 from polyfed.report.table import Table
 from polyfed.studies.compare import Comparison
 from polyfed.studies.ladder import Ladder

@@ -14,7 +14,8 @@ from polyfed.algorithms.scaffold import Scaffold
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, Round, started
 from polyfed.core.ledger import down_bytes
-from polyfed.recipes.recipe import Bench, Claim, Outcome, Setting, Size, paper, recipe
+from polyfed.recipes.recipe import Bench, Outcome, Size, recipe
+from polyfed.recipes.said import Claim, Setting, paper
 from polyfed.report.table import Cell, Table
 from polyfed_papers.fedslr import DATA, resnet
 

@@ -5,7 +5,8 @@ import numpy as np
 from polyfed.algorithms.gpgd import GPGD
 from polyfed.algorithms.lpgd import LPGD
 from polyfed.core.algorithm import Algorithm
-from polyfed.recipes.recipe import Bench, Outcome, Setting, metric_of, ordered, ours, recipe
+from polyfed.recipes.recipe import Bench, Outcome, metric_of, recipe
+from polyfed.recipes.said import Setting, ordered, ours
 from polyfed.report.table import Cell, Table
 from polyfed.studies.compare import Comparison
 from polyfed_papers.fedslr import (

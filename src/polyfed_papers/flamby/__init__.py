@@ -39,7 +39,8 @@ from polyfed.base.errors import Diverged
 from polyfed.base.values import Limits
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import Federation
-from polyfed.recipes.recipe import Bench, Claim, Setting, Size, paper
+from polyfed.recipes.recipe import Bench, Size
+from polyfed.recipes.said import Claim, Setting, decided, paper
 from polyfed.report import read
 from polyfed.report.read import Study
 from polyfed.report.table import Cell, Table
@@ -313,8 +314,7 @@ def claims_of(study: Study, pairs_of: Iterable[tuple[str, str]]) -> list[Claim]:
             continue
         g = replace(study.verdicts.evidence(one, other)[1], unit=math.inf).interval()
         text = f"{one} is better than {other}, mean of centres"
-        where = f"difference {g.mean:+.3f}, 95 % interval {g.low:+.3f} to {g.high:+.3f}"
-        found.append(Claim(text, None if not g.sign else g.sign > 0, where))
+        found.append(decided(text, g.low, g.high, g.p, digits="+.3f"))
     return found
 
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from polyfed.algorithms import FedAdagrad, FedAdam, FedAvg, FedProx, FedYogi, Scaffold
 from polyfed.data import load
 from polyfed.data.federation import Federation
-from polyfed.recipes.recipe import Bench, Outcome, Setting, Size, recipe
+from polyfed.recipes.recipe import Bench, Outcome, Size, recipe
+from polyfed.recipes.said import Setting
 from polyfed_papers.flamby import (
     OWN,
     POOLED,

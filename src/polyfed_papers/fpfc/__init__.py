@@ -15,7 +15,8 @@ from polyfed.data import load
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
 from polyfed.models import build
-from polyfed.recipes.recipe import Bench, Claim, Setting, Size, curves, grouping_of, ordered, without
+from polyfed.recipes.recipe import Bench, Size, curves, grouping_of
+from polyfed.recipes.said import Claim, Setting, ordered, without
 from polyfed.report.table import Cell, Table
 from polyfed.studies.compare import Comparison
 

@@ -13,19 +13,8 @@ from polyfed.algorithms.fedbuff import FedBuff
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.schedule import Asynchronous, Delays, Timed, Uniform
-from polyfed.recipes.recipe import (
-    Bench,
-    Claim,
-    Outcome,
-    Setting,
-    Size,
-    curve_figure,
-    curves,
-    joined,
-    ours,
-    recipe,
-    without,
-)
+from polyfed.recipes.recipe import Bench, Outcome, Size, curves, joined, recipe
+from polyfed.recipes.said import Claim, Setting, curve_figure, ours, without
 from polyfed.report.table import Cell
 from polyfed.studies.compare import Comparison
 from polyfed_papers.fpfc import (

@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from polyfed.base.randomness import client_keys
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import Federation
-from polyfed.recipes.recipe import Bench, Claim, Outcome, Setting, Size, metric_of, ordered, ours, recipe
+from polyfed.recipes.recipe import Bench, Outcome, Size, metric_of, recipe
+from polyfed.recipes.said import Claim, Setting, ordered, ours
 from polyfed.report.table import Cell, Table
 from polyfed.studies.compare import Comparison
 from polyfed.threats import (

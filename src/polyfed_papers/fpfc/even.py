@@ -8,7 +8,8 @@ from torch import nn
 from polyfed.algorithms.fpfc import FPFC
 from polyfed.data import load
 from polyfed.models import build
-from polyfed.recipes.recipe import Bench, Claim, Outcome, Setting, Size, grouping_of, metric_of, ours, recipe
+from polyfed.recipes.recipe import Bench, Outcome, Size, grouping_of, metric_of, recipe
+from polyfed.recipes.said import Claim, Setting, ours
 from polyfed.report.table import Cell
 from polyfed_papers.fpfc import fewer, told_by
 

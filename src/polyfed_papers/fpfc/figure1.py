@@ -9,7 +9,8 @@ from torch import nn
 
 import polyfed as pf
 from polyfed.algorithms.fpfc import FPFC
-from polyfed.recipes.recipe import Bench, Claim, Outcome, Setting, Size, recipe
+from polyfed.recipes.recipe import Bench, Outcome, Size, recipe
+from polyfed.recipes.said import Claim, Setting
 from polyfed.report.table import Cell
 from polyfed_papers.fpfc import told_by
 

@@ -7,7 +7,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from sklearn.metrics import adjusted_rand_score
 
-from polyfed.recipes.recipe import Bench, Claim, Outcome, Setting, Size, recipe
+from polyfed.recipes.recipe import Bench, Outcome, Size, recipe
+from polyfed.recipes.said import Claim, Setting
 from polyfed.runs.fit import fit
 from polyfed.runs.watching import Progress
 from polyfed_papers.fpfc import SYNTHETIC, sizes, synthetic

@@ -17,7 +17,8 @@ from polyfed.algorithms.perfedavg import PerFedAvg
 from polyfed.base.values import Limits
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import Federation
-from polyfed.recipes.recipe import Bench, Setting, metric_of
+from polyfed.recipes.recipe import Bench, metric_of
+from polyfed.recipes.said import Setting
 from polyfed.studies.ladder import At, Ladder
 from polyfed_papers.fpfc import Problem
 

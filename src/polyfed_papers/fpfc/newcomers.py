@@ -9,7 +9,8 @@ from scipy import stats
 import polyfed as pf
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import Federation
-from polyfed.recipes.recipe import Bench, Outcome, Setting, Size, beside, ours, recipe
+from polyfed.recipes.recipe import Bench, Outcome, Size, recipe
+from polyfed.recipes.said import Setting, beside, ours
 from polyfed_papers.fpfc import (
     GRID,
     IMAGE_ROUNDS,

@@ -4,17 +4,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from polyfed.data.federation import Federation
-from polyfed.recipes.recipe import (
-    Bench,
-    Claim,
-    Outcome,
-    Setting,
-    beside,
-    grouping_of,
-    metric_of,
-    ours,
-    recipe,
-)
+from polyfed.recipes.recipe import Bench, Outcome, grouping_of, metric_of, recipe
+from polyfed.recipes.said import Claim, Setting, beside, ours
 from polyfed.report.table import Cell
 from polyfed.studies.compare import Comparison
 from polyfed_papers.fpfc import (

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from polyfed.recipes.recipe import Bench, Claim, Outcome, Setting, Size, grouping_of, metric_of, ours, recipe
+from polyfed.recipes.recipe import Bench, Outcome, Size, grouping_of, metric_of, recipe
+from polyfed.recipes.said import Claim, Setting, ours
 from polyfed.report.table import Cell, Table
 from polyfed.studies.compare import Comparison
 from polyfed_papers.fpfc import (

@@ -7,7 +7,8 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from polyfed.algorithms.ifca import IFCA
-from polyfed.recipes.recipe import Bench, Claim, Outcome, Setting, Size, grouping_of, metric_of, ours, recipe, without
+from polyfed.recipes.recipe import Bench, Outcome, Size, grouping_of, metric_of, recipe
+from polyfed.recipes.said import Claim, Setting, ours, without
 from polyfed.report.table import Cell
 from polyfed_papers.fpfc import SYNTHETIC, rounds_of, sizes, synthetic, told_by
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from polyfed.recipes.recipe import Bench, Outcome, Setting, Size, beside, metric_of, ours, recipe, without
+from polyfed.recipes.recipe import Bench, Outcome, Size, metric_of, recipe
+from polyfed.recipes.said import Setting, beside, ours, without
 from polyfed.studies.compare import Comparison
 from polyfed_papers.fpfc import (
     HBF_BESIDE,

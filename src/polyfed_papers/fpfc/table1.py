@@ -9,20 +9,8 @@ from polyfed.algorithms.fedavgft import FedAvgFT
 from polyfed.algorithms.ifca import IFCA
 from polyfed.algorithms.pacfl import PACFL
 from polyfed.core.algorithm import Algorithm
-from polyfed.recipes.recipe import (
-    Bench,
-    Claim,
-    Outcome,
-    Setting,
-    Size,
-    beside,
-    grouping_of,
-    joined,
-    metric_of,
-    ours,
-    recipe,
-    without,
-)
+from polyfed.recipes.recipe import Bench, Outcome, Size, grouping_of, joined, metric_of, recipe
+from polyfed.recipes.said import Claim, Setting, beside, ours, without
 from polyfed.studies.compare import Comparison
 from polyfed_papers.fpfc import (
     GRID,

@@ -7,7 +7,8 @@ from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
 from polyfed.algorithms.local import Local
-from polyfed.recipes.recipe import Bench, Claim, Outcome, Setting, Size, ours, recipe
+from polyfed.recipes.recipe import Bench, Outcome, Size, recipe
+from polyfed.recipes.said import Claim, Setting, ours
 from polyfed.report.table import Cell, Table
 from polyfed_papers.fpfc import HBF_BESIDE, HBF_CAVEAT, SYNTHETIC, Problem, hbf, sizes, softmax, synthetic
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from polyfed.recipes.recipe import Bench, Outcome, Setting, Size, beside, ordered, ours, recipe
+from polyfed.recipes.recipe import Bench, Outcome, Size, recipe
+from polyfed.recipes.said import Setting, beside, ordered, ours
 from polyfed_papers.fpfc import (
     HBF_BESIDE,
     HBF_CAVEAT,

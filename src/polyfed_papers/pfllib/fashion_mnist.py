@@ -3,7 +3,8 @@
 import numpy as np
 import pandas as pd
 
-from polyfed.recipes.recipe import Bench, Outcome, beside, curve_figure, curves, metric_of, ordered, ours, recipe
+from polyfed.recipes.recipe import Bench, Outcome, curves, metric_of, recipe
+from polyfed.recipes.said import beside, curve_figure, ordered, ours
 from polyfed_papers.pfllib import BATCH, PRINTED, federation, methods, model, settings
 
 MINUTES = (2, 4200)

@@ -1,0 +1,175 @@
+"""What recipes say: settings and whose they are, figures beside the printed ones, and claims with what decides them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from polyfed.report import intervals
+from polyfed.report.table import Cell, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Source = Literal["paper", "code", "ours"]
+
+
+class Setting(NamedTuple):
+    """One choice of an experiment and whose it is: the paper's text, the authors' released code, or ours."""
+
+    key: str
+    value: str
+    source: Source
+
+
+def without(settings: Sequence[Setting], *keys: str) -> tuple[Setting, ...]:
+    """Settings but for those that a recipe has its own way. Every key must be there, so that none is left by a typo."""
+    assert not (unknown := set(keys) - {s.key for s in settings}), unknown
+    return tuple(s for s in settings if s.key not in keys)
+
+
+class Claim(NamedTuple):
+    """One statement of a paper and what we found.
+
+    holds: None where our runs do not decide it     p: of no difference, where an interval decides; NaN elsewhere
+    edge: whether that interval ends within a tenth of its width of zero
+    """
+
+    text: str
+    holds: bool | None
+    evidence: str
+    p: float = float("nan")
+    edge: bool = False
+
+    @property
+    def verdict(self) -> str:
+        return {True: "holds", False: "does not hold", None: "undecided"}[self.holds]
+
+
+def decided(text: str, low: float, high: float, p: float, unit: str = "", digits: str = "+.3g") -> Claim:
+    """The claim that a difference is above zero, by its 95 % interval."""
+    holds = True if low > 0 else False if high < 0 else None
+    edge = min(abs(low), abs(high)) <= (high - low) / 10 and high > low
+    evidence = f"difference {(low + high) / 2:{digits}}{unit}, 95 % interval {low:{digits}} to {high:{digits}}"
+    return Claim(text, holds, evidence, p, edge)
+
+
+def ordered(
+    text: str, higher: np.ndarray, lower: np.ndarray, factor: float = 1.0, unit: str = "", share: float = 0.0
+) -> Claim:
+    """The claim that `higher` exceeds `lower`, from values of the same seeds: holds, or not, when the 95 % interval of
+    the mean paired difference leaves zero out; one seed never decides.
+
+    share: where seeds divide one set of samples anew, how much of it is tested (Nadeau and Bengio's variance, see
+    `report.intervals`). 0: every seed draws samples of its own, and the interval is Student's t
+    """
+    gap = factor * (np.asarray(higher, dtype=float) - np.asarray(lower, dtype=float))
+    gap = gap[np.isfinite(gap)]
+    if len(gap) < 2:
+        return Claim(
+            text, None, f"difference {gap.mean():+.3g}{unit} from one seed" if len(gap) else "no finished runs"
+        )
+    mean, (var, freedom) = float(gap.mean()), intervals.variance(intervals.Spread(gap), share)
+    if not np.isfinite(var):  # the same under every seed: nothing was drawn
+        return decided(text, mean, mean, 0.0 if mean else 1.0, unit)
+    half = intervals.half_width(var, freedom)
+    return decided(text, mean - half, mean + half, intervals.p_value(mean, var, freedom), unit)
+
+
+def claims_table(claims: Sequence[Claim]) -> Table:
+    """What was claimed, and what our runs say: each for itself, and all of the table together."""
+    marks = {True: "gain", False: "loss", None: "quiet"}
+    p = np.array([c.p for c in claims], dtype=float)
+    count, clear = int(np.isfinite(p).sum()), intervals.holm(p)
+    rows = []
+    for c, known, holds in zip(claims, np.isfinite(p), clear, strict=True):
+        texts = [*(["decided" if holds else "not decided"] if known else ["–"]), *(["edge"] if c.edge else [])]
+        rows.append((Cell(c.text), Cell(c.verdict, {}, marks[c.holds]), Cell(c.evidence), Cell(", ".join(texts))))
+    notes = (
+        f"Holm: whether the difference is still decided at 5 % over all {count} intervals of this table together",
+        "edge: the interval ends within a tenth of its width of zero; another processor may decide otherwise",
+    )
+    heads = ("claim<", "here<", "evidence<", "over the table (Holm)<")
+    return Table("Claims", heads, tuple(rows), notes if count else ())
+
+
+def settings_table(settings: Sequence[Setting]) -> Table:
+    """Every setting and whose it is."""
+    rows = tuple((Cell(s.key), Cell(s.source, {}, "quiet"), Cell(s.value)) for s in settings)
+    return Table("Setting", ("what<", "whose<", "value<"), rows)
+
+
+def ours(values: Iterable[float], factor: float = 1.0, decimals: int = 2, mark: str = "") -> Cell:
+    """Mean and standard deviation over seeds as a cell."""
+    v = factor * np.asarray(list(values), dtype=float)
+    v = v[np.isfinite(v)]
+    if not len(v):
+        return Cell("–", {"mean": None, "std": None}, "quiet")
+    spread = float(v.std(ddof=1)) if len(v) > 1 else float("nan")
+    text = f"{v.mean():.{decimals}f}" + (f" ± {spread:.{decimals}f}" if len(v) > 1 else "")
+    return Cell(text, {"mean": float(v.mean()), "std": spread}, mark)
+
+
+def paper(text: str | float | None) -> Cell:
+    """A figure printed in the paper."""
+    return Cell("–" if text is None else str(text), {}, "quiet")
+
+
+def beside(
+    title: str,
+    columns: Sequence[str],
+    rows: Mapping[str, Sequence[tuple[str | float | None, Cell]]],
+    notes: Sequence[str] = (),
+    first: str = "method",
+) -> Table:
+    """Paper and ours side by side: for every column a pair of cells. rows: label -> [(paper, ours), ...]"""
+    heads = [f"{first}<", *(text for c in columns for text in (f"{c}, paper", f"{c}, ours"))]
+    body = []
+    for label, pairs in rows.items():
+        cells = [Cell(label, {first: label})]
+        for column, (printed, mine) in zip(columns, pairs, strict=True):
+            text = paper(printed)
+            cells.append(Cell(text.text, {f"{column} paper": text.text}, text.mark))
+            cells.append(Cell(mine.text, {f"{column} {k}": v for k, v in mine.values.items()}, mine.mark))
+        body.append(tuple(cells))
+    return Table(title, tuple(heads), tuple(body), tuple(notes))
+
+
+def curve_figure(
+    series: Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]],
+    x: str,
+    y: str,
+    *,
+    log: bool = False,
+    width: float = 4.7,
+    height: float = 3.3,
+) -> "Figure":
+    """A line per label, the mean over seeds (of logarithms if log), with the range over seeds as a band.
+
+    series: label -> (x, [seed][point])
+    """
+    from polyfed.report.style import canvas, legend_name, looks, styled
+
+    own = [label for label in series if label.lower() == "local"]
+    look = looks(list(series), {label: "own" if label in own else "method" for label in series})
+    with styled():
+        figure, (ax,) = canvas(width, height)
+        for label, (at, values) in series.items():
+            v = np.asarray(values, dtype=float)
+            colour, marker, line = look[label]
+            many = len(at) > 25
+            middle = np.exp(np.nanmean(np.log(v), axis=0)) if log else np.nanmean(v, axis=0)
+            ax.plot(
+                at, middle, color=colour, linestyle=line, label=legend_name(label),
+                marker=None if many else marker,
+            )  # fmt: skip
+            if len(v) > 1:
+                ax.fill_between(at, np.nanmin(v, axis=0), np.nanmax(v, axis=0), color=colour, alpha=0.15, linewidth=0)
+        if log:
+            ax.set_yscale("log")
+            ax.yaxis.set_major_formatter(lambda v, _: f"1e{round(np.log10(v)):d}" if v > 0 else "0")
+        ax.set_xlabel(x)
+        ax.set_ylabel(y)
+        if len(series) > 1:
+            figure.legend(loc="outside upper left", ncols=min(3, len(series)))
+    return figure
