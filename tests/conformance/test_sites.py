@@ -15,9 +15,9 @@ from polyfed.core.engine import Answers
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Schedule, Uniform
 from polyfed.engines.local import LocalEngine
+from polyfed.sites.client import Client
 from polyfed.sites.engine import RemoteEngine
 from polyfed.sites.message import Train, request
-from polyfed.sites.site import Client
 from polyfed.sites.vault import Vault
 from polyfed.testing.stage import NAMES
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from direct import Direct, Raw, raw
-from hospitals import ALL, NAMES, Sites, at_sites, experiment, folder, on_one_machine, same
+from hospitals import ALL, NAMES, OPEN, Sites, at_sites, experiment, folder, on_one_machine, same
 
 from polyfed.base.errors import PolyfedError
 from polyfed.core.schedule import Replay
@@ -126,7 +126,7 @@ def test_a_reply_that_cannot_be_is_refused_and_its_site_is_missing_for_the_round
 
 def test_a_server_that_asks_for_what_a_site_does_not_know_hears_why(study, tmp_path):
     _, data, _ = study(SCAFFOLD)
-    site = Site("bern", data / "bern.csv", tmp_path / "vault", ALL)
+    site = Site("bern", data / "bern.csv", tmp_path / "vault", ALL, policy=OPEN)
     turn = {"run": "x", "base": [-1, -1], "keep": [-1, -1], "t": 0, "phase": 0, "n": 3, "scale": 1.0}
     for message, said in (
         (b"nonsense", "the server: not a message"),
@@ -139,7 +139,7 @@ def test_a_server_that_asks_for_what_a_site_does_not_know_hears_why(study, tmp_p
         (Raw({"kind": "train"} | turn | {"t": "x"}).pack(), "damaged (t: found 'x', expected a valid integer)"),
         (Raw({"kind": "train"} | turn | {"cells": 1}).pack(), "damaged (it has cells, which this version does not"),
         (Raw({"kind": "begin"}).pack(), "the message is damaged (it lacks joined)"),
-        (Raw({"kind": "train", "format": 2} | turn).pack(), "found messages of format 2, expected 1; install the same"),
+        (Raw({"kind": "train", "format": 3} | turn).pack(), "found messages of format 3, expected 2; install the same"),
     ):
         error = raw(site.answer(message)).head["error"]
         assert said in error
@@ -234,7 +234,7 @@ JOINING = {
     "labels": (with_head(rows="abc"), do("labels"), BALANCED, r"\(rows: found 'abc', expected a valid list\)"),
     "labels of others": (with_head(rows=[5, 5]), do("labels"), BALANCED, "by class are"),
     "other sums": (lambda r: r._replace(tensors={"x": SUMS["sums"]}), do("pooled"), PLAIN, "lacks tensor 'counts'"),
-    "fewer sums": (lambda r: r._replace(tensors=SUMS), do("pooled", what="sums"), PLAIN, r"expected float64 \[2\]"),
+    "fewer sums": (with_tensor("sums", SUMS["sums"]), do("pooled", what="sums"), PLAIN, r"expected float64 \[2\]"),
     "more values than rows": (filled("n", 99), do("pooled", what="counts"), PLAIN, "its sums are damaged"),
     "squares below 0": (filled("squares", -1), do("pooled", what="squares"), PLAIN, "its sums are damaged"),
 }  # fmt: skip

@@ -51,10 +51,10 @@ class Cut:
 class File:
     """A site's own file, CSV or npz, read once.
 
-    name: the site's, by which its rows are divided
+    name: the site's, by which its rows are divided     only: columns that are read; None: all
     """
 
-    def __init__(self, path: Path, name: str, columns: Columns, cut: Cut):
+    def __init__(self, path: Path, name: str, columns: Columns, cut: Cut, only: Sequence[str] | None = None):
         self.name, self.columns = name, columns
         self.sheet: Sheet | None = None
         if path.suffix.lower() == ".npz":
@@ -66,6 +66,9 @@ class File:
             self.rows = cut.of(len(self.train[0]), name, held=self.test is None)
         else:
             self.sheet = read(path)
+            if only is not None:
+                kept = {key: cells for key, cells in self.sheet.columns.items() if key in only}
+                self.sheet = dataclasses.replace(self.sheet, columns=kept)
             if not self.sheet.lines:
                 raise DataError(f"client {name!r} has no training samples")
             self.rows = cut.of(len(self.sheet.lines), name)
@@ -135,6 +138,17 @@ class File:
             numbers=y.is_floating_point(), given=self.test is not None, labels=labels if known and few else None,
         )  # fmt: skip
 
+    def rarest(self, said: Csv | Npz) -> dict[str, int]:
+        """Of every column whose values it says, the fewest rows that one of them has."""
+        found: dict[str, int] = {}
+        if isinstance(said, Csv) and self.sheet is not None:
+            for name, texts in ((name, c.texts) for name, c in said.used.items()):
+                at = [k for k in self.sheet.positions(name, texts) if k is not None] if texts else []
+                found |= {name: int(np.unique(at, return_counts=True)[1].min())} if at else {}
+        elif isinstance(said, Npz) and said.labels:
+            found["targets"] = int(self.train[1].unique(return_counts=True)[1].min())
+        return found
+
     # what it gives
 
     def labels(self, settled: "Settled") -> list[int]:
@@ -187,17 +201,18 @@ class File:
         """What the server adds up over sites, of each column of numbers (the target is last where it is a number).
 
         "counts": how many values are there, and how many are at most `at` [k, columns], as ordered integers
-        "sums": with gaps filled by `fill`     "squares": about `mean`
+        "sums": with gaps filled by `fill`, and how many values are there     "squares": about `mean`
         """
         train = self._coded(blank)["train"]
         x = train.x.numpy()[:, [k for k, i in enumerate(blank.inputs) if i.values is None]]
+        there = ~np.isnan(x)
         if what == "counts":
-            keys, there = moments.ordered(x), ~np.isnan(x)
+            keys = moments.ordered(x)
             return {"n": there.sum(0), "counts": np.array([((keys <= at) & there).sum(0) for at in given["at"]])}
         y = train.y.double().numpy()[:, None] if blank.labels is None else np.zeros((len(x), 0))
         x, d = np.where(np.isnan(x), given["fill"], x), x.shape[1]
         if what == "sums":
-            return {"sums": np.concatenate([x.sum(0), y.sum(0)])}
+            return {"n": there.sum(0), "sums": np.concatenate([x.sum(0), y.sum(0)])}
         mean = given["mean"]
         return {"squares": np.concatenate([np.square(x - mean[:d]).sum(0), np.square(y - mean[d:]).sum(0)])}
 

@@ -31,8 +31,9 @@ from polyfed.runs.config import Experiment, Method, model_table, resolve
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.rehearsal import Forms, forms
 from polyfed.runs.result import Result
+from polyfed.runs.steps import local_steps_of
 from polyfed.runs.trainer import Trainer, prepare
-from polyfed.runs.training import Training
+from polyfed.runs.training import Settings, Training
 from polyfed.runs.watching import Callback
 from polyfed.runs.weights import weights_of
 from polyfed.sites import message as m
@@ -119,8 +120,9 @@ class Server:
         self.transport.most = FIRST
         # in the order that their files would have in a folder
         self.names = sorted(self.asking.connected(sites), key=lambda name: f"{name}.csv")
-        self.head = _join(self.experiment, self.method)
-        replies = self.asking.all(dict.fromkeys(self.names, Message(self.head)), "joining", m.Joined, _wrong_join)
+        self.heads = _joins(self.experiment, self.method, self.names)
+        messages = {name: Message(head) for name, head in self.heads.items()}
+        replies = self.asking.all(messages, "joining", m.Joined, _wrong_join)
         self.said = {name: reply.head for name, reply in replies.items()}
         mine = torch.backends.cpu.get_cpu_capability()
         for name, about in self.said.items():
@@ -131,13 +133,13 @@ class Server:
     def settle(self) -> None:
         """What must be the same for all."""
         self.settled = settle({name: about.file for name, about in self.said.items()}, self.experiment.columns)
-        if "pooled" in self.head.needs and (blank := self.settled.preparation) is not None:
-            self.settled, self.billed = pooled(self.asking, self.head, self.settled, blank, self.said)
+        needs = self.heads[self.names[0]].needs
+        if "pooled" in needs and (blank := self.settled.preparation) is not None:
+            self.settled, self.billed = pooled(self.asking, self.heads, self.settled, blank, self.said)
         self.federation = _outline(self.experiment, self.said, self.settled)
-        if "labels" in self.head.needs:
-            asked = Message(m.Labels(joined=self.head, settled=self.settled))
-            what = "numbers of rows of each class"
-            found = self.asking.all(dict.fromkeys(self.names, asked), what, m.Labelled, self._wrong_labels)
+        if "labels" in needs:
+            asked = {name: Message(m.Labels(joined=head, settled=self.settled)) for name, head in self.heads.items()}
+            found = self.asking.all(asked, "numbers of rows of each class", m.Labelled, self._wrong_labels)
             labels = [reply.head.rows for reply in found.values()]
             self.federation = dataclasses.replace(self.federation, labels=labels)
 
@@ -158,14 +160,13 @@ class Server:
         self.transport.most = 2 * found.largest + SLACK
         start = digest(trainer.task.w0)
 
-        def asked(k: int, name: str) -> Message[m.Begin]:
-            steps = _steps(settings, k, name)
-            return Message(m.Begin(joined=self.head, settled=s, run=run, loss=str(loss), weights=weights, steps=steps))
+        def asked(name: str) -> Message[m.Begin]:
+            return Message(m.Begin(joined=self.heads[name], settled=s, run=run, loss=str(loss), weights=weights))
 
         def same(name: str, reply: Message[m.Begun]) -> str:
             return "" if reply.head.w0 == start else "starts from another model than the server"
 
-        self.asking.all({name: asked(k, name) for k, name in enumerate(self.names)}, "beginning", m.Begun, same)
+        self.asking.all({name: asked(name) for name in self.names}, "beginning", m.Begun, same)
         self.say(f"{len(self.names)} sites have joined: {', '.join(self.names)}")
         return dataclasses.replace(trainer, elsewhere=partial(self._engine, run, settings, found), billed=self.billed)
 
@@ -202,27 +203,40 @@ def _only(e: Experiment) -> tuple[Method, Algorithm]:
     return method, method.algorithm
 
 
-def _join(e: Experiment, method: Method) -> m.Join:
-    """What sites are told when they are asked to join."""
+def _joins(e: Experiment, method: Method, names: Sequence[str]) -> dict[str, m.Join]:
+    """What each site is told when it is asked to join."""
     s, d = e.settings, e.data
     seed, validation = e.seeds[0], 0.0 if d.validation_fraction is None else d.validation_fraction
+    local_steps_of(s.local_steps, names)  # raises for a list of another length
     needs: list[m.Made] = []
     if s.class_weights == "balanced":
         needs.append("labels")
     if e.columns.standardise in (None, "pooled"):
         needs.append("pooled")
-    return m.Join(
-        versions=versions(e.packages()),
-        experiment=e.name,
-        training={k: v for k, v in s.dump().items() if k not in HERE} | {"seed": seed},
-        algorithm=method.table(),
-        model=model_table(e.model),  # without a name where it is the default for what will be settled
-        columns=e.columns,
-        cut=seed if d.seed is None else d.seed,
-        test=d.test_fraction,
-        validation=validation,
-        needs=needs,
-    )
+    parts = 2 + (validation > 0)
+    return {
+        name: m.Join(
+            versions=versions(e.packages()),
+            experiment=e.name,
+            training={k: v for k, v in s.dump().items() if k not in HERE} | {"seed": seed},
+            algorithm=method.table(),
+            model=model_table(e.model),  # without a name where it is the default for what will be settled
+            columns=e.columns,
+            cut=seed if d.seed is None else d.seed,
+            test=d.test_fraction,
+            validation=validation,
+            needs=needs,
+            rounds=s.rounds,
+            evaluations=_evaluated(s.rounds, s.evaluate_every) * (parts - 1) + 1,
+            steps=_steps(s, k, name),
+        )
+        for k, name in enumerate(names)
+    }
+
+
+def _evaluated(rounds: int, every: int | None) -> int:
+    """How many rounds are evaluated at most: the first model, every so many, the last."""
+    return rounds + 1 if every is None else 1 + (rounds // every + (rounds % every > 0) if every else 0)
 
 
 def _wrong_join(name: str, reply: Message[m.Joined]) -> str:
@@ -293,7 +307,7 @@ def _describe(e: Experiment, method: Method, names: Sequence[str]) -> dict[str, 
     return tables | ({"schedule": {**asked}} if is_mapping(asked := e.settings.schedule) else {})
 
 
-def _steps(settings: Training, k: int, name: str) -> int | str | None:
+def _steps(settings: Settings, k: int, name: str) -> int | str | None:
     """The local steps of one site, which hears nothing of others'."""
     given: Any = settings.local_steps
     return given[name] if is_mapping(given) else int(given[k]) if is_list(given) else given
