@@ -133,7 +133,7 @@ def test_the_commands_of_the_guide_go_as_printed(hospitals, tmp_path, page, titl
             shutil.copy(path, folders[name] / f"{name}.csv")
             shutil.copy(folders["server"] / f"{name}.key", folders[name])
             line = next((c for c in clients if f"{name}.key" in c), clients[0].replace("bern", name))
-            running.append(run(f"{line} --allow pooled --yes", folders[name]))
+            running.append(run(f"{line} --allow pooled --yes policy", folders[name]))
         assert [p.wait(300) for p in running] == [0, 0, 0]
     finally:
         for p in running:
@@ -153,7 +153,7 @@ def test_a_server_that_is_killed_goes_on_with_its_sites(hospitals, tmp_path):
     for name, path in files.items():
         subprocess.run([*POLYFED, "keys", "add", name, *keys, "--out", str(folder)], check=True)
         site = ["client", "--key", str(folder / f"{name}.key"), "--data", str(path), "--vault", str(folder / name)]
-        sites.append(subprocess.Popen([*POLYFED, *site, "--allow", "pooled", "--yes"]))
+        sites.append(subprocess.Popen([*POLYFED, *site, "--allow", "pooled", "--yes", "policy"]))
     command = [
         *POLYFED,
         "server",

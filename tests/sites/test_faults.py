@@ -147,6 +147,24 @@ def test_a_server_that_asks_for_what_a_site_does_not_know_hears_why(study, tmp_p
         assert str(tmp_path) not in error
 
 
+@pytest.mark.parametrize("kind", ["train", "evaluate", "end"])
+def test_a_model_of_another_shape_is_refused_before_anything_is_computed_with_it(kind, study):
+    """The compiled kernel would read and write beyond it."""
+    file, _, sites = study(FEDAVG, rounds=1, **{"evaluate-every": 1})
+    sent = {}
+
+    def answer(name, message):
+        sent[raw(message).head["kind"]] = raw(message)
+        return sites.answer(name, message)
+
+    at_sites(file, sites, Direct(NAMES, answer))
+    site = sites.members.pop(NAMES[-1])
+    (site.vault / "answered.jsonl").unlink()
+    asked = sent[kind]._replace(tensors={"w": torch.zeros(3)})
+    error = raw(sites.member(NAMES[-1]).answer(asked.pack())).head["error"]
+    assert "tensor 'w' is float32 [3], expected float32 [14]" in error
+
+
 def with_head(**said):
     return lambda reply: reply.saying(**said)
 

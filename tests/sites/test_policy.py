@@ -144,7 +144,9 @@ def test_values_that_few_rows_have_stay_at_the_site_whatever_the_task(data, tmp_
     assert numbers_said(run(tmp_path, data, OPEN, asked, "open")[0]) == 60, "the attack works"
     heard, _, end = run(tmp_path, data, DEFAULT, asked, "default")
     assert numbers_said(heard) == 0
-    assert "the values of column 'ssn', of which one has only 1 row; its policy has least-count = 5" in end
+    assert (
+        "values that [columns] does not list, of column 'ssn', one of only 1 row; its policy has least-count = 5" in end
+    )
 
 
 def test_a_column_that_is_not_listed_is_not_there(data, tmp_path):

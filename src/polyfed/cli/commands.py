@@ -357,7 +357,17 @@ class Client(Shared, takes=("quiet",)):
         "What the server writes down of how good models are here: nothing, a mean over sites, or all.", "own"
     )
     dry_run: bool = option("Ask the server what it wants, show what would leave the site, and stop.", False)
-    yes: bool = option("Agree to what will leave the site without being asked.", False)
+    policy: Path | None = option(
+        "What this site answers at most. Default: policy.toml beside the key, or else careful settings of ours.",
+        None,
+        "FILE",
+    )
+    yes: str | None = option(
+        "Agree to these terms, by the digest that --dry-run shows, and to no others; policy: to whatever the policy "
+        "allows.",
+        None,
+        "DIGEST|policy",
+    )
 
 
 class Status(Command, module="events"):

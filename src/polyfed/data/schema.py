@@ -139,14 +139,15 @@ class File:
         )  # fmt: skip
 
     def rarest(self, said: Csv | Npz) -> dict[str, int]:
-        """Of every column whose values it says, the fewest rows that one of them has."""
-        found: dict[str, int] = {}
-        if isinstance(said, Csv) and self.sheet is not None:
-            for name, texts in ((name, c.texts) for name, c in said.used.items()):
-                at = [k for k in self.sheet.positions(name, texts) if k is not None] if texts else []
-                found |= {name: int(np.unique(at, return_counts=True)[1].min())} if at else {}
-        elif isinstance(said, Npz) and said.labels:
-            found["targets"] = int(self.train[1].unique(return_counts=True)[1].min())
+        """Of every column whose values it says, the fewest rows that one has; of values that [columns] lists, none."""
+        if isinstance(said, Npz) or self.sheet is None:
+            counts = self.train[1].unique(return_counts=True)[1] if isinstance(said, Npz) and said.labels else None
+            return {} if counts is None else {"targets": int(counts.min())}
+        known, found = places(self.columns.labels or ()), dict[str, int]()
+        for name, texts in ((name, c.texts or []) for name, c in said.used.items()):
+            if any({t, canonical(t)}.isdisjoint(known) for t in texts):
+                at = [k for k in self.sheet.positions(name, texts) if k is not None]
+                found[name] = int(np.unique(at, return_counts=True)[1].min())
         return found
 
     # what it gives

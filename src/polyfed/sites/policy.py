@@ -111,10 +111,10 @@ class Policy(Table):
             then = 'columns.missing = "mean" fills gaps from sums alone'
             self.forbid("pooled", f"counts of values, from which a column can be read ({then})")
 
-    def counts(self, found: Mapping[str, int], what: str = "the values of column") -> None:
+    def counts(self, found: Mapping[str, int], what: str = "values that [columns] does not list, of column") -> None:
         """Refuse to say what fewer than `least_count` rows have. found: the fewest rows of a value, by column"""
         for name, rows in found.items():
-            self.least("least_count", rows, f"{what} {name!r}, of which one has only {rows} row{'s' * (rows > 1)}")
+            self.least("least_count", rows, f"{what} {name!r}, one of only {rows} row{'s' * (rows > 1)}")
 
     def terms(self, join: Join, e: Experiment, about: Joined, rarest: Mapping[str, int], scores: bool) -> None:
         """Refuse the terms of an experiment. rarest: as `File` says it     scores: whether they leave the site"""
