@@ -8,13 +8,14 @@ from polyfed.cli.commands import MADE, Client
 from polyfed.cli.events import Events
 from polyfed.sites.consent import Consent
 from polyfed.sites.flower_site import Attendance
-from polyfed.sites.keys import site_key, warning
+from polyfed.sites.keys import private, site_key, warning
 from polyfed.sites.policy import FILE, Policy, read
 from polyfed.sites.site import Site
 
 POLICY = "policy"  # what --yes says instead of a digest
 
 
+@private()
 def client(o: Client) -> int:
     """Take part until the server has finished."""
     allowed = [word.strip() for words in o.allow or () for word in words.split(",")]

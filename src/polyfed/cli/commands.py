@@ -332,6 +332,14 @@ class Server(Shared, takes=("out", "force", "quiet")):
     quorum: int | None = option(
         "After --wait, go on when N sites of a round have answered. Default: all.", None, "N", min=1
     )
+    most_share: float = option(
+        "Refuse to begin where one site has more than this share of all training rows, by which most methods weight "
+        "sites.",
+        1.0,
+        "S",
+        min=0,
+        max=1,
+    )
     resume: bool = option("Continue the run in --out.", False)
 
 

@@ -282,7 +282,8 @@ class Attempt:
         reply = loop.engine.exchange(loop.algorithm, messages, round, tally)
         if reply.bad is not None:
             who = loop.names[int(ids[reply.bad])]
-            raise Diverged(f"round {loop.t}: client {who!r} diverged (NaN or infinity); try a smaller lr")
+            then = reply.why or "try a smaller lr"
+            raise Diverged(f"round {loop.t}: client {who!r} diverged (NaN or infinity); {then}")
         self._aggregate(algorithm, tally.uplinks(), round, kind)
         book.taken(ids, tally.bytes, loop.t - sent, reply)
         return ids

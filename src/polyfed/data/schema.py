@@ -88,8 +88,7 @@ class File:
         left = [name for name in self.sheet.columns if name not in _apart(self.columns)]
         outcome = self.columns.target or (left[-1] if left else "")
         columns = {name: self._column(name, name == outcome) for name in self.sheet.columns}
-        weights = self._weights()
-        weighted = weights is not None and bool((weights != weights[0]).any())
+        weighted = (w := self._weights()) is not None and bool((w != w[0]).any())
         return Csv(target=outcome, columns=columns, weighted=weighted)
 
     def _weights(self) -> np.ndarray | None:
@@ -119,11 +118,10 @@ class File:
         at, missing = self.sheet.positions(name, texts) if said else [], self.sheet.missing(name, self.columns.gaps)
         train = self.rows["train"]
         there = {at[k] for k in train} if said and not outcome else set[int | None]()
-        one = said and c.range[0] == c.range[1]
         return Column(
             cells=c.cells, gaps=c.gaps, numbers=c.numbers, texts=texts if said else None,
-            one=c.range[0] if one else None, whole=c.whole, dates=c.dates, distinct=c.distinct,
-            notation=c.notation, unmatched=c.unmatched, respelt=c.respelt,
+            one=c.range[0] if said and c.range[0] == c.range[1] else None, whole=c.whole, dates=c.dates,
+            distinct=c.distinct, notation=c.notation, unmatched=c.unmatched, respelt=c.respelt,
             train=[t for k, t in enumerate(texts) if k in there] if said and not outcome else None,
             gap=any(missing[k] for k in train),
         )  # fmt: skip

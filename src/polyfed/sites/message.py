@@ -350,6 +350,12 @@ def misfit(tensors: State, expected: Mapping[str, Form], finite: bool = True) ->
         same = t.dim() == len(form.shape) and all(k in (None, m) for k, m in zip(form.shape, t.shape, strict=True))
         if not same or t.dtype != form.dtype or t.numel() > form.most:
             return f"tensor {name!r} is {form_of(t)}, expected {form}"
-        if finite and t.is_floating_point() and not torch.isfinite(t.sum()) and not torch.isfinite(t).all():
-            return f"tensor {name!r} holds NaN or infinity"
+        if finite and t.is_floating_point():
+            wide = t if t.element_size() > 2 else t.float()
+            if not torch.isfinite((wide * wide).sum()):
+                largest = float(wide.abs().max())
+                known = (
+                    f"numbers up to {largest:.3g}, whose squares no {str(wide.dtype).removeprefix('torch.')} adds up"
+                )
+                return f"tensor {name!r} holds {known if math.isfinite(largest) else 'NaN or infinity'}"
     return ""

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from polyfed.base import checkpoint
 from polyfed.base.checkpoint import reason
-from polyfed.base.errors import ConfigError, RunError
+from polyfed.base.errors import ConfigError, DataError, RunError
 from polyfed.base.settings import is_list, is_mapping, table_in
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.engine import Engine
@@ -25,6 +26,7 @@ from polyfed.core.messages import Form
 from polyfed.core.schedule import Arrivals, Asynchronous, Delays, Timed
 from polyfed.data.federation import Outline
 from polyfed.data.schema import Settled, settle
+from polyfed.metrics.scores import LOSS
 from polyfed.models import default
 from polyfed.runs.build import make_model
 from polyfed.runs.config import Experiment, Method, model_table, resolve
@@ -61,16 +63,19 @@ def serve(
     resume: bool = False,
     wait: float | None = None,
     quorum: int | None = None,
+    most_share: float = 1.0,
     say: Callable[[str], None] = lambda _: None,
     callbacks: Sequence[Callback] = (),
+    trained: Callable[[Result], None] = lambda _: None,
 ) -> Result:
     """Train with sites that are reached through a transport, which whoever made it closes.
 
     experiment: as `polyfed run` takes it; its [data] says how files are divided, and not where they are     out: run
     folder, new or empty, or the one to `resume`     sites: who takes part, all of whom must join; None: those that are
     connected when the first one is     wait: seconds that replies are waited for; None: for ever     quorum: how many
-    are enough for a round to go on once `wait` is over; None: all     say: takes lines for the operator
-    callbacks: as for `fit`
+    are enough for a round to go on once `wait` is over; None: all     most_share: of all training rows, that one site
+    may have     say: takes lines for the operator     callbacks: as for `fit`     trained: called with the run once its
+    folder is complete, before the sites hear that it is over
 
     Returns what the server knows: its state, metrics as far as sites say them, and the ledger. Raises ConfigError,
     DataError or RunError, before the first round where possible, in a line that names the site at fault.
@@ -81,11 +86,12 @@ def serve(
     server = Server(resolve(experiment), transport, RunFolder(Path(out)), wait, quorum, say)
     if not resume:
         server.store.refuse_used()
-    server.join(sites)
+    server.join(sites, most_share)
     server.settle()
     trainer = server.begin()
     run = trainer.run(out, resume, callbacks)
     at_sites = run.trained.engine
+    trained(run)
     if run.status == "finished" and isinstance(at_sites, RemoteEngine):
         for name, why in at_sites.end(run.trained.deployment()).items():
             say(f"{name}: {why} at the end; its model is not made; go on with --resume")
@@ -115,15 +121,21 @@ class Server:
         self.said: dict[str, m.Joined] = {}
         self.billed: np.ndarray | None = None
 
-    def join(self, sites: Sequence[str] | None) -> None:
-        """Wait for the sites, and ask them what their files are like."""
+    def join(self, sites: Sequence[str] | None, most_share: float = 1.0) -> None:
+        """Wait for the sites, and ask them what their files are like. most_share: as for `serve`"""
         self.transport.most = FIRST
         # in the order that their files would have in a folder
         self.names = sorted(self.asking.connected(sites), key=lambda name: f"{name}.csv")
+        self.run = _card(self.store, self.names)
         self.heads = _joins(self.experiment, self.method, self.names)
         messages = {name: Message(head) for name, head in self.heads.items()}
         replies = self.asking.all(messages, "joining", m.Joined, _wrong_join)
         self.said = {name: reply.head for name, reply in replies.items()}
+        rows = {name: about.counts.train for name, about in self.said.items()}
+        for name, n in rows.items():
+            if n > most_share * sum(rows.values()):
+                share = f"{n:,} training rows, {n / sum(rows.values()):.1%} of all"
+                raise DataError(f"{name}: says that it has {share}, expected at most {most_share:.1%}")
         mine = torch.backends.cpu.get_cpu_capability()
         for name, about in self.said.items():
             if about.cpu != mine:
@@ -151,7 +163,7 @@ class Server:
     def begin(self) -> Trainer:
         """Have all sites make their part of the settled experiment. Returns what trains with them."""
         e, settings = _settings(self.experiment, self.federation)
-        s, run, loss = self.settled, _card(self.store), settings.loss
+        s, run, loss = self.settled, self.run, settings.loss
         weights = weights_of(settings.class_weights, loss, self.federation.describe())
         model = make_model(e.model, s.inputs, s.outputs, settings.seed)
         about = _describe(e, self.method, self.names)
@@ -167,7 +179,8 @@ class Server:
             return "" if reply.head.w0 == start else "starts from another model than the server"
 
         self.asking.all({name: asked(name) for name in self.names}, "beginning", m.Begun, same)
-        self.say(f"{len(self.names)} sites have joined: {', '.join(self.names)}")
+        each = ", ".join(f"{name} ({about.counts.train:,} rows)" for name, about in self.said.items())
+        self.say(f"{len(self.names)} sites have joined: {each}")
         return dataclasses.replace(trainer, elsewhere=partial(self._engine, run, settings, found), billed=self.billed)
 
     def _engine(self, run: str, settings: Training, found: Forms, t: Trainer) -> Engine:
@@ -177,8 +190,8 @@ class Server:
         return RemoteEngine(
             self.names, self.federation.train.counts, self.transport, t.work, settings.seed, settings.step_sizes,
             run=run, expected=expected, accepts=partial(self.algorithm.accepts, t.task),
-            metrics=["loss", *(metric.name for metric in t.task.scores)], seconds=self.wait, quorum=self.quorum,
-            say=self._note,
+            metrics=[LOSS, *t.task.scores], seconds=self.wait, quorum=self.quorum,
+            say=self._note, log=self.store.log,
         )  # fmt: skip
 
     def _note(self, line: str) -> None:
@@ -248,18 +261,20 @@ def _wrong_join(name: str, reply: Message[m.Joined]) -> str:
     return "" if said.counts.train else "has no training rows"
 
 
-def _card(store: RunFolder) -> str:
-    """What sites know the run of a folder by; a new word for a new run."""
-    path = store.path / CARD
+def _card(store: RunFolder, names: Sequence[str]) -> str:
+    """What sites know the run of a folder by; a new word for a new run. Raises RunError for a run of other sites."""
+    path, says = store.path / CARD, {"run": uuid.uuid4().hex[:12], "sites": [*names]}
     try:
         if path.is_file():
-            return str(table_in(path.read_bytes())["run"])
+            says |= table_in(path.read_bytes())
+        before = ", ".join(map(str, says["sites"]))
         store.path.mkdir(parents=True, exist_ok=True)
-        found = uuid.uuid4().hex[:12]
-        store.write(CARD, json.dumps({"run": found}))
+        if before != ", ".join(names) and checkpoint.checkpoints(store.path / "checkpoint"):
+            raise RunError(f"cannot resume {store.path}: its sites are {before}, found {', '.join(names)}")
+        store.write(CARD, json.dumps(says | {"sites": [*names]}))
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise RunError(f"{path}: cannot be read or written ({reason(e)})") from None
-    return found
+    return str(says["run"])
 
 
 def _outline(e: Experiment, said: Mapping[str, m.Joined], settled: Settled) -> Outline:
