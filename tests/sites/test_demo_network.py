@@ -91,6 +91,17 @@ def test_flower_leaves_no_key_and_nothing_runs_any_more(demo):
     assert str(folder) not in running
 
 
+def test_what_is_written_at_the_server_and_at_a_site_is_for_its_user_alone(demo):
+    """Every file and folder of keys, run and vault, whatever the user's umask."""
+    folder, _, _ = demo
+    places = [folder / name for name in ("keys", "run", "cleveland", "hungarian")]
+    every = [p for place in places for p in (place, *place.rglob("*"))]
+    every += (folder / "hospitals").glob("*.key")
+    assert len(every) > 30
+    assert [str(p) for p in every if p.stat().st_mode & 0o077] == []
+    assert {p.stat().st_mode & 0o777 for p in every if p.is_file()} == {0o600}
+
+
 @pytest.fixture(scope="module")
 def hospitals():
     """The demonstration's module: makes files of hospitals, knows a free port."""

@@ -98,6 +98,9 @@ def with_tensor(name, t):
 
 CORRUPTIONS = {
     "NaN": (with_tensor("dw", torch.full((14,), torch.nan)), "tensor 'dw' holds NaN or infinity"),
+    "numbers that are too large": (
+        with_tensor("dw", torch.full((14,), 3e38)), "tensor 'dw' holds numbers up to 3e.38, whose squares no float32"
+    ),
     "a wrong shape": (with_tensor("dw", torch.zeros(13)), r"tensor 'dw' is float32 \[13\], expected float32 \[14\]"),
     "a wrong type": (with_tensor("dw", torch.zeros(14).double()), r"tensor 'dw' is float64 \[14\], expected float32"),
     "one too many": (with_tensor("more", torch.zeros(2)), "the message has tensor 'more', expected dc, dw"),
@@ -187,6 +190,12 @@ NUMBERS = {
     "seconds": (FEDAVG, with_head(seconds=10**400), round_1, "its reply is damaged"),
     "another round's": (FEDAVG, with_head(t=0), round_1, "it answers another message"),
     "parameters": (FEDAVG, with_head(parameters=10**30), last_loss, r"\(parameters: found 10+, expected less"),
+    "an accuracy": (
+        FEDAVG, with_head(metrics={"loss": 1.0, "accuracy": 17.0}), last_loss,
+        "found accuracy 17, expected a number from 0 to 1",
+    ),
+    "a loss below 0": (FEDAVG, with_head(metrics={"loss": -1.0}), last_loss, "found loss -1, expected a number from 0"),
+    "a loss": (FEDAVG, with_head(metrics={"loss": 1e308}), last_loss, "found loss 1e.308, expected a number from 0"),
     "a metric": (FEDAVG, with_head(**LOSSES), last_loss, r"damaged \(metrics\.loss: found 10"),
     "no metrics": (FEDAVG, lambda r: Raw({"kind": "stored"}), last_loss, "it answers another message"),
     "a cluster": ('name = "ifca"\nk = 2', filled("cluster", 7), round_1, "found cluster 7, expected 0 to 1"),

@@ -69,10 +69,17 @@ class Connection(socket.socket):
     """One of `Listening`. among: those of its address, the one that was heard of last at the end"""
 
     silent = True
+    among: dict["Connection", None]
 
-    def recv_into(self, *given: Any) -> int:
+    def recv(self, bufsize: int, flags: int = 0) -> bytes:
         """What has come."""
-        found = super().recv_into(*given)
+        return self._heard(super().recv(bufsize, flags))
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        """How much has come."""
+        return self._heard(super().recv_into(buffer, nbytes, flags))
+
+    def _heard(self, found: Any) -> Any:
         if self in self.among:
             self.silent = False
             self.among[self] = self.among.pop(self)
