@@ -1,5 +1,8 @@
 """A site's policy: attacks that work on a site without one get nothing from a site with the default one."""
 
+import tomllib
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +10,9 @@ from direct import Direct, raw
 from hospitals import ALL, OPEN, Sites, at_sites, experiment, on_one_machine, same
 
 from polyfed.base.errors import ConfigError, PolyfedError
+from polyfed.base.settings import settings_of
 from polyfed.data.moments import ordered
+from polyfed.runs.check import Where, read_table
 from polyfed.sites.consent import Consent
 from polyfed.sites.policy import Policy, read
 from polyfed.sites.site import Site
@@ -267,6 +272,17 @@ def test_a_policys_file_is_read_as_any_settings_are(tmp_path):
             read(path)
         assert said in str(error.value)
         assert str(error.value).startswith(f"{path}: ")
+
+
+def test_the_security_officers_page_has_every_key_with_its_default():
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    rows = [
+        f"| `{s.name.replace('_', '-')}` | {'–' if s.default is None else s.default} | {s.doc} |"
+        for s in settings_of(Policy)
+    ]
+    assert "\n".join(rows) in page
+    path = page.split("```toml\n")[1].split("```")[0]
+    assert read_table(Policy, tomllib.loads(path), Where(None, {}, {})).least_rows == 100
 
 
 # consent
