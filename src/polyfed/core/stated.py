@@ -41,11 +41,35 @@ class Needs:
     discloses: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def phases(self, t: int) -> int:
-        """Exchanges of round `t`."""
+        """Count the exchanges of a round.
+
+        Parameters
+        ----------
+        t : int
+            The round, from 0.
+
+        Returns
+        -------
+        int
+            Exchanges with the cohort in round `t`.
+        """
         return self.exchanges if t or self.first is None else self.first
 
     def in_step(self, n: int, t: int = 0) -> str:
-        """Why a method with n clients cannot run asynchronously, from round `t` on; empty if it can."""
+        """Say why a method cannot run asynchronously.
+
+        Parameters
+        ----------
+        n : int
+            Number of clients.
+        t : int
+            The round from which on it would.
+
+        Returns
+        -------
+        str
+            The reason, to go behind the method's name; empty if it can.
+        """
         if (phases := self.phases(t)) > 1:
             return f"needs {phases} exchanges a round"
         why = IN_ROUND if self.synchronous is True else self.synchronous or ""
