@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 from certify import certifies
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.spatial.distance import squareform
 from scipy.special import log_softmax, softmax
 from sklearn.cluster import AgglomerativeClustering
 from sklearn.metrics import adjusted_rand_score
