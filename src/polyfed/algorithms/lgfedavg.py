@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from polyfed.algorithms._shared.parts import Partial, assemble, part
+from polyfed.algorithms._shared.parts import Partial, assemble, part, some, split
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Down, Server
@@ -44,10 +44,10 @@ class LGFedAvg(Partial):
     name = "lg-fedavg"
 
     def init_server(self, task, w0, n):
-        state = super().init_server(task, w0, n)
+        w = split(some(self.shared(task.layout), self, task.layout), w0)[0]
         if self.deployed == "after":
-            return state
-        return Server(state | {"before": state["w"].clone()}, {"fresh": torch.zeros(n, device=w0.device) > 0})
+            return Server({"w": w})
+        return Server({"w": w, "before": w.clone()}, {"fresh": torch.zeros(n, device=w0.device) > 0})
 
     def init_client(self, task, w0):
         state = super().init_client(task, w0)

@@ -54,7 +54,7 @@ def independent(model: Callable[[int], nn.Module]) -> Callable[[int], nn.Module]
 
     def made(seed: int) -> nn.Module:
         net = model(seed)
-        net.reset_parameters = MethodType(_normal, net)  # the layer stays a Linear, which the kernel trains
+        vars(net)["reset_parameters"] = MethodType(_normal, net)  # the layer stays a Linear, which the kernel trains
         return net
 
     return made
