@@ -21,6 +21,8 @@ class Needs:
         Exchanges of the first round; None: as many.
     unmet_first : bool
         The first exchange of a round is with those of the cohort whom the server has not met.
+    everyone_first : bool
+        The first exchange of the first round is with all clients, whoever takes part in that round.
     synchronous : bool or str
         Every reply must be taken in the round its message was sent; a text says why, to go behind the method's name;
         {n} in it is the number of clients.
@@ -35,6 +37,7 @@ class Needs:
     exchanges: int = 1
     first: int | None = None
     unmet_first: bool = False
+    everyone_first: bool = False
     synchronous: bool | str = False
     beyond: int = 0
     plain_sgd: str = ""
