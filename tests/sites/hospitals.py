@@ -22,7 +22,7 @@ ALL = Consent(frozenset({"pooled", "labels", "signature"}))
 # all that the default policy keeps from so small files, so that the numbers are those of one machine
 OPEN = Policy(
     least_rows=1, least_batch=1, least_count=1, most_rounds=10**6, most_evaluations=10**6, most_runs=10**6,
-    pooled="medians", digits=17,
+    pooled="medians", digits=17, separable=True,
 )  # fmt: skip
 SIZES = {"bern": 21, "oslo": 30, "riga": 16}
 

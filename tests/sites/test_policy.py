@@ -10,7 +10,10 @@ from direct import Direct, raw
 from hospitals import ALL, OPEN, Sites, at_sites, experiment, on_one_machine, same
 
 from polyfed.base.errors import ConfigError, PolyfedError
+from polyfed.base.randomness import client_keys
 from polyfed.base.settings import settings_of
+from polyfed.compute.batches import Batches, Work
+from polyfed.compute.split import Split
 from polyfed.data.moments import ordered
 from polyfed.runs.check import Where, read_table
 from polyfed.sites.consent import Consent
@@ -101,9 +104,50 @@ def test_no_row_can_be_read_from_gradients(data, tmp_path):
     assert "oslo: is asked for steps of 1 row; its policy has least-batch = 8" in end
     assert {m.head["kind"] for m in heard.said} == {"failed"}
     assert any("least-batch = 8" in line for line in sites.log)
-    heard, sites, end = run(tmp_path, data, DEFAULT, CLIENT, "allowed", **small | {"batch-size": 8})
+    heard, sites, end = run(tmp_path, data, DEFAULT, CLIENT, "allowed", **small | {"batch-size": 8, "rounds": 30})
     assert not end
     assert rows_read(heard, sites) == 0
+
+
+def rows_solved(tmp_path, data, policy, out, rounds):
+    """How many rows a server has that sends the same model in every round: it knows the seed, and so the batches."""
+    sites, seen = Sites(tmp_path / out, data, ALL, NAMES, policy), {}
+
+    def answer(name, message):
+        asked = raw(message)
+        if asked.head["kind"] != "train":
+            return sites.answer(name, message)
+        w = torch.full_like(asked.tensors["w"], 0.01)
+        reply = raw(sites.answer(name, asked._replace(tensors={"w": w}).pack()))
+        seen.update({asked.head["t"]: (w - reply.tensors["w"]).double().numpy() / 0.1} if name == "oslo" else {})
+        return reply.pack()
+
+    top = {"batch-size": 8, "local-steps": 1, "local-epochs": "none", "evaluate-every": 0, "rounds": rounds}
+    sites.place.mkdir()
+    file, end = experiment(sites.place / "study.toml", FEDAVG, CLIENT, **top), ""
+    try:
+        at_sites(file, sites, Direct(NAMES, answer))
+    except PolyfedError as e:
+        return 0, str(e)
+    mine = sites.members["oslo"]._begun.client.data["train"].x.numpy()
+    n, d = mine.shape
+    numbers = Split(torch.arange(float(n))[:, None], torch.zeros(n).long(), np.array([0, n]))
+    batches = np.zeros((rounds, n))
+    for t in range(rounds):
+        batch = next(iter(Batches(numbers, np.array([0]), client_keys(["oslo"]), Work(steps=1, batch_size=8), 3, t)))
+        batches[t, batch.x[0, :, 0].long().numpy()] = 1 / 8
+    each = np.linalg.lstsq(batches, np.array([seen[t] for t in range(rounds)]), rcond=None)[0]
+    return int((np.abs(each[:, :d] / each[:, -2:-1] - mine).max(1) < 1e-2).sum()), end
+
+
+def test_no_row_can_be_solved_for_from_the_sums_of_known_batches(data, tmp_path):
+    """With as many rounds as rows every one can, however many rows each step has."""
+    assert rows_solved(tmp_path, data, Policy(separable=True), "open", 60)[0] == 48, "the attack works"
+    read, end = rows_solved(tmp_path, data, DEFAULT, "default", 60)
+    assert read == 0
+    assert "oslo: is asked for 60 rounds in steps of 8 of 48 rows, from which" in end
+    assert "its policy has separable = false" in end
+    assert rows_solved(tmp_path, data, DEFAULT, "few", 34) == (0, ""), "the most that it allows"
 
 
 def ages_read(heard, sites, site):
@@ -277,7 +321,7 @@ def test_a_policys_file_is_read_as_any_settings_are(tmp_path):
 def test_the_security_officers_page_has_every_key_with_its_default():
     page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
     rows = [
-        f"| `{s.name.replace('_', '-')}` | {'–' if s.default is None else s.default} | {s.doc} |"
+        f"| `{s.name.replace('_', '-')}` | {'–' if s.default is None else str(s.default).lower()} | {s.doc} |"
         for s in settings_of(Policy)
     ]
     assert "\n".join(rows) in page

@@ -56,6 +56,11 @@ class Policy(Table):
     most_runs: int = setting(
         20, ge=1, le=COUNTED, doc="Most runs on the same file, counted over the vaults that lie in one folder."
     )
+    separable: bool = setting(
+        False,
+        doc="Allow as many exchanges in steps on parts of the rows as there are rows: a server that sends the same "
+        "model in all of them, and knows the seed, can then solve for every row.",
+    )
     methods: NAMES | None = setting(None, doc="Methods that are allowed. Default: all.")
     models: NAMES | None = setting(None, doc="Models that are allowed. Default: all.")
     columns: NAMES | None = setting(
@@ -78,7 +83,7 @@ class Policy(Table):
     def forbid(self, key: str, what: str) -> NoReturn:
         """Raise the error for something that is asked for, beyond the setting `key`."""
         value = getattr(self, key)
-        shown = ", ".join(value) if isinstance(value, list) else value
+        shown = ", ".join(value) if isinstance(value, list) else str(value).lower()
         raise Forbidden(f"is asked for {what}; its policy has {kebab(key)} = {shown}", key)
 
     def least(self, key: str, value: int, what: str) -> None:
@@ -124,6 +129,12 @@ class Policy(Table):
         work = Work(t.epochs, local_steps_of(join.steps, [about.site]), t.batch_size)
         self.steps(work, counts.train, 0, about.site, t.seed)
         self.most("most_rounds", join.rounds, f"{join.rounds} rounds")
+        asked, size = allowance(join.rounds) * max(map(e.method.needs.phases, range(3))), t.batch_size
+        if size is not None and size < counts.train <= asked and not self.separable:
+            what = f"{join.rounds} rounds in steps of {size} of {counts.train} rows"
+            self.forbid(
+                "separable", f"{what}, from which every row could be solved for (not so with batch-size = full)"
+            )
         self.most("most_evaluations", join.evaluations, f"{join.evaluations} evaluations")
         self.among("methods", [e.method.name], "the method")
         self.among("models", [str(e.model["name"])], "the model")
@@ -162,6 +173,11 @@ class Policy(Table):
     def words(self) -> str:
         """The settings in one line, for the operator's text."""
         return ", ".join(f"{key} {', '.join(v) if isinstance(v, list) else v}" for key, v in self.dump().items())
+
+
+def allowance(n: int) -> int:
+    """How many different questions a site answers of `n` that were agreed to: a round that loses a site is repeated."""
+    return n + 10 + n // 10
 
 
 def read(path: Path) -> Policy:

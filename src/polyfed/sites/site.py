@@ -37,7 +37,7 @@ from polyfed.sites.answered import Answered
 from polyfed.sites.client import Client
 from polyfed.sites.consent import RAW, SUMS, Consent, Terms, words
 from polyfed.sites.message import Message, misfit, request
-from polyfed.sites.policy import Policy, mark
+from polyfed.sites.policy import Policy, allowance, mark
 from polyfed.sites.vault import Vault
 from polyfed.studies.export import write_model
 
@@ -352,8 +352,7 @@ class Site:
         work, rows = client.worker.work, int(client.data["train"].counts[0])
         self.policy.steps(work, rows, asked.t, self.name, begun.experiment.training.seed)
         asks = mark(asked.t, asked.n, asked.scale, *(f"{name} {digest(t)}" for name, t in sorted(tensors.items())))
-        # a round that has lost a site is repeated, with another message
-        self._spend(f"train {asked.phase}", asks, join.rounds + 10 + join.rounds // 10, "training")
+        self._spend(f"train {asked.phase}", asks, allowance(join.rounds), "training")
         reply = client.train(asked, tensors)
         if isinstance(reply.head, m.Diverged):
             return reply
@@ -384,7 +383,7 @@ class Site:
             raise Refusal("is asked for an evaluation, and the run is over")
         if last and last[0][0] >= join.rounds - 1:
             self._spend(f"late {asked.split}", asks, LATE, "evaluations after the last round")
-        self._spend("evaluate", asks, join.evaluations + 10 + join.evaluations // 10, "evaluations")
+        self._spend("evaluate", asks, allowance(join.evaluations), "evaluations")
 
     def _end(self, asked: m.End, tensors: State) -> Message[m.Stored]:
         begun = self._going()

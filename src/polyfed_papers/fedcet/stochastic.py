@@ -120,7 +120,7 @@ def net(bench: Bench, activation: str) -> dict[str, dict[str, list[dict[str, Any
     return {label: {s: [k[label][s] for k in kept] for s in steps} for label, steps in kept[0].items()}
 
 
-@recipe("fedcet/stochastic", "Beyond the paper: stochastic gradients", minutes=(4, 90), settings=settings)
+@recipe("fedcet/stochastic", "Beyond the paper: stochastic gradients", minutes=(1.4, 90), settings=settings)
 def stochastic(bench: Bench) -> Outcome:
     """What happens to FedCET with mini-batches, for which it has no theory: a noise floor, or divergence?"""
     runs = regression(bench)
