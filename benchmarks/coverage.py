@@ -2,9 +2,10 @@
 
 Populations are drawn again and again, two methods are trained in closed form or by Newton, and the interval is held
 against the gain that these methods have on average over training sets, on new patients of the site (`truth`). Prints
-tables for docs/verdicts.md (--docs writes them there); finished parts are kept in --out, so that it can be resumed.
+tables for docs/verdicts-statistics.md (--docs writes them there); finished parts are kept in --out, so that it can be
+resumed.
 
-    python benchmarks/coverage.py --out coverage.jsonl --docs docs/verdicts.md
+    python benchmarks/coverage.py --out coverage.jsonl --docs docs/verdicts-statistics.md
 
 The world: six standard normal inputs and an intercept; a site's coefficients are common ones plus h times a direction
 of its own. `logistic`: labels, ridge logistic regression, by accuracy and AUC; `linear`: unit noise, ridge, by RMSE.
@@ -483,7 +484,7 @@ def _head(names: str, left: int = 2) -> list[str]:
 
 
 def _coverage(rows: list[dict[str, Any]], kinds: list[tuple[str, int]]) -> list[str]:
-    out = ["### Coverage and wrong verdicts: splits drawn anew, common against own models", ""]
+    out = ["## Coverage and wrong verdicts: splits drawn anew, common against own models", ""]
     out += _head(
         "score, sites | design | sites: t | Nadeau-Bengio | **polyfed** | least site | means: t | Nadeau-Bengio "
         "| **polyfed** | length, sites | length, means | wrong: any site | wrong: mean"
@@ -512,7 +513,7 @@ def _wrong(rows: list[dict[str, Any]], score: str) -> list[str]:
 
 def _hard(rows: list[dict[str, Any]]) -> list[str]:
     out = [
-        "### Rare outcomes, five classes, heavy tails: ten sites of 100 to 2000 patients, every interval printed",
+        "## Rare outcomes, five classes, heavy tails: ten sites of 100 to 2000 patients, every interval printed",
         "",
     ]
     out += _head(
@@ -528,7 +529,7 @@ def _hard(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _one_split(rows: list[dict[str, Any]], kinds: list[tuple[str, int]]) -> list[str]:
-    out = ["### Coverage and wrong verdicts of one split, or a fixed test set", ""]
+    out = ["## Coverage and wrong verdicts of one split, or a fixed test set", ""]
     targets = [f"{what}: sites | least site | means" for what in ("these models", "the procedure")]
     out += _head(f"score, sites | {' | '.join(targets)} | wrong: any site | wrong: mean", 1)
     for score, sites in kinds:
@@ -542,7 +543,7 @@ def _one_split(rows: list[dict[str, Any]], kinds: list[tuple[str, int]]) -> list
 
 
 def _power(rows: list[dict[str, Any]], kinds: list[tuple[str, int]]) -> list[str]:
-    out = ["### Power: how often a gain in accuracy is seen, per cent", ""]
+    out = ["## Power: how often a gain in accuracy is seen, per cent", ""]
     points = " | ".join(f"{100 * g:g} points" for g in GAINS)
     out += _head(f"of | design | {points} | said to be seen 4 times in 5 | was seen")
     same = {"scenario": "even", "score": "accuracy", "target": "procedure", "rule": "polyfed"}
@@ -557,7 +558,7 @@ def _power(rows: list[dict[str, Any]], kinds: list[tuple[str, int]]) -> list[str
 
 
 def _planned(rows: list[dict[str, Any]], kinds: list[tuple[str, int]]) -> list[str]:
-    out = ["### What three seeds say would be seen four times in five, and how often it was, per cent", ""]
+    out = ["## What three seeds say would be seen four times in five, and how often it was, per cent", ""]
     out += _head("score, sites | ten seeds: a site | the mean | four times the patients: a site | the mean", 1)
     for score, sites in kinds:
         by = [chosen(rows, world="plan", score=score, sites=sites, design=d) for d in ("10 seeds", "4 times")]
@@ -567,7 +568,7 @@ def _planned(rows: list[dict[str, Any]], kinds: list[tuple[str, int]]) -> list[s
 
 
 def _limits(rows: list[dict[str, Any]], kinds: list[tuple[str, int]]) -> list[str]:
-    out = ["### One common model against another, every gain zero, all designs: why a site gets no interval there", ""]
+    out = ["## One common model against another, every gain zero, all designs: why a site gets no interval there", ""]
     names = [f"{what}: t | Nadeau-Bengio | **polyfed**" for what in ("sites", "means")]
     out += _head(f"world | score, sites | {' | '.join(names)}")
     for world in ("equal", "halves"):

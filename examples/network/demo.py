@@ -74,7 +74,7 @@ def main() -> int:
                 "--vault",
                 str(folder / name),
             ]
-            site += ["--allow", "pooled", "--yes", "--quiet"]
+            site += ["--allow", "pooled", "--yes", "policy", "--quiet"]
             say(site)
             processes.append(subprocess.Popen([*POLYFED, *site], env=os.environ | threads))
         say(server)

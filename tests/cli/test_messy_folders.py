@@ -137,7 +137,7 @@ def without(name):
         (ROWS, ("--drop", "war"), "no column 'war', which columns.drop names (did you mean 'ward'?)"),
         (ROWS, ("--drop", "age,ward"), "found no column to learn from"),
         (ROWS, ("--drop", "y", "--target", "y"), "columns.drop: found 'y', which columns.target names too"),
-        (ROWS, ("--set", "columns.missing=mean"), "columns.missing: found 'mean' (did you mean 'median'?), expected"),
+        (ROWS, ("--set", "columns.missing=medan"), "columns.missing: found 'medan' (did you mean 'median'?), expected"),
         (ROWS, ("--set", "columns.targets=y"), "columns.targets: unknown key (did you mean 'target'?)"),
         (ROWS, ("--standardise", "pool"), "columns.standardise: found 'pool' (did you mean 'pooled'?), expected"),
         (ROWS, ("--set", "columns.task=survival"), "columns.time: found None, expected a column, for task = survival"),

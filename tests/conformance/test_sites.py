@@ -8,6 +8,7 @@ import torch
 from direct import Direct
 from instances import BATCH, METHODS, federation, kind_of, loop, model, steps
 
+from polyfed.algorithms.pacfl import PACFL
 from polyfed.compute.batches import Work
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm
@@ -15,9 +16,9 @@ from polyfed.core.engine import Answers
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Schedule, Uniform
 from polyfed.engines.local import LocalEngine
+from polyfed.sites.client import Client
 from polyfed.sites.engine import RemoteEngine
 from polyfed.sites.message import Train, request
-from polyfed.sites.site import Client
 from polyfed.sites.vault import Vault
 from polyfed.testing.stage import NAMES
 
@@ -185,6 +186,19 @@ def test_a_round_that_somebody_misses_is_one_of_those_who_are_left(method):
         for mine, yours in zip(private(expected), private(found), strict=True):
             assert all(torch.allclose(mine[k].double(), yours[k].double(), rtol=0, atol=1e-12) for k in mine)
         balanced(found)
+
+
+def test_who_does_not_answer_the_first_question_is_asked_when_it_takes_part():
+    """A method that asks everyone before the first round goes on without client 2, who sends its signature later."""
+    found = loop(PACFL(everyone_first=True), schedule=Without(2, 0))
+    Absent(found, 2, 0, 0)
+    found.step()
+    assert found.missing == {NAMES[2]: "no answer"}
+    assert (found.server["known"] > 0).tolist() == [i != 2 for i in range(len(NAMES))]
+    assert not found.server["signature"][2].any()
+    found.step()
+    assert (found.server["known"] > 0).all()
+    assert found.server["signature"][2].any()
 
 
 def test_a_run_without_checkpoints_keeps_no_old_versions(tmp_path):

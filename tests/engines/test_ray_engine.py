@@ -3,6 +3,8 @@
 import itertools
 import os
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -131,8 +133,38 @@ def test_only_sums_travel_where_sums_are_enough():
     assert sent == 2 * one.task.p
 
 
-def kill(one: Loop, k: int) -> None:
-    os.kill(ray.get(one.engine._ask(k, "pid")), signal.SIGKILL)
+def kill(one: Loop, k: int, by: int = signal.SIGKILL) -> None:
+    os.kill(ray.get(one.engine._ask(k, "pid")), by)
+
+
+def test_an_actor_that_hangs_costs_a_round_and_not_the_run(monkeypatch):
+    """It is given up after a while, though it is alive."""
+    expected, found = loop(pf.FedAvg(0.1), 2), loop(pf.FedAvg(0.1), 2)
+    for one in (expected, found):
+        one.step()
+    monkeypatch.setattr(engine_module, "HANGS", 2.0)
+    found.engine._longest = 0.0
+    kill(found, 1, signal.SIGSTOP)
+    for one in (expected, found):
+        one.step()
+    assert torch.equal(found.server["w"], expected.server["w"])
+
+
+def test_ray_on_one_machine_listens_to_nobody_else():
+    """All sockets of its processes, started in a process of their own, are those of the loopback interface."""
+    script = """
+import ray, psutil
+from polyfed.engines.cluster import connect
+connect(1, None, {"CPU": 1}, [])
+ray.get(ray.remote(lambda: None).remote())
+me = psutil.Process()
+for p in (me, *me.children(recursive=True)):
+    print(*{c.laddr.ip for c in p.net_connections() if c.status == "LISTEN"})
+"""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, env=env)
+    assert done.returncode == 0, done.stderr
+    assert {ip.removeprefix("::ffff:") for ip in done.stdout.split()} == {"127.0.0.1"}
 
 
 @pytest.mark.parametrize("method", [pf.FedAvg(0.1), pf.Ditto(0.1), pf.FedCET(0.05)], ids=lambda m: m.name)
@@ -208,7 +240,7 @@ def test_an_actor_that_trains_on_a_graphics_card_asks_for_one_and_is_not_waited_
     assert engine_module.needs("cpu") == {"CPU": 1}
     assert engine_module.needs("cuda:0") == {"CPU": 1, "GPU": 1}
     with pytest.raises(ConfigError, match="expected at most 0, the cluster's free graphics cards"):
-        engine_module._connect(1, None, {"GPU": 1}, [])
+        engine_module.connect(1, None, {"GPU": 1}, [])
 
 
 def test_the_tree_of_sums_is_the_same_however_blocks_are_dealt_out():

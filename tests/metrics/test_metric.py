@@ -120,7 +120,7 @@ def test_a_metric_per_sample_may_give_an_array_a_tensor_or_a_list(made):
         ({"better": "near:x"}, "better of Metric: found 'near:x', expected higher, lower, or such as near:1"),
         ({"better": "higher\n"}, "better of Metric"),
         ({"decimals": -1}, "decimals of Metric: found -1, expected an integer from 0 to 100"),
-        ({"span": -1.0}, "span of Metric: found -1.0, expected a number above 0"),
+        ({"least": 1.0, "most": 0.0}, "most of Metric: found 0.0, expected a number above the lowest"),
     ],
 )
 def test_a_wrong_metric_is_refused_where_it_is_made(settings, said):

@@ -29,13 +29,13 @@ RUNS = [f"all/{label}-seed{seed}" for label in METHODS for seed in range(2)]
 @pytest.fixture
 def tiny(monkeypatch):
     """A recipe with two methods, a value that is kept and a curve. trained: the runs; stop: the one to interrupt"""
-    seen = SimpleNamespace(trained=[], stop=None, rounds=4, lr=0.1)
+    seen = SimpleNamespace(trained=[], stop=None, rounds=4, lr=0.1, weighted=True)
 
     def run(bench):
         """Two methods."""
         data = load("heart-disease").partition(seed=0)
         model = build("linear", data.input_shape, 2)
-        methods = METHODS | {"Local": Local(lr=seen.lr)}
+        methods = {"Local": Local(lr=seen.lr), "FedAvg": FedAvg(lr=0.1, weighted=seen.weighted)}
         settings = {"rounds": seen.rounds, "local_steps": 1, "batch_size": None, "evaluate_every": 2}
         found = bench.compare("all", model, data, methods, **settings)
         spread = bench.once("spread", lambda: float(metric_of(found, "FedAvg").std()))
@@ -174,6 +174,22 @@ def test_another_version_of_the_recipe_is_refused(cli, tiny, record):
     said = cli("reproduce", "fpfc/tiny", "--from", record, "--out", "c", "-q")
     assert (said.status, tiny.trained) == (2, [])
     assert "another algorithms" in said.err
+
+
+def test_a_record_older_than_a_setting_goes_on(cli, tiny, record):
+    """What it does not name was as it is by default; where it is not now, the record is refused."""
+
+    def before_it(lines):
+        for method in lines[1]["settings"]["algorithms"]:
+            method.pop("weighted", None)
+        return lines
+
+    old, tiny.trained = changed(record, before_it), []
+    assert cli("reproduce", "fpfc/tiny", "--from", old, "--out", "b", "-q").status == 0
+    assert tiny.trained == []
+    tiny.weighted = False
+    said = cli("reproduce", "fpfc/tiny", "--from", old, "--out", "c", "-q")
+    assert (said.status, "another algorithms" in said.err) == (2, True)
 
 
 def test_the_record_of_something_else_is_refused(cli, record, tmp_path):

@@ -20,10 +20,10 @@ from instances import BATCH, METHODS, federation, kind_of, model, steps
 from polyfed.compute.batches import Work
 from polyfed.compute.task import Task
 from polyfed.sites import flower_api
+from polyfed.sites.client import Client
 from polyfed.sites.flower_site import Attendance
 from polyfed.sites.keys import site_key
 from polyfed.sites.message import REQUEST
-from polyfed.sites.site import Client
 from polyfed.sites.vault import Vault
 
 

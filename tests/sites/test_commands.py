@@ -58,6 +58,9 @@ def test_a_server_does_not_wait_for_sites_that_cannot_come(told, options, said):
     [
         ("--key bern.key --data bern.csv --allow pooled,lables", "found 'lables' (did you mean 'labels'?)"),
         ("--key bern.key --data brn.csv", "brn.csv is not a file"),
+        ("--key bern.key --data bern.csv --yes yes", "--yes: found 'yes', expected the digest of the terms"),
+        ("--key bern.key --data bern.csv --yes", "--yes"),
+        ("--key bern.key --data bern.csv --policy bern.csv", "bern.csv: not valid TOML"),
         ("--key bern.csv --data bern.csv --allow pooled,labels --allow signature", "bern.csv: not a site's key"),
     ],
 )
@@ -67,7 +70,7 @@ def test_a_site_says_what_is_wrong_before_it_asks_the_server(told, options, said
 
 def test_a_site_without_a_terminal_is_told_of_yes(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    with pytest.raises(RunError, match=r"no terminal to ask at; .* agree with --yes"):
+    with pytest.raises(RunError, match=r"no terminal to ask at; .* agree with --yes and their digest"):
         _ask("")
 
 

@@ -91,6 +91,17 @@ def test_flower_leaves_no_key_and_nothing_runs_any_more(demo):
     assert str(folder) not in running
 
 
+def test_what_is_written_at_the_server_and_at_a_site_is_for_its_user_alone(demo):
+    """Every file and folder of keys, run and vault, whatever the user's umask."""
+    folder, _, _ = demo
+    places = [folder / name for name in ("keys", "run", "cleveland", "hungarian")]
+    every = [p for place in places for p in (place, *place.rglob("*"))]
+    every += (folder / "hospitals").glob("*.key")
+    assert len(every) > 30
+    assert [str(p) for p in every if p.stat().st_mode & 0o077] == []
+    assert {p.stat().st_mode & 0o777 for p in every if p.is_file()} == {0o600}
+
+
 @pytest.fixture(scope="module")
 def hospitals():
     """The demonstration's module: makes files of hospitals, knows a free port."""
@@ -133,7 +144,7 @@ def test_the_commands_of_the_guide_go_as_printed(hospitals, tmp_path, page, titl
             shutil.copy(path, folders[name] / f"{name}.csv")
             shutil.copy(folders["server"] / f"{name}.key", folders[name])
             line = next((c for c in clients if f"{name}.key" in c), clients[0].replace("bern", name))
-            running.append(run(f"{line} --allow pooled --yes", folders[name]))
+            running.append(run(f"{line} --allow pooled --yes policy", folders[name]))
         assert [p.wait(300) for p in running] == [0, 0, 0]
     finally:
         for p in running:
@@ -153,7 +164,7 @@ def test_a_server_that_is_killed_goes_on_with_its_sites(hospitals, tmp_path):
     for name, path in files.items():
         subprocess.run([*POLYFED, "keys", "add", name, *keys, "--out", str(folder)], check=True)
         site = ["client", "--key", str(folder / f"{name}.key"), "--data", str(path), "--vault", str(folder / name)]
-        sites.append(subprocess.Popen([*POLYFED, *site, "--allow", "pooled", "--yes"]))
+        sites.append(subprocess.Popen([*POLYFED, *site, "--allow", "pooled", "--yes", "policy"]))
     command = [
         *POLYFED,
         "server",

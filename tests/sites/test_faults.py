@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from direct import Direct, Raw, raw
-from hospitals import ALL, NAMES, Sites, at_sites, experiment, folder, on_one_machine, same
+from hospitals import ALL, NAMES, OPEN, Sites, at_sites, experiment, folder, on_one_machine, same
 
 from polyfed.base.errors import PolyfedError
 from polyfed.core.schedule import Replay
@@ -98,6 +98,9 @@ def with_tensor(name, t):
 
 CORRUPTIONS = {
     "NaN": (with_tensor("dw", torch.full((14,), torch.nan)), "tensor 'dw' holds NaN or infinity"),
+    "numbers that are too large": (
+        with_tensor("dw", torch.full((14,), 3e38)), "tensor 'dw' holds numbers up to 3e.38, whose squares no float32"
+    ),
     "a wrong shape": (with_tensor("dw", torch.zeros(13)), r"tensor 'dw' is float32 \[13\], expected float32 \[14\]"),
     "a wrong type": (with_tensor("dw", torch.zeros(14).double()), r"tensor 'dw' is float64 \[14\], expected float32"),
     "one too many": (with_tensor("more", torch.zeros(2)), "the message has tensor 'more', expected dc, dw"),
@@ -126,7 +129,7 @@ def test_a_reply_that_cannot_be_is_refused_and_its_site_is_missing_for_the_round
 
 def test_a_server_that_asks_for_what_a_site_does_not_know_hears_why(study, tmp_path):
     _, data, _ = study(SCAFFOLD)
-    site = Site("bern", data / "bern.csv", tmp_path / "vault", ALL)
+    site = Site("bern", data / "bern.csv", tmp_path / "vault", ALL, policy=OPEN)
     turn = {"run": "x", "base": [-1, -1], "keep": [-1, -1], "t": 0, "phase": 0, "n": 3, "scale": 1.0}
     for message, said in (
         (b"nonsense", "the server: not a message"),
@@ -139,12 +142,30 @@ def test_a_server_that_asks_for_what_a_site_does_not_know_hears_why(study, tmp_p
         (Raw({"kind": "train"} | turn | {"t": "x"}).pack(), "damaged (t: found 'x', expected a valid integer)"),
         (Raw({"kind": "train"} | turn | {"cells": 1}).pack(), "damaged (it has cells, which this version does not"),
         (Raw({"kind": "begin"}).pack(), "the message is damaged (it lacks joined)"),
-        (Raw({"kind": "train", "format": 2} | turn).pack(), "found messages of format 2, expected 1; install the same"),
+        (Raw({"kind": "train", "format": 3} | turn).pack(), "found messages of format 3, expected 2; install the same"),
     ):
         error = raw(site.answer(message)).head["error"]
         assert said in error
         assert error.startswith("bern: ")
         assert str(tmp_path) not in error
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate", "end"])
+def test_a_model_of_another_shape_is_refused_before_anything_is_computed_with_it(kind, study):
+    """The compiled kernel would read and write beyond it."""
+    file, _, sites = study(FEDAVG, rounds=1, **{"evaluate-every": 1})
+    sent = {}
+
+    def answer(name, message):
+        sent[raw(message).head["kind"]] = raw(message)
+        return sites.answer(name, message)
+
+    at_sites(file, sites, Direct(NAMES, answer))
+    site = sites.members.pop(NAMES[-1])
+    (site.vault / "answered.jsonl").unlink()
+    asked = sent[kind]._replace(tensors={"w": torch.zeros(3)})
+    error = raw(sites.member(NAMES[-1]).answer(asked.pack())).head["error"]
+    assert "tensor 'w' is float32 [3], expected float32 [14]" in error
 
 
 def with_head(**said):
@@ -169,6 +190,12 @@ NUMBERS = {
     "seconds": (FEDAVG, with_head(seconds=10**400), round_1, "its reply is damaged"),
     "another round's": (FEDAVG, with_head(t=0), round_1, "it answers another message"),
     "parameters": (FEDAVG, with_head(parameters=10**30), last_loss, r"\(parameters: found 10+, expected less"),
+    "an accuracy": (
+        FEDAVG, with_head(metrics={"loss": 1.0, "accuracy": 17.0}), last_loss,
+        "found accuracy 17, expected a number from 0 to 1",
+    ),
+    "a loss below 0": (FEDAVG, with_head(metrics={"loss": -1.0}), last_loss, "found loss -1, expected a number from 0"),
+    "a loss": (FEDAVG, with_head(metrics={"loss": 1e308}), last_loss, "found loss 1e.308, expected a number from 0"),
     "a metric": (FEDAVG, with_head(**LOSSES), last_loss, r"damaged \(metrics\.loss: found 10"),
     "no metrics": (FEDAVG, lambda r: Raw({"kind": "stored"}), last_loss, "it answers another message"),
     "a cluster": ('name = "ifca"\nk = 2', filled("cluster", 7), round_1, "found cluster 7, expected 0 to 1"),
@@ -234,7 +261,7 @@ JOINING = {
     "labels": (with_head(rows="abc"), do("labels"), BALANCED, r"\(rows: found 'abc', expected a valid list\)"),
     "labels of others": (with_head(rows=[5, 5]), do("labels"), BALANCED, "by class are"),
     "other sums": (lambda r: r._replace(tensors={"x": SUMS["sums"]}), do("pooled"), PLAIN, "lacks tensor 'counts'"),
-    "fewer sums": (lambda r: r._replace(tensors=SUMS), do("pooled", what="sums"), PLAIN, r"expected float64 \[2\]"),
+    "fewer sums": (with_tensor("sums", SUMS["sums"]), do("pooled", what="sums"), PLAIN, r"expected float64 \[2\]"),
     "more values than rows": (filled("n", 99), do("pooled", what="counts"), PLAIN, "its sums are damaged"),
     "squares below 0": (filled("squares", -1), do("pooled", what="squares"), PLAIN, "its sums are damaged"),
 }  # fmt: skip

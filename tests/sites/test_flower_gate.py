@@ -212,7 +212,8 @@ def test_without_flower_one_line_says_what_to_install(monkeypatch, cli):
     with pytest.raises(ConfigError, match=r"pip install 'polyfed\[flower\]'"):
         importlib.import_module("polyfed.sites.flower_api")
     monkeypatch.setitem(sys.modules, "cryptography.x509", None)
-    monkeypatch.delitem(sys.modules, "polyfed.sites.keys", raising=False)
+    for loaded in ("polyfed.sites.keys", "polyfed.cli.keys"):
+        monkeypatch.delitem(sys.modules, loaded, raising=False)
     done = cli("keys", "list")
     assert (done.status, done.err.count("\n")) == (2, 1)
     assert "polyfed[flower]" in done.err

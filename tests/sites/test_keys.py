@@ -189,7 +189,7 @@ def test_what_a_server_and_a_site_cannot_be_given_is_one_line(cli, keys, tmp_pat
     key = keys.add("bern", tmp_path)
     before = sorted(tmp_path.rglob("*"))
     serve = ("server", tmp_path / "e.toml", "--keys", keys.folder)
-    join = ("client", "--key", key, "--data", tmp_path / "x.csv", "--yes", "-q")
+    join = ("client", "--key", key, "--data", tmp_path / "x.csv", "--yes", "policy", "-q")
     for words, says in (
         ((*serve, "--port", "-1"), "--port"),
         ((*serve, "--host", "é"), "is not an address"),

@@ -6,7 +6,7 @@ from typing import get_args
 import numpy as np
 import pytest
 from direct import Direct, raw
-from hospitals import ALL, Sites, at_sites, experiment, folder
+from hospitals import ALL, OPEN, Sites, at_sites, experiment, folder
 from safetensors.torch import load_file
 
 import polyfed.algorithms
@@ -100,7 +100,7 @@ def test_an_error_leaves_the_site_by_its_kind_alone_unless_it_says_what_may_leav
                 raise error(f"riga: the server: {path}, line 3, column 'age': found {cell!r}")
 
             shown, logged = [], []
-            site = Site("riga", path, tmp_path / "vaults" / "riga", ALL, logged.append, shown.append)
+            site = Site("riga", path, tmp_path / "vaults" / "riga", ALL, logged.append, shown.append, policy=OPEN)
             with monkeypatch.context() as planted:
                 planted.setattr(place, fail)
                 reply = site.answer(sent[kind])

@@ -105,7 +105,8 @@ def test_a_reply_of_another_form_is_refused_by_name(change, said):
 def test_a_size_that_differs_from_message_to_message_is_bounded():
     form = {"values": Form(torch.float32, (None,), 5), "at": Form(torch.int32, (None,), 5, optional=True)}
     assert not misfit({"values": torch.zeros(4)}, form)
-    assert not misfit({"values": torch.full((5,), 3e38)}, form)  # finite, though their sum is not
+    assert not misfit({"values": torch.full((5,), 3e18)}, form)
+    assert "numbers up to 3e+38, whose squares no float32 adds up" in misfit({"values": torch.full((5,), 3e38)}, form)
     for wrong in (torch.zeros(6), torch.zeros(2, 2), torch.zeros(4).double()):
         assert "'values' is" in misfit({"values": wrong}, form)
 

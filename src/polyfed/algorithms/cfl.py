@@ -14,7 +14,8 @@ from polyfed.algorithms._shared.clusters import Clustered
 from polyfed.algorithms._shared.similarity import similarity
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Down, Portrait, Server, mean
+from polyfed.core.algorithm import Down, Needs, Portrait, Server, by_settings, mean
+from polyfed.core.newcomer import Newcomer
 
 
 def bipartition(S: Tensor, method: str = "single") -> Tensor:
@@ -27,6 +28,14 @@ def bipartition(S: Tensor, method: str = "single") -> Tensor:
 
     distance = squareform(1 - S.cpu().numpy(), checks=False)
     return torch.from_numpy(cut_tree(linkage(distance, method), 2)[:, 0] == 1).to(S.device)
+
+
+class Sorted(Newcomer):
+    """A newcomer goes down the tree of splits, which is frozen: it makes none."""
+
+    def keep(self, after):
+        if len(after["w"]) == len(self.before["w"]):
+            super().keep(after)
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,8 @@ class CFL(Clustered):
     old or missing updates. The others stay where they are in the tree of splits: when next asked, a client trains from
     the model at which its cluster was split, and its update only decides which part it belongs to (the paper's rule
     for newcomers; compared with the mean direction of each part, where the paper takes its most similar member).
+    With `absent="zero"` absent members of a cluster count as if they had sent an update of zero. It is similar to no
+    other: where that leaves a tie, the order of the clients decides on which side of a split they come.
     """
 
     lr: float = setting(0.1, source="code", doc="Step size of local SGD.")
@@ -80,9 +91,23 @@ class CFL(Clustered):
         2, ge=2, source="ours", doc="Participants a cluster must have to be split; 3 in the released code."
     )
     first_round: int = setting(
-        0, ge=0, source="ours", doc="First round in which a split is made; 20 in the released code."
+        0, ge=0, source="ours", doc="First round, from 0, in which a split is made; 21 in the released code."
     )
     weighted: bool = setting(True, source="paper", doc="Weigh clients by their number of samples; False: plain mean.")
+    absent: Literal["wait", "zero"] = setting(
+        "wait",
+        source="ours",
+        doc='"wait": members of a cluster that do not take part count for nothing; "zero": in norms, cosines, splits '
+        "and means their update is zero, and all are sorted by a split, as in FPFC's released code; all clients are "
+        "then asked for their number of samples before the first round.",
+    )
+
+    @by_settings
+    def needs(self):
+        return Needs(first=2, everyone_first=True) if self.absent == "zero" else Needs()
+
+    def admit(self, task, server, samples):
+        return Sorted(self, task, server, samples)
 
     def init_server(self, task, w0, n):
         """The tree of splits: a model per node, its first child (the second comes next) or -1, the mean direction of
@@ -97,20 +122,36 @@ class CFL(Clustered):
     def labels(self, server):
         return server["cluster"]
 
+    def _counts(self, round):
+        """Whether this exchange only tells the server how many samples everyone has."""
+        return self.absent == "zero" and round.t == 0 == round.phase
+
     def downlink(self, server, round):
+        if self._counts(round):
+            return Down()
         return Down(each={"w": server["w"][server["cluster"][round.ids]]})
 
     def local_update(self, task, client, down, data, round):
+        if self._counts(round):
+            return {}, {}
         return {}, {"dw": local_sgd(task, down["w"], data, self.lr).sub_(down["w"])}
 
     def aggregate(self, server, up, round):
+        if self._counts(round):
+            return server
+        updates, who, samples = up["dw"], round.ids, round.samples
+        if self.absent == "zero":
+            updates = updates.new_zeros(round.n, updates.shape[1]).index_copy_(0, who, updates)
+            samples = server["known"].index_copy(0, who, samples)
+            who = samples.nonzero()[:, 0]  # all but who was not reached
+            updates, samples = updates[who], samples[who]
         tree = {key: server[key] for key in ("w", "child", "direction")}
         node = server["cluster"].clone()
-        here = node[round.ids]
+        here = node[who]
         for c in here.unique().tolist():
             rows = (here == c).nonzero()[:, 0]
-            ids, weights = round.ids[rows], round.samples[rows] if self.weighted else None
-            D = up["dw"] if len(rows) == len(here) else up["dw"][rows]
+            ids, weights = who[rows], samples[rows] if self.weighted else None
+            D = updates if len(rows) == len(here) else updates[rows]
             first, step = int(tree["child"][c]), mean(D, weights)
             if first >= 0:  # split while these were absent
                 node[ids] = first + self._side(D, tree["direction"][first : first + 2])

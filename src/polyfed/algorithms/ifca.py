@@ -29,11 +29,13 @@ class IFCA(Alternating):
     before any training, which costs one exchange; for the paper's way, compare runs of several seeds.
     """
 
-    averaging: Literal["model", "gradient"] = setting(
+    averaging: Literal["model", "gradient", "shrinking"] = setting(
         "model",
         source="paper",
-        doc='"model" or "gradient". Under gradient averaging a client takes one step a round, on one batch (all its '
-        "samples with full batches), and sends the model after it, which tells the server the gradient.",
+        doc='"model", "gradient" or "shrinking". Under gradient averaging a client takes one step a round, on one '
+        "batch (all its samples with full batches), and sends the model after it, which tells the server the gradient. "
+        "Shrinking is a fault of FPFC's released code: theta_j <- (1/|S|) sum_{j_i = j} w_i, so that a model that k of "
+        "30 pick shrinks by k/30, and one that no client picks is zero.",
     )
     restarts: int = setting(
         1,
@@ -80,7 +82,7 @@ class IFCA(Alternating):
         return server | {"w": w, "starts": server["starts"][:0]}
 
     def _train(self, task, w, data):
-        if self.averaging == "model":
+        if self.averaging != "gradient":
             return super()._train(task, w, data)
         return w - self.lr * task.gradient(w, next(iter(data)), need_loss=False)[0]
 
@@ -89,5 +91,6 @@ class IFCA(Alternating):
         if self.averaging == "model":
             return new
         mass = torch.ones_like(cluster, dtype=w.dtype) if weights is None else weights.to(w.dtype)
-        share = torch.zeros_like(w[:, 0]).index_add_(0, cluster, mass / mass.sum())
-        return w + share[:, None] * (new - w)  # divided by |S|, not by the cluster's size
+        share = torch.zeros_like(w[:, 0]).index_add_(0, cluster, mass / mass.sum())[:, None]
+        # divided by |S|, not by the cluster's size
+        return share * new if self.averaging == "shrinking" else w + share * (new - w)

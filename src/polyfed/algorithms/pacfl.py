@@ -12,9 +12,10 @@ from torch import Tensor
 from polyfed.algorithms._shared.clusters import Clustered
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Down, Needs, Portrait, Server
+from polyfed.core.algorithm import Down, Needs, Portrait, Server, by_settings
 from polyfed.core.newcomer import Newcomer
 
+DISCLOSED = {"signature": "for each class the first directions of the site's samples, to compare it with others"}
 REDUCE = {"average": Tensor.mean, "weighted": Tensor.mean, "single": Tensor.amin, "complete": Tensor.amax}
 
 
@@ -91,9 +92,9 @@ class PACFL(Clustered):
 
     Notes
     -----
-    A client that is first picked later sends its signature then. It joins the nearest cluster (in the sense of
-    `linkage`) within the threshold; the others found new clusters, which begin at the common start. Clients already
-    placed stay where they are.
+    A client that is first picked later sends its signature then, unless `everyone_first`. It joins the nearest cluster
+    (in the sense of `linkage`) within the threshold; the others found new clusters, which begin at the common start.
+    Clients already placed stay where they are.
     The signature is sent as `basis` vectors of the input's dimension per class, zeros where a client has no samples. It
     is computed from raw inputs, and tells the server a good deal about them.
     """
@@ -126,12 +127,25 @@ class PACFL(Clustered):
         doc='"average", "single", "complete", or "weighted" (the released code\'s average of two rows, regardless of '
         "sizes).",
     )
-
-    needs = Needs(  # the signatures of those who have not sent theirs, then a round of FedAvg
-        exchanges=2,
-        unmet_first=True,
-        discloses={"signature": "for each class the first directions of the site's samples, to compare it with others"},
+    everyone_first: bool = setting(
+        False,
+        source="ours",
+        doc="Ask all clients for their signatures before the first round, and cluster them at once, as in the paper.",
     )
+    deployed: Literal["cluster", "own"] = setting(
+        "cluster",
+        source="paper",
+        doc='"cluster": the cluster\'s model; "own": what the client made of it in its last local training, the common '
+        "start before the first, as scored in FPFC's released code.",
+    )
+
+    @by_settings
+    def needs(self):
+        """The signatures of those who have not sent theirs, then a round of FedAvg."""
+        return Needs(exchanges=2, unmet_first=True, everyone_first=self.everyone_first, discloses=DISCLOSED)
+
+    def init_client(self, task, w0):
+        return {"w": w0} if self.deployed == "own" else {}
 
     def init_server(self, task, w0, n):
         return Server(
@@ -152,7 +166,8 @@ class PACFL(Clustered):
     def local_update(self, task, client, down, data, round):
         if round.phase == 0:
             return {}, {"signature": self._signatures(task, data.whole())}
-        return {}, {"w": local_sgd(task, down["w"], data, self.lr)}
+        w = local_sgd(task, down["w"], data, self.lr)
+        return {"w": w} if self.deployed == "own" else {}, {"w": w}
 
     def _signatures(self, task, batch):
         """[s, d, classes * basis]; a regression is one class."""
@@ -229,6 +244,12 @@ class PACFL(Clustered):
         tree = linkage(squareform(angles.double().cpu().numpy(), checks=False), self.linkage)
         found = torch.from_numpy(fcluster(tree, self.threshold, "distance")).to(angles.device)
         return found.unique(return_inverse=True)[1]
+
+    def deployment(self, server, round):
+        return Down() if self.deployed == "own" else super().deployment(server, round)
+
+    def personal(self, task, client, down):
+        return client["w"] if self.deployed == "own" else super().personal(task, client, down)
 
     def describe(self, server):
         return Portrait(clusters=self.labels(server), findings={"angles": server["angles"]})

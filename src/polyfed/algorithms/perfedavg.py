@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from polyfed.base.settings import setting
+from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Needs, Personal
 
 
@@ -36,6 +37,13 @@ class PerFedAvg(Personal):
     )
     order: Literal["first", "hf", "exact"] = setting("first", source="paper", doc='"first", "hf" or "exact".')
     delta: float = setting(1e-3, gt=0, source="ours", doc='Length of the difference of "hf", relative to v.')
+    start: Literal["common", "personal"] = setting(
+        "common",
+        source="paper",
+        doc='"common": meta-gradient steps from the common model; "personal": plain SGD from w - alpha grad f_i(w), in '
+        "the first round from w, as in FPFC's released code, where the personal model is what the next round trains.",
+    )
+    weighted: bool = setting(False, source="paper", doc="Weigh clients by their number of samples; False: plain mean.")
 
     name = "per-fedavg"
     needs = Needs(plain_sgd="its meta-gradient steps are its own")
@@ -44,13 +52,15 @@ class PerFedAvg(Personal):
         return {"w": w0}
 
     def local_update(self, task, client, down, data, round):
+        own = down["w"].clone()
+        task.descend_(own, data.whole(), self.alpha)
+        if self.start == "personal":
+            return {"w": own}, {"w": local_sgd(task, own if round.t else down["w"], data, self.lr)}
         w = down["w"].clone()
         for inner, outer, curve in zip(data, data.again("outer"), data.again("curvature"), strict=True):
             m = inner.rows
             step = self.meta_gradient(task, w[:m], inner, outer, curve)
             w[:m].sub_(step if inner.live is None else step * inner.live, alpha=self.lr)
-        own = down["w"].clone()
-        task.descend_(own, data.whole(), self.alpha)
         return {"w": own}, {"w": w}
 
     def meta_gradient(self, task, w, inner, outer, curve):
@@ -66,4 +76,4 @@ class PerFedAvg(Personal):
         return v - self.alpha * (ahead - behind) / (2 * self.delta)
 
     def aggregate(self, server, up, round):
-        return {"w": up.mean("w")}
+        return {"w": up.mean("w", round.samples if self.weighted else None)}

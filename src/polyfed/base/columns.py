@@ -42,9 +42,9 @@ class Columns(Configured):
     categories: NAMES | VALUES = setting(
         factory=list, doc="Columns of categories, whatever they look like; a table gives the values of each."
     )
-    missing: Literal["median", "refuse"] = setting(
+    missing: Literal["median", "mean", "refuse"] = setting(
         "median",
-        doc="Gaps in inputs: median of the training part, with an input that says so; or refuse them.",
+        doc="Gaps in inputs: median or mean of the training part, with an input that says so; or refuse them.",
     )
     gaps: TEXTS = setting(factory=list, doc="Further texts that stand for a missing value, such as -999.")
     unseen: Literal["zeros", "refuse"] = setting(

@@ -70,6 +70,14 @@ class Refusal(RunError):
         self.outside = outside or line
 
 
+class Forbidden(Refusal):
+    """A site's policy forbids what is asked. key: the setting of the policy that does"""
+
+    def __init__(self, line: str, key: str):
+        super().__init__(line)
+        self.key = key
+
+
 def printable(text: str) -> str:
     """The text with newlines and control characters escaped, which a terminal would obey."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

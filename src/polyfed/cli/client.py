@@ -1,14 +1,21 @@
 """polyfed client: a site of a federation."""
 
+import re
+from collections.abc import Callable
+
 from polyfed.base.errors import ConfigError, Refusal, closest
 from polyfed.cli.commands import MADE, Client
 from polyfed.cli.events import Events
 from polyfed.sites.consent import Consent
 from polyfed.sites.flower_site import Attendance
-from polyfed.sites.keys import site_key, warning
+from polyfed.sites.keys import private, site_key, warning
+from polyfed.sites.policy import FILE, Policy, read
 from polyfed.sites.site import Site
 
+POLICY = "policy"  # what --yes says instead of a digest
 
+
+@private()
 def client(o: Client) -> int:
     """Take part until the server has finished."""
     allowed = [word.strip() for words in o.allow or () for word in words.split(",")]
@@ -17,13 +24,27 @@ def client(o: Client) -> int:
             raise ConfigError(f"--allow: found {word!r}{closest(word, MADE)}, expected {', '.join(MADE)}")
     if not o.data.is_file():
         raise ConfigError(f"--data: {o.data} is not a file")
+    file = o.policy or o.key.with_name(FILE)
+    policy = read(file) if o.policy or file.exists() else Policy()
     given, say = site_key(o.key), Events(o.vault, o.quiet)
     if line := warning("this site's key", given.until, "ask the server's operator for a new one"):
         say(f"note: {line}")
-    consent = Consent(frozenset(allowed), o.metrics, _leave if o.dry_run else None if o.yes else _ask)
-    site = Site(given.site, o.data, o.vault, consent, say, say.show)
+    consent = Consent(frozenset(allowed), o.metrics, *_agreement(o))
+    site = Site(given.site, o.data, o.vault, consent, say, say.show, policy)
     Attendance(given, site.answer, lambda: site.finished, o.vault / "flower", say, o.server).run()
     return 0
+
+
+def _agreement(o: Client) -> tuple[Callable[[str], bool] | None, str | None, bool]:
+    """How the operator agrees: `ask`, `agreed` and `once` of a `Consent`."""
+    if o.dry_run:
+        return _leave, None, False
+    if o.yes in (None, POLICY):
+        return None if o.yes else _ask, None, True
+    if not re.fullmatch("[0-9a-f]{16}", o.yes):
+        then = "sixteen digits, as --dry-run shows them, or policy"
+        raise ConfigError(f"--yes: found {o.yes!r}, expected the digest of the terms: {then}")
+    return None, o.yes, True
 
 
 def _leave(text: str) -> bool:
@@ -35,4 +56,4 @@ def _ask(text: str) -> bool:
     try:
         return input("Join? [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:
-        raise Refusal("found no terminal to ask at; read what would leave the site, then agree with --yes") from None
+        raise Refusal("found no terminal to ask at; read the terms, then agree with --yes and their digest") from None

@@ -331,6 +331,14 @@ class Server(Shared, takes=("out", "force", "quiet")):
     quorum: int | None = option(
         "After --wait, go on when N sites of a round have answered. Default: all.", None, "N", min=1
     )
+    most_share: float = option(
+        "Refuse to begin where one site has more than this share of all training rows, by which most methods weight "
+        "sites.",
+        1.0,
+        "S",
+        min=0,
+        max=1,
+    )
     resume: bool = option("Continue the run in --out.", False)
 
 
@@ -356,7 +364,17 @@ class Client(Shared, takes=("quiet",)):
         "What the server writes down of how good models are here: nothing, a mean over sites, or all.", "own"
     )
     dry_run: bool = option("Ask the server what it wants, show what would leave the site, and stop.", False)
-    yes: bool = option("Agree to what will leave the site without being asked.", False)
+    policy: Path | None = option(
+        "What this site answers at most. Default: policy.toml beside the key, or else careful settings of ours.",
+        None,
+        "FILE",
+    )
+    yes: str | None = option(
+        "Agree to these terms, by the digest that --dry-run shows, and to no others; policy: to whatever the policy "
+        "allows.",
+        None,
+        "DIGEST|policy",
+    )
 
 
 class Status(Command, module="events"):

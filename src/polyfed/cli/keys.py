@@ -3,9 +3,10 @@
 from datetime import UTC, datetime
 
 from polyfed.cli.commands import KeysAdd, KeysInit, KeysList, KeysRevoke
-from polyfed.sites.keys import Keys, split
+from polyfed.sites.keys import Keys, private, split
 
 
+@private()
 def keys_init(o: KeysInit) -> None:
     """Make or renew the certificates."""
     here, address = Keys(o.keys), "{}:{}".format(*split(o.address))
@@ -13,6 +14,7 @@ def keys_init(o: KeysInit) -> None:
     print(f"{o.keys}: certificate for {address}, good until {here.until():%Y-%m-%d}; next: polyfed keys add SITE")
 
 
+@private()
 def keys_add(o: KeysAdd) -> None:
     """Make a site's file."""
     path = Keys(o.keys).add(o.site, o.out)
@@ -31,6 +33,7 @@ def keys_list(o: KeysList) -> None:
         print(f"note: {line}")
 
 
+@private()
 def keys_revoke(o: KeysRevoke) -> None:
     """Refuse a site's key from now on."""
     Keys(o.keys).revoke(o.site)

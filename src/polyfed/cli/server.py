@@ -1,6 +1,7 @@
 """polyfed server: an experiment over real sites, which keep their data."""
 
 import time
+from functools import partial
 from pathlib import Path
 
 from polyfed import report
@@ -10,11 +11,13 @@ from polyfed.cli.console import results, stderr
 from polyfed.cli.events import Events
 from polyfed.cli.folders import claimed
 from polyfed.runs import stop
+from polyfed.runs.result import Result
 from polyfed.sites.flower import Flower
-from polyfed.sites.keys import Keys, host_of
+from polyfed.sites.keys import Keys, host_of, private
 from polyfed.sites.server import serve
 
 
+@private()
 def server(o: Server) -> int:
     """Wait for the sites, train, and report."""
     host_of(o.host)
@@ -31,16 +34,23 @@ def server(o: Server) -> int:
         say(f"listening at {o.host}:{transport.port}")
         try:
             names = _first(transport, wanted, say) if isinstance(wanted, int) else wanted
+            begun = time.monotonic()
             run = serve(
-                o.experiment, transport, folder, sites=names, resume=o.resume, wait=o.wait, quorum=o.quorum, say=say
-            )
+                o.experiment, transport, folder, sites=names, resume=o.resume, wait=o.wait, quorum=o.quorum,
+                most_share=o.most_share, say=say, trained=partial(_report, folder),
+            )  # fmt: skip
+            say(f"the run took {time.monotonic() - begun:.0f} s, with joining and the end")
         finally:
             transport.close()
         if run.status == "interrupted":
             stderr.print(f"polyfed: interrupted; continue with the same command and --resume --out {folder}")
             return stop.status(since)
-        results(report.read(folder), report.write_report(folder))
     return 0
+
+
+def _report(folder: Path, run: Result) -> None:
+    if run.status == "finished":
+        results(report.read(folder), report.write_report(folder))
 
 
 def _wanted(sites: str | None, known: list[str], keys: Path) -> int | list[str]:

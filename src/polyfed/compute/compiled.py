@@ -200,6 +200,7 @@ def _fitting(
     fits = (
         layers is not None
         and (x.dtype, y.dtype) == (w.dtype, kind)
+        and w.shape[-1] == task.p
         and prod(sample) == layers[0].inputs * max(1, prod(layers[0].image))
         and (not isinstance(keep, Tensor) or (keep.dim() == 2 and keep.shape[1] == 1))
     )

@@ -202,14 +202,15 @@ class Attempt:
         phases = algorithm.needs.phases(loop.t)
         if not np.array_equal(send, take):
             refuse_late(algorithm, loop.n, loop.t)
-        self.book = Book(np.union1d(take, np.concatenate([np.zeros(0, dtype=np.int64), *(f.ids for f in lost)])))
+        met = self._asked(algorithm, 0, take)
+        self.book = Book(np.union1d(take, np.concatenate([met, *(f.ids for f in lost)])))
         self._bill(lost)
         if phases == 1:
             found = self._exchange(algorithm, send, take, (1, 0))
         else:
             self.before = _copy(loop.server)
             while (found := self._exchanges(algorithm, phases, take)) is None:
-                take = np.array([i for i in take if loop.names[i] not in loop.missing])
+                take = np.array([i for i in take if loop.names[i] not in loop.missing], dtype=np.int64)
                 self.undo()
             self.before = None
         loop.whole = False
@@ -245,12 +246,19 @@ class Attempt:
         """All exchanges of a round of several; None where somebody has not answered."""
         self.book.earlier = None
         for phase in range(phases):
-            asked = take
-            if phase == 0 and algorithm.needs.unmet_first:
-                asked = take[(self.loop.server[KNOWN].cpu().numpy() == 0)[take]]
+            asked = self._asked(algorithm, phase, take)
             if self._exchange(algorithm, asked, asked, (phases, phase)) is None:
-                self._bill(self._landed(take))
+                self._bill(self._landed(asked))
                 return None
+        return take
+
+    def _asked(self, algorithm: Algorithm, phase: int, take: np.ndarray) -> np.ndarray:
+        """Who takes part in one exchange of the round of `take`."""
+        loop, needs = self.loop, algorithm.needs
+        if phase == 0 and needs.everyone_first and loop.t == 0:
+            return np.flatnonzero([name not in loop.missing for name in loop.names])
+        if phase == 0 and needs.unmet_first:
+            return take[(loop.server[KNOWN].cpu().numpy() == 0)[take]]
         return take
 
     def _exchange(
@@ -282,7 +290,8 @@ class Attempt:
         reply = loop.engine.exchange(loop.algorithm, messages, round, tally)
         if reply.bad is not None:
             who = loop.names[int(ids[reply.bad])]
-            raise Diverged(f"round {loop.t}: client {who!r} diverged (NaN or infinity); try a smaller lr")
+            then = reply.why or "try a smaller lr"
+            raise Diverged(f"round {loop.t}: client {who!r} diverged (NaN or infinity); {then}")
         self._aggregate(algorithm, tally.uplinks(), round, kind)
         book.taken(ids, tally.bytes, loop.t - sent, reply)
         return ids

@@ -21,6 +21,8 @@ class Needs:
         Exchanges of the first round; None: as many.
     unmet_first : bool
         The first exchange of a round is with those of the cohort whom the server has not met.
+    everyone_first : bool
+        The first exchange of the first round is with all clients, whoever takes part in that round.
     synchronous : bool or str
         Every reply must be taken in the round its message was sent; a text says why, to go behind the method's name;
         {n} in it is the number of clients.
@@ -35,17 +37,42 @@ class Needs:
     exchanges: int = 1
     first: int | None = None
     unmet_first: bool = False
+    everyone_first: bool = False
     synchronous: bool | str = False
     beyond: int = 0
     plain_sgd: str = ""
     discloses: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def phases(self, t: int) -> int:
-        """Exchanges of round `t`."""
+        """Count the exchanges of a round.
+
+        Parameters
+        ----------
+        t : int
+            The round, from 0.
+
+        Returns
+        -------
+        int
+            Exchanges with the cohort in round `t`.
+        """
         return self.exchanges if t or self.first is None else self.first
 
     def in_step(self, n: int, t: int = 0) -> str:
-        """Why a method with n clients cannot run asynchronously, from round `t` on; empty if it can."""
+        """Say why a method cannot run asynchronously.
+
+        Parameters
+        ----------
+        n : int
+            Number of clients.
+        t : int
+            The round from which on it would.
+
+        Returns
+        -------
+        str
+            The reason, to go behind the method's name; empty if it can.
+        """
         if (phases := self.phases(t)) > 1:
             return f"needs {phases} exchanges a round"
         why = IN_ROUND if self.synchronous is True else self.synchronous or ""

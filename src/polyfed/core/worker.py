@@ -55,11 +55,13 @@ class Reply(NamedTuple):
     """What answering cost a cohort of m clients, in the order of ids: seconds and local steps [m].
 
     bad: position of the first client that reached a number that is not finite; the others' replies are then of no use
+    why: what may have led to that, beside a step size that is too large
     """
 
     seconds: np.ndarray
     steps: np.ndarray
     bad: int | None = None
+    why: str = ""
 
 
 class Stopwatch:

@@ -18,6 +18,12 @@ def deviation(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
     return np.where(found <= 1e-12 * np.abs(mean), 1.0, found)
 
 
+def filling(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """The mean of every column of the rows [n_i, d] of some clients, NaN left out; 0 for a column without a value."""
+    total = sum((np.where(np.isnan(x), 0.0, x).sum(0) for x in rows), start=np.zeros(rows[0].shape[1]))
+    return total / np.maximum(sum(((~np.isnan(x)).sum(0) for x in rows), start=np.zeros(rows[0].shape[1])), 1)
+
+
 def median(rows: Sequence[np.ndarray]) -> np.ndarray:
     """The median of every column of the rows [n_i, d] of some clients, NaN left out; 0 for a column without a value."""
     keys = [(ordered(x), ~np.isnan(x)) for x in rows]

@@ -4,7 +4,7 @@ Everything is learnt from training rows alone: of each client by itself, or of a
 says (counts, sums, squares). What is learnt are plain numbers, kept as JSON in run folders and beside exported models.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +16,7 @@ import torch
 from polyfed.base.columns import DEFAULTS
 from polyfed.base.errors import DataError, closest
 from polyfed.compute.split import Split
-from polyfed.data.moments import median, moments
+from polyfed.data.moments import filling, median, moments
 from polyfed.data.sheets import Sheet
 
 UNSEEN = -1  # the code of a value that no training part has
@@ -300,7 +300,10 @@ class Preparation:
             scopes = {ALL: range(n)} if self.standardise == "pooled" else {name: [i] for i, name in enumerate(names)}
             sites = {
                 name: _statistics(
-                    [rows[i] for i in who], [y for i in who if (y := ys[i]) is not None], self.standardise
+                    [rows[i] for i in who],
+                    [y for i in who if (y := ys[i]) is not None],
+                    self.standardise,
+                    filling if self.missing == "mean" else median,
                 )
                 for name, who in scopes.items()
             }
@@ -424,9 +427,14 @@ def _scaled(x: np.ndarray, at: Statistics) -> np.ndarray:
     return (np.where(np.isnan(x), at.fill, x) - at.shift) / at.scale
 
 
-def _statistics(rows: list[np.ndarray], targets: list[np.ndarray], standardise: str) -> Statistics:
-    """Medians, means and deviations of the rows [n_i, columns] of some clients, and of targets where there are any."""
-    fill = median(rows)
+def _statistics(
+    rows: list[np.ndarray],
+    targets: list[np.ndarray],
+    standardise: str,
+    middle: Callable[[list[np.ndarray]], np.ndarray],
+) -> Statistics:
+    """Middles, means and deviations of the rows [n_i, columns] of some clients, and of targets where there are any."""
+    fill = middle(rows)
     shift, scale = np.zeros(len(fill)), np.ones(len(fill))
     if standardise != "none":
         shift, scale = moments([np.where(np.isnan(x), fill, x) for x in rows])

@@ -51,10 +51,10 @@ class Cut:
 class File:
     """A site's own file, CSV or npz, read once.
 
-    name: the site's, by which its rows are divided
+    name: the site's, by which its rows are divided     only: columns that are read; None: all
     """
 
-    def __init__(self, path: Path, name: str, columns: Columns, cut: Cut):
+    def __init__(self, path: Path, name: str, columns: Columns, cut: Cut, only: Sequence[str] | None = None):
         self.name, self.columns = name, columns
         self.sheet: Sheet | None = None
         if path.suffix.lower() == ".npz":
@@ -66,6 +66,9 @@ class File:
             self.rows = cut.of(len(self.train[0]), name, held=self.test is None)
         else:
             self.sheet = read(path)
+            if only is not None:
+                kept = {key: cells for key, cells in self.sheet.columns.items() if key in only}
+                self.sheet = dataclasses.replace(self.sheet, columns=kept)
             if not self.sheet.lines:
                 raise DataError(f"client {name!r} has no training samples")
             self.rows = cut.of(len(self.sheet.lines), name)
@@ -85,8 +88,7 @@ class File:
         left = [name for name in self.sheet.columns if name not in _apart(self.columns)]
         outcome = self.columns.target or (left[-1] if left else "")
         columns = {name: self._column(name, name == outcome) for name in self.sheet.columns}
-        weights = self._weights()
-        weighted = weights is not None and bool((weights != weights[0]).any())
+        weighted = (w := self._weights()) is not None and bool((w != w[0]).any())
         return Csv(target=outcome, columns=columns, weighted=weighted)
 
     def _weights(self) -> np.ndarray | None:
@@ -116,11 +118,10 @@ class File:
         at, missing = self.sheet.positions(name, texts) if said else [], self.sheet.missing(name, self.columns.gaps)
         train = self.rows["train"]
         there = {at[k] for k in train} if said and not outcome else set[int | None]()
-        one = said and c.range[0] == c.range[1]
         return Column(
             cells=c.cells, gaps=c.gaps, numbers=c.numbers, texts=texts if said else None,
-            one=c.range[0] if one else None, whole=c.whole, dates=c.dates, distinct=c.distinct,
-            notation=c.notation, unmatched=c.unmatched, respelt=c.respelt,
+            one=c.range[0] if said and c.range[0] == c.range[1] else None, whole=c.whole, dates=c.dates,
+            distinct=c.distinct, notation=c.notation, unmatched=c.unmatched, respelt=c.respelt,
             train=[t for k, t in enumerate(texts) if k in there] if said and not outcome else None,
             gap=any(missing[k] for k in train),
         )  # fmt: skip
@@ -134,6 +135,18 @@ class File:
             inputs=[*x.shape[1:]], targets=[*y.shape[1:]], integers=not x.is_floating_point(),
             numbers=y.is_floating_point(), given=self.test is not None, labels=labels if known and few else None,
         )  # fmt: skip
+
+    def rarest(self, said: Csv | Npz) -> dict[str, int]:
+        """Of every column whose values it says, the fewest rows that one has; of values that [columns] lists, none."""
+        if isinstance(said, Npz) or self.sheet is None:
+            counts = self.train[1].unique(return_counts=True)[1] if isinstance(said, Npz) and said.labels else None
+            return {} if counts is None else {"targets": int(counts.min())}
+        known, found = places(self.columns.labels or ()), dict[str, int]()
+        for name, texts in ((name, c.texts or []) for name, c in said.used.items()):
+            if any({t, canonical(t)}.isdisjoint(known) for t in texts):
+                at = [k for k in self.sheet.positions(name, texts) if k is not None]
+                found[name] = int(np.unique(at, return_counts=True)[1].min())
+        return found
 
     # what it gives
 
@@ -187,17 +200,18 @@ class File:
         """What the server adds up over sites, of each column of numbers (the target is last where it is a number).
 
         "counts": how many values are there, and how many are at most `at` [k, columns], as ordered integers
-        "sums": with gaps filled by `fill`     "squares": about `mean`
+        "sums": with gaps filled by `fill`, and how many values are there     "squares": about `mean`
         """
         train = self._coded(blank)["train"]
         x = train.x.numpy()[:, [k for k, i in enumerate(blank.inputs) if i.values is None]]
+        there = ~np.isnan(x)
         if what == "counts":
-            keys, there = moments.ordered(x), ~np.isnan(x)
+            keys = moments.ordered(x)
             return {"n": there.sum(0), "counts": np.array([((keys <= at) & there).sum(0) for at in given["at"]])}
         y = train.y.double().numpy()[:, None] if blank.labels is None else np.zeros((len(x), 0))
         x, d = np.where(np.isnan(x), given["fill"], x), x.shape[1]
         if what == "sums":
-            return {"sums": np.concatenate([x.sum(0), y.sum(0)])}
+            return {"n": there.sum(0), "sums": np.concatenate([x.sum(0), y.sum(0)])}
         mean = given["mean"]
         return {"squares": np.concatenate([np.square(x - mean[:d]).sum(0), np.square(y - mean[d:]).sum(0)])}
 

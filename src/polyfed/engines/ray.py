@@ -7,6 +7,7 @@ of a sum do not depend on how many actors there are, and an actor sends a few ve
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -29,6 +30,7 @@ from polyfed.core.engine import TRIES, Answers, Lost, Silent, died
 from polyfed.core.rows import MappedRows, MemoryRows
 from polyfed.core.uplinks import Part, Tally, Wanted, rows_of
 from polyfed.core.worker import Plan, Reply, expand
+from polyfed.engines.cluster import connect, needs
 from polyfed.engines.local import LocalEngine
 
 ray: Any = import_module("ray")  # the extra [ray]; it comes without types
@@ -36,6 +38,7 @@ Gone: type[Exception] = ray.exceptions.RayActorError
 Late: type[Exception] = ray.exceptions.GetTimeoutError
 BLOCKS = 64, 1024  # at least and at most; powers of two
 PATIENCE = 120  # seconds that actors may take to start
+HANGS = 3600.0  # seconds after which an answer is given up, or 20 times the longest one
 
 Sums = dict[tuple[str, str], Tensor]
 Node = tuple[int, int]  # blocks from, and how many: a power of two, from a multiple of it
@@ -222,7 +225,7 @@ class RayEngine:
         if not 1 <= workers <= (most := min(self.tree, self.n)):
             raise ConfigError(f"workers: found {workers}, expected 1 to {most} with {self.n} clients")
         self._needs = needs(plan.device)
-        _connect(workers, address, self._needs, idle := IDLE.setdefault(plan.device, []))
+        connect(workers, address, self._needs, idle := IDLE.setdefault(plan.device, []))
         given = getattr(task, "args", ())
         for user in (task, type(algorithm), *given, *map(type, given)):
             _by_value(user)
@@ -246,6 +249,7 @@ class RayEngine:
         except Late:
             raise RunError(f"workers: {workers} Ray actors have not started within {PATIENCE} seconds") from None
         self._index: list[State] = [{} for _ in range(workers)]  # `Shard.commit` of each
+        self._longest = 0.0  # seconds that an answer took
         self._stateless = not algorithm.init_client(task(), task().w0)
 
     # the engine
@@ -385,14 +389,17 @@ class RayEngine:
 
     def _got(self, jobs: dict[int, Any]) -> list[Any]:
         """The answers, in the order of actors. An actor that is gone is made again, and `Lost` raised."""
-        found: list[Any] = []
-        gone: list[int] = []
+        found, gone, begun = list[Any](), list[int](), time.monotonic()
         for k, job in jobs.items():
             try:
-                found.append(ray.get(job))
+                found.append(ray.get(job, timeout=max(HANGS, 20 * self._longest)))
             except Gone:
                 gone.append(k)
+            except Late:  # it hangs
+                ray.kill(self._actors[k])
+                gone.append(k)
         if not gone:
+            self._longest = max(self._longest, time.monotonic() - begun)
             return found
         for k in gone:
             if not self._stateless and not self._index[k]:
@@ -440,25 +447,3 @@ def _by_value(user: Any) -> None:
 
 def _arrays(tensors: State) -> dict[str, np.ndarray]:
     return {name: t.detach().cpu().numpy() for name, t in tensors.items()}
-
-
-def needs(device: str) -> dict[str, int]:
-    """What an actor takes of Ray's resources: one processor, and a graphics card where it trains on one."""
-    return {"CPU": 1} | ({"GPU": 1} if device.startswith("cuda") else {})
-
-
-def _connect(workers: int, address: str | None, needed: Mapping[str, int], idle: Sequence[Any]) -> None:
-    """Join a cluster, or start one here. Raises ConfigError where the actors would wait for ever."""
-    if not ray.is_initialized():
-        try:
-            if address is None:
-                ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="error")
-            else:
-                ray.init(address=address, log_to_driver=False, logging_level="error")
-        except (ConnectionError, ValueError, RuntimeError) as e:
-            raise ConfigError(f"address: no Ray cluster at {address} ({str(e).splitlines()[0]})") from None
-    for kind, each in needed.items():
-        have = int(ray.available_resources().get(kind, 0)) // each + len(idle)
-        if have < workers:
-            what = {"CPU": "processors", "GPU": "graphics cards"}[kind]
-            raise ConfigError(f"workers: found {workers}, expected at most {have}, the cluster's free {what}")

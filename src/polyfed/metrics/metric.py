@@ -154,9 +154,8 @@ class Metric(Configured):
         None, doc="How many are printed; None: four significant figures."
     )
     lacks: str = setting("no value", doc='Why a client may have no score, such as "one class".')
-    span: Annotated[float, Limits(gt=0, le=math.inf)] = setting(
-        math.inf, doc="How far apart two values can be; infinity: as far as they like."
-    )
+    least: float | None = setting(None, doc="The lowest value that there can be; None: there is none.")
+    most: float | None = setting(None, doc="The highest value that there can be; None: there is none.")
     classwise: Annotated[int, Limits(ge=0)] = setting(
         0,
         doc="0, or where it is taken class by class (or by those who have the event), so that it hangs on the "
@@ -171,9 +170,15 @@ class Metric(Configured):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(bool(re.fullmatch(BETTER, self.better)), "better", "higher, lower, or such as near:1")
+        self.require(self.span > 0, "most", "a number above the lowest")
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def span(self) -> float:
+        """How far apart two values can be."""
+        return math.inf if self.least is None or self.most is None else self.most - self.least
 
     @property
     def pooled(self) -> bool:

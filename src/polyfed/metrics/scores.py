@@ -235,35 +235,41 @@ def _concordance(seen: Seen) -> float:
 # by name
 
 ONE = "one class"
-LOSS = Metric("loss", better="lower", per="sample")
-ACCURACY = Metric("accuracy", "%", "higher", _correct, "sample", "classes", span=1.0)
-RMSE = Metric("rmse", "target", "lower", _squared, "sample", "numbers", root=True, terms=_rmse_terms, title="RMSE")
+LOSS = Metric("loss", better="lower", per="sample", least=0.0)
+ACCURACY = Metric("accuracy", "%", "higher", _correct, "sample", "classes", least=0.0, most=1.0)
+RMSE = Metric(
+    "rmse", "target", "lower", _squared, "sample", "numbers", root=True, terms=_rmse_terms, title="RMSE", least=0.0
+)
 DEFAULT = (ACCURACY, RMSE, LOSS)  # the first that fits leads where none is asked for
 _ALL = (
     ACCURACY,
     Metric("auc", "", "higher", _auc, kind="classes", terms=partial(_terms_against_the_rest, terms.auc), title="AUC",
-           decimals=3, lacks=ONE, span=1.0, classwise=1),
+           decimals=3, lacks=ONE, least=0.0, most=1.0, classwise=1),
     Metric("average-precision", "", "higher", _average_precision, kind="classes",
            terms=partial(_terms_against_the_rest, terms.average_precision), title="average precision", decimals=3,
-           lacks=ONE, span=1.0, classwise=1),
+           lacks=ONE, least=0.0, most=1.0, classwise=1),
     Metric("balanced-accuracy", "%", "higher", _balanced, kind="classes", terms=_balanced_terms,
-           title="balanced accuracy", lacks=ONE, span=1.0, classwise=2, guesses=True),
+           title="balanced accuracy", lacks=ONE, least=0.0, most=1.0, classwise=2, guesses=True),
     Metric("f1", "", "higher", _f1, kind="classes", terms=_f1_terms, title="F1", decimals=3,
-           lacks="no positive sample", span=1.0, classwise=1, guesses=True),
-    Metric("log-loss", "", "lower", _log_loss, kind="classes", terms=_log_loss_terms, title="log-loss", decimals=3),
-    Metric("brier", "", "lower", _brier, kind="classes", terms=_brier_terms, title="Brier score", decimals=3),
+           lacks="no positive sample", least=0.0, most=1.0, classwise=1, guesses=True),
+    Metric("log-loss", "", "lower", _log_loss, kind="classes", terms=_log_loss_terms, title="log-loss", decimals=3,
+           least=0.0),
+    Metric("brier", "", "lower", _brier, kind="classes", terms=_brier_terms, title="Brier score", decimals=3,
+           least=0.0),
     Metric("calibration-slope", "", "near:1", _slope, kind="two classes", title="calibration slope", decimals=2,
            lacks="one class, or classes that the model separates"),
     Metric("calibration-intercept", "", "near:0", _intercept, kind="two classes", title="calibration intercept",
            decimals=2, lacks=ONE),
-    Metric("ece", "", "lower", _ece, kind="classes", title="calibration error", decimals=3, span=1.0),
+    Metric("ece", "", "lower", _ece, kind="classes", title="calibration error", decimals=3, least=0.0, most=1.0),
     RMSE,
-    Metric("mae", "target", "lower", _mae, kind="numbers", terms=lambda seen: 2 * _pinball_terms(seen), title="MAE"),
+    Metric("mae", "target", "lower", _mae, kind="numbers", terms=lambda seen: 2 * _pinball_terms(seen), title="MAE",
+           least=0.0),
     Metric("r2", "", "higher", _r2, kind="numbers", terms=lambda seen: terms.r2(*seen.numbers), title="R²", decimals=3,
-           lacks="targets that are all equal"),
-    Metric("pinball", "target", "lower", _pinball, kind="numbers", terms=_pinball_terms, title="pinball loss"),
+           lacks="targets that are all equal", most=1.0),
+    Metric("pinball", "target", "lower", _pinball, kind="numbers", terms=_pinball_terms, title="pinball loss",
+           least=0.0),
     Metric("concordance", "", "higher", _concordance, kind="survival", terms=_concordance_terms, title="concordance",
-           decimals=3, lacks="no two patients to compare", span=1.0, classwise=1),
+           decimals=3, lacks="no two patients to compare", least=0.0, most=1.0, classwise=1),
     LOSS,
 )  # fmt: skip
 

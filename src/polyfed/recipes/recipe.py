@@ -2,6 +2,7 @@
 so that a second call continues where the first was cut off, and ends in an `Outcome`.
 """
 
+import dataclasses
 import json
 import re
 import tempfile
@@ -20,7 +21,7 @@ import tomli_w
 
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.base.settings import kebab
-from polyfed.core.algorithm import Algorithm
+from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.engines.local import pick_device
 from polyfed.metrics.metric import mean_of
 from polyfed.recipes.said import Claim, Setting, claims_table, settings_table
@@ -364,12 +365,23 @@ def same_experiment(place: Path, config: Mapping[str, Any], record: Path | None 
     path = place / "comparison.toml"
     if not path.exists():
         return
-    before, config = unsealed(path), tomllib.loads(tomli_w.dumps(dict(config)))
+    before, config = _plain(unsealed(path)), _plain(tomllib.loads(tomli_w.dumps(dict(config))))
     for key in sorted({*before, *config} - {"seeds"}):
         if before.get(key) != config.get(key):
             if record is not None:
                 raise ConfigError(f"{record}: holds runs with another {key} than this version of the recipe has")
             raise ConfigError(f"{place}: holds runs with another {key}; start again with --force or another --out")
+
+
+def _plain(config: dict[str, Any]) -> dict[str, Any]:
+    """Without the settings of methods that are at their defaults: runs may be older than a setting."""
+    methods = []
+    for given in config.get("algorithms", []):
+        name = given.get("name", "")
+        fields = dataclasses.fields(REGISTRY.find(name)) if REGISTRY.knows(name) else ()
+        usual = {kebab(f.name): list(f.default) if isinstance(f.default, tuple) else f.default for f in fields}
+        methods.append({k: v for k, v in given.items() if k not in usual or v != usual[k]})
+    return config | {"algorithms": methods}
 
 
 def _jsonable(value: Any) -> Any:

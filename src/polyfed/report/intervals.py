@@ -15,7 +15,7 @@ size that was used. Two estimates of the variance of the mean gain over S splits
 
 The variance is a + s^2 max(1/S, f/(1 - f)/3), of a site as of a mean over sites; the second term is that of S
 independent gains, and stops falling where more splits only repeat the same training samples. benchmarks/coverage.py
-chose this; docs/verdicts.md has the figures.
+chose this; docs/verdicts-statistics.md has the figures.
 """
 
 import math

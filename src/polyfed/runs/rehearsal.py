@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,14 +17,13 @@ from polyfed.compute.losses import Loss
 from polyfed.compute.optimizers import Advance, Optimizer
 from polyfed.compute.split import Split
 from polyfed.compute.task import Task
-from polyfed.core.algorithm import Algorithm, Down, Round, State
-from polyfed.core.ledger import down_bytes
+from polyfed.core.algorithm import Algorithm, Round, State
 from polyfed.core.messages import Form, form_of
 from polyfed.core.rounds import Loop
 from polyfed.core.rows import MemoryRows
 from polyfed.core.schedule import Schedule, Uniform
 from polyfed.core.uplinks import Tally, Wanted
-from polyfed.core.worker import Reply
+from polyfed.core.worker import Reply, expand
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, make_plan
 from polyfed.threats import Rule
@@ -111,41 +110,57 @@ def sums(
 
 
 class Forms(NamedTuple):
-    """What a method sends up in each kind of exchange, "exchanges of the round.exchange", by name.
+    """What a method sends up and down in each kind of exchange, "exchanges of the round.exchange", by name.
 
-    down: bytes of the largest message to a client, of those that were seen
+    deployed: what clients receive to deploy a model
     """
 
     up: dict[str, dict[str, Form]]
-    down: int
+    down: dict[str, dict[str, Form]]
+    deployed: dict[str, Form]
 
     def of(self, phases: int, phase: int) -> dict[str, Form]:
-        """Those of one exchange; where it was not rehearsed, those of any."""
-        if (known := self.up.get(f"{phases}.{phase}")) is not None:
-            return known
-        return {name: form._replace(optional=True) for forms in self.up.values() for name, form in forms.items()}
+        """What is sent up in one exchange; where it was not rehearsed, in any."""
+        return _of(self.up, phases, phase)
+
+    def to(self, phases: int, phase: int) -> dict[str, Form]:
+        """What is sent down in one exchange; where it was not rehearsed, in any."""
+        return _of(self.down, phases, phase)
 
     @property
     def largest(self) -> int:
         """Bytes of the largest message from a client."""
-        return max((sum(f.bytes for f in of.values()) for of in self.up.values()), default=0)
+        return _largest(self.up.values())
+
+    @property
+    def largest_down(self) -> int:
+        """Bytes of the largest message to a client."""
+        return _largest([*self.down.values(), self.deployed])
+
+
+def _largest(known: Iterable[Mapping[str, Form]]) -> int:
+    return max((sum(f.bytes for f in of.values()) for of in known), default=0)
+
+
+def _of(known: Mapping[str, dict[str, Form]], phases: int, phase: int) -> dict[str, Form]:
+    if (found := known.get(f"{phases}.{phase}")) is not None:
+        return found
+    return {name: form._replace(optional=True) for forms in known.values() for name, form in forms.items()}
 
 
 class _Noting(LocalEngine):
-    """Takes down what clients send, by (exchanges of the round, exchange), and how much they receive."""
+    """Takes down what clients send and receive, by (exchanges of the round, exchange)."""
 
     def __init__(self, *parts: Any):
         super().__init__(*parts)
         self.up: dict[tuple[int, int], list[State]] = {}
-        self.down = 0
-
-    def send(self, down: Down, round: Round) -> None:
-        self.down = max(self.down, down_bytes(down))
+        self.down: dict[tuple[int, int], list[State]] = {}
 
     def exchange(self, algorithm: Algorithm, received: State, round: Round, tally: Tally) -> Reply:
+        kind = algorithm.needs.phases(round.t), round.phase
+        self.down.setdefault(kind, []).append({name: t[0] for name, t in received.items()})
         reply = super().exchange(algorithm, received, round, tally)
         if reply.bad is None:
-            kind = algorithm.needs.phases(round.t), round.phase
             self.up.setdefault(kind, []).append({name: t[0] for name, t in tally.part().rows.items()})
         return reply
 
@@ -200,9 +215,13 @@ def forms(
 
     task, shape: as for `_drawn`
     """
-    engine = _drawn(algorithm, task, shape, classes, outputs, rounds)[1]
-    up = {f"{phases}.{phase}": _forms(of, task.p) for (phases, phase), of in engine.up.items()}
-    return Forms(up, engine.down)
+    loop, engine = _drawn(algorithm, task, shape, classes, outputs, rounds)
+    up, down = (
+        {f"{phases}.{phase}": _forms(of, task.p) for (phases, phase), of in seen.items()}
+        for seen in (engine.up, engine.down)
+    )
+    deployed = expand(loop.deployment(), loop.n)
+    return Forms(up, down, _forms([{name: t[0] for name, t in deployed.items()}], task.p))
 
 
 def _forms(messages: Sequence[State], p: int) -> dict[str, Form]:

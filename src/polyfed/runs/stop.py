@@ -8,10 +8,13 @@ import multiprocessing
 import signal
 import sys
 import threading
+import time
 from collections.abc import Generator
 from typing import Any
 
+GRACE = 1.0  # seconds for which a round in hand is finished, where that means to wait for others
 _answered: list[int] = []
+_pending: list[float] = []  # when a signal came that a round in hand has still to obey
 
 
 def interruptions() -> int:
@@ -43,6 +46,7 @@ def interruptible(terminable: bool = False) -> Generator[threading.Event]:
     def note(number: int, frame: Any) -> None:
         event.set()
         _answered.append(number)
+        _pending.append(time.monotonic())
         say_stopping()
         restore()
 
@@ -51,7 +55,15 @@ def interruptible(terminable: bool = False) -> Generator[threading.Event]:
     try:
         yield event
     finally:
+        _pending.clear()
         restore()
+
+
+def waiting() -> None:
+    """For whoever waits for another process: raise KeyboardInterrupt where a signal has come and the wait goes on."""
+    if _pending and time.monotonic() > _pending[0] + GRACE:
+        _pending.clear()
+        raise KeyboardInterrupt
 
 
 def say_stopping() -> None:

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 from polyfed.base.errors import RunError
 from polyfed.core.engine import Silent
 from polyfed.data.said import Strict
+from polyfed.runs import stop
 from polyfed.sites.message import Failed, Message, Request, reply
 
 ANOTHER = "it answers another message"
@@ -66,6 +67,7 @@ class Asking:
             if missing != told:
                 self.say(f"waiting for {', '.join(missing) or 'sites'}")
                 told = missing
+            stop.waiting()
             time.sleep(PAUSE)
 
     def ask(self, messages: Mapping[str, Message[Request]]) -> None:

@@ -1,8 +1,8 @@
 """Consent: what leaves a site, in words, before anything does; and what its operator has allowed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from polyfed.base.errors import Refusal
 from polyfed.core.messages import Form
@@ -25,9 +25,10 @@ MEANING = {
     "values": "the largest entries of the gradient of this site's loss",
     "at": "where they are",
 }
+SUMS = "sums and sums of squares of every column over this site's training rows"
 RAW = {
-    "pooled": "sums and sums of squares of every column over this site's training rows; for columns with gaps, "
-    "here or at another site, also how many values are at most some thresholds",
+    "pooled": f"{SUMS}; for columns with gaps, here or at another site, also how many values are at most some "
+    "thresholds, from which THE WHOLE COLUMN can be read",
     "labels": "the number of training rows of each class",
 }
 
@@ -40,12 +41,16 @@ class Consent:
     metrics: how good models are on this site's samples. "own": the server receives and writes down this site's numbers.
         "aggregate": it receives them, and writes down only their mean over all sites that say so, if there are two or
         more; that is the server's program and no cryptography. "none": they stay here
-    ask: shown the text before anything is sent; True goes on. None: yes
+    ask: shown the text before anything is sent; True goes on. None: yes, to whatever the policy allows
+    agreed: digest of the terms that the operator has agreed to, who is not asked then; others are refused
+    once: whether a yes that the vault remembers is enough
     """
 
     allow: frozenset[str] = frozenset()
     metrics: Literal["none", "aggregate", "own"] = "own"
     ask: Callable[[str], bool] | None = None
+    agreed: str | None = None
+    once: bool = True
 
     def check(self, needs: Mapping[str, str]) -> None:
         """Raise Refusal for what is made of samples, asked for, and not allowed."""
@@ -54,27 +59,35 @@ class Consent:
                 raise Refusal(f"{name!r} is made of samples ({words}) and not allowed here; --allow {name}")
 
 
-def words(
-    method: str,
-    about: Joined,
-    up: Mapping[str, Mapping[str, Form]],
-    needs: Mapping[str, str],
-    consent: Consent,
-    discloses: Mapping[str, str],
-) -> str:
-    """What will leave a site, for its operator to read.
+class Terms(NamedTuple):
+    """What a text is made of.
 
-    about: the site and its file     up: tensors by exchange     needs: what is made of samples, and what it is
+    about: the site and its file     work: how long it trains, in words     up: tensors by exchange
+    needs: what is made of samples, and what it is     policy: in words
     """
+
+    title: str
+    about: Joined
+    work: Sequence[str]
+    up: Mapping[str, Mapping[str, Form]]
+    needs: Mapping[str, str]
+    discloses: Mapping[str, str]
+    policy: str
+
+
+def words(terms: Terms, consent: Consent) -> str:
+    """What will leave a site, for its operator to read."""
+    about, needs = terms.about, terms.needs
     rows = about.counts.model_dump(exclude_none=True)
-    said = [f"What leaves the site {about.site!r} ({method}):", "  once, before the first round:"]
+    said = [f"What leaves the site {about.site!r} ({terms.title}):", *(f"  {line}" for line in terms.work)]
+    said += ["  once, before the first round:"]
     said += [f"    numbers of rows: {', '.join(f'{key} {n}' for key, n in rows.items())}"]
     said += [f"    {line}" for line in _of_file(about.file)]
     said += ["  in every round that it takes part in:"]
-    forms = {name: form for tensors in up.values() for name, form in tensors.items()}
+    forms = {name: form for tensors in terms.up.values() for name, form in tensors.items()}
     for name, form in forms.items():
-        meaning = discloses.get(name) or MEANING.get(name, f"a tensor of {method}, see its description")
-        mark = ", MADE OF SAMPLES" if name in discloses else ""
+        meaning = terms.discloses.get(name) or MEANING.get(name, "a tensor of the method, see its description")
+        mark = ", MADE OF SAMPLES" if name in terms.discloses else ""
         said.append(f"    {name}: {form}, {form.bytes:,} bytes: {meaning}{mark}")
     said += [f"    {'nothing' if not forms else 'seconds and number of steps'}"]
     said += [
@@ -90,7 +103,7 @@ def words(
     refused = [name for name in needs if name not in consent.allow]
     if refused:
         said.append(f"  not allowed, so the site does not join: {', '.join(refused)} (--allow {','.join(refused)})")
-    return "\n".join(said)
+    return "\n".join([*said, f"  by this site's policy: {terms.policy}"])
 
 
 def _of_file(file: Csv | Npz) -> list[str]:

@@ -4,6 +4,7 @@ It knows of each client only its name, its number of samples, and which of its p
 """
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from polyfed.base.errors import RunError
 from polyfed.base.randomness import client_keys
+from polyfed.base.typed import norm
 from polyfed.compute.batches import Work
 from polyfed.compute.optimizers import StepSizes
 from polyfed.core.algorithm import Algorithm, Down, Round, State
@@ -19,10 +21,14 @@ from polyfed.core.engine import Answers
 from polyfed.core.messages import Form, form_of
 from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Plan, Reply, chunks, expand
+from polyfed.metrics.metric import Metric
 from polyfed.sites import message as m
 from polyfed.sites.asking import ANOTHER, Asking, R, Transport, Wrong
 from polyfed.sites.message import Message, misfit
 from polyfed.sites.vault import START, Version
+
+LOUD = 1000.0  # times the median norm of what sites send, above which whoever sends it is named
+LARGEST = float(np.finfo(np.float32).max)  # of a score
 
 
 class RemoteEngine:
@@ -33,6 +39,7 @@ class RemoteEngine:
     None: all that counts is that replies are alike     accepts: a reply's tensors -> what is wrong with their numbers
     metrics: what is asked for in an evaluation     seconds, say: as for `Asking`     quorum: how many replies will do
     once `seconds` are over; None: all     durable: whether the run has checkpoints, to which it may go back
+    log: takes lines about every exchange
     """
 
     here = False
@@ -49,16 +56,18 @@ class RemoteEngine:
         run: str = "",
         expected: Callable[[int, int], Mapping[str, Form]] | None = None,
         accepts: Callable[[State], str] | None = None,
-        metrics: Sequence[str] = (),
+        metrics: Sequence[Metric] = (),
         seconds: float | None = None,
         quorum: int | None = None,
         durable: bool = True,
         say: Callable[[str], None] = lambda _: None,
+        log: Callable[[str], None] = lambda _: None,
     ):
         self.names, self.counts, self.transport = names, counts, transport
         self.work, self.seed, self.step_sizes = work, seed, step_sizes
         self.run, self.expected, self.accepts, self.metrics = run, expected, accepts, metrics
-        self.quorum, self.durable = quorum, durable
+        self.quorum, self.durable, self.say, self.log = quorum, durable, say, log
+        self._loud = ""  # who has sent much larger numbers than the others in the last exchange
         self.asking = Asking(transport, seconds, say)
         self.plan = Plan(1, len(names), "at the sites", "at the sites")
         self._parameters: dict[int, int] = {}  # numbers that describe a client's model, as of the last evaluation
@@ -118,7 +127,7 @@ class RemoteEngine:
         if (head.t, head.phase) != (asked.t, asked.phase):
             return ANOTHER
         if isinstance(head, m.Diverged):
-            return ""
+            return "" if self.quorum is None else "diverged (NaN or infinity)"
         forms = self.expected and self.expected(asked.t, asked.phase)
         wrong = misfit(reply.tensors, {k: form_of(t) for k, t in reply.tensors.items()} if forms is None else forms)
         return wrong or (self.accepts(reply.tensors) if self.accepts is not None else "")
@@ -129,7 +138,8 @@ class RemoteEngine:
         self._used.update(ids)
         diverged = [row for row, i in enumerate(ids) if isinstance(self._replies[i].head, m.Diverged)]
         if diverged:
-            return Reply(seconds, steps, diverged[0])
+            return Reply(seconds, steps, diverged[0], self._loud)
+        self._weigh(round, ids)
         first = {name: form_of(t) for name, t in self._replies[ids[0]].tensors.items()}
         for row in self._order(round):
             (head, tensors), at = self._replies[ids[row]], torch.tensor([row], device=round.ids.device)
@@ -143,6 +153,20 @@ class RemoteEngine:
             seconds[row], steps[row] = head.seconds, head.steps
             self._base[ids[row]] = int(round.sent[row]), round.phase
         return Reply(seconds, steps)
+
+    def _weigh(self, round: Round, ids: Sequence[int]) -> None:
+        """Note the norm of each uplink beside the median, and who has sent much larger numbers than the others."""
+        sent = {i: [t for t in self._replies[i].tensors.values() if t.is_floating_point()] for i in ids}
+        norms = {self.names[i]: math.hypot(*(norm(t.double()) for t in of)) for i, of in sent.items() if of}
+        if not norms:
+            return
+        middle, where = statistics.median_low(norms.values()), f"round {round.t}, exchange {round.phase}"
+        each = ", ".join(f"{name} {value:.3g}" for name, value in norms.items())
+        self.log(f"{where}: norms of what was sent: {each}; median {middle:.3g}")
+        loud = [f"{name} sent numbers of norm {v:.3g}" for name, v in norms.items() if v > LOUD * max(middle, 1e-30)]
+        self._loud = f"{where}: {', '.join(loud)}, the median being {middle:.3g}" if loud else ""
+        if loud:
+            self.say(self._loud)
 
     def _order(self, round: Round) -> list[int]:
         """The rows, in the order in which one machine would run the clients one by one: sums then have its bits."""
@@ -174,7 +198,7 @@ class RemoteEngine:
         def asked(base: Version, keep: Version) -> m.Evaluate:
             return m.Evaluate(run=self.run, base=base, keep=keep, split=split, round=t)
 
-        found = self._deployed(down, asked, f"evaluation on {split}", m.Measured, _with_tensors)
+        found = self._deployed(down, asked, f"evaluation on {split}", m.Measured, self._wrong_scores)
         told: dict[int, dict[str, float]] = {}
         together: list[int] = []
         for i, name in enumerate(self.names):
@@ -187,13 +211,24 @@ class RemoteEngine:
                 together += [i] * said.aggregate
         values = {
             key: np.array([told.get(i, {}).get(key, math.nan) for i in range(len(self.names))])
-            for key in self.metrics or dict.fromkeys(key for metrics in told.values() for key in metrics)
+            for key in [of.name for of in self.metrics]
+            or dict.fromkeys(key for metrics in told.values() for key in metrics)
         }
         if together:
             for v in values.values():
                 known = v[together][~np.isnan(v[together])]
                 v[together] = known.mean() if len(known) > 1 else math.nan
         return values
+
+    def _wrong_scores(self, name: str, reply: Message[m.Measured]) -> str:
+        if reply.tensors:
+            return "found tensors beside its metrics, expected none"
+        for of in self.metrics:
+            value = (reply.head.metrics or {}).get(of.name)
+            least, most = (-LARGEST if of.least is None else of.least), (LARGEST if of.most is None else of.most)
+            if value is not None and not math.isnan(value) and not least <= value <= most:
+                return f"found {of.name} {value:g}, expected a number from {least:g} to {most:g}"
+        return ""
 
     def end(self, down: Down) -> dict[str, str]:
         """The last message: sites make their models. Returns who has not answered, and why."""
@@ -252,7 +287,3 @@ class RemoteEngine:
 def _version(pair: np.ndarray) -> Version:
     t, phase = pair.tolist()
     return t, phase
-
-
-def _with_tensors(name: str, reply: Message[m.Measured]) -> str:
-    return "found tensors beside its metrics, expected none" if reply.tensors else ""

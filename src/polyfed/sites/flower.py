@@ -13,8 +13,6 @@ import json
 import os
 import secrets
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,8 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.base.errors import RunError
+from polyfed.runs import stop
 from polyfed.sites import flower_api as flwr
 from polyfed.sites.flower_child import HEADER, SIZE
+from polyfed.sites.flower_process import Child
 from polyfed.sites.keys import Keys, split, write
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ PATIENCE = 120.0  # seconds until a connected site that does not answer is asked
 MOST = 1 << 34  # bytes of tensors in a message
 TTL = 7 * 86400.0  # seconds for which Flower keeps a message
 STATE = "state.json"  # for `polyfed status`
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 Say = Callable[[str], None]
 # how Flower fails, by whatever cause
 Faults = (flwr.HTTPError, flwr.RunNotRunningException, flwr.ObjectPullError, flwr.ObjectPushError, OSError)
@@ -80,37 +79,6 @@ class Known:
         if self.most is not None:
             context.request.headers[SIZE.decode()] = str(self.most())
         return call_next(context)
-
-
-class Child:
-    """One of Flower's processes. Its output goes to a file in `folder`, where its other files are too."""
-
-    def __init__(self, kind: str, arguments: Sequence[str], folder: Path, secret: bytes):
-        self.log = folder / f"{kind}.log"
-        write(folder / f"{kind}.secret", secret, private=True)
-        command = [sys.executable, "-m", "polyfed.sites.flower_child", kind, str(os.getpid())]
-        with self.log.open("ab") as out:
-            self.process = subprocess.Popen(
-                [*command, str(folder / f"{kind}.secret"), *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=os.environ | QUIET | {"FLWR_HOME": str(folder / "home")},
-                start_new_session=True,  # Ctrl-C is for its parent
-            )
-
-    @property
-    def alive(self) -> bool:
-        return self.process.poll() is None
-
-    def stop(self, at_once: bool = False) -> None:
-        """End it, in order or at once."""
-        (self.process.kill if at_once else self.process.terminate)()
-        try:
-            self.process.wait(3)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
 
 
 class Task:
@@ -334,6 +302,7 @@ class Flower:
         end = time.monotonic() + (float("inf") if seconds is None else seconds)
         found: dict[str, bytes | str] = {}
         while True:
+            stop.waiting()
             self._safely(lambda: self._turn(names, found))
             if len(found) >= (len(names) if enough is None else enough) or time.monotonic() > end:
                 return found
@@ -424,6 +393,7 @@ class Flower:
             self.say(f"lost touch with Flower's SuperLink ({said})")
         while True:
             time.sleep(1)
+            stop.waiting()
             with suppress(*Faults):
                 self._connect()
                 return

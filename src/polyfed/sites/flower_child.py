@@ -9,12 +9,15 @@ import gc
 import hashlib
 import hmac
 import os
+import resource
+import socket
 import sys
 import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -24,11 +27,68 @@ HEADER = b"polyfed-secret"
 SIZE = b"polyfed-most"  # bytes of the largest reply, which the server learns while it runs
 MOST = 16 << 20  # bytes of one piece; Flower cuts messages into pieces of 5 MiB
 LITTLE = 8 << 10  # bytes of what is said of a reply before its pieces
+EACH = 256  # connections of one address; a site has up to three
+HANDSHAKE = 10.0  # seconds that a TLS handshake may take
+FILES = 1 << 16  # that the process may have open, where its user may
 FEW = 1 << 20  # bytes of any other request; the announcement of a message has 70 for each piece of it
 COLLECT = 64 << 20  # bytes of requests after which their remains are freed: they are in cycles, few and large
 Scope = MutableMapping[str, Any]
 Send = Callable[[Scope], Awaitable[None]]
 App = Callable[[Scope, Callable[[], Awaitable[Scope]], Send], Awaitable[None]]
+
+
+class Listening(socket.socket):
+    """A server's socket, of which one address has at most `each` connections: a further one takes the place of that
+    which has been silent for longest. Whoever only connects so closes its own connections and nobody else's.
+    """
+
+    def __init__(self, host: str, port: int, each: int = EACH):
+        super().__init__(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.bind((host, port))
+        self.each, self.open = each, dict[str, dict[Connection, None]]()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection."""
+        handle, address = self._accept()  # pyright: ignore
+        mine = self.open.setdefault(address[0], {})
+        found = Connection(self.family, self.type, self.proto, fileno=handle)
+        found.among = mine
+        if len(mine) >= self.each:
+            oldest = next((c for c in mine if c.silent), next(iter(mine)))
+            with suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+            mine.pop(oldest, None)
+        mine[found] = None
+        if len(self.open) > EACH:
+            self.open = {key: those for key, those in self.open.items() if those}
+        return found, address
+
+
+class Connection(socket.socket):
+    """One of `Listening`. among: those of its address, the one that was heard of last at the end"""
+
+    silent = True
+    among: dict["Connection", None]
+
+    def recv(self, bufsize: int, flags: int = 0) -> bytes:
+        """What has come."""
+        return self._heard(super().recv(bufsize, flags))
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        """How much has come."""
+        return self._heard(super().recv_into(buffer, nbytes, flags))
+
+    def _heard(self, found: Any) -> Any:
+        if self in self.among:
+            self.silent = False
+            self.among[self] = self.among.pop(self)
+        return found
+
+    def close(self) -> None:
+        """Close it, and make room."""
+        self.among.pop(self, None)
+        super().close()
 
 
 class Bound:
@@ -117,6 +177,7 @@ def main(arguments: Sequence[str]) -> None:
         bound = Bound(_module("flwr.superlink.servicer.fleet.fleet_handlers"), refused, ignored)
         gate = _module("starlette.middleware").Middleware(Gate, secret=secret.read_bytes(), bound=bound)
         _module("flwr.superlink.extensions").get_middleware = partial(tuple[Any], [gate])
+        _module("flwr.superlink.cli.flower_superlink").uvicorn = Uvicorn
     try:
         _module(f"flwr.{kind}.cli.flower_{kind}").__dict__[f"flower_{kind}"]()
     except Exception:
@@ -124,6 +185,21 @@ def main(arguments: Sequence[str]) -> None:
     finally:  # a SuperNode that has given its server up does nothing any more, but a thread would keep it alive
         sys.stdout.flush()
         os._exit(1)
+
+
+class Uvicorn:
+    """Takes the place of uvicorn in Flower's SuperLink, which knows no limits for those who only connect."""
+
+    @staticmethod
+    def run(app: Any, host: str, port: int, **how: Any) -> None:
+        """Serve until the process ends."""
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        files = FILES if most == resource.RLIM_INFINITY else min(FILES, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+        _module("asyncio.constants").SSL_HANDSHAKE_TIMEOUT = HANDSHAKE
+        uvicorn = _module("uvicorn")
+        server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, loop="asyncio", **how))
+        server.run(sockets=[Listening(host, port, min(EACH, files // 4))])
 
 
 def _module(name: str) -> Any:

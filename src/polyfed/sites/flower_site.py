@@ -15,7 +15,8 @@ from pathlib import Path
 
 from polyfed.base.errors import RunError
 from polyfed.sites import flower_api as flwr
-from polyfed.sites.flower import START, STATE, Child, Door, Faults, Say, Task, answers, enveloped, opened
+from polyfed.sites.flower import START, STATE, Door, Faults, Say, Task, answers, enveloped, opened
+from polyfed.sites.flower_process import Child
 from polyfed.sites.keys import SiteKey, split, write
 
 POLL = 0.05  # seconds between two looks at what the SuperNode writes
@@ -48,14 +49,13 @@ class Attendance:
         self._last: tuple[bytes, bytes] = b"", b""  # digest of the last message, and the reply
         self._node: Child | None = None
         self._door: Door | None = None
-        self._said, self._refused = "", 0.0
+        self._said, self._refused, self._known = "", 0.0, False  # known: the server has taken its key before
         self._read = 0  # bytes of its log
         self._coming, self._asked = 0.0, 0.0  # when it wrote of a message, and when it was asked for one
         self._sent = True  # whether the last reply has reached the server
         folder.mkdir(parents=True, exist_ok=True)
         write(folder / STATE, json.dumps({"pid": os.getpid()}).encode())
         write(folder / "ca.pem", key.authority.encode())
-        write(folder / "node.key", key.private.encode(), private=True)
 
     def run(self) -> None:
         """Until the run is over."""
@@ -77,7 +77,7 @@ class Attendance:
         if self._node is not None:
             # Flower gives the server no reply of a site that has taken leave, even if it is there
             self._node.stop(at_once=self.over())
-        for name in ("node.key", "supernode.secret", STATE):
+        for name in ("supernode.secret", STATE):
             (self.folder / name).unlink(missing_ok=True)
 
     # the SuperNode
@@ -94,10 +94,9 @@ class Attendance:
             mine = probe.getsockname()[1]
         arguments = ["--superlink", f"[{host}]:{port}" if ":" in host else f"{host}:{port}"]
         arguments += ["--root-certificates", str(self.folder / "ca.pem"), "--host", "127.0.0.1", "--port", str(mine)]
-        arguments += ["--auth-supernode-private-key", str(self.folder / "node.key")]
         (self.folder / "supernode.log").unlink(missing_ok=True)
         self._read = 0
-        self._node = Child("supernode", arguments, self.folder, self._secret)
+        self._node = Child("supernode", arguments, self.folder, self._secret, self.key.private.encode())
         end = time.monotonic() + START
         while self._node.alive and not answers(f"127.0.0.1:{mine}"):
             if time.monotonic() > end:
@@ -118,7 +117,9 @@ class Attendance:
         why = "its key is revoked, expired or unknown there, or another process is using it"
         if now > self._refused + REFUSED:
             raise RunError(f"the server does not accept this site: {why}; ask the server's operator for a new key")
-        self._tell(f"the server does not accept this site: {why}; trying again for {REFUSED:.0f} s")
+        cut = "the server takes this site's last connection for alive"
+        said = cut if self._known else f"the server does not accept this site: {why}"
+        self._tell(f"{said}; trying again for {REFUSED:.0f} s")
         time.sleep(PAUSE)
 
     def _reach(self) -> None:
@@ -178,7 +179,7 @@ class Attendance:
         for line in news.decode(errors="replace").splitlines():
             if "SuperNode ID: " in line:
                 write(self.folder / "node.id", line.rpartition(" ")[2].strip().encode())
-                self._refused = 0.0
+                self._refused, self._known = 0.0, True
                 self._tell("connected to {}:{}".format(*self.server))
             elif "Receiving: " in line:
                 self._coming = time.monotonic()

@@ -10,8 +10,8 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
@@ -91,7 +91,7 @@ class Keys:
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .sign(self._read(lambda data: s.load_pem_private_key(data, None), self._signing), hashes.SHA256())
         )
-        write(self.private, _pem(key), private=True)
+        write(self.private, _pem(key))
         write(self.certificate, certificate.public_bytes(s.Encoding.PEM))
         self._save(register | {"address": address})
 
@@ -105,7 +105,7 @@ class Keys:
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .sign(key, hashes.SHA256())
         )
-        write(self._signing, _pem(key), private=True)
+        write(self._signing, _pem(key))
         write(self.authority, certificate.public_bytes(s.Encoding.PEM))
 
     def add(self, site: str, to: Path, days: int = SITE) -> Path:
@@ -130,7 +130,7 @@ class Keys:
         path = to / f"{site}.key"
         if path.exists():
             raise ConfigError(f"{path} is there already; move it away first")
-        write(path, json.dumps(says, indent=1).encode(), private=True)
+        write(path, json.dumps(says, indent=1).encode())
         register["sites"][site] = {"public": public.decode(), "until": until.isoformat()}
         self._save(register)
         return path
@@ -247,13 +247,23 @@ def host_of(text: str) -> str:
     )
 
 
-def write(path: Path, data: bytes, private: bool = False) -> None:
-    """A file that is there whole or not at all. private: for this user only."""
+@contextmanager
+def private() -> Generator[None]:
+    """Inside, whatever this process and its children write is for this user only."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def write(path: Path, data: bytes) -> None:
+    """A file that is there whole or not at all, for this user only."""
     draft = path.with_name(f".{path.name}.draft")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft.unlink(missing_ok=True)
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644), "wb") as f:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
             f.write(data)
             f.flush()
             os.fsync(f.fileno())

@@ -33,7 +33,7 @@ from polyfed.core.messages import Form, State, form_of
 from polyfed.data.said import DIMS, LARGE, Count, Csv, Npz, Strict
 from polyfed.data.schema import Settled
 
-FORMAT = 1  # of messages: another one is refused at joining, so it changes with whatever changes here
+FORMAT = 2  # of messages: another one is refused at joining, so it changes with whatever changes here
 HEAD = 1 << 20  # bytes of a head at most
 LINE = 1000  # characters of an error
 ROWS = 1 << 27  # from which a site's number of rows is not believed: the server makes a label for each
@@ -79,7 +79,11 @@ Version = Annotated[
 
 
 class Join(Strict):
-    """What kind of experiment it is; answered after the operator's consent. cut, test, validation: as in `Cut`"""
+    """The terms of an experiment, for one site; answered after the operator's consent.
+
+    cut, test, validation: as in `Cut`
+    rounds, evaluations: how many there are at most     steps: local steps of the site, where they are not epochs
+    """
 
     kind: Literal["join"] = "join"
     versions: Annotated[dict[Word, Word], Field(max_length=100)]
@@ -92,6 +96,9 @@ class Join(Strict):
     test: Share
     validation: Share
     needs: Annotated[list[Made], Field(max_length=2)]
+    rounds: Count
+    evaluations: Count
+    steps: int | Word | None
 
 
 class Agreed(Strict):
@@ -116,13 +123,12 @@ class Labels(Agreed):
 
 
 class Begin(Agreed):
-    """The settled experiment. run: what the run is known by     loss, weights, steps: what joining left open"""
+    """The settled experiment. run: what the run is known by     loss, weights: what joining left open"""
 
     kind: Literal["begin"] = "begin"
     run: Annotated[str, Field(max_length=100)]
     loss: Word
     weights: list[Amount] | None
-    steps: int | Word | None
 
 
 class Turn(Strict):
@@ -333,7 +339,7 @@ def unpack(data: bytes, most: int, who: str) -> tuple[dict[str, Any], State]:
         raise RunError(f"{who}: not a message ({' '.join(str(e).split()) or type(e).__name__})") from None
 
 
-def misfit(tensors: State, expected: Mapping[str, Form]) -> str:
+def misfit(tensors: State, expected: Mapping[str, Form], finite: bool = True) -> str:
     """What tensors have that is not of the names, shapes and types `expected`, or not finite; "": nothing."""
     needed = {name for name, form in expected.items() if not form.optional}
     for name in sorted((tensors.keys() - expected.keys()) | (needed - tensors.keys())):
@@ -344,6 +350,12 @@ def misfit(tensors: State, expected: Mapping[str, Form]) -> str:
         same = t.dim() == len(form.shape) and all(k in (None, m) for k, m in zip(form.shape, t.shape, strict=True))
         if not same or t.dtype != form.dtype or t.numel() > form.most:
             return f"tensor {name!r} is {form_of(t)}, expected {form}"
-        if t.is_floating_point() and not torch.isfinite(t.sum()) and not torch.isfinite(t).all():
-            return f"tensor {name!r} holds NaN or infinity"
+        if finite and t.is_floating_point():
+            wide = t if t.element_size() > 2 else t.float()
+            if not torch.isfinite((wide * wide).sum()):
+                largest = float(wide.abs().max())
+                known = (
+                    f"numbers up to {largest:.3g}, whose squares no {str(wide.dtype).removeprefix('torch.')} adds up"
+                )
+                return f"tensor {name!r} holds {known if math.isfinite(largest) else 'NaN or infinity'}"
     return ""

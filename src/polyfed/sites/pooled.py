@@ -24,13 +24,14 @@ What = Literal["counts", "sums", "squares"]
 
 
 def pooled(
-    asking: Asking, join: m.Join, settled: Settled, blank: Preparation, said: Mapping[str, m.Joined]
+    asking: Asking, joins: Mapping[str, m.Join], settled: Settled, blank: Preparation, said: Mapping[str, m.Joined]
 ) -> tuple[Settled, np.ndarray]:
     """What is settled with everybody's medians, means and deviations; and [3, n] messages, bytes down and bytes up.
 
     The sums are those of `moments` and `median` over the sites' rows in their order, to the bit.
 
-    blank: the preparation that is settled, without statistics     said: by the sites, of their files
+    joins: what each site has joined for     blank: the preparation that is settled, without statistics
+    said: by the sites, of their files
     """
     bill, train = np.zeros((3, len(said))), {name: about.counts.train for name, about in said.items()}
     numbers = [i.name for i in blank.inputs if i.values is None]
@@ -41,23 +42,34 @@ def pooled(
     columns = len(numbers) + (blank.labels is None)
 
     def ask(what: What, tensors: State, shapes: Mapping[str, tuple[int, ...]]) -> list[State]:
-        head = m.Pooled(joined=join, settled=known, what=what, columns=gaps if what == "counts" else [])
-        message, dtype = Message(head, tensors), torch.int64 if what == "counts" else torch.float64
-        expected = {key: Form(dtype, shape, math.prod(shape)) for key, shape in shapes.items()}
+        about, dtype = gaps if what == "counts" else [], torch.int64 if what == "counts" else torch.float64
+        messages = {
+            name: Message(m.Pooled(joined=join, settled=known, what=what, columns=about), tensors)
+            for name, join in joins.items()
+        }
+        expected = {
+            key: Form(torch.int64 if key == "n" else dtype, shape, math.prod(shape)) for key, shape in shapes.items()
+        }
 
         def wrong(name: str, reply: Message[m.Sums]) -> str:
             if found := misfit(reply.tensors, expected):
                 return found
             least, most = -math.inf if what == "sums" else 0, train[name] if what == "counts" else math.inf
-            right = all(bool(((t >= least) & (t <= most)).all()) for t in reply.tensors.values())
+            within = {k: (0, train[name]) if k == "n" else (least, most) for k in reply.tensors}
+            right = all(bool(((t >= within[k][0]) & (t <= within[k][1])).all()) for k, t in reply.tensors.items())
             return "" if right else "its sums are damaged"
 
-        found = asking.all(dict.fromkeys(said, message), "pooled sums", m.Sums, wrong)
-        bill.__iadd__(np.array([[1, message.bytes, reply.bytes] for reply in found.values()]).T)
+        found = asking.all(messages, "pooled sums", m.Sums, wrong)
+        bill.__iadd__(np.array([[1, messages[name].bytes, reply.bytes] for name, reply in found.items()]).T)
         return [reply.tensors for reply in found.values()]
 
-    fill, n = np.zeros(len(numbers)), sum(train.values())
-    if gaps:
+    fill, n, zero = np.zeros(len(numbers)), sum(train.values()), {"fill": torch.zeros(len(numbers)).double()}
+    shapes = {"n": (len(numbers),), "sums": (columns,)}
+    if gaps and blank.missing == "mean":
+        sums = ask("sums", zero, shapes)
+        total, there = (sum(s[key][: len(numbers)] for s in sums) for key in ("sums", "n"))
+        fill = (total / torch.as_tensor(there).clamp(min=1)).numpy()
+    elif gaps:
 
         def count(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             shapes = {"n": (len(gaps),), "counts": at.shape}
@@ -66,7 +78,7 @@ def pooled(
             return there, most
 
         fill[[numbers.index(name) for name in gaps]] = medians(count, len(gaps), WAYS)
-    sums = [s["sums"].numpy() for s in ask("sums", {"fill": torch.as_tensor(fill)}, {"sums": (columns,)})]
+    sums = [s["sums"].numpy() for s in ask("sums", {"fill": torch.as_tensor(fill)}, shapes)]
     mean = sum(sums, start=np.zeros(len(sums[0]))) / n
     given = {"fill": torch.as_tensor(fill), "mean": torch.as_tensor(mean)}
     squares = [s["squares"].numpy() for s in ask("squares", given, {"squares": (columns,)})]

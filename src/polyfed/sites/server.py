@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from polyfed.base import checkpoint
 from polyfed.base.checkpoint import reason
-from polyfed.base.errors import ConfigError, RunError
+from polyfed.base.errors import ConfigError, DataError, RunError
 from polyfed.base.settings import is_list, is_mapping, table_in
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.engine import Engine
@@ -25,14 +26,16 @@ from polyfed.core.messages import Form
 from polyfed.core.schedule import Arrivals, Asynchronous, Delays, Timed
 from polyfed.data.federation import Outline
 from polyfed.data.schema import Settled, settle
+from polyfed.metrics.scores import LOSS
 from polyfed.models import default
 from polyfed.runs.build import make_model
 from polyfed.runs.config import Experiment, Method, model_table, resolve
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.rehearsal import Forms, forms
 from polyfed.runs.result import Result
+from polyfed.runs.steps import local_steps_of
 from polyfed.runs.trainer import Trainer, prepare
-from polyfed.runs.training import Training
+from polyfed.runs.training import Settings, Training
 from polyfed.runs.watching import Callback
 from polyfed.runs.weights import weights_of
 from polyfed.sites import message as m
@@ -60,16 +63,19 @@ def serve(
     resume: bool = False,
     wait: float | None = None,
     quorum: int | None = None,
+    most_share: float = 1.0,
     say: Callable[[str], None] = lambda _: None,
     callbacks: Sequence[Callback] = (),
+    trained: Callable[[Result], None] = lambda _: None,
 ) -> Result:
     """Train with sites that are reached through a transport, which whoever made it closes.
 
     experiment: as `polyfed run` takes it; its [data] says how files are divided, and not where they are     out: run
     folder, new or empty, or the one to `resume`     sites: who takes part, all of whom must join; None: those that are
     connected when the first one is     wait: seconds that replies are waited for; None: for ever     quorum: how many
-    are enough for a round to go on once `wait` is over; None: all     say: takes lines for the operator
-    callbacks: as for `fit`
+    are enough for a round to go on once `wait` is over; None: all     most_share: of all training rows, that one site
+    may have     say: takes lines for the operator     callbacks: as for `fit`     trained: called with the run once its
+    folder is complete, before the sites hear that it is over
 
     Returns what the server knows: its state, metrics as far as sites say them, and the ledger. Raises ConfigError,
     DataError or RunError, before the first round where possible, in a line that names the site at fault.
@@ -80,11 +86,12 @@ def serve(
     server = Server(resolve(experiment), transport, RunFolder(Path(out)), wait, quorum, say)
     if not resume:
         server.store.refuse_used()
-    server.join(sites)
+    server.join(sites, most_share)
     server.settle()
     trainer = server.begin()
     run = trainer.run(out, resume, callbacks)
     at_sites = run.trained.engine
+    trained(run)
     if run.status == "finished" and isinstance(at_sites, RemoteEngine):
         for name, why in at_sites.end(run.trained.deployment()).items():
             say(f"{name}: {why} at the end; its model is not made; go on with --resume")
@@ -114,14 +121,21 @@ class Server:
         self.said: dict[str, m.Joined] = {}
         self.billed: np.ndarray | None = None
 
-    def join(self, sites: Sequence[str] | None) -> None:
-        """Wait for the sites, and ask them what their files are like."""
+    def join(self, sites: Sequence[str] | None, most_share: float = 1.0) -> None:
+        """Wait for the sites, and ask them what their files are like. most_share: as for `serve`"""
         self.transport.most = FIRST
         # in the order that their files would have in a folder
         self.names = sorted(self.asking.connected(sites), key=lambda name: f"{name}.csv")
-        self.head = _join(self.experiment, self.method)
-        replies = self.asking.all(dict.fromkeys(self.names, Message(self.head)), "joining", m.Joined, _wrong_join)
+        self.run = _card(self.store, self.names)
+        self.heads = _joins(self.experiment, self.method, self.names)
+        messages = {name: Message(head) for name, head in self.heads.items()}
+        replies = self.asking.all(messages, "joining", m.Joined, _wrong_join)
         self.said = {name: reply.head for name, reply in replies.items()}
+        rows = {name: about.counts.train for name, about in self.said.items()}
+        for name, n in rows.items():
+            if n > most_share * sum(rows.values()):
+                share = f"{n:,} training rows, {n / sum(rows.values()):.1%} of all"
+                raise DataError(f"{name}: says that it has {share}, expected at most {most_share:.1%}")
         mine = torch.backends.cpu.get_cpu_capability()
         for name, about in self.said.items():
             if about.cpu != mine:
@@ -131,13 +145,13 @@ class Server:
     def settle(self) -> None:
         """What must be the same for all."""
         self.settled = settle({name: about.file for name, about in self.said.items()}, self.experiment.columns)
-        if "pooled" in self.head.needs and (blank := self.settled.preparation) is not None:
-            self.settled, self.billed = pooled(self.asking, self.head, self.settled, blank, self.said)
+        needs = self.heads[self.names[0]].needs
+        if "pooled" in needs and (blank := self.settled.preparation) is not None:
+            self.settled, self.billed = pooled(self.asking, self.heads, self.settled, blank, self.said)
         self.federation = _outline(self.experiment, self.said, self.settled)
-        if "labels" in self.head.needs:
-            asked = Message(m.Labels(joined=self.head, settled=self.settled))
-            what = "numbers of rows of each class"
-            found = self.asking.all(dict.fromkeys(self.names, asked), what, m.Labelled, self._wrong_labels)
+        if "labels" in needs:
+            asked = {name: Message(m.Labels(joined=head, settled=self.settled)) for name, head in self.heads.items()}
+            found = self.asking.all(asked, "numbers of rows of each class", m.Labelled, self._wrong_labels)
             labels = [reply.head.rows for reply in found.values()]
             self.federation = dataclasses.replace(self.federation, labels=labels)
 
@@ -149,7 +163,7 @@ class Server:
     def begin(self) -> Trainer:
         """Have all sites make their part of the settled experiment. Returns what trains with them."""
         e, settings = _settings(self.experiment, self.federation)
-        s, run, loss = self.settled, _card(self.store), settings.loss
+        s, run, loss = self.settled, self.run, settings.loss
         weights = weights_of(settings.class_weights, loss, self.federation.describe())
         model = make_model(e.model, s.inputs, s.outputs, settings.seed)
         about = _describe(e, self.method, self.names)
@@ -158,15 +172,15 @@ class Server:
         self.transport.most = 2 * found.largest + SLACK
         start = digest(trainer.task.w0)
 
-        def asked(k: int, name: str) -> Message[m.Begin]:
-            steps = _steps(settings, k, name)
-            return Message(m.Begin(joined=self.head, settled=s, run=run, loss=str(loss), weights=weights, steps=steps))
+        def asked(name: str) -> Message[m.Begin]:
+            return Message(m.Begin(joined=self.heads[name], settled=s, run=run, loss=str(loss), weights=weights))
 
         def same(name: str, reply: Message[m.Begun]) -> str:
             return "" if reply.head.w0 == start else "starts from another model than the server"
 
-        self.asking.all({name: asked(k, name) for k, name in enumerate(self.names)}, "beginning", m.Begun, same)
-        self.say(f"{len(self.names)} sites have joined: {', '.join(self.names)}")
+        self.asking.all({name: asked(name) for name in self.names}, "beginning", m.Begun, same)
+        each = ", ".join(f"{name} ({about.counts.train:,} rows)" for name, about in self.said.items())
+        self.say(f"{len(self.names)} sites have joined: {each}")
         return dataclasses.replace(trainer, elsewhere=partial(self._engine, run, settings, found), billed=self.billed)
 
     def _engine(self, run: str, settings: Training, found: Forms, t: Trainer) -> Engine:
@@ -176,8 +190,8 @@ class Server:
         return RemoteEngine(
             self.names, self.federation.train.counts, self.transport, t.work, settings.seed, settings.step_sizes,
             run=run, expected=expected, accepts=partial(self.algorithm.accepts, t.task),
-            metrics=["loss", *(metric.name for metric in t.task.scores)], seconds=self.wait, quorum=self.quorum,
-            say=self._note,
+            metrics=[LOSS, *t.task.scores], seconds=self.wait, quorum=self.quorum,
+            say=self._note, log=self.store.log,
         )  # fmt: skip
 
     def _note(self, line: str) -> None:
@@ -202,27 +216,40 @@ def _only(e: Experiment) -> tuple[Method, Algorithm]:
     return method, method.algorithm
 
 
-def _join(e: Experiment, method: Method) -> m.Join:
-    """What sites are told when they are asked to join."""
+def _joins(e: Experiment, method: Method, names: Sequence[str]) -> dict[str, m.Join]:
+    """What each site is told when it is asked to join."""
     s, d = e.settings, e.data
     seed, validation = e.seeds[0], 0.0 if d.validation_fraction is None else d.validation_fraction
+    local_steps_of(s.local_steps, names)  # raises for a list of another length
     needs: list[m.Made] = []
     if s.class_weights == "balanced":
         needs.append("labels")
     if e.columns.standardise in (None, "pooled"):
         needs.append("pooled")
-    return m.Join(
-        versions=versions(e.packages()),
-        experiment=e.name,
-        training={k: v for k, v in s.dump().items() if k not in HERE} | {"seed": seed},
-        algorithm=method.table(),
-        model=model_table(e.model),  # without a name where it is the default for what will be settled
-        columns=e.columns,
-        cut=seed if d.seed is None else d.seed,
-        test=d.test_fraction,
-        validation=validation,
-        needs=needs,
-    )
+    parts = 2 + (validation > 0)
+    return {
+        name: m.Join(
+            versions=versions(e.packages()),
+            experiment=e.name,
+            training={k: v for k, v in s.dump().items() if k not in HERE} | {"seed": seed},
+            algorithm=method.table(),
+            model=model_table(e.model),  # without a name where it is the default for what will be settled
+            columns=e.columns,
+            cut=seed if d.seed is None else d.seed,
+            test=d.test_fraction,
+            validation=validation,
+            needs=needs,
+            rounds=s.rounds,
+            evaluations=_evaluated(s.rounds, s.evaluate_every) * (parts - 1) + 1,
+            steps=_steps(s, k, name),
+        )
+        for k, name in enumerate(names)
+    }
+
+
+def _evaluated(rounds: int, every: int | None) -> int:
+    """How many rounds are evaluated at most: the first model, every so many, the last."""
+    return rounds + 1 if every is None else 1 + (rounds // every + (rounds % every > 0) if every else 0)
 
 
 def _wrong_join(name: str, reply: Message[m.Joined]) -> str:
@@ -234,18 +261,20 @@ def _wrong_join(name: str, reply: Message[m.Joined]) -> str:
     return "" if said.counts.train else "has no training rows"
 
 
-def _card(store: RunFolder) -> str:
-    """What sites know the run of a folder by; a new word for a new run."""
-    path = store.path / CARD
+def _card(store: RunFolder, names: Sequence[str]) -> str:
+    """What sites know the run of a folder by; a new word for a new run. Raises RunError for a run of other sites."""
+    path, says = store.path / CARD, {"run": uuid.uuid4().hex[:12], "sites": [*names]}
     try:
         if path.is_file():
-            return str(table_in(path.read_bytes())["run"])
+            says |= table_in(path.read_bytes())
+        before = ", ".join(map(str, says["sites"]))
         store.path.mkdir(parents=True, exist_ok=True)
-        found = uuid.uuid4().hex[:12]
-        store.write(CARD, json.dumps({"run": found}))
+        if before != ", ".join(names) and checkpoint.checkpoints(store.path / "checkpoint"):
+            raise RunError(f"cannot resume {store.path}: its sites are {before}, found {', '.join(names)}")
+        store.write(CARD, json.dumps(says | {"sites": [*names]}))
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise RunError(f"{path}: cannot be read or written ({reason(e)})") from None
-    return found
+    return str(says["run"])
 
 
 def _outline(e: Experiment, said: Mapping[str, m.Joined], settled: Settled) -> Outline:
@@ -293,7 +322,7 @@ def _describe(e: Experiment, method: Method, names: Sequence[str]) -> dict[str, 
     return tables | ({"schedule": {**asked}} if is_mapping(asked := e.settings.schedule) else {})
 
 
-def _steps(settings: Training, k: int, name: str) -> int | str | None:
+def _steps(settings: Settings, k: int, name: str) -> int | str | None:
     """The local steps of one site, which hears nothing of others'."""
     given: Any = settings.local_steps
     return given[name] if is_mapping(given) else int(given[k]) if is_list(given) else given

@@ -7,7 +7,6 @@ others (see `PolyfedError.outside`); the site's screen has all of it.
 
 import hashlib
 import json
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,20 +17,12 @@ from torch import Tensor
 
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import DataError, PolyfedError, Refusal, RunError
-from polyfed.base.randomness import client_keys
-from polyfed.compute import evaluation
 from polyfed.compute.augment import augmentation
 from polyfed.compute.batches import Work
 from polyfed.compute.check import check
-from polyfed.compute.compiled import path_of
-from polyfed.compute.split import Split
-from polyfed.compute.task import Task
-from polyfed.core.algorithm import Algorithm, Round, State, decayed
+from polyfed.core.algorithm import State
 from polyfed.core.algorithm import check as check_algorithm
 from polyfed.core.messages import Form
-from polyfed.core.rows import MemoryRows
-from polyfed.core.uplinks import Tally
-from polyfed.core.worker import Plan, Worker
 from polyfed.data.preparation import Preparation
 from polyfed.data.said import Column, Csv, Dropped, Strict
 from polyfed.data.schema import Cut, File, Settled, settle
@@ -41,14 +32,22 @@ from polyfed.runs.rehearsal import Forms, forms
 from polyfed.runs.steps import local_steps_of
 from polyfed.runs.trained import raw
 from polyfed.sites import message as m
-from polyfed.sites.agreed import OURS, Experiment, digest, experiment, unlike, versions
-from polyfed.sites.consent import RAW, Consent, words
+from polyfed.sites.agreed import Experiment, digest, experiment, unlike, versions
+from polyfed.sites.answered import Answered
+from polyfed.sites.client import Client
+from polyfed.sites.consent import RAW, SUMS, Consent, Terms, words
 from polyfed.sites.message import Message, misfit, request
-from polyfed.sites.vault import START, Vault, Version
+from polyfed.sites.policy import Policy, allowance, mark
+from polyfed.sites.vault import Vault
 from polyfed.studies.export import write_model
 
 WAYS = 255  # thresholds at a time in the server's search for a median
-QUESTIONS = 12  # different ones about sums: the search for medians, means and deviations
+QUESTIONS = {
+    "counts": 9,
+    "sums": 2,
+    "squares": 1,
+}  # different ones: the search for medians, fillings, means, deviations
+LATE = 2  # different models that are evaluated on each part of the rows once the last round has been trained
 FIRST = 1 << 24  # bytes of tensors in a message before the model is known
 BEGUN = "begin.message"  # in the vault: what the run began with here
 ASKED = {"pooled": "for sums", "labels": "for labels", "begin": "to begin"}
@@ -59,7 +58,7 @@ class Begun(NamedTuple):
 
     head: m.Begin
     experiment: Experiment
-    client: "Client"
+    client: Client
     forms: Forms
     preparation: Preparation | None
     most: int
@@ -70,7 +69,7 @@ class Site:
 
     data, vault: its CSV or npz file, and the folder of its private state of one run     say: takes lines for the
     operator's log: no path, no cell of the file, no value of a column     show: takes lines for the operator's eyes
-    alone, which may have all of these; None: as `say`
+    alone, which may have all of these; None: as `say`     policy: what it answers at most, whatever it consents to
     """
 
     def __init__(
@@ -81,15 +80,16 @@ class Site:
         consent: Consent,
         say: Callable[[str], None] = lambda _: None,
         show: Callable[[str], None] | None = None,
+        policy: Policy = Policy(),  # noqa: B008  (immutable)
     ):
         self.name, self.data, self.vault, self.consent, self.say = name, Path(data), Path(vault), consent, say
-        self.show = show or say
+        self.show, self.policy = show or say, policy
         self.finished = False
         self._joined: m.Join | None = None  # what was consented to
         self._refused: m.Join | None = None
-        self._asked: set[bytes] = set()  # questions about sums
         self._file: File | None = None  # as it was consented to, and what it says of itself
         self._about: m.Joined | None = None
+        self._answered: Answered | None = None
         self._begun: Begun | None = None
 
     def answer(self, data: bytes) -> bytes:
@@ -137,12 +137,17 @@ class Site:
             if asked.run != (run := self._going().head.run):
                 then = "give each run a vault of its own"
                 raise self._of_vault(f"is the vault of run {run!r}, and the server asks for run {asked.run!r}; {then}")
+            over = self._spent.knows("ended", mark(self._going().head.joined))
+            if over and not isinstance(asked, m.End | m.Evaluate):
+                raise Refusal("is asked to train, and the run is over")
         elif isinstance(asked, m.Join):
             self._agree(asked)
         else:
             what = ASKED[asked.kind]
             if asked.kind in RAW:
                 self.consent.check({asked.kind: RAW[asked.kind]})
+            if isinstance(asked, m.Pooled):
+                self.policy.sums(asked.what)
             self._agree(asked.joined)
             if asked.kind in RAW and asked.kind not in asked.joined.needs:
                 raise Refusal(f"is asked {what}, which it has not joined for")
@@ -150,6 +155,12 @@ class Site:
                 for column in (*(i.name for i in p.inputs), p.target):
                     if isinstance(self._columns.get(column), Dropped):
                         raise Refusal(f"is asked {what} with column {column!r}, which it was told is dropped")
+                if (
+                    self._about is not None
+                    and isinstance(self._about.file, Csv)
+                    and p.target != self._about.file.target
+                ):
+                    raise Refusal(f"is asked {what} with target {p.target!r}, and has joined for another")
 
     # before the first round
 
@@ -160,35 +171,79 @@ class Site:
         mine = versions(sorted(join.versions))
         if why := unlike(mine, join.versions, "the server"):
             raise Refusal(why)
-        file, cpu, ours = self._read(join), torch.backends.cpu.get_cpu_capability(), {of: mine[of] for of in OURS}
-        counts = m.Counts(**file.counts)
-        about = m.Joined(site=self.name, versions=ours, cpu=cpu, file=file.schema(), counts=counts)
+        file, about = self._read(join)
         self._ask(join, file, about)
         self._joined, self._file, self._about = join, file, about
 
-    def _read(self, join: m.Join) -> File:
-        return File(self.data, self.name, join.columns, Cut(join.cut, join.test, join.validation))
+    def _read(self, join: m.Join) -> tuple[File, m.Joined]:
+        """The file as the terms have it, and what the site says of it."""
+        cut = Cut(join.cut, join.test, join.validation)
+        file = File(self.data, self.name, join.columns, cut, self.policy.columns)
+        with self.data.open("rb") as f:
+            self._answered = Answered(self.vault, hashlib.file_digest(f, "sha256").hexdigest())
+        cpu, ours = torch.backends.cpu.get_cpu_capability(), versions()
+        counts = m.Counts(**file.counts)
+        return file, m.Joined(site=self.name, versions=ours, cpu=cpu, file=file.schema(), counts=counts)
 
     def _ask(self, join: m.Join, file: File, about: m.Joined) -> None:
         """Show what would leave. Raises Refusal where it may not."""
-        needs = {key: RAW[key] for key in join.needs if key != "pooled" or file.sheet is not None}
+        raw = RAW | ({"pooled": SUMS} if self.policy.pooled == "sums" else {})
+        needs = {key: raw[key] for key in join.needs if key != "pooled" or file.sheet is not None}
         try:
             alone = settle({self.name: about.file}, file.columns)
         except DataError:  # of one class only, say; what it comes to with the others is known at "begin"
             alone = Settled((8,), 2, 2)
-        t, method, _, model = experiment(join, alone)
+        t, method, table, model = whole = experiment(join, alone)
         task = t.task(model, "mse" if alone.classes is None else "cross-entropy", "cpu", metrics=())
         up = forms(method, task, alone.inputs, alone.classes, alone.outputs).up
         discloses = method.needs.discloses
         needs |= {name: discloses[name] for tensors in up.values() for name in tensors if name in discloses}
         title = f"{method.name}, {join.experiment}; shapes as of this site's own columns"
-        self.show(text := words(title, about, up, needs, self.consent, discloses))
-        self.say(f"{self.name}: has been shown what would leave it for {method.name}")
+        local = f"local steps {join.steps}" if join.steps else f"{t.epochs} passes over the training rows"
+        work = (
+            f"model {table['name']}; at most {join.rounds} rounds of {local}, in steps of {t.batch_size or 'all'} rows",
+            f"at most {join.evaluations} evaluations, each of one part of the rows",
+        )
+        text = words(Terms(title, about, work, up, needs, discloses, self.policy.words()), self.consent)
+        terms = mark(text, join)
+        self.show(f"{text}\n  all of this is {terms}; agree with --yes {terms}")
+        self.say(f"{self.name}: has been shown what would leave it for {method.name}: {terms}")
+        self._hold(join, whole, about, file)
         self.consent.check(needs)
-        if join != self._refused and self.consent.ask is not None and not self.consent.ask(text):
+        self._consent(join, text, terms)
+
+    def _hold(self, join: m.Join, whole: Experiment, about: m.Joined, file: File) -> None:
+        self.policy.terms(join, whole, about, file.rarest(about.file), self.consent.metrics != "none")
+
+    def _consent(self, join: m.Join, text: str, terms: str) -> None:
+        """Ask the operator, unless these terms were agreed to before."""
+        consent = self.consent
+        if consent.agreed not in (None, terms):
+            then = f"read them, then agree with --yes {terms}"
+            raise Refusal(f"its operator has agreed to {consent.agreed}, and the terms are {terms}; {then}")
+        if consent.ask is None or consent.agreed or (consent.once and self._spent.knows("agreed", terms)):
+            return
+        if join != self._refused and not consent.ask(text):
             self._refused = join  # asked again, the answer is the same
         if join == self._refused:
             raise Refusal("its operator did not consent, so nothing was sent")
+        self._spent.add("agreed", terms)
+
+    @property
+    def _spent(self) -> Answered:
+        assert self._answered is not None, "it has read its file"
+        return self._answered
+
+    def _spend(self, kind: str, asked: str, most: int, what: str) -> None:
+        """Count a question before it is answered; asked again it costs nothing. Raises Refusal beyond `most`."""
+        if self._spent.knows(kind, asked):
+            return
+        if self._spent.count(kind) >= most:
+            raise Refusal(f"is asked for more {what} than it has agreed to")
+        if not self._spent.count("file"):
+            runs = 1 + self._spent.runs()
+            self.policy.most("most_runs", runs, f"run {runs} on the same file")
+        self._spent.add(kind, asked)
 
     @property
     def _own(self) -> File:
@@ -213,17 +268,25 @@ class Site:
                 known = self._columns.get(i.name)
                 if i.values is None and not i.gap and not (isinstance(known, Column) and known.gaps):
                     raise Refusal(f"is asked to count values of {i.name!r}, a column without gaps")
-        self._asked.add(hashlib.sha256(data).digest())
-        if len(self._asked) > QUESTIONS or len(tensors.get("at", ())) > 2 * WAYS:
+        if len(tensors.get("at", ())) > 2 * WAYS:
             raise Refusal("is asked for more sums than medians, means and deviations take")
         numbers = sum(i.values is None for i in blank.inputs)
         if wrong := misfit(tensors, _asking(asked.what, numbers, numbers + (blank.labels is None))):
             raise Refusal(wrong)
+        terms = mark(asked.joined)
+        asks = hashlib.sha256(data).hexdigest()
+        self._spend(f"{asked.what} {terms}", asks, QUESTIONS[asked.what], "sums")
         found = self._own.sums(blank, asked.what, {name: t.numpy() for name, t in tensors.items()})
+        if "n" in found:
+            named = [i.name for i in blank.inputs if i.values is None]
+            self.policy.counts(dict(zip(named, found["n"].tolist(), strict=True)), "sums of column")
         return Message(m.Sums(), {name: torch.as_tensor(np.asarray(a)) for name, a in found.items()})
 
     def _labels(self, asked: m.Labels) -> Message[m.Labelled]:
-        return Message(m.Labelled(rows=self._own.labels(asked.settled)))
+        self._spend(f"labels {mark(asked.joined)}", mark(asked), 1, "numbers of rows of each class")
+        rows = self._own.labels(asked.settled)
+        self.policy.counts({"target": min((n for n in rows if n), default=0)}, "rows of each class of")
+        return Message(m.Labelled(rows=rows))
 
     def _begin(self, asked: m.Begin, data: bytes) -> Message[m.Begun]:
         self._begun = begun = self._begins(asked, Vault(self.vault, asked.run, self.name))
@@ -249,11 +312,14 @@ class Site:
         placed = {key: task.place(split) for key, split in data.items()}
         vault.same("data", _digest_of(placed), "its data have changed since the run began; restore the file as it was")
         work = Work(
-            t.epochs, local_steps_of(head.steps, [self.name]), t.batch_size, augmentation(t.augment, settled.inputs)
+            t.epochs,
+            local_steps_of(head.joined.steps, [self.name]),
+            t.batch_size,
+            augmentation(t.augment, settled.inputs),
         )
         client = Client(self.name, task, placed, method, work, t.seed, vault)
         found = forms(method, task, settled.inputs, settled.classes, settled.outputs)
-        return Begun(head, whole, client, found, preparation, 2 * max(found.down, 8 * task.p) + FIRST)
+        return Begun(head, whole, client, found, preparation, 2 * max(found.largest_down, 8 * task.p) + FIRST)
 
     # rounds
 
@@ -266,8 +332,10 @@ class Site:
             head = request(path.read_bytes(), FIRST, str(path)).head
             if not isinstance(head, m.Begin):
                 raise RunError(f"{path}: found a message of kind {head.kind!r}, expected begin")
-            self._joined, self._file = head.joined, self._read(head.joined)
-            self._begun = self._begins(head, Vault(self.vault, head.run, self.name))
+            self._file, about = self._read(head.joined)
+            begun = self._begins(head, Vault(self.vault, head.run, self.name))
+            self._hold(head.joined, begun.experiment, about, self._file)
+            self._joined, self._about, self._begun = head.joined, about, begun
         return self._begun
 
     def _of_vault(self, line: str) -> Refusal:
@@ -275,115 +343,59 @@ class Site:
 
     def _train(self, asked: m.Train, tensors: State) -> Message[m.Exchanged]:
         begun = self._going()
-        reply = begun.client.train(asked, tensors)
-        expected = begun.forms.of(begun.client.algorithm.needs.phases(asked.t), asked.phase)
-        if isinstance(reply.head, m.Trained) and (wrong := misfit(reply.tensors, expected)):
+        join, client = begun.head.joined, begun.client
+        phases = client.algorithm.needs.phases(asked.t)
+        if asked.t >= join.rounds or asked.phase >= phases:
+            raise Refusal(f"is asked for exchange {asked.phase} of round {asked.t}; has agreed to {join.rounds} rounds")
+        if wrong := misfit(tensors, begun.forms.to(phases, asked.phase), finite=False):
             raise Refusal(wrong)
-        return reply
+        work, rows = client.worker.work, int(client.data["train"].counts[0])
+        self.policy.steps(work, rows, asked.t, self.name, begun.experiment.training.seed)
+        asks = mark(asked.t, asked.n, asked.scale, *(f"{name} {digest(t)}" for name, t in sorted(tensors.items())))
+        self._spend(f"train {asked.phase}", asks, allowance(join.rounds), "training")
+        reply = client.train(asked, tensors)
+        if isinstance(reply.head, m.Diverged):
+            return reply
+        if wrong := misfit(reply.tensors, begun.forms.of(phases, asked.phase)):
+            raise Refusal(wrong)
+        return Message(reply.head, self.policy.clipped(reply.tensors, tensors))
 
     def _evaluate(self, asked: m.Evaluate, tensors: State) -> Message[m.Measured]:
-        client = self._going().client
+        begun = self._going()
+        join, client = begun.head.joined, begun.client
+        if wrong := misfit(tensors, begun.forms.deployed, finite=False):
+            raise Refusal(wrong)
+        asks = mark(asked.split, *(f"{name} {digest(t)}" for name, t in sorted(tensors.items())), asked.base)
+        self._permit_evaluation(join, asked, asks)
         found = client.evaluate(asked, tensors).head
         line = {"round": asked.round, "split": asked.split, **(found.metrics or {})}
         client.vault.add("metrics.jsonl", json.dumps({k: None if v != v else v for k, v in line.items()}))
-        if self.consent.metrics == "none":
+        if self.consent.metrics == "none" or found.metrics is None:
             return Message(m.Measured(metrics=None, parameters=found.parameters))
-        return Message(found.model_copy(update={"aggregate": self.consent.metrics == "aggregate"}))
+        said = {"metrics": self.policy.rounded(found.metrics), "aggregate": self.consent.metrics == "aggregate"}
+        return Message(found.model_copy(update=said))
+
+    def _permit_evaluation(self, join: m.Join, asked: m.Evaluate, asks: str) -> None:
+        if self._spent.knows("evaluate", asks):
+            return
+        last = self._going().client.vault.versions()[-1:]
+        if self._spent.knows("ended", mark(join)):
+            raise Refusal("is asked for an evaluation, and the run is over")
+        if last and last[0][0] >= join.rounds - 1:
+            self._spend(f"late {asked.split}", asks, LATE, "evaluations after the last round")
+        self._spend("evaluate", asks, allowance(join.evaluations), "evaluations")
 
     def _end(self, asked: m.End, tensors: State) -> Message[m.Stored]:
         begun = self._going()
+        if wrong := misfit(tensors, begun.forms.deployed, finite=False):
+            raise Refusal(wrong)
+        self._spent.add("ended", mark(begun.head.joined))
         w, _ = begun.client.personal(asked.base, tensors)
         _export(begun, w[0], self.vault / "model.safetensors")
         begun.client.vault.keep("report.md", begun.client.report().encode())
         self.finished = True
         self.say(f"{self.name}: the run is over; this site's model is model.safetensors in its vault")
         return Message(m.Stored())
-
-
-class Client:
-    """One client's numbers in a run.
-
-    data: its samples by split, of which "train" is trained on     vault: where its private tensors are kept
-    """
-
-    def __init__(
-        self,
-        name: str,
-        task: Task,
-        data: Mapping[str, Split],
-        algorithm: Algorithm,
-        work: Work,
-        seed: int,
-        vault: Vault,
-    ):
-        self.name, self.task, self.data, self.algorithm, self.vault = name, task, data, algorithm, vault
-        self.device = task.device
-        plan = Plan(1, 1, str(self.device), path_of(task, work, data["train"]))
-        self.worker = Worker(task, data["train"], client_keys([name]), work, seed, plan)
-        self.start = algorithm.init_client(task, task.w0)
-        self._here = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self._counts = torch.as_tensor(data["train"].counts, dtype=task.dtype, device=self.device)
-
-    def state(self, version: Version) -> State:
-        """The private tensors of a version."""
-        return self.vault.load(version, self.start)
-
-    def train(self, asked: m.Train, tensors: State) -> Message[m.Exchanged]:
-        """One exchange: the uplink that answers these downlinks. The private tensors that come of it are kept."""
-        t, phase, begun = asked.t, asked.phase, time.perf_counter()
-        round = Round(t, asked.n, phase, self._here, self._counts, torch.full_like(self._here, t))
-        rows, down = self._rows(asked.base), self._one(tensors)
-        tally = Tally(round, down)
-        reply, private = self.worker.run(decayed(self.algorithm, asked.scale), rows, down, round, tally)
-        if reply.bad is not None:
-            return Message(m.Diverged(t=t, phase=phase))
-        for at, mine in private:
-            rows.scatter(self._here[at], mine)
-        up = tally.uplinks()
-        found = {name: up[name][0] for name in up}
-        self.vault.save((t, phase), rows.snapshot(), asked.keep)
-        seconds = time.perf_counter() - begun
-        return Message(m.Trained(t=t, phase=phase, steps=int(reply.steps[0]), seconds=seconds), found)
-
-    def evaluate(self, asked: m.Evaluate, tensors: State) -> Message[m.Measured]:
-        """How good the model is that this client would deploy."""
-        if asked.split not in self.data:
-            raise Refusal(f"has no rows for {asked.split}")
-        w, parameters = self.personal(asked.base, tensors)
-        found = evaluation.metrics(self.task, w, self.data[asked.split], np.arange(1))
-        metrics = {name: float(values[0]) for name, values in found.items()}
-        return Message(m.Measured(metrics=metrics, parameters=parameters))
-
-    def personal(self, base: Version, tensors: State) -> tuple[Tensor, int]:
-        """[1, p]: the model that it would deploy, and how many numbers describe it. tensors: what it received"""
-        mine, down = self._rows(base).gather(self._here), self._one(tensors)
-        w = self.algorithm.personal(self.task, mine, down)
-        found = self.algorithm.parameters(self.task, mine, down)
-        return w, self.task.p if found is None else int(torch.as_tensor(found).reshape(-1)[0])
-
-    def report(self) -> str:
-        """The client's own numbers, round by round: those of the model that it would have deployed then."""
-        found = {(r["round"], r["split"]): r for r in self.vault.lines("metrics.jsonl")}  # the last word on each
-        names = list(dict.fromkeys(key for r in found.values() for key in r if key not in ("round", "split")))
-        counts = ", ".join(f"{len(split.x)} {key}" for key, split in self.data.items())
-        rows = [
-            [str(t), split, *("" if r.get(key) is None else f"{r[key]:.4g}" for key in names)]
-            for (t, split), r in sorted(found.items())
-        ]
-        table = [["round", "rows of", *names], ["---"] * (2 + len(names)), *rows]
-        head = f"# {self.name}: {self.algorithm.name}, run {self.vault.run}\n\nRows: {counts}.\n\n"
-        return head + "".join(f"| {' | '.join(row)} |\n" for row in table)
-
-    def _rows(self, base: Version) -> MemoryRows:
-        saved = None if base == START else self.state(base)
-        rows = MemoryRows(1, self.start)
-        if saved is not None:
-            rows.restore(saved)
-        return rows
-
-    def _one(self, tensors: State) -> State:
-        """Messages with the clients' axis in front."""
-        return {name: t.to(self.device)[None] for name, t in tensors.items()}
 
 
 def _asking(what: str, numbers: int, columns: int) -> dict[str, Form]:

@@ -33,7 +33,7 @@ class Vault:
         self.folder, self.site, self.run = folder, site, run
         card = folder / "vault.json"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not card.exists():
                 self._write(card, json.dumps({"run": run, "site": site}).encode())
             said = table_in(card.read_bytes())

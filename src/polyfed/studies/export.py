@@ -12,6 +12,8 @@ from polyfed.algorithms._shared.lowrank import places
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, PolyfedError, RunError, closest
 from polyfed.base.settings import table_in
+from polyfed.core.algorithm import Algorithm
+from polyfed.core.stated import Portrait
 from polyfed.data.preparation import Preparation
 from polyfed.models.factorised import as_weight, measure, pack
 from polyfed.runs import schema as reading
@@ -119,7 +121,7 @@ def _shapes(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
 
 def _factors(run: Result, named: dict[str, Tensor]) -> dict[str, Tensor]:
     """A client's model as factors: its tensors, the common model and its factors from the server's state."""
-    shows = run.trained.algorithm.describe(run.server)
+    shows = run.algorithm.describe(run.server) if isinstance(run.algorithm, Algorithm) else Portrait()
     factors, w = shows.factors, shows.common
     if factors is None or w is None:
         raise ConfigError(

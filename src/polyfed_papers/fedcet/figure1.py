@@ -52,7 +52,7 @@ def contraction(run: dict[str, Any]) -> float:
     return float((e[last] / e[first]) ** (1 / (last - first)))
 
 
-@recipe("fedcet/figure1", "Figure 1: error over rounds and over bytes", minutes=(0.5, 0.5), settings=settings,
+@recipe("fedcet/figure1", "Figure 1: error over rounds and over bytes", minutes=(0.2, 0.2), settings=settings,
         seeds=5)  # fmt: skip
 def figure1(bench: Bench) -> Outcome:
     """Does FedCET converge linearly with one vector each way, faster than FedTrack and SCAFFOLD with two?"""

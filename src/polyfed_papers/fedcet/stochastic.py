@@ -148,7 +148,7 @@ def net(bench: Bench, activation: str) -> dict[str, tuple[At, list[dict[str, Any
     return dict(zip(rules, bench.all_of(tasks), strict=True))
 
 
-@recipe("fedcet/stochastic", "Beyond the paper: stochastic gradients", minutes=(4, 90), settings=settings)
+@recipe("fedcet/stochastic", "Beyond the paper: stochastic gradients", minutes=(1.4, 90), settings=settings)
 def stochastic(bench: Bench) -> Outcome:
     """What happens to FedCET with mini-batches, for which it has no theory: a noise floor, or divergence?"""
     found = regression(bench)

@@ -7,10 +7,12 @@ import numpy as np
 from scipy import stats
 
 import polyfed as pf
+from polyfed.algorithms.local import Local
 from polyfed.core.algorithm import Algorithm
 from polyfed.data.federation import Federation
 from polyfed.recipes.recipe import Bench, Outcome, Size, recipe
 from polyfed.recipes.said import Setting, beside, ours
+from polyfed.runs.result import Result
 from polyfed_papers.fpfc import (
     GRID,
     IMAGE_ROUNDS,
@@ -52,6 +54,7 @@ def settings(scale: Size):
         Setting("old devices", "frozen", "ours"),
         Setting("exchanges", f"{many} (S1), {few} (images): the paper says 'until convergence'", "ours"),
         Setting("FedAvg; LG-FedAvg, Per-FedAvg", "the final model; the same, trained on by the newcomer", "paper"),
+        Setting("LG-FedAvg's final model", "FedAvg's: as released it averages all layers", "code"),
         Setting("IFCA", "the model with the least training loss", "paper"),
         Setting("FPFC", "v = 0, theta = w_i - w_j; start: the best of the clusters' models", "ours"),
         Setting("FPFC: lambda from", ", ".join(map(str, GRID)) + " (S1); "
@@ -63,6 +66,9 @@ def settings(scale: Size):
         *SYNTHETIC,
         *image_settings(scale, ("lambda, images", "rounds, images")),
     )  # fmt: skip
+
+
+TUNED_ON = {"FedAvg": "LG-FedAvg", "Per-FedAvg": "Per-FedAvg"}  # whose final model is trained on in whose row
 
 
 def parted(everyone: Federation) -> tuple[Federation, Federation]:
@@ -82,14 +88,23 @@ def taken_in(
             problem.model(seed), old, method, rounds=problem.rounds, seed=seed, evaluate_every=0, **problem.work
         )
         history = pf.admit(run, new, exchanges).history
+        out["Local"] = history["alone"].tolist()
         out[label] = history[run.metric.name].tolist()
+        if label in TUNED_ON:
+            out[TUNED_ON[label]] = trained_on(bench, run, new, problem, exchanges, seed)
         if label == "FPFC":
             history = pf.admit(run, new, exchanges, start="common").history
             out[f"{label}, from the start"] = history[run.metric.name].tolist()
-        out["Local"] = history["alone"].tolist()
-    if "LG-FedAvg" not in out and "FedAvg" in out:  # one layer
-        out["LG-FedAvg"] = out["FedAvg"]
     return out
+
+
+def trained_on(bench: Bench, run: Result, new: Federation, problem: Problem, exchanges: int, seed: int) -> list[float]:
+    """Mean accuracy of newcomers that train the run's common model on, each alone, after 0, 1, ... rounds."""
+    model = run.trained.task.layout.load_(problem.model(seed), run.server["w"])
+    work = {**problem.work, "fraction": 1.0}
+    own = bench.fit(model, new, Local(problem.fpfc.lr), rounds=exchanges, seed=seed, evaluate_every=1, **work)
+    found = own.history
+    return found.loc[found["split"] == "test", own.metric.name].tolist()
 
 
 @recipe("fpfc/table3", "Table 3: newcomers on S1 and on label-swapped images", minutes=(4, 2500), settings=settings,
@@ -105,8 +120,8 @@ def table3(bench: Bench) -> Outcome:
         known = replace(problem, federation=lambda seed, p=problem: parted(p.federation(seed))[0], rounds=trial)
         choose = tuned_nine(bench, f"{problem.key}-choice", known, lambdas)
         selected.append(f"{title}: {chosen([UNCOUNTED], choose)}")
-        methods = {m: a for m, a in choose(UNCOUNTED).items() if m != "Local"}
-        some = dict(list(methods.items())[-1:]) if bench.rehearse else methods
+        methods = {m: a for m, a in choose(UNCOUNTED).items() if m not in ("Local", "LG-FedAvg")}
+        some = {m: a for m, a in methods.items() if m in ("FedAvg", "FPFC")} if bench.rehearse else methods
         if title in IMAGE_TITLES:
             problem = replace(problem, rounds=bench.rounds(*TRAINED))
         found = bench.by_seed(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyfed.base.errors import ConfigError
 from polyfed.compute.layout import Layout
-from polyfed.core.algorithm import Algorithm, Portrait
+from polyfed.core.algorithm import Algorithm, Portrait, Server, State
 
 
 def part(layout: Layout, layers: str | tuple[str, ...], where: str = "algorithm") -> Tensor:
@@ -80,7 +80,7 @@ class Partial(Algorithm, abstract=True):
         """[s, p]: the clients' models after local training from w. shared: [p], ones and zeros."""
         raise NotImplementedError
 
-    def init_server(self, task, w0, n):
+    def init_server(self, task, w0, n) -> State | Server:
         return {"w": split(some(self.shared(task.layout), self, task.layout), w0)[0]}
 
     def init_client(self, task, w0):

@@ -1,0 +1,62 @@
+"""What a site has answered in a run: a line for each different question, on the disk before its answer leaves. So what
+a policy counts survives a kill, and the same question asked again costs nothing.
+"""
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+from polyfed.base.errors import Refusal
+
+NAME = "answered.jsonl"
+
+
+class Answered:
+    """The questions in a vault.
+
+    vault: the folder     file: digest of the site's file, which questions are about
+    """
+
+    def __init__(self, vault: Path, file: str):
+        self.path, self.file = vault / NAME, file
+        self._known = _lines(self.path)
+
+    def knows(self, kind: str, asked: str) -> bool:
+        """Whether it was answered before."""
+        return (kind, asked) in self._known
+
+    def count(self, kind: str) -> int:
+        """How many different questions of a kind were answered."""
+        return Counter(k for k, _ in self._known)[kind]
+
+    def runs(self) -> int:
+        """How many vaults beside this one have answers about the same file."""
+        others = (path for path in self.path.parent.parent.glob(f"*/{NAME}") if path != self.path)
+        return sum(("file", self.file) in _lines(path) for path in others)
+
+    def add(self, kind: str, asked: str) -> None:
+        """Write a question down. Raises Refusal where that fails: then it is not answered."""
+        new = [entry for entry in (("file", self.file), (kind, asked)) if entry not in self._known]
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a") as f:
+                # a line that was cut off by a kill is ended first
+                f.write("".join(f"\n{json.dumps(entry)}\n" for entry in new))
+                f.flush()
+                os.fsync(f.fileno())
+        except OSError as e:
+            raise Refusal(f"{self.path}: cannot be written ({e.strerror})", "its vault cannot be written") from None
+        self._known |= dict.fromkeys(new)
+
+
+def _lines(path: Path) -> dict[tuple[str, str], None]:
+    """The questions of a file, without a line that was cut off."""
+    found: dict[tuple[str, str], None] = {}
+    for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
+        try:
+            kind, asked = json.loads(line)
+            found[str(kind), str(asked)] = None
+        except ValueError:
+            continue
+    return found

@@ -1,0 +1,190 @@
+"""A site's policy: what it answers at most, whatever a server asks and an operator agrees to. It is read from a file at
+the site (`policy.toml`) and held to at every request.
+
+The thresholds are those of statistical disclosure control: no category, class or sum of fewer than `least_count` rows
+leaves, no step of training is made from fewer than `least_batch`.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NoReturn
+
+import numpy as np
+import torch
+
+from polyfed.base.errors import Forbidden
+from polyfed.base.randomness import client_keys
+from polyfed.base.settings import kebab, setting
+from polyfed.base.typed import norm
+from polyfed.base.values import COUNTED, Words
+from polyfed.compute.batches import Work
+from polyfed.core.messages import State
+from polyfed.runs.check import Where, read_table
+from polyfed.runs.config import read_toml
+from polyfed.runs.steps import local_steps_of
+from polyfed.runs.training import Table
+from polyfed.sites.agreed import Experiment
+from polyfed.sites.message import Join, Joined
+
+FILE = "policy.toml"
+NAMES = Annotated[list[str], Words("a list of names")]
+
+
+@dataclass(frozen=True)
+class Policy(Table):
+    """What a site answers at most."""
+
+    table: ClassVar[str] = ""
+
+    least_rows: int = setting(20, ge=1, le=COUNTED, doc="Fewest training rows with which the site takes part.")
+    least_batch: int = setting(
+        8, ge=1, le=COUNTED, doc="Fewest rows in a local step; a site with fewer rows uses all of them in each."
+    )
+    least_count: int = setting(
+        5,
+        ge=1,
+        le=COUNTED,
+        doc="Fewest rows of a category, a class, a sum or an evaluated part (k of disclosure control).",
+    )
+    most_steps: int = setting(10_000, ge=1, le=COUNTED, doc="Most local steps in a round.")
+    most_rounds: int = setting(100, ge=0, le=COUNTED, doc="Most rounds of a run.")
+    most_evaluations: int = setting(
+        250, ge=0, le=COUNTED, doc="Most evaluations of a run; each part of the rows counts as one."
+    )
+    most_runs: int = setting(
+        20, ge=1, le=COUNTED, doc="Most runs on the same file, counted over the vaults that lie in one folder."
+    )
+    separable: bool = setting(
+        False,
+        doc="Allow as many exchanges in steps on parts of the rows as there are rows: a server that sends the same "
+        "model in all of them, and knows the seed, can then solve for every row.",
+    )
+    methods: NAMES | None = setting(None, doc="Methods that are allowed. Default: all.")
+    models: NAMES | None = setting(None, doc="Models that are allowed. Default: all.")
+    columns: NAMES | None = setting(
+        None, doc="Columns that are used; no server learns that there are others. Default: all of the file."
+    )
+    pooled: Literal["none", "sums", "medians"] = setting(
+        "sums",
+        doc="What --allow pooled lets leave: nothing, sums of columns, or also the counts that a search for medians "
+        "takes, from which a whole column can be read.",
+    )
+    digits: int = setting(4, ge=1, le=17, doc="Significant digits of scores that leave; 17: all.")
+    clip: float | None = setting(
+        None,
+        gt=0,
+        le=COUNTED,
+        doc="Longest change that leaves, as a multiple of the norm of what was received, or of 1 where that is less; a "
+        "longer one is scaled down, and the numbers are then not those of one machine. Default: no limit.",
+    )
+
+    def forbid(self, key: str, what: str) -> NoReturn:
+        """Raise the error for something that is asked for, beyond the setting `key`."""
+        value = getattr(self, key)
+        shown = ", ".join(value) if isinstance(value, list) else str(value).lower()
+        raise Forbidden(f"is asked for {what}; its policy has {kebab(key)} = {shown}", key)
+
+    def least(self, key: str, value: int, what: str) -> None:
+        """Refuse a number below the setting `key`."""
+        if value < getattr(self, key):
+            self.forbid(key, what)
+
+    def most(self, key: str, value: int, what: str) -> None:
+        """Refuse a number above the setting `key`."""
+        if value > getattr(self, key):
+            self.forbid(key, what)
+
+    def among(self, key: str, names: Iterable[str | None], what: str) -> None:
+        """Refuse a name that the list `key` has not."""
+        known = getattr(self, key)
+        for name in names:
+            if known is not None and name is not None and name not in known:
+                self.forbid(key, f"{what} {name!r}")
+
+    def batch(self, size: int | None, rows: int) -> None:
+        """Refuse steps of fewer rows than `least_batch`, or than there are. size: of a batch; None: all rows"""
+        if size is not None and size < min(self.least_batch, rows):
+            self.forbid("least_batch", f"steps of {size} row{'s' * (size > 1)}")
+
+    def sums(self, what: str) -> None:
+        """Refuse sums, or the counts of a search for medians."""
+        if self.pooled == "none":
+            self.forbid("pooled", "sums of columns")
+        if what == "counts" and self.pooled == "sums":
+            then = 'columns.missing = "mean" fills gaps from sums alone'
+            self.forbid("pooled", f"counts of values, from which a column can be read ({then})")
+
+    def counts(self, found: Mapping[str, int], what: str = "values that [columns] does not list, of column") -> None:
+        """Refuse to say what fewer than `least_count` rows have. found: the fewest rows of a value, by column"""
+        for name, rows in found.items():
+            self.least("least_count", rows, f"{what} {name!r}, one of only {rows} row{'s' * (rows > 1)}")
+
+    def terms(self, join: Join, e: Experiment, about: Joined, rarest: Mapping[str, int], scores: bool) -> None:
+        """Refuse the terms of an experiment. rarest: as `File` says it     scores: whether they leave the site"""
+        t, c, counts = e.training, join.columns, about.counts
+        self.least("least_rows", counts.train, f"training on {counts.train} rows")
+        self.batch(t.batch_size, counts.train)
+        work = Work(t.epochs, local_steps_of(join.steps, [about.site]), t.batch_size)
+        self.steps(work, counts.train, 0, about.site, t.seed)
+        self.most("most_rounds", join.rounds, f"{join.rounds} rounds")
+        asked, size = allowance(join.rounds) * max(map(e.method.needs.phases, range(3))), t.batch_size
+        if size is not None and size < counts.train <= asked and not self.separable:
+            what = f"{join.rounds} rounds in steps of {size} of {counts.train} rows"
+            self.forbid(
+                "separable", f"{what}, from which every row could be solved for (not so with batch-size = full)"
+            )
+        self.most("most_evaluations", join.evaluations, f"{join.evaluations} evaluations")
+        self.among("methods", [e.method.name], "the method")
+        self.among("models", [str(e.model["name"])], "the model")
+        self.among("columns", [*c.outcome, c.weights, *c.numbers, *c.categories], "the column")
+        self.counts(rarest)
+        for part, rows in counts.model_dump(exclude_none=True, exclude={"train"}).items():
+            if scores and rows:
+                self.least("least_count", rows, f"scores on {rows} rows for {part}")
+
+    def steps(self, work: Work, rows: int, t: int, site: str, seed: int) -> None:
+        """Refuse more local steps in round `t` than `most_steps`."""
+        steps = int(work.taken(np.array([rows]), t, client_keys([site]), seed)[0])
+        self.most("most_steps", steps, f"{steps} local steps")
+
+    def rounded(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Scores with as many digits as may leave."""
+        return {name: float(f"{value:.{self.digits}g}") for name, value in metrics.items()}
+
+    def clipped(self, sent: State, received: State) -> State:
+        """What is sent, its change no longer than `clip` times what was received; by tensor, about the one received
+        under its name or else about 0.
+        """
+        if self.clip is None:
+            return sent
+        longest = self.clip * max(1.0, sum(norm(t.double()) ** 2 for t in received.values()) ** 0.5)
+        found: State = {}
+        for name, t in sent.items():
+            found[name] = t
+            if t.is_floating_point():
+                before = received.get(name)
+                centre = torch.zeros_like(t) if before is None or before.shape != t.shape else before.to(t.dtype)
+                length = norm((t - centre).double())
+                found[name] = t if length <= longest else centre + (t - centre) * (longest / length)
+        return found
+
+    def words(self) -> str:
+        """The settings in one line, for the operator's text."""
+        return ", ".join(f"{key} {', '.join(v) if isinstance(v, list) else v}" for key, v in self.dump().items())
+
+
+def allowance(n: int) -> int:
+    """How many different questions a site answers of `n` that were agreed to: a round that loses a site is repeated."""
+    return n + 10 + n // 10
+
+
+def read(path: Path) -> Policy:
+    """The policy in a file. Raises ConfigError, in one line that names the key."""
+    return read_table(Policy, read_toml(path), Where(path, {}, {}))
+
+
+def mark(*parts: Any) -> str:
+    """Sixteen hexadecimal digits that stand for what was agreed to, or asked."""
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]

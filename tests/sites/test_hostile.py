@@ -1,0 +1,158 @@
+"""Sites that mean harm, and those who only connect: they are named, and nobody else pays for it."""
+
+import asyncio
+import os
+import resource
+import signal
+import socket
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+import torch
+from direct import Direct, Raw, raw
+from hospitals import NAMES, Sites, at_sites, experiment, folder
+
+from polyfed.base.errors import DataError, Diverged, PolyfedError
+from polyfed.runs import stop
+from polyfed.sites.flower_child import Listening
+
+FEDAVG = 'name = "fedavg"\nlr = 0.1'
+CLIENT = '[columns]\nstandardise = "client"'
+
+
+@pytest.fixture
+def study(tmp_path):
+    """(experiment file, the sites) for further settings."""
+
+    def make(**top):
+        file = experiment(tmp_path / "study.toml", FEDAVG, CLIENT, **top)
+        return file, Sites(tmp_path, folder(tmp_path / "data"))
+
+    return make
+
+
+def from_riga(sites, kind, change):
+    """The sites' answers, of which riga's of a kind are changed."""
+
+    def answer(name, message):
+        reply = sites.answer(name, message)
+        return change(raw(reply)).pack() if name == "riga" and raw(message).head["kind"] == kind else reply
+
+    return Direct(NAMES, answer)
+
+
+def test_who_sends_numbers_that_no_other_sends_is_named_and_not_the_site_that_then_diverges(study):
+    """Finite, and small enough to be added up; the next round begins with them."""
+    file, sites = study(**{"evaluate-every": 0})
+    sent = []
+
+    def answer(name, message):
+        asked, reply = raw(message), raw(sites.answer(name, message))
+        if name == "riga" and asked.head.get("t") == 0:
+            sent.append(reply.tensors["w"])
+            return reply._replace(tensors={"w": torch.full_like(reply.tensors["w"], 1e15)}).pack()
+        if name == "bern" and asked.head.get("t") == 1:
+            return Raw({"kind": "diverged", "t": 1, "phase": 0}).pack()
+        return reply.pack()
+
+    with pytest.raises(Diverged, match=r"round 1: client 'bern' diverged .* round 0, exchange 0: riga sent"):
+        at_sites(file, sites, Direct(NAMES, answer))
+    log = (sites.place / "run" / "log.txt").read_text()
+    norms = "round 0, exchange 0: norms of what was sent: "
+    assert norms in log
+    assert "riga 3.74e+15; median" in log
+
+
+def test_a_site_that_says_it_diverged_costs_itself_the_round_where_fewer_will_do(study):
+    file, sites = study(**{"evaluate-every": 0})
+
+    def answer(name, message):
+        asked, reply = raw(message).head, sites.answer(name, message)
+        said = Raw({"kind": "diverged", "t": asked.get("t"), "phase": 0})
+        return said.pack() if name == "riga" and asked.get("t") == 1 else reply
+
+    there = at_sites(file, sites, Direct(NAMES, answer), quorum=2, wait=0.0)
+    assert there.rounds == 3
+    assert "round 1: riga is missing: diverged (NaN or infinity)" in sites.lines
+
+
+def test_the_rows_of_each_site_are_shown_and_one_sites_share_may_be_bounded(study):
+    file, sites = study(rounds=1)
+    many = lambda reply: reply.saying(counts=reply.head["counts"] | {"train": 10**8})  # noqa: E731
+    with pytest.raises(DataError, match=r"riga: says that it has 100,000,000 training rows, 100\.0%"):
+        at_sites(file, sites, from_riga(sites, "join", many), most_share=0.9)
+    at_sites(file, sites, most_share=0.9)
+    assert "3 sites have joined: bern (17 rows), oslo (24 rows), riga (13 rows)" in sites.lines
+
+
+def test_a_run_is_reported_before_its_sites_hear_that_it_is_over(study):
+    """One that fails at the end leaves a finished run, whose folder is complete."""
+    file, sites = study(rounds=1)
+    seen = []
+    fails = from_riga(sites, "end", lambda _: Raw({"kind": "failed", "error": "no"}))
+    with pytest.raises(PolyfedError, match="the end: 2 of 3 sites have answered"):
+        at_sites(file, sites, fails, trained=lambda _: seen.append((sites.place / "run" / "summary.json").is_file()))
+    assert seen == [True]
+
+
+def test_a_run_that_goes_on_with_other_sites_is_refused_by_their_names(study):
+    file, sites = study(rounds=1)
+    at_sites(file, sites)
+    two = Sites(sites.place, sites.place / "data", names=NAMES[:2])
+    with pytest.raises(PolyfedError, match=r"its sites are bern, oslo, riga, found bern, oslo$"):
+        at_sites(file, two, resume=True)
+
+
+def test_who_only_connects_takes_nobody_elses_place():
+    """1,100 connections that say nothing: those who talk go on, also from the same address, and few are held."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    listening, idle = Listening("127.0.0.1", 0), []
+
+    async def echo(reader, writer):
+        with suppress(ConnectionError):
+            while line := await reader.readline():
+                writer.write(line)
+        writer.close()
+
+    async def talk(pair) -> bytes:
+        pair[1].write(b"well\n")
+        return await asyncio.wait_for(pair[0].readline(), 5)
+
+    async def all_of_it():
+        server = await asyncio.start_server(echo, sock=listening)
+        where = listening.getsockname()
+        before = await asyncio.open_connection(*where)
+        assert await talk(before) == b"well\n"
+        for _ in range(1100):
+            idle.append(socket.create_connection(where))
+            await asyncio.sleep(0)
+        after = await asyncio.open_connection(*where)
+        assert await talk(after) == b"well\n"
+        assert await talk(before) == b"well\n"
+        assert sum(map(len, listening.open.values())) <= 256
+        for _, writer in (before, after):
+            writer.close()
+        server.close()
+
+    try:
+        asyncio.run(all_of_it())
+    finally:
+        for s in idle:
+            s.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_signal_is_obeyed_while_others_are_waited_for(monkeypatch):
+    """The round in hand cannot end without them: the wait ends soon after the first signal."""
+    flower = pytest.importorskip("polyfed.sites.flower", reason="needs the extra [flower]")
+    there = flower.Flower.__new__(flower.Flower)
+    monkeypatch.setattr(there, "_turn", lambda names, found: None, raising=False)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    begun = time.monotonic()
+    with stop.interruptible(terminable=True) as asked, pytest.raises(KeyboardInterrupt):
+        there.pull(["bern"], seconds=20)
+    assert asked.is_set()
+    assert time.monotonic() - begun < 5

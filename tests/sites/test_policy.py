@@ -1,0 +1,379 @@
+"""A site's policy: attacks that work on a site without one get nothing from a site with the default one."""
+
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from direct import Direct, raw
+from hospitals import ALL, OPEN, Sites, at_sites, experiment, on_one_machine, same
+
+from polyfed.base.errors import ConfigError, PolyfedError
+from polyfed.base.randomness import client_keys
+from polyfed.base.settings import settings_of
+from polyfed.compute.batches import Batches, Work
+from polyfed.compute.split import Split
+from polyfed.data.moments import ordered
+from polyfed.runs.check import Where, read_table
+from polyfed.sites.consent import Consent
+from polyfed.sites.policy import Policy, read
+from polyfed.sites.site import Site
+
+NAMES = ("bern", "oslo")
+FEDAVG = 'name = "fedavg"\nlr = 0.1'
+CLIENT = '[columns]\nstandardise = "client"\ndrop = ["ssn"]'
+POOLED = '[columns]\nmissing = "mean"\ndrop = ["ssn"]'
+DEFAULT = Policy()
+
+
+@pytest.fixture
+def data(tmp_path):
+    """60 patients at each site: whole ages, a pressure with gaps at oslo alone, a number that names them."""
+    (tmp_path / "data").mkdir()
+    for k, name in enumerate(NAMES):
+        rng, lines = np.random.default_rng(k), ["age,pressure,ssn,outcome"]
+        for i in range(60):
+            age, gap = rng.integers(20, 90), name == "oslo" and i % 9 == 0
+            pressure = "" if gap else f"{rng.normal(130, 15):.2f}"
+            lines.append(f"{age},{pressure},{100_000 + 7 * i + k},{'ill' if age + rng.normal(0, 9) > 60 else 'well'}")
+        (tmp_path / "data" / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path / "data"
+
+
+class Heard(Direct):
+    """A server that listens: what each site was sent, and what it answered."""
+
+    def __init__(self, sites: Sites):
+        super().__init__(sites.names, self.heard)
+        self.at, self.asked, self.said = sites, [], []
+
+    def heard(self, name: str, message: bytes) -> bytes:
+        reply = self.at.answer(name, message)
+        if name == "oslo":
+            self.asked.append(raw(message))
+            self.said.append(raw(reply))
+        return reply
+
+
+def run(tmp_path, data, policy, columns, out="run", consent=ALL, **top):
+    """(what oslo was sent and answered in a run, the sites, how it ended)"""
+    sites = Sites(tmp_path / out, data, consent, NAMES, policy)
+    listening, end = Heard(sites), ""
+    sites.place.mkdir(exist_ok=True)
+    try:
+        at_sites(experiment(sites.place / "study.toml", FEDAVG, columns, **top), sites, listening)
+    except PolyfedError as e:
+        end = str(e)
+    return listening, sites, end
+
+
+def test_runs_that_the_default_policy_allows_have_the_bits_of_one_machine(data, tmp_path):
+    """Also with gaps that are filled with the mean of all sites: of sums alone."""
+    file = experiment(tmp_path / "study.toml", 'name = "scaffold"', POOLED)
+    sites = Sites(tmp_path, data, names=NAMES, policy=DEFAULT)
+    same(on_one_machine(file, data), at_sites(file, sites), sites)
+    fill = sites.members["oslo"]._begun.preparation.at("oslo").fill[1]
+    known = [float(c) for name in NAMES for c in training(sites, name, 1) if c]
+    assert fill == pytest.approx(np.mean(known), rel=1e-12)
+
+
+def training(sites, name, column):
+    file = sites.members[name]._file
+    cells = [line.split(",")[column] for line in sites.data[name].read_text().splitlines()[1:]]
+    return [cells[k] for k in file.rows["train"]]
+
+
+def rows_read(heard, sites):
+    """How many rows the server has, from the gradients: of one row, that of a weight is the input times the bias's."""
+    mine, found = sites.members["oslo"]._begun.client.data["train"].x.numpy(), set()
+    for asked, reply in zip(heard.asked, heard.said, strict=True):
+        if reply.head["kind"] == "trained":
+            change = (reply.tensors["w"] - asked.tensors["w"]).numpy()
+            gap = np.abs(mine - change[: mine.shape[1]] / change[-2]).max(1)
+            found |= {int(gap.argmin())} if gap.min() < 1e-3 else set()
+    return len(found)
+
+
+def test_no_row_can_be_read_from_gradients(data, tmp_path):
+    small = {"batch-size": 1, "local-steps": 1, "rounds": 40, "evaluate-every": 0}
+    small["local-epochs"] = "none"
+    open_, sites, _ = run(tmp_path, data, OPEN, CLIENT, "open", **small)
+    assert rows_read(open_, sites) > 10, "the attack works"
+    heard, sites, end = run(tmp_path, data, DEFAULT, CLIENT, "default", **small)
+    assert "oslo: is asked for steps of 1 row; its policy has least-batch = 8" in end
+    assert {m.head["kind"] for m in heard.said} == {"failed"}
+    assert any("least-batch = 8" in line for line in sites.log)
+    heard, sites, end = run(tmp_path, data, DEFAULT, CLIENT, "allowed", **small | {"batch-size": 8, "rounds": 30})
+    assert not end
+    assert rows_read(heard, sites) == 0
+
+
+def rows_solved(tmp_path, data, policy, out, rounds):
+    """How many rows a server has that sends the same model in every round: it knows the seed, and so the batches."""
+    sites, seen = Sites(tmp_path / out, data, ALL, NAMES, policy), {}
+
+    def answer(name, message):
+        asked = raw(message)
+        if asked.head["kind"] != "train":
+            return sites.answer(name, message)
+        w = torch.full_like(asked.tensors["w"], 0.01)
+        reply = raw(sites.answer(name, asked._replace(tensors={"w": w}).pack()))
+        seen.update({asked.head["t"]: (w - reply.tensors["w"]).double().numpy() / 0.1} if name == "oslo" else {})
+        return reply.pack()
+
+    top = {"batch-size": 8, "local-steps": 1, "local-epochs": "none", "evaluate-every": 0, "rounds": rounds}
+    sites.place.mkdir()
+    file, end = experiment(sites.place / "study.toml", FEDAVG, CLIENT, **top), ""
+    try:
+        at_sites(file, sites, Direct(NAMES, answer))
+    except PolyfedError as e:
+        return 0, str(e)
+    mine = sites.members["oslo"]._begun.client.data["train"].x.numpy()
+    n, d = mine.shape
+    numbers = Split(torch.arange(float(n))[:, None], torch.zeros(n).long(), np.array([0, n]))
+    batches = np.zeros((rounds, n))
+    for t in range(rounds):
+        batch = next(iter(Batches(numbers, np.array([0]), client_keys(["oslo"]), Work(steps=1, batch_size=8), 3, t)))
+        batches[t, batch.x[0, :, 0].long().numpy()] = 1 / 8
+    each = np.linalg.lstsq(batches, np.array([seen[t] for t in range(rounds)]), rcond=None)[0]
+    return int((np.abs(each[:, :d] / each[:, -2:-1] - mine).max(1) < 1e-2).sum()), end
+
+
+def test_no_row_can_be_solved_for_from_the_sums_of_known_batches(data, tmp_path):
+    """With as many rounds as rows every one can, however many rows each step has."""
+    assert rows_solved(tmp_path, data, Policy(separable=True), "open", 60)[0] == 48, "the attack works"
+    read, end = rows_solved(tmp_path, data, DEFAULT, "default", 60)
+    assert read == 0
+    assert "oslo: is asked for 60 rounds in steps of 8 of 48 rows, from which" in end
+    assert "its policy has separable = false" in end
+    assert rows_solved(tmp_path, data, DEFAULT, "few", 34) == (0, ""), "the most that it allows"
+
+
+def ages_read(heard, sites, site):
+    """The ages that a search for a median tells, by a server that says that another site has gaps in age."""
+    asked = next(m for m in heard.asked if m.head["kind"] == "pooled")
+    preparation = asked.head["settled"]["preparation"]
+    inputs = [i | {"gap": True} for i in preparation["inputs"] if i["name"] == "age"]
+    settled = asked.head["settled"] | {"preparation": preparation | {"inputs": inputs, "sites": {}}}
+    at = torch.as_tensor(ordered(np.arange(19.0, 91.0))[:, None])
+    question = asked.saying(what="counts", columns=["age"], settled=settled)._replace(tensors={"at": at})
+    reply = raw(site.answer(question.pack()))
+    counts = np.diff(reply.tensors["counts"].numpy()[:, 0]) if "counts" in reply.tensors else np.zeros(0, int)
+    told = np.repeat(np.arange(20, 20 + len(counts)), counts)
+    ages = np.sort([int(age) for age in training(sites, "oslo", 0)])
+    return (len(told) if np.array_equal(told, ages[: len(told)]) else -1), reply.head.get("error", "")
+
+
+def test_no_age_can_be_read_from_the_search_for_medians(data, tmp_path):
+    """Nor from sums: what is asked twice for, with other numbers, is refused, also of a site that was started again."""
+    heard, sites, _ = run(tmp_path, data, OPEN, POOLED, "open")
+    site = Site("oslo", data / "oslo.csv", tmp_path / "v", ALL, policy=OPEN)
+    assert ages_read(heard, sites, site)[0] == len(training(sites, "oslo", 0)), "the attack works"
+    site = Site("oslo", data / "oslo.csv", tmp_path / "w", ALL)
+    read, said = ages_read(heard, sites, site)
+    assert read == 0
+    assert "is asked for counts of values, from which a column can be read" in said
+    assert "its policy has pooled = sums" in said
+    asked = next(m for m in heard.asked if m.head.get("what") == "squares")
+    others = [asked._replace(tensors=asked.tensors | {"mean": asked.tensors["mean"] + k}) for k in range(3)]
+    sites = [Site("oslo", data / "oslo.csv", tmp_path / "w", ALL) for _ in others]
+    errors = [raw(s.answer(q.pack())).head.get("error", "") for s, q in zip(sites, others, strict=True)]
+    assert ["more sums than it has agreed to" in e for e in errors] == [False, True, True]
+    assert "error" not in raw(Site("oslo", data / "oslo.csv", tmp_path / "w", ALL).answer(others[0].pack())).head
+
+
+def numbers_said(heard):
+    said = "".join(str(m.head) for m in heard.said if m.head["kind"] != "failed")
+    return sum(str(100_001 + 7 * i) in said for i in range(60))
+
+
+def test_values_that_few_rows_have_stay_at_the_site_whatever_the_task(data, tmp_path):
+    asked = '[columns]\ntarget = "ssn"\ntask = "classification"\nstandardise = "client"'
+    assert numbers_said(run(tmp_path, data, OPEN, asked, "open")[0]) == 60, "the attack works"
+    heard, _, end = run(tmp_path, data, DEFAULT, asked, "default")
+    assert numbers_said(heard) == 0
+    assert (
+        "values that [columns] does not list, of column 'ssn', one of only 1 row; its policy has least-count = 5" in end
+    )
+
+
+def test_a_column_that_is_not_listed_is_not_there(data, tmp_path):
+    """Neither its values nor its name leave; who names it is told that it is not allowed."""
+    listed = Policy(columns=["age", "pressure", "outcome"], pooled="none")
+    heard, _, end = run(tmp_path, data, listed, '[columns]\nstandardise = "client"')
+    assert not end
+    assert not any("ssn" in str(m.head) for m in heard.said)
+    heard, _, end = run(tmp_path, data, listed, '[columns]\ntarget = "ssn"\nstandardise = "client"', "named")
+    assert "is asked for the column 'ssn'; its policy has columns = age, pressure, outcome" in end
+    assert {m.head["kind"] for m in heard.said} == {"failed"}
+
+
+@pytest.mark.parametrize("policy", [OPEN, DEFAULT])
+def test_after_the_last_round_nothing_new_is_answered(data, tmp_path, policy):
+    """Not one of 300 evaluations and 50 trainings of models that the server chooses, also after a restart; before the
+    last message too, a site that has trained the last round says how good two models are on each part, and no more."""
+    heard, sites, end = run(tmp_path, data, policy, CLIENT, **{"evaluate-every": 1})
+    assert not end
+    p = sites.members["oslo"]._begun.client.task.p
+    chosen = [{"w": torch.full((p,), k / 10)} for k in range(300)]
+
+    def answered(kind, site, n):
+        asked = [m for m in heard.asked if m.head["kind"] == kind][-1]
+        return sum("error" not in raw(site.answer(asked._replace(tensors=c).pack())).head for c in chosen[:n])
+
+    again = Site("oslo", data / "oslo.csv", tmp_path / "run" / "vaults" / "oslo", ALL, policy=policy)
+    for site in (sites.members["oslo"], again):
+        assert answered("evaluate", site, 300) == 0
+        assert answered("train", site, 50) == 0
+        last = next(m for m in heard.asked if m.head["kind"] == "end")
+        assert raw(site.answer(last.pack())).head["kind"] == "stored"
+    lines = tmp_path / "run" / "vaults" / "oslo" / "answered.jsonl"
+    lines.write_text("".join(line for line in lines.read_text().splitlines(keepends=True) if "ended" not in line))
+    again = Site("oslo", data / "oslo.csv", tmp_path / "run" / "vaults" / "oslo", ALL, policy=policy)
+    assert answered("evaluate", again, 300) <= 2
+    assert answered("train", again, 50) <= 10
+
+
+REFUSED = {
+    "least_rows": (50, CLIENT, {}, "training on 48 rows"),
+    "most_rounds": (2, CLIENT, {}, "3 rounds"),
+    "most_evaluations": (2, CLIENT, {}, "5 evaluations"),
+    "most_steps": (11, CLIENT, {}, "12 local steps"),
+    "methods": (["scaffold"], CLIENT, {}, "the method 'fedavg'"),
+    "models": (["mlp"], CLIENT, {}, "the model 'linear'"),
+    "pooled": ("none", POOLED, {}, "sums of columns"),
+    "least_count": (13, CLIENT, {}, "scores on 12 rows for test"),
+}
+
+
+@pytest.mark.parametrize(("key", "case"), REFUSED.items(), ids=REFUSED)
+def test_what_a_policy_forbids_is_refused_by_its_name_at_both_ends(key, case, data, tmp_path):
+    value, columns, top, what = case
+    heard, sites, end = run(tmp_path, data, Policy(**{key: value}), columns, **top)
+    shown = value[0] if isinstance(value, list) else value
+    line = f"oslo: is asked for {what}; its policy has {key.replace('_', '-')} = {shown}"
+    assert line in end
+    assert end.count("\n") == 0
+    assert line in sites.log
+    assert not any(m.tensors for m in heard.said)
+
+
+def test_local_steps_that_grow_are_held_to_the_policy_in_every_round(data, tmp_path):
+    steps = {"local-steps": "k", "local-epochs": "none", "rounds": 3}
+    _, _, end = run(tmp_path, data, Policy(most_steps=2), CLIENT, **steps)
+    assert "round 2: 0 of 2 sites have answered" in end
+    assert "is asked for 3 local steps; its policy has most-steps = 2" in end
+
+
+def test_runs_on_one_file_are_counted_over_the_vaults_of_a_folder(data, tmp_path):
+    policy = Policy(most_runs=2)
+    for k in range(3):
+        sites = Sites(tmp_path, data, names=NAMES, policy=policy)
+        sites.members = {
+            name: Site(name, data / f"{name}.csv", tmp_path / name / str(k), ALL, policy=policy) for name in NAMES
+        }
+        file = experiment(tmp_path / "study.toml", FEDAVG, CLIENT, rounds=1)
+        if k < 2:
+            at_sites(file, sites, out=f"run{k}")
+    with pytest.raises(PolyfedError, match="is asked for run 3 on the same file; its policy has most-runs = 2"):
+        at_sites(file, sites, out="run2")
+
+
+def test_scores_leave_with_the_digits_of_the_policy_and_seconds_by_tenths(data, tmp_path):
+    heard, _, _ = run(tmp_path, data, Policy(digits=2), CLIENT)
+    losses = [m.head["metrics"]["loss"] for m in heard.said if m.head["kind"] == "measured"]
+    assert losses
+    assert all(value == float(f"{value:.2g}") for value in losses)
+    seconds = [m.head["seconds"] for m in heard.said if m.head["kind"] == "trained"]
+    assert all(value > 0 and value == round(value, 1) for value in seconds)
+
+
+def test_the_change_that_leaves_is_clipped_about_what_was_received(data, tmp_path):
+    whole = run(tmp_path, data, DEFAULT, CLIENT, "whole", rounds=1)[0]
+    heard = run(tmp_path, data, Policy(clip=0.01), CLIENT, "clipped", rounds=1)[0]
+    (asked,), (full,), (cut,) = (
+        [m for m in messages if m.head["kind"] in ("train", "trained")]
+        for messages in (heard.asked, whole.said, heard.said)
+    )
+    change, clipped = (reply.tensors["w"] - asked.tensors["w"] for reply in (full, cut))
+    longest = 0.01 * max(1.0, float(asked.tensors["w"].norm()))
+    assert float(change.norm()) > 2 * longest
+    assert torch.allclose(clipped, change * longest / change.norm(), rtol=1e-5)
+
+
+def test_a_policys_file_is_read_as_any_settings_are(tmp_path):
+    path = tmp_path / "policy.toml"
+    path.write_text('least-rows = 30\npooled = "none"\nmethods = ["fedavg"]\n')
+    assert read(path) == Policy(least_rows=30, pooled="none", methods=["fedavg"])
+    for text, said in (
+        ("least-rwos = 1", "least-rwos: unknown key (did you mean 'least-rows'?)"),
+        ("least-rows = 0", "least-rows: found 0, expected an integer of at least 1"),
+        ('pooled = "all"', "pooled: found 'all', expected none, sums or medians"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError) as error:
+            read(path)
+        assert said in str(error.value)
+        assert str(error.value).startswith(f"{path}: ")
+
+
+def test_the_security_officers_page_has_every_key_with_its_default():
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    rows = [
+        f"| `{s.name.replace('_', '-')}` | {'–' if s.default is None else str(s.default).lower()} | {s.doc} |"
+        for s in settings_of(Policy)
+    ]
+    assert "\n".join(rows) in page
+    path = page.split("```toml\n")[1].split("```")[0]
+    assert read_table(Policy, tomllib.loads(path), Where(None, {}, {})).least_rows == 100
+
+
+# consent
+
+
+def texts(sites):
+    return [line for line in sites.lines if line.startswith("What leaves the site 'oslo'")]
+
+
+def agreed(sites):
+    return texts(sites)[-1].rsplit(" ", 1)[1]
+
+
+def test_a_digest_is_agreed_to_and_nothing_else(data, tmp_path):
+    """Once, over restarts too; longer training, other data or another policy is another digest."""
+    _, sites, _ = run(tmp_path, data, DEFAULT, CLIENT, "look")
+    yes = agreed(sites)
+    one = Consent(ALL.allow, agreed=yes)
+    for out, policy, top in (
+        ("rounds", DEFAULT, {"rounds": 4}),
+        ("steps", DEFAULT, {"local-epochs": 3}),
+        ("batch", DEFAULT, {"batch-size": 16}),
+        ("evaluations", DEFAULT, {"evaluate-every": 3}),
+        ("policy", Policy(digits=5), {}),
+    ):
+        _, sites, end = run(tmp_path, data, policy, CLIENT, out, one, **top)
+        assert f"oslo: its operator has agreed to {yes}, and the terms are {agreed(sites)}; read them" in end, out
+        assert agreed(sites) != yes
+    for what in ("rounds of 2 passes over the training rows, in steps of 8 rows", "model linear; at most 3 rounds"):
+        assert what in texts(sites)[-1]
+    _, _, end = run(tmp_path, data, DEFAULT, CLIENT, "other", Consent(ALL.allow, agreed="0" * 16))
+    assert f"agree with --yes {yes}" in end
+    path = data / "oslo.csv"
+    path.write_text(path.read_text() + "30,120,1,well\n")
+    _, sites, end = run(tmp_path, data, DEFAULT, CLIENT, "more rows", one)
+    assert f"oslo: its operator has agreed to {yes}, and the terms are {agreed(sites)}" in end
+
+
+def test_an_operator_is_asked_once_over_restarts_and_anew_when_a_run_gets_longer(data, tmp_path):
+    shown = []
+    asking = Consent(ALL.allow, ask=lambda text: not shown.append(text))
+    for _ in range(2):
+        sites = Sites(tmp_path, data, asking, NAMES, DEFAULT)
+        at_sites(experiment(tmp_path / "study.toml", FEDAVG, CLIENT, rounds=1), sites, resume=True)
+    assert len(shown) == 2, "one question at each site"
+    sites = Sites(tmp_path, data, asking, NAMES, DEFAULT)
+    there = at_sites(experiment(tmp_path / "study.toml", FEDAVG, CLIENT, rounds=2), sites, resume=True)
+    assert there.rounds == 2
+    assert len(shown) == 4
+    assert "at most 2 rounds" in shown[-1]
