@@ -280,3 +280,41 @@ def test_the_contract_of_the_tutorial_is_the_codes():
     found = eval(shown["downlink"][1], {"Down": pf.Down, "server": server})
     assert isinstance(found, pf.Down)
     assert found == pf.FedAvg().downlink(server, None)
+
+
+def index_rows(text: str) -> list[tuple[str, ...]]:
+    """The rows of the table of claims, without the papers' own lines."""
+    table = text.split("| number | the claim |")[1].split("\n\n")[0].split("\n")[2:]
+    rows = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in table]
+    return [row for row in rows if any(row[1:])]
+
+
+def wrong(row: tuple[str, ...]) -> str:
+    """What a row of the index lacks: a quotation or "our words", a size, seeds; or a verdict beyond its size."""
+    _, claim, here, scale, _ = row
+    if not re.search(r'"[^"]{10,}"', claim) and not claim.startswith("our words: "):
+        return "a quotation"
+    if not re.search(r"paper's size|small size|^a test|^none", scale):
+        return "a size"
+    if not re.search(r"\bseeds?\b|\bdraw\b|\brepeats\b", scale):
+        return "seeds"
+    bare = re.sub(r"(holds|does not hold),? (at small size|on|for)\b.*", "", here)
+    if "hold" in bare and not scale.startswith(("paper's size", "a test")):
+        return "at small size"
+    return ""
+
+
+def test_every_claim_of_the_index_has_its_words_size_and_seeds():
+    rows = index_rows((DOCS / "experiments/index.md").read_text())
+    assert len(rows) > 40
+    assert [(row[0], wrong(row)) for row in rows if wrong(row)] == []
+
+
+@pytest.mark.parametrize(("change", "lacks"), [
+    ({1: "four clusters, FPFC best"}, "a quotation"), ({3: "3 seeds"}, "a size"), ({3: "paper's size"}, "seeds"),
+    ({3: "small size, 3 seeds"}, "at small size"), ({2: "does not hold", 3: "small size, 3 seeds"}, "at small size"),
+    ({2: "does not hold at small size", 3: "small size, 3 seeds"}, ""), ({}, ""),
+])  # fmt: skip
+def test_a_row_without_them_is_refused(change, lacks):
+    row = ("Table 1", 'our words: "best of all"', "holds", "paper's size, 3 seeds", "")
+    assert wrong(tuple(change.get(k, cell) for k, cell in enumerate(row))) == lacks
