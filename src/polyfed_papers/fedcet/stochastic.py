@@ -69,10 +69,10 @@ def _net_budget(scale: str) -> int:
     return 120 if scale == "small" else 1200
 
 
-Rules = dict[str, Callable[[Problem, At], Algorithm]]
+Rules = dict[str, Callable[[Problem | None, At], Algorithm]]
 
 
-def by_step(tau: int, unit: Callable[[Problem], float]) -> Rules:
+def by_step(tau: int, unit: Callable[[Any], float]) -> Rules:
     """label -> the method at a step, in units of the problem's."""
     return {
         "FedCET, fixed": lambda p, at: FedCET(lr=at[0] * unit(p)),

@@ -97,13 +97,17 @@ def tuned_nine(
         if data.validation is None or not len(data.validation.x):
             data = data.with_validation(0.2, seed)
         angles = bench.once(f"{key}-angles-seed{seed}", lambda: angles_of(bench, problem, data, seed))
-        for label, (ladders, make) in choices(usual, angles, lambdas, l1).items():
-            name = f"{key}-{label}-seed{seed}"
-            score = partial(by_validation, bench, name, problem, data, make, seed + UNCOUNTED)
-            usual[label] = make(bench.choose(name, score, ladders, TRIALS))
+        for label, choice in choices(usual, angles, lambdas, l1).items():
+            usual[label] = tuned_one(bench, f"{key}-{label}-seed{seed}", problem, data, choice, seed)
         return usual
 
     return cache(choose)
+
+
+def tuned_one(bench: Bench, key: str, problem: Problem, data: Federation, choice: Choice, seed: int) -> Algorithm:
+    """The method at the values that are best on validation data, from another start and with other cohorts."""
+    score = partial(by_validation, bench, key, problem, data, choice.make, seed + UNCOUNTED)
+    return choice.make(bench.choose(key, score, choice.ladders, TRIALS))
 
 
 def choices(
@@ -128,9 +132,14 @@ def choices(
             lambda at: replace(cfl, eps1=at[0], eps2=at[0] * at[1]),
         ),
         "PACFL": Choice((Ladder(QUANTILES, SHARE), Ladder.options(len(ANGLES))), cut),
-        "FPFC-l1": Choice((Ladder.of(group, "lam", l1),), lambda at: replace(group, lam=at[0])),
-        "FPFC": Choice((Ladder.of(fpfc, "lam", lambdas),), lambda at: replace(fpfc, lam=at[0])),
+        "FPFC-l1": lam_of(group, l1),
+        "FPFC": lam_of(fpfc, lambdas),
     }
+
+
+def lam_of(fpfc: Algorithm, lambdas: Sequence[float]) -> Choice:
+    """FPFC's lambda."""
+    return Choice((Ladder.of(fpfc, "lam", lambdas),), lambda at: replace(fpfc, lam=at[0]))
 
 
 def by_validation(
