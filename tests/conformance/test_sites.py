@@ -5,83 +5,19 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from direct import Direct
-from instances import BATCH, METHODS, federation, kind_of, loop, model, steps
+from atsites import at_sites, balanced, private, same
+from instances import METHODS, loop
 
 from polyfed.algorithms.pacfl import PACFL
-from polyfed.compute.batches import Work
-from polyfed.compute.task import Task
-from polyfed.core.algorithm import Algorithm
 from polyfed.core.engine import Answers
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Schedule, Uniform
 from polyfed.engines.local import LocalEngine
-from polyfed.sites.client import Client
-from polyfed.sites.engine import RemoteEngine
-from polyfed.sites.message import Train, request
 from polyfed.sites.vault import Vault
 from polyfed.testing.stage import NAMES
 
-N, ROUNDS, MOST = len(NAMES), 3, 1 << 24
+N, ROUNDS = len(NAMES), 3
 each_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
-PLAIN = [name for name in METHODS if "(" not in name]
-each_plain = pytest.mark.parametrize("method", [METHODS[name] for name in PLAIN], ids=PLAIN)
-
-
-def at_sites(method: Algorithm, folder, schedule: Schedule, transport=Direct) -> Loop:
-    """The event loop with every client at a site that is made anew, from its vault, for every message."""
-    fed, work = federation(), Work(epochs=2, steps=steps(method), batch_size=BATCH)
-
-    def site(name: str) -> Client:
-        i = NAMES.index(name)
-        task = Task(model(kind_of(method)), device="cpu")
-        data = {"train": fed.train.select(np.array([i])), "test": fed.test.select(np.array([i]))}
-        vault = Vault(folder / name, "run", name)
-        return Client(name, task, data, method, work, 3, vault)
-
-    counts = fed.train.counts
-
-    def answer(name: str, data: bytes) -> bytes:
-        (asked, tensors), client = request(data, MOST, "the server"), site(name)
-        return (client.train if isinstance(asked, Train) else client.evaluate)(asked, tensors).pack()
-
-    carried = transport(NAMES, answer)
-    carried.site = site
-    engine = RemoteEngine(NAMES, counts, carried, work, 3)
-    return Loop(Task(model(kind_of(method)), device="cpu"), counts, NAMES, method, schedule, engine, 3)
-
-
-def private(the_loop: Loop) -> list[dict[str, torch.Tensor]]:
-    """Every client's private tensors, wherever they are."""
-    engine = the_loop.engine
-    if isinstance(engine, LocalEngine):
-        return [{k: t[i] for k, t in engine.rows.tensors.items()} for i in range(N)]
-    found = []
-    for i, name in enumerate(NAMES):
-        version = tuple(engine.save()["base"][i].tolist())
-        start = the_loop.algorithm.init_client(the_loop.task, the_loop.task.w0)
-        state = engine.transport.site(name).state(version)
-        found.append(start if version == (-1, -1) else {k: t[0] for k, t in state.items()})
-    return found
-
-
-def same(a: Loop, b: Loop) -> None:
-    assert a.server.keys() == b.server.keys()
-    for name in a.server:
-        assert torch.equal(a.server[name], b.server[name]), f"server {name}"
-    for i, (mine, yours) in enumerate(zip(private(a), private(b), strict=True)):
-        assert mine.keys() == yours.keys()
-        for name in mine:
-            assert torch.equal(mine[name], yours[name]), f"{NAMES[i]} {name}"
-
-
-def balanced(the_loop: Loop) -> None:
-    """The sums that the method rests on hold, to some rounding errors of their terms."""
-    each = private(the_loop)
-    clients = {k: torch.stack([c[k] for c in each]) for k in each[0]}
-    for what, gap in the_loop.algorithm.conserved(the_loop.server, clients).items():
-        size = max(1.0, *(float(t.abs().max()) for t in clients.values()))
-        assert gap.abs().max() <= 1000 * torch.finfo(gap.dtype).eps * size, what
 
 
 @each_method
@@ -95,44 +31,6 @@ def test_sites_compute_the_same_bits_as_one_machine(method, tmp_path):
     mine, yours = here.scored("train"), there.scored("train")
     assert np.array_equal(mine["accuracy"], yours["accuracy"])
     assert np.allclose(mine["loss"], yours["loss"], rtol=0, atol=1e-6)
-
-
-class Forgetful(Direct):
-    """Loses every reply once: the site has computed it, and is asked again."""
-
-    def pull(self, names, enough=None, seconds=None):
-        asked = dict(self._asked)
-        super().pull(names, enough, seconds)
-        self._asked = asked
-        return super().pull(names, enough, seconds)
-
-
-@each_plain
-def test_a_reply_that_was_lost_is_asked_for_again(method, tmp_path):
-    here = loop(method, schedule=Uniform(0.5), chunk=1)
-    there = at_sites(method, tmp_path, Uniform(0.5), Forgetful)
-    for _ in range(ROUNDS):
-        here.step(), there.step()
-    same(here, there)
-    balanced(there)
-
-
-@each_plain
-def test_a_server_that_goes_back_to_its_checkpoint_finds_its_sites_states(method, tmp_path):
-    """It is killed two rounds after its last checkpoint; the sites are ahead, and follow it back."""
-    here, there = loop(method, schedule=Uniform(0.5), chunk=1), at_sites(method, tmp_path, Uniform(0.5))
-    there.step()
-    tensors, meta = there.state()
-    tensors = {k: t.clone() for k, t in tensors.items()}
-    there.engine.saved()
-    there.step(), there.step()
-    again = at_sites(method, tmp_path, Uniform(0.5))
-    again.restore(tensors, meta)
-    for _ in range(ROUNDS - 1):
-        again.step()
-    for _ in range(ROUNDS):
-        here.step()
-    same(here, again)
 
 
 class Absent(LocalEngine):
