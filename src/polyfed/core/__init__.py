@@ -1,1 +1,1 @@
-"""The machinery: vectors, tasks, batches, solvers, the event loop. Imports nothing from the sibling folders."""
+"""The contract of a method, and the loop that trains it: messages, rounds, schedule, ledger. Knows no data and no files."""
