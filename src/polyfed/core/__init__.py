@@ -1,1 +1,1 @@
-"""The contract of a method, and the loop that trains it: messages, rounds, schedule, ledger. Knows no data and no files."""
+"""The contract of a method, and the loop that trains it: messages, rounds, schedule, ledger. No data, no files."""
