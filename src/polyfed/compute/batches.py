@@ -53,15 +53,15 @@ class Batch(NamedTuple):
 
 
 class Each(ABC):
-    """A rule for the number of local steps that may tell clients apart."""
+    """A function for the number of local steps that may tell clients apart; `str` is its word in config.toml."""
 
     @property
     @abstractmethod
     def equal(self) -> bool:
-        """Whether every client takes the same number in a round all the same."""
+        """True where every client takes the same number in a round."""
 
     @abstractmethod
-    def each(self, seed: int, round: int, keys: np.ndarray) -> np.ndarray:
+    def __call__(self, seed: int, round: int, keys: np.ndarray) -> np.ndarray:
         """[s] steps of the clients with these keys in this round."""
 
 
@@ -98,7 +98,7 @@ class Work:
         if self.steps is None:
             return self.epochs * self.per_epoch(counts)
         if isinstance(self.steps, Each):
-            return np.ones_like(counts) if keys is None else self.steps.each(seed, round, keys)
+            return np.ones_like(counts) if keys is None else self.steps(seed, round, keys)
         steps = answer("local_steps", self.steps, round) if callable(self.steps) else self.steps
         try:
             return np.full_like(counts, fitted(steps, STEPS))

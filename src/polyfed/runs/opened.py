@@ -251,7 +251,7 @@ class Stored:
                 ("loss", s.get("loss") not in LOSSES),
                 ("augment", s.get("augment") == "function"),
                 ("metrics", any(scores.known(name) is None for name in s.get("metrics") or ())),
-                ("local-steps", s.get("local-steps") == "function"),
+                ("local-steps", isinstance(s.get("local-steps"), str)),
                 ("schedule", isinstance(s.get("schedule"), str)),
             )
             if found

@@ -32,7 +32,6 @@ if TYPE_CHECKING:  # types that the command line can do without until something 
     from polyfed.threats import Attack, Rule
 
 SEED = Annotated[int, Limits(ge=0)]
-STEPS = Annotated[str, Words('an expression in the round k such as "ceil(k/20)" or "uniform(1, 10)"')]
 EACH = Annotated[Sequence[int], Words("a list with one number per client")]
 NAMED = Annotated[Mapping[str, int], Words("a table with one number per client")]
 WEIGHTS = Annotated[Sequence[float], Words("a list with one number per class")]
@@ -84,9 +83,8 @@ class Training(Table):
     local_epochs: int | None = setting(
         None, ge=1, le=COUNTED, doc="Passes over a client's data per round (1), unless local-steps is set."
     )
-    local_steps: COUNT | STEPS | EACH | NAMED | FUNCTION | None = setting(
-        None,
-        doc="Local steps per round instead of epochs: 5, ceil(k/20) in round k, uniform(1, 10), or one per client.",
+    local_steps: COUNT | EACH | NAMED | FUNCTION | None = setting(
+        None, doc="Local steps per round instead of epochs: one number, or one per client."
     )
     batch_size: BATCH | None = setting(32, doc="Samples per local step; full (None in Python): all of a client's.")
     augment: str | FUNCTION | None = setting(
@@ -193,7 +191,6 @@ class Training(Table):
         from polyfed.compute.augment import steps_of
         from polyfed.core.schedule import schedule_of
         from polyfed.metrics.scores import metrics_of
-        from polyfed.runs.expression import Expression
         from polyfed.threats import ATTACKS, RULES
 
         for name, registry in (("attack", ATTACKS), ("robust", RULES)):
@@ -219,7 +216,6 @@ class Training(Table):
         self.require(not self.cosine or self.warmup < self.cosine, "cosine", f"more than warmup = {self.warmup}")
         self.require(not self.cosine or self.rounds <= self.cosine, "rounds", f"at most cosine = {self.cosine}")
         # the small languages are read once, so that what is wrong with them is said here
-        self._read("local_steps", str, Expression, keep=True)
         self._read("augment", str, steps_of, keep=True)
         self._read("schedule", Mapping, lambda table: schedule_of(table, self.fraction, None), keep=True)
 
@@ -434,6 +430,7 @@ def training_of(training: Training | None, given: Mapping[str, Any]) -> Training
 
 def plain(value: Any) -> Any:
     """A setting's value as TOML can hold it: objects by their name and settings, functions by that word."""
+    from polyfed.compute.batches import Each
     from polyfed.core.schedule import Schedule
     from polyfed.threats import Attack, Rule, summary
 
@@ -446,7 +443,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, str | int | float | None):
         return value
     if callable(value):
-        return "function"
+        return str(value) if isinstance(value, Each) else "function"
     return [plain(v) for v in value] if is_list(value) else str(value).removeprefix("torch.")
 
 
