@@ -94,5 +94,5 @@ def unwatched() -> AbstractContextManager[object]:
 
 
 def is_batched(t: Tensor) -> bool:
-    """Whether a tensor inside `torch.func.vmap` differs from one of the vmapped to the next."""
+    """True for a tensor inside `torch.func.vmap` that differs from one of the vmapped to the next."""
     return is_batchedtensor(t)

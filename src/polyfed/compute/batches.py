@@ -67,7 +67,7 @@ class Each(ABC):
 
 @dataclass(frozen=True)
 class Work:
-    """How much a client does when it takes part.
+    """Amount of work of a client that takes part.
 
     epochs: passes over its data, or
     steps: number of local steps: an integer, a function of the round, or a rule per client (`Each`); then `epochs` is
@@ -168,12 +168,12 @@ class Batches:
 
     @property
     def full_batch(self) -> bool:
-        """Whether every step sees all of a client's samples."""
+        """True where every step sees all of a client's samples."""
         return self.work.batch_size is None
 
     @property
     def equal_steps(self) -> bool:
-        """Whether every client of the federation takes the same number of steps, by how the work is stated."""
+        """True where every client of the federation takes the same number of steps, by how the work is stated."""
         if isinstance(self.work.steps, Each):
             return self.work.steps.equal
         return self.full_batch or self.work.steps is not None

@@ -252,7 +252,7 @@ def _pairing(task: Task, tried: Sequence[Tensor], y: Tensor) -> tuple[int, list[
 
 
 def _slopes(task: Task, output: Tensor, y: Tensor) -> Tensor:
-    """What the loss changes by with every output."""
+    """Derivative of the loss by every output."""
     with torch.enable_grad():
         output = output.clone().requires_grad_()
         loss = task.criterion.mean(output, y)
@@ -314,7 +314,7 @@ def _few(split: Split) -> tuple[Tensor, Tensor]:
 
 
 def _probable(output: Tensor) -> bool:
-    """Whether outputs [b, C] are probabilities of C classes."""
+    """True where outputs [b, C] are probabilities of C classes."""
     return bool((output >= 0).all()) and bool(((output.sum(1) - 1).abs() < 1e-4).all())
 
 

@@ -64,7 +64,7 @@ def _whole(task: Task, kept: list[tuple[Tensor, Seen]], counts: np.ndarray) -> d
 def _scored(
     task: Task, w: Tensor, split: Split, clients: np.ndarray, kept: list[tuple[Tensor, Seen]] | None
 ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    """What `metrics` adds up: (rows of w, values to add to those rows), together covering every sample once.
+    """Yield what `metrics` adds up: (rows of w, values to add to those rows), together covering every sample once.
 
     One model for all clients (rows that are views of one vector) takes a few large passes over all samples; models
     that can be computed together go in chunks of similar clients; any other goes client by client.
@@ -116,7 +116,7 @@ def _scored(
 
 
 def per_sample(task: Task, w: Tensor, x: Tensor, y: Tensor, unit: Tensor | None = None) -> dict[str, Tensor]:
-    """What every sample adds to the metrics: their mean is the metric; see `terms` for those that are no means.
+    """Return what every sample adds to the metrics: their mean is the metric; see `terms` for those that are no means.
 
     Parameters
     ----------

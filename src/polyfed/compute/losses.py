@@ -146,6 +146,6 @@ class Criterion:
 
 
 def column(output: Tensor, target: Tensor) -> bool:
-    """Whether one of the two is [b, 1] and the other [b], or both with the same axes between."""
+    """True where one of the two is [b, 1] and the other [b], or both with the same axes between."""
     a, b = output.shape, target.shape
     return a == (*b, 1) or b == (*a, 1)

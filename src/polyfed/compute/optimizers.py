@@ -42,7 +42,7 @@ class Optimizer:
 
     @property
     def plain(self) -> bool:
-        """Whether a step is lr times the direction, and no more."""
+        """True where a step is lr times the direction, and no more."""
         return self.name == "sgd" and self.clip_norm is None
 
     def start(self, w: Tensor, only: Tensor | None = None) -> Advance:

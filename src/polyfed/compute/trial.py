@@ -155,7 +155,7 @@ def train_twice(
     evaluate: Callable[[], Tensor],
     who: str,
 ) -> bool:
-    """Whether the model draws random numbers. Raises ModelError for what no key can make repeatable.
+    """True where the model draws random numbers. Raises ModelError for what no key can make repeatable.
 
     step: one training pass -> (output, loss)     evaluate: outputs in evaluation mode
     """

@@ -58,7 +58,7 @@ class Schedule(Configured):
         raise NotImplementedError
 
     def late(self, n: int) -> bool:
-        """Whether replies may be taken in a later turn than their message was sent in.
+        """True where replies may be taken in a later turn than their message was sent in.
 
         Parameters
         ----------
@@ -73,7 +73,7 @@ class Schedule(Configured):
         return False
 
     def replies(self, n: int) -> int:
-        """How many replies the server takes at a time; about, where their number is drawn.
+        """Number of replies that the server takes at a time; about, where it is drawn.
 
         Parameters
         ----------
@@ -119,7 +119,7 @@ class Uniform(Schedule):
     fraction: float = setting(1.0, gt=0, le=1, doc="Share of the clients.")
 
     def size(self, n: int) -> int:
-        """How many clients take part in a round.
+        """Number of clients that take part in a round.
 
         Parameters
         ----------
@@ -405,7 +405,7 @@ class Arrivals(Schedule):
         return 1
 
     def dispatch(self, seed: int, t: int, keys: np.ndarray, busy: np.ndarray) -> np.ndarray:
-        """Who is sent a message at the start of a turn: drawn among those at rest.
+        """Draw who is sent a message at the start of a turn, among those at rest.
 
         Parameters
         ----------

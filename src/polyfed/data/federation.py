@@ -201,7 +201,7 @@ class Federation:
     # looking at it
 
     def summary(self) -> "pd.DataFrame":
-        """How many samples each client has.
+        """Tabulate how many samples each client has.
 
         Returns
         -------
@@ -225,7 +225,7 @@ class Federation:
         return pd.DataFrame(table)
 
     def describe(self) -> dict[str, Any]:
-        """What a run folder keeps of the data.
+        """Describe the data for a run folder.
 
         Returns
         -------
@@ -776,7 +776,7 @@ def _split(
 
 
 def _rows(split: Split, rows: list[np.ndarray]) -> Split:
-    """Of every client, only the rows at the given positions."""
+    """Take only the rows at the given positions of every client."""
     starts = split.offsets[:-1]
     index = torch.from_numpy(np.concatenate([a + r for a, r in zip(starts, rows, strict=True)]).astype(np.int64))
     offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])])

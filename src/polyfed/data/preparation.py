@@ -35,7 +35,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What numbers are filled, shifted and scaled with, one entry per column. target: shift and scale, or None."""
+    """Numbers to fill, shift and scale with, one entry per column. target: shift and scale, or None."""
 
     fill: list[float]
     shift: list[float]
@@ -45,7 +45,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Preparation:
-    """How rows become inputs, and outputs answers.
+    """Recipe by which rows become inputs, and outputs answers.
 
     Parameters
     ----------
@@ -381,7 +381,7 @@ class Preparation:
 
     @classmethod
     def read(cls, found: Any, where: str) -> "Preparation":
-        """What `dump` gave.
+        """Read back what `dump` returned.
 
         Parameters
         ----------

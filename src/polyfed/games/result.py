@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @checked
 @dataclass(frozen=True, eq=False)
 class Coalitions:
-    """Who gains from whom.
+    """Result of `coalitions`: who gains from whom.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ class Coalitions:
         return found.reindex(index=list(self.names), columns=list(self.names))
 
     def tables(self) -> "list[Table]":
-        """Who helps whom, the clients, the partitions and the methods held against them, as they are printed."""
+        """Tables as they are printed: who helps whom, the clients, the partitions and the methods held against them."""
         from polyfed.games.show import tables
 
         return tables(self)

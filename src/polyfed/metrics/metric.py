@@ -40,7 +40,7 @@ class Seen:
 
     @cached_property
     def kind(self) -> Kind | None:
-        """What is predicted: classes, numbers (one output per number) or a risk (survival); None: none of these."""
+        """Kind of target: classes, numbers (one output per number) or a risk (survival); None: none of these."""
         y, each = self.target, self.output.numel() == len(self.target)
         single = self.output.numel() == y.numel()
         if y.is_floating_point():
@@ -127,7 +127,7 @@ TERMS = Setting(
 @checked
 @dataclass(frozen=True)
 class Metric(Configured):
-    """How good a client's model is on the client's samples, as one number."""
+    """A measure of how good a client's model is on the client's samples, as one number."""
 
     name: str = setting(doc="What it is called in files and tables.")
     unit: str = setting(
@@ -177,12 +177,12 @@ class Metric(Configured):
 
     @property
     def span(self) -> float:
-        """How far apart two values can be."""
+        """Largest distance of two values."""
         return math.inf if self.least is None or self.most is None else self.most - self.least
 
     @property
     def pooled(self) -> bool:
-        """Whether its value on all samples together is the mean over clients, weighted by their samples."""
+        """True where its value on all samples together is the mean over clients, weighted by their samples."""
         return self.per == "sample" and not self.root
 
     @property
@@ -212,7 +212,7 @@ class Metric(Configured):
         return self.sign * given if self.sign else -abs(given - self.aim)
 
     def fits(self, seen: Seen) -> bool:
-        """Whether it can be computed from such outputs and targets.
+        """True where it can be computed from such outputs and targets.
 
         Parameters
         ----------

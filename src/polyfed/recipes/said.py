@@ -77,7 +77,7 @@ def ordered(
 
 
 def claims_table(claims: Sequence[Claim]) -> Table:
-    """What was claimed, and what our runs say: each for itself, and all of the table together."""
+    """Tabulate what was claimed, and what our runs say: each for itself, and all of the table together."""
     marks = {True: "gain", False: "loss", None: "quiet"}
     p = np.array([c.p for c in claims], dtype=float)
     count, clear = int(np.isfinite(p).sum()), intervals.holm(p)

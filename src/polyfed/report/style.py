@@ -65,7 +65,7 @@ def canvas(width: float = 4.7, height: float = 3.3, rows: int = 1, **grid: Any) 
 
 
 class Look(NamedTuple):
-    """How one method is drawn, in every figure of a study."""
+    """Style of one method in every figure of a study."""
 
     color: str
     marker: str

@@ -67,7 +67,7 @@ class Table(Configured):
 @checked
 @dataclass(frozen=True)
 class Training(Table):
-    """How a run trains. Every setting has a default; `polyfed config` lists them with their meaning.
+    """Settings of how a run trains. Each has a default; `polyfed config` lists them with their meaning.
 
     Values may be given as an experiment file has them (`dtype="float64"`, `attack={"name": "sign-flip"}`) or as the
     objects that they name. A value that does not fit is a ConfigError of one line.
@@ -105,12 +105,12 @@ class Training(Table):
         0.0, ge=0, le=COUNTED, doc="Adds weight-decay/2 ||w||^2 to every client's loss; with adamw it is decoupled."
     )
     optimizer: Literal["sgd", "momentum", "adam", "adamw"] = setting(
-        "sgd", doc="Takes the local steps, of the method's lr; its memory starts anew with every local solve."
+        "sgd", doc="Local optimiser; uses the method's lr and restarts with every local solve."
     )
-    momentum: float | None = setting(None, ge=0, lt=1, doc="Of the optimizer momentum (0.9).")
-    beta1: float | None = setting(None, ge=0, lt=1, doc="Of adam and adamw: memory of the direction (0.9).")
-    beta2: float | None = setting(None, ge=0, lt=1, doc="Of adam and adamw: memory of its square (0.999).")
-    eps: float | None = setting(None, gt=0, le=COUNTED, doc="Of adam and adamw: added to the divisor (1e-8).")
+    momentum: float | None = setting(None, ge=0, lt=1, doc="Momentum, for optimizer momentum (0.9).")
+    beta1: float | None = setting(None, ge=0, lt=1, doc="Memory of the direction, for adam and adamw (0.9).")
+    beta2: float | None = setting(None, ge=0, lt=1, doc="Memory of its square, for adam and adamw (0.999).")
+    eps: float | None = setting(None, gt=0, le=COUNTED, doc="Added to the divisor, for adam and adamw (1e-8).")
     clip_norm: float | None = setting(
         None, gt=0, le=COUNTED, doc="Longest direction of a local step; longer ones are scaled down, client by client."
     )
@@ -146,8 +146,7 @@ class Training(Table):
         ge=0,
         le=COUNTED,
         decides=False,
-        doc="Rounds between evaluations. The last round is always evaluated; 0: only the last. Default: 1 where "
-        "evaluating is cheap, else so many that it takes at most a tenth of the arithmetic of training.",
+        doc="Evaluate every N rounds; 0: only at the end. Default: as often as costs at most 10 % of training.",
     )
     checkpoint_every: int | None = setting(
         None,
@@ -168,9 +167,9 @@ class Training(Table):
         doc="Threads, or actors with engine = ray. Default: planned for this machine.",
     )
     engine: Literal["local", "ray"] = setting(
-        "local", decides=False, doc="What runs clients: local, this process; ray, actors here or on a cluster."
+        "local", decides=False, doc="Where clients run: local, in this process; ray, in actors here or on a cluster."
     )
-    address: str | None = setting(None, decides=False, doc="Of a Ray cluster. Default: actors on this machine.")
+    address: str | None = setting(None, decides=False, doc="Address of a Ray cluster. Default: start actors here.")
 
     @classmethod
     def scope(cls) -> dict[str, Any]:
@@ -247,7 +246,7 @@ class Training(Table):
 
     @property
     def step_sizes(self) -> StepSizes:
-        """How local step sizes change over the rounds.
+        """Local step sizes over the rounds.
 
         Returns
         -------
@@ -304,7 +303,7 @@ class Training(Table):
         return {"batch-size": "full"} | super().dump()
 
     def schedule_for(self, names: Sequence[str]) -> Schedule:
-        """Who takes part and when.
+        """Return the schedule: who takes part and when.
 
         Parameters
         ----------
@@ -399,7 +398,7 @@ class Model(Table):
 
 @dataclass(frozen=True)
 class Search(Table):
-    """How `tune` tries values of one numeric setting of a method."""
+    """Settings of how `tune` tries values of one numeric setting of a method."""
 
     regime: Literal["warm", "cold", "both"] | None = setting(
         None,

@@ -74,7 +74,7 @@ class Ladder:
         return value
 
     def at_edge(self, tried: Sequence[float], value: float) -> bool:
-        """Whether nothing above or nothing below a value has been tried, and the setting does not end there."""
+        """True where nothing above or nothing below a value has been tried, and the setting does not end there."""
         if len(self.values) < 2:
             return False
         above, below = any(v > value for v in tried), any(v < value for v in tried)
@@ -82,7 +82,7 @@ class Ladder:
 
 
 def by_ratio(end: float, a: float, b: float) -> bool:
-    """Whether the ratios of b, a, end differ by less than their steps do."""
+    """True where the ratios of b, a, end differ by less than their steps do."""
     if min(end, a, b) <= 0:
         return False
     steps, ratios = sorted((abs(end - a), abs(a - b))), sorted((abs(math.log(end / a)), abs(math.log(a / b))))
@@ -91,7 +91,7 @@ def by_ratio(end: float, a: float, b: float) -> bool:
 
 @dataclass(frozen=True)
 class Climbed:
-    """What `climb` found.
+    """Result of `climb`.
 
     best: the values of the best trial     tried: {values: score} in the order of the trials
     edges: at how many settings the choice is at an edge; more than none where the trials were too few
@@ -190,7 +190,7 @@ class _Way:
         return found
 
     def edge(self, k: int) -> bool:
-        """Whether the place is at an edge of setting k."""
+        """True where the place is at an edge of setting k."""
         others = (*self.at[:k], *self.at[k + 1 :])
         line = [place[k] for place in self.tried if (*place[:k], *place[k + 1 :]) == others]
         return self.ladders[k].at_edge(line, self.at[k])

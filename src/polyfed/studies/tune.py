@@ -225,7 +225,7 @@ class _Leg(NamedTuple):
         return -math.inf if math.isnan(mean) else mean  # no client has the metric
 
     def drops(self, best: "_Leg") -> bool:
-        """Whether this leg is worse than the best one by more than two standard errors, paired over the clients."""
+        """True where this leg is worse than the best one by more than two standard errors, paired over the clients."""
         d = best.scores - self.scores
         d = d[~np.isnan(d)]
         return not len(d) or d.mean() > 2 * (d.std(ddof=1) / math.sqrt(len(d)) if len(d) > 1 else 0.0)
