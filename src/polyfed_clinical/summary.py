@@ -1,4 +1,4 @@
-"""What a federated regression found: coefficients with intervals, heterogeneity, meta-analysis and cost, as a table."""
+"""Result of a federated regression: coefficients with intervals, heterogeneity, meta-analysis and cost, as a table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

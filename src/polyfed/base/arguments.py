@@ -130,8 +130,8 @@ def _classes(hint: Any) -> tuple[type, ...]:
 def answer(
     what: str, function: Callable[..., Any], *given: Any, takes: Any = Any, through: tuple[type[Exception], ...] = ()
 ) -> Any:
-    """Return what a user's function gives, as the type `takes`. Raises ConfigError, which names the function, where it fails
-    or gives something else.
+    """Return what a user's function gives, as the type `takes`. Raises ConfigError, which names the function, where it
+    fails or gives something else.
 
     what: the setting that the function is     through: errors of the function's own that mean something to the caller
     """

@@ -1,4 +1,4 @@
-"""What the stubs of torch and numpy leave without types, or under a private name, typed once."""
+"""Types for what the stubs of torch and numpy leave without, or under a private name."""
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 

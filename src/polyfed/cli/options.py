@@ -1,4 +1,4 @@
-"""How a command is declared: a class whose docstring is its help and whose fields are its arguments and options.
+"""Declaration of commands: each is a class whose docstring is its help and whose fields are its arguments and options.
 
     class Leave(Command, takes=("out", "quiet")):
         \"""Train again without some clients, ...\"""

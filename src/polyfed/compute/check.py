@@ -1,4 +1,4 @@
-"""Whether a model, its loss and its metrics fit the samples, found by trying them on a few before anything is run."""
+"""Check that a model, its loss and its metrics fit the samples, by trying them on a few before anything is run."""
 
 import logging
 import warnings

@@ -1,4 +1,4 @@
-"""How models do on clients' samples: the mean loss and every metric of a task, exactly, in few passes."""
+"""Scores of models on clients' samples: the mean loss and every metric of a task, exactly, in few passes."""
 
 import itertools
 from collections.abc import Iterator, Sequence

@@ -228,7 +228,7 @@ class Attempt:
             loop.engine.abandon()
 
     def _turn(self) -> tuple[Turn, list[Flight]]:
-        """Clients that are sent a message, and those whose replies are taken: the first to come, where that is left open.
+        """Clients that are sent a message, and those whose replies are taken: the first to come, where it is left open.
 
         Then also the messages that nobody answers.
         """

@@ -1,5 +1,5 @@
-"""Who takes part and when. A schedule turns (round, seed) into the clients that are sent a message and those whose
-replies are taken; in synchronous training both are the round's cohort.
+"""Schedules: who takes part and when. A schedule turns (round, seed) into the clients that are sent a message and those
+whose replies are taken; in synchronous training both are the round's cohort.
 """
 
 import csv
@@ -195,7 +195,7 @@ class Delays(Configured):
     table: ClassVar[str] = "delays"
     kind: Literal["uniform", "log-normal"] = setting(
         "uniform",
-        doc="Of the draw: uniform between `low` and `high`, or log-normal with median `low` and shape `high`.",
+        doc="Distribution: uniform between `low` and `high`, or log-normal with median `low` and shape `high`.",
     )
     low: float = setting(0.0, ge=0, le=1e9, doc="Its parameters, in seconds except for the shape.")
     high: float = setting(0.0, ge=0, le=1e9, doc="Its parameters, in seconds except for the shape.")
@@ -324,7 +324,7 @@ class Timed(Schedule):
     """A synchronous schedule on a virtual clock: a round lasts as long as its slowest participant."""
 
     schedule: Schedule = setting(doc="Who takes part.")
-    delays: Delays = setting(doc="How long each takes.")
+    delays: Delays = setting(doc="Time that each takes.")
 
     def replies(self, n: int) -> int:
         return self.schedule.replies(n)
@@ -353,7 +353,7 @@ class Asynchronous(Schedule):
     they are worked out again from the first.
     """
 
-    delays: Delays = setting(doc="How long each client takes.")
+    delays: Delays = setting(doc="Time that each client takes.")
     concurrency: int | None = setting(None, ge=1, doc="Clients at work at any time; none: all.")
     _memo: Memo = field(default_factory=Memo, compare=False, repr=False)
 

@@ -354,7 +354,7 @@ class Pathological(Partitioner):
         doc='"equal"; "random": in the ratio of draws from 0.1 to 1; or "rest": each holder but the last gets 0.1 '
         "to 1 times the equal share, the last one all that is left.",
     )
-    order: Literal["random", "label"] = setting("random", doc='Of the classes: "random" or "label".')
+    order: Literal["random", "label"] = setting("random", doc='Order of the classes: "random" or "label".')
     word = "pathological"
     needs_labels = True
 

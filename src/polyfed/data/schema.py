@@ -1,4 +1,4 @@
-"""What a site says of its file before the first round, what follows from that for all sites, and the file prepared so.
+"""Descriptions of sites' files before the first round, what follows from them for all sites, and files prepared so.
 
 Only what must agree between sites is said: columns by name and kind, values of categories, labels, shapes, numbers of
 rows. A text that may identify a row is not said: of a column whose texts are all distinct, or more than `FEW`, only

@@ -1,4 +1,4 @@
-"""What a folder of coalitions says, from its run folders alone: every number is a combination of scores in them."""
+"""Results of a folder of coalitions, from its run folders alone: every number is a combination of scores in them."""
 
 import json
 import math

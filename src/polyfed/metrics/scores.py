@@ -290,8 +290,8 @@ Metrics = str | Metric | Callable[..., Any] | Sequence[Any]
 
 
 def metrics_of(given: Metrics | None) -> tuple[Metric, ...]:
-    """Read what was asked for as metrics: names ("auc,brier", or a list), metrics, functions (output, target) -> number,
-    and scikit-learn's scorers.
+    """Read what was asked for as metrics: names ("auc,brier", or a list), metrics, functions (output, target) ->
+    number, and scikit-learn's scorers.
 
     A name that is not known here may be one of a scikit-learn scorer. Raises ConfigError, in one line.
     """

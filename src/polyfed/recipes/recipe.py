@@ -1,4 +1,4 @@
-"""What a recipe is made of. It runs through a `Bench`, which keeps everything that is finished in the recipe's folder,
+"""Parts of a recipe. It runs through a `Bench`, which keeps everything that is finished in the recipe's folder,
 so that a second call continues where the first was cut off, and ends in an `Outcome`.
 """
 

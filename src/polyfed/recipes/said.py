@@ -1,4 +1,4 @@
-"""What recipes say: settings and whose they are, figures beside the printed ones, and claims with what decides them."""
+"""Tables of a recipe: settings and whose they are, figures beside the printed ones, claims and what decides them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple

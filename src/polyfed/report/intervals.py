@@ -1,4 +1,4 @@
-"""How sure a gain is: variances, intervals and power from what every test sample adds to it. Pure functions of arrays.
+"""Statistics of a gain: variances, intervals and power from what every test sample adds. Pure functions of arrays.
 
 A gain is method A's score minus method B's, on the same splits. `values` [splits, samples] is what each sample adds:
 its mean over a split's test samples is that split's gain, NaN where a sample was not tested. A score that is no mean,
@@ -219,8 +219,9 @@ def seen(found: Spread, share: float | None, splits: int, comparisons: int = 1) 
 
 @dataclass(frozen=True)
 class Needed:
-    """Effort that it takes to see a gain: the number of splits of the same samples, None where none is enough; and, with
-    the splits there are, how many times as many samples."""
+    """Effort that it takes to see a gain: the number of splits of the same samples, None where none is enough; and,
+    with the splits there are, how many times as many samples.
+    """
 
     splits: int | None
     times: float

@@ -1,4 +1,4 @@
-"""Who gains: what is known of differences between runs on the same splits, with intervals and an honest verdict.
+"""Differences between runs on the same splits, with intervals and an honest verdict.
 
 How an interval is made and what it covers is in `intervals`; docs/verdicts-statistics.md has its measured error rates.
 What a study of runs says by these rules is in `verdicts`.

@@ -1,4 +1,4 @@
-"""How figures look, and how they are written: as inline SVG for pages, or as files for papers.
+"""Style of figures, and how they are written: as inline SVG for pages, or as files for papers.
 
 Inline SVG takes ink, grid and series colours from CSS variables, so one figure serves light and dark pages.
 """

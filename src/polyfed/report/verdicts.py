@@ -157,8 +157,9 @@ class Verdicts:
         return self._gains[label, reference]
 
     def effort(self, label: str, reference: str) -> tuple[float, int | None, float] | None:
-        """Effort that it takes to see a small gain in the mean over clients, four times in five: (the gain, seeds or None
-        where none is enough, how many times as many samples with the present seeds); None: nothing is known of it."""
+        """Effort that it takes to see a small gain in the mean over clients, four times in five: (the gain, seeds or
+        None where none is enough, how many times as many samples with the present seeds); None: nothing is known of it.
+        """
         e = self.evidence(label, reference)[1]
         if e.why or e.spread.rare or not e.unit < math.inf:
             return None

@@ -1,4 +1,4 @@
-"""What a report says of the yardsticks: which methods do not beat what costs nothing, and what is an oracle."""
+"""Remarks on the yardsticks: which methods do not beat what costs nothing, and what is an oracle."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What a folder of results is made of: files that survive a power cut, a mark that says whose it is, a lock, and
+"""Folders of results: files that survive a power cut, a mark that says whose it is, a lock, and
 results from before that are kept aside until new ones are complete.
 
 `.polyfed` is mark and lock: a process that writes in the folder holds an flock on it, which ends with the process, and

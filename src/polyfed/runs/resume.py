@@ -1,5 +1,5 @@
-"""What a run goes on from: its own checkpoint, which has to belong to the same experiment on the same data; or another
-run, whose whole state it takes where the method is the same, and else the models of its clients.
+"""Starts of a run that goes on: from its own checkpoint, which has to belong to the same experiment on the same data;
+or from another run, whose whole state it takes where the method is the same, and else the models of its clients.
 """
 
 import dataclasses

@@ -78,7 +78,7 @@ class Trained(Deployed):
 
     @property
     def deploys(self) -> str:
-        """Kind of model that clients deploy: "common", which the server sends all, "own", trained alone, or "personal"."""
+        """Kind of model that clients deploy: "common", from the server; "own", trained alone; or "personal"."""
         everyone = self.round(np.arange(self.n))
         if type(self.algorithm).personal is Algorithm.personal:
             return "common" if "w" in self.algorithm.deployment(self.server, everyone).shared else "personal"

@@ -1,4 +1,4 @@
-"""What a search by `tune` has found, and its files: tune.toml, tune.csv and tune.svg, and its legs until it is over."""
+"""Result of a search by `tune`, and its files: tune.toml, tune.csv and tune.svg, and its legs until it is over."""
 
 import contextlib
 import csv
