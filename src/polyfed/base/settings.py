@@ -296,8 +296,3 @@ def is_mapping(value: Any) -> TypeGuard[Mapping[str, Any]]:
 def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
     """True for a list, a tuple or their like, but not for text."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
-
-
-def is_whole(value: Any) -> bool:
-    """True for an integer; True and False are none."""
-    return isinstance(value, int) and not isinstance(value, bool)

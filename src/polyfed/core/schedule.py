@@ -407,21 +407,9 @@ class Arrivals(Schedule):
     def dispatch(self, seed: int, t: int, keys: np.ndarray, busy: np.ndarray) -> np.ndarray:
         """Draw who is sent a message at the start of a turn, among those at rest.
 
-        Parameters
-        ----------
-        seed : int
-            The run's seed.
-        t : int
-            Turn, from 0.
-        keys : array
-            [n] client keys.
-        busy : array
-            Positions of the clients that are at work.
-
-        Returns
-        -------
-        array
-            Sorted positions of the clients.
+        seed: the run's seed     t: turn, from 0     keys: [n] client keys
+        busy: positions of the clients that are at work
+        Returns sorted positions of the clients.
         """
         return _dispatched(seed, t, keys, busy, min(self.concurrency or len(keys), len(keys)))
 
@@ -434,18 +422,7 @@ class Replay(Schedule):
 
     @classmethod
     def of(cls, ledger: Mapping[str, Any]) -> "Replay":
-        """From a run's ledger, as `Run.ledger` gives it.
-
-        Parameters
-        ----------
-        ledger : mapping of array
-            Its columns.
-
-        Returns
-        -------
-        Replay
-            As many turns as the ledger has; who was asked and did not answer is left out.
-        """
+        """The turns of a ledger, as `Run.ledger` gives it; clients that were asked and did not answer are left out."""
         taken, client, late, seconds = (np.asarray(ledger[key]) for key in ("round", "client", "staleness", "seconds"))
         there = (taken >= 0) & (seconds > 0)
         taken, client, sent = taken[there], client[there], (taken - late)[there]

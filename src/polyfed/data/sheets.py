@@ -129,17 +129,17 @@ def read(path: Path) -> Sheet:
     return Sheet(str(path), [line for line, _ in rows], columns, delimiter)
 
 
-def sheet_of(frame: object, where: str = "rows") -> Sheet:
+def sheet_of(frame: object) -> Sheet:
     """The rows of a DataFrame, as they would be read from a file."""
     import pandas as pd  # here, because it is slow to import
 
     if not isinstance(frame, pd.DataFrame):
-        raise DataError(f"{where}: found a {type(frame).__name__}, expected a pandas DataFrame")
+        raise DataError(f"rows: found a {type(frame).__name__}, expected a pandas DataFrame")
     names = [str(c) for c in frame.columns]
     if len(set(names)) < len(names):
-        raise DataError(f"{where}: two columns are called {next(n for n in names if names.count(n) > 1)!r}")
+        raise DataError(f"rows: two columns are called {next(n for n in names if names.count(n) > 1)!r}")
     text = {n: ["" if pd.isna(v) else _text(v) for v in frame.iloc[:, k].tolist()] for k, n in enumerate(names)}
-    return Sheet(where, list(range(2, len(frame) + 2)), text)
+    return Sheet("rows", list(range(2, len(frame) + 2)), text)
 
 
 def _text(value: object) -> str:

@@ -4,7 +4,6 @@ between evaluations.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,6 @@ from polyfed.compute.batches import Each, Work
 from polyfed.runs.training import plain
 
 FREE = 20_000_000  # products (samples times parameters) of an evaluation that takes about a millisecond
-INTEGER: type[Any] = np.integer
 LocalSteps = int | Sequence[int] | Mapping[str, int] | Callable[[int], int]
 
 
@@ -38,26 +36,24 @@ class Listed(Each):
 def local_steps_of(given: LocalSteps | None, names: Sequence[str]) -> int | Callable[[int], int] | Each | None:
     """The rule that `Work` takes.
 
-    names: [n] of the federation's clients; a list has one number for each, in this order, a table one by each name
-    Raises ConfigError for anything that is not a rule, a missing or unknown client, and a number below 1.
+    given: as `Training` has checked it     names: [n] of the federation's clients; a list has one number for each, in
+        this order, a table one by each name
+    Raises ConfigError for a missing or unknown client, and a number below 1.
     """
-    if given is None or callable(given):
+    if given is None or callable(given) or isinstance(given, int):
         return given
-    if isinstance(given, int) and not isinstance(given, bool):
-        return _count(given, "local_steps")
-    if isinstance(given, Mapping):
-        for name in given:
-            if name not in names:
-                raise ConfigError(f"local_steps: there is no client {name!r}{closest(str(name), names)}")
-        missing = [name for name in names if name not in given]
-        if missing:
-            raise ConfigError(f"local_steps: no number for client {missing[0]!r}, expected one for each")
-        return Listed({name: _count(given[name], f"local_steps of client {name!r}") for name in names})
-    if isinstance(given, Sequence | np.ndarray) and not isinstance(given, str):
+    if not isinstance(given, Mapping):
         if len(given) != len(names):
             raise ConfigError(f"local_steps: found {len(given)} numbers, expected one for each of {len(names)} clients")
-        return Listed({n: _count(v, f"local_steps of client {n!r}") for n, v in zip(names, given, strict=True)})
-    raise ConfigError(f"local_steps: found {given!r}, expected a number, a function or one number for each client")
+        given = dict(zip(names, given, strict=True))
+    if strange := next((name for name in given if name not in names), None):
+        raise ConfigError(f"local_steps: there is no client {strange!r}{closest(strange, names)}")
+    for name in names:
+        if name not in given:
+            raise ConfigError(f"local_steps: no number for client {name!r}, expected one for each")
+        if given[name] < 1:
+            raise ConfigError(f"local_steps of client {name!r}: found {given[name]}, expected an integer of at least 1")
+    return Listed(given)
 
 
 def recorded(rule: int | Callable[[int], int] | Each | None) -> int | str | dict[str, int] | None:
@@ -82,9 +78,3 @@ def between_evaluations(samples: int, counts: np.ndarray, keys: np.ndarray, work
             if 10 * samples <= 3 * rounds * trained:
                 break
     return rounds
-
-
-def _count(value: Any, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, INTEGER)) or value < 1:
-        raise ConfigError(f"{what}: found {value!r}, expected an integer of at least 1")
-    return int(value)

@@ -23,14 +23,8 @@ At = tuple[float, ...]
 class Ladder:
     """The values of one setting, and how they go on beyond either end.
 
-    Parameters
-    ----------
-    values : tuple of float
-        Rising.
-    limits : Limits
-        Where the setting ends: a choice of that value is not at an edge.
-    whole : bool
-        Whether it takes integers alone.
+    values: rising     limits: where the setting ends: a choice of that value is not at an edge
+    whole: whether it takes integers alone
     """
 
     values: tuple[float, ...]
@@ -109,19 +103,9 @@ def climb(score: Callable[[At], float], ladders: Sequence[Ladder], trials: int) 
     the best the search goes on to where no neighbour is better, beyond the ladders if need be; the trials that are left
     halve the steps around the best.
 
-    Parameters
-    ----------
-    score : callable
-        Values, one per ladder -> what validation says of them, the higher the better; minus infinity: diverged.
-    ladders : sequence of Ladder
-        One per setting.
-    trials : int
-        How many different values are tried.
-
-    Returns
-    -------
-    Climbed
-        The choice, the trials, and how many edges are left.
+    score: values, one per ladder -> what validation says of them, the higher the better; minus infinity: diverged
+    ladders: one per setting     trials: how many different values are tried
+    Returns the choice, the trials, and how many edges are left.
     """
     way = _Way(score, ladders, trials)
     for k, ladder in enumerate(ladders):

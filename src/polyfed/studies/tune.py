@@ -170,17 +170,7 @@ def tune(
 def held_out(federation: Federation, seed: int) -> Federation:
     """A federation with validation samples: its own, or `VALIDATION` of its training samples.
 
-    Parameters
-    ----------
-    federation : Federation
-        The clients and their data.
-    seed : int
-        Of the draw.
-
-    Returns
-    -------
-    Federation
-        With a note where what is held out had a part in preparing the inputs.
+    It has a note where what is held out had a part in preparing the inputs.
     """
     if federation.validation is not None and len(federation.validation.x):
         return federation
