@@ -81,7 +81,7 @@ class Run(Result):
         return report.sentence(name, self.status, self.rounds, clients, self.final, self.metric)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the answer, a table of the clients, the history."""
+        """Show the answer, a table of the clients and the history in a notebook."""
         return report.cell(repr(self), self.outline.names, self.final, self.metric, self.history)
 
     def save(self, folder: str | Path) -> Path:

@@ -37,7 +37,7 @@ FINE, ENDLESS, SINGULAR, CONSTANT = range(4)  # what became of a fit
 
 
 class Design(NamedTuple):
-    """What the server knows after the sites' sums, and sends back: means and deviations of the columns; target: [2]
+    """State of the server after the sites' sums, sent back to them: means and deviations of the columns; target: [2]
     those of a linear model's target, else [0]."""
 
     mean: Tensor
@@ -51,12 +51,12 @@ class Design(NamedTuple):
 
     @property
     def unit(self) -> float:
-        """What one of `targets` is in the target as given."""
+        """Size of 1 of `targets` in the target as given."""
         return float(self.target[1]) if len(self.target) else 1.0
 
     @property
     def zero(self) -> float:
-        """What 0 of `targets` is in the target as given."""
+        """Value of 0 of `targets` in the target as given."""
         return float(self.target[0]) if len(self.target) else 0.0
 
     def targets(self, y: Tensor) -> Tensor:
@@ -418,7 +418,7 @@ def _labels(columns: Sequence[str | int] | None, width: int) -> list[str]:
 
 
 def _check(site: Site, model: Model, columns: Sequence[str]) -> None:
-    """What a site can see for itself: gaps, and targets that the model does not have."""
+    """Refuse what a site can see for itself: gaps, and targets that the model does not have."""
     where, (y, second) = f"site {site.name!r}", site.target.T
     if bool((bad := ~site.x.isfinite()).any()):
         row, column = (int(k) for k in bad.nonzero()[0])

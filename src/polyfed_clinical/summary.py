@@ -1,4 +1,4 @@
-"""What a federated regression found: coefficients with intervals, heterogeneity, meta-analysis and cost, as a table."""
+"""Result of a federated regression: coefficients with intervals, heterogeneity, meta-analysis and cost, as a table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -185,7 +185,7 @@ class ClinicalFit:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What must be known beside the table: what was modelled, the sites left out, how far it came, its price."""
+        """Notes beside the table: what was modelled, the sites left out, how far it came, its price."""
         without = [f"{name} ({row['why']})" for name, row in self.sites.to_dict("index").items() if not row["meta"]]
         up, down = (int(self.bytes[way].to_numpy().max()) for way in ("up", "down"))
         found = [*([self.about] if self.about else []), f"log-likelihood {self.loglik:.4f}"]
@@ -201,7 +201,7 @@ class ClinicalFit:
 
     @property
     def arrived(self) -> bool:
-        """Whether `left` is at most 0.01 standard errors: else there are no intervals and p values."""
+        """True where `left` is at most 0.01 standard errors: else there are no intervals and p values."""
         return self.left <= ARRIVED
 
     @property

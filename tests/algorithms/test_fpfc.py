@@ -314,8 +314,8 @@ def test_two_legs_are_one(shared):
     def fit(rounds, **settings):
         fpfc = pf.FPFC(0.05, lam=0.5, shared_layers=shared)
         return pf.fit(
-            model, fed, fpfc, rounds=rounds, loss="mse", fraction=0.5, local_steps="1 + k//4", batch_size=4,
-            lr_decay=0.9, lr_decay_every=3, **settings,
+            model, fed, fpfc, rounds=rounds, loss="mse", fraction=0.5, local_steps=lambda t: 1 + (t + 1) // 4,
+            batch_size=4, lr_decay=0.9, lr_decay_every=3, **settings,
         )  # fmt: skip
 
     one, two = fit(20), fit(11, start=fit(9))

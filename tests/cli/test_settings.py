@@ -41,14 +41,13 @@ def test_local_epochs_on_the_command_line_replace_local_steps_of_the_file(tmp_pa
     assert (found.local_epochs, found.local_steps) == (2, None)
 
 
-@pytest.mark.parametrize("steps", [3, "ceil(k/2)", "uniform(1, 4)"])
-def test_local_steps_are_recorded_and_resumed(cli, tmp_path, steps):
+def test_local_steps_are_recorded_and_resumed(cli, tmp_path):
     """Stopped after two rounds and taken up from its config.toml, a run ends where it ends without the stop."""
-    words = ["--local-steps", steps, "--batch-size", 8, "--algorithm", "fedavg", "--seeds", 1, "--quiet"]
+    words = ["--local-steps", 3, "--batch-size", 8, "--algorithm", "fedavg", "--seeds", 1, "--quiet"]
     assert cli("run", *words, "--rounds", 5, "--out", "whole").status == 0
     assert cli("run", *words, "--rounds", 2, "--out", "cut").status == 0
     config = tmp_path / "cut" / "config.toml"
-    assert resolve(config).settings.local_steps == steps
+    assert resolve(config).settings.local_steps == 3
     assert cli("resume", "cut", "--rounds", 5, "--quiet").status == 0
     whole, cut = (load_file(tmp_path / f / "models" / "common.safetensors") for f in ("whole", "cut"))
     assert all((whole[k] == cut[k]).all() for k in whole)
@@ -185,10 +184,9 @@ WRONG = [
     (["run", "--fraction", "0"], 2, ["fraction", "0", "above 0 and at most 1"]),
     (["run", "--fraction", "1.5"], 2, ["fraction", "1.5", "at most 1"]),
     (["run", "--batch-size", "half"], 2, ["batch-size", "'half'", "full"]),
-    (["run", "--local-steps", "0"], 2, ["local-steps", "0", "at least 1", "ceil(k/20)", "uniform(1, 10)"]),
-    (["run", "--local-steps", "ten"], 2, ["local-steps", "ten", "ceil(k/20)", "uniform(1, 10)"]),
-    (["run", "--local-steps", "unifrom(1, 3)"], 2, ["local-steps", "unifrom", "floor, min, max, sqrt, uniform"]),
-    (["run", "steps.toml"], 2, ["steps.toml: local-steps", "uniform(0, 2)", "at least 1"]),
+    (["run", "--local-steps", "0"], 2, ["local-steps", "0", "at least 1"]),
+    (["run", "--local-steps", "ten"], 2, ["local-steps", "ten", "one number per client"]),
+    (["run", "steps.toml"], 2, ["steps.toml: local-steps", "ceil(k/2)", "one number per client"]),
     (["run", "--set", "local-steps=[1, 2]"], 2, ["2 numbers", "4 clients"]),
     (["run", "--set", "augment=mirror"], 2, ["augment", "'mirror'", "flip+crop:4"]),
     (["run", "--set", "augment=flip"], 2, ["augment", "images", "[10]"]),
@@ -235,7 +233,7 @@ WRONG = [
 @pytest.mark.parametrize(("words", "status", "named"), WRONG, ids=[" ".join(w[0]) for w in WRONG])
 def test_what_is_wrong_is_said_in_one_line(cli, tmp_path, file, words, status, named):
     (tmp_path / "bad.toml").write_text("rounds = = 3\n")
-    (tmp_path / "steps.toml").write_text('local-steps = "uniform(0, 2)"\n')
+    (tmp_path / "steps.toml").write_text('local-steps = "ceil(k/2)"\n')
     (tmp_path / "typo.toml").write_text('[data]\npartitoin = "iid"\n')
     (tmp_path / "deep.toml").write_text(f"x = {'[' * 5000}{']' * 5000}\n")
     (tmp_path / "nul.toml").write_text('[model]\nfile = "a\\u0000.py"\nname = "N"\n')

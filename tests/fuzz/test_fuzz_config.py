@@ -26,7 +26,7 @@ DELAYS = [
     "uniform",
     "uniform:a,b",
 ]
-STEPS = ["ceil(k/2)", "uniform(1, 3)", "uniform(3, 1)", "10**40", "k**k**k", "1/0"]
+STEPS = ["ceil(k/2)", [1, 2], {"cleveland": 3}]
 AUGMENT = ["flip", "crop:1", "flip+crop:4,p=0.5", "crop:-1", "flip:2", "flip,p=1,p=1"]
 MODEL_KEYS = sorted({key for name in MODELS for key in options(name)} | {"hiden", "file"})
 

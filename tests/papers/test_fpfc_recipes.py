@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.colors import to_hex
+from scipy.stats import chisquare
 
 import polyfed as pf
 from polyfed.algorithms.fpfc import FPFC
+from polyfed.base.randomness import client_keys
 from polyfed.recipes import Bench, find
 from polyfed.recipes.recipe import grouping_of
 from polyfed_papers import fpfc as problems
 from polyfed_papers.fpfc import HIDDEN, Problem, even, figure1, methods, newcomers, steps, table1, warmup
 from polyfed_papers.fpfc.asynchronous import Blended
 from polyfed_papers.fpfc.methods import ANGLES, METHODS, by_validation, choices, nine
+from polyfed_papers.fpfc.sensitivity import Uneven
 
 NUMBERS = [f"fpfc/{kind}" for kind in (
     "figure1", "figure3", "figure4", "figure5", "figure6", "figure7", "figure8", "figure9", "figure-e1", "figure-e2",
@@ -191,3 +194,30 @@ def test_figure_9_looks_at_its_three_rules_in_one_round(every, rounds, monkeypat
     steps.three(Asked(), problem(FPFC(0.1)), every, rounds)
     assert all(rounds % s["evaluate_every"] == 0 and s["rounds"] >= rounds for s in asked)
     assert [s["rounds"] for s in asked] == [rounds, *(steps.total(every, rounds) // T for T in (10, 5))]
+
+
+@pytest.mark.parametrize("most", [2, 10])
+def test_drawn_steps_are_uniform_over_clients_and_over_rounds(most):
+    """Chi-square of the draws, over 2000 clients of one round and over 2000 rounds of one client."""
+    rule = Uneven(1, most)
+    keys = client_keys([f"client-{i}" for i in range(2000)])
+    over_clients = rule(3, 5, keys)
+    over_rounds = np.concatenate([rule(3, t, keys[:1]) for t in range(2000)])
+    for drawn in (over_clients, over_rounds):
+        counts = np.bincount(drawn, minlength=most + 1)
+        assert counts[0] == 0
+        assert len(counts) == most + 1
+        assert chisquare(counts[1:]).pvalue > 1e-3
+    assert not np.array_equal(over_clients, rule(4, 5, keys))
+    # neighbouring rounds and clients are independent: the pairs are uniform too
+    pairs = np.bincount((over_rounds[1:] - 1) * most + over_rounds[:-1] - 1, minlength=most**2)
+    assert chisquare(pairs).pvalue > 1e-3
+    assert np.array_equal(Uneven(24, most)(3, 5, keys), 24 * over_clients)
+
+
+def test_growing_steps_are_the_papers():
+    """Figure 9: T = ceil(k / 20) in round k = 1, 2, ...: 10,018 steps in 623 rounds."""
+    rule, one = steps.Growing(20), client_keys(["a"])
+    each = [int(rule(0, t, one)[0]) for t in range(623)]
+    assert each[:41] == [1] * 20 + [2] * 20 + [3]
+    assert sum(each) == steps.total(20, 623)

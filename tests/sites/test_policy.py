@@ -259,13 +259,6 @@ def test_what_a_policy_forbids_is_refused_by_its_name_at_both_ends(key, case, da
     assert not any(m.tensors for m in heard.said)
 
 
-def test_local_steps_that_grow_are_held_to_the_policy_in_every_round(data, tmp_path):
-    steps = {"local-steps": "k", "local-epochs": "none", "rounds": 3}
-    _, _, end = run(tmp_path, data, Policy(most_steps=2), CLIENT, **steps)
-    assert "round 2: 0 of 2 sites have answered" in end
-    assert "is asked for 3 local steps; its policy has most-steps = 2" in end
-
-
 def test_runs_on_one_file_are_counted_over_the_vaults_of_a_folder(data, tmp_path):
     policy = Policy(most_runs=2)
     for k in range(3):

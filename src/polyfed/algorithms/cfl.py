@@ -123,7 +123,7 @@ class CFL(Clustered):
         return server["cluster"]
 
     def _counts(self, round):
-        """Whether this exchange only tells the server how many samples everyone has."""
+        """True where this exchange only tells the server how many samples everyone has."""
         return self.absent == "zero" and round.t == 0 == round.phase
 
     def downlink(self, server, round):

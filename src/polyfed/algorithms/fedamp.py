@@ -48,7 +48,7 @@ def _rows(W: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 class Mixed(Personal, abstract=True):
-    """What the two have in common: the server keeps n models and sends each client its own mixture u_i of them."""
+    """Base of FedAMP and HeurFedAMP: the server keeps n models and sends each client its own mixture u_i of them."""
 
     lr: float
 

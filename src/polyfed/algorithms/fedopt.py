@@ -14,7 +14,7 @@ from polyfed.core.algorithm import Algorithm
 
 @dataclass(frozen=True)
 class Adaptive(Algorithm, abstract=True):
-    """What FedAdagrad, FedAdam and FedYogi share: all of Algorithm 2 but the second moment v."""
+    """The common part of FedAdagrad, FedAdam and FedYogi: all of Algorithm 2 but the second moment v."""
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
     server_lr: float = setting(0.1, ge=0, source="ours", doc="Step size of the server.")

@@ -53,7 +53,7 @@ class IFCA(Alternating):
         return Needs(first=2 if self.restarts > 1 else 1, plain_sgd=why if self.averaging == "gradient" else "")
 
     def _compares(self, t, phase=0):
-        """Whether this exchange is the one that compares starts."""
+        """True in the exchange that compares starts."""
         return self.restarts > 1 and t == phase == 0
 
     def init_server(self, task, w0, n):

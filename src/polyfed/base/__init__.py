@@ -1,1 +1,1 @@
-"""What everything stands on: errors, settings, randomness, checkpoints."""
+"""The ground floor: errors, settings, randomness, checkpoints."""

@@ -41,19 +41,8 @@ def lengthened(table: Tensor, count: int, most: int) -> Tensor:
     On the CPU the first call reserves room for `most` rows, in huge pages where the system has them. It becomes memory
     only as it is written to. Elsewhere, and where no room can be had, the rows are copied.
 
-    Parameters
-    ----------
-    table : Tensor
-        [k, q] without gaps.
-    count : int
-        How many rows are added.
-    most : int
-        How many rows the table may come to have.
-
-    Returns
-    -------
-    Tensor
-        [k + count, q]; of `table` nothing but its own rows may be used from now on.
+    table: [k, q] without gaps     count: how many rows are added     most: how many rows the table may come to have
+    Returns [k + count, q]; of `table` nothing but its own rows may be used from now on.
     """
     k, q = table.shape
     room = _reserved.get(table.data_ptr())

@@ -61,7 +61,7 @@ def _checking(function: Callable[..., Any], scope: Scope = dict[str, Any]) -> An
 
 
 class _Rule(NamedTuple):
-    """What an argument takes. classes: those whose every instance fits, so that most calls cost next to nothing"""
+    """Rule for one argument. classes: those whose every instance fits, so that most calls cost next to nothing"""
 
     name: str
     hint: Any
@@ -130,7 +130,7 @@ def _classes(hint: Any) -> tuple[type, ...]:
 def answer(
     what: str, function: Callable[..., Any], *given: Any, takes: Any = Any, through: tuple[type[Exception], ...] = ()
 ) -> Any:
-    """What a user's function gives, as the type `takes` has it. Raises ConfigError, which names the function, where it
+    """Return what a user's function gives, as the type `takes`. Raises ConfigError, which names the function, where it
     fails or gives something else.
 
     what: the setting that the function is     through: errors of the function's own that mean something to the caller

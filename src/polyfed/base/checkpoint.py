@@ -127,7 +127,6 @@ def _digest(tensors: Path, meta: str) -> str:
 
 
 def _alive(pid: str) -> bool:
-    """Whether a process of this number may be running."""
     try:
         os.kill(int(pid), 0)
     except (ProcessLookupError, OverflowError, ValueError):

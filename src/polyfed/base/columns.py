@@ -18,7 +18,7 @@ ARRAYS = ("task", "classes", "standardise")  # what is for npz files too
 
 @dataclass(frozen=True)
 class Columns(Configured):
-    """What the columns of CSV files are, and how they become a model's inputs."""
+    """The columns of CSV files and how they become a model's inputs."""
 
     table: ClassVar[str] = "columns"
 

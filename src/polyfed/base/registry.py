@@ -45,11 +45,11 @@ class Registry(dict[str, T]):
         return sorted({*self, *(p.name for p in self._plugins())})
 
     def knows(self, name: str) -> bool:
-        """Whether something goes by this name, here or in an installed package."""
+        """True where something goes by this name, here or in an installed package."""
         return name in self or bool(self._plugins(name))
 
     def find(self, name: Any) -> T:
-        """What goes by this name. Raises an error that names the nearest known one."""
+        """Return the thing of this name. Raises an error that names the nearest known one."""
         if not isinstance(name, str) or not self.knows(name):
             near = closest(name, self.names()) if isinstance(name, str) and len(name) < 100 else ""
             raise self.refusal(f"{self.key}: unknown {shown(name)}{near}; known: {', '.join(self.names())}")
@@ -155,7 +155,7 @@ def arguments(
     text: str,
     refusal: type[PolyfedError] = ConfigError,
 ) -> dict[str, Any]:
-    """What `parse` found as settings of `cls`, read as their types take them."""
+    """Read the words that `parse` found as settings of `cls`, by their types."""
     hints: dict[str, Any] = {
         k: h for k, h in types_of(cls).items() if not (isinstance(h, type) and issubclass(h, Configured))
     }

@@ -40,7 +40,7 @@ from polyfed.base.values import (
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is known about a setting besides its type and default.
+    """A setting's name, type, default, meaning and limits.
 
     source: whose choice the default is, such as "paper"     doc: one line
     decides: whether it decides the numbers of a run, or only how they are computed
@@ -189,7 +189,7 @@ class Configured:
 
     @classmethod
     def scope(cls) -> dict[str, Any]:
-        """What the types of the settings are written with, where a class imports it late."""
+        """Names in the annotations of the settings that a class imports late."""
         return {}
 
 
@@ -273,7 +273,7 @@ def options(
 
 
 def is_table(value: Any) -> TypeGuard[dict[str, Any]]:
-    """Whether a value is a table of a TOML or JSON file."""
+    """True for a table of a TOML or JSON file."""
     return isinstance(value, dict)
 
 
@@ -289,15 +289,10 @@ def table_in(text: str | bytes) -> dict[str, Any]:
 
 
 def is_mapping(value: Any) -> TypeGuard[Mapping[str, Any]]:
-    """Whether a value is a table, also one that cannot be changed."""
+    """True for a table, also one that cannot be changed."""
     return isinstance(value, Mapping)
 
 
 def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
-    """Whether a value is a list, a tuple or their like; text is none."""
+    """True for a list, a tuple or their like, but not for text."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
-
-
-def is_whole(value: Any) -> bool:
-    """Whether a value is an integer; True and False are none."""
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""What the stubs of torch and numpy leave without types, or under a private name, typed once."""
+"""Types for what the stubs of torch and numpy leave without, or under a private name."""
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
@@ -94,5 +94,5 @@ def unwatched() -> AbstractContextManager[object]:
 
 
 def is_batched(t: Tensor) -> bool:
-    """Whether a tensor inside `torch.func.vmap` differs from one of the vmapped to the next."""
+    """True for a tensor inside `torch.func.vmap` that differs from one of the vmapped to the next."""
     return is_batchedtensor(t)

@@ -153,7 +153,7 @@ def _listed(origin: Any, inner: Any) -> Any:
 
 
 def _test(hint: Any, origin: Any, arguments: tuple[Any, ...]) -> Callable[[Any], bool]:
-    """What must hold of a value before pydantic sees it."""
+    """Return the test that a value must pass before pydantic sees it."""
     kind = origin or hint
     if hint is str:
         return lambda v: isinstance(v, str) and "\0" not in v and len(v) <= LONGEST
@@ -178,7 +178,7 @@ def _openable(path: str | Path) -> bool:
 
 
 def allows_none(hint: Any) -> bool:
-    """Whether None is a value of this type."""
+    """True where None is a value of this type."""
     if typing.get_origin(hint) is Annotated:
         return allows_none(typing.get_args(hint)[0])
     return type(None) in typing.get_args(hint) or hint is Any
@@ -206,7 +206,7 @@ MANY = {int: "integers", float: "numbers", str: "texts"}
 
 
 def words(hint: Any, rules: Iterable[Any] = ()) -> str:
-    """What a setting of this type takes."""
+    """Say what a setting of this type takes."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return words(arguments[0], [*rules, *(m for a in arguments[1:] for m in getattr(a, "metadata", (a,)))])
@@ -258,7 +258,7 @@ def _alternatives(hint: Any, rules: Iterable[Any] = ()) -> list[str]:
 
 
 def expected(hint: Any, value: Any) -> str:
-    """What a setting takes, where `value` was refused."""
+    """Say what a setting takes, where `value` was refused."""
     text = words(hint)
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > COUNTED:
         return f"{text}, at most {COUNTED}" if 0 < value <= MOST else f"{text}, below 2^63"

@@ -36,7 +36,7 @@ def client(o: Client) -> int:
 
 
 def _agreement(o: Client) -> tuple[Callable[[str], bool] | None, str | None, bool]:
-    """How the operator agrees: `ask`, `agreed` and `once` of a `Consent`."""
+    """Arguments `ask`, `agreed` and `once` of a `Consent`, by how the operator agrees."""
     if o.dry_run:
         return _leave, None, False
     if o.yes in (None, POLICY):

@@ -127,7 +127,7 @@ class Verify(Experiment, takes=("data_dir",), asks="run"):
 
 
 class Form(StrEnum):
-    """How a table is written."""
+    """Format of a table."""
 
     text = "text"
     markdown = "markdown"

@@ -1,4 +1,4 @@
-"""What the shell completes after TAB: names of methods, data sets and settings.
+"""Completion after TAB: names of methods, data sets and settings.
 
 Methods are looked up in the source text and among entry points: importing them would make TAB wait for torch. The
 others do wait.

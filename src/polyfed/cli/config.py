@@ -85,7 +85,6 @@ def _named(table: str, registry: dict[str, Any]) -> list[Key]:
 
 
 def _of_a_file(takes: str) -> str:
-    """What a key takes, without what only Python can give it."""
     return takes.replace(", a function or none", " or none").replace(", a function", "")
 
 

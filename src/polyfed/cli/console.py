@@ -1,4 +1,4 @@
-"""What the terminal shows: progress while training, and the results. Plain lines where output is not a terminal."""
+"""Output on the terminal: progress while training, and the results. Plain lines where output is not a terminal."""
 
 import time
 from collections.abc import Sequence

@@ -92,7 +92,7 @@ def citation(cls: type[Contender]) -> str:
 
 
 def certificates(cls: type[Contender]) -> list[str]:
-    """What proves a method right, as "test: what it compares with", from `certificates.json` of its package."""
+    """Tests that prove a method right, as "test: what it compares with", from `certificates.json` of its package."""
     return json.loads(_beside(cls, "certificates.json") or "{}").get(cls.name, [])
 
 

@@ -1,4 +1,4 @@
-"""What happens between a server and its sites, a line each: on the screen, and in a file for polyfed status."""
+"""Events between a server and its sites, a line each: on the screen, and in a file for polyfed status."""
 
 import os
 import time

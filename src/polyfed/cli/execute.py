@@ -56,7 +56,7 @@ def execute(
 
 
 def say_interrupted(folder: Path) -> None:
-    """How to go on. Where nothing has been begun, results from before are put back."""
+    """Say how to go on. Where nothing has been begun, results from before are put back."""
     then = f"resume with: polyfed resume {folder}{files.where_old(folder)}"
     if not any((folder / name).exists() for name in files.HEADS):
         files.settle(folder)

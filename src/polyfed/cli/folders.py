@@ -82,11 +82,11 @@ def _kept(folder: Path, resume: bool) -> Iterator[None]:
 
 
 def _computed(folder: Path) -> bool:
-    """Whether there is anything that took time."""
+    """True where there is anything that took time."""
     places = ("checkpoint/round-*", "*/*/checkpoint/round-*", "*/*/*/*/checkpoint/round-*", "kept/*.json", "tune.csv")
     return any(any(folder.glob(place)) for place in places)
 
 
 def is_search(folder: Path) -> bool:
-    """Whether a folder holds a search by `polyfed tune`."""
+    """True where a folder holds a search by `polyfed tune`."""
     return any((folder / name).exists() for name in ("tune.toml", "tune.csv", "legs"))

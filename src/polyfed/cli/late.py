@@ -5,5 +5,5 @@ from typing import Any
 
 
 def late(module: str, name: str) -> Any:
-    """What a module of polyfed calls so."""
+    """Return the thing of this name in a module of polyfed, imported now."""
     return getattr(import_module(f"polyfed.{module}"), name)

@@ -1,4 +1,4 @@
-"""How a command is declared: a class whose docstring is its help and whose fields are its arguments and options.
+"""Declaration of commands: each is a class whose docstring is its help and whose fields are its arguments and options.
 
     class Leave(Command, takes=("out", "quiet")):
         \"""Train again without some clients, ...\"""
@@ -28,7 +28,7 @@ FILE = {table.table: table for table in (Settings, Data, Columns, Model)}  # the
 
 
 class Spec(NamedTuple):
-    """What is said of an argument or an option. key: of the experiment file, that it sets"""
+    """Declaration of an argument or an option. key: of the experiment file, that it sets"""
 
     info: Any
     default: Any
@@ -141,7 +141,7 @@ class Experiment(Shared):
 
 
 def word(cls: type[Command]) -> str:
-    """How a command is called, within its group."""
+    """Name of a command within its group."""
     return cls.place[1].removeprefix(f"{cls.group}_").replace("_", "-")
 
 

@@ -47,7 +47,7 @@ def _check() -> None:
 
 
 def asked_by(path: Path) -> bool:
-    """Whether a file, or that of a run or comparison folder, says portable = true; damage is reported later."""
+    """True where a file, or that of a run or comparison folder, says portable = true; damage is reported later."""
     for place in (path, path / "comparison.toml", path / "config.toml"):
         try:
             return tomllib.loads(place.read_text()).get("portable") is True

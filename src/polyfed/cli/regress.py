@@ -72,7 +72,7 @@ def federation(data: str) -> Federation:
 
 
 def described(asked: Mapping[str, Any], drop: list[str], **roles: Any) -> Columns:
-    """What columns are: as `asked` on the command line, of which `drop` are left out too, and in the roles of a
+    """The columns: as `asked` on the command line, of which `drop` are left out too, and in the roles of a
     regression."""
     settings = asked.get("columns", {})
     for key in [*(k for k in asked if k != "columns"), *(f"columns.{k}" for k in settings if k not in DESCRIBED)]:

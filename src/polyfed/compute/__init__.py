@@ -1,1 +1,1 @@
-"""What one client computes: the task, batches, local solvers and the paths that run them."""
+"""The work of one client: the task, batches, local solvers and the paths that run them."""

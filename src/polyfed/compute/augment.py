@@ -93,7 +93,7 @@ AUGMENTATIONS.add("crop", Crop)
 
 
 def augmentation(given: str | Augmentation | None, shape: Sequence[int]) -> Augmentation | None:
-    """What `fit` takes as `augment`, checked against the inputs' shape [C, H, W].
+    """Read `augment` as `fit` takes it, checked against the inputs' shape [C, H, W].
 
     given: None; "flip", "crop:4", "flip+crop:4", "flip+crop:4,p=0.5" (name:value,p=probability, joined by "+");
         or a callable (x [N, ...], draws: Draws) -> [N, ...]

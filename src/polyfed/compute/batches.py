@@ -53,21 +53,21 @@ class Batch(NamedTuple):
 
 
 class Each(ABC):
-    """A rule for the number of local steps that may tell clients apart."""
+    """A function for the number of local steps that may tell clients apart; `str` is its word in config.toml."""
 
     @property
     @abstractmethod
     def equal(self) -> bool:
-        """Whether every client takes the same number in a round all the same."""
+        """True where every client takes the same number in a round."""
 
     @abstractmethod
-    def each(self, seed: int, round: int, keys: np.ndarray) -> np.ndarray:
+    def __call__(self, seed: int, round: int, keys: np.ndarray) -> np.ndarray:
         """[s] steps of the clients with these keys in this round."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """How much a client does when it takes part.
+    """Amount of work of a client that takes part.
 
     epochs: passes over its data, or
     steps: number of local steps: an integer, a function of the round, or a rule per client (`Each`); then `epochs` is
@@ -98,7 +98,7 @@ class Work:
         if self.steps is None:
             return self.epochs * self.per_epoch(counts)
         if isinstance(self.steps, Each):
-            return np.ones_like(counts) if keys is None else self.steps.each(seed, round, keys)
+            return np.ones_like(counts) if keys is None else self.steps(seed, round, keys)
         steps = answer("local_steps", self.steps, round) if callable(self.steps) else self.steps
         try:
             return np.full_like(counts, fitted(steps, STEPS))
@@ -168,12 +168,12 @@ class Batches:
 
     @property
     def full_batch(self) -> bool:
-        """Whether every step sees all of a client's samples."""
+        """True where every step sees all of a client's samples."""
         return self.work.batch_size is None
 
     @property
     def equal_steps(self) -> bool:
-        """Whether every client of the federation takes the same number of steps, by how the work is stated."""
+        """True where every client of the federation takes the same number of steps, by how the work is stated."""
         if isinstance(self.work.steps, Each):
             return self.work.steps.equal
         return self.full_batch or self.work.steps is not None

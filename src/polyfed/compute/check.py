@@ -1,4 +1,4 @@
-"""Whether a model, its loss and its metrics fit the samples, found by trying them on a few before anything is run."""
+"""Check that a model, its loss and its metrics fit the samples, by trying them on a few before anything is run."""
 
 import logging
 import warnings
@@ -30,24 +30,12 @@ log = logging.getLogger("polyfed")
 def check(task: Task, split: Split, classes: int | None, who: str = "the model") -> None:
     """Try the model and its loss on two samples.
 
-    Parameters
-    ----------
-    task : Task
-        What is tried.
-    split : Split
-        Where the samples are from.
-    classes : int or None
-        How many there are; None for a regression.
-    who : str
-        What an error calls the model.
-
-    Raises
-    ------
-    ModelError
-        In one line, what cannot be trained: an output that is not a tensor or does not fit the targets; a loss that
-        is not a number, or does not depend on every trainable parameter; and whatever would make a run depend on
-        the order in which clients are run, by layer: buffers that a training pass changes, state outside of
-        parameters, random numbers that are not torch's.
+    task: what is tried     split: where the samples are from     classes: how many there are; None for a regression
+    who: what an error calls the model
+    Raises ModelError for what cannot be trained: an output that is not a tensor or does not fit the targets;
+    a loss that is not a number, or does not depend on every trainable parameter; and whatever would make a run depend
+    on the order in which clients are run, by layer: buffers that a training pass changes, state outside of parameters,
+    random numbers that are not torch's.
     """
     x, y = (t.to(task.device) for t in _few(split))
     y = y.to(task.dtype) if y.is_floating_point() else y
@@ -252,7 +240,7 @@ def _pairing(task: Task, tried: Sequence[Tensor], y: Tensor) -> tuple[int, list[
 
 
 def _slopes(task: Task, output: Tensor, y: Tensor) -> Tensor:
-    """What the loss changes by with every output."""
+    """Derivative of the loss by every output."""
     with torch.enable_grad():
         output = output.clone().requires_grad_()
         loss = task.criterion.mean(output, y)
@@ -314,7 +302,7 @@ def _few(split: Split) -> tuple[Tensor, Tensor]:
 
 
 def _probable(output: Tensor) -> bool:
-    """Whether outputs [b, C] are probabilities of C classes."""
+    """True where outputs [b, C] are probabilities of C classes."""
     return bool((output >= 0).all()) and bool(((output.sum(1) - 1).abs() < 1e-4).all())
 
 

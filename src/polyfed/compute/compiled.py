@@ -24,7 +24,7 @@ FEW = 32  # rows up to which the kernel multiplies with many faster than torch
 
 
 def path_of(task: "Task", work: Work | None = None, split: Split | None = None) -> str:
-    """How plain local steps on these samples are made: "native", "closed form", "vectorised" or "client by client"."""
+    """Path of plain local steps on these samples: "native", "closed form", "vectorised" or "client by client"."""
     plain = (work is None or work.augment is None) and (split is None or split.weight is None)
     if plain and kernel() is not None and layers_of(task, None if split is None else split.x.shape[1:]) is not None:
         return PATH
@@ -57,7 +57,7 @@ def layers_of(task: "Task", sample: torch.Size | None) -> tuple[Layer, ...] | No
 
 
 def _layers(task: "Task", sample: torch.Size | None) -> list[Layer] | None:
-    """Of a model with convolutions."""
+    """Layers of a model with convolutions."""
     modules = flat(task.model)
     at = next((k for k, m in enumerate(modules) if type(m) is nn.Linear), 0)
     if sample is None or not at or not all(q.requires_grad for q in task.model.parameters()):

@@ -32,7 +32,7 @@ def halves(keys: np.ndarray) -> np.ndarray:
 
 
 def key_from(key: int) -> Key:
-    """Of one client and step."""
+    """Key of one client and step."""
     return Key(_signed(key & 0xFFFFFFFF), _signed(key >> 32))
 
 
@@ -64,7 +64,7 @@ def _signed(number: int) -> int:
 
 
 def dropped(func: Callable[..., Any], key: Key, count: int, *args: Any, **kwargs: Any) -> Tensor | None:
-    """What a dropout of torch returns, with keyed masks; None where torch's own is to be called.
+    """Do a dropout of torch with keyed masks; None where torch's own is to be called.
 
     func: one of `DROPOUTS`, called with these arguments
     """

@@ -1,4 +1,4 @@
-"""How models do on clients' samples: the mean loss and every metric of a task, exactly, in few passes."""
+"""Scores of models on clients' samples: the mean loss and every metric of a task, exactly, in few passes."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -20,21 +20,9 @@ from polyfed.metrics.metric import Seen
 def metrics(task: Task, w: Tensor, split: Split, clients: np.ndarray) -> dict[str, np.ndarray]:
     """The mean loss and every metric that fits, of each client's model on its own samples.
 
-    Parameters
-    ----------
-    task : Task
-        The model, its loss and its metrics.
-    w : Tensor
-        [s, p] the clients' models.
-    split : Split
-        The samples.
-    clients : array
-        [s] positions in `split`.
-
-    Returns
-    -------
-    dict of array
-        [s] each; NaN for a client without samples, or where a metric has no value.
+    task: the model, its loss and its metrics     w: [s, p] the clients' models     split: the samples
+    clients: [s] positions in `split`
+    Returns [s] each; NaN for a client without samples, or where a metric has no value.
     """
     totals: dict[str, Tensor] = {}
     kept: list[tuple[Tensor, Seen]] | None = [] if any(m.per == "client" for m in task.scores) else None
@@ -64,7 +52,7 @@ def _whole(task: Task, kept: list[tuple[Tensor, Seen]], counts: np.ndarray) -> d
 def _scored(
     task: Task, w: Tensor, split: Split, clients: np.ndarray, kept: list[tuple[Tensor, Seen]] | None
 ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    """What `metrics` adds up: (rows of w, values to add to those rows), together covering every sample once.
+    """Yield what `metrics` adds up: (rows of w, values to add to those rows), together covering every sample once.
 
     One model for all clients (rows that are views of one vector) takes a few large passes over all samples; models
     that can be computed together go in chunks of similar clients; any other goes client by client.
@@ -115,44 +103,12 @@ def _scored(
                 yield rows, _per_sample(task, seen(rows, task.outputs(w[i], xb), yb, unit), unit)
 
 
-def per_sample(task: Task, w: Tensor, x: Tensor, y: Tensor, unit: Tensor | None = None) -> dict[str, Tensor]:
-    """What every sample adds to the metrics: their mean is the metric; see `terms` for those that are no means.
-
-    Parameters
-    ----------
-    task : Task
-        The model, its loss and its metrics.
-    w : Tensor
-        [p] one model.
-    x, y : Tensor
-        [b, ...] samples and their targets.
-    unit : Tensor or None
-        [1, 2] shift and scale of the targets, as a `Split` has them.
-
-    Returns
-    -------
-    dict of Tensor
-        [b] each; without the loss where that is a callable, which gives a mean.
-    """
-    return terms(task, restored(task.outputs(w, x), unit), y, unit)
-
-
 def terms(task: Task, output: Tensor, target: Tensor, unit: Tensor | None = None) -> dict[str, Tensor]:
-    """`per_sample` of outputs, whatever gave them.
+    """[b] what every sample adds to each metric: their mean is the metric, also where the metric is no mean over
+    samples. The loss is left out where it is a callable, which gives a mean.
 
-    Parameters
-    ----------
-    task : Task
-        The model, its loss and its metrics.
-    output, target : Tensor
-        [b, ...] outputs, in the targets' own units, and the targets of the same samples.
-    unit : Tensor or None
-        [1, 2] shift and scale of the targets, as a `Split` has them.
-
-    Returns
-    -------
-    dict of Tensor
-        As `per_sample`.
+    output, target: [b, ...] outputs, in the targets' own units, and the targets of the same samples
+    unit: [1, 2] shift and scale of the targets, as a `Split` has them
     """
     found = Seen(output, target, task.threshold)
     values = _score(task, found) if callable(task.loss) else _per_sample(task, found, unit)
@@ -170,19 +126,8 @@ def judged(
 ) -> dict[str, np.ndarray]:
     """`metrics` of outputs, whatever gave them, in double precision.
 
-    Parameters
-    ----------
-    task : Task
-        The model, its loss and its metrics.
-    outputs, targets : sequence of Tensor
-        Of every client, [b, ...] each, on the CPU, in the targets' own units.
-    units : sequence of Tensor or None
-        [1, 2] each: shift and scale of the targets, as a `Split` has them.
-
-    Returns
-    -------
-    dict of array
-        As `metrics`.
+    outputs, targets: of every client, [b, ...] each, on the CPU, in the targets' own units
+    units: [1, 2] each: shift and scale of the targets, as a `Split` has them
     """
     pairs = zip(outputs, targets, strict=True)
     exact = [(o.double(), y.double() if y.is_floating_point() else y) for o, y in pairs]

@@ -25,7 +25,7 @@ _above = WeakKeyDictionary[Task, dict[int, Task]]()
 
 
 def upper(task: Task, w: Tensor, data: Batches, only: Tensor) -> Upper | None:
-    """What is left to train on these clients' samples of models `w: [s, p]`.
+    """Return the part that is left to train on these clients' samples of models `w: [s, p]`.
 
     None where the lowest layers are trained too, the model is no sequence of modules, or their outputs would be needed
     less than once: inputs are augmented, or fewer samples seen than there are.
@@ -41,7 +41,7 @@ def upper(task: Task, w: Tensor, data: Batches, only: Tensor) -> Upper | None:
 
 
 def cut(task: Task, only: Tensor) -> int | None:
-    """How many modules of the model lie below the first that is trained.
+    """Count the modules of the model below the first that is trained.
 
     None where these have no parameters, the model is not a `Sequential`, or it may draw random numbers.
     only: [..., p], not 0 for what is trained
@@ -76,7 +76,7 @@ def above(task: Task, cut: int) -> Task:
 
 
 def through(task: Task, w: Tensor, clients: list[Tensor], cut: int) -> Tensor:
-    """What the modules below `cut` make of samples in training: [N, ...], the first client's, then the second's, ...
+    """Pass samples through the modules below `cut`, in training: [N, ...], the first client's, then the second's, ...
 
     w: [s, p]     clients: [b, ...] inputs of each
     """

@@ -18,19 +18,8 @@ FEW = 32  # classes up to which their losses are worked out for many samples at 
 class Criterion:
     """A loss as a mean over samples, by name or of a callable.
 
-    Parameters
-    ----------
-    loss : str or callable
-        As in `Task`.
-    class_weights : sequence of float or None
-        As in `Task`.
-    device : torch.device
-        Where outputs will be.
-
-    Raises
-    ------
-    ConfigError
-        The loss is unknown, or class weights are given with another one than "cross-entropy".
+    loss, class_weights: as in `Task`     device: where outputs will be
+    Raises ConfigError for an unknown loss, and for class weights with another one than "cross-entropy".
     """
 
     def __init__(self, loss: Loss, class_weights: Sequence[float] | None, device: torch.device):
@@ -49,17 +38,7 @@ class Criterion:
     def mean(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
         """The loss over samples.
 
-        Parameters
-        ----------
-        output, target : Tensor
-            [b, ...].
-        weight : Tensor or None
-            [b] for the weighted sum; None: the mean.
-
-        Returns
-        -------
-        Tensor
-            A scalar.
+        output, target: [b, ...]     weight: [b] for the weighted sum; None: the mean
         """
         if weight is not None:
             if not callable(self.loss):
@@ -75,36 +54,12 @@ class Criterion:
         return F.mse_loss(output.reshape(target.shape), target)
 
     def aligned(self, output: Tensor, target: Tensor) -> Tensor:
-        """Outputs [b, 1] as float targets [b], or the reverse: a loss may broadcast them to [b, b].
-
-        Parameters
-        ----------
-        output, target : Tensor
-            [b, ...].
-
-        Returns
-        -------
-        Tensor
-            The outputs.
-        """
+        """Outputs [b, 1] in the shape of float targets [b], or the reverse: a loss may broadcast them to [b, b]."""
         fits = self.reshape and target.is_floating_point() and column(output, target)
         return output.reshape(target.shape) if fits else output
 
     def each(self, output: Tensor, target: Tensor) -> Tensor:
-        """The loss of every sample; for named losses only.
-
-        Parameters
-        ----------
-        output : Tensor
-            [s, b, out].
-        target : Tensor
-            [s, b, ...].
-
-        Returns
-        -------
-        Tensor
-            [s, b].
-        """
+        """[s, b] losses of samples; for named losses only. output: [s, b, out]     target: [s, b, ...]"""
         if self.loss == "cross-entropy":
             if output.shape[2] <= FEW or output.stride(2) != 1:  # along samples, not along the few classes of each
                 loss = F.cross_entropy(output.transpose(1, 2), target, reduction="none")
@@ -115,20 +70,7 @@ class Criterion:
         return gap.square().mean(2)
 
     def of_models(self, output: Tensor, batch: Batch) -> Tensor:
-        """Each client's mean loss.
-
-        Parameters
-        ----------
-        output : Tensor
-            [s, b, ...] each model's, of its own samples.
-        batch : Batch
-            s rows.
-
-        Returns
-        -------
-        Tensor
-            [s].
-        """
+        """[s] each client's mean loss. output: [s, b, ...] each model's, of its own samples     batch: s rows"""
         if not callable(self.loss):
             each = self.each(output, batch.y)
             return each.mean(1) if batch.weight is None else (each * batch.weight).sum(1)
@@ -146,6 +88,6 @@ class Criterion:
 
 
 def column(output: Tensor, target: Tensor) -> bool:
-    """Whether one of the two is [b, 1] and the other [b], or both with the same axes between."""
+    """True where one of the two is [b, 1] and the other [b], or both with the same axes between."""
     a, b = output.shape, target.shape
     return a == (*b, 1) or b == (*a, 1)

@@ -1,4 +1,4 @@
-"""What a client makes of the directions of its local steps, and how step sizes change over the rounds.
+"""Local optimisers, and step sizes over the rounds.
 
 Both are settings of a run that methods never see: `local_sgd` asks its task for the optimiser, and the event loop
 scales the method's step sizes before every round.
@@ -42,7 +42,7 @@ class Optimizer:
 
     @property
     def plain(self) -> bool:
-        """Whether a step is lr times the direction, and no more."""
+        """True where a step is lr times the direction, and no more."""
         return self.name == "sgd" and self.clip_norm is None
 
     def start(self, w: Tensor, only: Tensor | None = None) -> Advance:

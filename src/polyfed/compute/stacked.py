@@ -21,7 +21,7 @@ Slope = Callable[[Tensor], Tensor]
 
 
 class Drift(NamedTuple):
-    """What a step does besides descending the loss: w <- keep * w + add - lr * gradient.
+    """The part of a step besides descending the loss: w <- keep * w + add - lr * gradient.
 
     keep: a number, or a tensor that broadcasts to [s, p]     add: [s, p]
     """
@@ -104,7 +104,7 @@ def chain(module: nn.Module) -> list[nn.Module] | None:
 
 
 def flattens(m: nn.Module) -> bool:
-    """Whether it makes a row of every sample."""
+    """True for a module that makes a row of every sample."""
     return type(m) is nn.Flatten and (m.start_dim, m.end_dim) == (1, -1)
 
 

@@ -133,7 +133,7 @@ class Task:
 
     @property
     def found(self) -> dict[str, Any]:
-        """What `check` has found out, which `adopt` takes."""
+        """Findings of `check`, which `adopt` takes."""
         return {name: getattr(self, name) for name in FOUND} | {"reshape": self.criterion.reshape}
 
     def adopt(self, found: Mapping[str, Any]) -> "Task":
@@ -176,12 +176,12 @@ class Task:
 
     @property
     def batched(self) -> bool:
-        """Whether several clients in one call are computed together, and not one after another."""
+        """True where several clients in one call are computed together, and not one after another."""
         return self.stacked is not None or self.vectorised
 
     @cached_property
     def fixed(self) -> dict[str, Tensor]:
-        """What the model uses besides the vector, by name: frozen parameters and persistent buffers."""
+        """Tensors that the model uses besides the vector, by name: frozen parameters and persistent buffers."""
         kept = self.model.state_dict().keys()
         frozen = {name: q.detach() for name, q in self.model.named_parameters() if not q.requires_grad}
         return frozen | {name: b for name, b in self.model.named_buffers() if name in kept}
@@ -309,7 +309,7 @@ class Task:
         shift: Tensor | None = None,
         minus: Tensor | None = None,
     ) -> Affine:
-        """What a pull, a shift and weight decay make of w in a step, besides the gradient of the loss.
+        """Return what a pull, a shift and weight decay make of w in a step, besides the gradient of the loss.
 
         Parameters
         ----------

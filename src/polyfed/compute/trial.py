@@ -1,4 +1,4 @@
-"""Whether a model can be trained, found by trying it: what it draws, what it keeps and what its loss depends on.
+"""Check that a model can be trained, by trying it: what it draws, what it keeps and what its loss depends on.
 
 A client's step has to be a function of (parameters, samples, key), or threads, kills and resumes would change a run.
 So torch's random numbers are keyed, and anything else that changes from one pass to the next is refused.
@@ -155,7 +155,7 @@ def train_twice(
     evaluate: Callable[[], Tensor],
     who: str,
 ) -> bool:
-    """Whether the model draws random numbers. Raises ModelError for what no key can make repeatable.
+    """True where the model draws random numbers. Raises ModelError for what no key can make repeatable.
 
     step: one training pass -> (output, loss)     evaluate: outputs in evaluation mode
     """

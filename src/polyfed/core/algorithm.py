@@ -55,7 +55,7 @@ REGISTRY: Registry[type["Contender"]] = Registry("algorithm.name", group=METHODS
 
 
 class Contender(Configured):
-    """What a run is made with and a comparison has a row for: a method, or a yardstick.
+    """Base of what a run is made with and a comparison has a row for: a method, or a yardstick.
 
     A subclass is registered as soon as it is defined, under its lower-case class name, or under `name` where the paper
     writes a hyphen ("lg-fedavg"). The dataclass fields are its settings; it keeps no other state.
@@ -142,7 +142,7 @@ class Algorithm(Contender, abstract=True):
         return {}
 
     def downlink(self, server: State, round: Round) -> Down:
-        """What the server sends.
+        """Return the server's messages.
 
         Parameters
         ----------
@@ -161,7 +161,7 @@ class Algorithm(Contender, abstract=True):
     def local_update(
         self, task: "Task", client: State, down: State, data: Batches, round: Round
     ) -> tuple[State, State]:
-        """What s clients do.
+        """Train s clients.
 
         Parameters
         ----------
@@ -204,7 +204,7 @@ class Algorithm(Contender, abstract=True):
         raise contract.unwritten(self, "aggregate")
 
     def accepts(self, task: "Task", up: State) -> str:
-        """What is wrong with the numbers of one client's uplink, where `aggregate` could not work with them.
+        """Say what is wrong with the numbers of one client's uplink, where `aggregate` could not work with them.
 
         Names, shapes, types and that numbers are finite have been checked. Asked of what real sites send, before the
         reply counts.
@@ -224,7 +224,7 @@ class Algorithm(Contender, abstract=True):
         return ""
 
     def deployment(self, server: State, round: Round) -> Down:
-        """What clients would receive in order to deploy a model now.
+        """Return the messages that clients would receive in order to deploy a model now.
 
         Parameters
         ----------
@@ -260,7 +260,7 @@ class Algorithm(Contender, abstract=True):
         return down["w"]
 
     def parameters(self, task: "Task", client: State, down: State) -> Tensor | int | None:
-        """How many numbers describe the clients' models, positions not counted.
+        """Count the numbers that describe the clients' models, positions not counted.
 
         Parameters
         ----------
@@ -279,7 +279,7 @@ class Algorithm(Contender, abstract=True):
         return None
 
     def describe(self, server: State) -> Portrait:
-        """What the state shows, for reports.
+        """Describe the state, for reports.
 
         Parameters
         ----------
@@ -329,7 +329,7 @@ def started(algorithm: Algorithm, task: "Task", n: int) -> Server:
 
 
 def outlined(algorithm: Algorithm, task: "Task", n: int) -> State:
-    """What `started` would hold, for its shapes and for what the method refuses; where it could be large, without it.
+    """Return `started` for its shapes and for what the method refuses; where it could be large, without it.
 
     torch's operators without storage (its meta device) load its compiler, seconds of imports, which a small run need
     not wait for.

@@ -45,20 +45,20 @@ def takes(cls: type, base: type) -> None:
 
 
 def client_state(method: "Algorithm", value: Any) -> State:
-    """What `init_client` gave back."""
+    """Check what `init_client` returned."""
     _require(method, "init_client", _is_state(value), value, "a dict of tensors")
     return value
 
 
 def server_state(method: "Algorithm", value: Any) -> Server:
-    """What `init_server` gave back, by its axes."""
+    """Check what `init_server` returned, by its axes."""
     server = value if isinstance(value, Server) else Server(value)
     _require(method, "init_server", all(map(_is_state, server)), value, "a dict of tensors or a Server of such")
     return server
 
 
 def downlink(method: "Algorithm", name: str, value: Any, s: int) -> Down:
-    """What `downlink` or `deployment` gave back for s clients; the latter is the former unless it is written anew."""
+    """Check what `downlink` or `deployment` returned for s clients."""
     name = "downlink" if getattr(type(method), name).__module__ == "polyfed.core.algorithm" else name
     fits = isinstance(value, Down) and _is_state(value.shared) and _is_state(value.each, s)
     _require(method, name, fits, value, f"Down(shared={{name: tensor}}), or each={{name: tensor of {s} rows}}")
@@ -66,7 +66,7 @@ def downlink(method: "Algorithm", name: str, value: Any, s: int) -> Down:
 
 
 def update(method: "Algorithm", value: Any, s: int, known: list[str]) -> tuple[State, State]:
-    """What `local_update` gave back for s clients whose private tensors are `known`."""
+    """Check what `local_update` returned for s clients whose private tensors are `known`."""
     pair = list(cast(tuple[Any, ...], value)) if isinstance(value, tuple) else []
     fits = len(pair) == 2 and all(_is_state(part, s) for part in pair)
     _require(method, "local_update", fits, value, f"(private tensors, uplink), two dicts of tensors of {s} rows")
@@ -77,7 +77,7 @@ def update(method: "Algorithm", value: Any, s: int, known: list[str]) -> tuple[S
 
 
 def next_state(method: "Algorithm", value: Any, names: Set[str]) -> State:
-    """What `aggregate` gave back in place of a state with these names."""
+    """Check what `aggregate` returned in place of a state with these names."""
     _require(method, "aggregate", _is_state(value), value, "a dict of tensors")
     left = sorted(names - value.keys() - {KNOWN})
     _require(method, "aggregate", not left, value, f"the whole next state, with {', '.join(left)}")
@@ -92,7 +92,7 @@ def models(method: "Algorithm", value: Any, s: int, p: int) -> Tensor:
 
 
 def _is_state(value: Any, s: int | None = None) -> bool:
-    """Whether a value is a dict of tensors, of s rows each where s is given."""
+    """True for a dict of tensors, of s rows each where s is given."""
     return is_table(value) and all(
         isinstance(t, Tensor) and (s is None or (t.dim() > 0 and len(t) == s)) for t in value.values()
     )
@@ -107,7 +107,7 @@ def _require(method: "Algorithm", name: str, fits: bool, value: Any, expected: s
 
 
 def _kind(value: Any) -> str:
-    """What a value is, to the depth that a contract goes."""
+    """Name the type of a value, to the depth that a contract goes."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {list(value.shape)}"
     if is_table(value):

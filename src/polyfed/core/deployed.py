@@ -35,13 +35,13 @@ class Deployed:
         return len(self.names)
 
     def round(self, ids: np.ndarray | Tensor, phase: int = 0, sent: np.ndarray | None = None) -> Round:
-        """What both sides know about one exchange with `ids`."""
+        """Facts about one exchange with `ids` that both sides know."""
         at = torch.as_tensor(ids, device=self.task.device)
         when = torch.full_like(at, self.t) if sent is None else torch.as_tensor(sent, device=at.device)
         return Round(self.t, self.n, phase, at, self.samples[at], when)
 
     def deployment(self) -> Down:
-        """What every client would receive now; nothing for methods that do not need it to deploy."""
+        """Messages that every client would receive now; empty for methods that do not need them to deploy."""
         if isinstance(self.algorithm, Personal):
             return Down()
         sent = guarded(partial(self.algorithm.deployment, self.server, self.round(np.arange(self.n))))
@@ -60,7 +60,7 @@ class Deployed:
 
     @property
     def finite(self) -> bool:
-        """Whether the server's state is, in what was so before the first round."""
+        """True where the server's state is finite, in what was so before the first round."""
         return all(all_finite(t) for name, t in self.server.items() if name not in self.marks)
 
     def exploded(self) -> str:
@@ -69,5 +69,5 @@ class Deployed:
 
 
 def all_finite(t: Tensor) -> bool:
-    """Whether a tensor holds no NaN and no infinity."""
+    """True where a tensor holds no NaN and no infinity."""
     return not t.is_floating_point() or bool(t.sum().isfinite()) or bool(t.isfinite().all())

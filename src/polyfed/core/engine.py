@@ -15,7 +15,7 @@ TRIES = 3  # times that a round is begun, or a question asked, whose workers are
 
 
 class Answers(NamedTuple):
-    """Who has replied: positions of the clients, and of those who have not, the reason in words.
+    """Replies so far: positions of the clients that answered, and the reason, in words, for each that did not.
 
     bytes: of the replies, by client, where they may be dropped because others are missing
     """
@@ -59,7 +59,7 @@ class Engine(Protocol):
         ...
 
     def wait(self, ids: np.ndarray, first: bool = False) -> Answers:
-        """Who of `ids` has replied. Waits for as long as the engine was told to; with `first`, until somebody has."""
+        """Wait for replies of `ids`, as long as the engine was told to; with `first`, until the first one."""
         ...
 
     def exchange(self, algorithm: Algorithm, received: State, round: Round, tally: Tally) -> Reply:
@@ -97,7 +97,7 @@ class Engine(Protocol):
         ...
 
     def save(self) -> State:
-        """What a checkpoint must hold of the clients, by name."""
+        """Tensors that a checkpoint must hold of the clients, by name."""
         ...
 
     def saved(self) -> None:

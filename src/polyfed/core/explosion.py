@@ -37,7 +37,7 @@ def guarded(call: Callable[[], T], *passing: type[Exception]) -> T:
 
 
 def exploded(call: Callable[[], object]) -> bool:
-    """Whether torch meets exploded numbers in the call, however it ends."""
+    """True where torch meets exploded numbers in the call, however it ends."""
     with _Watch() as seen, suppress(Exception):
         call()
     return seen.found

@@ -26,7 +26,7 @@ COLUMNS = ("round", "client", "exchanges", "down_bytes", "up_bytes", "staleness"
 
 
 class Ledger:
-    """What each client exchanged in each round it took part in; `COLUMNS` names the columns.
+    """Bytes, steps and seconds of each client in each round it took part in; `COLUMNS` names the columns.
 
     staleness: rounds between the message and its reply being taken; 0 in synchronous training
     steps: batches trained on, all local solves of the round counted

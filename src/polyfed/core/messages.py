@@ -13,7 +13,7 @@ State = dict[str, Tensor]
 
 
 class Round(NamedTuple):
-    """What both sides may know about one exchange.
+    """Facts about one exchange that both sides may know.
 
     Attributes
     ----------
@@ -109,7 +109,7 @@ class Form(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of the largest one."""
+        """Bytes of the largest message."""
         return self.most * torch.empty((), dtype=self.dtype).element_size()
 
     def __str__(self) -> str:

@@ -72,8 +72,8 @@ class Newcomer:
     # exchanges; rounds are those of the newcomer alone, `round.ids` is n
 
     def downlink(self, round: Round) -> Down:
-        """What the newcomer is sent; while the server has no model of it, in a method that keeps one per client, what
-        a federation of one would be sent."""
+        """Message for the newcomer; while a server that keeps a model per client has none of it, that for a federation
+        of one."""
         if "w" in self.each and not self.rows[KNOWN].any():
             alone = started(self.algorithm, self.task, 1).whole()
             return self.algorithm.downlink(alone, round._replace(n=1, ids=torch.zeros_like(round.ids)))
@@ -102,7 +102,7 @@ class Newcomer:
     # what it has
 
     def deployment(self, round: Round) -> Down:
-        """What the newcomer receives to deploy a model now."""
+        """Message that the newcomer receives to deploy a model now."""
         return self.algorithm.deployment(self.server, round)
 
     def cluster(self, labels: Tensor) -> int | None:

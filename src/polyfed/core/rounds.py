@@ -42,7 +42,7 @@ class Flight:
 
 
 class Book:
-    """What a round moves and costs, for each client [m] that it asks."""
+    """Traffic and cost of a round, for each client [m] that it asks."""
 
     def __init__(self, ids: np.ndarray):
         self.ids = ids
@@ -228,7 +228,7 @@ class Attempt:
             loop.engine.abandon()
 
     def _turn(self) -> tuple[Turn, list[Flight]]:
-        """Who is sent a message and whose replies are taken; whoever comes first, where the schedule leaves it open.
+        """Clients that are sent a message, and those whose replies are taken: the first to come, where it is left open.
 
         Then also the messages that nobody answers.
         """
@@ -253,7 +253,7 @@ class Attempt:
         return take
 
     def _asked(self, algorithm: Algorithm, phase: int, take: np.ndarray) -> np.ndarray:
-        """Who takes part in one exchange of the round of `take`."""
+        """Clients that take part in one exchange of the round of `take`."""
         loop, needs = self.loop, algorithm.needs
         if phase == 0 and needs.everyone_first and loop.t == 0:
             return np.flatnonzero([name not in loop.missing for name in loop.names])
@@ -341,7 +341,7 @@ class Attempt:
         return landed
 
     def _arrivals(self, ids: np.ndarray) -> tuple[np.ndarray, State]:
-        """What `ids` answer now: the rounds [m] in which it was sent, and the messages [m, ...]."""
+        """Collect answers of `ids`: the rounds [m] in which each was sent, and the messages [m, ...]."""
         landed = self._landed(ids)
         self._bill(landed)
         if len(landed) == 1:

@@ -66,7 +66,7 @@ class MemoryRows:
             self.tensors[name].index_copy_(0, ids, values)
 
     def snapshot(self) -> State:
-        """What a checkpoint must hold."""
+        """Tensors that a checkpoint must hold."""
         return dict(self.tensors)
 
     def committed(self) -> None:
@@ -203,7 +203,7 @@ Rows = MemoryRows | MappedRows
 
 
 def is_mapped(saved: State) -> bool:
-    """Whether a snapshot is of rows in files."""
+    """True for a snapshot of rows in files."""
     return any(name.startswith("index.") for name in saved)
 
 

@@ -1,5 +1,5 @@
-"""Who takes part and when. A schedule turns (round, seed) into the clients that are sent a message and those whose
-replies are taken; in synchronous training both are the round's cohort.
+"""Schedules: who takes part and when. A schedule turns (round, seed) into the clients that are sent a message and those
+whose replies are taken; in synchronous training both are the round's cohort.
 """
 
 import csv
@@ -58,7 +58,7 @@ class Schedule(Configured):
         raise NotImplementedError
 
     def late(self, n: int) -> bool:
-        """Whether replies may be taken in a later turn than their message was sent in.
+        """True where replies may be taken in a later turn than their message was sent in.
 
         Parameters
         ----------
@@ -73,7 +73,7 @@ class Schedule(Configured):
         return False
 
     def replies(self, n: int) -> int:
-        """How many replies the server takes at a time; about, where their number is drawn.
+        """Number of replies that the server takes at a time; about, where it is drawn.
 
         Parameters
         ----------
@@ -119,7 +119,7 @@ class Uniform(Schedule):
     fraction: float = setting(1.0, gt=0, le=1, doc="Share of the clients.")
 
     def size(self, n: int) -> int:
-        """How many clients take part in a round.
+        """Number of clients that take part in a round.
 
         Parameters
         ----------
@@ -195,7 +195,7 @@ class Delays(Configured):
     table: ClassVar[str] = "delays"
     kind: Literal["uniform", "log-normal"] = setting(
         "uniform",
-        doc="Of the draw: uniform between `low` and `high`, or log-normal with median `low` and shape `high`.",
+        doc="Distribution: uniform between `low` and `high`, or log-normal with median `low` and shape `high`.",
     )
     low: float = setting(0.0, ge=0, le=1e9, doc="Its parameters, in seconds except for the shape.")
     high: float = setting(0.0, ge=0, le=1e9, doc="Its parameters, in seconds except for the shape.")
@@ -324,7 +324,7 @@ class Timed(Schedule):
     """A synchronous schedule on a virtual clock: a round lasts as long as its slowest participant."""
 
     schedule: Schedule = setting(doc="Who takes part.")
-    delays: Delays = setting(doc="How long each takes.")
+    delays: Delays = setting(doc="Time that each takes.")
 
     def replies(self, n: int) -> int:
         return self.schedule.replies(n)
@@ -353,7 +353,7 @@ class Asynchronous(Schedule):
     they are worked out again from the first.
     """
 
-    delays: Delays = setting(doc="How long each client takes.")
+    delays: Delays = setting(doc="Time that each client takes.")
     concurrency: int | None = setting(None, ge=1, doc="Clients at work at any time; none: all.")
     _memo: Memo = field(default_factory=Memo, compare=False, repr=False)
 
@@ -405,23 +405,11 @@ class Arrivals(Schedule):
         return 1
 
     def dispatch(self, seed: int, t: int, keys: np.ndarray, busy: np.ndarray) -> np.ndarray:
-        """Who is sent a message at the start of a turn: drawn among those at rest.
+        """Draw who is sent a message at the start of a turn, among those at rest.
 
-        Parameters
-        ----------
-        seed : int
-            The run's seed.
-        t : int
-            Turn, from 0.
-        keys : array
-            [n] client keys.
-        busy : array
-            Positions of the clients that are at work.
-
-        Returns
-        -------
-        array
-            Sorted positions of the clients.
+        seed: the run's seed     t: turn, from 0     keys: [n] client keys
+        busy: positions of the clients that are at work
+        Returns sorted positions of the clients.
         """
         return _dispatched(seed, t, keys, busy, min(self.concurrency or len(keys), len(keys)))
 
@@ -434,18 +422,7 @@ class Replay(Schedule):
 
     @classmethod
     def of(cls, ledger: Mapping[str, Any]) -> "Replay":
-        """From a run's ledger, as `Run.ledger` gives it.
-
-        Parameters
-        ----------
-        ledger : mapping of array
-            Its columns.
-
-        Returns
-        -------
-        Replay
-            As many turns as the ledger has; who was asked and did not answer is left out.
-        """
+        """The turns of a ledger, as `Run.ledger` gives it; clients that were asked and did not answer are left out."""
         taken, client, late, seconds = (np.asarray(ledger[key]) for key in ("round", "client", "staleness", "seconds"))
         there = (taken >= 0) & (seconds > 0)
         taken, client, sent = taken[there], client[there], (taken - late)[there]

@@ -11,7 +11,7 @@ IN_ROUND = "needs replies in the round they were asked for"
 
 @dataclass(frozen=True)
 class Needs:
-    """What a method needs of the machinery.
+    """Needs of a method of the machinery.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ else:
 
 
 class Portrait(NamedTuple):
-    """What a method's state shows, for reports.
+    """Description of a method's state, for reports.
 
     Attributes
     ----------

@@ -22,7 +22,7 @@ Forge = Callable[[State, State, Round], State]  # (uplinks, what was received, r
 
 
 class Rule(Protocol):
-    """What the server takes in place of a mean."""
+    """Base of rules that take the place of a mean."""
 
     def __call__(self, values: Tensor) -> Tensor:
         """values: [s, p] -> [p]."""
@@ -218,7 +218,7 @@ class Tally:
         self._sums: dict[tuple[str, str], Tensor] = {}
 
     def reduce(self, up: State, at: Tensor) -> Part:
-        """What is kept of a chunk's uplinks [s, ...]; `at: [s]` positions in the cohort.
+        """Return the part of a chunk's uplinks [s, ...] that is kept; `at: [s]` positions in the cohort.
 
         May run in any thread, and in any order.
         """
@@ -242,12 +242,12 @@ class Tally:
             self._sums[key] = self._sums[key].add_(value) if key in self._sums else value
 
     def part(self) -> Part:
-        """What has been taken in, as one part with rows in the order of the cohort."""
+        """Everything taken in, as one part with rows in the order of the cohort."""
         rows = joined([part for _, part in self._parts], [at for at, _ in self._parts])
         return Part(rows, self._sums, self.bytes, None)
 
     def uplinks(self) -> Uplinks:
-        """What has been taken in."""
+        """Everything taken in, as `aggregate` has it."""
         rows = self.part().rows
         shared = {name: t[0] for name, t in self.received.items() if len(t) and t.stride(0) == 0}
         return Uplinks(rows, self.round, self._sums, self.rule, shared)

@@ -40,7 +40,7 @@ SMALL = 1 << 20  # products of a full-batch step (samples, padded, times paramet
 
 @dataclass(frozen=True)
 class Plan:
-    """How clients are run on this machine; part of what makes a run come out again bit for bit.
+    """Plan of how clients are run on this machine; part of what makes a run come out again bit for bit.
 
     chunk: clients per call at most     workers: threads     device: "cpu", "cuda", ...     path: how gradients are made
     """
@@ -52,7 +52,7 @@ class Plan:
 
 
 class Reply(NamedTuple):
-    """What answering cost a cohort of m clients, in the order of ids: seconds and local steps [m].
+    """Cost of the answers of m clients, in the order of ids: seconds and local steps [m].
 
     bad: position of the first client that reached a number that is not finite; the others' replies are then of no use
     why: what may have led to that, beside a step size that is too large

@@ -19,8 +19,6 @@ from polyfed.data.federation import WEIGHTED, Federation
 from polyfed.data.partition import Assignment, Natural, Partitioner, Source, as_partitioner
 from polyfed.data.preparation import Preparation
 
-SCALINGS = ("z-score", "minmax", "unit")
-SCOPES = ("pooled", "client", "cluster")
 TESTS = ("own", "ratio", "ratio-floor", "given", "merged", "independent")
 
 

@@ -56,7 +56,7 @@ def names() -> tuple[str, ...]:
 
 @checked
 def about(name: str) -> str:
-    """What a named data set is: the docstring of its loader.
+    """Describe a named data set, by the docstring of its loader.
 
     Parameters
     ----------
@@ -263,7 +263,7 @@ CHANNELS: dict[str, Channels] = {  # mean and deviation of the official training
 
 
 def _channels(name: str, normalise: Normalise) -> Channels | None:
-    """What the option `normalise` means: False, True (the data set's usual constants) or "half" (to [-1, 1])."""
+    """Read the option `normalise`: False, True (the data set's usual constants) or "half" (to [-1, 1])."""
     mean, deviation = CHANNELS[name]
     return None if normalise is False else (mean, deviation) if normalise is True else ((0.5,), (0.5,))
 

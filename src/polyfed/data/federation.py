@@ -181,12 +181,7 @@ class Federation:
         fraction = prepare.check_fraction(fraction, "the validation fraction")
         if self.validation is not None:
             raise DataError("this federation has a validation split already")
-        kept, held = [], []
-        for i, name in enumerate(self.names):
-            rng = prepare.keyed(seed, prepare.VALIDATION, name)
-            k, h = prepare.held_out(int(self.train.counts[i]), fraction, rng)
-            kept.append(k)
-            held.append(h)
+        kept, held = prepare.held_of_each(self.names, self.train.counts, fraction, seed, prepare.VALIDATION)
         meta = dict(self.meta)
         if "split_indices" in meta:
             old = meta["split_indices"]
@@ -201,7 +196,7 @@ class Federation:
     # looking at it
 
     def summary(self) -> "pd.DataFrame":
-        """How many samples each client has.
+        """Tabulate how many samples each client has.
 
         Returns
         -------
@@ -225,7 +220,7 @@ class Federation:
         return pd.DataFrame(table)
 
     def describe(self) -> dict[str, Any]:
-        """What a run folder keeps of the data.
+        """Describe the data for a run folder.
 
         Returns
         -------
@@ -374,12 +369,7 @@ class Federation:
         base["test"] = "given" if test is not None else f"own:{test_fraction:g}"
         train_split, test_split = splits["train"], splits.get("test")
         if test_split is None:
-            kept, held = [], []
-            for i, name in enumerate(who):
-                rng = prepare.keyed(seed, prepare.TEST, name)
-                k, h = prepare.held_out(int(train_split.counts[i]), test_fraction, rng)
-                kept.append(k)
-                held.append(h)
+            kept, held = prepare.held_of_each(who, train_split.counts, test_fraction, seed, prepare.TEST)
             first = train_split.offsets
             base["split_indices"] = {
                 "train": [k + o for k, o in zip(kept, first, strict=False)],
@@ -776,7 +766,7 @@ def _split(
 
 
 def _rows(split: Split, rows: list[np.ndarray]) -> Split:
-    """Of every client, only the rows at the given positions."""
+    """Take only the rows at the given positions of every client."""
     starts = split.offsets[:-1]
     index = torch.from_numpy(np.concatenate([a + r for a, r in zip(starts, rows, strict=True)]).astype(np.int64))
     offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])])

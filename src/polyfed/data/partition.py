@@ -24,7 +24,7 @@ from polyfed.data import prepare
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What a partitioner may see of a data set.
+    """The part of a data set that a partitioner may see.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class Source:
 @checked
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """Who gets what.
+    """Samples of each client.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class Assignment:
     turns: np.ndarray | None = None
 
     def among(self, clients: list[int]) -> "Assignment":
-        """What some of the clients get.
+        """Return the share of some of the clients.
 
         Parameters
         ----------
@@ -150,7 +150,7 @@ class Partitioner(Configured, ABC):
 
     @property
     def natural(self) -> bool:
-        """Whether the clients are those the data came from."""
+        """True where the clients are those the data came from."""
         return False
 
     def _count(self, source: Source, clients: int | None, min_samples: int) -> int:
@@ -354,7 +354,7 @@ class Pathological(Partitioner):
         doc='"equal"; "random": in the ratio of draws from 0.1 to 1; or "rest": each holder but the last gets 0.1 '
         "to 1 times the equal share, the last one all that is left.",
     )
-    order: Literal["random", "label"] = setting("random", doc='Of the classes: "random" or "label".')
+    order: Literal["random", "label"] = setting("random", doc='Order of the classes: "random" or "label".')
     word = "pathological"
     needs_labels = True
 

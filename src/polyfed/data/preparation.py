@@ -35,7 +35,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What numbers are filled, shifted and scaled with, one entry per column. target: shift and scale, or None."""
+    """Numbers to fill, shift and scale with, one entry per column. target: shift and scale, or None."""
 
     fill: list[float]
     shift: list[float]
@@ -45,24 +45,12 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Preparation:
-    """How rows become inputs, and outputs answers.
+    """Recipe by which rows become inputs, and outputs answers.
 
-    Parameters
-    ----------
-    inputs : tuple of Input
-        The columns that go in.
-    target : str
-        The column that is predicted.
-    labels : tuple of str or None
-        The classes in their order; None for a regression.
-    missing, unseen, standardise : str
-        As in `Columns`.
-    gaps : tuple of str
-        Further texts that stand for a missing value.
-    survival : bool
-        Whether the target is a time and an event.
-    sites : dict
-        Client -> Statistics; "" where all clients share them.
+    inputs: the columns that go in     target: the column that is predicted
+    labels: the classes in their order; None for a regression     missing, unseen, standardise: as in `Columns`
+    gaps: further texts that stand for a missing value     survival: whether the target is a time and an event
+    sites: client -> Statistics; "" where all clients share them
     """
 
     inputs: tuple[Input, ...]
@@ -83,38 +71,11 @@ class Preparation:
         return [*numbers, *(f"{i.name} missing" for i in self.inputs if i.gap), *categories]
 
     def with_inputs(self, inputs: tuple[Input, ...]) -> "Preparation":
-        """The same for some columns only, before anything is learnt.
-
-        Parameters
-        ----------
-        inputs : tuple of Input
-            Those that are left.
-
-        Returns
-        -------
-        Preparation
-            Without statistics.
-        """
+        """The same for these columns only, without statistics: before anything is learnt."""
         return replace(self, inputs=inputs, sites={})
 
     def at(self, client: str) -> Statistics:
-        """The statistics that a client's rows are prepared with.
-
-        Parameters
-        ----------
-        client : str
-            Its name.
-
-        Returns
-        -------
-        Statistics
-            Its own, or those of all clients.
-
-        Raises
-        ------
-        DataError
-            Every client has its own, and this is none of them.
-        """
+        """The statistics of a client, its own or those of all. Raises DataError for a client that has none."""
         if ALL in self.sites:
             return self.sites[ALL]
         if client not in self.sites:
@@ -125,18 +86,7 @@ class Preparation:
         return self.sites[client]
 
     def only(self, client: str) -> "Preparation":
-        """The preparation of one client.
-
-        Parameters
-        ----------
-        client : str
-            Its name.
-
-        Returns
-        -------
-        Preparation
-            With the statistics of this client, or of all, alone.
-        """
+        """The preparation with the statistics of this client alone, or of all."""
         return replace(self, sites={ALL if ALL in self.sites else client: self.at(client)})
 
     # rows to inputs
@@ -144,21 +94,10 @@ class Preparation:
     def codes(self, sheet: Sheet) -> np.ndarray:
         """The cells of a table as numbers.
 
-        Parameters
-        ----------
-        sheet : Sheet
-            The table; its columns may be in any order, and further ones are not used.
-
-        Returns
-        -------
-        array [N, columns]
-            float64: numbers, and the positions of values of categories; NaN for a gap, -1 for an unseen value.
-
-        Raises
-        ------
-        DataError
-            A column is missing, or a cell, named by file, line and column, is no number, a gap or unseen where these
-            are refused.
+        sheet: the table; its columns may be in any order, and further ones are not used
+        Returns [N, columns] float64: numbers, and the positions of values of categories; NaN for a gap, -1 for an
+        unseen value. Raises DataError where a column is missing, or a cell, named by file, line and column, is no
+        number, a gap or unseen where these are refused.
         """
         return np.stack([self._coded(sheet, i) for i in self.inputs], 1) if self.inputs else np.zeros((0, 0))
 
@@ -188,22 +127,9 @@ class Preparation:
     def targets(self, sheet: Sheet, name: str | None = None) -> np.ndarray:
         """The targets of a table.
 
-        Parameters
-        ----------
-        sheet : Sheet
-            The table.
-        name : str or None
-            The column that holds them; None: the one of the training.
-
-        Returns
-        -------
-        array [N]
-            int64 positions among the classes, or float64 numbers.
-
-        Raises
-        ------
-        DataError
-            The column is missing, or a cell, named by file, line and column, is neither a class nor a number.
+        sheet: the table     name: the column that holds them; None: the one of the training
+        Returns [N] int64 positions among the classes, or float64 numbers. Raises DataError where the column is missing,
+        or a cell, named by file, line and column, is neither a class nor a number.
         """
         name = name or self.target
         if name not in sheet.columns:
@@ -220,22 +146,8 @@ class Preparation:
     def transform(self, codes: np.ndarray, client: str) -> np.ndarray:
         """A client's rows as inputs, by a ColumnTransformer of scikit-learn.
 
-        Parameters
-        ----------
-        codes : array [N, columns]
-            As `codes` gives them.
-        client : str
-            Whose statistics are used.
-
-        Returns
-        -------
-        array [N, inputs]
-            float32, in the order of `names`.
-
-        Raises
-        ------
-        DataError
-            A number is beyond float32.
+        codes: [N, columns] as `codes` gives them     client: whose statistics are used
+        Returns [N, inputs] float32, in the order of `names`. Raises DataError for a number beyond float32.
         """
         with np.errstate(over="ignore"):
             out = np.asarray(self._transformer(self.at(client)).transform(codes), dtype=np.float32)
@@ -270,22 +182,9 @@ class Preparation:
     def fitted(self, parts: Mapping[str, Split | None], names: Sequence[str]) -> "tuple[Preparation, dict[str, Any]]":
         """Learn from the training part, and prepare every part; what has been learnt before stays, for newcomers.
 
-        Parameters
-        ----------
-        parts : dict of Split
-            "train" and others, their inputs as `codes` gives them.
-        names : sequence of str
-            [n] the clients.
-
-        Returns
-        -------
-        tuple of Preparation and dict
-            What was learnt, and the parts with the inputs of the model.
-
-        Raises
-        ------
-        DataError
-            A part has a value that the training part has not, where that is refused.
+        parts: "train" and others, their inputs as `codes` gives them     names: [n] the clients
+        Returns what was learnt, and the parts with the inputs of the model. Raises DataError where a part has a value
+        that the training part has not, and that is refused.
         """
         train = parts["train"]
         assert train is not None
@@ -363,13 +262,7 @@ class Preparation:
     # as JSON
 
     def dump(self) -> dict[str, Any]:
-        """As JSON holds it.
-
-        Returns
-        -------
-        dict
-            Strings, numbers, lists and None only.
-        """
+        """Return it as JSON holds it."""
         found = {
             k: getattr(self, k) for k in ("target", "labels", "missing", "unseen", "standardise", "gaps", "survival")
         }
@@ -381,25 +274,7 @@ class Preparation:
 
     @classmethod
     def read(cls, found: Any, where: str) -> "Preparation":
-        """What `dump` gave.
-
-        Parameters
-        ----------
-        found : dict
-            From JSON.
-        where : str
-            The file, for errors.
-
-        Returns
-        -------
-        Preparation
-            The same.
-
-        Raises
-        ------
-        DataError
-            It is none.
-        """
+        """Read back what `dump` returned. Raises DataError for anything else. where: the file, for errors"""
         try:
             inputs = tuple(
                 Input(str(i["name"]), None if i["values"] is None else tuple(map(str, i["values"])), bool(i["gap"]))

@@ -65,6 +65,15 @@ def held_out(
     return kept, held
 
 
+def held_of_each(
+    names: Sequence[str], counts: np.ndarray, fraction: float, seed: int, purpose: int
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """`held_out` of every client with `counts: [n]` samples, drawn by its name."""
+    pairs = (held_out(int(k), fraction, keyed(seed, purpose, name)) for name, k in zip(names, counts, strict=True))
+    kept, held = zip(*pairs, strict=True)
+    return list(kept), list(held)
+
+
 def largest_remainder(counts: np.ndarray, total: int) -> np.ndarray:
     """Split `total` seats in the ratio of integer `counts: [C]`; they sum to `total`, each within 1 of its share.
 

@@ -216,7 +216,7 @@ def images(x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class ClientFile:
-    """What one client's file holds: name, (x, y) and, in an npz, perhaps a test set of its own."""
+    """Contents of one client's file: name, (x, y) and, in an npz, perhaps a test set of its own."""
 
     name: str
     train: tuple[np.ndarray, np.ndarray]

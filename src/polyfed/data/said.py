@@ -1,4 +1,4 @@
-"""What a site says of its file before the first round, as types: `schema.File` says it, `schema.settle` hears it."""
+"""Types of a site's description of its file before the first round: `schema.File` says it, `schema.settle` hears it."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""What a site says of its file before the first round, what follows from that for all sites, and the file prepared so.
+"""Descriptions of sites' files before the first round, what follows from them for all sites, and files prepared so.
 
 Only what must agree between sites is said: columns by name and kind, values of categories, labels, shapes, numbers of
 rows. A text that may identify a row is not said: of a column whose texts are all distinct, or more than `FEW`, only
@@ -29,7 +29,7 @@ from polyfed.data.tables import Table, weights_of
 
 @dataclass(frozen=True)
 class Cut:
-    """How a site's rows are divided: a draw keyed by its name. Files with a test set of their own keep it."""
+    """Division of a site's rows: a draw keyed by its name. Files with a test set of their own keep it."""
 
     seed: int
     test: float
@@ -82,7 +82,7 @@ class File:
     # what it says
 
     def schema(self) -> Csv | Npz:
-        """What the site says of it."""
+        """The site's own description of it."""
         if self.sheet is None:
             return self._arrays()
         left = [name for name in self.sheet.columns if name not in _apart(self.columns)]
@@ -137,7 +137,7 @@ class File:
         )  # fmt: skip
 
     def rarest(self, said: Csv | Npz) -> dict[str, int]:
-        """Of every column whose values it says, the fewest rows that one has; of values that [columns] lists, none."""
+        """Fewest rows of a value, for every column whose values it says; of values that [columns] lists, none."""
         if isinstance(said, Npz) or self.sheet is None:
             counts = self.train[1].unique(return_counts=True)[1] if isinstance(said, Npz) and said.labels else None
             return {} if counts is None else {"targets": int(counts.min())}
@@ -197,7 +197,7 @@ class File:
     # sums over its training rows, for "standardise = pooled"
 
     def sums(self, blank: Preparation, what: str, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What the server adds up over sites, of each column of numbers (the target is last where it is a number).
+        """Sums that the server adds up over sites, of each column of numbers (the target is last where it is a number).
 
         "counts": how many values are there, and how many are at most `at` [k, columns], as ordered integers
         "sums": with gaps filled by `fill`, and how many values are there     "squares": about `mean`
@@ -218,7 +218,7 @@ class File:
 
 @dataclass(frozen=True)
 class Settled:
-    """What all sites have in common.
+    """Facts that all sites have in common.
 
     inputs: shape of one     classes: None for numbers     numbered: the labels that are classes 0, 1, ...
     preparation: of tables, without statistics unless they are everybody's
@@ -241,7 +241,7 @@ class Settled:
 
     @classmethod
     def read(cls, found: Any) -> "Settled":
-        """What `dump` gave. Raises DataError for anything else."""
+        """Read back what `dump` returned. Raises DataError for anything else."""
         try:
             about, numbered = found["preparation"], found["numbered"]
             return cls(
@@ -262,7 +262,7 @@ KEYS = ("inputs", "outputs", "classes", "integers", "numbered", "notes", "weight
 
 
 def settle(said: Mapping[str, Csv | Npz], columns: Columns) -> Settled:
-    """What follows from what all sites say, by name, in their order.
+    """Work out what follows from what all sites say, by name, in their order.
 
     Raises DataError, in one line that names site and column, where they do not fit.
     """
@@ -442,7 +442,7 @@ def _task(columns: Columns) -> str:
 
 
 def with_statistics(settled: Settled, fill: np.ndarray, shift: np.ndarray, scale: np.ndarray) -> Settled:
-    """What is settled with everybody's statistics; of the target last, where it is scaled."""
+    """Return what is settled with all sites' statistics; of the target last, where it is scaled."""
     assert settled.preparation is not None
     d = len(fill)
     target = [float(shift[d]), float(scale[d])] if len(shift) > d else None

@@ -37,7 +37,7 @@ USABLE = ("number", "binary", "category")
 
 
 def canonical(text: str) -> str:
-    """What a text is matched by: a plain decimal by its number, true and false whatever their case, others as written.
+    """Form in which a text is matched: a decimal by its number, true and false in any case, others as written.
 
     1, 1.0, 01 and +1 match, and so do TRUE and True.
     """
@@ -84,7 +84,7 @@ class Sheet:
 
     @cached_property
     def comma(self) -> bool:
-        """Whether numbers are written 1,5: then 1.234 is no number, for it may be a thousand."""
+        """True where numbers are written 1,5: then 1.234 is no number, for it may be a thousand."""
         return self.delimiter != "," and any(
             COMMA.fullmatch(c) and c[-1] != "," for cells in self.columns.values() for c in cells
         )
@@ -104,7 +104,7 @@ class Sheet:
         return cell.replace(",", ".") if self.comma and COMMA.fullmatch(cell) else cell
 
     def keys(self, column: str) -> list[str]:
-        """What the cells of a column are matched by."""
+        """Forms in which the cells of a column are matched."""
         cells = self.columns[column]
         known = {c: c if self.comma and "." in c else canonical(self.plain(c)) for c in set(cells)}
         return [known[c] for c in cells]
@@ -115,7 +115,7 @@ class Sheet:
         return [at.get(cell, at.get(k)) for cell, k in zip(self.columns[column], self.keys(column), strict=True)]
 
     def missing(self, column: str, gaps: Collection[str] = ()) -> list[bool]:
-        """Whether the cells of a column say that a value is missing. gaps: further texts that say so."""
+        """Mask of the cells of a column that say that a value is missing. gaps: further texts that say so."""
         there = {*gaps, *map(canonical, gaps)}
         keys = self.keys(column) if gaps else self.columns[column]
         return [c.lower() in GAPS or c in there or k in there for c, k in zip(self.columns[column], keys, strict=True)]
@@ -129,17 +129,17 @@ def read(path: Path) -> Sheet:
     return Sheet(str(path), [line for line, _ in rows], columns, delimiter)
 
 
-def sheet_of(frame: object, where: str = "rows") -> Sheet:
+def sheet_of(frame: object) -> Sheet:
     """The rows of a DataFrame, as they would be read from a file."""
     import pandas as pd  # here, because it is slow to import
 
     if not isinstance(frame, pd.DataFrame):
-        raise DataError(f"{where}: found a {type(frame).__name__}, expected a pandas DataFrame")
+        raise DataError(f"rows: found a {type(frame).__name__}, expected a pandas DataFrame")
     names = [str(c) for c in frame.columns]
     if len(set(names)) < len(names):
-        raise DataError(f"{where}: two columns are called {next(n for n in names if names.count(n) > 1)!r}")
+        raise DataError(f"rows: two columns are called {next(n for n in names if names.count(n) > 1)!r}")
     text = {n: ["" if pd.isna(v) else _text(v) for v in frame.iloc[:, k].tolist()] for k, n in enumerate(names)}
-    return Sheet(where, list(range(2, len(frame) + 2)), text)
+    return Sheet("rows", list(range(2, len(frame) + 2)), text)
 
 
 def _text(value: object) -> str:
@@ -147,7 +147,7 @@ def _text(value: object) -> str:
 
 
 class Cells(NamedTuple):
-    """What one site's file holds in a column: enough to tell, from those of all sites, what the column is.
+    """Contents of a column in one site's file: enough to tell, from those of all sites, what the column is.
 
     numbers: how many cells hold one     texts: distinct ones (`spelt`); None where a site says only that there are many
     range: least and largest number     whole: whether all texts are integers     dates: whether all are dates
@@ -178,7 +178,7 @@ class Cells(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """What a column holds over all sites.
+    """Contents of a column over all sites.
 
     kind: "number", "binary" (two numbers), "category", "constant", "empty", "date", "identifier", "text" (too many
     texts for a category), "notation" (texts that look like numbers) or "mixed" (numbers and texts)
@@ -216,7 +216,7 @@ def declared(columns: Columns, name: str) -> Sequence[str] | None:
 
 
 def survey(sheets: Sequence[Sheet], columns: Columns) -> dict[str, Column]:
-    """What every column holds, in the order of the first file, those of other sites only last."""
+    """Survey every column, in the order of the first file, those of other sites only last."""
     names = dict.fromkeys(name for sheet in sheets for name in sheet.columns)
     return {
         name: merged(name, [cells_of(s, name, columns) for s in sheets if name in s.columns], sheets, columns)
@@ -225,7 +225,7 @@ def survey(sheets: Sequence[Sheet], columns: Columns) -> dict[str, Column]:
 
 
 def cells_of(sheet: Sheet, name: str, columns: Columns) -> Cells:
-    """What a file holds in a column."""
+    """Survey a column of one file."""
     cells, missing, numbers = sheet.columns[name], sheet.missing(name, columns.gaps), sheet.numbers(name)
     there = [k for k, gap in enumerate(missing) if not gap]
     found = [v for k in there if (v := numbers[k]) is not None]
@@ -253,7 +253,7 @@ def cells_of(sheet: Sheet, name: str, columns: Columns) -> Cells:
 
 
 def _compact(text: str) -> bool:
-    """Whether a text is a date of 1900 to 2099 written as 20240314."""
+    """True for a date of 1900 to 2099 written as 20240314."""
     if not re.fullmatch(r"(19|20)[0-9]{6}", text):
         return False
     try:
@@ -263,7 +263,7 @@ def _compact(text: str) -> bool:
 
 
 def _notation(texts: Collection[str]) -> bool:
-    """Whether more than half of the texts look like numbers."""
+    """True where more than half of the texts look like numbers."""
     return 2 * sum(NOTATION.fullmatch(t) is not None for t in texts) > len(texts)
 
 

@@ -87,7 +87,7 @@ class Table:
         return [c for c in left if c.kind not in ("constant", "empty")]
 
     def becomes(self, column: Column) -> str:
-        """What becomes of a column, in a few words."""
+        """Describe a column in one line."""
         if column.name in self.columns.drop:
             return "left out, as asked"
         if column.name == self.columns.weights:
@@ -110,7 +110,7 @@ class Table:
         return f"input{gap}"
 
     def problems(self) -> list[str]:
-        """What stands in the way, a part of a line each."""
+        """List what stands in the way, a part of a line each."""
         said = [line for name in self.outcome for line in self._of_target(self.found[name])]
         said += [line for c in self.inputs for line in self._of_input(c)]
         if drop := [c.name for c in self.inputs if c.kind not in USABLE]:
@@ -135,7 +135,7 @@ class Table:
             yield f"{where}: found {cell!r}, a gap ({c.gaps} of {c.cells} cells); {self.advice}"
 
     def _of_target(self, c: Column) -> Iterator[str]:
-        """What is wrong with the column of the target, or of times or events."""
+        """Say what is wrong with the column of the target, or of times or events."""
         task, labels = self.columns.task, self.columns.labels
         if c.lacking:
             for sheet in c.lacking:
@@ -179,7 +179,7 @@ class Table:
     # as a data set
 
     def preparation(self) -> Preparation:
-        """How rows become inputs, before anything is learnt."""
+        """Preparation of the rows before anything is learnt."""
         inputs = tuple(
             Input(
                 c.name, c.values if c.kind == "category" else None, declared=declared(self.columns, c.name) is not None
@@ -251,7 +251,7 @@ class Table:
         return np.stack([time, event], 1)
 
     def notes(self, prepared: Preparation, classes: int | None) -> tuple[str, ...]:
-        """What was decided, for the report."""
+        """Decisions, for the report."""
         c, said = self.columns, []
         last = "" if c.outcome else " (the last column)"
         what = "survival" if c.task == "survival" else "a regression" if classes is None else f"{classes} classes"

@@ -18,7 +18,7 @@ from polyfed.base.errors import DataError
 SIDE = 64
 
 
-def read_folder(folder: Path, threads: int = 4) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def read_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(x [N, 3, 64, 64] uint8, y [N] int64, x_val, y_val); classes are numbered in the alphabetic order of wnids.txt.
 
     Raises DataError, one line with the file, for a file that is missing or no JPEG of 64 x 64, and for a class that
@@ -36,7 +36,7 @@ def read_folder(folder: Path, threads: int = 4) -> tuple[np.ndarray, np.ndarray,
         validation.append((folder / "val" / "images" / file, number[wnid]))
     if not train or not validation:
         raise DataError(f"{folder}: no images in train/CLASS/images, or none listed in val/val_annotations.txt")
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(4) as pool:
         x, x_val = (_decoded([path for path, _ in part], pool) for part in (train, validation))
     y, y_val = (np.array([label for _, label in part], dtype=np.int64) for part in (train, validation))
     return x, y, x_val, y_val

@@ -1,1 +1,1 @@
-"""Who gains from whom: every coalition of the clients as a federation of its own, and what follows from the scores."""
+"""Coalitions, or who gains from whom: every one as a federation of its own, and what follows from the scores."""

@@ -122,7 +122,7 @@ class Found:
         return found
 
     def evidence(self, client: int, weights: np.ndarray) -> Evidence:
-        """What is known of a combination of one client's scores. weights: [K], or [S, K] where they differ by seed"""
+        """Evidence on a combination of one client's scores. weights: [K], or [S, K] where they differ by seed"""
         w = np.broadcast_to(weights, (len(self.seeds), len(self.place)))
         means, parts = [], []
         for s in range(len(self.seeds)):

@@ -1,4 +1,4 @@
-"""What a folder of coalitions says, from its run folders alone: every number is a combination of scores in them."""
+"""Results of a folder of coalitions, from its run folders alone: every number is a combination of scores in them."""
 
 import json
 import math
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @checked
 @dataclass(frozen=True, eq=False)
 class Coalitions:
-    """Who gains from whom.
+    """Result of `coalitions`: who gains from whom.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ class Coalitions:
         return found.reindex(index=list(self.names), columns=list(self.names))
 
     def tables(self) -> "list[Table]":
-        """Who helps whom, the clients, the partitions and the methods held against them, as they are printed."""
+        """Tables as they are printed: who helps whom, the clients, the partitions and the methods held against them."""
         from polyfed.games.show import tables
 
         return tables(self)

@@ -207,7 +207,7 @@ class Game:
 
     @property
     def _own(self) -> Contender:
-        """What a client does alone."""
+        """Score of a client that trains alone."""
         lr = getattr(self.methods[0], "lr", None)
         return Local(float(lr)) if isinstance(lr, int | float) else Local()
 

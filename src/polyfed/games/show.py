@@ -57,7 +57,6 @@ def answer(found: "Coalitions") -> str:
 
 
 def _stable(row: Mapping[Any, Any]) -> str:
-    """How a partition holds, in words."""
     if not isinstance(row.get("nash"), bool | np.bool_):
         return "not judged: some coalitions were not trained"
     names = {"core": "core stable", "individual": "individually stable", "nash": "Nash stable"}

@@ -96,7 +96,7 @@ def sampled(orders: Sequence[Walk], receiver: int, giver: int) -> Weights:
 
 
 def standard_error(changes: np.ndarray) -> float:
-    """Of a mean of sampled changes, exactly 0 where all are equal; NaN for fewer than two."""
+    """Standard error of a mean of sampled changes, exactly 0 where all are equal; NaN for fewer than two."""
     return float((changes - changes[0]).std(ddof=1) / math.sqrt(len(changes))) if len(changes) > 1 else math.nan
 
 
@@ -113,8 +113,8 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Stability:
-    """Whether a partition of the players holds, and against each notion that it lacks the deviation with the most to
-    gain (for a set of players: for the one who gains least).
+    """Stability of a partition of the players; for each notion that fails, the deviation that gains most (for a set of
+    players: for the one who gains least).
 
     nash: nobody would rather be alone or in another coalition of the partition
     individual: nobody would rather move to where all those who are there would not lose by it

@@ -40,7 +40,7 @@ class Seen:
 
     @cached_property
     def kind(self) -> Kind | None:
-        """What is predicted: classes, numbers (one output per number) or a risk (survival); None: none of these."""
+        """Kind of target: classes, numbers (one output per number) or a risk (survival); None: none of these."""
         y, each = self.target, self.output.numel() == len(self.target)
         single = self.output.numel() == y.numel()
         if y.is_floating_point():
@@ -127,9 +127,9 @@ TERMS = Setting(
 @checked
 @dataclass(frozen=True)
 class Metric(Configured):
-    """How good a client's model is on the client's samples, as one number."""
+    """A measure of how good a client's model is on the client's samples, as one number."""
 
-    name: str = setting(doc="What it is called in files and tables.")
+    name: str = setting(doc="Name in files and tables.")
     unit: str = setting(
         "", doc='"%": a share, printed as a percentage; "target": in the unit of the targets; "": a plain number.'
     )
@@ -143,19 +143,19 @@ class Metric(Configured):
         "of a client.",
     )
     kind: Kind | None = setting(
-        None, doc='What the model must predict: "classes", "two classes", "numbers" or "survival"; None: anything.'
+        None, doc='Kind of target: "classes", "two classes", "numbers" or "survival"; None: any.'
     )
-    root: bool = setting(False, doc="Whether to take the square root of the mean over samples.")
+    root: bool = setting(False, doc="True: the square root of the mean over samples.")
     terms: Callable[[Seen], np.ndarray] | None = field(
         default=None, repr=False, compare=False, metadata={"setting": TERMS}
     )
-    title: str = setting("", doc="Its name in a sentence.")
+    title: str = setting("", doc="Name in a sentence.")
     decimals: Annotated[int, Limits(ge=0, le=100)] | None = setting(
-        None, doc="How many are printed; None: four significant figures."
+        None, doc="Decimals that are printed; None: four significant figures."
     )
     lacks: str = setting("no value", doc='Why a client may have no score, such as "one class".')
-    least: float | None = setting(None, doc="The lowest value that there can be; None: there is none.")
-    most: float | None = setting(None, doc="The highest value that there can be; None: there is none.")
+    least: float | None = setting(None, doc="Lowest possible value; None: no bound.")
+    most: float | None = setting(None, doc="Highest possible value; None: no bound.")
     classwise: Annotated[int, Limits(ge=0)] = setting(
         0,
         doc="0, or where it is taken class by class (or by those who have the event), so that it hangs on the "
@@ -164,7 +164,7 @@ class Metric(Configured):
     )
     guesses: bool = setting(
         False,
-        doc="Whether it counts right guesses class by class, so that two models may agree on every sample of a class.",
+        doc="True where right guesses count class by class: two models may agree on every sample of a class.",
     )
 
     def __post_init__(self) -> None:
@@ -177,12 +177,12 @@ class Metric(Configured):
 
     @property
     def span(self) -> float:
-        """How far apart two values can be."""
+        """Largest distance of two values."""
         return math.inf if self.least is None or self.most is None else self.most - self.least
 
     @property
     def pooled(self) -> bool:
-        """Whether its value on all samples together is the mean over clients, weighted by their samples."""
+        """True where its value on all samples together is the mean over clients, weighted by their samples."""
         return self.per == "sample" and not self.root
 
     @property
@@ -212,7 +212,7 @@ class Metric(Configured):
         return self.sign * given if self.sign else -abs(given - self.aim)
 
     def fits(self, seen: Seen) -> bool:
-        """Whether it can be computed from such outputs and targets.
+        """True where it can be computed from such outputs and targets.
 
         Parameters
         ----------

@@ -72,7 +72,7 @@ def _against_the_rest(score: Callable[[np.ndarray, np.ndarray], float], seen: Se
 
 
 def _terms_against_the_rest(added: Callable[[np.ndarray, np.ndarray], np.ndarray], seen: Seen) -> np.ndarray:
-    """What every sample adds to `_against_the_rest`."""
+    """Terms of the samples, of `_against_the_rest`."""
     y, rank = seen.classes, seen.ranking
     present = np.unique(y)
     if len(present) < 2:
@@ -82,7 +82,7 @@ def _terms_against_the_rest(added: Callable[[np.ndarray, np.ndarray], np.ndarray
 
 
 def _auc(seen: Seen) -> float:
-    """How often a sample of the class ranks above one that is not of it, a tie counted as half (Mann and Whitney).
+    """Chance that a sample of the class ranks above one that is not of it, a tie counted as half (Mann and Whitney).
 
     By sorting: scikit-learn's takes 60 times as long on a small site, most of it to check its arguments.
     """
@@ -275,7 +275,7 @@ _ALL = (
 
 
 def _named_well(name: str) -> bool:
-    """Whether files and tables can hold a metric of this name."""
+    """True where files and tables can hold a metric of this name."""
     return bool(NAME.fullmatch(name)) and name not in TAKEN + FILED and not name.endswith("_bytes")
 
 
@@ -290,8 +290,8 @@ Metrics = str | Metric | Callable[..., Any] | Sequence[Any]
 
 
 def metrics_of(given: Metrics | None) -> tuple[Metric, ...]:
-    """What was asked for as metrics: names ("auc,brier", or a list), metrics, functions (output, target) -> number, and
-    scikit-learn's scorers.
+    """Read what was asked for as metrics: names ("auc,brier", or a list), metrics, functions (output, target) ->
+    number, and scikit-learn's scorers.
 
     A name that is not known here may be one of a scikit-learn scorer. Raises ConfigError, in one line.
     """
@@ -407,7 +407,7 @@ def _answered(scorer: Any, seen: Seen) -> float:
 
 
 def _estimator(mixin: Any, answers: Mapping[str, np.ndarray]) -> Any:
-    """What scikit-learn takes for a fitted estimator, with these answers to its methods."""
+    """Make what scikit-learn takes for a fitted estimator, with these answers to its methods."""
 
     def method(name: str, answer: Any) -> Callable[..., Any]:
         def said(*_: Any) -> Any:

@@ -21,13 +21,13 @@ def _jackknifed(whole: np.ndarray | float, without: np.ndarray) -> np.ndarray:
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Of sum(above) / sum(below)."""
+    """Terms of sum(above) / sum(below)."""
     value = above.sum() / below.sum()
     return value + (above - value * below) / below.mean()
 
 
 def rmse(squared: np.ndarray) -> np.ndarray:
-    """Of the root of the mean of `squared` errors [..., n]: the jackknife."""
+    """Terms of the root of the mean of `squared` errors [..., n]: the jackknife."""
     n = squared.shape[-1]
     if n < 2:
         return np.sqrt(squared)
@@ -37,7 +37,7 @@ def rmse(squared: np.ndarray) -> np.ndarray:
 
 
 def r2(predicted: np.ndarray, true: np.ndarray) -> np.ndarray:
-    """Of the mean over targets of 1 - squared errors / squared deviations. predicted, true: [n, k]"""
+    """Terms of the mean over targets of 1 - squared errors / squared deviations. predicted, true: [n, k]"""
     missed, spread = (true - predicted) ** 2, (true - true.mean(0)) ** 2
     if not (spread.sum(0) > 0).all():
         return np.full(len(true), math.nan)
@@ -45,8 +45,8 @@ def r2(predicted: np.ndarray, true: np.ndarray) -> np.ndarray:
 
 
 def auc(score: np.ndarray, positive: np.ndarray) -> np.ndarray:
-    """Of the area under the curve, from each sample's placement among the other class, such that the variance is that
-    of DeLong, DeLong and Clarke-Pearson (Biometrics 44, 1988). score: [..., n] higher for positive; positive: [..., n]
+    """Terms of the area under the curve, by each sample's place among the other class; their variance is that of
+    DeLong, DeLong and Clarke-Pearson (Biometrics 44, 1988). score: [..., n] higher for positive; positive: [..., n]
     """
     rankdata: Any = import_module("scipy.stats").rankdata  # slow to import
     positive = np.broadcast_to(positive, score.shape)
@@ -62,7 +62,7 @@ def auc(score: np.ndarray, positive: np.ndarray) -> np.ndarray:
 
 
 def average_precision(score: np.ndarray, positive: np.ndarray) -> np.ndarray:
-    """Of the mean over positives of the precision among the samples that score as high: the jackknife."""
+    """Terms of the mean over positives of the precision among the samples that score as high: the jackknife."""
     n, ones = len(score), int(positive.sum())
     if not 0 < ones < n:
         return np.full(n, math.nan)
@@ -84,7 +84,7 @@ def average_precision(score: np.ndarray, positive: np.ndarray) -> np.ndarray:
 
 
 def balanced_accuracy(right: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Of the mean over classes of the share of their samples that are right."""
+    """Terms of the mean over classes of the share of their samples that are right."""
     out, known = np.empty(len(right)), np.unique(classes)
     recalls = [right[classes == k].mean() for k in known]
     for k, recall in zip(known, recalls, strict=True):
@@ -95,13 +95,13 @@ def balanced_accuracy(right: np.ndarray, classes: np.ndarray) -> np.ndarray:
 
 
 def f1(guess: np.ndarray, classes: np.ndarray, of: np.ndarray) -> np.ndarray:
-    """Of the mean over the classes `of` of 2 hits / (samples of the class + guesses of it)."""
+    """Terms of the mean over the classes `of` of 2 hits / (samples of the class + guesses of it)."""
     parts = [_ratio(2.0 * ((guess == k) & (classes == k)), (guess == k) + 1.0 * (classes == k)) for k in of]
     return np.mean(parts, axis=0)
 
 
 def concordance(risk: np.ndarray, time: np.ndarray, event: np.ndarray) -> np.ndarray:
-    """Of the share of ordered pairs, see `scores`: the jackknife over samples."""
+    """Terms of the share of ordered pairs, see `scores`: the jackknife over samples."""
     n = len(risk)
     pairs, right = np.zeros(n), np.zeros(n)  # that a sample is in
     for i in np.flatnonzero(event > 0):

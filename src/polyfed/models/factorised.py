@@ -211,7 +211,7 @@ def _value(tensors: Mapping[str, Tensor], name: str, shape: torch.Size) -> Tenso
 
 
 def _instead(layer: nn.Module, name: str, tensors: Mapping[str, Tensor], sparse: str) -> nn.Module | None:
-    """What is run in place of a layer with factors; None: the layer itself."""
+    """Return the module to run in place of a layer with factors; None: the layer itself."""
     rest = f"{name}.at" in tensors
     if rest and (sparse == "merged" or (isinstance(layer, nn.Conv2d) and not _unfolds(layer))):
         return None
@@ -223,7 +223,7 @@ def _instead(layer: nn.Module, name: str, tensors: Mapping[str, Tensor], sparse:
 
 
 def _unfolds(layer: nn.Conv2d) -> bool:
-    """Whether F.unfold takes the layer's padding."""
+    """True where F.unfold takes the layer's padding."""
     return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
 
 

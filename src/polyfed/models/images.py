@@ -1,4 +1,4 @@
-"""What every model for images needs: the input shape as channels, height and width, and grey images given a channel."""
+"""Common parts of models for images: the input shape as channels, height and width, and grey images given a channel."""
 
 from torch import nn
 

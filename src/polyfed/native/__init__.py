@@ -25,7 +25,7 @@ Rows = tuple[int, int]  # an address, and from one client's row how many numbers
 
 
 class Job(ctypes.Structure):
-    """What one call trains; see kernel.cpp."""
+    """Description of one call to the kernel; see kernel.cpp."""
 
     _fields_ = [
         ("layers", ctypes.c_int64),

@@ -1,4 +1,4 @@
-"""What a recipe is made of. It runs through a `Bench`, which keeps everything that is finished in the recipe's folder,
+"""Parts of a recipe. It runs through a `Bench`, which keeps everything that is finished in the recipe's folder,
 so that a second call continues where the first was cut off, and ends in an `Outcome`.
 """
 
@@ -49,7 +49,7 @@ SIZES: tuple[Size, ...] = ("small", "paper")  # that every recipe has
 
 @dataclass
 class Outcome:
-    """What a recipe found. figures: file name without ending -> figure"""
+    """Outcome of a recipe. figures: file name without ending -> figure"""
 
     tables: list[Table] = field(default_factory=list)
     figures: dict[str, "Figure"] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Recipe:
     recorded: bool = True
 
     def outcome(self, bench: "Bench") -> Outcome:
-        """What it finds, with how its settings were chosen."""
+        """Run it and return what it finds, with how its settings were chosen."""
         found = self.run(bench)
         return replace(found, notes=[*found.notes, *bench.tuning()])
 
@@ -100,7 +100,7 @@ class Recipe:
 
     @property
     def about(self) -> str:
-        """What it shows: the function's docstring."""
+        """The question it answers: the function's docstring."""
         return " ".join((self.run.__doc__ or "").split())
 
 
@@ -214,7 +214,7 @@ class Bench:
     def check(
         self, key: str, algorithms: Mapping[str, Algorithm], seeds: Sequence[int], settings: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """What comparison.toml of the folder `key` is to hold; refused where it holds something else."""
+        """Refuse a folder `key` whose comparison.toml is of another experiment."""
         settings = {"device": self.device, **settings}
         plain = {kebab(k): v for k, v in settings.items() if isinstance(v, int | float | str)}
         config = config_of(algorithms, list(seeds), plain) | {"traced": _traced(settings)}
@@ -244,7 +244,7 @@ class Bench:
         return tuple(kept["best"])
 
     def tuning(self) -> list[str]:
-        """How many trials every choice had, and how many are at an edge, in a line; none where nothing was chosen."""
+        """Trials of every choice, and how many ended at an edge, in a line; none where nothing was chosen."""
         if not self.choices:
             return []
         counts = sorted({trials for trials, _ in self.choices.values()})
@@ -258,7 +258,7 @@ class Bench:
         return self.all_of([(key, seed, partial(compute, seed)) for seed in self.seeds])
 
     def all_of(self, tasks: Sequence[tuple[str, int, Callable[[], T]]]) -> list[T]:
-        """What the tasks return, (label, seed, task) each. Where there is room, processes apart compute it side by side
+        """Results of the tasks (label, seed, task). Where there is room, processes apart compute them side by side
         beforehand: what takes long must be kept in the folder, by `once` or `compare`, and is then only read here.
         """
         room = parallel.room(pick_device(self.device).type)

@@ -139,7 +139,7 @@ def pack(bench: Bench, recipe: str) -> Path:
 
 
 def _numbers(place: Path) -> Table:
-    """What a record has of a run folder."""
+    """Lines of a run folder that a record holds."""
     summary, rows = reading.summary(place), list(csv.reader(reading.text(place / "clients.csv").splitlines()))
     kept = ("samples", summary.metric)
     found: Table = {

@@ -1,4 +1,4 @@
-"""What recipes say: settings and whose they are, figures beside the printed ones, and claims with what decides them."""
+"""Tables of a recipe: settings and whose they are, figures beside the printed ones, claims and what decides them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -77,7 +77,7 @@ def ordered(
 
 
 def claims_table(claims: Sequence[Claim]) -> Table:
-    """What was claimed, and what our runs say: each for itself, and all of the table together."""
+    """Tabulate what was claimed, and what our runs say: each for itself, and all of the table together."""
     marks = {True: "gain", False: "loss", None: "quiet"}
     p = np.array([c.p for c in claims], dtype=float)
     count, clear = int(np.isfinite(p).sum()), intervals.holm(p)

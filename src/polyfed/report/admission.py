@@ -1,4 +1,4 @@
-"""What `admit` found, as a figure and a table."""
+"""Results of `admit`, as a figure and a table."""
 
 import math
 from typing import TYPE_CHECKING

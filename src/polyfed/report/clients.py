@@ -173,7 +173,7 @@ def _single(study: Study, every: bool | None) -> Table:
 
 @checked
 def gain_table(study: Study) -> Table | None:
-    """Who gains over the own model (or the common one), method by method, the best first.
+    """Table of who gains over the own model (or the common one), method by method, the best first.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a leaving costs those who stay, as a table and as a page."""
+"""Cost of a leaving for those who stay, as a table and as a page."""
 
 import math
 from html import escape

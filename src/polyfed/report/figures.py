@@ -123,7 +123,7 @@ def _curve(study: Study, label: str, column: str) -> dict[str, np.ndarray] | Non
 
 @checked
 def spread_figure(study: Study) -> Figure | None:
-    """How unequally a method serves the clients, the best method on top.
+    """Draw how unequally a method serves the clients, the best method on top.
 
     A dot per client (mean over seeds), the median a thick line; above 8 clients a box of the quartiles, with whiskers
     to the ends of the range.
@@ -173,7 +173,7 @@ def spread_figure(study: Study) -> Figure | None:
 
 @checked
 def gain_figure(study: Study, method: str | None = None) -> Figure | None:
-    """What every client gains over its own model (or the common one), the largest gain on top.
+    """Draw what every client gains over its own model (or the common one), the largest gain on top.
 
     A dot per client with its 95 % interval, filled and in colour where clear jointly over clients. Up to 30 clients are
     named; up to 400 have their intervals drawn.

@@ -1,4 +1,4 @@
-"""How sure a gain is: variances, intervals and power from what every test sample adds to it. Pure functions of arrays.
+"""Statistics of a gain: variances, intervals and power from what every test sample adds. Pure functions of arrays.
 
 A gain is method A's score minus method B's, on the same splits. `values` [splits, samples] is what each sample adds:
 its mean over a split's test samples is that split's gain, NaN where a sample was not tested. A score that is no mean,
@@ -34,7 +34,7 @@ EPSILON = 1e-12  # gains of several seeds that differ by a smaller share are the
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """What is known of one gain.
+    """Mean and variance of one gain.
 
     means: [S] the gain in every split     sampling: its variance clustered by sample, freedom: degrees of freedom of
     that; None: not known     floor: without samples, the least standard deviation over splits to believe
@@ -97,7 +97,7 @@ def spread(
 
 
 def _half_a_sample(times: np.ndarray) -> float:
-    """What half a sample gained and half lost add to the variance of a share. times: how often each is tested"""
+    """Variance of a share that half a sample gained and half lost add. times: how often each is tested"""
     return float(1 / (times.sum() ** 2 / (times @ times) + 2) ** 2)
 
 
@@ -219,15 +219,16 @@ def seen(found: Spread, share: float | None, splits: int, comparisons: int = 1) 
 
 @dataclass(frozen=True)
 class Needed:
-    """What it takes to see a gain: so many splits of the same samples, or None where no number of splits is enough;
-    and, with the splits there are, how many times as many samples."""
+    """Effort that it takes to see a gain: the number of splits of the same samples, None where none is enough; and,
+    with the splits there are, how many times as many samples.
+    """
 
     splits: int | None
     times: float
 
 
 def needed(found: Spread, share: float | None, gain: float, comparisons: int = 1) -> Needed | None:
-    """What it takes to see `gain` as clear four times in five; None where nothing is known of the spread.
+    """Effort that it takes to see `gain` as clear four times in five; None where nothing is known of the spread.
 
     More samples are taken to shrink the variance in proportion; splits of a fixed test set are training seeds.
     """

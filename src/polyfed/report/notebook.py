@@ -15,7 +15,7 @@ Final = Mapping[str, Mapping[str, np.ndarray]]
 
 
 def sentence(name: str, status: str, rounds: int, clients: Sequence[str], final: Final, metric: Metric) -> str:
-    """What came out, such as `ditto, 4 clients, finished after 60 rounds: test accuracy 81.3 %, worst 70.1 % (va)`."""
+    """Result in a line: `ditto, 4 clients, finished after 60 rounds: test accuracy 81.3 %, worst 70.1 % (va)`."""
     ended = f"{name}, {words.count(len(clients), 'client')}, {status} after {words.count(rounds, 'round')}"
     split = next((s for s in ("test", "validation", "train") if s in final), None)
     found = None if split is None else _extremes(final[split][metric.name], clients, metric)

@@ -317,7 +317,7 @@ def _data_figure(study: Study) -> list[Drawing]:
 
 
 def _settings(study: Study) -> str:
-    """What differs between the runs as a table, then every method's whole configuration folded away."""
+    """Show what differs between the runs as a table, then every method's whole configuration folded away."""
     flat = {label: _flat(study.of(label)[0].config.table) for label in study.labels}
     keys = dict.fromkeys(k for f in flat.values() for k in f)
     differ = [k for k in keys if len({json.dumps(f.get(k), default=str) for f in flat.values()}) > 1]

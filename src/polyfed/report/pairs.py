@@ -1,4 +1,4 @@
-"""Who gains: what is known of differences between runs on the same splits, with intervals and an honest verdict.
+"""Differences between runs on the same splits, with intervals and an honest verdict.
 
 How an interval is made and what it covers is in `intervals`; docs/verdicts-statistics.md has its measured error rates.
 What a study of runs says by these rules is in `verdicts`.
@@ -45,13 +45,13 @@ class Interval:
 
     @property
     def known(self) -> bool:
-        """Whether there is an interval."""
+        """True where there is an interval."""
         return math.isfinite(self.low)
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What a gain rests on.
+    """Evidence that a gain rests on.
 
     share: of the samples, how many are tested; None: the same are in every split, and there is no interval without
     scores per sample     samples: the client's, or all
@@ -125,7 +125,7 @@ def sample_std(values: Sequence[float] | np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one client (or the mean over clients) should do.
+    """Advice to one client (or on the mean over clients).
 
     choice: the method to use, or None when nothing is clear     text: the verdict in words
     best: the method with the best mean     gains: of every other method against `reference`, in the metric's units,
@@ -156,7 +156,7 @@ UNPAIRED = "not decided (no seed in common)"
 
 
 def reason(why: str) -> str:
-    """What is in the brackets."""
+    """The words in the brackets."""
     return why.partition("(")[2].removesuffix(")")
 
 
@@ -245,7 +245,7 @@ def evidence(
     one_test: bool = False,
     common: bool = False,
 ) -> Evidence:
-    """What is known of one client's gain, or of another combination of its scores, positive when better.
+    """Evidence on one client's gain, or on another combination of its scores, positive when better.
 
     gains: [S] its value in every split, NaN where there is none     parts: what each test sample adds in these splits,
     NaN where that is not known, or none where the samples are not     samples: (share tested, how many)
@@ -284,7 +284,7 @@ def floor(metric: Metric, share: float, total: int) -> float:
 
 
 def together(found: Sequence[Evidence], means: np.ndarray | None = None) -> Evidence:
-    """What is known of the unweighted mean over clients. means: [S], needed where some lack a value in a split."""
+    """Evidence on the unweighted mean over clients. means: [S], needed where some lack a value in a split."""
     whole = intervals.mean_spread([e.spread for e in found], means)
     drawn = [e.share for e in found if e.share is not None]
     share = float(np.mean(drawn)) if drawn else None

@@ -55,7 +55,7 @@ def paper_table(studies: Sequence[Study]) -> Table:
 
 
 def _titles(studies: Sequence[Study]) -> list[str]:
-    """What tells the studies apart: the data set, and the partition or the metric where it takes them."""
+    """Titles that tell the studies apart: the data set, and the partition or the metric where it takes them."""
     about = [
         (
             s.first.about.dataset or "own data",

@@ -17,7 +17,7 @@ BARS = 400  # most clients with a bar each; more are drawn as one outline
 
 @checked
 def partition_figure(study: Study, seed: int | None = None) -> Figure | None:
-    """What each client holds: training samples per class, under all its samples; for regression those alone.
+    """Draw what each client holds: training samples per class, under all its samples; for regression those alone.
 
     Parameters
     ----------

@@ -132,7 +132,7 @@ class Study:
 
     @cached_property
     def redrawn(self) -> bool:
-        """Whether clients of one name hold different data under different seeds (the partition itself was redrawn)."""
+        """True where the partition was redrawn: clients of one name hold other data under another seed."""
         drawn = list({r.seed: r for r in self.runs}.values())
         total = [r.samples("train") + r.samples("validation") + r.samples("test") for r in drawn]
         if any(len(t) != len(total[0]) or (t != total[0]).any() for t in total):

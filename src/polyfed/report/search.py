@@ -1,4 +1,4 @@
-"""What `tune` found, as a figure."""
+"""Results of `tune`, as a figure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

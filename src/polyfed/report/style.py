@@ -1,4 +1,4 @@
-"""How figures look, and how they are written: as inline SVG for pages, or as files for papers.
+"""Style of figures, and how they are written: as inline SVG for pages, or as files for papers.
 
 Inline SVG takes ink, grid and series colours from CSS variables, so one figure serves light and dark pages.
 """
@@ -65,7 +65,7 @@ def canvas(width: float = 4.7, height: float = 3.3, rows: int = 1, **grid: Any) 
 
 
 class Look(NamedTuple):
-    """How one method is drawn, in every figure of a study."""
+    """Style of one method in every figure of a study."""
 
     color: str
     marker: str

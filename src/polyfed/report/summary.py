@@ -25,13 +25,13 @@ class Line(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """How the verdict is marked, as a cell of a table."""
+        """Mark of the verdict, as a cell of a table."""
         return {"gains": "gain", "loses": "loss"}.get(self.verdict, "quiet")
 
 
 @checked
 def answer(study: Study) -> str:
-    """Whether federating pays, for whom, with which method, at what price.
+    """Say whether federating pays, for whom, with which method, at what price.
 
     A difference is claimed only where it is clear: where its interval leaves zero out, jointly over clients.
 
@@ -64,7 +64,7 @@ def headline(study: Study) -> str:
 
 
 def details(study: Study) -> list[str]:
-    """What the headline rests on: bytes, personalising against one common model, yardsticks, and caveats."""
+    """Say what the headline rests on: bytes, personalising against one common model, yardsticks, and caveats."""
     first, found = study.verdicts.lead, []
     if first is not None and study.role(first[1]) in ALONE:
         price = f"{_seeds(study, *first)}; {first[0]} moves {_bytes(study, first[0])} per client."
@@ -211,7 +211,7 @@ def _most(study: Study, down: list[str], found: dict[str, Interval]) -> str:
 
 
 def _personalised(study: Study) -> list[str]:
-    """Whether a model per client is worth it over one for all."""
+    """Say whether a model per client is worth it over one for all."""
     values, role, mean = study.verdicts.merits, study.verdicts.roles, study.verdicts.mean
     kinds: dict[str, list[str]] = {"common": [], "personalised": []}
     for label in mean.gains:
@@ -343,7 +343,7 @@ def _lacking(study: Study) -> list[str]:
 
 
 def _effort(study: Study, method: str, reference: str) -> list[str]:
-    """What it would take to see a small gain here."""
+    """Say what it would take to see a small gain here."""
     found = study.verdicts.effort(method, reference)
     if found is None:
         return []

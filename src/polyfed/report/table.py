@@ -18,7 +18,6 @@ from polyfed.base.arguments import checked
 from polyfed.base.cells import marked
 from polyfed.base.errors import ConfigError
 
-Format = Literal["rich", "html", "markdown", "latex", "csv"]
 FORMATS = ("rich", "html", "markdown", "latex", "csv")
 NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?( ?±.*| ?%)?$")  # not a formula, whatever its sign
 STYLES = {"best": "bold", "gain": "green", "loss": "red", "quiet": "dim", "": ""}

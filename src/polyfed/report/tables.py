@@ -129,7 +129,7 @@ def _compare_notes(study: Study, own: str | None) -> list[str]:
 
 
 def _beside(study: Study) -> list[str]:
-    """How good common models are that no client deploys, and how many numbers describe a structured model."""
+    """Say how good common models are that no client deploys, and how many numbers describe a structured model."""
     notes, scale = [], words.Scale(study.metric)
     for label in study.labels:
         found = [r.summary for r in study.counted(label)]
@@ -262,7 +262,7 @@ def rand_index(run: Numbers) -> float | None:
 
 @checked
 def cost_table(study: Study) -> Table:
-    """What each method cost.
+    """Table of what each method cost.
 
     Parameters
     ----------

@@ -64,7 +64,7 @@ class Grid:
 
 
 class Verdicts:
-    """What the runs of a study say, see `Study.verdicts`."""
+    """Verdicts on the runs of a study, see `Study.verdicts`."""
 
     def __init__(self, study: "Study"):
         self.study = study
@@ -130,7 +130,7 @@ class Verdicts:
         return (shown, mean.reference) if shown and mean.reference else None
 
     def choices(self) -> dict[str, int]:
-        """How many clients got each verdict, most frequent first."""
+        """Count the clients of each verdict, most frequent first."""
         texts = [v.text for v in self.clients.values()]
         return {t: texts.count(t) for t in sorted(set(texts), key=lambda t: (-texts.count(t), t))}
 
@@ -157,9 +157,9 @@ class Verdicts:
         return self._gains[label, reference]
 
     def effort(self, label: str, reference: str) -> tuple[float, int | None, float] | None:
-        """What it takes to see a small gain in the mean over clients, four times in five: (the gain, seeds or None
-        where no number of them is enough, how many times as many samples with the present seeds); None: nothing is
-        known of it."""
+        """Effort that it takes to see a small gain in the mean over clients, four times in five: (the gain, seeds or
+        None where none is enough, how many times as many samples with the present seeds); None: nothing is known of it.
+        """
         e = self.evidence(label, reference)[1]
         if e.why or e.spread.rare or not e.unit < math.inf:
             return None
@@ -221,7 +221,7 @@ class Verdicts:
         return {n: (ids, self.study.metric.sign * (each - other[n][1])) for n, (ids, each) in one.items()}
 
     def _one_test(self, seeds: Sequence[int]) -> bool:
-        """Whether all seeds have one test set, by what the runs say of their split."""
+        """True where all seeds have one test set, by what the runs say of their split."""
         told = {(r.about.seed, r.about.test) for r in self.study.runs if r.seed in seeds}
         drawn = {seed for seed, _ in told}
         return len(seeds) > 1 and (any(test == "given" for _, test in told) or (len(drawn) == 1 and None not in drawn))

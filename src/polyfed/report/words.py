@@ -48,7 +48,7 @@ def duration(seconds: float) -> str:
 
 
 class Scale:
-    """How one metric is written: a share in per cent with one decimal, others with their decimals or four figures."""
+    """Way to write a metric: a share in per cent with one decimal, others with their decimals or four figures."""
 
     def __init__(self, metric: Metric):
         self.metric = metric

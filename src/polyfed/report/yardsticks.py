@@ -1,4 +1,4 @@
-"""What a report says of the yardsticks: which methods do not beat what costs nothing, and what is an oracle."""
+"""Remarks on the yardsticks: which methods do not beat what costs nothing, and what is an oracle."""
 
 import math
 
@@ -8,7 +8,7 @@ from polyfed.report.read import ALONE, Study
 
 
 def oracles(study: Study) -> list[str]:
-    """What goes under every table with an oracle in it."""
+    """Note under every table with an oracle in it."""
     found = [label for label in study.labels if study.role(label) == "oracle"]
     if not found:
         return []

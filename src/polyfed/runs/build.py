@@ -25,7 +25,7 @@ CLIENTS = 20  # where the data has no clients of its own and no number is given
 
 
 class Parts:
-    """What an experiment is made of. The data set is read once; federations and models follow from the seed.
+    """Parts that an experiment is made of. The data set is read once; federations and models follow from the seed.
 
     `experiment` is complete: partition, clients, test rule, model and loss are those that are used.
     """
@@ -138,12 +138,12 @@ class Parts:
         return dataclasses.replace(e, data=data, model=model, settings=settings)
 
     def training(self, seed: int | None = None) -> Settings:
-        """How a run of this seed trains."""
+        """Settings of a run of this seed."""
         s = self.experiment.settings
         return dataclasses.replace(s, seed=s.seed if seed is None else seed, seeds=None)
 
     def describe(self, method: Method) -> dict[str, Any]:
-        """What config.toml says beyond what `fit` knows."""
+        """Describe for config.toml what `fit` does not know."""
         e = self.experiment
         tables = {"data": e.data.dump(), "model": model_table(e.model), "algorithm": method.table()}
         tables |= {"columns": found} if (found := e.columns.dump()) else {}

@@ -94,7 +94,7 @@ class Experiment:
 
     @property
     def single(self) -> bool:
-        """Whether this is one run, and not a comparison of several."""
+        """True for one run, and not a comparison of several."""
         return len(self.methods) == 1 and len(self.seeds) == 1
 
     def toml(self) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class RunFolder:
         shutil.rmtree(self.path / "rows", ignore_errors=True)
 
     def begin(self, run: Result, fresh: bool) -> None:
-        """What describes the run: config.toml, federation.json, partition.safetensors, fixed.safetensors.
+        """Write what describes the run: config.toml, federation.json, partition.safetensors, fixed.safetensors.
 
         fresh: start over; otherwise metrics.jsonl is cut back to the rounds that `run` has done.
         """
@@ -94,7 +94,7 @@ class RunFolder:
         self.append("metrics.jsonl", "".join(json.dumps(finite(r)) + "\n" for r in records))
 
     def due(self, t: int) -> bool:
-        """Whether it is time for a checkpoint after t rounds."""
+        """True where it is time for a checkpoint after t rounds."""
         if self.checkpoint_every is not None:
             return t % self.checkpoint_every == 0
         return time.monotonic() - self._saved_at > EVERY
@@ -224,9 +224,8 @@ def client_model(run: Path, i: int, name: str) -> tuple[dict[str, Tensor], bool]
 
 
 def scores(run: Result) -> dict[str, Tensor]:
-    """What every test sample adds to its client's metrics, as scores.safetensors holds it: the mean over a client's
-    samples is its metric in clients.csv; scores that are no means, such as AUC, are written as one, see
-    `metrics.terms`.
+    """Terms of every test sample, as scores.safetensors holds them: the mean over a client's samples is its metric in
+    clients.csv; scores that are no means, such as AUC, are written as one, see `metrics.terms`.
 
     counts: [n] test samples per client, whose samples follow one another     id: [N] the sample, the same number in
     every run on the same data     a float32 array [N] per metric, NaN where the client's metric is
@@ -249,7 +248,7 @@ def scores(run: Result) -> dict[str, Tensor]:
 
 
 def fingerprint(s: dict[str, Any], task: Task) -> dict[str, Any]:
-    """What must not change between a run and its continuation, of its settings and its model."""
+    """Settings and model of a run that must not change when it is continued."""
     keys = [*Training.deciding(), "model", "algorithm", "plan"]
     parts = {"data": s["data"].get("digest"), "fixed": task.fixed_digest}
     return json.loads(json.dumps({k: s.get(k) for k in keys} | parts))

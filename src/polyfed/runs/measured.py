@@ -24,7 +24,7 @@ EVERYBODY = "everybody"  # the one client of a pooled training
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What a yardstick answers for every client's samples, by split: [n] tensors; none where it diverged."""
+    """Answers of a yardstick for every client's samples, by split: [n] tensors; none where it diverged."""
 
     task: Task
     federation: Federation
@@ -53,7 +53,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Unsent(Algorithm, abstract=True):
-    """What the event loop has in the place of a yardstick: a method without state and messages. of: its name"""
+    """A method without state and messages, in the place of a yardstick in the event loop. of: its name"""
 
     name: ClassVar[str] = "a yardstick"
 
@@ -70,12 +70,12 @@ class Unsent(Algorithm, abstract=True):
 
 
 def looped(entry: Contender) -> Algorithm:
-    """What the event loop has of a row: the method itself, or nothing that it could do."""
+    """Return what the event loop runs for a row: the method itself, or an empty one."""
     return entry if isinstance(entry, Algorithm) else Unsent(entry.name)
 
 
 def outputs_of(yardstick: Yardstick, fed: Federation, pooled: Callable[[float], Outputs]) -> dict[str, list[Tensor]]:
-    """What a yardstick answers for every client's samples. pooled: see `Yardstick.fit`"""
+    """Fit a yardstick and return its answers for every client's samples. pooled: see `Yardstick.fit`"""
     with threadpool_limits(1):  # a pool of threads would not survive the fork of the next run
         models = yardstick.fit(fed.train, fed.classes, pooled)
         return {

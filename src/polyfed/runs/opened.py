@@ -76,7 +76,7 @@ def opened(
 
 
 class Stored:
-    """What the result of a folder gives on request: its numbers, its last checkpoint, its data where they were."""
+    """Source of a result that is a folder: its numbers, its last checkpoint, its data where they were."""
 
     def __init__(self, folder: Path, federation: Federation | None, model: nn.Module | None):
         config = files.config_of(folder)
@@ -131,7 +131,7 @@ class Stored:
 
     @cached_property
     def outline(self) -> Federation:
-        """Who the clients are, how many samples each has and of which shape, from federation.json; no sample."""
+        """Clients, how many samples each has and of which shape, from federation.json; no sample."""
         about, meta = self.numbers.about, self.numbers.about.written()
         parts = {k: _hollow([c.samples(k) for c in about.clients], about) for k in SPLITS}
         return Federation(
@@ -251,7 +251,7 @@ class Stored:
                 ("loss", s.get("loss") not in LOSSES),
                 ("augment", s.get("augment") == "function"),
                 ("metrics", any(scores.known(name) is None for name in s.get("metrics") or ())),
-                ("local-steps", s.get("local-steps") == "function"),
+                ("local-steps", isinstance(s.get("local-steps"), str)),
                 ("schedule", isinstance(s.get("schedule"), str)),
             )
             if found
@@ -259,7 +259,7 @@ class Stored:
 
     @cached_property
     def _training(self) -> Settings:
-        """How the run was trained; a function that no file holds raises an error when it is used."""
+        """Settings of the run; a function that no file holds raises an error when it is used."""
         aside = {*TABLES, *INFORMATION, "start", *self._objects}
         known = {k: v for k, v in self.settings.items() if k not in aside}
         gone = {key.replace("-", "_"): self._gone(key) for key in self._objects if key not in ("schedule", "metrics")}
@@ -319,7 +319,7 @@ class Stored:
 
 
 def stored(run: Result) -> Stored:
-    """What the folder of a run keeps."""
+    """Return the contents of a run's folder."""
     return run.kept if isinstance(run.kept, Stored) else Stored(run.place(), None, None)
 
 

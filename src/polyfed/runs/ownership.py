@@ -1,4 +1,4 @@
-"""What a folder of results is made of: files that survive a power cut, a mark that says whose it is, a lock, and
+"""Folders of results: files that survive a power cut, a mark that says whose it is, a lock, and
 results from before that are kept aside until new ones are complete.
 
 `.polyfed` is mark and lock: a process that writes in the folder holds an flock on it, which ends with the process, and
@@ -113,7 +113,7 @@ def put_out(out: Path, content: bytes) -> None:
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether a folder holds our results, which the mark says."""
+    """True where a folder holds our results, which the mark says."""
     return (folder / MARK).is_file()
 
 
@@ -130,7 +130,7 @@ def config_of(folder: Path) -> Path:
 
 
 def holds_results(folder: Path) -> bool:
-    """Whether there is something that another run would mix with."""
+    """True where there is something that another run would mix with."""
     return any((folder / name).exists() for name in (*HEADS, "checkpoint", "rows", "summary.json", "runs", "legs"))
 
 
@@ -178,7 +178,7 @@ def spare(out: Path, *inputs: Path) -> None:
 
 
 def _of_input(out: Path, place: Path) -> str | None:
-    """What an output has to do with an input that is read, or None."""
+    """Say how an output clashes with an input that is read, or None."""
     read = [place]
     if place.is_dir() and is_ours(place):
         read += [p for p in our_files(place) if p.name != "report.html"]
@@ -372,7 +372,7 @@ def _holder(handle: int) -> dict[str, Any]:
 
 
 def _alive(holder: dict[str, Any]) -> bool:
-    """Whether a holder may still be at work; one on another machine may."""
+    """True where a holder may still be at work; one on another machine may."""
     if holder.get("host") != socket.gethostname():
         return True
     try:

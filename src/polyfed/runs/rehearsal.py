@@ -30,7 +30,7 @@ from polyfed.threats import Rule
 
 
 class Sent(NamedTuple):
-    """What a method sends, counted on a small network.
+    """Messages of a method, counted on a small network.
 
     p: its parameters     first, later: (down, up) per client in the first round and in the last, in units of p numbers
     kinds: what its server asked of the uplinks, see `Uplinks.kinds`
@@ -61,7 +61,7 @@ class Sent(NamedTuple):
 
 
 def counted(algorithm: Algorithm, rounds: int = 3) -> Sent:
-    """What a method sends and asks for, counted in a short run of two small clients."""
+    """Count what a method sends and asks for, in a short run of two small clients."""
     rng = np.random.default_rng(0)
     sites = [(rng.normal(size=(12, 8)).astype(np.float32), np.arange(12) % 3) for _ in range(2)]
     with seeded(0):
@@ -110,7 +110,7 @@ def sums(
 
 
 class Forms(NamedTuple):
-    """What a method sends up and down in each kind of exchange, "exchanges of the round.exchange", by name.
+    """Messages of a method up and down in each kind of exchange, "exchanges of the round.exchange", by name.
 
     deployed: what clients receive to deploy a model
     """
@@ -120,11 +120,11 @@ class Forms(NamedTuple):
     deployed: dict[str, Form]
 
     def of(self, phases: int, phase: int) -> dict[str, Form]:
-        """What is sent up in one exchange; where it was not rehearsed, in any."""
+        """Messages sent up in one exchange; where it was not rehearsed, in any."""
         return _of(self.up, phases, phase)
 
     def to(self, phases: int, phase: int) -> dict[str, Form]:
-        """What is sent down in one exchange; where it was not rehearsed, in any."""
+        """Messages sent down in one exchange; where it was not rehearsed, in any."""
         return _of(self.down, phases, phase)
 
     @property
@@ -225,7 +225,7 @@ def forms(
 
 
 def _forms(messages: Sequence[State], p: int) -> dict[str, Form]:
-    """What messages of one kind have in common."""
+    """Find what messages of one kind have in common."""
     found: dict[str, Form] = {}
     for name in dict.fromkeys(name for m in messages for name in m):
         seen = [form_of(m[name]) for m in messages if name in m]
@@ -255,7 +255,7 @@ def check_optimizer(algorithm: Algorithm, task: Task, federation: Federation, wo
 
 
 def _asked(algorithm: Algorithm, task: Task, federation: Federation, work: Work) -> bool:
-    """Whether a method's local steps are those of `local_sgd`, tried with one step of two clients."""
+    """True where a method's local steps are those of `local_sgd`, tried with one step of two clients."""
     asked: list[bool] = []
 
     class Noticing(Optimizer):
@@ -278,7 +278,7 @@ def check_robust(
     work: Work,
     schedule: Schedule,
 ) -> str:
-    """What a robust rule will act on, in words. Raises ConfigError where that is nothing, or too few uploads."""
+    """Say in words what a robust rule will act on. Raises ConfigError where that is nothing, or too few uploads."""
     taken = schedule.replies(federation.n)
     if why := rule.idle(taken):
         raise ConfigError(f"robust: {rule.name} would see {taken} upload{'s' * (taken > 1)} at a time; {why}")

@@ -31,7 +31,7 @@ else:
 
 
 class Kept(Protocol):
-    """What a result gives on request, see `Result`: of a run in this process it is there, of a folder it is read then.
+    """Source of what a result gives on request, see `Result`: memory for a run in this process, else a folder.
 
     judged: what the scores were measured on     by_client: [n] rounds, down_bytes and up_bytes of each client
     """
@@ -55,7 +55,7 @@ class Kept(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Live:
-    """What a run in this process keeps."""
+    """Source of a result that was trained in this process."""
 
     trained: Trained
     federation: Federation
@@ -80,7 +80,7 @@ class Live:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """What a run gives: how it was trained, its scores, its models and what was exchanged.
+    """Result of a run: how it was trained, its scores, its models and what was exchanged.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ class Result:
 
     @property
     def trained(self) -> Trained:
-        """What training has reached: the model and loss, the method, the server's tensors, the private rows."""
+        """State that training has reached: the model and loss, the method, the server's tensors, the private rows."""
         return self.kept.trained
 
     @property
@@ -142,7 +142,7 @@ class Result:
 
     @property
     def plan(self) -> str | None:
-        """What the method decided before the run: its solver and memory, for methods that have a choice."""
+        """Plan that the method made before the run: its solver and memory, for methods that have a choice."""
         return self.findings.get("plan")
 
     @property
@@ -157,7 +157,7 @@ class Result:
         return method.describe(self.server).common if isinstance(method, Algorithm) else None
 
     def answers(self) -> Iterator[tuple[int, Tensor]]:
-        """What the model that each client would deploy puts out for its test samples.
+        """Outputs of the model that each client would deploy, for its test samples.
 
         Returns
         -------
@@ -169,8 +169,8 @@ class Result:
 
     @property
     def deploys(self) -> str:
-        """What clients deploy: "common", the one model that the server sends all, "own", trained alone, or "personal";
-        of a yardstick "yardstick" or "oracle"."""
+        """Kind of model that clients deploy: "common", the one that the server sends all, "own", trained alone, or
+        "personal"; of a yardstick "yardstick" or "oracle"."""
         return self.kept.judged.deploys
 
     @checked
@@ -271,7 +271,7 @@ class Result:
 
     @property
     def findings(self) -> dict[str, Any]:
-        """What the method itself found: clusters, mixing matrix, step sizes."""
+        """Findings of the method itself: clusters, mixing matrix, step sizes."""
         return self.kept.findings
 
     @property

@@ -1,5 +1,5 @@
-"""What a run goes on from: its own checkpoint, which has to belong to the same experiment on the same data; or another
-run, whose whole state it takes where the method is the same, and else the models of its clients.
+"""Starts of a run that goes on: from its own checkpoint, which has to belong to the same experiment on the same data;
+or from another run, whose whole state it takes where the method is the same, and else the models of its clients.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ def check_same(folder: Path, now: Mapping[str, Any], then: Mapping[str, Any]) ->
 
 
 def _changed(key: str, now: Any, then: Any) -> str:
-    """What differs between a run and its continuation."""
+    """Say what differs between a run and its continuation."""
     if key == "data":
         a, b = ({k: v for k, _, v in (part.partition(":") for part in str(d).split())} for d in (then, now))
         return f"the data have changed since it began ({', '.join(k for k in a | b if a.get(k) != b.get(k))})"

@@ -88,12 +88,12 @@ class Client(_File):
     labels: list[NonNegativeInt] | None = None
 
     def samples(self, split: str) -> int:
-        """How many it has in a split."""
+        """Number of samples in a split."""
         return getattr(self, split)
 
     @property
     def total(self) -> int:
-        """How many it has in all."""
+        """Number of samples in all."""
         return self.train + self.validation + self.test
 
 
@@ -234,7 +234,7 @@ def config(folder: Path) -> Config:
 
 
 def federation(folder: Path) -> About:
-    """Who took part: at least one client, names that differ, labels and clusters of fitting lengths."""
+    """Read who took part: at least one client, names that differ, labels and clusters of fitting lengths."""
     path = folder / "federation.json"
     found = _checked(path, _json(path), About)
     if len(set(found.names)) < len(found.clients):
@@ -247,12 +247,12 @@ def federation(folder: Path) -> About:
 
 
 def summary(folder: Path) -> Summary:
-    """How the run ended."""
+    """Read how the run ended."""
     return _checked(folder / "summary.json", _json(folder / "summary.json"), Summary)
 
 
 def report(folder: Path) -> Findings:
-    """What the method found; nothing where nothing was written."""
+    """Read what the method found; nothing where nothing was written."""
     path = folder / "report.json"
     found = _checked(path, _json(path), Findings) if path.exists() else Findings()
     if len({len(row) for row in found.mixing or ()}) > 1:
@@ -291,7 +291,7 @@ def clients(folder: Path, names: Sequence[str] | None = None) -> pd.DataFrame:
 
 
 def scores(folder: Path) -> dict[str, np.ndarray] | None:
-    """What every test sample adds to its client's metrics (see `runs.folder.scores`); None: not written."""
+    """Read what every test sample adds to its client's metrics (see `runs.folder.scores`); None: not written."""
     path = folder / "scores.safetensors"
     if not path.exists():
         return None

@@ -59,7 +59,7 @@ class Session:
         self.evaluated: dict[str, int] = {}  # a split -> when it was, last
 
     def result(self) -> Result:
-        """What has been reached so far."""
+        """Result of what has been reached so far."""
         reached = Trained.of(self.loop)
         return Result(
             self.settings, self.federation, [*self.records], {**self.final}, self.loop.task.scores, self.status,

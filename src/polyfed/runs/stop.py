@@ -18,7 +18,7 @@ _pending: list[float] = []  # when a signal came that a round in hand has still 
 
 
 def interruptions() -> int:
-    """How many signals have been answered so far by finishing a round."""
+    """Number of signals that have been answered so far by finishing a round."""
     return len(_answered)
 
 

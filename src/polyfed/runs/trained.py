@@ -27,7 +27,7 @@ BLOCK = 1 << 28  # bytes of models at a time
 
 
 class Judged(Protocol):
-    """What scores were measured on: the clients' models, or the answers of a yardstick, which has none."""
+    """Basis of the scores: the clients' models, or the answers of a yardstick, which has none."""
 
     def scored(self, split: str) -> dict[str, np.ndarray]: ...
     def answers(self, test: Split) -> Iterator[tuple[int, Tensor]]: ...
@@ -64,11 +64,11 @@ class Trained(Deployed):
 
     @classmethod
     def of(cls, loop: Loop) -> "Trained":
-        """What a loop has reached."""
+        """Take the state that a loop has reached."""
         return cls(**{f.name: getattr(loop, f.name) for f in fields(cls)})
 
     def answers(self, test: Split) -> Iterator[tuple[int, Tensor]]:
-        """What every client's model puts out for its test samples."""
+        """Outputs of every client's model for its test samples."""
         task = self.task
         test = test.to(task.device, task.dtype)
         for ids in np.array_split(np.arange(self.n), -(-self.n * task.p * task.w0.element_size() // BLOCK)):
@@ -78,7 +78,7 @@ class Trained(Deployed):
 
     @property
     def deploys(self) -> str:
-        """What clients deploy: "common", the one that the server sends all, "own", trained alone, or "personal"."""
+        """Kind of model that clients deploy: "common", from the server; "own", trained alone; or "personal"."""
         everyone = self.round(np.arange(self.n))
         if type(self.algorithm).personal is Algorithm.personal:
             return "common" if "w" in self.algorithm.deployment(self.server, everyone).shared else "personal"

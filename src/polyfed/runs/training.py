@@ -32,7 +32,6 @@ if TYPE_CHECKING:  # types that the command line can do without until something 
     from polyfed.threats import Attack, Rule
 
 SEED = Annotated[int, Limits(ge=0)]
-STEPS = Annotated[str, Words('an expression in the round k such as "ceil(k/20)" or "uniform(1, 10)"')]
 EACH = Annotated[Sequence[int], Words("a list with one number per client")]
 NAMED = Annotated[Mapping[str, int], Words("a table with one number per client")]
 WEIGHTS = Annotated[Sequence[float], Words("a list with one number per class")]
@@ -68,7 +67,7 @@ class Table(Configured):
 @checked
 @dataclass(frozen=True)
 class Training(Table):
-    """How a run trains. Every setting has a default; `polyfed config` lists them with their meaning.
+    """Settings of how a run trains. Each has a default; `polyfed config` lists them with their meaning.
 
     Values may be given as an experiment file has them (`dtype="float64"`, `attack={"name": "sign-flip"}`) or as the
     objects that they name. A value that does not fit is a ConfigError of one line.
@@ -84,9 +83,8 @@ class Training(Table):
     local_epochs: int | None = setting(
         None, ge=1, le=COUNTED, doc="Passes over a client's data per round (1), unless local-steps is set."
     )
-    local_steps: COUNT | STEPS | EACH | NAMED | FUNCTION | None = setting(
-        None,
-        doc="Local steps per round instead of epochs: 5, ceil(k/20) in round k, uniform(1, 10), or one per client.",
+    local_steps: COUNT | EACH | NAMED | FUNCTION | None = setting(
+        None, doc="Local steps per round instead of epochs: one number, or one per client."
     )
     batch_size: BATCH | None = setting(32, doc="Samples per local step; full (None in Python): all of a client's.")
     augment: str | FUNCTION | None = setting(
@@ -107,12 +105,12 @@ class Training(Table):
         0.0, ge=0, le=COUNTED, doc="Adds weight-decay/2 ||w||^2 to every client's loss; with adamw it is decoupled."
     )
     optimizer: Literal["sgd", "momentum", "adam", "adamw"] = setting(
-        "sgd", doc="Takes the local steps, of the method's lr; its memory starts anew with every local solve."
+        "sgd", doc="Local optimiser; uses the method's lr and restarts with every local solve."
     )
-    momentum: float | None = setting(None, ge=0, lt=1, doc="Of the optimizer momentum (0.9).")
-    beta1: float | None = setting(None, ge=0, lt=1, doc="Of adam and adamw: memory of the direction (0.9).")
-    beta2: float | None = setting(None, ge=0, lt=1, doc="Of adam and adamw: memory of its square (0.999).")
-    eps: float | None = setting(None, gt=0, le=COUNTED, doc="Of adam and adamw: added to the divisor (1e-8).")
+    momentum: float | None = setting(None, ge=0, lt=1, doc="Momentum, for optimizer momentum (0.9).")
+    beta1: float | None = setting(None, ge=0, lt=1, doc="Memory of the direction, for adam and adamw (0.9).")
+    beta2: float | None = setting(None, ge=0, lt=1, doc="Memory of its square, for adam and adamw (0.999).")
+    eps: float | None = setting(None, gt=0, le=COUNTED, doc="Added to the divisor, for adam and adamw (1e-8).")
     clip_norm: float | None = setting(
         None, gt=0, le=COUNTED, doc="Longest direction of a local step; longer ones are scaled down, client by client."
     )
@@ -148,8 +146,7 @@ class Training(Table):
         ge=0,
         le=COUNTED,
         decides=False,
-        doc="Rounds between evaluations. The last round is always evaluated; 0: only the last. Default: 1 where "
-        "evaluating is cheap, else so many that it takes at most a tenth of the arithmetic of training.",
+        doc="Evaluate every N rounds; 0: only at the end. Default: as often as costs at most 10 % of training.",
     )
     checkpoint_every: int | None = setting(
         None,
@@ -170,9 +167,9 @@ class Training(Table):
         doc="Threads, or actors with engine = ray. Default: planned for this machine.",
     )
     engine: Literal["local", "ray"] = setting(
-        "local", decides=False, doc="What runs clients: local, this process; ray, actors here or on a cluster."
+        "local", decides=False, doc="Where clients run: local, in this process; ray, in actors here or on a cluster."
     )
-    address: str | None = setting(None, decides=False, doc="Of a Ray cluster. Default: actors on this machine.")
+    address: str | None = setting(None, decides=False, doc="Address of a Ray cluster. Default: start actors here.")
 
     @classmethod
     def scope(cls) -> dict[str, Any]:
@@ -193,7 +190,6 @@ class Training(Table):
         from polyfed.compute.augment import steps_of
         from polyfed.core.schedule import schedule_of
         from polyfed.metrics.scores import metrics_of
-        from polyfed.runs.expression import Expression
         from polyfed.threats import ATTACKS, RULES
 
         for name, registry in (("attack", ATTACKS), ("robust", RULES)):
@@ -219,7 +215,6 @@ class Training(Table):
         self.require(not self.cosine or self.warmup < self.cosine, "cosine", f"more than warmup = {self.warmup}")
         self.require(not self.cosine or self.rounds <= self.cosine, "rounds", f"at most cosine = {self.cosine}")
         # the small languages are read once, so that what is wrong with them is said here
-        self._read("local_steps", str, Expression, keep=True)
         self._read("augment", str, steps_of, keep=True)
         self._read("schedule", Mapping, lambda table: schedule_of(table, self.fraction, None), keep=True)
 
@@ -251,7 +246,7 @@ class Training(Table):
 
     @property
     def step_sizes(self) -> StepSizes:
-        """How local step sizes change over the rounds.
+        """Local step sizes over the rounds.
 
         Returns
         -------
@@ -308,7 +303,7 @@ class Training(Table):
         return {"batch-size": "full"} | super().dump()
 
     def schedule_for(self, names: Sequence[str]) -> Schedule:
-        """Who takes part and when.
+        """Return the schedule: who takes part and when.
 
         Parameters
         ----------
@@ -403,7 +398,7 @@ class Model(Table):
 
 @dataclass(frozen=True)
 class Search(Table):
-    """How `tune` tries values of one numeric setting of a method."""
+    """Settings of how `tune` tries values of one numeric setting of a method."""
 
     regime: Literal["warm", "cold", "both"] | None = setting(
         None,
@@ -434,6 +429,7 @@ def training_of(training: Training | None, given: Mapping[str, Any]) -> Training
 
 def plain(value: Any) -> Any:
     """A setting's value as TOML can hold it: objects by their name and settings, functions by that word."""
+    from polyfed.compute.batches import Each
     from polyfed.core.schedule import Schedule
     from polyfed.threats import Attack, Rule, summary
 
@@ -446,7 +442,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, str | int | float | None):
         return value
     if callable(value):
-        return "function"
+        return str(value) if isinstance(value, Each) else "function"
     return [plain(v) for v in value] if is_list(value) else str(value).removeprefix("torch.")
 
 

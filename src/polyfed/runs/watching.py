@@ -13,7 +13,7 @@ EVERY = 0.2  # seconds between lines
 
 
 class Progress(NamedTuple):
-    """What a callback receives after every round.
+    """State of a run that a callback receives after every round.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ Callback = Callable[[Progress], Any]
 
 
 def in_notebook() -> bool:
-    """Whether this is a cell of a notebook, or IPython's prompt; not a process that was started from one."""
+    """True in a cell of a notebook or at IPython's prompt; not in a process that was started from one."""
     found = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return found is not None and found() is not None and multiprocessing.parent_process() is None
 

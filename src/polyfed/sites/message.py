@@ -98,7 +98,7 @@ class Join(Strict):
     needs: Annotated[list[Made], Field(max_length=2)]
     rounds: Count
     evaluations: Count
-    steps: int | Word | None
+    steps: int | None
 
 
 class Agreed(Strict):

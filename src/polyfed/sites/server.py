@@ -322,7 +322,7 @@ def _describe(e: Experiment, method: Method, names: Sequence[str]) -> dict[str, 
     return tables | ({"schedule": {**asked}} if is_mapping(asked := e.settings.schedule) else {})
 
 
-def _steps(settings: Settings, k: int, name: str) -> int | str | None:
+def _steps(settings: Settings, k: int, name: str) -> int | None:
     """The local steps of one site, which hears nothing of others'."""
     given: Any = settings.local_steps
     return given[name] if is_mapping(given) else int(given[k]) if is_list(given) else given

@@ -1,1 +1,1 @@
-"""What is done with several runs, or with one that is over: comparisons, tuning, departures, newcomers, exports."""
+"""Studies of several runs, or of one that is over: comparisons, tuning, departures, newcomers, exports."""

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 @checked
 @dataclass(eq=False)
 class Admission:
-    """What `admit` found.
+    """Result of `admit`.
 
     Parameters
     ----------

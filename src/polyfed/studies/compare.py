@@ -239,7 +239,7 @@ class Cached:
 
 
 def seeds_of(seeds: int | Sequence[int]) -> list[int]:
-    """How many (0, 1, ...), or which. Raises ConfigError for none, and for one that is given twice."""
+    """Read seeds: how many (0, 1, ...), or which. Raises ConfigError for none, and for one that is given twice."""
     which = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not which or len(set(which)) < len(which):
         raise ConfigError(f"seeds: {found(seeds, 'a number of at least 1, or a list of distinct integers')}")

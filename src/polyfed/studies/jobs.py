@@ -40,7 +40,7 @@ class Done:
 
 
 class Trained(Protocol):
-    """What says how it ended: a run, a comparison, a search."""
+    """Anything that says how it ended: a run, a comparison, a search."""
 
     @property
     def status(self) -> str: ...
@@ -50,7 +50,7 @@ F = TypeVar("F", bound=Trained)
 
 
 def whole(found: F) -> F:
-    """What was trained to its end. Raises KeyboardInterrupt where Ctrl-C cut it short."""
+    """Return what was trained to its end. Raises KeyboardInterrupt where Ctrl-C cut it short."""
     if found.status == "interrupted":
         raise KeyboardInterrupt
     return found
@@ -107,7 +107,7 @@ class Job:
         return run.status, ""
 
     def told(self, status: str, message: str) -> Done:
-        """What `apart` left."""
+        """Read what `apart` left."""
         found = read_result(self.place, self.label, self.seed) if status == "finished" and self.place else None
         return found or Done(self.label, self.seed, status, message=message, folder=self.place)
 

@@ -23,14 +23,8 @@ At = tuple[float, ...]
 class Ladder:
     """The values of one setting, and how they go on beyond either end.
 
-    Parameters
-    ----------
-    values : tuple of float
-        Rising.
-    limits : Limits
-        Where the setting ends: a choice of that value is not at an edge.
-    whole : bool
-        Whether it takes integers alone.
+    values: rising     limits: where the setting ends: a choice of that value is not at an edge
+    whole: whether it takes integers alone
     """
 
     values: tuple[float, ...]
@@ -74,7 +68,7 @@ class Ladder:
         return value
 
     def at_edge(self, tried: Sequence[float], value: float) -> bool:
-        """Whether nothing above or nothing below a value has been tried, and the setting does not end there."""
+        """True where nothing above or nothing below a value has been tried, and the setting does not end there."""
         if len(self.values) < 2:
             return False
         above, below = any(v > value for v in tried), any(v < value for v in tried)
@@ -82,7 +76,7 @@ class Ladder:
 
 
 def by_ratio(end: float, a: float, b: float) -> bool:
-    """Whether the ratios of b, a, end differ by less than their steps do."""
+    """True where the ratios of b, a, end differ by less than their steps do."""
     if min(end, a, b) <= 0:
         return False
     steps, ratios = sorted((abs(end - a), abs(a - b))), sorted((abs(math.log(end / a)), abs(math.log(a / b))))
@@ -91,7 +85,7 @@ def by_ratio(end: float, a: float, b: float) -> bool:
 
 @dataclass(frozen=True)
 class Climbed:
-    """What `climb` found.
+    """Result of `climb`.
 
     best: the values of the best trial     tried: {values: score} in the order of the trials
     edges: at how many settings the choice is at an edge; more than none where the trials were too few
@@ -109,19 +103,9 @@ def climb(score: Callable[[At], float], ladders: Sequence[Ladder], trials: int) 
     the best the search goes on to where no neighbour is better, beyond the ladders if need be; the trials that are left
     halve the steps around the best.
 
-    Parameters
-    ----------
-    score : callable
-        Values, one per ladder -> what validation says of them, the higher the better; minus infinity: diverged.
-    ladders : sequence of Ladder
-        One per setting.
-    trials : int
-        How many different values are tried.
-
-    Returns
-    -------
-    Climbed
-        The choice, the trials, and how many edges are left.
+    score: values, one per ladder -> what validation says of them, the higher the better; minus infinity: diverged
+    ladders: one per setting     trials: how many different values are tried
+    Returns the choice, the trials, and how many edges are left.
     """
     way = _Way(score, ladders, trials)
     for k, ladder in enumerate(ladders):
@@ -190,7 +174,7 @@ class _Way:
         return found
 
     def edge(self, k: int) -> bool:
-        """Whether the place is at an edge of setting k."""
+        """True where the place is at an edge of setting k."""
         others = (*self.at[:k], *self.at[k + 1 :])
         line = [place[k] for place in self.tried if (*place[:k], *place[k + 1 :]) == others]
         return self.ladders[k].at_edge(line, self.at[k])

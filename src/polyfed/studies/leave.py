@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Departure:
-    """What the leaving of some clients costs the others.
+    """Cost of the leaving of some clients for the others.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def _check_same(before: Numbers, clients: Sequence[Client]) -> None:
 
 
 def compared(before: Path, after: Path, left: Sequence[str]) -> Departure:
-    """What runs without some clients say beside the runs with them, from their folders alone.
+    """Compare runs without some clients with the runs with them, from their folders alone.
 
     before, after: two runs, or two comparisons with the same methods and seeds
     """

@@ -33,7 +33,7 @@ _inside = False  # whether this process is such a task
 
 
 def room(device: str = "cpu") -> int:
-    """How many tasks may run at a time: one per core, as far as memory allows.
+    """Number of tasks that may run at a time: one per core, as far as memory allows.
 
     One where processes cannot be forked safely: not on Linux, on an accelerator, off the main thread, in a task.
     """

@@ -152,7 +152,7 @@ class Predictor:
         return found.assign(**{f"probability_{label}": p[:, k] for k, label in enumerate(labels)})
 
     def remarks(self, sheet: Sheet) -> list[str]:
-        """What a user should know about rows that were predicted: gaps, and categories that training had not.
+        """Remarks on rows that were predicted: gaps, and categories that training had not.
 
         Parameters
         ----------

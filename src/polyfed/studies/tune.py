@@ -170,17 +170,7 @@ def tune(
 def held_out(federation: Federation, seed: int) -> Federation:
     """A federation with validation samples: its own, or `VALIDATION` of its training samples.
 
-    Parameters
-    ----------
-    federation : Federation
-        The clients and their data.
-    seed : int
-        Of the draw.
-
-    Returns
-    -------
-    Federation
-        With a note where what is held out had a part in preparing the inputs.
+    It has a note where what is held out had a part in preparing the inputs.
     """
     if federation.validation is not None and len(federation.validation.x):
         return federation
@@ -225,7 +215,7 @@ class _Leg(NamedTuple):
         return -math.inf if math.isnan(mean) else mean  # no client has the metric
 
     def drops(self, best: "_Leg") -> bool:
-        """Whether this leg is worse than the best one by more than two standard errors, paired over the clients."""
+        """True where this leg is worse than the best one by more than two standard errors, paired over the clients."""
         d = best.scores - self.scores
         d = d[~np.isnan(d)]
         return not len(d) or d.mean() > 2 * (d.std(ddof=1) / math.sqrt(len(d)) if len(d) > 1 else 0.0)

@@ -1,4 +1,4 @@
-"""What a search by `tune` has found, and its files: tune.toml, tune.csv and tune.svg, and its legs until it is over."""
+"""Result of a search by `tune`, and its files: tune.toml, tune.csv and tune.svg, and its legs until it is over."""
 
 import contextlib
 import csv
@@ -33,7 +33,7 @@ SEARCH = "tune.toml"  # what the search is, so that the same one is continued
 
 @dataclass(eq=False)
 class Tuned:
-    """What `tune` found.
+    """Result of `tune`.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def same_search(folder: Path, about: dict[str, Any]) -> None:
 
 
 def is_over(folder: Path) -> bool:
-    """Whether the search in the folder is finished; its legs are then gone."""
+    """True where the search in the folder is finished; its legs are then gone."""
     return (folder / SEARCH).exists() and (folder / "tune.csv").exists() and not (folder / LEGS).exists()
 
 

@@ -29,7 +29,7 @@ PROCESSOR = ("cpu-capability", "mkl-cbwr", "kernel", "platform")  # versions tha
 
 
 class Difference(NamedTuple):
-    """How a part of two runs differs.
+    """Difference of a part of two runs.
 
     text: of the first number     by: the largest relative difference of a number; infinity of what is no number
     """
@@ -59,7 +59,7 @@ class Verdict:
 
     @property
     def rounded(self) -> bool:
-        """Whether the runs were made with different instructions, and differ as rounding does."""
+        """True where the runs were made with different instructions, and differ as rounding does."""
         return not self.equal and self.by <= self.digits and any(key in self.versions for key in PROCESSOR)
 
     def __str__(self) -> str:
@@ -98,7 +98,7 @@ def verify(folder: Path) -> Verdict:
 
 
 def compared(folder: Path, again: Path, config: dict[str, Any], parts: Mapping[str, Differs]) -> Verdict:
-    """What is said of each part of two run folders. config: of the first one"""
+    """Compare two run folders part by part. config: of the first one"""
     first, second = Numbers.of(folder), Numbers.of(again)
     before, now = first.summary.digest, second.summary.digest or {}
     said: dict[str, str] = {}
@@ -121,7 +121,7 @@ def _versions(config: dict[str, Any], again: Path) -> dict[str, tuple[str, str]]
 
 
 def _summary(run: Numbers, again: Numbers) -> Difference | None:
-    """Of the numbers of the summary, seconds and digests aside."""
+    """Differences of the numbers of the summary, seconds and digests aside."""
 
     def flat(value: dict[str, Any], name: str = "") -> dict[str, Any]:
         parts = (flat(v, f"{name}{k} ") if is_table(v) else {f"{name}{k}": v} for k, v in value.items())
@@ -134,7 +134,7 @@ def _summary(run: Numbers, again: Numbers) -> Difference | None:
 
 
 def _clients(run: Numbers, again: Numbers) -> Difference | None:
-    """Of the columns of `run`."""
+    """Differences of the columns of `run`."""
     a, b = (pd.DataFrame() if r.clients is None else r.clients for r in (run, again))
     pairs: list[tuple[str, str, Any, Any]] = []
     for column in a.columns:
@@ -196,7 +196,7 @@ def _history(run: Numbers, again: Numbers) -> Difference | None:
 
 
 def _apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> Difference | None:
-    """How two sets of tensors differ."""
+    """Difference of two sets of tensors."""
     if {k: t.shape for k, t in a.items()} != {k: t.shape for k, t in b.items()}:
         return Difference("differs in form", torch.inf)
     worst = 0.0

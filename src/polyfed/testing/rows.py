@@ -284,7 +284,7 @@ def divergence_is_loud(method: Algorithm) -> str | None:
 
 
 def _exploded(method: Algorithm, out: Path) -> bool:
-    """Whether 60 rounds end with the error that says so; without it all models are finite."""
+    """True where 60 rounds end with the error that says so; without it all models are finite."""
     how: dict[str, Any] = {"loss": "mse", "rounds": 60, "batch_size": BATCH, "evaluate_every": 0, "workers": 1}
     try:
         run = fit(network(1), federation(True), method, out=out, device="cpu", **how)

@@ -71,7 +71,7 @@ def gram(values: Tensor) -> Tensor:
 
 
 def false(share: float, s: int) -> int:
-    """How many of s uploads a share of them is, rounded down."""
+    """Number of false ones among s uploads by a share, rounded down."""
     return floor(share * s + 1e-9)
 
 

@@ -50,7 +50,7 @@ class Attack(Configured):
         ATTACKS.add(name, cls)
 
     def attackers(self, seed: int, keys: np.ndarray) -> np.ndarray:
-        """Who attacks. A client attacks under any numbering of the clients.
+        """Positions of the attackers. A client attacks under any numbering of the clients.
 
         Parameters
         ----------
@@ -94,7 +94,7 @@ class Attack(Configured):
         return sorted(self.tensors or floats)
 
     def forge(self, value: Tensor, received: Tensor | None, rng: np.random.Generator) -> Tensor:
-        """What one attacker sends instead of a tensor.
+        """Return what one attacker sends instead of a tensor.
 
         Parameters
         ----------

@@ -14,7 +14,7 @@ from polyfed.threats.attacks import Attack
 
 @checked
 class Forging:
-    """What the event loop calls with the uplinks of some clients: those of attackers are forged, by keyed draws.
+    """Forge the uplinks of attackers by keyed draws; the event loop calls it with the uplinks of some clients.
 
     Clients keep honest private states; only what they send is forged, and bytes stay what they were.
 

@@ -1,4 +1,4 @@
-"""What a site can do alone with scikit-learn: the commonest class or mean, a linear model, boosted trees."""
+"""Yardsticks that a site fits alone with scikit-learn: the commonest class or mean, a linear model, boosted trees."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

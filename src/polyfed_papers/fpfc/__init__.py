@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from polyfed.algorithms.fpfc import FPFC
+from polyfed.compute.batches import Each
 from polyfed.data import load
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import Federation
@@ -156,7 +157,7 @@ class Problem:
         unit, share = ("", HBF_TESTED) if self.error else (" points", 0.0)
         return ordered(f"{self.title}: {text}", self.sign * high, self.sign * low, self.factor, unit, share)
 
-    def work_of(self, steps: str | int) -> dict[str, Any]:
+    def work_of(self, steps: int | Each) -> dict[str, Any]:
         """`work` with another amount of it in a round."""
         return {k: v for k, v in self.work.items() if k not in ("local_steps", "local_epochs")} | {"local_steps": steps}
 

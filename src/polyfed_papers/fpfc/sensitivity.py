@@ -1,11 +1,13 @@
 """How much FPFC's settings matter: lambda (Figure E.4), local work (E.5) and xi (E.6); rho and nu, in no figure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from polyfed.base.randomness import key_of, uniform
+from polyfed.compute.batches import Each
 from polyfed.recipes.recipe import Bench, Outcome, Size, grouping_of, metric_of, recipe
 from polyfed.recipes.said import Claim, Setting, ours
 from polyfed.report.table import Cell, Table
@@ -38,6 +40,24 @@ XIS, RHOS, NUS = (1e-6, 1e-4, 1e-2, 1e-1), (0.5, 1.0, 2.0, 5.0), (1e-4, 0.1, 0.5
 Found = dict[float, tuple[np.ndarray, np.ndarray, np.ndarray]]  # value -> metric, clusters, ARI: [seeds] each
 
 
+@dataclass(frozen=True)
+class Uneven(Each):
+    """Local steps T_i = unit * u, with u drawn uniformly from 1, ..., most for every client and round."""
+
+    unit: int
+    most: int
+
+    @property
+    def equal(self) -> bool:
+        return False
+
+    def __call__(self, seed: int, round: int, keys: np.ndarray) -> np.ndarray:
+        return self.unit * (1 + (uniform(seed, key_of("steps"), round, keys, 0) * self.most).astype(np.int64))
+
+    def __str__(self) -> str:
+        return f"{self.unit} * uniform(1, {self.most})"
+
+
 def grid_of(problem: Problem, grids: Mapping[str, Any]) -> Any:
     """The values for a data set; those on images are the same for both."""
     return grids.get(problem.title, grids["images"])
@@ -58,7 +78,7 @@ def vary_work(bench: Bench, problem: Problem, values: Sequence[int], uneven: boo
     out = {}
     unit = EPOCH[bench.scale] if problem.title in IMAGE_TITLES and not bench.rehearse else 1
     for most in values[:2] if bench.rehearse else values:
-        rule = f"{unit} * uniform(1, {most})" if uneven else unit * most
+        rule = Uneven(unit, most) if uneven else unit * most
         found = bench.compare(
             f"{problem.key}-{'uneven' if uneven else 'equal'}-{most}", problem.model, problem.federation,
             {"FPFC": problem.fpfc}, rounds=problem.rounds, evaluate_every=0, **problem.work_of(rule),

@@ -1,7 +1,10 @@
 """Figure 9: how much a device does in a round, growing with the rounds."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
+from polyfed.compute.batches import Each
 from polyfed.recipes.recipe import Bench, Outcome, Size, metric_of, recipe
 from polyfed.recipes.said import Setting, beside, ours, without
 from polyfed.studies.compare import Comparison
@@ -21,6 +24,23 @@ from polyfed_papers.fpfc import (
 from polyfed_papers.fpfc.panels import Panel, curve_panels
 
 PRINTED = {"MNIST": ("86.62", "85.31", "77.05"), "Fashion-MNIST": ("68.28", "65.62", "59.34")}
+
+
+@dataclass(frozen=True)
+class Growing(Each):
+    """ceil(k / every) local steps in round k = 1, 2, ..."""
+
+    every: int
+
+    @property
+    def equal(self) -> bool:
+        return True
+
+    def __call__(self, seed: int, round: int, keys: np.ndarray) -> np.ndarray:
+        return np.full(len(keys), -(-(round + 1) // self.every))
+
+    def __str__(self) -> str:
+        return f"ceil(k/{self.every})"
 
 
 def total(every: int, rounds: int) -> int:
@@ -55,7 +75,7 @@ def three(bench: Bench, problem: Problem, every: int, rounds: int):
     steps, found = total(every, rounds), []
     look = max(k for k in range(1, max(1, rounds // 20) + 1) if rounds % k == 0)
     for label, count, rule in (
-        ("growing", rounds, f"ceil(k/{every})"),
+        ("growing", rounds, Growing(every)),
         ("T=10", steps // 10, 10),
         ("T=5", steps // 5, 5),
     ):

@@ -99,7 +99,7 @@ class Choosing(Newcomer):
 
 @dataclass(frozen=True)
 class Alternating(Clustered, abstract=True):
-    """What IFCA and HypCluster share: k starts, the choice by training loss, training of the chosen model."""
+    """The common part of IFCA and HypCluster: k starts, the choice by training loss, training of the chosen model."""
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
     k: int = setting(

@@ -35,7 +35,7 @@ class Sheet(NamedTuple):
         return slice(self.start, self.start + self.o * self.kh * self.kw * self.i)
 
     def smaller(self, rank: int) -> bool:
-        """Whether two factors of this rank are fewer numbers than the matrix."""
+        """True where two factors of this rank are fewer numbers than the matrix."""
         return rank * sum(self.shape) < self.shape[0] * self.shape[1]
 
     def numbers(self, rank: int) -> int:

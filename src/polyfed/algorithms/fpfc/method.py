@@ -119,7 +119,7 @@ class FPFC(Algorithm):
         return max(2 * self.lam / self.xi if self.lam else 0.0, 2 / (self.a - 1))
 
     def theory(self):
-        """Whether condition (13) is met, under which training is proven to converge; it is not necessary."""
+        """Check condition (13), under which training is proven to converge; it is not necessary."""
         if self.least_rho == inf:
             return "no rho meets condition (13), sufficient for convergence: it needs smoothed SCAD"
         met = "meets" if self.rho > self.least_rho else "does not meet"

@@ -46,7 +46,7 @@ def plan(method: Any, n: int, w: Tensor) -> str:
 
 
 def needs(method: Any) -> Needs:
-    """What rules out an asynchronous run."""
+    """Needs of the machinery; `synchronous` says what rules out an asynchronous run."""
     if method.solver == "pairs":
         return Needs()
     auto = method.solver == "auto"
