@@ -31,7 +31,7 @@ def client(o: Client) -> int:
         say(f"note: {line}")
     consent = Consent(frozenset(allowed), o.metrics, *_agreement(o))
     site = Site(given.site, o.data, o.vault, consent, say, say.show, policy)
-    Attendance(given, site.answer, lambda: site.finished, o.vault / "flower", say, o.server).run()
+    Attendance(given, lambda _, data: site.answer(data), lambda: site.finished, o.vault, say, o.server).run()
     return 0
 
 
