@@ -97,13 +97,13 @@ class Calls:
     def __getattr__(self, name: str):
         return getattr(self.client, name)
 
-    def PushMessages(self, request):
+    def PushMessages(self, request):  # noqa: N802  (as Flower calls it)
         if self.member.fault.startswith("up"):
             (self.member.folder / "spoil").write_text(self.member.fault)  # see `Wire`
             self.member.fault = ""
         return self.client.PushMessages(request)
 
-    def PushObject(self, request):
+    def PushObject(self, request):  # noqa: N802
         fault, self.member.fault = self.member.fault, ""
         if fault == "cut":  # the server gets the announcement of a reply, and no more
             raise flower_api.HTTPError("the connection was cut")

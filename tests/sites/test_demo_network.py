@@ -127,7 +127,8 @@ POLYFED = [sys.executable, "-c", "from polyfed.cli import main; main()"]
 def test_the_commands_of_the_guide_go_as_printed(hospitals, tmp_path, page, title, address):
     """Each in its own folder, as on three machines; only the address is another, and nobody is asked."""
     text = (NETWORK.parents[1] / page).read_text().split(title)[1].split("\n## ")[0]
-    lines = [c for line in text.splitlines() for c in line.split(" && ") if c.startswith("polyfed ")]
+    commands = [c for line in text.splitlines() for c in line.partition("#")[0].split(" && ")]
+    lines = [c.strip() for c in commands if c.startswith("polyfed ")]
     keys, (server,), clients = ([c for c in lines if f"polyfed {kind}" in c] for kind in ("keys", "server", "client"))
     folders = {name: tmp_path / name for name in ("server", "bern", "oslo")}
     for folder in folders.values():

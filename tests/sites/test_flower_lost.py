@@ -184,7 +184,8 @@ def test_a_site_cannot_fill_the_servers_memory_nor_answer_for_another(there):
     for k in range(5):
         tree, parts = pieces.cut(bytes([k]) * 60)
         names |= parts
-    tree = flwr.ObjectTree(object_id=[*names][0], children=[flwr.ObjectTree(object_id=n) for n in [*names][1:]])
+    first, *rest = names
+    tree = flwr.ObjectTree(object_id=first, children=[flwr.ObjectTree(object_id=n) for n in rest])
     assert bern.announce(tree) == [*names]
     assert [bern.push(name, names[name]) for name in names] == [True] * 2 + [False] * 3
     assert not bern.push("0" * 64, b"never announced")
@@ -203,7 +204,7 @@ def test_what_is_no_reply_is_its_sites_answer_and_costs_nobody_else_theirs(there
     there.transport.most = 1000
     there.transport.push({"bern": Raw({"n": 1}), "oslo": Raw({"n": 1})})
     bern.pull(), oslo.pull()
-    tree, parts = pieces.cut(bytes(900))
+    _, parts = pieces.cut(bytes(900))
     ((name, content),) = parts.items()
     bern.announce(flwr.ObjectTree(object_id=name, children=[flwr.ObjectTree(object_id=name)] * 50))
     assert bern.push(name, content)
@@ -285,7 +286,7 @@ def test_a_host_that_does_not_exist_is_said_and_not_waited_for(attendance, monke
     errors = [later, unknown]
     monkeypatch.setattr(socket, "create_connection", lambda *_, **__: (_ for _ in ()).throw(errors.pop(0)))
     attendance.server = "fed.exmaple.org", 8000
-    with pytest.raises(RunError, match="no host is known by the name 'fed.exmaple.org'"):
+    with pytest.raises(RunError, match=r"no host is known by the name 'fed\.exmaple\.org'"):
         attendance._reach()
     assert len(attendance.said) == 1
 
@@ -326,3 +327,25 @@ def test_a_site_whose_clock_the_server_would_refuse_says_so_and_waits(attendance
         attendance._reach()
     line = f"this machine's clock is {said} the server's, which refuses that; waiting for it to be set"
     assert attendance.said == [line] * (off is not None)
+
+
+def test_who_only_connects_does_not_close_the_port_to_sites(there):
+    """300 connections that say nothing, as many as to make the port forget some: a site is answered meanwhile."""
+    site, idle = there.site().enter(), []
+    try:
+        for _ in range(300):
+            idle.append(socket.create_connection(("127.0.0.1", there.hub.port)))
+        there.transport.push({"bern": Raw({"n": 1})})
+        assert said(site.pull()) == {"n": 1}
+        assert len(there.hub._gate._socket.open["127.0.0.1"]) <= 256
+    finally:
+        for one in idle:
+            one.close()
+
+
+def test_a_port_without_its_certificate_is_one_line(there, tmp_path):
+    from polyfed.sites.gate import Port
+
+    there.keys.certificate = tmp_path / "gone.pem"
+    with pytest.raises(RunError, match=r"gone\.pem: cannot be used"):
+        Port(None, there.keys, "127.0.0.1", free_port())  # pyright: ignore

@@ -312,8 +312,8 @@ class Check(Command):
 class Server(Shared, takes=("out", "force", "quiet")):
     """Train over real sites: the same experiment, with the hospitals' data where they are.
 
-    Starts Flower's SuperLink, waits for the sites (polyfed client), trains, and writes a run as polyfed run does. No
-    sample and no private state of a site is ever here; each site keeps its own model.
+    Waits for the sites (polyfed client), trains, and writes a run as polyfed run does. No sample and no private state
+    of a site is ever here; each site keeps its own model.
 
     [dim]polyfed server experiment.toml --sites 4 --out runs/heart[/dim]
     """

@@ -104,7 +104,9 @@ class Attendance:
                 why = "its key is revoked, expired or unknown there"
                 raise RunError(f"the server does not accept this site: {why}; ask its operator for a new key") from None
             if status == 409:
-                raise RunError("another process has connected with this site's key, and the server talks to it alone")
+                raise RunError(
+                    "another process has connected with this site's key, and the server talks to it alone"
+                ) from None
             self._node = None  # the server is another one, or does not accept the key
             time.sleep(AGAIN)
         except (flwr.HTTPError, ValueError) as e:  # a connection that was cut, bytes that have changed

@@ -7,7 +7,6 @@ held until there is one.
 import asyncio
 import hashlib
 import resource
-import socket
 import threading
 from collections.abc import Awaitable, Callable, MutableMapping
 from types import SimpleNamespace
@@ -171,13 +170,19 @@ class Port:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
         try:
             self._socket = Listening(host, port, min(EACH, files // 4), files // 2)
+            self._socket.listen(2048)
         except OSError as e:
             raise RunError(f"cannot listen at {host}:{port} ({e.strerror}); choose another --port") from None
         asyncio.constants.SSL_HANDSHAKE_TIMEOUT = HANDSHAKE  # pyright: ignore  (uvicorn has no setting for it)
         config = flwr.Config(
-            app, ssl_certfile=keys.certificate, ssl_keyfile=keys.private, lifespan="off", ws="none", log_config=None,
-            access_log=False, server_header=False, timeout_keep_alive=IDLE, timeout_graceful_shutdown=1,
+            app, ssl_certfile=keys.certificate, ssl_keyfile=keys.private, loop="asyncio", lifespan="off", ws="none",
+            log_config=None, access_log=False, server_header=False, timeout_keep_alive=IDLE,
+            timeout_graceful_shutdown=1,
         )  # fmt: skip
+        try:
+            config.load()
+        except OSError as e:
+            raise RunError(f"{keys.certificate}: cannot be used with {keys.private} ({e.strerror})") from None
         self._server = flwr.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
         self._thread.start()

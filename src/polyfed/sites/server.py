@@ -71,11 +71,11 @@ def serve(
     """Train with sites that are reached through a transport, which whoever made it closes.
 
     experiment: as `polyfed run` takes it; its [data] says how files are divided, and not where they are     out: run
-    folder, new or empty, or the one to `resume`     sites: who takes part, all of whom must join, or how many, the first
-    that connect; None: those that are connected when the first one is     wait: seconds that replies are waited for; None: for ever     quorum: how many
-    are enough for a round to go on once `wait` is over; None: all     most_share: of all training rows, that one site
-    may have     say: takes lines for the operator     callbacks: as for `fit`     trained: called with the run once its
-    folder is complete, before the sites hear that it is over
+    folder, new or empty, or the one to `resume`     sites: who takes part, all of whom must join, or how many, the
+    first that connect; None: those that are connected when the first one is     wait: seconds that replies are waited
+    for; None: for ever     quorum: how many are enough for a round to go on once `wait` is over; None: all
+    most_share: of all training rows, that one site may have     say: takes lines for the operator     callbacks: as for
+    `fit`     trained: called with the run once its folder is complete, before the sites hear that it is over
 
     Returns what the server knows: its state, metrics as far as sites say them, and the ledger. Raises ConfigError,
     DataError or RunError, before the first round where possible, in a line that names the site at fault.
