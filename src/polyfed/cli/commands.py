@@ -384,6 +384,18 @@ class Status(Command, module="events"):
     lines: int = option("How many of the last events to show.", 10, "N", "--lines", "-n", min=1)
 
 
+class AuditLog(Command):
+    """Compare the audit logs of a server and a site: who was asked what, and what each answer was, by its digest.
+
+    Exit status 0: both ends have the same; 1: the first line that is missing, changed, doubled or only at one end.
+
+    [dim]polyfed audit-log runs/heart vault[/dim]
+    """
+
+    a: Path = argument("A server's run, a site's vault, or the audit.jsonl of either.", ..., "A")
+    b: Path = argument("The other end's.", ..., "B")
+
+
 class DataList(Command, group="data"):
     """List the data sets that polyfed knows by name.
 

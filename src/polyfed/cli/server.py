@@ -12,6 +12,7 @@ from polyfed.cli.events import Events
 from polyfed.cli.folders import claimed
 from polyfed.runs import stop
 from polyfed.runs.result import Result
+from polyfed.sites.audit import SERVER, Audit
 from polyfed.sites.flower import Flower, Hub
 from polyfed.sites.keys import Keys, host_of, private
 from polyfed.sites.server import serve
@@ -35,7 +36,7 @@ def server(o: Server) -> int:
         try:
             begun = time.monotonic()
             run = serve(
-                o.experiment, Flower(hub, folder), folder, sites=wanted, resume=o.resume, wait=o.wait, quorum=o.quorum,
+                o.experiment, Flower(hub, folder, audit=Audit(folder, SERVER)), folder, sites=wanted, resume=o.resume, wait=o.wait, quorum=o.quorum,
                 most_share=o.most_share, say=say, trained=partial(_report, folder),
             )  # fmt: skip
             say(f"the run took {time.monotonic() - begun:.0f} s, with joining and the end")

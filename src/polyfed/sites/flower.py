@@ -21,6 +21,7 @@ from polyfed.base.errors import PolyfedError
 from polyfed.runs import stop
 from polyfed.sites import flower_api as flwr
 from polyfed.sites import pieces
+from polyfed.sites.audit import Audit, heading, mark
 from polyfed.sites.gate import Caller, Denied, Gate, Port, as_flower
 from polyfed.sites.keys import Keys, split, write
 
@@ -49,7 +50,7 @@ class Delivery:
 
     def __init__(self, asked: Asked):
         data = asked.message.pack()
-        self.asked, self.id, self.digest = asked, uuid.uuid4().hex, hashlib.sha256(data).hexdigest()
+        self.asked, self.id, self.digest, self.what = asked, uuid.uuid4().hex, mark(data), heading(data)
         self.tree, self.down = pieces.cut(data)
         self._names, self._up, self._room = list[str](), dict[str, bytes](), 0
 
@@ -230,6 +231,7 @@ class Hub:
         if found is None:
             return flwr.PullMessagesResponse()
         delivery = Delivery(found)
+        found.by.note_asked(caller.name, delivery)
         with self.changed:
             self._open[caller.name] = delivery
         about = flwr.Metadata(message_id=delivery.id, group_id=found.by.run, dst_node_id=caller.node)
@@ -262,7 +264,9 @@ class Hub:
                 del self._open[caller.name]
                 key = there.asked.by.run, caller.name
                 if self.asked.get(key) is there.asked:
-                    self._answer(key, there.reply())
+                    reply = there.reply()
+                    there.asked.by.note_answered(caller.name, there, reply)
+                    self._answer(key, reply)
         return flwr.PushObjectResponse(stored=stored)
 
     def _answer(self, key: tuple[str, str], reply: bytes | str) -> None:
@@ -288,12 +292,12 @@ class Flower:
     """A transport (see sites/asking.py): one run's part of a hub.
 
     run: what sites know it by; given before anything is sent     folder: of the run
-    most: bytes of tensors that a site may send at once
+    most: bytes of tensors that a site may send at once     audit: where questions and answers are written down
     """
 
-    def __init__(self, hub: Hub, folder: Path, most: int = MOST):
-        self.hub, self.folder, self.run, self.most = hub, folder, "", most
-        self._noted = dict[str, str]()
+    def __init__(self, hub: Hub, folder: Path, most: int = MOST, audit: Audit | None = None):
+        self.hub, self.folder, self.run, self.most, self.audit = hub, folder, "", most, audit
+        self._noted, self._asked = dict[str, str](), dict[str, str]()
         hub.runs.append(self)
 
     def sites(self) -> Sequence[str]:
@@ -318,6 +322,18 @@ class Flower:
                 if len(found) >= (len(names) if enough is None else enough) or left < 0:
                     return found
                 self.hub.changed.wait(min(STOPPED, left))
+
+    def note_asked(self, name: str, given: Delivery) -> None:
+        """Write a question down, once however often it is given out."""
+        if self.audit is not None and self._asked.get(name) != given.digest:
+            self.audit.add("asked", site=name, run=self.run, asked=given.digest, what=given.what)
+            self._asked[name] = given.digest
+
+    def note_answered(self, name: str, given: Delivery, reply: bytes | str) -> None:
+        """Write an answer down."""
+        if self.audit is not None and isinstance(reply, bytes):
+            found = {"answer": mark(reply), "kind": heading(reply), "bytes": len(reply)}
+            self.audit.add("answered", site=name, run=self.run, asked=given.digest, **found)
 
     def note(self, known: set[str]) -> None:
         """Write down who is there and who is to answer, for `polyfed status`."""

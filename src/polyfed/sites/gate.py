@@ -5,14 +5,13 @@ held until there is one.
 """
 
 import asyncio
-import hashlib
 import resource
 import threading
 from collections.abc import Awaitable, Callable, MutableMapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
-from polyfed.base.errors import RunError
+from polyfed.base.errors import PolyfedError, RunError
 from polyfed.sites import flower_api as flwr
 from polyfed.sites.keys import Keys
 from polyfed.sites.listening import EACH, Listening
@@ -132,6 +131,9 @@ class Gate:
             return self.there.answer(call, asked, caller)
         except (Denied, ConnectionError):
             raise
+        except PolyfedError as e:
+            self.say(str(e))
+            raise Denied(503) from None
         except Exception as e:
             self.say(f"{caller.name}: {call} failed; this is a bug in polyfed ({type(e).__name__}: {e})")
             raise Denied(500) from None
@@ -197,8 +199,3 @@ class Port:
 def as_flower(public: str) -> bytes:
     """A public key as Flower has it."""
     return flwr.public_key_to_bytes(flwr.load_ssh_public_key(public.encode()))
-
-
-def mark(data: bytes) -> str:
-    """sha256 of a message."""
-    return hashlib.sha256(data).hexdigest()
