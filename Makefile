@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE  # the tests start hundreds of processes, each 
 demo: .venv/ready   ## set up, run the main job on the hospitals' data, leave a report
 	$(BIN)/polyfed run --out $(RUNS)/demo
 
-demo-network: .venv/ready-flower   ## a server and four hospitals over a real network, on this machine: about two minutes
+demo-network: .venv/ready-flower   ## a server and four hospitals over a real network, on this machine: under a minute
 	rm -rf $(RUNS)/network
 	$(BIN)/python examples/network/demo.py --out $(RUNS)/network
 
@@ -49,7 +49,7 @@ mutate: .venv/ready-dev   ## change one thing at a time: do the tests notice? ON
 torture: .venv/ready-dev   ## kill commands again and again: does every file come out the same? CASES=100 SEED=0 ONLY=run,tune
 	$(BIN)/python tools/torture.py --cases $(or $(CASES),100) --seed $(or $(SEED),0) $(if $(ONLY),--only "$(ONLY)")
 
-torture-network: .venv/ready-dev   ## kill what carries the messages of real sites: ONLY=superlink,site METHODS=scaffold SEED=0
+torture-network: .venv/ready-dev   ## kill what carries the messages of real sites: ONLY=port,site METHODS=scaffold SEED=0
 	$(BIN)/python tools/torture_network.py --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY)) \
 	    $(if $(METHODS),--methods $(METHODS))
 

@@ -1,6 +1,6 @@
 """Kill what carries the messages of real sites, at every moment of a round: do the numbers stay the same, to the bit?
 
-    make torture-network [ONLY=superlink,supernode] [METHODS=scaffold,fedcet] [SEED=0]
+    make torture-network [ONLY=port,site] [METHODS=scaffold,fedcet] [SEED=0]
 
 A server and three sites, each a process of its own, train method after method; in each run something is killed or
 disturbed once. The state of the server and of every site must be that of a run on one machine; where a reply cannot be
@@ -13,7 +13,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -29,12 +28,11 @@ from network import SITES, Federation, loops, private
 
 from polyfed.core.rounds import Loop
 from polyfed.core.schedule import Replay, Uniform
-from polyfed.sites import flower
+from polyfed.sites.gate import Gate, Port
 
 METHODS = ("fedavg", "scaffold", "fedcet", "fpfc")
 ROUNDS = 3
 MOMENTS = ("before", "during", "after")
-PATIENCE = 10.0  # seconds until a site is asked again, where a case needs it
 
 
 class Wire:
@@ -87,14 +85,8 @@ class Wired(Federation):
 
     def server(self, name: str) -> str:
         if not hasattr(self, "wires"):
-            self.wires = {n: Wire(self.transport.port, self.folder / n) for n in self.names}
+            self.wires = {n: Wire(self.hub.port, self.folder / n) for n in self.names}
         return self.wires[name].address
-
-
-def children(pid: int) -> list[int]:
-    """Processes that this one has started."""
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True).stdout
-    return [int(p) for p in found.split()]
 
 
 def told(what: str):
@@ -110,13 +102,16 @@ class Faults:
     """What can happen, by name; each is given the federation and a site."""
 
     @staticmethod
-    def superlink(there: Federation, site: str) -> None:
-        os.kill(there.transport._link.process.pid, signal.SIGKILL)
-
-    @staticmethod
-    def supernode(there: Federation, site: str) -> None:
-        for pid in children(there.processes[site].pid):
-            os.kill(pid, signal.SIGKILL)
+    def port(there: Federation, site: str) -> None:
+        """The server's port closes at once, and opens again with nothing known of who was there."""
+        hub = there.transport.hub
+        hub._gate.close()
+        with hub.changed:
+            hub._sessions.clear()
+            hub._open.clear()
+            for node in hub._names:
+                hub.nodes.deactivate_node(node)
+        hub._gate = Port(Gate(hub, hub.say), there.keys, "127.0.0.1", hub.port)
 
     @staticmethod
     def site(there: Federation, site: str) -> None:
@@ -135,17 +130,16 @@ class Faults:
     @staticmethod
     def frozen(there: Federation, site: str) -> None:
         """Too slow to answer anything for 30 seconds."""
-        group = [there.processes[site].pid, *children(there.processes[site].pid)]
-        for pid in group:
-            os.kill(pid, signal.SIGSTOP)
-        threading.Timer(30, lambda: [os.kill(pid, signal.SIGCONT) for pid in group]).start()
+        pid = there.processes[site].pid
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(30, os.kill, (pid, signal.SIGCONT)).start()
 
     @staticmethod
     def twice(there: Federation, site: str) -> None:
         """Asked twice, and so answers twice."""
-        asked = there.transport._asked.get(site)
-        if asked is not None and asked.ids:
-            there.transport._send(site)
+        asked = there.hub.asked.get(("run", site))
+        if asked is not None and site in there.hub._open:
+            there.hub.ask(there.transport, site, asked.message)
 
     @staticmethod
     def up(there: Federation, site: str, piece: int) -> None:
@@ -157,16 +151,15 @@ class Faults:
         """A bit of what carries the message is changed on the wire."""
         (there.folder / site / "spoil").write_text(f"down {piece}")
 
-    # a reply cut off between the site's process and Flower's beside it, sent twice, with a bit changed before it
-    # leaves, with NaN, with a tensor of another shape
+    # a reply cut off after its announcement, sent twice, with a bit changed before it leaves, with NaN, with a tensor
+    # of another shape
     cut, doubled, garbled, nan, shape = map(told, ("cut", "doubled", "garbled", "nan", "shape"))
 
 
 FAULTS = [name for name in vars(Faults) if not name.startswith("_")]
 WIRE = ("up", "down")  # by which piece is spoiled
-REPLIES = ("cut", "doubled")  # of one round
 LOST = ("garbled", "nan", "shape")  # of one round, which goes on without that site
-WHEN = dict.fromkeys(WIRE, (1, 2, 3, 4, 5, 6)) | dict.fromkeys(REPLIES + LOST, ("once",))
+WHEN = dict.fromkeys(WIRE, (1, 2, 3)) | dict.fromkeys(("cut", "doubled", *LOST), ("once",))
 
 
 def disturbed(loop: Loop, fault, moment: str, rng: random.Random, there: Federation) -> None:
@@ -175,7 +168,7 @@ def disturbed(loop: Loop, fault, moment: str, rng: random.Random, there: Federat
         if t == 1 and moment == "before":
             fault()
         if t == 1 and moment == "during":
-            threading.Timer(rng.uniform(0.2, 6), fault).start()
+            threading.Timer(rng.uniform(0.01, 0.4), fault).start()
         loop.step()
         there.faults.clear()
         if t == 1 and moment == "after":
@@ -188,7 +181,6 @@ def case(there: Wired, label: str, name: str, moment: str | int, rng: random.Ran
     here, far = loops(there, label, Uniform(), mark, 2 if name in LOST else None)
     site, said = rng.choice(SITES), len(there.said)
     spoiled = there.wires[site].spoiled
-    flower.PATIENCE = PATIENCE if name in WIRE or name in REPLIES else 120.0
     piece = [moment] if name in WIRE else []
     fault = lambda: getattr(Faults, name)(there, site, *piece)  # noqa: E731
     if name == "twice":  # from the loop's own thread

@@ -37,9 +37,6 @@ def spoiled(reply: bytes, fault: str) -> bytes:
     return message._replace(tensors=message.tensors | {name: t}).pack()
 
 
-push_message = flower_api.push_message
-
-
 class Member:
     """What `polyfed client` has in its place.
 
@@ -81,29 +78,49 @@ class Member:
         reply = self.site(more).train(asked, message.tensors).pack()
         return spoiled(reply, self.fault) if self.fault in ("nan", "shape", "garbled") else reply
 
-    def push(self, client, reply, context) -> None:
-        """Takes the place of Flower's `push_message`."""
-        fault, self.fault = self.fault, ""
-        if fault.startswith("up"):
-            (self.folder / "spoil").write_text(fault)  # see `Wire`
-        if fault == "cut":  # Flower's SuperNode gets the announcement of a reply, and no more
-            client.PushObject = self._cut
-        if fault == "doubled":
-            push_message(client, reply, context)
-            time.sleep(2)  # the first has left for the server
-        push_message(client, reply, context)
 
-    def _cut(self, request) -> None:
-        raise ConnectionResetError("the connection was cut")
+class Faulty(Attendance):
+    """A site's end, with which something goes wrong as `Member.fault` says."""
+
+    member: Member
+
+    def _serve(self, client) -> None:
+        super()._serve(Calls(client, self.member))
+
+
+class Calls:
+    """Flower's client, whose calls a member spoils."""
+
+    def __init__(self, client, member: Member):
+        self.client, self.member = client, member
+
+    def __getattr__(self, name: str):
+        return getattr(self.client, name)
+
+    def PushMessages(self, request):  # noqa: N802  (as Flower calls it)
+        if self.member.fault.startswith("up"):
+            (self.member.folder / "spoil").write_text(self.member.fault)  # see `Wire`
+            self.member.fault = ""
+        return self.client.PushMessages(request)
+
+    def PushObject(self, request):  # noqa: N802
+        fault, self.member.fault = self.member.fault, ""
+        if fault == "cut":  # the server gets the announcement of a reply, and no more
+            raise flower_api.HTTPError("the connection was cut")
+        if fault == "doubled":
+            self.client.PushObject(request)
+        return self.client.PushObject(request)
 
 
 def main(key: str, folder: str, server: str | None = None) -> None:
     torch.set_num_threads(1)
     given, folder = site_key(Path(key)), Path(folder)
     member = Member(given.site, folder)
-    flower_api.push_message = member.push
+    folder.mkdir(exist_ok=True)
     say = lambda line: print(line, flush=True)  # noqa: E731
-    Attendance(given, member.answer, lambda: member.finished, folder / "flower", say, server).run()
+    there = Faulty(given, lambda _, data: member.answer(data), lambda: member.finished, folder, say, server)
+    there.member = member
+    there.run()
 
 
 if __name__ == "__main__":

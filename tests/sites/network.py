@@ -38,7 +38,9 @@ class Federation:
         self.keys.make(f"127.0.0.1:{free_port()}")
         for name in names:
             self.keys.add(name, folder)
-        self.transport = flower.Flower(self.keys, folder / "server", self.said.append, host="127.0.0.1")
+        self.hub = flower.Hub(self.keys, self.said.append, host="127.0.0.1")
+        self.transport = flower.Flower(self.hub, folder / "server")
+        self.transport.run = "run"
         self.faults: dict[str, str] = {}  # by site: what goes wrong there with the replies to what is sent now
         self.processes = {name: self.start(name) for name in names}
 
@@ -77,14 +79,14 @@ class Federation:
                 p.terminate()
             for p in self.processes.values():
                 p.wait()
-            self.transport.close()
+            self.hub.close()
 
 
 class Labelled:
     """The transport, for one method."""
 
     def __init__(self, there: Federation, label: str, mark: str):
-        self.there, self.transport, self.most = there, there.transport, there.transport.most
+        self.there, self.transport, self.most, self.run = there, there.transport, there.transport.most, "run"
         self.more = {"label": label, "mark": mark}
 
     def push(self, messages) -> None:

@@ -86,8 +86,7 @@ def test_what_others_say_does_not_command_the_terminal(tmp_path, capsys):
 
 def test_another_users_process_is_seen_to_run(cli, tmp_path, monkeypatch):
     (tmp_path / "events.log").write_text("2026-01-01 00:00:00 listening\n")
-    (tmp_path / "flower").mkdir()
-    (tmp_path / "flower" / "state.json").write_text(json.dumps({"pid": 4321, "sites": {"bern": "connected"}}))
+    (tmp_path / "state.json").write_text(json.dumps({"pid": 4321, "sites": {"bern": "connected"}}))
     for error, said in (
         (PermissionError, "running, process 4321\nbern: connected"),
         (ProcessLookupError, "not running"),

@@ -62,9 +62,7 @@ def test_who_has_no_valid_key_is_refused_and_told_so(there, tmp_path):
     foreign = other.add("oslo", tmp_path)
     assert "is not the server of this key" in attending(there, foreign, tmp_path / "a")
     ended = there.keys.add("riga", tmp_path, days=-1)
-    assert "does not accept this site: its key is revoked, expired or unknown" in attending(
-        there, ended, tmp_path / "b"
-    )
+    assert "its key is revoked, expired or unknown" in attending(there, ended, tmp_path / "b")
     with socket.socket() as plain:
         plain.bind(("127.0.0.1", 0))
         plain.listen()
@@ -85,6 +83,7 @@ def test_the_port_gives_outsiders_nothing(there):
         ("/v1/control/start-run", b"", 404),
         ("/v1/control/register-node", b"", 404),
         ("/v1/runtime/acquire-task", b"", 404),
+        ("/v1/fleet/register-node", b"", 404),
         ("/v1/fleet/pull-messages", b"", 401),
     ):
         there_ = http.client.HTTPSConnection(host, port, context=context)
@@ -99,6 +98,17 @@ def test_the_port_gives_outsiders_nothing(there):
     plain.request("GET", "/health")
     with pytest.raises((http.client.HTTPException, OSError)):
         plain.getresponse()
+
+
+@pytest.mark.long
+def test_a_site_is_one_process_and_listens_nowhere(there):
+    there.ask(kind="echo")
+    listening = [line.split() for file in ("tcp", "tcp6") for line in Path("/proc/net", file).read_text().splitlines()]
+    inodes = {f"socket:[{words[9]}]" for words in listening if words[3] == "0A"}
+    for process in there.processes.values():
+        files = Path(f"/proc/{process.pid}/fd").iterdir()
+        assert not inodes & {str(file.readlink()) for file in files}
+        assert not [p for p in Path(f"/proc/{process.pid}/task").glob("*/children") if p.read_text()]
 
 
 @pytest.mark.long

@@ -1,191 +1,294 @@
-"""What gets lost between server and site is asked for again: Flower's part is played here, without its processes."""
+"""What gets lost between server and site is asked for again: a real port and TLS, in this process."""
 
-import os
 import socket
 import ssl
-import subprocess
 import sys
 import threading
 import time
 from email.utils import formatdate
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="needs the extra [flower]")
 from direct import Raw, raw
 
 from polyfed.base.errors import RunError
-from polyfed.sites import flower, flower_site
+from polyfed.sites import flower_api as flwr
+from polyfed.sites import flower_site, pieces
+from polyfed.sites.flower import REFUSED, Flower, Hub
 from polyfed.sites.keys import Keys, site_key
 
+sys.path.append(str(Path(__file__).parents[2] / "examples/network"))
+from demo import free_port
 
-class Grid:
-    """Sends nothing; `answers` are what pulls give, by the number of the message that they answer."""
 
-    def __init__(self):
-        self.sent, self.answers = [], {}
+class Site:
+    """A site's end whose calls are made one by one."""
 
-    def push_messages(self, messages):
-        self.sent += [flower.opened(m.content) for m in messages]
-        return [str(len(self.sent))]
+    def __init__(self, key, said):
+        self.end = flower_site.Attendance(key, lambda run, data: b"", lambda: False, Path(), said)
+        self.client = self.end._connected()
+        self.id = ""
 
-    def pull_messages(self, ids):
-        return [self.answers.pop(i) for i in ids if i in self.answers]
+    def enter(self) -> "Site":
+        self.end._enter(self.client)
+        return self
 
-    def answer(self, number: str, message: Raw | None):
-        """None: Flower's word that the reply is lost."""
-        self.answers[number] = SimpleNamespace(
-            metadata=SimpleNamespace(reply_to_message_id=number),
-            has_error=lambda: message is None,
-            content=message and flower.enveloped(message.pack()),
+    def pull(self) -> bytes | None:
+        found = self.client.PullMessages(flwr.PullMessagesRequest(node=self.end._node))
+        if not found.messages_list:
+            return None
+        self.id, tree = found.messages_list[0].metadata.message_id, found.message_object_trees[0]
+        asks = (flwr.PullObjectRequest(node=self.end._node, object_id=name) for name in pieces.names(tree))
+        return pieces.joined(self.client.PullObject(one).object_content for one in asks)
+
+    def announce(self, tree, to: str = "", times: int = 1, more: str = "") -> list[str]:
+        head = flwr.Message(metadata=flwr.Metadata(reply_to_message_id=to or self.id, message_type=more))
+        asked = flwr.PushMessagesRequest(
+            node=self.end._node, messages_list=[head] * times, message_object_trees=[tree] * times
         )
+        return [*self.client.PushMessages(asked).objects_to_push]
+
+    def push(self, name: str, content: bytes) -> bool:
+        asked = flwr.PushObjectRequest(node=self.end._node, object_id=name, object_content=content)
+        return self.client.PushObject(asked).stored
+
+    def reply(self, message: Raw) -> list[bool]:
+        tree, parts = pieces.cut(message.pack())
+        return [self.push(name, parts[name]) for name in self.announce(tree)]
 
 
-def said(data: bytes) -> dict:
-    head = raw(data).head
+class There:
+    """A server's port, its keys, one run's transport, and what its operator sees."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.said, self.sites = folder, [], []
+        self.keys = Keys(folder / "keys")
+        self.keys.make(f"127.0.0.1:{free_port()}")
+        self.given = {name: site_key(self.keys.add(name, folder)) for name in ("bern", "oslo")}
+        self.hub = Hub(self.keys, self.said.append, "127.0.0.1")
+        self.transport = self.run("run")
+
+    def run(self, name: str) -> Flower:
+        (self.folder / name).mkdir()
+        found = Flower(self.hub, self.folder / name, 1 << 20)
+        found.run = name
+        return found
+
+    def site(self, name: str = "bern") -> Site:
+        self.sites.append(Site(self.given[name], self.said.append))
+        return self.sites[-1]
+
+    def close(self) -> None:
+        for site in self.sites:
+            site.client.close()
+        self.hub.close()
+
+
+@pytest.fixture
+def there(tmp_path):
+    found = There(tmp_path)
+    yield found
+    found.close()
+
+
+def said(data: bytes | str) -> dict:
+    head = raw(data).head  # pyright: ignore
     del head["format"]
     return head
 
 
-def connect(there: flower.Flower) -> None:
-    """As the real one, everything that was asked is open again."""
-    there._grid = Grid()
-    for asked in there._asked.values():
-        asked.ids = []
+def test_a_message_is_given_out_until_it_is_answered_and_then_no_more(there):
+    """A site that asks without having answered has lost it; what it says to an earlier time is not wanted."""
+    site = there.site().enter()
+    there.transport.push({"bern": Raw({"n": 1})})
+    assert said(site.pull()) == {"n": 1}
+    first = site.id
+    assert said(site.pull()) == {"n": 1}
+    tree, _ = pieces.cut(b"late")
+    assert site.announce(tree, to=first) == []
+    assert site.reply(Raw({"found": 1})) == [True]
+    assert said(there.transport.pull(["bern"])["bern"]) == {"found": 1}
+    assert site.reply(Raw({"found": 2})) == []
+    there.transport.push({"bern": Raw({"n": 2})})
+    assert said(site.pull()) == {"n": 2}
 
 
-@pytest.fixture
-def there(tmp_path, monkeypatch):
-    """A transport with one site, bern, that is connected; `said` is what it has said. Its seconds pass in no time."""
-    keys, now = Keys(tmp_path), [0.0]
-    keys.make("127.0.0.1:8000")
-    sleep = lambda seconds: now.__setitem__(0, now[0] + seconds)  # noqa: E731
-    monkeypatch.setattr(flower, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    monkeypatch.setattr(flower.flwr, "Message", lambda content, **_: SimpleNamespace(content=content))
-    monkeypatch.setattr(flower.Flower, "_connect", connect)
-    monkeypatch.setattr(flower.Flower, "_look", lambda self: None)
-    monkeypatch.setattr(flower.Flower, "_drop", lambda self: None)
-    said = []
-    found = flower.Flower(keys, tmp_path / "server", said.append)
-    found.said, found._online = said, {"bern": (1, "now")}
-    return found
+def test_a_reply_that_was_cut_off_is_begun_anew(there):
+    site = there.site().enter()
+    there.transport.push({"bern": Raw({"n": 1})})
+    site.pull()
+    tree, parts = pieces.cut(bytes(6 << 20))
+    names = site.announce(tree)
+    assert len(names) == 2
+    there.transport.most = 6 << 20
+    assert site.announce(tree) == names
+    assert [site.push(name, parts[name]) for name in names[:1]] == [True]
+    assert there.transport.pull(["bern"], seconds=0) == {}
+    assert site.reply(Raw({"found": 1})) == [True]
+    assert said(there.transport.pull(["bern"])["bern"]) == {"found": 1}
 
 
-def test_a_site_that_does_not_answer_is_asked_the_same_again_ever_more_rarely(there):
-    there.push({"bern": Raw({"n": 1})})
-    for seconds, asked in ((110, 1), (20, 2), (210, 2), (30, 3), (440, 3), (50, 4)):  # after 2, 6 and 14 minutes
-        assert there.pull(["bern"], seconds=seconds) == {}
-        assert len(there._grid.sent) == asked
-    assert {*there._grid.sent} == {Raw({"n": 1}).pack()}
-    assert there.said == [f"bern has not answered for {seconds} s; asked again" for seconds in (120, 240, 480)]
+def test_a_question_is_held_until_there_is_a_message_and_none_is_lost_when_its_site_hangs_up(there):
+    site = there.site().enter()
+    context = ssl.create_default_context(cafile=str(there.keys.authority))
+    asked = []
+    send = site.client._client.send
+    site.client._client.send = lambda request, **how: asked.append(request) or send(request, **how)
+    found = []
+    waits = threading.Thread(target=lambda: found.append(site.pull()))
+    waits.start()
+    time.sleep(0.3)
+    assert not found
+    there.transport.push({"bern": Raw({"n": 1})})
+    waits.join(5)
+    assert said(found[0]) == {"n": 1}
+    assert len(asked) == 2, "one question, one piece"
+    site.reply(Raw({}))
+    question = asked[0]
+    with socket.create_connection(("127.0.0.1", there.hub.port)) as plain:
+        secure = context.wrap_socket(plain, server_hostname="127.0.0.1")
+        head = "".join(f"{key}: {value}\r\n" for key, value in question.headers.items())
+        secure.sendall(f"POST {question.url.path} HTTP/1.1\r\n{head}\r\n".encode() + question.content)
+        time.sleep(0.3)
+    secure.close()
+    time.sleep(0.3)
+    there.transport.push({"bern": Raw({"n": 2})})
+    assert said(site.pull()) == {"n": 2}
 
 
-@pytest.mark.parametrize("number", ["1", "2"])
-def test_whichever_time_it_answers_is_its_answer_and_a_second_one_is_passed_over(there, number):
-    there.push({"bern": Raw({"n": 1})})
-    there.pull(["bern"], seconds=130)
-    there._grid.answer(number, Raw({"found": 1}))
-    assert said(there.pull(["bern"])["bern"]) == {"found": 1}
-    there.push({"bern": Raw({"n": 2})})
-    there._grid.answer("12"[number == "1"], Raw({"found": 1}))
-    assert there.pull(["bern"], seconds=10) == {}
-    there._grid.answer("3", Raw({"found": 2}))
-    assert said(there.pull(["bern"])["bern"]) == {"found": 2}
+def test_a_message_waits_for_a_site_that_is_away(there):
+    there.transport.push({"bern": Raw({"n": 1})})
+    assert there.transport.pull(["bern"], seconds=0) == {}
+    assert said(there.site().enter().pull()) == {"n": 1}
 
 
-def test_a_reply_that_flower_has_lost_is_asked_for_again_at_once(there):
-    there.push({"bern": Raw({"n": 1})})
-    there._grid.answer("1", None)
-    there.pull(["bern"], seconds=10)
-    assert len(there._grid.sent) == 2
-    there._grid.answer("2", Raw({"found": 1}))
-    assert said(there.pull(["bern"])["bern"]) == {"found": 1}
+def test_of_a_sites_processes_the_newest_is_talked_to_and_the_other_one_ends_and_says_so(there):
+    site = there.site().enter()
+    there.site().enter()
+    with pytest.raises(flwr.HTTPStatusError, match="409"):
+        site.pull()
+    with pytest.raises(RunError, match="another process has connected with this site's key"):
+        site.end._try(site.client)
 
 
-@pytest.mark.parametrize("end", ["push_messages", "pull_messages"])
-def test_a_server_that_cannot_hand_a_message_over_begins_anew_with_flower(there, end):
-    """Flower's SuperLink has forgotten what was to come with the message, or has a part of the reply only."""
-    grid = there._grid
-    setattr(grid, end, lambda _: (_ for _ in ()).throw(flower.flwr.ObjectPushError("2", 1, "0")))
-    there.push({"bern": Raw({"n": 1})})
-    there.pull(["bern"], seconds=10)
-    assert there._grid is not grid
-    assert there._grid.sent == [Raw({"n": 1}).pack()]
+def test_a_site_cannot_fill_the_servers_memory_nor_answer_for_another(there):
+    """Whatever it announces, two of the largest replies are held of it; only its own message is answered by it."""
+    bern, oslo = there.site().enter(), there.site("oslo").enter()
+    there.transport.most = 100
+    there.transport.push({"bern": Raw({"n": 1}), "oslo": Raw({"n": 1})})
+    bern.pull(), oslo.pull()
+    names = {}
+    for k in range(5):
+        tree, parts = pieces.cut(bytes([k]) * 60)
+        names |= parts
+    first, *rest = names
+    tree = flwr.ObjectTree(object_id=first, children=[flwr.ObjectTree(object_id=n) for n in rest])
+    assert bern.announce(tree) == [*names]
+    assert [bern.push(name, names[name]) for name in names] == [True] * 2 + [False] * 3
+    assert not bern.push("0" * 64, b"never announced")
+    tree, parts = pieces.cut(b"little")
+    assert oslo.announce(tree, to=bern.id) == []
+    assert oslo.announce(tree, to="never sent") == []
+    assert oslo.announce(tree, times=2) == []
+    assert oslo.announce(tree, more="x" * 9000) == []
+    assert not oslo.push(*parts.popitem())
+    assert there.transport.pull(["bern", "oslo"], seconds=0) == {}
 
 
-def test_a_site_that_has_come_anew_is_asked_again_at_once_and_one_that_is_away_when_it_is_back(there):
-    there.push({"bern": Raw({"n": 1})})
-    there._online = {}
-    assert there.pull(["bern"], seconds=300) == {}
-    assert len(there._grid.sent) == 1
-    there._online = {"bern": (1, "later")}
-    there.pull(["bern"], seconds=10)
-    assert len(there._grid.sent) == 2
+def test_what_is_no_reply_is_its_sites_answer_and_costs_nobody_else_theirs(there):
+    """One piece that is said to come many times; and a piece that is none."""
+    bern, oslo = there.site().enter(), there.site("oslo").enter()
+    there.transport.most = 1000
+    there.transport.push({"bern": Raw({"n": 1}), "oslo": Raw({"n": 1})})
+    bern.pull(), oslo.pull()
+    _, parts = pieces.cut(bytes(900))
+    ((name, content),) = parts.items()
+    bern.announce(flwr.ObjectTree(object_id=name, children=[flwr.ObjectTree(object_id=name)] * 50))
+    assert bern.push(name, content)
+    oslo.reply(Raw({"found": 1}))
+    found = there.transport.pull(["bern", "oslo"])
+    assert found["bern"] == "not a message (it is too long)"
+    assert said(found["oslo"]) == {"found": 1}
 
 
-def test_the_rest_of_a_reply_is_not_waited_for_when_its_site_has_gone(there):
-    def pull(part: str) -> bytes:
-        if part == "1":
-            return b"one"
-        there._online = {"bern": (1, "later")}
-        raise flower.flwr.ObjectUnavailableError("2")
+def test_who_has_no_key_any_more_is_refused_and_its_runs_hear_it(there):
+    site = there.site().enter()
+    there.transport.push({"bern": Raw({"n": 1})})
+    there.keys.revoke("bern")
+    assert there.transport.pull(["bern"], seconds=10) == {"bern": REFUSED}
+    assert "bern's key is no longer accepted" in there.said
+    site.end._try(site.client)
+    with pytest.raises(RunError, match="its key is revoked, expired or unknown there"):
+        site.end._try(site.client)
 
-    there.push({"bern": Raw({"n": 1})})
-    with pytest.raises(flower.flwr.ObjectPullError, match="bern has gone"):
-        there._objects(object_ids=["1", "2"], pull_object_fn=pull)
+
+def test_a_key_that_was_made_while_the_server_runs_is_known_at_once(there, tmp_path):
+    there.given["riga"] = site_key(there.keys.add("riga", tmp_path))
+    there.site("riga").enter()
+    assert "riga" in there.transport.sites()
 
 
-@pytest.mark.parametrize("number", ["1", "2"])
-def test_what_is_no_message_of_flowers_is_its_sites_answer_and_costs_nobody_else_theirs(there, number):
-    """Flower's grid takes what it pulls for a message, and fails otherwise."""
-    there._online["oslo"] = (2, "now")
-    there.push({"bern": Raw({"n": 1}), "oslo": Raw({"n": 1})})
-    for answer in ("1", "2"):
-        there._grid.answer(answer, Raw({"found": 1}))
-    there._grid.answers[number] = SimpleNamespace()
-    found = there.pull(["bern", "oslo"])
-    assert sorted(found) == ["bern", "oslo"]
-    spoilt = found.pop("bern" if number == "1" else "oslo")
-    assert spoilt.startswith("not a message (AttributeError: ")
-    assert said(next(iter(found.values()))) == {"found": 1}
-    assert there.said == []
+def test_exchanges_take_their_work_and_no_sleep(there, monkeypatch):
+    """Whole sites, in threads: nobody sleeps, and a site asks once for each message."""
+    done, pulls, ends = set(), [], []
+    real = Hub._pull_messages
+    monkeypatch.setattr(Hub, "_pull_messages", lambda *a: pulls.append(0) or real(*a))
+
+    def answer(name):
+        def one(run: str, data: bytes) -> bytes:
+            assert run == "run"
+            message = raw(data)
+            if message.head.get("n") == 100:
+                done.add(name)
+            return Raw(message.head, message.tensors).pack()
+
+        return one
+
+    for name, key in there.given.items():
+        (there.folder / name).mkdir()
+        end = flower_site.Attendance(
+            key, answer(name), lambda name=name: name in done, there.folder / name, there.said.append
+        )
+        ends.append(threading.Thread(target=end.run))
+        ends[-1].start()
+    while len(there.transport.sites()) < 2:
+        time.sleep(0.01)
+    monkeypatch.setattr(flower_site.time, "sleep", lambda seconds: pytest.fail("a sleep"))
+    t = torch.arange(1000.0)
+    for n in range(90, 101):
+        there.transport.push({name: Raw({"n": n}, {"t": t * n}) for name in there.given})
+        for reply in there.transport.pull([*there.given]).values():
+            assert torch.equal(raw(reply).tensors["t"], t * n)  # pyright: ignore
+    for end in ends:
+        end.join(10)
+    assert not any(end.is_alive() for end in ends)
+    assert len(pulls) == 2 * 11
 
 
 @pytest.fixture
 def attendance(tmp_path, monkeypatch):
-    """A site's end that has a SuperNode; `said` is what it has said, `stopped` how often it has stopped that."""
+    """A site's end; `said` is what it has said."""
     keys = Keys(tmp_path)
     keys.make("127.0.0.1:8000")
-    said, stopped = [], []
+    said = []
     monkeypatch.setattr(flower_site, "PAUSE", 0.0)
     key = site_key(keys.add("bern", tmp_path))
-    found = flower_site.Attendance(key, lambda data: data, lambda: False, tmp_path / "flower", said.append)
-    found._node = SimpleNamespace(stop=lambda at_once: stopped.append(at_once))
-    found.said, found.stopped, found.keys = said, stopped, keys
+    found = flower_site.Attendance(key, lambda run, data: data, lambda: False, tmp_path, said.append)
+    found.said, found.keys = said, keys
     return found
 
 
-FAULTS = [ConnectionResetError(), flower.flwr.ObjectPushError("2", 1, "0"), flower.flwr.ObjectPullError("2", "gone")]
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda e: type(e).__name__)
-@pytest.mark.parametrize("lost", ["pull_task_input", "push_message", "push_task_output"])
-def test_a_supernode_that_waits_for_a_reply_which_cannot_come_is_started_again(attendance, monkeypatch, lost, fault):
-    """Otherwise it would take no message any more: neither the same, asked again, nor another."""
-    question = SimpleNamespace(content=flower.enveloped(b"question"))
-    monkeypatch.setattr(flower.flwr, "Message", lambda content, **_: content)
-    for name in ("pull_task_input", "push_message", "push_task_output"):
-        monkeypatch.setitem(vars(flower.flwr), name, lambda *_: (question, None, None, None))
-    monkeypatch.setitem(vars(flower.flwr), lost, lambda *_: (_ for _ in ()).throw(fault))
-    monkeypatch.setattr(flower.Task, "_beat", lambda self: None)
-    client = SimpleNamespace(close=lambda: None)
-    attendance._serve(flower.Task(client, ""))
-    assert attendance.stopped == [True]
-    assert attendance.said[0].endswith(f"whole ({type(fault).__name__}); the server will ask again")
-    monkeypatch.setitem(vars(flower.flwr), lost, lambda *_: (question, None, None, None))
-    attendance._serve(flower.Task(client, ""))
-    assert attendance.stopped == [True]
+def test_a_host_that_does_not_exist_is_said_and_not_waited_for(attendance, monkeypatch):
+    unknown, later = (socket.gaierror(n, "said so") for n in (socket.EAI_NONAME, socket.EAI_AGAIN))
+    errors = [later, unknown]
+    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: (_ for _ in ()).throw(errors.pop(0)))
+    attendance.server = "fed.exmaple.org", 8000
+    with pytest.raises(RunError, match=r"no host is known by the name 'fed\.exmaple\.org'"):
+        attendance._reach()
+    assert len(attendance.said) == 1
 
 
 def test_a_site_waits_for_a_server_behind_something_that_takes_connections_for_it(attendance):
@@ -226,17 +329,23 @@ def test_a_site_whose_clock_the_server_would_refuse_says_so_and_waits(attendance
     assert attendance.said == [line] * (off is not None)
 
 
-@pytest.mark.parametrize("end", ["", "raise ValueError"])
-def test_a_process_of_flowers_that_does_nothing_any_more_is_ended(tmp_path, end):
-    """Its main part returns where it has met an error that it does not repeat; a thread is left."""
-    place = tmp_path / "flwr" / "supernode" / "cli"
-    place.mkdir(parents=True)
-    for package in (place, *place.parents[:2]):
-        (package / "__init__.py").touch()
-    body = f"threading.Thread(target=time.sleep, args=(60,)).start()\n    {end}"
-    (place / "flower_supernode.py").write_text(f"import threading, time\ndef flower_supernode():\n    {body}\n")
-    command = [sys.executable, "-m", "polyfed.sites.flower_child", "supernode", str(os.getpid()), os.devnull]
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, timeout=50, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert ("ValueError" in done.stderr) == bool(end)
+def test_who_only_connects_does_not_close_the_port_to_sites(there):
+    """300 connections that say nothing, as many as to make the port forget some: a site is answered meanwhile."""
+    site, idle = there.site().enter(), []
+    try:
+        for _ in range(300):
+            idle.append(socket.create_connection(("127.0.0.1", there.hub.port)))
+        there.transport.push({"bern": Raw({"n": 1})})
+        assert said(site.pull()) == {"n": 1}
+        assert len(there.hub._gate._socket.open["127.0.0.1"]) <= 256
+    finally:
+        for one in idle:
+            one.close()
+
+
+def test_a_port_without_its_certificate_is_one_line(there, tmp_path):
+    from polyfed.sites.gate import Port
+
+    there.keys.certificate = tmp_path / "gone.pem"
+    with pytest.raises(RunError, match=r"gone\.pem: cannot be used"):
+        Port(None, there.keys, "127.0.0.1", free_port())  # pyright: ignore

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from hospitals import NAMES, Sites, at_sites, experiment, folder
 
 from polyfed.base.errors import DataError, Diverged, PolyfedError
 from polyfed.runs import stop
-from polyfed.sites.flower_child import Listening
+from polyfed.sites.listening import Listening
 
 FEDAVG = 'name = "fedavg"\nlr = 0.1'
 CLIENT = '[columns]\nstandardise = "client"'
@@ -145,11 +146,11 @@ def test_who_only_connects_takes_nobody_elses_place():
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_signal_is_obeyed_while_others_are_waited_for(monkeypatch):
+def test_a_signal_is_obeyed_while_others_are_waited_for(tmp_path):
     """The round in hand cannot end without them: the wait ends soon after the first signal."""
     flower = pytest.importorskip("polyfed.sites.flower", reason="needs the extra [flower]")
-    there = flower.Flower.__new__(flower.Flower)
-    monkeypatch.setattr(there, "_turn", lambda names, found: None, raising=False)
+    hub = SimpleNamespace(changed=threading.Condition(), found={}, runs=[])
+    there = flower.Flower(hub, tmp_path)
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
     begun = time.monotonic()
     with stop.interruptible(terminable=True) as asked, pytest.raises(KeyboardInterrupt):

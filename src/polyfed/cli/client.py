@@ -6,6 +6,7 @@ from collections.abc import Callable
 from polyfed.base.errors import ConfigError, Refusal, closest
 from polyfed.cli.commands import MADE, Client
 from polyfed.cli.events import Events
+from polyfed.sites.audit import Audit, audited
 from polyfed.sites.consent import Consent
 from polyfed.sites.flower_site import Attendance
 from polyfed.sites.keys import private, site_key, warning
@@ -31,7 +32,8 @@ def client(o: Client) -> int:
         say(f"note: {line}")
     consent = Consent(frozenset(allowed), o.metrics, *_agreement(o))
     site = Site(given.site, o.data, o.vault, consent, say, say.show, policy)
-    Attendance(given, site.answer, lambda: site.finished, o.vault / "flower", say, o.server).run()
+    answer = audited(site.answer, Audit(o.vault, given.site), lambda: site.terms)
+    Attendance(given, answer, lambda: site.finished, o.vault, say, o.server).run()
     return 0
 
 

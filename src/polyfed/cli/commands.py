@@ -312,8 +312,8 @@ class Check(Command):
 class Server(Shared, takes=("out", "force", "quiet")):
     """Train over real sites: the same experiment, with the hospitals' data where they are.
 
-    Starts Flower's SuperLink, waits for the sites (polyfed client), trains, and writes a run as polyfed run does. No
-    sample and no private state of a site is ever here; each site keeps its own model.
+    Waits for the sites (polyfed client), trains, and writes a run as polyfed run does. No sample and no private state
+    of a site is ever here; each site keeps its own model.
 
     [dim]polyfed server experiment.toml --sites 4 --out runs/heart[/dim]
     """
@@ -382,6 +382,18 @@ class Status(Command, module="events"):
 
     folder: Path = argument("A server's run, or a site's vault.")
     lines: int = option("How many of the last events to show.", 10, "N", "--lines", "-n", min=1)
+
+
+class AuditLog(Command):
+    """Compare the audit logs of a server and a site: who was asked what, and what each answer was, by its digest.
+
+    Exit status 0: both ends have the same; 1: the first line that is missing, changed, doubled or only at one end.
+
+    [dim]polyfed audit-log runs/heart vault[/dim]
+    """
+
+    a: Path = argument("A server's run, a site's vault, or the audit.jsonl of either.", ..., "A")
+    b: Path = argument("The other end's.", ..., "B")
 
 
 class DataList(Command, group="data"):

@@ -41,7 +41,7 @@ def status(o: Status) -> int:
     except OSError:
         raise RunError(f"{folder}: no server or site has run here") from None
     try:
-        state = table_in((folder / "flower" / "state.json").read_bytes())
+        state = table_in((folder / "state.json").read_bytes())
         with suppress(PermissionError):  # it runs, as another user
             os.kill(state["pid"], 0)
         print(f"running, process {state['pid']}")

@@ -12,7 +12,8 @@ from polyfed.cli.events import Events
 from polyfed.cli.folders import claimed
 from polyfed.runs import stop
 from polyfed.runs.result import Result
-from polyfed.sites.flower import Flower
+from polyfed.sites.audit import SERVER, Audit
+from polyfed.sites.flower import Flower, Hub
 from polyfed.sites.keys import Keys, host_of, private
 from polyfed.sites.server import serve
 
@@ -30,18 +31,17 @@ def server(o: Server) -> int:
         say = Events(folder, o.quiet)
         for line in here.warnings():
             say(f"note: {line}")
-        transport = Flower(here, folder / "flower", say, o.host, o.port)
-        say(f"listening at {o.host}:{transport.port}")
+        hub = Hub(here, say, o.host, o.port)
+        say(f"listening at {o.host}:{hub.port}")
         try:
-            names = _first(transport, wanted, say) if isinstance(wanted, int) else wanted
             begun = time.monotonic()
             run = serve(
-                o.experiment, transport, folder, sites=names, resume=o.resume, wait=o.wait, quorum=o.quorum,
+                o.experiment, Flower(hub, folder, audit=Audit(folder, SERVER)), folder, sites=wanted, resume=o.resume, wait=o.wait, quorum=o.quorum,
                 most_share=o.most_share, say=say, trained=partial(_report, folder),
             )  # fmt: skip
             say(f"the run took {time.monotonic() - begun:.0f} s, with joining and the end")
         finally:
-            transport.close()
+            hub.close()
         if run.status == "interrupted":
             stderr.print(f"polyfed: interrupted; continue with the same command and --resume --out {folder}")
             return stop.status(since)
@@ -69,14 +69,3 @@ def _wanted(sites: str | None, known: list[str], keys: Path) -> int | list[str]:
     if not 1 <= n <= len(known):
         raise ConfigError(f"--sites: found {n}, and {len(known)} sites have a valid key in {keys}; polyfed keys add")
     return n
-
-
-def _first(transport: Flower, n: int, say: Events) -> list[str]:
-    """The first n sites that connect."""
-    said = -1
-    while len(found := transport.sites()) < n:
-        if len(found) != said:
-            said = len(found)
-            say(f"waiting for {n} sites; {said} connected")
-        time.sleep(0.5)
-    return list(found)[:n]

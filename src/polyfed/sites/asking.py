@@ -21,10 +21,11 @@ Wrong = Callable[[str, Message[R]], str]  # (a site's name, its answer) -> what 
 class Transport(Protocol):
     """Carries messages to sites, by name.
 
-    most: bytes of tensors that are accepted in a reply
+    most: bytes of tensors that are accepted in a reply     run: what sites know the run by
     """
 
     most: int
+    run: str
 
     def sites(self) -> Sequence[str]:
         """Names of the sites that are connected now."""
@@ -56,16 +57,20 @@ class Asking:
     def __init__(self, transport: Transport, seconds: float | None = None, say: Callable[[str], None] = lambda _: None):
         self.transport, self.seconds, self.say = transport, seconds, say
 
-    def connected(self, sites: Sequence[str] | None) -> list[str]:
-        """Who takes part, once they are there: `sites`, or whoever is connected when the first one is."""
-        told = None
+    def connected(self, sites: Sequence[str] | int | None) -> list[str]:
+        """Who takes part, once they are there: `sites`, or that many, or whoever is connected when the first one is."""
+        told = ""
         while True:
             there = [*self.transport.sites()]
-            missing = [name for name in sites or () if name not in there]
-            if not missing and there:
-                return [*(sites or there)]
+            if isinstance(sites, int):
+                enough, missing = len(there) >= sites, f"{sites} sites; {len(there)} connected"
+            else:
+                gone = [name for name in sites or () if name not in there]
+                enough, missing = bool(there) and not gone, ", ".join(gone) or "sites"
+            if enough:
+                return there[:sites] if isinstance(sites, int) else [*(sites or there)]
             if missing != told:
-                self.say(f"waiting for {', '.join(missing) or 'sites'}")
+                self.say(f"waiting for {missing}")
                 told = missing
             stop.waiting()
             time.sleep(PAUSE)

@@ -5,6 +5,7 @@ and loaded by name, as each end needs only its part.
 """
 
 import logging
+import os
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -13,35 +14,38 @@ from polyfed.base.errors import ConfigError
 
 VERSION = "1.41"
 NAMES = {
-    "httpx": "HTTPError",
-    "flwr.supercore.run": "RunNotRunningException",
-    "flwr.supercore.inflatable.inflatable_utils": "ObjectPullError ObjectPushError ObjectUnavailableError pull_objects",
-    "flwr.app": "Array ArrayRecord Message RecordDict",
-    # what the server asks of its SuperLink
-    "flwr.supercore.control": "ControlHttpClient",
-    "flwr.proto.control_pb2": "ListNodesRequest RegisterNodeRequest StartRunRequest UnregisterNodeRequest",
-    "flwr.cli.build": "build_fab_from_files",
-    "flwr.supercore.fab": "Fab",
-    "flwr.common.serde": "fab_to_proto run_from_proto",
-    "flwr.superlink.grid": "HttpGrid",
-    # the work that one of Flower's apps would do, at either end
-    "flwr.supercore.runtime": "RuntimeHttpClient",
-    "flwr.proto.runtime_pb2": "AcquireTaskRequest PullTaskInputRequest SendTaskHeartbeatRequest",
-    "flwr.supercore.constant": "TaskType",
-    "flwr.supercore.task_identity": "TaskIdentity",
-    "flwr.common.constant": "SubStatus",
-    "flwr.supercore.interceptors": (
-        "RuntimeTokenHttpInterceptor RuntimeVersionHttpInterceptor SuperExecAuthHttpInterceptor"
+    # what both ends say: Flower's Fleet API
+    "flwr.proto.fleet_pb2": (
+        "ActivateNodeRequest DeactivateNodeRequest PullMessagesRequest PullMessagesResponse PushMessagesRequest "
+        "PushMessagesResponse"
     ),
-    "flwr.supernode.runtime.run_clientapp": "pull_task_input push_message push_task_output",
-    # keys, and a site's leave
+    "flwr.proto.heartbeat_pb2": "SendNodeHeartbeatRequest",
+    "flwr.proto.message_pb2": (
+        "Message Metadata ObjectTree PullObjectRequest PullObjectResponse PushObjectRequest PushObjectResponse"
+    ),
+    "flwr.proto.node_pb2": "Node",
+    "flwr.app.message.arraychunk": "ArrayChunk",
+    # a site: its calls, and their signatures
+    "httpx": "HTTPError HTTPStatusError",
     "cryptography.hazmat.primitives.serialization": "load_ssh_private_key load_ssh_public_key",
-    "flwr.supercore.primitives.asymmetric": "public_key_to_bytes",
-    "flwr.proto.fleet_pb2": "DeactivateNodeRequest",
     "flwr.supernode.fleet_http_client": "FleetHttpClient",
     "flwr.supernode.node_auth_http_interceptor": "NodeAuthHttpInterceptor",
+    "flwr.supercore.interceptors": "RuntimeVersionHttpInterceptor",
+    # the server: the SuperLink's nodes, and what checks their signatures
+    "flwr.supercore.error": "FlowerError",
+    "flwr.supercore.object_store": "ObjectStoreFactory",
+    "flwr.supercore.primitives.asymmetric": "public_key_to_bytes",
+    "flwr.server.superlink.linkstate": "LinkStateFactory",
+    "flwr.superlink.federation": "NoOpFederationManager",
+    "flwr.superlink.routers.fleet.node_auth": "authenticate_node",
+    "flwr.superlink.servicer.fleet.fleet_handlers": "activate_node deactivate_node send_node_heartbeat",
+    "google.protobuf.message": "DecodeError",
+    "starlette.exceptions": "HTTPException",
+    "starlette.requests": "Request",
+    "uvicorn": "Config Server",
 }
 _WHERE = {name: module for module, names in NAMES.items() for name in names.split()}
+os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 try:
     import_module("flwr")
@@ -56,5 +60,6 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(name)
     found = globals()[name] = getattr(import_module(_WHERE[name]), name)
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)  # what matters of it is said in polyfed's own words
+    for of in ("flwr", "uvicorn", "httpx"):
+        logging.getLogger(of).setLevel(logging.CRITICAL)  # what matters is said in polyfed's own words
     return found

@@ -1,4 +1,4 @@
-"""A site's end of Flower: keeps a SuperNode running and answers what comes, in this process."""
+"""A site's end of Flower: asks the server for messages, answers them in this process, and sends the replies."""
 
 import hashlib
 import http.client
@@ -7,37 +7,50 @@ import os
 import secrets
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from typing import Any
 
 from polyfed.base.errors import RunError
 from polyfed.sites import flower_api as flwr
-from polyfed.sites.flower import START, STATE, Door, Faults, Say, Task, answers, enveloped, opened
-from polyfed.sites.flower_process import Child
+from polyfed.sites import pieces
+from polyfed.sites.flower import STATE, Say
+from polyfed.sites.gate import SESSION
 from polyfed.sites.keys import SiteKey, split, write
 
-POLL = 0.05  # seconds between two looks at what the SuperNode writes
-COMING = 60.0  # seconds for which it is asked all the time, once it writes that a message is coming
-IDLE = 5.0  # seconds between two questions to it otherwise
 PAUSE = 2.0  # seconds until a server that does not answer is tried again
+AGAIN = 0.2  # seconds until a call that has failed is made again
+BEAT = 10.0  # seconds between two signs of life
+ALIVE = 30.0  # seconds for which one holds, twice over
 AHEAD, BEHIND = 4.5, 304.5  # seconds by which this clock may be off; Flower refuses 5 and 305, Date is whole seconds
-REFUSED = 75.0  # seconds for which Flower may take this site's last connection for alive, and refuse a new one
+
+
+class Shown:
+    """Shows which process of a site is asking: the server answers the newest one alone."""
+
+    def __init__(self, session: str):
+        self.session = session
+
+    def intercept(self, context: Any, call_next: Callable[[Any], Any]) -> Any:
+        context.request.headers[SESSION] = self.session
+        return call_next(context)
 
 
 class Attendance:
     """One site at one server.
 
-    answer: gives the reply to a message     over: whether the last message has been answered
-    folder: for Flower's files, which can be thrown away     server: host:port, where it is not the key's
+    answer: (a run's name, a message) -> the reply     over: whether the last message has been answered
+    folder: where `polyfed status` looks     server: host:port, where it is not the key's
     """
 
     def __init__(
         self,
         key: SiteKey,
-        answer: Callable[[bytes], bytes],
+        answer: Callable[[str, bytes], bytes],
         over: Callable[[], bool],
         folder: Path,
         say: Say,
@@ -45,82 +58,96 @@ class Attendance:
     ):
         self.key, self.answer, self.over, self.folder, self.say = key, answer, over, folder, say
         self.server = split(server or key.server)
-        self._secret = secrets.token_hex(32).encode()
+        self._private = flwr.load_ssh_private_key(key.private.encode(), None)
         self._last: tuple[bytes, bytes] = b"", b""  # digest of the last message, and the reply
-        self._node: Child | None = None
-        self._door: Door | None = None
-        self._said, self._refused, self._known = "", 0.0, False  # known: the server has taken its key before
-        self._read = 0  # bytes of its log
-        self._coming, self._asked = 0.0, 0.0  # when it wrote of a message, and when it was asked for one
-        self._sent = True  # whether the last reply has reached the server
-        folder.mkdir(parents=True, exist_ok=True)
-        write(folder / STATE, json.dumps({"pid": os.getpid()}).encode())
-        write(folder / "ca.pem", key.authority.encode())
+        self._node: Any = None
+        self._said, self._sent, self._found = "", True, False  # found: the host's name was known once
+        self._over = threading.Event()
 
     def run(self) -> None:
         """Until the run is over."""
+        write(self.folder / STATE, json.dumps({"pid": os.getpid()}).encode())
         try:
-            while not (self.over() and self._sent):
-                if self._node is None or not self._node.alive:
-                    self._start()
-                self._listen()
-                task = self._take()
-                if task is not None:
-                    self._serve(task)
-                time.sleep(POLL)
+            with self._connected() as client:
+                threading.Thread(target=self._beat, args=(client,), daemon=True).start()
+                try:
+                    while not (self.over() and self._sent):
+                        self._try(client)
+                finally:
+                    self._over.set()
+                    with suppress(flwr.HTTPError, ValueError):
+                        if self._node is not None:
+                            client.DeactivateNode(flwr.DeactivateNodeRequest(node_id=self._node.node_id))
         finally:
-            self.close()
+            (self.folder / STATE).unlink(missing_ok=True)
 
-    def close(self) -> None:
-        if self._door is not None:
-            self._door.close()
-        if self._node is not None:
-            # Flower gives the server no reply of a site that has taken leave, even if it is there
-            self._node.stop(at_once=self.over())
-        for name in ("supernode.secret", STATE):
-            (self.folder / name).unlink(missing_ok=True)
-
-    # the SuperNode
-
-    def _start(self) -> None:
-        if self._node is not None:
-            self._listen()
-            self._ended()
-        self._reach()
-        self._leave()
+    def _connected(self) -> Any:
         host, port = self.server
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            mine = probe.getsockname()[1]
-        arguments = ["--superlink", f"[{host}]:{port}" if ":" in host else f"{host}:{port}"]
-        arguments += ["--root-certificates", str(self.folder / "ca.pem"), "--host", "127.0.0.1", "--port", str(mine)]
-        (self.folder / "supernode.log").unlink(missing_ok=True)
-        self._read = 0
-        self._node = Child("supernode", arguments, self.folder, self._secret, self.key.private.encode())
-        end = time.monotonic() + START
-        while self._node.alive and not answers(f"127.0.0.1:{mine}"):
-            if time.monotonic() > end:
-                raise RunError(f"Flower's SuperNode does not start; its last words are in {self._node.log}")
-            time.sleep(POLL)
-        if self._door is not None:
-            self._door.close()
-        self._door = Door(f"127.0.0.1:{mine}", None, self._secret, flwr.TaskType.CLIENT_APP)
+        shown = [
+            flwr.RuntimeVersionHttpInterceptor("polyfed"),
+            flwr.NodeAuthHttpInterceptor(self._private, self._private.public_key()),
+            Shown(secrets.token_hex(16)),
+        ]
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return flwr.FleetHttpClient.from_server_address(where, False, self.key.authority.encode(), shown)
 
-    def _ended(self) -> None:
-        """Say why a SuperNode is no more; raise where it would not help to start another."""
-        assert self._node is not None
-        if "[code: 2004]" not in self._node.log.read_text(errors="replace"):
-            self._tell("Flower's SuperNode has ended; starting it again")
+    def _try(self, client: Any) -> None:
+        """One message, or what keeps it from coming. Whatever is lost is asked for again by asking for a message."""
+        try:
+            if self._node is None:
+                self._reach()
+                self._enter(client)
+            self._serve(client)
+        except flwr.HTTPStatusError as e:
+            status = e.response.status_code
+            if status == 403:
+                why = "its key is revoked, expired or unknown there"
+                raise RunError(f"the server does not accept this site: {why}; ask its operator for a new key") from None
+            if status == 409:
+                raise RunError(
+                    "another process has connected with this site's key, and the server talks to it alone"
+                ) from None
+            self._node = None  # the server is another one, or does not accept the key
+            time.sleep(AGAIN)
+        except (flwr.HTTPError, ValueError) as e:  # a connection that was cut, bytes that have changed
+            if not self._sent:
+                self._tell(f"a reply did not reach the server ({type(e).__name__}); it will ask again")
+            time.sleep(AGAIN)
+            self._reach()
+
+    def _enter(self, client: Any) -> None:
+        public = flwr.public_key_to_bytes(self._private.public_key())
+        found = client.ActivateNode(flwr.ActivateNodeRequest(public_key=public, heartbeat_interval=ALIVE))
+        self._node = flwr.Node(node_id=found.node_id)
+        self._tell("connected to {}:{}".format(*self.server))
+
+    def _beat(self, client: Any) -> None:
+        while not self._over.wait(BEAT):
+            if (node := self._node) is not None:
+                with suppress(flwr.HTTPError, ValueError):
+                    client.SendNodeHeartbeat(flwr.SendNodeHeartbeatRequest(node=node, heartbeat_interval=ALIVE))
+
+    def _serve(self, client: Any) -> None:
+        """Wait for a message, and answer it."""
+        found = client.PullMessages(flwr.PullMessagesRequest(node=self._node))
+        if not found.messages_list:
+            self._sent = True  # nothing of it is wanted
             return
-        now = time.monotonic()
-        self._refused = self._refused or now
-        why = "its key is revoked, expired or unknown there, or another process is using it"
-        if now > self._refused + REFUSED:
-            raise RunError(f"the server does not accept this site: {why}; ask the server's operator for a new key")
-        cut = "the server takes this site's last connection for alive"
-        said = cut if self._known else f"the server does not accept this site: {why}"
-        self._tell(f"{said}; trying again for {REFUSED:.0f} s")
-        time.sleep(PAUSE)
+        about, tree = found.messages_list[0].metadata, found.message_object_trees[0]
+        asks = (flwr.PullObjectRequest(node=self._node, object_id=name) for name in pieces.names(tree))
+        data = pieces.joined(client.PullObject(one).object_content for one in asks)
+        digest = hashlib.sha256(data).digest()
+        if digest != self._last[0]:
+            self._last = digest, self.answer(about.group_id, data)
+        self._sent = False
+        tree, parts = pieces.cut(self._last[1])
+        head = flwr.Metadata(reply_to_message_id=about.message_id, src_node_id=self._node.node_id)
+        announced = flwr.PushMessagesRequest(
+            node=self._node, messages_list=[flwr.Message(metadata=head)], message_object_trees=[tree]
+        )
+        for name in client.PushMessages(announced).objects_to_push:
+            client.PushObject(flwr.PushObjectRequest(node=self._node, object_id=name, object_content=parts[name]))
+        self._sent = True
 
     def _reach(self) -> None:
         """Wait until the server answers, is the one that the key is for, and has nearly the same time."""
@@ -135,96 +162,24 @@ class Attendance:
                     ) as secure,
                 ):
                     off = _ahead(secure, host)
+                self._found = True
                 if -BEHIND < off < AHEAD:
                     return
                 which = f"{AHEAD:.0f} s or more ahead of" if off > 0 else f"{BEHIND:.0f} s or more behind"
                 self._tell(
                     f"this machine's clock is {which} the server's, which refuses that; waiting for it to be set"
                 )
-                time.sleep(PAUSE)
             except ssl.SSLCertVerificationError as e:
                 raise RunError(f"{where} is not the server of this key: {e.verify_message}") from None
             except OSError as e:
                 # what forwards connections to a server that is down takes them and hangs up
                 if isinstance(e, ssl.SSLError) and not isinstance(e, ssl.SSLEOFError):
                     raise RunError(f"{where} does not speak TLS ({e.reason})") from None
+                if isinstance(e, socket.gaierror) and e.errno != socket.EAI_AGAIN and not self._found:
+                    raise RunError(f"no host is known by the name {host!r} ({e.strerror}); see --server") from None
                 hung_up = isinstance(e, ssl.SSLEOFError | ConnectionResetError)
                 self._tell(f"no answer from {where} ({'it hangs up' if hung_up else e.strerror or e}); waiting for it")
-                time.sleep(PAUSE)
-
-    def _leave(self) -> None:
-        """Take leave for a SuperNode that was killed and could not; a new one would be refused for a minute."""
-        mark = self.folder / "node.id"
-        with suppress(*Faults):
-            key, node = flwr.load_ssh_private_key(self.key.private.encode(), None), int(mark.read_text())
-            interceptors = [
-                flwr.RuntimeVersionHttpInterceptor("SuperNode"),
-                flwr.NodeAuthHttpInterceptor(key, key.public_key()),
-            ]  # pyright: ignore
-            host, port = self.server
-            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            with flwr.FleetHttpClient.from_server_address(
-                address, False, self.key.authority.encode(), interceptors
-            ) as client:
-                client.DeactivateNode(flwr.DeactivateNodeRequest(node_id=node))
-        mark.unlink(missing_ok=True)
-
-    def _listen(self) -> None:
-        """What the SuperNode writes: there is no other way to learn that it is connected, or that a reply has gone."""
-        assert self._node is not None
-        with self._node.log.open("rb") as f:
-            f.seek(self._read)
-            news = f.read()
-        self._read += len(news)
-        for line in news.decode(errors="replace").splitlines():
-            if "SuperNode ID: " in line:
-                write(self.folder / "node.id", line.rpartition(" ")[2].strip().encode())
-                self._refused, self._known = 0.0, True
-                self._tell("connected to {}:{}".format(*self.server))
-            elif "Receiving: " in line:
-                self._coming = time.monotonic()
-            elif "Sent successfully" in line:
-                self._sent = True
-            elif "Failed to send message" in line:
-                self._tell("a reply did not reach the server; it will ask again")
-
-    # messages
-
-    def _take(self) -> Task | None:
-        now = time.monotonic()
-        if self._door is None or now < self._asked + (POLL if now < self._coming + COMING else IDLE):
-            return None
-        self._asked = now
-        with suppress(*Faults):
-            return self._door.take()
-        return None
-
-    def _serve(self, task: Task) -> None:
-        """Answer one message.
-
-        A SuperNode waits for the reply for ever, and takes no message meanwhile: where the way to it fails, it is
-        started again, and the server asks who is connected anew again.
-        """
-        assert self._node is not None
-        with closing(task):
-            try:
-                message, context, _, _ = flwr.pull_task_input(task.client)
-                data = opened(message.content)
-            except (*Faults, ValueError, RuntimeError) as e:
-                self._tell(f"a message did not arrive whole ({type(e).__name__}); the server will ask again")
-                self._node.stop(at_once=True)
-                return
-            digest = hashlib.sha256(data).digest()
-            if digest != self._last[0]:
-                self._last = digest, self.answer(data)
-            try:
-                self._sent = False
-                flwr.push_message(task.client, flwr.Message(enveloped(self._last[1]), reply_to=message), context)
-                flwr.push_task_output(task.client, context, flwr.SubStatus.COMPLETED, "")
-            except Faults as e:
-                self._tell(f"a reply did not leave whole ({type(e).__name__}); the server will ask again")
-                self._node.stop(at_once=True)
-        self._coming = 0.0
+            time.sleep(PAUSE)
 
     def _tell(self, line: str) -> None:
         """An event, once and not as often as it is repeated."""

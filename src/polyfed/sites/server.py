@@ -59,7 +59,7 @@ def serve(
     transport: Transport,
     out: Path,
     *,
-    sites: Sequence[str] | None = None,
+    sites: Sequence[str] | int | None = None,
     resume: bool = False,
     wait: float | None = None,
     quorum: int | None = None,
@@ -71,16 +71,16 @@ def serve(
     """Train with sites that are reached through a transport, which whoever made it closes.
 
     experiment: as `polyfed run` takes it; its [data] says how files are divided, and not where they are     out: run
-    folder, new or empty, or the one to `resume`     sites: who takes part, all of whom must join; None: those that are
-    connected when the first one is     wait: seconds that replies are waited for; None: for ever     quorum: how many
-    are enough for a round to go on once `wait` is over; None: all     most_share: of all training rows, that one site
-    may have     say: takes lines for the operator     callbacks: as for `fit`     trained: called with the run once its
-    folder is complete, before the sites hear that it is over
+    folder, new or empty, or the one to `resume`     sites: who takes part, all of whom must join, or how many, the
+    first that connect; None: those that are connected when the first one is     wait: seconds that replies are waited
+    for; None: for ever     quorum: how many are enough for a round to go on once `wait` is over; None: all
+    most_share: of all training rows, that one site may have     say: takes lines for the operator     callbacks: as for
+    `fit`     trained: called with the run once its folder is complete, before the sites hear that it is over
 
     Returns what the server knows: its state, metrics as far as sites say them, and the ledger. Raises ConfigError,
     DataError or RunError, before the first round where possible, in a line that names the site at fault.
     """
-    if sites is not None and len(set(sites)) < len(sites):
+    if isinstance(sites, Sequence) and len(set(sites)) < len(sites):
         twice = next(name for k, name in enumerate(sites) if name in sites[:k])
         raise ConfigError(f"sites: found {twice!r} twice, expected each once")
     server = Server(resolve(experiment), transport, RunFolder(Path(out)), wait, quorum, say)
@@ -121,12 +121,12 @@ class Server:
         self.said: dict[str, m.Joined] = {}
         self.billed: np.ndarray | None = None
 
-    def join(self, sites: Sequence[str] | None, most_share: float = 1.0) -> None:
+    def join(self, sites: Sequence[str] | int | None, most_share: float = 1.0) -> None:
         """Wait for the sites, and ask them what their files are like. most_share: as for `serve`"""
         self.transport.most = FIRST
         # in the order that their files would have in a folder
         self.names = sorted(self.asking.connected(sites), key=lambda name: f"{name}.csv")
-        self.run = _card(self.store, self.names)
+        self.run = self.transport.run = _card(self.store, self.names)
         self.heads = _joins(self.experiment, self.method, self.names)
         messages = {name: Message(head) for name, head in self.heads.items()}
         replies = self.asking.all(messages, "joining", m.Joined, _wrong_join)

@@ -84,7 +84,7 @@ class Site:
     ):
         self.name, self.data, self.vault, self.consent, self.say = name, Path(data), Path(vault), consent, say
         self.show, self.policy = show or say, policy
-        self.finished = False
+        self.finished, self.terms = False, ""  # terms: digest of those that were agreed to
         self._joined: m.Join | None = None  # what was consented to
         self._refused: m.Join | None = None
         self._file: File | None = None  # as it was consented to, and what it says of itself
@@ -172,7 +172,7 @@ class Site:
         if why := unlike(mine, join.versions, "the server"):
             raise Refusal(why)
         file, about = self._read(join)
-        self._ask(join, file, about)
+        self.terms = self._ask(join, file, about)
         self._joined, self._file, self._about = join, file, about
 
     def _read(self, join: m.Join) -> tuple[File, m.Joined]:
@@ -185,8 +185,8 @@ class Site:
         counts = m.Counts(**file.counts)
         return file, m.Joined(site=self.name, versions=ours, cpu=cpu, file=file.schema(), counts=counts)
 
-    def _ask(self, join: m.Join, file: File, about: m.Joined) -> None:
-        """Show what would leave. Raises Refusal where it may not."""
+    def _ask(self, join: m.Join, file: File, about: m.Joined) -> str:
+        """Show what would leave; returns the terms' digest. Raises Refusal where it may not."""
         raw = RAW | ({"pooled": SUMS} if self.policy.pooled == "sums" else {})
         needs = {key: raw[key] for key in join.needs if key != "pooled" or file.sheet is not None}
         try:
@@ -211,6 +211,7 @@ class Site:
         self._hold(join, whole, about, file)
         self.consent.check(needs)
         self._consent(join, text, terms)
+        return terms
 
     def _hold(self, join: m.Join, whole: Experiment, about: m.Joined, file: File) -> None:
         self.policy.terms(join, whole, about, file.rarest(about.file), self.consent.metrics != "none")

@@ -1,0 +1,63 @@
+"""A server's socket that nobody can close for others: whoever only connects closes its own connections."""
+
+import socket
+from contextlib import suppress
+from typing import Any
+
+EACH = 256  # connections of one address; a site has up to three
+
+
+class Listening(socket.socket):
+    """A server's socket, of which one address has at most `each` connections: a further one takes the place of that
+    which has been silent for longest. Whoever only connects so closes its own connections and nobody else's. Of more
+    than `every` connections in all, the address that has most gives up one.
+    """
+
+    def __init__(self, host: str, port: int, each: int = EACH, every: int = 1 << 15):
+        super().__init__(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.bind((host, port))
+        self.each, self.every, self.open = each, every, dict[str, dict[Connection, None]]()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection."""
+        handle, address = self._accept()  # pyright: ignore
+        mine = self.open.setdefault(address[0], {})
+        found = Connection(self.family, self.type, self.proto, fileno=handle)
+        found.among = mine
+        most = mine if len(mine) >= self.each else max(self.open.values(), key=len)
+        if len(mine) >= self.each or sum(map(len, self.open.values())) >= self.every:
+            oldest = next((c for c in most if c.silent), next(iter(most)))
+            with suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+            most.pop(oldest, None)
+        mine[found] = None
+        if len(self.open) > EACH:
+            self.open = {key: those for key, those in self.open.items() if those}
+        return found, address
+
+
+class Connection(socket.socket):
+    """One of `Listening`. among: those of its address, the one that was heard of last at the end"""
+
+    silent = True
+    among: dict["Connection", None]
+
+    def recv(self, bufsize: int, flags: int = 0) -> bytes:
+        """What has come."""
+        return self._heard(super().recv(bufsize, flags))
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        """How much has come."""
+        return self._heard(super().recv_into(buffer, nbytes, flags))
+
+    def _heard(self, found: Any) -> Any:
+        if self in self.among:
+            self.silent = False
+            self.among[self] = self.among.pop(self)
+        return found
+
+    def close(self) -> None:
+        """Close it, and make room."""
+        self.among.pop(self, None)
+        super().close()
