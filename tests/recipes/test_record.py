@@ -6,12 +6,14 @@ import json
 import shutil
 import signal
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.local import Local
+from polyfed.cli import portable
 from polyfed.data import load
 from polyfed.models import build
 from polyfed.recipes import RECIPES, Bench, Outcome
@@ -20,6 +22,7 @@ from polyfed.recipes.record import load as read
 from polyfed.recipes.record import pack, unpack
 from polyfed.recipes.said import Setting, beside, curve_figure, ordered, ours
 from polyfed.studies import parallel
+from polyfed.studies.ladder import Ladder
 
 comparing = importlib.import_module("polyfed.studies.compare")
 METHODS = {"Local": Local(lr=0.1), "FedAvg": FedAvg(lr=0.1)}
@@ -28,8 +31,10 @@ RUNS = [f"all/{label}-seed{seed}" for label in METHODS for seed in range(2)]
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """A recipe with two methods, a value that is kept and a curve. trained: the runs; stop: the one to interrupt"""
-    seen = SimpleNamespace(trained=[], stop=None, rounds=4, lr=0.1, weighted=True)
+    """A recipe with two methods, a value that is kept and a curve. trained: the runs; stop: the one to interrupt;
+    tuned: whether FedAvg's step is chosen
+    """
+    seen = SimpleNamespace(trained=[], stop=None, rounds=4, lr=0.1, weighted=True, tuned=False)
 
     def run(bench):
         """Two methods."""
@@ -37,6 +42,13 @@ def tiny(monkeypatch):
         model = build("linear", data.input_shape, 2)
         methods = {"Local": Local(lr=seen.lr), "FedAvg": FedAvg(lr=0.1, weighted=seen.weighted)}
         settings = {"rounds": seen.rounds, "local_steps": 1, "batch_size": None, "evaluate_every": 2}
+
+        def score(at):
+            trial = {"FedAvg": FedAvg(lr=at[0])}
+            return metric_of(bench.compare(f"step/{at[0]}", model, data, trial, seeds=[7], **settings), "FedAvg").mean()
+
+        if seen.tuned:
+            methods["FedAvg"] = FedAvg(lr=bench.choose("step", score, [Ladder((0.1, 0.2))], 2)[0])
         found = bench.compare("all", model, data, methods, **settings)
         spread = bench.once("spread", lambda: float(metric_of(found, "FedAvg").std()))
         rows = {label: [(None, ours(metric_of(found, label), 100, decimals=12))] for label in METHODS}
@@ -134,6 +146,41 @@ def test_all_recorded_runs_are_trained_again(cli, tiny, record):
     assert said.status == 0
     assert sorted(tiny.trained) == sorted(RUNS)
     assert said.out.count("bit for bit") == 4
+
+
+def test_the_trials_of_a_choice_are_trained_again(cli, tiny):
+    """And one that the recipe no longer makes is said after all others."""
+    tiny.tuned = True
+    assert cli("reproduce", "fpfc/tiny", "--out", "a", "-q").status == 0
+    said = cli("verify", "a/record.jsonl.gz")
+    assert (said.status, said.err, said.out.count("bit for bit")) == (0, "", 6)
+
+    def renamed(lines):
+        line_of(lines, "step/0.1/FedAvg-seed7")["run"] = "step/0.1/FedAvg-seed8"
+
+    said = cli("verify", changed(Path("a/record.jsonl.gz"), renamed))
+    assert (said.status, said.out.count("bit for bit")) == (1, 5)
+    assert said.err.endswith("step/0.1/FedAvg-seed8: fpfc/tiny trains no such run\n")
+
+
+def test_a_portable_record_says_so_and_goes_on_so(cli, tiny, monkeypatch):
+    """With one worker, and the instructions pinned whenever it is read; another record is not taken for one."""
+    pinned = []
+    monkeypatch.setattr(portable, "pin", lambda: pinned.append(True))  # torch is here already
+    assert cli("reproduce", "fpfc/tiny", "--portable", "--out", "a", "-q").status == 0
+    found = read(Path("a/record.jsonl.gz"))
+    assert found.about.portable
+    config = next(Path("a/all/runs").glob("*/config.toml"))
+    assert "workers = 1" in config.read_text()
+    assert cli("reproduce", "fpfc/tiny", "--from", "a/record.jsonl.gz", "--out", "b", "-q").status == 0
+    assert cli("verify", "b/record.jsonl.gz", "--run", RUNS[0]).status == 0
+    assert len(pinned) == 3
+    said = cli("reproduce", "fpfc/tiny", "--out", "b", "-q")
+    assert (said.status, "holds fpfc/tiny small portable" in said.err) == (2, True)
+    assert cli("reproduce", "fpfc/tiny", "--out", "c", "-q").status == 0
+    said = cli("reproduce", "fpfc/tiny", "--portable", "--from", "c/record.jsonl.gz", "--out", "d", "-q")
+    assert (said.status, len(pinned)) == (2, 4)
+    assert said.err.endswith("found a record of fpfc/tiny small, expected one of fpfc/tiny small portable\n")
 
 
 def change_numbers(lines):

@@ -79,7 +79,7 @@ def test_a_log_that_was_written_anew_with_another_answer_is_found_by_the_other_e
 def test_an_answer_that_a_stopped_server_did_not_take_is_counted_and_no_difference(ends, tmp_path):
     server, site, ask = ends
     ask(4, taken=False)
-    with pytest.raises(RunError, match="train t 4: .* has no such answer"):
+    with pytest.raises(RunError, match=r"train t 4: .* has no such answer"):
         compare(read(server), read(site))
     ask(5, server=Audit(server, SERVER))
     assert compare(read(server), read(site)).endswith("; 1 of them did not reach a server that was stopped")

@@ -265,7 +265,7 @@ class Config(Command):
     as_toml: bool = option("Print an experiment file with every default, for polyfed run.", False, None, "--toml")
 
 
-class Reproduce(Experiment, takes=("data_dir", "device", "quiet")):
+class Reproduce(Experiment, takes=("data_dir", "device", "portable", "quiet"), asks="record"):
     """Repeat an experiment of a paper. A second call with the same folder continues where the first one stopped.
 
     The folder's record.jsonl.gz has every number of every run that is over: --from goes on from it in another folder,

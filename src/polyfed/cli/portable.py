@@ -2,9 +2,12 @@
 numpy use decides the last bits; they choose when they are imported, so the variables are set before.
 """
 
+import gzip
+import json
 import os
 import sys
 import tomllib
+import zlib
 from pathlib import Path
 
 from polyfed.base.errors import ConfigError
@@ -47,7 +50,15 @@ def _check() -> None:
 
 
 def asked_by(path: Path) -> bool:
-    """True where a file, or that of a run or comparison folder, says portable = true; damage is reported later."""
+    """True where a file, or that of a run or comparison folder, or a record's first line says portable = true.
+
+    Damage is reported later.
+    """
+    try:
+        with gzip.open(path) as f:
+            return json.loads(f.readline(1000)).get("portable") is True
+    except (OSError, EOFError, zlib.error, ValueError, AttributeError):
+        pass
     for place in (path, path / "comparison.toml", path / "config.toml"):
         try:
             return tomllib.loads(place.read_text()).get("portable") is True

@@ -35,11 +35,15 @@ def reproduce(o: Reproduce) -> int:
     if scale not in r.sizes:
         raise ConfigError(f"--scale: found {scale!r}, expected {' or '.join(r.sizes)} for {r.name}")
     folder = o.out or Path("runs") / "reproduce" / f"{r.name.replace('/', '-')}-{'rehearsal' if o.rehearse else scale}"
-    what, before = f"{r.name} {scale}{' rehearsal' if o.rehearse else ''}", load(record) if record is not None else None
+    before = load(record) if record is not None else None
+    portable = o.portable or (before is not None and before.about.portable)
+    what = f"{r.name} {scale}{' rehearsal' * o.rehearse}{' portable' * portable}"
     if before is not None and str(before.about) != what:
         raise ConfigError(f"--from {record}: found a record of {before.about}, expected one of {what}")
     which = before.about.seeds if before is not None and o.seeds is None else _seeds(o.seeds, r.counted)
-    device = o.device or (before.about.device if before is not None else "auto")
+    device = o.device or ("cpu" if portable else before.about.device if before is not None else "auto")
+    if portable and device.startswith("cuda"):
+        raise ConfigError(f"--portable: found device {device}, expected cpu")
     size: Any = scale
     where, takes = o.data_dir or default_dir(), r.minutes.get(size)
     if takes is not None:
@@ -55,7 +59,7 @@ def reproduce(o: Reproduce) -> int:
         if before is not None:
             unpack(before, folder)
         with Show(False, o.quiet) as show:
-            bench = Bench(folder, size, which, where, device, show, o.rehearse, record)
+            bench = Bench(folder, size, which, where, device, show, o.rehearse, record, portable)
             try:
                 outcome = r.outcome(bench)
             except KeyboardInterrupt:

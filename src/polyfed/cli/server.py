@@ -36,7 +36,8 @@ def server(o: Server) -> int:
         try:
             begun = time.monotonic()
             run = serve(
-                o.experiment, Flower(hub, folder, audit=Audit(folder, SERVER)), folder, sites=wanted, resume=o.resume, wait=o.wait, quorum=o.quorum,
+                o.experiment, Flower(hub, folder, audit=Audit(folder, SERVER)), folder,
+                sites=wanted, resume=o.resume, wait=o.wait, quorum=o.quorum,
                 most_share=o.most_share, say=say, trained=partial(_report, folder),
             )  # fmt: skip
             say(f"the run took {time.monotonic() - begun:.0f} s, with joining and the end")

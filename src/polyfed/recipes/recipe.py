@@ -142,6 +142,7 @@ class Bench:
     scale: "small", "middle" or "paper"     seeds: of data, start and cohorts     data_dir: folder of data sets
     rehearse: cut every run to one round, to see that all is in place; the figures then mean nothing
     record: the record (see record.py) that the folder was made from
+    portable: one worker for every run, so that no machine's cores decide the order of sums
     """
 
     def __init__(
@@ -154,9 +155,11 @@ class Bench:
         watch: Watch | None = None,
         rehearse: bool = False,
         record: Path | None = None,
+        portable: bool = False,
     ):
         self.folder, self.data_dir, self.device, self.rehearse = folder, data_dir, device, rehearse
-        self.record = record
+        self.record, self.portable = record, portable
+        self.where: dict[str, Any] = {"device": device} | ({"workers": 1} if portable else {})
         self.scale: Size = scale
         self.seeds = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
         self.watch = watch or Watch()
@@ -207,7 +210,7 @@ class Bench:
         config = self.check(key, algorithms, which, settings)
         found = compare(
             model, federation, algorithms, seeds=which, out=self.folder / key, resume=True, keep=False,
-            watch=self.watch, config=config, report=False, **{"device": self.device, **settings},
+            watch=self.watch, config=config, report=False, **(self.where | settings),
         )  # fmt: skip
         return whole(found)
 
@@ -215,7 +218,7 @@ class Bench:
         self, key: str, algorithms: Mapping[str, Algorithm], seeds: Sequence[int], settings: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Refuse a folder `key` whose comparison.toml is of another experiment."""
-        settings = {"device": self.device, **settings}
+        settings = {**self.where, **settings}
         plain = {kebab(k): v for k, v in settings.items() if isinstance(v, int | float | str)}
         config = config_of(algorithms, list(seeds), plain) | {"traced": _traced(settings)}
         same_experiment(self.folder / key, config, self.record)
@@ -223,11 +226,11 @@ class Bench:
 
     def fit(self, model: Any, federation: Any, method: Algorithm, *, rounds: int, **settings: Any) -> Result:
         """`polyfed.fit` on this bench's device. Ctrl-C ends the recipe."""
-        return whole(fit(model, federation, method, rounds=rounds, device=self.device, **settings))
+        return whole(fit(model, federation, method, rounds=rounds, **self.where, **settings))
 
     def tune(self, model: Any, federation: Any, method: Algorithm, *, rounds: int, **settings: Any) -> Tuned:
         """`polyfed.tune` on this bench's device. Ctrl-C ends the recipe."""
-        return whole(tune(model, federation, method, rounds=rounds, device=self.device, **settings))
+        return whole(tune(model, federation, method, rounds=rounds, **self.where, **settings))
 
     def choose(self, key: str, score: Callable[[At], float], ladders: Sequence[Ladder], trials: int) -> At:
         """The values that validation prefers, by `climb`, found once and kept. The recipe says how many edges are left.

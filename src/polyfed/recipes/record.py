@@ -6,6 +6,7 @@ are over; then the values that `Bench.once` keeps. A run's line has what is in c
 and, without the metrics that do not lead, clients.csv. Its models stay behind: of them it has the digests.
 """
 
+import contextlib
 import csv
 import gzip
 import json
@@ -51,9 +52,10 @@ class About(_Line):
     rehearsal: bool
     seeds: Annotated[list[NonNegativeInt], Field(min_length=1)]
     device: str
+    portable: bool = False
 
     def __str__(self) -> str:
-        return f"{self.recipe} {self.scale}{' rehearsal' if self.rehearsal else ''}"
+        return f"{self.recipe} {self.scale}{' rehearsal' * self.rehearsal}{' portable' * self.portable}"
 
 
 class _Compared(_Line):
@@ -123,7 +125,7 @@ def pack(bench: Bench, recipe: str) -> Path:
     """Write the record of a bench's folder into it."""
     folder, lines = bench.folder, list[Table]()
     about = About(record=1, recipe=recipe, scale=bench.scale, rehearsal=bench.rehearse, seeds=bench.seeds,
-                  device=bench.device)  # fmt: skip
+                  device=bench.device, portable=bench.portable)  # fmt: skip
     for path in sorted(folder.rglob("comparison.toml")):
         key = path.parent.relative_to(folder)
         if key.parts[0].startswith("."):  # results from before
@@ -235,7 +237,9 @@ class Again(Bench):
         tell: Callable[[str, Verdict], None],
     ):  # fmt: skip
         about = record.about
-        super().__init__(folder, about.scale, about.seeds, data_dir, about.device, None, about.rehearsal, record.path)
+        super().__init__(
+            folder, about.scale, about.seeds, data_dir, about.device, None, about.rehearsal, record.path, about.portable
+        )
         self.asked, self.tell, self.about = list(asked), tell, about
 
     def compare(self, key, model, federation, algorithms, *, seeds=None, **settings):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -255,7 +259,7 @@ class Again(Bench):
         before = _place(self.folder, name)
         config = unsealed(before / "config.toml")
         plan: Table = config.get("plan", {})
-        given = {"device": self.device} | settings | {k: plan[k] for k in ("chunk", "workers") if k in plan}
+        given = self.where | settings | {k: plan[k] for k in ("chunk", "workers") if k in plan}
         with tempfile.TemporaryDirectory() as out:
             whole(compare(model, federation, method, seeds=[seed], out=out, keep=False, report=False, **given))
             self.tell(name, compared(before, Path(out) / "runs" / before.name, config, RECORDED))
@@ -275,6 +279,9 @@ class Again(Bench):
 
     def once(self, key, compute):
         self._known(key, self.folder / "kept" / f"{key}.json")
+        if any(name.startswith(f"{key}/") for name in self.asked):
+            with contextlib.suppress(RunError):  # of a choice that was made otherwise: said at the end
+                compute()  # the trials of a choice
         return super().once(key, compute)
 
 

@@ -1,7 +1,7 @@
 """The audit log at each end of a run: who was asked what, the digest and bytes of every answer, consent; no data.
 
-A line is written before an answer leaves, and holds a digest of all lines before it, so a line that was changed, taken out
-or doubled is found in the file itself. That its end is missing, or that it was written anew, is found by the other end's.
+A line is written before an answer leaves, and holds a digest of all lines before it, so the file itself shows a line
+that was changed, removed or doubled. Only the other end's log shows a missing end, or a log written anew.
 """
 
 import hashlib
@@ -76,7 +76,7 @@ class Audit:
 
 
 def audited(answer: Callable[[bytes], bytes], audit: Audit, terms: Callable[[], str]) -> Callable[[str, bytes], bytes]:
-    """A site's answers, written down before they leave. terms: digest of what its operator has agreed to; "": nothing"""
+    """A site's answers, written down before they leave. terms: digest of what its operator agreed to; "": nothing"""
     agreed = ""
 
     def one(run: str, data: bytes) -> bytes:
@@ -109,7 +109,7 @@ class Log(NamedTuple):
 
 
 def read(path: Path) -> Log:
-    """The log at `path`, a file or the folder that it is in. Raises RunError, naming the first line that is not right."""
+    """The log at `path`, a file or its folder. Raises RunError, naming the first line that is not right."""
     path = path / NAME if path.is_dir() else path
     try:
         lines = path.read_bytes().split(b"\n")
@@ -151,8 +151,8 @@ def compare(first: Log, second: Log) -> str:
         where = f"{site.path}, line {s['n']}: {site.end}'s answer to {s['what']}"
         others = [t for t in taken if t["asked"] == s["asked"]]
         if others:
-            said = f"{s['answer'][:12]}, {s['bytes']:,} bytes, and {others[0]['answer'][:12]}, {others[0]['bytes']:,} bytes"
-            raise RunError(f"{where}: found {said} at the server (line {others[0]['n']})")
+            mine, other = (f"{a['answer'][:12]}, {a['bytes']:,} bytes" for a in (s, others[0]))
+            raise RunError(f"{where}: found {mine}, and {other} at the server (line {others[0]['n']})")
         if s["asked"] not in asked or asked[s["asked"]]["n"] > again:  # else the server was stopped before it came
             raise RunError(f"{where}: {server.path} has no such answer; a line or the end of it is missing")
         lost += 1
@@ -160,5 +160,5 @@ def compare(first: Log, second: Log) -> str:
         if (t["asked"], t["answer"], t["bytes"]) not in here:
             where = f"{server.path}, line {t['n']}: {site.end}'s answer to {asked.get(t['asked'], {}).get('what')}"
             raise RunError(f"{where}: {site.path} has no such answer; a line or the end of it is missing")
-    total = f"{len(here):,} answers of {site.end}, {sum(size for *_, size in here):,} bytes"
-    return f"{total}: the same at both ends" + (f"; {lost} of them did not reach a server that was stopped" if lost else "")
+    total = f"{len(here):,} answers of {site.end}, {sum(size for *_, size in here):,} bytes: the same at both ends"
+    return total + (f"; {lost} of them did not reach a server that was stopped" if lost else "")
