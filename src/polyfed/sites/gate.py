@@ -142,7 +142,12 @@ class Gate:
         """Wait until there is a message for a site. Raises ConnectionError where the site has hung up meanwhile."""
         loop = asyncio.get_running_loop()
         there = asyncio.Event()
-        if not self.there.wait(name, lambda: loop.is_closed() or loop.call_soon_threadsafe(there.set)):
+
+        def wake() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(there.set)
+
+        if not self.there.wait(name, wake):
             return
         either = [asyncio.ensure_future(there.wait()), asyncio.ensure_future(receive())]
         done, _ = await asyncio.wait(either, timeout=HOLD, return_when=asyncio.FIRST_COMPLETED)
