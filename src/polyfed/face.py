@@ -136,27 +136,22 @@ class Run(Result):
         return exports.export(self, client, None if out is None else Path(out), factorised)
 
     def predict(self, client: int | str, rows: pd.DataFrame) -> pd.DataFrame:
-        """Answers of one client's model for new rows, as they are in a file: texts, gaps and all.
-
-        Gaps, and categories that no training row had, are warnings.
+        """Answers of one client's model for new rows, as `Predictor.predict` gives them.
 
         Parameters
         ----------
         client : int or str
             Its position or name.
         rows : DataFrame
-            [N] rows with the columns that the run was trained on, in any order; others are not used.
+            [N] rows with the columns that the run was trained on.
 
         Returns
         -------
         DataFrame
-            [N]: row (from 1), prediction (a class, or a number in the unit of the target), and for classes one column
-            of probabilities each, such as probability_ill.
+            [N], see `Predictor.predict`.
 
         Raises
         ------
-        DataError
-            A column is missing, or a cell is not what it was in training, as for training data.
         ConfigError
             There is no such client, or the run was not trained on CSV files.
         """

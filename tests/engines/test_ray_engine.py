@@ -154,7 +154,7 @@ def test_ray_on_one_machine_listens_to_nobody_else():
     """All sockets of its processes, started in a process of their own, are those of the loopback interface."""
     script = """
 import ray, psutil
-from polyfed.engines.cluster import connect
+from polyfed.engines.ray import connect
 connect(1, None, {"CPU": 1}, [])
 ray.get(ray.remote(lambda: None).remote())
 me = psutil.Process()

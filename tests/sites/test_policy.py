@@ -15,7 +15,7 @@ from polyfed.base.settings import settings_of
 from polyfed.compute.batches import Batches, Work
 from polyfed.compute.split import Split
 from polyfed.data.moments import ordered
-from polyfed.runs.check import Where, read_table
+from polyfed.runs.config import Where, read_table
 from polyfed.sites.consent import Consent
 from polyfed.sites.policy import Policy, read
 from polyfed.sites.site import Site

@@ -20,7 +20,7 @@ from polyfed.data.federation import Federation
 from polyfed.data.sheets import read, survey
 from polyfed.data.tables import Table
 from polyfed.face import Run
-from polyfed.runs import check
+from polyfed.runs.config import Where, read_table
 from polyfed.runs.ownership import put_out, spare
 from polyfed.runs.training import Columns
 
@@ -78,9 +78,7 @@ def described(asked: Mapping[str, Any], drop: list[str], **roles: Any) -> Column
     for key in [*(k for k in asked if k != "columns"), *(f"columns.{k}" for k in settings if k not in DESCRIBED)]:
         raise ConfigError(f"{key}: regress takes {', '.join(f'columns.{k}' for k in DESCRIBED)}")
     both = dict.fromkeys([*settings.get("drop", []), *drop])
-    return check.read_table(
-        Columns, {**settings, **roles, "drop": [*both], "missing": "refuse"}, check.Where(None, {}, {})
-    )
+    return read_table(Columns, {**settings, **roles, "drop": [*both], "missing": "refuse"}, Where(None, {}, {}))
 
 
 def tables(

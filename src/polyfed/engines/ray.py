@@ -30,7 +30,6 @@ from polyfed.core.engine import TRIES, Answers, Lost, Silent, died
 from polyfed.core.rows import MappedRows, MemoryRows
 from polyfed.core.uplinks import Part, Tally, Wanted, rows_of
 from polyfed.core.worker import Plan, Reply, expand
-from polyfed.engines.cluster import connect, needs
 from polyfed.engines.local import LocalEngine
 
 ray: Any = import_module("ray")  # the extra [ray]; it comes without types
@@ -41,6 +40,7 @@ PATIENCE = 120  # seconds that actors may take to start
 HANGS = 3600.0  # seconds after which an answer is given up, or 20 times the longest one
 
 Sums = dict[tuple[str, str], Tensor]
+Make = Callable[[Mapping[str, Split]], LocalEngine]  # from the samples of some clients
 Node = tuple[int, int]  # blocks from, and how many: a power of two, from a multiple of it
 
 
@@ -82,23 +82,12 @@ class Asked(NamedTuple):
 
 
 class Shard:
-    """Some clients, with their samples and private rows, in a local engine of their own."""
+    """An actor: a process that holds some clients at a time, with their samples and private rows, in a local engine."""
 
-    def __init__(
-        self,
-        task: Callable[[], Task],
-        data: Mapping[str, Split],
-        names: Sequence[str],
-        algorithm: Algorithm,
-        work: Work,
-        seed: int,
-        plan: Plan,
-        step_sizes: StepSizes,
-        nodes: list[Node],
-        folder: str | None,
-    ):
+    def hold(self, local: Make, data: Mapping[str, Split], algorithm: Algorithm, nodes: list[Node]) -> None:
+        """local: makes the engine of these data"""
         torch.set_num_threads(1)
-        self.engine = _local(task, data, names, algorithm, work, seed, plan, step_sizes, folder)
+        self.engine = local(data)
         self.task, self.algorithm, self.nodes = self.engine.task, algorithm, nodes
         self.samples = torch.as_tensor(data["train"].counts, dtype=self.task.dtype, device=self.task.device)
 
@@ -180,18 +169,42 @@ class Done(NamedTuple):
     bad: int | None
 
 
-class Host:
-    """An actor: a process that holds one shard at a time."""
-
-    def hold(self, *parts: Any) -> bool:
-        self.shard = Shard(*parts)
-        return True
-
-    def do(self, what: str, *given: Any) -> Any:
-        return getattr(self.shard, what)(*given)
-
-
 IDLE: dict[str, list[Any]] = {}  # by device, actors that no engine uses: starting one takes longer than a small run
+
+
+def needs(device: str) -> dict[str, int]:
+    """What an actor takes of Ray's resources: one processor, and a graphics card where it trains on one."""
+    return {"CPU": 1} | ({"GPU": 1} if device.startswith("cuda") else {})
+
+
+def _alone(workers: int) -> None:
+    """Start Ray on this machine, where nobody else can reach it: it asks nobody for a password."""
+    constants: Any = import_module("ray._private.ray_constants")
+    clusters, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False  # else it listens to all interfaces
+    try:
+        ray.init(
+            num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="error",
+            _node_ip_address="127.0.0.1",
+        )  # fmt: skip
+    finally:
+        constants.ENABLE_RAY_CLUSTER = clusters
+
+
+def connect(workers: int, address: str | None, needed: Mapping[str, int], idle: Sequence[Any]) -> None:
+    """Join a cluster, or start one here. Raises ConfigError where the actors would wait for ever."""
+    if not ray.is_initialized():
+        try:
+            if address is None:
+                _alone(workers)
+            else:
+                ray.init(address=address, log_to_driver=False, logging_level="error")
+        except (ConnectionError, ValueError, RuntimeError) as e:
+            raise ConfigError(f"address: no Ray cluster at {address} ({str(e).splitlines()[0]})") from None
+    for kind, each in needed.items():
+        have = int(ray.available_resources().get(kind, 0)) // each + len(idle)
+        if have < workers:
+            what = {"CPU": "processors", "GPU": "graphics cards"}[kind]
+            raise ConfigError(f"workers: found {workers}, expected at most {have}, the cluster's free {what}")
 
 
 class RayEngine:
@@ -233,14 +246,15 @@ class RayEngine:
         edges = np.arange(workers + 1) * self.tree // workers
         self.home = np.searchsorted(edges, self.blocks, side="right") - 1  # [n] the actor of each client
         self.first = np.searchsorted(self.home, np.arange(workers))  # [workers] its first client
-        self._local = partial(_local, task, data, names, algorithm, work, seed, plan, step_sizes)
+        local = partial(_local, task, algorithm, work, seed, plan, step_sizes)
+        self._local = partial(local, names, None, data)
         self._shards: list[tuple[Any, ...]] = []
         for k in range(workers):
             mine = np.flatnonzero(self.home == k)
             held = ray.put({name: split.select(mine) for name, split in data.items()})
             place = None if folder is None else str(folder / f"shard-{k}")
             here, nodes = [names[int(i)] for i in mine], cover(int(edges[k]), int(edges[k + 1]), self.tree)
-            self._shards.append((task, held, here, algorithm, work, seed, plan, step_sizes, nodes, place))
+            self._shards.append((partial(local, here, place), held, algorithm, nodes))
         self._actors = [idle.pop() if idle else self._new() for _ in range(workers)]
         try:
             ray.get(
@@ -363,7 +377,7 @@ class RayEngine:
     # actors
 
     def _new(self) -> Any:
-        return ray.remote(num_cpus=self._needs["CPU"], num_gpus=self._needs.get("GPU", 0))(Host).remote()
+        return ray.remote(num_cpus=self._needs["CPU"], num_gpus=self._needs.get("GPU", 0))(Shard).remote()
 
     def _rows_for(self, k: int, down: Down) -> State:
         mine = torch.as_tensor(np.flatnonzero(self.home == k))
@@ -372,7 +386,7 @@ class RayEngine:
     def _ask(self, k: int, what: str, *given: Any) -> Any:
         if not self._actors:
             raise RunError("the workers of this run are gone; resume it")
-        return self._actors[int(k)].do.remote(what, *given)
+        return getattr(self._actors[int(k)], what).remote(*given)
 
     def _all(self, what: str) -> list[Any]:
         return self._got({k: self._ask(k, what) for k in range(self.workers)})
@@ -419,14 +433,14 @@ class RayEngine:
 
 def _local(
     make: Callable[[], Task],
-    data: Mapping[str, Split],
-    names: Sequence[str],
     algorithm: Algorithm,
     work: Work,
     seed: int,
     plan: Plan,
     step_sizes: StepSizes,
-    folder: str | None = None,
+    names: Sequence[str],
+    folder: str | None,
+    data: Mapping[str, Split],
 ) -> LocalEngine:
     """A local engine of these clients. folder: of their private rows; None: in memory"""
     task = make()

@@ -184,15 +184,14 @@ class Trainer:
         algorithm = looped(self.algorithm)
         t, task, names = self.training, self.task, self.federation.names
         keys = client_keys(names)
-        planned = saved is not None and t.chunk is None and t.workers is None
         plan = self.plan
-        if planned and saved is not None:
+        if saved is not None and t.chunk is None and t.workers is None:
             before = Plan(**saved[1]["fingerprint"]["plan"])
             gone = before.path == PATH != plan.path
             plan = dataclasses.replace(before, path=plan.path) if gone else before
-        added = self.streamed
         place = store.path if store else None
-        rows = partial(make_rows, algorithm, task, len(names), self.cohort, place, saved and saved[0], added)
+        tensors = saved and saved[0]
+        rows = partial(make_rows, algorithm, task, len(names), self.cohort, place, tensors, self.streamed)
         engine = self._engine(data, rows, plan, place) if self.elsewhere is None else self.elsewhere(self)
         forge = None if t.attack is None else Forging(t.attack, keys, t.seed)
         loop = Loop(

@@ -12,8 +12,7 @@ from polyfed.core.algorithm import REGISTRY, Algorithm
 from polyfed.data.schema import Settled
 from polyfed.models import default_for
 from polyfed.runs.build import make_model
-from polyfed.runs.check import Where, read_table
-from polyfed.runs.config import TABLES, model_of
+from polyfed.runs.config import TABLES, Where, model_of, read_table
 from polyfed.runs.folder import version_of
 from polyfed.runs.trained import raw
 from polyfed.runs.training import Settings

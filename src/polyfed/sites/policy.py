@@ -21,8 +21,7 @@ from polyfed.base.typed import norm
 from polyfed.base.values import COUNTED, Words
 from polyfed.compute.batches import Work
 from polyfed.core.messages import State
-from polyfed.runs.check import Where, read_table
-from polyfed.runs.config import read_toml
+from polyfed.runs.config import Where, read_table, read_toml
 from polyfed.runs.steps import local_steps_of
 from polyfed.runs.training import Table
 from polyfed.sites.agreed import Experiment

@@ -23,8 +23,7 @@ from polyfed.compute.split import restored
 from polyfed.data.preparation import UNSEEN, Preparation
 from polyfed.data.sheets import Sheet, sheet_of
 from polyfed.runs.build import make_model
-from polyfed.runs.check import Where
-from polyfed.runs.config import model_of
+from polyfed.runs.config import Where, model_of
 from polyfed.runs.result import Result, position
 
 
