@@ -14,8 +14,7 @@ from torch import nn
 from polyfed import report
 from polyfed.base.arguments import checked
 from polyfed.data.federation import Federation
-from polyfed.runs import fit as fits
-from polyfed.runs import opened
+from polyfed.runs import opened, trainer
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.result import Result
 from polyfed.runs.watching import Callback
@@ -292,6 +291,6 @@ def _tuned(found: tunes.Tuned) -> tunes.Tuned:
     return found
 
 
-fit = _faced(fits.fit, Run.of)
+fit = _faced(trainer.fit, Run.of)
 compare = _faced(compares.compare, _compared)
 tune = _faced(tunes.tune, _tuned)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from polyfed.runs.build import Parts
 from polyfed.runs.config import resolve
-from polyfed.runs.fit import fit
+from polyfed.runs.trainer import fit
 
 pytest.importorskip("flwr", reason="needs the extra [flower]")
 pytestmark = pytest.mark.xdist_group("demo network")  # all of it looks at one demonstration

@@ -11,7 +11,7 @@ from polyfed.runs import ownership as files
 from polyfed.runs import stop
 from polyfed.runs.build import Parts
 from polyfed.runs.config import Experiment
-from polyfed.runs.fit import fit
+from polyfed.runs.trainer import fit
 from polyfed.studies.compare import Comparison, compare
 from polyfed.studies.jobs import read_result
 

@@ -28,10 +28,10 @@ from polyfed.recipes.said import Claim, Setting, claims_table, settings_table
 from polyfed.report.style import save, write_atomically
 from polyfed.report.table import Table
 from polyfed.runs import schema
-from polyfed.runs.fit import fit
 from polyfed.runs.ownership import unsealed
 from polyfed.runs.result import Result
 from polyfed.runs.stop import interruptions
+from polyfed.runs.trainer import fit
 from polyfed.studies import parallel
 from polyfed.studies.compare import Comparison, compare, config_of
 from polyfed.studies.jobs import Done, Watch, whole

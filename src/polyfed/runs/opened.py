@@ -38,7 +38,6 @@ from polyfed.runs import ownership as files
 from polyfed.runs import schema as reading
 from polyfed.runs.build import Parts, make_model
 from polyfed.runs.config import INFORMATION, TABLES, Settings, Where, model_of, read_table, resolve
-from polyfed.runs.fit import fit
 from polyfed.runs.folder import client_model
 from polyfed.runs.measured import looped
 from polyfed.runs.numbers import Numbers
@@ -47,6 +46,7 @@ from polyfed.runs.result import Result, lazy
 from polyfed.runs.resume import digest
 from polyfed.runs.steps import local_steps_of
 from polyfed.runs.trained import Judged, Trained
+from polyfed.runs.trainer import fit
 from polyfed.runs.training import Training
 from polyfed.runs.userfile import algorithms_of
 from polyfed.runs.watching import Callback

@@ -29,10 +29,10 @@ from polyfed.data.federation import LEARNT, Federation
 from polyfed.metrics.metric import having, mean_of
 from polyfed.report.words import LEVELLED
 from polyfed.runs.config import Method
-from polyfed.runs.fit import fit
 from polyfed.runs.ownership import locked
 from polyfed.runs.result import Result
 from polyfed.runs.resume import digest
+from polyfed.runs.trainer import fit
 from polyfed.runs.training import Search, Training, training_of
 from polyfed.runs.watching import Callback, Progress
 from polyfed.studies.grids import GRIDS, default_setting, methods_of, regimes
