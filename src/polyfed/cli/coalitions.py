@@ -5,12 +5,12 @@ from pathlib import Path
 
 from polyfed.base.errors import ConfigError
 from polyfed.cli.commands import AGAINST, Coalitions
-from polyfed.cli.console import Show, show_table, stdout
-from polyfed.cli.execute import say_interrupted
+from polyfed.cli.console import Show, show_table
 from polyfed.cli.folders import claimed
 from polyfed.cli.given import collect
 from polyfed.cli.portable import pin
-from polyfed.cli.run import SEEDS
+from polyfed.cli.run import SEEDS, go_on
+from polyfed.cli.screen import interrupted, say, stdout
 from polyfed.games import result
 from polyfed.games.run import Game, Made
 from polyfed.games.show import answer, tables
@@ -63,24 +63,23 @@ def play(
             with Show(False, quiet) as show:
                 found = game.play(folder, resume, show, experiment.toml())
         except KeyboardInterrupt:
-            say_interrupted(folder)
-            return stop.status(since)
+            return interrupted(go_on(folder), since)
         files.forget_old(folder)
-        say(found, folder / "report.html")
+        tell(found, folder / "report.html")
     return 0
 
 
-def say(found: result.Coalitions, page: Path) -> None:
+def tell(found: result.Coalitions, page: Path) -> None:
     """Print the answer, the tables, and where the page is."""
     stdout.print()
     stdout.print(answer(found), style="bold", markup=False)
     for table in tables(found):
         stdout.print()
         show_table(table)
-    stdout.print(f"\ntables, picture and page: {page}", soft_wrap=True, markup=False)
+    say(f"\ntables, picture and page: {page}")
 
 
-def go_on(run: Path, quiet: bool) -> int:
+def resumed(run: Path, quiet: bool) -> int:
     """Continue the coalitions of a folder."""
     table = files.unsealed(run / "coalitions.toml")
     told = table.pop("coalitions")

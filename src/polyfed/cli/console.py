@@ -9,7 +9,7 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from polyfed.cli.screen import stderr, stdout
+from polyfed.cli.screen import say, stderr, stdout
 from polyfed.metrics.metric import short
 from polyfed.report import Study, Table, client_table, compare_table
 from polyfed.report.summary import details, headline, lines
@@ -75,7 +75,7 @@ class Show(Watch):
             plan = step.run.plan or ""
             if (solver := plan.partition(";")[0]) not in {"", *self._planned}:  # what follows may change along a path
                 self._planned.add(solver)
-                stderr.print(f"{step.run.algorithm.name}: {plan}", soft_wrap=True, markup=False)
+                say(f"{step.run.algorithm.name}: {plan}", stderr)
         if step.records:
             record = step.records[-1]
             name = step.run.metric.name
@@ -84,7 +84,7 @@ class Show(Watch):
         self._bars.update(self._one, completed=step.round, total=step.rounds)
         tenth = max(1, step.rounds // TENTHS)
         if self.single and not self.live and not self.quiet and note and step.round % tenth == 0:
-            stderr.print(f"round {step.round}/{step.rounds}  {note}", soft_wrap=True)
+            say(f"round {step.round}/{step.rounds}  {note}", stderr)
 
     def end(self, result: Done, resumed: bool) -> None:
         self.done += 1
@@ -99,7 +99,7 @@ class Show(Watch):
         else:
             words.append(result.status)
         words.append("(from before)" if resumed else f"({time.monotonic() - began:.1f} s)")
-        stderr.print(Text(" ".join(words)), soft_wrap=True)
+        say(" ".join(words), stderr)
 
 
 def show_table(table: Table) -> None:
@@ -133,4 +133,4 @@ def results(study: Study, page: Path) -> None:
         stdout.print(Text("\nAbout these data", "bold"))
         for note in notes:
             stdout.print(Text(f"- {note}"))
-    stdout.print(Text(f"\nreport: {page}"), soft_wrap=True)
+    say(f"\nreport: {page}")

@@ -33,7 +33,7 @@ class Events:
             f.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
 
-def status(o: Status) -> int:
+def status(o: Status) -> None:
     """Show what a server or a site is doing."""
     folder = o.folder
     try:
@@ -53,4 +53,3 @@ def status(o: Status) -> int:
     if rounds:
         print(f"{int(rounds[-1].removeprefix('round-')[:8])} rounds saved")
     print("\n".join(events[-o.lines :]))
-    return 0

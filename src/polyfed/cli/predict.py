@@ -2,7 +2,7 @@
 
 from polyfed.base.errors import ConfigError
 from polyfed.cli.commands import Predict
-from polyfed.cli.screen import stderr
+from polyfed.cli.screen import say, stderr
 from polyfed.data.sheets import read
 from polyfed.face import Run
 from polyfed.runs.folder import csv_text
@@ -10,7 +10,7 @@ from polyfed.runs.ownership import put_out, spare
 from polyfed.studies.predict import Predictor, predictor
 
 
-def predict(o: Predict) -> int:
+def predict(o: Predict) -> None:
     """Predict the rows of a file."""
     model, client, out = o.model, o.client, o.out
     if out is not None:
@@ -31,10 +31,9 @@ def predict(o: Predict) -> int:
     sheet = read(o.rows)
     text = csv_text(found.answers(sheet))
     for line in found.remarks(sheet):
-        stderr.print(line, soft_wrap=True, markup=False)
+        say(line, stderr)
     if out is None:
         print(text, end="")
-        return 0
+        return
     put_out(out, text.encode())
-    stderr.print(f"{len(sheet.lines)} predictions: {out}", soft_wrap=True, markup=False)
-    return 0
+    say(f"{len(sheet.lines)} predictions: {out}", stderr)

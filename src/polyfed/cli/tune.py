@@ -9,10 +9,11 @@ from polyfed.algorithms.fpfc import FPFC
 from polyfed.base.errors import ConfigError
 from polyfed.base.settings import split, value_of
 from polyfed.cli.commands import Tune
-from polyfed.cli.console import Show, results, show_table, stderr, stdout
+from polyfed.cli.console import Show, results, show_table
 from polyfed.cli.folders import claimed, is_search
 from polyfed.cli.given import collect, read
 from polyfed.cli.portable import pin
+from polyfed.cli.screen import interrupted, say, stderr, stdout
 from polyfed.report import Table, words
 from polyfed.report.table import Cell
 from polyfed.runs import ownership as files
@@ -67,9 +68,7 @@ def _execute(parts: Parts, search: Search, o: Tune) -> int:
             stdout.print()
             show_table(tune_table(tuned))
         if tuned.status == "interrupted":
-            how = f"continue with the same command and --out {folder}{files.where_old(folder)}"
-            stderr.print(f"polyfed: interrupted; {how}", soft_wrap=True, markup=False)
-            return stop.status(since)
+            return interrupted(f"continue with the same command and --out {folder}{files.where_old(folder)}", since)
         files.forget_old(folder)
         return _say_found(tuned, folder)
 
@@ -97,10 +96,10 @@ def _tuned(parts: Parts, search: Search, o: Tune, folder: Path, resume: bool) ->
 
 def _say_found(tuned: Tuned, folder: Path) -> int:
     if not any(row["best"] for row in tuned.rows):
-        stderr.print(f"polyfed: every value of {tuned.setting} diverged; a smaller lr may help", markup=False)
+        say(f"polyfed: every value of {tuned.setting} diverged; a smaller lr may help", stderr)
         return 1
     if not (folder / "summary.json").exists():
-        stdout.print(f"\ntable and figure: {folder}", soft_wrap=True, markup=False)
+        say(f"\ntable and figure: {folder}")
         return 0
     results(report.read(folder), report.write_report(folder))
     return 0
@@ -114,9 +113,9 @@ def _say_window(model: Any, federation: Any, method: Any, training: Training) ->
     loss, decay = training.loss, training.weight_decay
     assert loss is not None  # `Parts` leaves nothing open
     bounds = window_for(model, federation, federation.clusters, loss, method=method, weight_decay=decay)
-    stdout.print("For the clusters that the data name, from their training samples:")
+    say("For the clusters that the data name, from their training samples:")
     for line in bounds.lines():
-        stdout.print(f"- {line}", markup=False)
+        say(f"- {line}")
 
 
 def _shown(show: Any, seed: int, setting: str) -> Any:
@@ -137,7 +136,7 @@ def _shown(show: Any, seed: int, setting: str) -> Any:
                 return
             groups = "" if row["clusters"] is None else f", clusters {row['clusters']}"
             text = f"{row['regime']}, {setting} {row[setting]:g}: validation {row['validation']:.4g}{groups}"
-            stderr.print(f"{text}, rounds {row['rounds']} ({row['ended']}, {row['seconds']:.1f} s)", soft_wrap=True)
+            say(f"{text}, rounds {row['rounds']} ({row['ended']}, {row['seconds']:.1f} s)", stderr)
 
     return Shown()
 
