@@ -60,7 +60,7 @@ def play(
     since = stop.interruptions()
     with claimed(out, f"coalitions-{experiment.name}", force, resume) as folder:
         try:
-            with Show(False, quiet) as show:
+            with Show(False, quiet, experiment.seeds) as show:
                 found = game.play(folder, resume, show, experiment.toml())
         except KeyboardInterrupt:
             return interrupted(go_on(folder), since)

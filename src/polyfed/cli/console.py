@@ -14,11 +14,13 @@ from polyfed.metrics.metric import short
 from polyfed.report import Study, Table, client_table, compare_table
 from polyfed.report.summary import details, headline, lines
 from polyfed.report.table import STYLES
+from polyfed.report.words import duration
 from polyfed.runs.watching import Callback
 from polyfed.runs.watching import Progress as Step
 from polyfed.studies.jobs import Done, Watch
 
 TENTHS = 10  # plain progress lines per run, when there is one run only
+LOOK, LONG = 5, 60  # seconds of rounds that an estimate rests on, and that a rest takes of which one is given
 
 
 class Show(Watch):
@@ -26,9 +28,11 @@ class Show(Watch):
     when it is over.
     """
 
-    def __init__(self, single: bool, quiet: bool = False):
+    def __init__(self, single: bool, quiet: bool = False, seeds: Sequence[int] = ()):
         self.single, self.quiet, self.live = single, quiet, stderr.is_terminal and not quiet
-        self.total, self.done = 1, 0
+        self.total, self.done, self.seeds = 1, 0, seeds
+        self._first: tuple[int, float] | None = None  # a round of the run in hand, and when it was over
+        self._estimated = False
         self._began: dict[tuple[str, int], float] = {}
         self._planned: set[str] = set()
         self._bars = Progress(
@@ -46,6 +50,8 @@ class Show(Watch):
         self._one = self._bars.add_task("", total=None, note="", visible=False)
 
     def __enter__(self) -> "Show":
+        if self.seeds and not self.quiet:
+            say(f"seed{'s' * (len(self.seeds) > 1)} {', '.join(map(str, self.seeds))}", stderr)
         if self.live:
             self._bars.start()
         return self
@@ -59,7 +65,7 @@ class Show(Watch):
         self._bars.update(self._all, total=total, completed=done)
 
     def begin(self, label: str, seed: int) -> None:
-        self._began[label, seed] = time.monotonic()
+        self._began[label, seed], self._first = time.monotonic(), None
         many = len(self._began)
         self._bars.update(self._all, description="runs" if many == 1 else f"runs, {many} side by side")
         self._bars.reset(self._one, description=f"{label}, seed {seed}", total=None, note="", visible=many == 1)
@@ -82,14 +88,33 @@ class Show(Watch):
             note = f"{record['split']} {name} {short(record[name])}"
             self._bars.update(self._one, note=note)
         self._bars.update(self._one, completed=step.round, total=step.rounds)
+        self._first = first, since = self._first or (step.round, time.monotonic())
+        if (passed := time.monotonic() - since) > LOOK and step.round > first:
+            rest = step.rounds - step.round + step.rounds * (self.total - self.done - 1)
+            self._estimate(passed / (step.round - first) * rest)
         tenth = max(1, step.rounds // TENTHS)
         if self.single and not self.live and not self.quiet and note and step.round % tenth == 0:
             say(f"round {step.round}/{step.rounds}  {note}", stderr)
 
-    def end(self, result: Done, resumed: bool) -> None:
+    def _estimate(self, seconds: float) -> None:
+        """Say once how long the rest will take, where that is long."""
+        if seconds > LONG and not self._estimated and not self.quiet:
+            more = "at this pace" if self.total == 1 else "if all take as long and run one after another"
+            say(f"about {duration(seconds)} to go, {more}", stderr)
+            self._estimated = True
+
+    def over(self, label: str, seed: int) -> float:
+        """A run is over; returns the seconds that it took, 0 where it was only read back."""
         self.done += 1
-        began = self._began.pop((result.label, result.seed), 0.0)
         self._bars.update(self._all, completed=self.done)
+        if (label, seed) not in self._began:
+            return 0.0
+        seconds = time.monotonic() - self._began.pop((label, seed))
+        self._estimate(seconds * (self.total - self.done))
+        return seconds
+
+    def end(self, result: Done, resumed: bool) -> None:
+        seconds = self.over(result.label, result.seed)
         if self.live or self.quiet or self.single:
             return
         words = [f"[{self.done}/{self.total}]", f"{result.label} seed {result.seed}:"]
@@ -98,7 +123,7 @@ class Show(Watch):
             words.append(f"{split} {result.summary.metric} {short(final.mean)}")
         else:
             words.append(result.status)
-        words.append("(from before)" if resumed else f"({time.monotonic() - began:.1f} s)")
+        words.append("(from before)" if resumed else f"({seconds:.1f} s)")
         say(" ".join(words), stderr)
 
 

@@ -7,7 +7,7 @@ from polyfed.data.sheets import read
 from polyfed.face import Run
 from polyfed.runs.folder import csv_text
 from polyfed.runs.ownership import put_out, spare
-from polyfed.studies.predict import Predictor, predictor
+from polyfed.studies.predict import Predictor, predicted, predictor
 
 
 def predict(o: Predict) -> None:
@@ -29,11 +29,11 @@ def predict(o: Predict) -> None:
     else:
         found = Predictor.open(model)
     sheet = read(o.rows)
-    text = csv_text(found.answers(sheet))
-    for line in found.remarks(sheet):
+    answers, remarks = predicted(found, sheet)
+    for line in remarks:
         say(line, stderr)
     if out is None:
-        print(text, end="")
+        print(csv_text(answers), end="")
         return
-    put_out(out, text.encode())
+    put_out(out, csv_text(answers).encode())
     say(f"{len(sheet.lines)} predictions: {out}", stderr)

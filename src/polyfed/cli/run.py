@@ -19,6 +19,7 @@ from polyfed.runs.config import Experiment, defaults_for, resolve
 from polyfed.runs.fit import fit
 from polyfed.studies.compare import Comparison
 from polyfed.studies.compare import compare as comparing
+from polyfed.studies.grids import untuned
 from polyfed.studies.jobs import read_result
 
 SEEDS = 5  # of a comparison
@@ -92,7 +93,7 @@ def _single(parts: Parts, folder: Path, quiet: bool, resume: bool) -> str:
     if resume and (done := read_result(folder, method.label, seed, e.settings.rounds)) and done.status == "finished":
         say("finished already; nothing to resume", stderr)
         return ""
-    with Show(True, quiet) as show:
+    with Show(True, quiet, [seed]) as show:
         show.begin(method.label, seed)
         run = fit(
             parts.model(seed),
@@ -111,7 +112,11 @@ def _many(parts: Parts, folder: Path, quiet: bool, resume: bool) -> str:
     """A comparison; returns "", "interrupted", or what to say of the runs that diverged."""
     e = parts.experiment
     by_label = {m.label: m for m in e.methods}
-    with Show(False, quiet) as show:
+    with Show(False, quiet, e.seeds) as show:
+        for m in e.methods if not (quiet or resume) else ():
+            if left := untuned(m.algorithm):
+                chosen = f"polyfed tune {m.algorithm.name} chooses it"
+                say(f"note: {m.label} has its default {left}, on which its result hinges; {chosen}", stderr)
         found = comparing(
             parts.model,
             parts.federation,

@@ -24,7 +24,6 @@ from polyfed.runs.config import Settings as Training
 from polyfed.runs.training import Search
 from polyfed.studies import tune as study
 from polyfed.studies.grids import default_setting
-from polyfed.studies.jobs import Done
 from polyfed.studies.tune import Watch
 from polyfed.studies.tuned import Tuned
 from polyfed.studies.window import window_for
@@ -79,7 +78,7 @@ def _tuned(parts: Parts, search: Search, o: Tune, folder: Path, resume: bool) ->
     model, federation, training = parts.model(seed), parts.federation(seed), parts.training(seed)
     if o.window:
         _say_window(model, federation, method.algorithm, training)
-    with Show(False, o.quiet) as show:
+    with Show(False, o.quiet, [seed]) as show:
         return study.tune(
             model,
             federation,
@@ -131,8 +130,8 @@ def _shown(show: Any, seed: int, setting: str) -> Any:
             return show.callbacks()
 
         def end(self, row: Mapping[str, Any]) -> None:
+            show.over(self.label, seed)
             if show.live or show.quiet:
-                show.end(Done(self.label, seed, "finished"), False)
                 return
             groups = "" if row["clusters"] is None else f", clusters {row['clusters']}"
             text = f"{row['regime']}, {setting} {row[setting]:g}: validation {row['validation']:.4g}{groups}"
