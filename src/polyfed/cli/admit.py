@@ -9,7 +9,6 @@ from polyfed.face import Run
 
 
 def admit(o: Admit) -> None:
-    """Train the newcomers' models, write them, and show how good they are."""
     if o.start not in ("offered", "common"):
         raise ConfigError(f"start: found {o.start!r}, expected offered or common")
     opened = Run.open(o.run)

@@ -10,7 +10,6 @@ from polyfed.testing import NotConformant, check_method
 
 
 def check(o: Check) -> None:
-    """Check the methods of a file, or a method by its name."""
     file = o.file
     named = not file.suffix and not file.exists()
     names = [REGISTRY.find(str(file)).name] if named else algorithms_of(file.resolve())

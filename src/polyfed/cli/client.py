@@ -18,7 +18,6 @@ POLICY = "policy"  # what --yes says instead of a digest
 
 @private()
 def client(o: Client) -> None:
-    """Take part until the server has finished."""
     allowed = [word.strip() for words in o.allow or () for word in words.split(",")]
     for word in allowed:
         if word not in MADE:

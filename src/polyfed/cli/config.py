@@ -104,7 +104,6 @@ def toml() -> str:
 
 
 def config(o: Config) -> None:
-    """List the keys, or those that are asked for."""
     if o.as_toml:
         if o.key is not None:
             raise ConfigError(f"--toml: prints every key; leave out {o.key!r}")

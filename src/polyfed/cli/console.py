@@ -28,10 +28,12 @@ class Show(Watch):
     when it is over.
     """
 
-    def __init__(self, single: bool, quiet: bool = False, seeds: Sequence[int] = ()):
+    def __init__(self, single: bool, quiet: bool = False, seeds: Sequence[int] = (), notes: Sequence[str] = ()):
         self.single, self.quiet, self.live = single, quiet, stderr.is_terminal and not quiet
-        self.total, self.done, self.seeds = 1, 0, seeds
-        self._first: tuple[int, float] | None = None  # a round of the run in hand, and when it was over
+        self.total, self.done = 1, 0
+        named = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+        self.first = [*([named] if seeds else []), *notes]  # said before the first run
+        self._from: tuple[int, float] | None = None  # a round of the run in hand, and when it was over
         self._estimated = False
         self._began: dict[tuple[str, int], float] = {}
         self._planned: set[str] = set()
@@ -50,8 +52,6 @@ class Show(Watch):
         self._one = self._bars.add_task("", total=None, note="", visible=False)
 
     def __enter__(self) -> "Show":
-        if self.seeds and not self.quiet:
-            say(f"seed{'s' * (len(self.seeds) > 1)} {', '.join(map(str, self.seeds))}", stderr)
         if self.live:
             self._bars.start()
         return self
@@ -65,7 +65,10 @@ class Show(Watch):
         self._bars.update(self._all, total=total, completed=done)
 
     def begin(self, label: str, seed: int) -> None:
-        self._began[label, seed], self._first = time.monotonic(), None
+        for line in () if self.quiet else self.first:
+            say(line, stderr)
+        self.first = []
+        self._began[label, seed], self._from = time.monotonic(), None
         many = len(self._began)
         self._bars.update(self._all, description="runs" if many == 1 else f"runs, {many} side by side")
         self._bars.reset(self._one, description=f"{label}, seed {seed}", total=None, note="", visible=many == 1)
@@ -88,7 +91,7 @@ class Show(Watch):
             note = f"{record['split']} {name} {short(record[name])}"
             self._bars.update(self._one, note=note)
         self._bars.update(self._one, completed=step.round, total=step.rounds)
-        self._first = first, since = self._first or (step.round, time.monotonic())
+        self._from = first, since = self._from or (step.round, time.monotonic())
         if (passed := time.monotonic() - since) > LOOK and step.round > first:
             rest = step.rounds - step.round + step.rounds * (self.total - self.done - 1)
             self._estimate(passed / (step.round - first) * rest)

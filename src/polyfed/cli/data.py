@@ -29,7 +29,6 @@ SHADES = " ░▒▓█"
 
 
 def data_list(_: DataList) -> None:
-    """List the data sets: name, one line, and whether it can be fetched."""
     table = grid("name", "what it is", "fetch", tight=("name", "fetch"))
     refused = LOADERS.gather()
     for name in sorted(LOADERS):
@@ -40,7 +39,6 @@ def data_list(_: DataList) -> None:
 
 
 def data_inspect(o: DataInspect) -> None:
-    """Print the federation of the first seed, and draw it to `out`."""
     experiment, out = resolve(None, collect(o)), o.out
     if out is not None and out.suffix.lower() not in (".svg", ".png", ".pdf"):
         raise ConfigError(f"--out: found {str(out)!r}, expected a name ending in .svg, .png or .pdf")

@@ -26,7 +26,6 @@ from polyfed.yardsticks import Yardstick
 
 
 def algorithms(o: Algorithms) -> None:
-    """List the methods, or show one in full."""
     stdout.print(overview() if o.name is None else portrait(o.name))
 
 

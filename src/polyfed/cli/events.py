@@ -34,7 +34,6 @@ class Events:
 
 
 def status(o: Status) -> None:
-    """Show what a server or a site is doing."""
     folder = o.folder
     try:
         events = (folder / NAME).read_text(encoding="utf-8", errors="replace").splitlines()

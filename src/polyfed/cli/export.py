@@ -10,7 +10,6 @@ from polyfed.studies.export import from_vault
 
 
 def export(o: Export) -> None:
-    """Write a client's model, and say how big and how fast its forms are where it is factorised."""
     if o.vault is not None:
         if o.run is not None or o.client is not None or o.factorised:
             raise ConfigError("--vault: found RUN, --client or --factorised too, expected --out at most")

@@ -8,6 +8,5 @@ from polyfed.data import fetch
 
 
 def data_fetch(o: DataFetch) -> None:
-    """Download a data set."""
     for path in fetch(o.name, Path(o.data_dir).expanduser() if o.data_dir else None):
         say(str(path))

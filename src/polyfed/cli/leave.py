@@ -14,7 +14,6 @@ from polyfed.studies.leave import compared, leaving, without
 
 
 def leave(o: Leave) -> int:
-    """Train without who leaves, and say what it costs."""
     run = o.run
     config = config_of(run)
     if o.out is not None:

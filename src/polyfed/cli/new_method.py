@@ -62,7 +62,6 @@ file = "{module}.py"
 
 
 def new_method(o: NewMethod) -> None:
-    """Write the files."""
     name, folder = o.name, o.folder
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise ConfigError(f"name: found {name!r}, expected lower-case letters and digits, words joined by hyphens")

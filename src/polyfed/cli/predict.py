@@ -11,7 +11,6 @@ from polyfed.studies.predict import Predictor, predicted, predictor
 
 
 def predict(o: Predict) -> None:
-    """Predict the rows of a file."""
     model, client, out = o.model, o.client, o.out
     if out is not None:
         spare(out, model, model.with_suffix(".json"), o.rows)

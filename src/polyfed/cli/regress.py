@@ -30,7 +30,6 @@ DESCRIBED = ("drop", "numbers", "categories", "gaps", "labels")  # settings of [
 
 
 def regress(o: Regress) -> None:
-    """Fit, show the table, and write it."""
     data, model, out = o.data, o.model, o.out
     clinical = plugins.behind("regress", "polyfed_clinical")
     forms = {".csv": "csv", ".html": "html", ".md": "markdown", ".tex": "latex"}

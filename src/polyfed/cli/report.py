@@ -12,7 +12,6 @@ from polyfed.runs.ownership import spare
 
 
 def report(o: Report) -> None:
-    """Write the page, or print one table."""
     runs, out = o.runs, o.out
     if out is not None and not out.is_dir():
         spare(out, *runs)

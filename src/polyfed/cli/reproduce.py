@@ -28,7 +28,6 @@ LONG = 60  # minutes from which a run is asked about
 
 
 def reproduce(o: Reproduce) -> int:
-    """Run a recipe, or list all."""
     if o.name is None:
         return _list()
     scale, record = o.scale, o.record

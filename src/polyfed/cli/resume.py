@@ -10,7 +10,6 @@ from polyfed.runs.ownership import MARK, config_of, is_ours, locked, settle, uns
 
 
 def resume(o: Resume) -> int:
-    """Continue what a folder holds."""
     run = o.run
     if (run / "coalitions.toml").is_file():
         if o.rounds is not None:

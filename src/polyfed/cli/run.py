@@ -26,14 +26,12 @@ SEEDS = 5  # of a comparison
 
 
 def run(o: Run) -> int:
-    """One experiment."""
     typed = collect(o)
     found = resolve(o.experiment, typed, o.algorithm or (), defaults_for(o.experiment, typed))
     return execute(found, o.out, o.force, o.quiet)
 
 
 def compare(o: Compare) -> int:
-    """Several methods on the same data, seeds and starts."""
     typed = collect(o)
     found = resolve(None, typed, o.methods, defaults_for(None, typed) | {"seeds": SEEDS})
     return execute(found, o.out, o.force, o.quiet)
@@ -51,14 +49,8 @@ def execute(
 
     left: for an experiment that clients have left, what to say and write at its end
     """
-    if experiment.settings.portable:
-        pin()
-    parts = Parts(experiment)
-    experiment = parts.experiment
-    if not resume and left is None:
-        parts.check_without()
-    parts.check()
-    since = stop.interruptions()
+    parts = prepared(experiment, not resume and left is None)
+    experiment, since = parts.experiment, stop.interruptions()
     with claimed(out, experiment.name, force, resume) as folder:
         one = experiment.single and not (resume and (folder / "comparison.toml").exists())
         try:
@@ -75,6 +67,17 @@ def execute(
     if status:
         say(f"polyfed: {status}", stderr)
     return 1 if status else 0
+
+
+def prepared(experiment: Experiment, fresh: bool = False) -> Parts:
+    """The parts of an experiment, checked. fresh: that clients are left out by `polyfed leave` alone as well"""
+    if experiment.settings.portable:
+        pin()
+    parts = Parts(experiment)
+    if fresh:
+        parts.check_without()
+    parts.check()
+    return parts
 
 
 def go_on(folder: Path) -> str:
@@ -112,11 +115,13 @@ def _many(parts: Parts, folder: Path, quiet: bool, resume: bool) -> str:
     """A comparison; returns "", "interrupted", or what to say of the runs that diverged."""
     e = parts.experiment
     by_label = {m.label: m for m in e.methods}
-    with Show(False, quiet, e.seeds) as show:
-        for m in e.methods if not (quiet or resume) else ():
-            if left := untuned(m.algorithm):
-                chosen = f"polyfed tune {m.algorithm.name} chooses it"
-                say(f"note: {m.label} has its default {left}, on which its result hinges; {chosen}", stderr)
+    left = {m.label: (m.algorithm.name, untuned(m.algorithm)) for m in e.methods}
+    notes = [
+        f"note: {label} has its default {what}, on which its result hinges; polyfed tune {name} chooses it"
+        for label, (name, what) in left.items()
+        if what and not resume
+    ]
+    with Show(False, quiet, e.seeds, notes) as show:
         found = comparing(
             parts.model,
             parts.federation,

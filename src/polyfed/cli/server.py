@@ -21,7 +21,6 @@ from polyfed.sites.server import serve
 
 @private()
 def server(o: Server) -> int:
-    """Wait for the sites, train, and report."""
     host_of(o.host)
     if o.quorum is not None and o.wait is None:
         raise ConfigError("--quorum: found without --wait, the seconds after which fewer sites will do")

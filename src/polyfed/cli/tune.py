@@ -12,7 +12,7 @@ from polyfed.cli.commands import Tune
 from polyfed.cli.console import Show, results, show_table
 from polyfed.cli.folders import claimed, is_search
 from polyfed.cli.given import collect, read
-from polyfed.cli.portable import pin
+from polyfed.cli.run import prepared
 from polyfed.cli.screen import interrupted, say, stderr, stdout
 from polyfed.report import Table, words
 from polyfed.report.table import Cell
@@ -32,7 +32,6 @@ USUAL = {"rounds": 1000, "seeds": 1, "data": {"validation-fraction": 0.2}}
 
 
 def tune(o: Tune) -> int:
-    """Search, and train the chosen model on."""
     table = collect(o)
     if o.scale is not None:
         table.setdefault("data", {}).setdefault("options", {})["scale"] = o.scale
@@ -43,22 +42,9 @@ def tune(o: Tune) -> int:
         "setting": o.setting or default_setting(found.methods[0].algorithm), "rounds": found.settings.rounds,
         "grid": _grids(o.grid, o.cold_grid) or None, "stop_at_drop": not o.whole,
     }  # fmt: skip
-    search = read(Search, typed)
-    if found.settings.portable:
-        pin()
-    return _execute(Parts(found), search, o)
-
-
-def _grids(grid: str | None, cold: str | None) -> dict[str, Any]:
-    typed = {"warm": grid, "cold": cold or grid}
-    return {name: [value_of(v, "--grid") for v in split(text)] for name, text in typed.items() if text is not None}
-
-
-def _execute(parts: Parts, search: Search, o: Tune) -> int:
-    """Tune in a new folder, or go on in that of the same search; show the path and report the final run."""
+    search, parts = read(Search, typed), prepared(found)
     experiment, since = parts.experiment, stop.interruptions()
     resume = o.resume or (o.out is not None and not o.force and is_search(o.out))
-    parts.check()
     if resume and o.out is None:
         raise ConfigError("--resume: needs --out with the folder of the search")
     with claimed(o.out, f"tune-{experiment.name}", o.force, resume) as folder:
@@ -69,7 +55,19 @@ def _execute(parts: Parts, search: Search, o: Tune) -> int:
         if tuned.status == "interrupted":
             return interrupted(f"continue with the same command and --out {folder}{files.where_old(folder)}", since)
         files.forget_old(folder)
-        return _say_found(tuned, folder)
+        if not any(row["best"] for row in tuned.rows):
+            say(f"polyfed: every value of {tuned.setting} diverged; a smaller lr may help", stderr)
+            return 1
+        if (folder / "summary.json").exists():
+            results(report.read(folder), report.write_report(folder))
+        else:
+            say(f"\ntable and figure: {folder}")
+    return 0
+
+
+def _grids(grid: str | None, cold: str | None) -> dict[str, Any]:
+    typed = {"warm": grid, "cold": cold or grid}
+    return {name: [value_of(v, "--grid") for v in split(text)] for name, text in typed.items() if text is not None}
 
 
 def _tuned(parts: Parts, search: Search, o: Tune, folder: Path, resume: bool) -> Tuned:
@@ -78,7 +76,7 @@ def _tuned(parts: Parts, search: Search, o: Tune, folder: Path, resume: bool) ->
     model, federation, training = parts.model(seed), parts.federation(seed), parts.training(seed)
     if o.window:
         _say_window(model, federation, method.algorithm, training)
-    with Show(False, o.quiet, [seed]) as show:
+    with Show(False, o.quiet) as show:
         return study.tune(
             model,
             federation,
@@ -91,17 +89,6 @@ def _tuned(parts: Parts, search: Search, o: Tune, folder: Path, resume: bool) ->
             describe=lambda a: parts.describe(Method(a, method.file, method.label)),
             resume=resume,
         )
-
-
-def _say_found(tuned: Tuned, folder: Path) -> int:
-    if not any(row["best"] for row in tuned.rows):
-        say(f"polyfed: every value of {tuned.setting} diverged; a smaller lr may help", stderr)
-        return 1
-    if not (folder / "summary.json").exists():
-        say(f"\ntable and figure: {folder}")
-        return 0
-    results(report.read(folder), report.write_report(folder))
-    return 0
 
 
 def _say_window(model: Any, federation: Any, method: Any, training: Training) -> None:

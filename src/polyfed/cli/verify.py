@@ -9,7 +9,6 @@ from polyfed.studies import verify as again
 
 
 def verify(o: Verify) -> int:
-    """Train again and say what came out."""
     run, only = o.run, o.only
     equal = True
 

@@ -33,15 +33,6 @@ def _hinges(algorithm: Contender) -> list[dataclasses.Field[Any]]:
     return [f for f in dataclasses.fields(algorithm) if f.metadata.get("setting", Setting()).tune]
 
 
-def regimes(regime: str) -> tuple[Regime, ...]:
-    """The regimes of a search, by the setting of that name."""
-    if regime == "both":
-        return REGIMES
-    if regime not in REGIMES:
-        raise ConfigError(f"regime: found {regime!r}, expected warm, cold or both")
-    return tuple(r for r in REGIMES if r == regime)
-
-
 def methods_of(algorithm: Contender, setting: str, grid: Any, regime: Regime) -> list[Contender]:
     """The method once per value of the regime's grid, which makes it check them all."""
     types = {f.name: f.type for f in dataclasses.fields(algorithm)}
