@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import wraps
 from pathlib import Path
-from typing import Literal, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import pandas as pd
 from torch import nn
@@ -178,26 +178,7 @@ class Run(Result):
         """
         return admits.newcomers(self, data, target)
 
-    def admit(
-        self, newcomers: Federation, exchanges: int = 10, start: Literal["offered", "common"] = "offered"
-    ) -> admits.Admission:
-        """Add new clients by the method's own rule, as `polyfed.admit` does; the run stays as it is.
-
-        Parameters
-        ----------
-        newcomers : Federation
-            Their data, under names that the run does not have, with inputs as the run's clients have theirs: scaled.
-        exchanges : int
-            Rounds that every newcomer takes part in.
-        start : {"offered", "common"}
-            As for `polyfed.admit`.
-
-        Returns
-        -------
-        Admission
-            Each newcomer's model, and its scores after every exchange.
-        """
-        return admits.admit(self, newcomers, exchanges, start=start)
+    admit = admits.admit
 
     def leave(
         self, *clients: int | str, out: str | Path | None = None, callbacks: Sequence[Callback] = ()

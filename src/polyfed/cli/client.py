@@ -17,8 +17,7 @@ POLICY = "policy"  # what --yes says instead of a digest
 
 
 @private()
-def client(o: Client) -> int:
-    """Take part until the server has finished."""
+def client(o: Client) -> None:
     allowed = [word.strip() for words in o.allow or () for word in words.split(",")]
     for word in allowed:
         if word not in MADE:
@@ -34,7 +33,6 @@ def client(o: Client) -> int:
     site = Site(given.site, o.data, o.vault, consent, say, say.show, policy)
     answer = audited(site.answer, Audit(o.vault, given.site), lambda: site.terms)
     Attendance(given, answer, lambda: site.finished, o.vault, say, o.server).run()
-    return 0
 
 
 def _agreement(o: Client) -> tuple[Callable[[str], bool] | None, str | None, bool]:

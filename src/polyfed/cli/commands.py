@@ -1,6 +1,5 @@
 """Every command: its help, its arguments and its options. What it does is in the module of its name."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
@@ -126,25 +125,6 @@ class Verify(Experiment, takes=("data_dir",), asks="run"):
     only: str | None = option("One run of a comparison, or KEY/LABEL-seedK of a record.", None, "LABEL-seedK", "--run")
 
 
-class Form(StrEnum):
-    """Format of a table."""
-
-    text = "text"
-    markdown = "markdown"
-    latex = "latex"
-    csv = "csv"
-
-
-class Which(StrEnum):
-    """The tables of a report."""
-
-    methods = "methods"
-    clients = "clients"
-    gains = "gains"
-    costs = "costs"
-    results = "results"
-
-
 class Report(Command):
     """Write report.html from run folders, or print one table; of coalitions, write all files but the runs again.
 
@@ -156,8 +136,10 @@ class Report(Command):
     runs: list[Path] = argument("Run or comparison folders, or one of coalitions.")
     out: Path | None = option("File to write. Default: report.html in the first folder.")
     figures: bool = option("Write the figures as SVG, PDF and PNG beside the page.", False)
-    table: Form | None = option("Print one table in this form; without --out, write no page.")
-    of: Which = option("The table that --table prints.", Which.methods)
+    table: Literal["text", "markdown", "latex", "csv"] | None = option(
+        "Print one table in this form; without --out, write no page."
+    )
+    of: Literal["methods", "clients", "gains", "costs", "results"] = option("The table that --table prints.", "methods")
     paper: bool = option("Print one table over several data sets, in LaTeX.", False)
 
 

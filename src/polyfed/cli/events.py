@@ -33,8 +33,7 @@ class Events:
             f.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
 
-def status(o: Status) -> int:
-    """Show what a server or a site is doing."""
+def status(o: Status) -> None:
     folder = o.folder
     try:
         events = (folder / NAME).read_text(encoding="utf-8", errors="replace").splitlines()
@@ -53,4 +52,3 @@ def status(o: Status) -> int:
     if rounds:
         print(f"{int(rounds[-1].removeprefix('round-')[:8])} rounds saved")
     print("\n".join(events[-o.lines :]))
-    return 0

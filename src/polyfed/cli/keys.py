@@ -8,7 +8,6 @@ from polyfed.sites.keys import Keys, private, split
 
 @private()
 def keys_init(o: KeysInit) -> None:
-    """Make or renew the certificates."""
     here, address = Keys(o.keys), "{}:{}".format(*split(o.address))
     here.make(address, o.also or ())
     print(f"{o.keys}: certificate for {address}, good until {here.until():%Y-%m-%d}; next: polyfed keys add SITE")
@@ -16,13 +15,11 @@ def keys_init(o: KeysInit) -> None:
 
 @private()
 def keys_add(o: KeysAdd) -> None:
-    """Make a site's file."""
     path = Keys(o.keys).add(o.site, o.out)
     print(f"{path}: send it to {o.site} in confidence, and delete it here")
 
 
 def keys_list(o: KeysList) -> None:
-    """Show the sites."""
     here, now = Keys(o.keys), datetime.now(UTC)
     found = here.sites()
     wide = max(map(len, found), default=0)
@@ -35,6 +32,5 @@ def keys_list(o: KeysList) -> None:
 
 @private()
 def keys_revoke(o: KeysRevoke) -> None:
-    """Refuse a site's key from now on."""
     Keys(o.keys).revoke(o.site)
     print(f"{o.site}: its key is not accepted any more")

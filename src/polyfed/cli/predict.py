@@ -2,16 +2,15 @@
 
 from polyfed.base.errors import ConfigError
 from polyfed.cli.commands import Predict
-from polyfed.cli.screen import stderr
+from polyfed.cli.screen import say, stderr
 from polyfed.data.sheets import read
 from polyfed.face import Run
 from polyfed.runs.folder import csv_text
 from polyfed.runs.ownership import put_out, spare
-from polyfed.studies.predict import Predictor, predictor
+from polyfed.studies.predict import Predictor, predicted, predictor
 
 
-def predict(o: Predict) -> int:
-    """Predict the rows of a file."""
+def predict(o: Predict) -> None:
     model, client, out = o.model, o.client, o.out
     if out is not None:
         spare(out, model, model.with_suffix(".json"), o.rows)
@@ -29,12 +28,11 @@ def predict(o: Predict) -> int:
     else:
         found = Predictor.open(model)
     sheet = read(o.rows)
-    text = csv_text(found.answers(sheet))
-    for line in found.remarks(sheet):
-        stderr.print(line, soft_wrap=True, markup=False)
+    answers, remarks = predicted(found, sheet)
+    for line in remarks:
+        say(line, stderr)
     if out is None:
-        print(text, end="")
-        return 0
-    put_out(out, text.encode())
-    stderr.print(f"{len(sheet.lines)} predictions: {out}", soft_wrap=True, markup=False)
-    return 0
+        print(csv_text(answers), end="")
+        return
+    put_out(out, csv_text(answers).encode())
+    say(f"{len(sheet.lines)} predictions: {out}", stderr)

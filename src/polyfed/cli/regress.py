@@ -12,8 +12,9 @@ import pandas as pd
 from polyfed.base import plugins
 from polyfed.base.errors import ConfigError, DataError, closest
 from polyfed.cli.commands import Regress
-from polyfed.cli.console import show_table, stdout
+from polyfed.cli.console import show_table
 from polyfed.cli.given import collect
+from polyfed.cli.screen import say
 from polyfed.data import load, readers
 from polyfed.data.datasets import LOADERS, options
 from polyfed.data.federation import Federation
@@ -28,8 +29,7 @@ TAKES = {"poisson": ("target", "exposure"), "cox": ("time", "event")}
 DESCRIBED = ("drop", "numbers", "categories", "gaps", "labels")  # settings of [columns] that a regression has
 
 
-def regress(o: Regress) -> int:
-    """Fit, show the table, and write it."""
+def regress(o: Regress) -> None:
     data, model, out = o.data, o.model, o.out
     clinical = plugins.behind("regress", "polyfed_clinical")
     forms = {".csv": "csv", ".html": "html", ".md": "markdown", ".tex": "latex"}
@@ -56,11 +56,10 @@ def regress(o: Regress) -> int:
     show_table(table)
     if out is not None and out.suffix == ".html":
         written = import_module(f"{clinical.__name__}.page").write_page(found, out)
-        stdout.print(f"report: {written}", soft_wrap=True, markup=False)
+        say(f"report: {written}")
     elif out is not None:
         put_out(out, str(table.to(forms[out.suffix])).encode())
-        stdout.print(f"table: {out}", soft_wrap=True, markup=False)
-    return 0
+        say(f"table: {out}")
 
 
 def federation(data: str) -> Federation:

@@ -7,9 +7,10 @@ from pathlib import Path
 from polyfed import report
 from polyfed.base.errors import ConfigError, closest
 from polyfed.cli.commands import Server
-from polyfed.cli.console import results, stderr
+from polyfed.cli.console import results
 from polyfed.cli.events import Events
 from polyfed.cli.folders import claimed
+from polyfed.cli.screen import interrupted
 from polyfed.runs import stop
 from polyfed.runs.result import Result
 from polyfed.sites.audit import SERVER, Audit
@@ -20,7 +21,6 @@ from polyfed.sites.server import serve
 
 @private()
 def server(o: Server) -> int:
-    """Wait for the sites, train, and report."""
     host_of(o.host)
     if o.quorum is not None and o.wait is None:
         raise ConfigError("--quorum: found without --wait, the seconds after which fewer sites will do")
@@ -44,8 +44,7 @@ def server(o: Server) -> int:
         finally:
             hub.close()
         if run.status == "interrupted":
-            stderr.print(f"polyfed: interrupted; continue with the same command and --resume --out {folder}")
-            return stop.status(since)
+            return interrupted(f"continue with the same command and --resume --out {folder}", since)
     return 0
 
 
