@@ -65,7 +65,7 @@ class File:
                 raise DataError(f"client {name!r} has no training samples")
             self.rows = cut.of(len(self.train[0]), name, held=self.test is None)
         else:
-            self.sheet = read(path)
+            self.sheet = read(path, columns.encoding)
             if only is not None:
                 kept = {key: cells for key, cells in self.sheet.columns.items() if key in only}
                 self.sheet = dataclasses.replace(self.sheet, columns=kept)
@@ -115,15 +115,15 @@ class File:
             said = len(texts) == 1 < c.there  # so that a column is known for constant
         else:
             said = declared(self.columns, name) is None and len(texts) <= FEW and not c.distinct
-        at, missing = self.sheet.positions(name, texts) if said else [], self.sheet.missing(name, self.columns.gaps)
         train = self.rows["train"]
-        there = {at[k] for k in train} if said and not outcome else set[int | None]()
+        there = {*self.sheet.positions(name, texts)[train].tolist()} if said and not outcome else set[int]()
+        missing = self.sheet.missing(name, self.columns.gaps)[train]
         return Column(
             cells=c.cells, gaps=c.gaps, numbers=c.numbers, texts=texts if said else None,
             one=c.range[0] if said and c.range[0] == c.range[1] else None, whole=c.whole, dates=c.dates,
             distinct=c.distinct, notation=c.notation, unmatched=c.unmatched, respelt=c.respelt,
             train=[t for k, t in enumerate(texts) if k in there] if said and not outcome else None,
-            gap=any(missing[k] for k in train),
+            gap=bool(missing.any()),
         )  # fmt: skip
 
     def _arrays(self) -> Npz:
@@ -144,8 +144,8 @@ class File:
         known, found = places(self.columns.labels or ()), dict[str, int]()
         for name, texts in ((name, c.texts or []) for name, c in said.used.items()):
             if any({t, canonical(t)}.isdisjoint(known) for t in texts):
-                at = [k for k in self.sheet.positions(name, texts) if k is not None]
-                found[name] = int(np.unique(at, return_counts=True)[1].min())
+                at = self.sheet.positions(name, texts)
+                found[name] = int(np.unique(at[at >= 0], return_counts=True)[1].min())
         return found
 
     # what it gives
