@@ -11,6 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import prod
 from pathlib import Path
 
@@ -23,6 +24,7 @@ OTHER = (  # files of data that are not read
     ".tsv", ".tab", ".csv.gz", ".tsv.gz", ".xlsx", ".xls", ".ods", ".parquet", ".feather", ".sav", ".dta", ".sas7bdat",
 )  # fmt: skip
 UNPACKED, RATIO = 1 << 30, 200  # largest size of unpacked data, in bytes or in multiples of the packed size
+BLOCK = 256  # rows that are turned into columns at a time; of many the collector of garbage takes most of the time
 LARGEST = 2**53  # labels up to this are exact in every number format that a file may use
 
 
@@ -165,7 +167,7 @@ def read_csv(path: str | Path) -> tuple[list[str], np.ndarray, list[bool]]:
 
 def read_cells(
     path: str | Path, delimiters: str = ",", encoding: str | None = None
-) -> tuple[list[str], list[int], list[tuple[str, ...]], str]:
+) -> tuple[list[str], list[int], list[list[str]], str]:
     """A table with one header line, as text: (column names, [N] line numbers, columns of [N] cells, what parts them).
 
     delimiters: of these the one that the first line has most of     encoding: of a file that is not in UTF-8
@@ -174,14 +176,23 @@ def read_cells(
     """
     text = _decoded(path, encoding)
     delimiter = max(delimiters, key=text.partition("\n")[0].count)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
     try:
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
-        rows = [(reader.line_num, row) for row in reader if row]
+        first = next(filter(None, reader), [])
+        lines, columns, ragged = list[int](), [list[str]() for _ in first], ""
+        while block := [(reader.line_num, row) for row in islice(reader, BLOCK)]:
+            rows = [(k, row) for k, row in block if row]
+            if wrong := next(((k, len(row)) for k, row in rows if len(row) != len(first)), None):
+                ragged = ragged or f"line {wrong[0]}: found {wrong[1]} cells, expected {len(first)} as in the header"
+            elif rows:
+                lines += [k for k, _ in rows]
+                for column, cells in zip(columns, zip(*(row for _, row in rows), strict=True), strict=True):
+                    column += cells
     except csv.Error as e:
         raise DataError(f"{path}: not a readable CSV file ({_line(e)})") from None
-    if not rows:
+    if not first:
         raise DataError(f"{path}: the file is empty")
-    header = [name.strip() for name in rows[0][1]]
+    header = [name.strip() for name in first]
     if all(number(cell) is not None for cell in header):
         raise DataError(f"{path}: found numbers in the first line, expected a header line with column names")
     if "" in header:
@@ -192,11 +203,9 @@ def read_cells(
     if len(set(header)) < len(header):
         twice = next(name for i, name in enumerate(header) if name in header[:i])
         raise DataError(f"{path}: two columns are called {twice!r}")
-    for k, row in rows[1:]:
-        if len(row) != len(header):
-            raise DataError(f"{path}, line {k}: found {len(row)} cells, expected {len(header)} as in the header")
-    columns = list(zip(*(row for _, row in rows[1:]), strict=True)) or [()] * len(header)
-    return header, [k for k, _ in rows[1:]], columns, delimiter
+    if ragged:
+        raise DataError(f"{path}, {ragged}")
+    return header, lines, columns, delimiter
 
 
 def _decoded(path: str | Path, encoding: str | None) -> str:
@@ -335,7 +344,7 @@ def number(cell: str) -> float | None:
 
 def floats(cells: Sequence[str]) -> np.ndarray | None:
     """[N] the numbers of cells that all hold one, as `number` reads them; None where one does not."""
-    if any("_" in cell for cell in cells):
+    if "_" in "".join(cells):
         return None
     try:
         return np.array(cells, dtype=object).astype(np.float64)

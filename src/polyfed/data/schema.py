@@ -297,7 +297,8 @@ def _table(said: Mapping[str, Csv], columns: Columns) -> Settled:
                 )
         columns = dataclasses.replace(columns, target=targets[first])
     names = dict.fromkeys(name for sheet in everywhere for name in sheet.columns)
-    parts = {name: {k: s.used[name] for k, s in said.items() if name in s.used} for name in names}
+    used = {site: s.used for site, s in said.items()}
+    parts = {name: {site: at[name] for site, at in used.items() if name in at} for name in names}
     found = {
         name: merged(name, [_cells(c, name, site) for site, c in at.items()], everywhere, columns)
         for name, at in parts.items()
@@ -324,7 +325,7 @@ def _table(said: Mapping[str, Csv], columns: Columns) -> Settled:
 def _cells(c: Column, name: str, site: str) -> Cells:
     where, spread = f"site {site!r}, column {name!r}", (-math.inf, math.inf) if c.numbers else (math.inf, -math.inf)
     return Cells(
-        c.cells, c.gaps, c.numbers, None if c.texts is None else frozenset(c.texts),
+        c.cells, c.gaps, c.numbers, c.texts,
         spread if c.one is None else (c.one, c.one), c.whole, c.dates, c.distinct, c.notation, c.unmatched, c.respelt,
         (where, "a text") if c.numbers < c.cells - c.gaps else None, (where, "an empty cell") if c.gaps else None,
     )  # fmt: skip

@@ -6,9 +6,11 @@ Columns are matched by name. Nothing is decided here: `tables` makes a data set 
 import datetime
 import math
 import re
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,19 +51,21 @@ def canonical(text: str) -> str:
     return text.lower() if text.lower() in ("true", "false") else text
 
 
-def spelt(texts: Collection[str]) -> list[str]:
+def spelt(texts: Sequence[str]) -> list[str]:
     """One of the texts that match, the shortest, then the first in order; by size for numbers, else by the alphabet."""
     return sorted(matched(texts), key=_order)
 
 
-def matched(texts: Collection[str]) -> list[str]:
-    """`spelt` in no order. Decimals that match are the same number, so that a number of its own matches no other."""
-    listed = list(texts)
-    _, at, count = np.unique(_numbers(listed), return_inverse=True, return_counts=True)
+def matched(texts: Sequence[str], numbers: np.ndarray | None = None) -> list[str]:
+    """`spelt` in no order. numbers: those of the texts, if known; a decimal of a number of its own matches no other"""
+    _, at, count = np.unique(_numbers(texts) if numbers is None else numbers, return_inverse=True, return_counts=True)
+    if len(count) == len(texts):
+        return [*texts]
     found: dict[str, str] = {}
-    for text in sorted((listed[k] for k in np.flatnonzero(count[at] > 1)), key=lambda t: (len(t), t)):
+    alone = (count[at] == 1).tolist()
+    for text in sorted((t for t, one in zip(texts, alone, strict=True) if not one), key=lambda t: (len(t), t)):
         found.setdefault(canonical(text), text)
-    return [*(listed[k] for k in np.flatnonzero(count[at] == 1)), *found.values()]
+    return [*(t for t, one in zip(texts, alone, strict=True) if one), *found.values()]
 
 
 def _numbers(texts: Sequence[str]) -> np.ndarray:
@@ -84,9 +88,10 @@ class Texts:
     """
 
     def __init__(self, cells: Sequence[str], comma: bool):
-        self.all, self.comma = list(dict.fromkeys(cells)), comma
-        place = {text: k for k, text in enumerate(self.all)}
+        place = defaultdict[str, int]()
+        place.default_factory = place.__len__
         self.at = np.fromiter(map(place.__getitem__, cells), np.int64, len(cells))
+        self.all, self.comma = list(place), comma
 
     @cached_property
     def numbers(self) -> np.ndarray:
@@ -104,11 +109,12 @@ class Texts:
     def missing(self, gaps: Collection[str]) -> np.ndarray:
         """[K] mask of the texts that say that a value is missing. gaps: further ones that say so"""
         there = {*gaps, *map(canonical, gaps)}
-        gone = np.isnan(self.numbers) | np.isin(self.numbers, Texts([*gaps], self.comma).numbers)
-        gone |= np.isin(self.numbers, _numbers([*gaps]))  # no other text can match one of the gaps
-        for k in np.flatnonzero(gone):
+        gone = np.isnan(self.numbers)
+        if gaps:  # which a number can only match that is the same
+            gone |= np.isin(self.numbers, [*_numbers([*gaps]), *Texts([*gaps], self.comma).numbers])
+        for k in gone.nonzero()[0].tolist():
             text = self.all[k]
-            gone[k] = text.lower() in GAPS or text in there or (bool(there) and self.key(text) in there)
+            gone[k] = text.lower() in GAPS or text in there or (len(there) and self.key(text) in there)
         return gone
 
 
@@ -200,7 +206,7 @@ class Cells(NamedTuple):
     cells: int
     gaps: int
     numbers: int
-    texts: frozenset[str] | None
+    texts: Sequence[str] | None
     range: tuple[float, float]
     whole: bool
     dates: bool
@@ -277,9 +283,12 @@ def cells_of(sheet: Sheet, name: str, columns: Columns) -> Cells:
     found, cells = sheet.texts(name), sheet.columns[name]
     missing, odd = found.missing(columns.gaps), np.isnan(found.numbers)
     rows, declared_values = np.bincount(found.at, minlength=len(missing)), declared(columns, name)
-    written = [found.all[k] for k in np.flatnonzero(~missing)]
+    written = [t for t, gone in zip(found.all, missing.tolist(), strict=True) if not gone]
     numbers = found.numbers[~missing & ~odd].tolist()
-    texts = frozenset(matched({*map(found.plain, written)}))
+    if found.comma:
+        texts = matched([*dict.fromkeys(map(found.plain, written))])
+    else:
+        texts = matched(written, found.numbers[~missing])
 
     def first(which: np.ndarray, cut: int | None) -> tuple[str, str] | None:
         row = cells.index(found.all[int(which.argmax())]) if which.any() else None
@@ -299,7 +308,7 @@ def cells_of(sheet: Sheet, name: str, columns: Columns) -> Cells:
         distinct=len(texts) == int(rows[~missing].sum()),
         notation=not numbers and _notation(texts),  # which is asked of texts alone
         unmatched=unmatched,
-        respelt=0 if set(written).issubset(declared_values or ()) else len(written) - len(texts),
+        respelt=0 if all(t in (declared_values or ()) for t in written) else len(written) - len(texts),
         odd=first(odd & ~missing, 40),
         gap=first(missing, None),
     )
@@ -325,7 +334,7 @@ def merged(name: str, parts: Sequence[Cells], sheets: Sequence[Sheet], columns: 
     cells, gaps, numeric, unmatched, respelt = (
         sum(getattr(p, which) for p in parts) for which in ("cells", "gaps", "numbers", "unmatched", "respelt")
     )
-    there, texts = cells - gaps, matched({t for p in parts for t in p.texts or ()})
+    there, texts = cells - gaps, _together([p.texts or () for p in parts])
     low, high = min(p.range[0] for p in parts), max(p.range[1] for p in parts)
     distinct = 2 * FEW + 1 if any(p.texts is None for p in parts) else len(texts)
     if not there:
@@ -354,6 +363,10 @@ def merged(name: str, parts: Sequence[Cells], sheets: Sequence[Sheet], columns: 
     whole, spread = all(p.whole for p in parts), (low, high) if numeric else None
     values = declared(columns, name)
     return Column(name, kind, texts, values, spread, gaps, cells, unmatched, respelt, whole, odd, gap, lacking)
+
+
+def _together(texts: Sequence[Sequence[str]]) -> Sequence[str]:
+    return texts[0] if len(texts) == 1 else matched([*dict.fromkeys(chain.from_iterable(texts))])
 
 
 def _order(text: str) -> tuple[float, str]:
