@@ -172,6 +172,7 @@ class Predict(Command):
     model: Path = argument("A model that polyfed export wrote (.safetensors), or the folder of a run.")
     rows: Path = argument("CSV file with the columns of the training files.")
     client: str | None = option("Of a run: the client's name, or its number from 0.")
+    encoding: str | None = option("Encoding of the rows, if not UTF-8, such as cp1252.", None, "NAME")
     out: Path | None = option("File for the predictions. Default: print them.", None, "FILE.csv")
 
 
@@ -207,7 +208,7 @@ class Leave(Shared, takes=("out", "force", "quiet"), asks="run"):
     client: list[str] = option("Who leaves, by name; repeatable.", ..., "NAME")
 
 
-class Regress(Experiment, takes=("drop", "set")):
+class Regress(Experiment, takes=("drop", "encoding", "set")):
     """Fit a regression over all sites by federated Newton: coefficients, intervals, heterogeneity, meta-analysis.
 
     Sites send sums, gradients and information matrices, and no row of data. The result is that of pooled data.
@@ -397,7 +398,7 @@ class DataFetch(Experiment, group="data", module="fetch", takes=("data_dir",)):
 class DataInspect(
     Experiment,
     group="data",
-    takes=("target", "standardise", "drop", "weights", "partition", "clients", "data_dir", "seed", "set"),
+    takes=("target", "standardise", "drop", "weights", "encoding", "partition", "clients", "data_dir", "seed", "set"),
 ):
     """Show the clients of a partition: samples, classes, and caveats about the data; of CSV files every column first.
 

@@ -26,7 +26,14 @@ from polyfed.runs.ownership import put_out, spare
 from polyfed.runs.training import Columns
 
 TAKES = {"poisson": ("target", "exposure"), "cox": ("time", "event")}
-DESCRIBED = ("drop", "numbers", "categories", "gaps", "labels")  # settings of [columns] that a regression has
+DESCRIBED = (
+    "drop",
+    "numbers",
+    "categories",
+    "gaps",
+    "labels",
+    "encoding",
+)  # settings of [columns] that a regression has
 
 
 def regress(o: Regress) -> None:
@@ -48,7 +55,9 @@ def regress(o: Regress) -> None:
         names, sites, about = tables(Path(data), model, given, chosen, asked)
         found = replace(clinical.fit(sites, model, ties=o.ties, names=names, level=o.level), about=about)
     elif chosen or asked or any(given.values()):
-        which = "columns" if chosen else "drop" if o.drop else "set" if asked else takes[0]
+        which = (
+            "columns" if chosen else "drop" if o.drop else "encoding" if o.encoding else "set" if asked else takes[0]
+        )
         raise ConfigError(f"--{which}: of CSV files; {data} has none")
     else:
         found = clinical.fit(federation(data), model, ties=o.ties, level=o.level)
@@ -88,7 +97,7 @@ def tables(
     paths = readers.client_files(folder)
     if other := [path for path in paths if path.suffix.lower() != ".csv"]:
         raise DataError(f"{other[0]}: expected a CSV file, as the others are")
-    sheets = [read(path) for path in paths]
+    sheets = [read(path, asked.get("columns", {}).get("encoding")) for path in paths]
     cox, first = model == "cox", list(sheets[0].columns)
     wanted = [given["time"], given["event"]] if cox else [given["target"] or first[-1]]
     if cox and None in wanted:
