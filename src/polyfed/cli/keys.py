@@ -2,8 +2,10 @@
 
 from datetime import UTC, datetime
 
+from polyfed.base.errors import ConfigError, printable
 from polyfed.cli.commands import KeysAdd, KeysInit, KeysList, KeysRevoke
-from polyfed.sites.keys import Keys, private, split
+from polyfed.cli.screen import asked
+from polyfed.sites.keys import SOON, Keys, private, split
 
 
 @private()
@@ -17,24 +19,36 @@ def keys_init(o: KeysInit) -> None:
 @private()
 def keys_add(o: KeysAdd) -> None:
     """Make a site's file."""
-    path = Keys(o.keys).add(o.site, o.out)
+    path = Keys(o.keys).add(o.site, o.out, rotate=o.rotate, passphrase=_passphrase() if o.passphrase else None)
     print(f"{path}: send it to {o.site} in confidence, and delete it here")
+    if o.rotate:
+        print(f"{o.site}'s older key is accepted for {SOON} more days; end it with polyfed keys revoke {o.site} --key")
+
+
+def _passphrase() -> bytes:
+    found = asked("Passphrase: ")
+    if not found or asked("Again: ") != found:
+        raise ConfigError("--passphrase: found nothing, or two different ones")
+    return found
 
 
 def keys_list(o: KeysList) -> None:
     """Show the sites."""
     here, now = Keys(o.keys), datetime.now(UTC)
-    found = here.sites()
+    found, seen = here.sites(), here.seen()
     wide = max(map(len, found), default=0)
     print(f"server {here.address}, certificate good until {here.until():%Y-%m-%d}")
-    for name, e in sorted(found.items()):
-        print(f"{name:{wide}}  {e.state(now):7}  until {(e.revoked or e.until):%Y-%m-%d}")
+    for name, keys in sorted(found.items()):
+        for e in keys:
+            came = f"  from {', '.join(known)}" if (known := seen.get(e.mark)) else ""
+            why = f"  ({printable(e.why)})" if e.why else ""
+            print(f"{name:{wide}}  {e.state(now):7}  until {(e.revoked or e.until):%Y-%m-%d}  key {e.mark}{came}{why}")
     for line in here.warnings():
         print(f"note: {line}")
 
 
 @private()
 def keys_revoke(o: KeysRevoke) -> None:
-    """Refuse a site's key from now on."""
-    Keys(o.keys).revoke(o.site)
-    print(f"{o.site}: its key is not accepted any more")
+    """Refuse a site's keys from now on."""
+    found = Keys(o.keys).revoke(o.site, o.key, o.why or "")
+    print(f"{o.site}: " + (f"key {' and '.join(found)} is not accepted any more" if found else "was revoked before"))

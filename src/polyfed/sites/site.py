@@ -219,9 +219,10 @@ class Site:
     def _consent(self, join: m.Join, text: str, terms: str) -> None:
         """Ask the operator, unless these terms were agreed to before."""
         consent = self.consent
-        if consent.agreed not in (None, terms):
+        if consent.agreed and terms not in consent.agreed:
             then = f"read them, then agree with --yes {terms}"
-            raise Refusal(f"its operator has agreed to {consent.agreed}, and the terms are {terms}; {then}")
+            known = ", ".join(sorted(consent.agreed))
+            raise Refusal(f"its operator has agreed to {known}, and the terms are {terms}; {then}")
         if consent.ask is None or consent.agreed or (consent.once and self._spent.knows("agreed", terms)):
             return
         if join != self._refused and not consent.ask(text):
