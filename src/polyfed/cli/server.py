@@ -104,10 +104,15 @@ class Served:
 def train(o: Server, file: Path, folder: Path, sites: int | list[str], hub: Hub, say: Say) -> int:
     """One run, in a folder that is claimed. Returns the exit status."""
     there, begun = Flower(hub, folder, audit=Audit(folder, SERVER)), time.monotonic()
+
+    def noted(line: str) -> None:
+        there.said = line
+        say(line)
+
     try:
         run = serve(
             file, there, folder, sites=sites, resume=o.resume, wait=o.wait, quorum=o.quorum, most_share=o.most_share,
-            say=say, trained=partial(_report, folder),
+            say=noted, trained=partial(_report, folder),
         )  # fmt: skip
         there.over = "Finished" if run.status == "finished" else "Stopped"
     except BaseException as e:

@@ -342,7 +342,7 @@ class Flower:
         self.hub, self.folder, self.run, self.most, self.audit = hub, folder, "", most, audit
         self._noted, self._asked = dict[str, str](), dict[str, str]()
         self.head: Any = None  # of the last message, for the page; rounds: of the run, once it is known
-        self.rounds, self.over = 0, ""  # over: how it ended
+        self.rounds, self.said, self.over = 0, "", ""  # said: its last event     over: how it ended
         self.left = dict[str, Left]()  # by site
         for line in audit.earlier("answered") if audit is not None else ():
             if isinstance(size := line.get("bytes"), int):

@@ -31,7 +31,7 @@ def _run(hub: Hub, run: Flower) -> str:
     names = sorted({*run.left, *asked})
     rows = tuple(_site(hub, run, name, asked.get(name)) for name in names)
     table = Table(run.folder.name, COLUMNS, rows, (LEFT,)).to("html") if rows else ""
-    return f"{_answer(run.over or doing(run.head, run.rounds))}{table}"
+    return f"{_answer(run.over or doing(run.head, run.rounds), run.said)}{table}"
 
 
 def _site(hub: Hub, run: Flower, name: str, asked: Any) -> tuple[Cell, ...]:
@@ -71,5 +71,6 @@ def doing(head: Any, rounds: int) -> str:
             return "Waiting for its sites"
 
 
-def _answer(text: str) -> str:
-    return f'<div class="answer"><p class="headline">{escape(text)}</p></div>'
+def _answer(text: str, rest: str = "") -> str:
+    below = f'<p class="rest">{escape(rest)}</p>' if rest else ""
+    return f'<div class="answer"><p class="headline">{escape(text)}</p>{below}</div>'
