@@ -30,14 +30,13 @@ from polyfed.core.engine import TRIES, Answers, Lost, Silent, died
 from polyfed.core.rows import MappedRows, MemoryRows
 from polyfed.core.uplinks import Part, Tally, Wanted, rows_of
 from polyfed.core.worker import Plan, Reply, expand
-from polyfed.engines.cluster import connect, needs
+from polyfed.engines.cluster import PATIENCE, connect, needs
 from polyfed.engines.local import LocalEngine
 
 ray: Any = import_module("ray")  # the extra [ray]; it comes without types
 Gone: type[Exception] = ray.exceptions.RayActorError
 Late: type[Exception] = ray.exceptions.GetTimeoutError
 BLOCKS = 64, 1024  # at least and at most; powers of two
-PATIENCE = 120  # seconds that actors may take to start
 HANGS = 3600.0  # seconds after which an answer is given up, or 20 times the longest one
 
 Sums = dict[tuple[str, str], Tensor]
@@ -225,7 +224,7 @@ class RayEngine:
         if not 1 <= workers <= (most := min(self.tree, self.n)):
             raise ConfigError(f"workers: found {workers}, expected 1 to {most} with {self.n} clients")
         self._needs = needs(plan.device)
-        connect(workers, address, self._needs, idle := IDLE.setdefault(plan.device, []))
+        patience = connect(workers, address, self._needs, idle := IDLE.setdefault(plan.device, []))
         given = getattr(task, "args", ())
         for user in (task, type(algorithm), *given, *map(type, given)):
             _by_value(user)
@@ -244,10 +243,14 @@ class RayEngine:
         self._actors = [idle.pop() if idle else self._new() for _ in range(workers)]
         try:
             ray.get(
-                [a.hold.remote(*parts) for a, parts in zip(self._actors, self._shards, strict=True)], timeout=PATIENCE
+                [a.hold.remote(*parts) for a, parts in zip(self._actors, self._shards, strict=True)], timeout=patience
             )
         except Late:
-            raise RunError(f"workers: {workers} Ray actors have not started within {PATIENCE} seconds") from None
+            for actor in self._actors:
+                ray.kill(actor)
+            there = int(ray.cluster_resources().get("CPU", 0))
+            then = f"within {patience:.0f} seconds; the cluster has {there} processors"
+            raise RunError(f"workers: {workers} Ray actors have not started {then}") from None
         self._index: list[State] = [{} for _ in range(workers)]  # `Shard.commit` of each
         self._longest = 0.0  # seconds that an answer took
         self._stateless = not algorithm.init_client(task(), task().w0)
