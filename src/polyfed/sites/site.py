@@ -36,6 +36,7 @@ from polyfed.sites.agreed import Experiment, digest, experiment, unlike, version
 from polyfed.sites.answered import Answered
 from polyfed.sites.client import Client
 from polyfed.sites.consent import RAW, SUMS, Consent, Terms, words
+from polyfed.sites.door import Door
 from polyfed.sites.message import Message, misfit, request
 from polyfed.sites.policy import Policy, allowance, mark
 from polyfed.sites.vault import Vault
@@ -115,6 +116,12 @@ class Site:
         except RunError as e:
             raise Refusal(str(e)) from None  # it is about the server's own words
         self._permit(asked)
+        found = self._found(asked, tensors, data)
+        forms = self._forms(asked) if isinstance(asked, m.Train) else None
+        return Door(self.policy, self.consent).out(Message(asked, tensors), found, forms)
+
+    def _found(self, asked: m.Request, tensors: State, data: bytes) -> Message[Strict]:
+        """What a request comes to, before the door."""
         match asked:
             case m.Join():
                 return self._join()
@@ -279,16 +286,11 @@ class Site:
         asks = hashlib.sha256(data).hexdigest()
         self._spend(f"{asked.what} {terms}", asks, QUESTIONS[asked.what], "sums")
         found = self._own.sums(blank, asked.what, {name: t.numpy() for name, t in tensors.items()})
-        if "n" in found:
-            named = [i.name for i in blank.inputs if i.values is None]
-            self.policy.counts(dict(zip(named, found["n"].tolist(), strict=True)), "sums of column")
         return Message(m.Sums(), {name: torch.as_tensor(np.asarray(a)) for name, a in found.items()})
 
     def _labels(self, asked: m.Labels) -> Message[m.Labelled]:
         self._spend(f"labels {mark(asked.joined)}", mark(asked), 1, "numbers of rows of each class")
-        rows = self._own.labels(asked.settled)
-        self.policy.counts({"target": min((n for n in rows if n), default=0)}, "rows of each class of")
-        return Message(m.Labelled(rows=rows))
+        return Message(m.Labelled(rows=self._own.labels(asked.settled)))
 
     def _begin(self, asked: m.Begin, data: bytes) -> Message[m.Begun]:
         self._begun = begun = self._begins(asked, Vault(self.vault, asked.run, self.name))
@@ -355,12 +357,12 @@ class Site:
         self.policy.steps(work, rows, asked.t, self.name, begun.experiment.training.seed)
         asks = mark(asked.t, asked.n, asked.scale, *(f"{name} {digest(t)}" for name, t in sorted(tensors.items())))
         self._spend(f"train {asked.phase}", asks, allowance(join.rounds), "training")
-        reply = client.train(asked, tensors)
-        if isinstance(reply.head, m.Diverged):
-            return reply
-        if wrong := misfit(reply.tensors, begun.forms.of(phases, asked.phase)):
-            raise Refusal(wrong)
-        return Message(reply.head, self.policy.clipped(reply.tensors, tensors))
+        return client.train(asked, tensors)
+
+    def _forms(self, asked: m.Train) -> Mapping[str, Form]:
+        """Of the tensors that may leave in an exchange."""
+        begun = self._going()
+        return begun.forms.of(begun.client.algorithm.needs.phases(asked.t), asked.phase)
 
     def _evaluate(self, asked: m.Evaluate, tensors: State) -> Message[m.Measured]:
         begun = self._going()
@@ -369,13 +371,10 @@ class Site:
             raise Refusal(wrong)
         asks = mark(asked.split, *(f"{name} {digest(t)}" for name, t in sorted(tensors.items())), asked.base)
         self._permit_evaluation(join, asked, asks)
-        found = client.evaluate(asked, tensors).head
-        line = {"round": asked.round, "split": asked.split, **(found.metrics or {})}
+        found = client.evaluate(asked, tensors)
+        line = {"round": asked.round, "split": asked.split, **(found.head.metrics or {})}
         client.vault.add("metrics.jsonl", json.dumps({k: None if v != v else v for k, v in line.items()}))
-        if self.consent.metrics == "none" or found.metrics is None:
-            return Message(m.Measured(metrics=None, parameters=found.parameters))
-        said = {"metrics": self.policy.rounded(found.metrics), "aggregate": self.consent.metrics == "aggregate"}
-        return Message(found.model_copy(update=said))
+        return found
 
     def _permit_evaluation(self, join: m.Join, asked: m.Evaluate, asks: str) -> None:
         if self._spent.knows("evaluate", asks):
