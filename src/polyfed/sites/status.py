@@ -10,7 +10,7 @@ from polyfed.report.words import duration, size
 from polyfed.sites import message as m
 from polyfed.sites.flower import Flower, Hub
 
-COLUMNS = "site<", "connection<", "waited for<", "answers", "left the site", "last answer<"
+COLUMNS = "site<", "waited for", "left the site", "answers", "last answer<", "connection<"
 LEFT = "Answers and bytes are of this run, with what was asked again; the audit log has each of them."
 
 
@@ -28,26 +28,26 @@ def status_page(hub: Hub) -> str:
 
 def _run(hub: Hub, run: Flower) -> str:
     asked = {site: of for (name, site), of in hub.asked.items() if name == run.run}
-    names = sorted({*run.left, *asked})
-    rows = tuple(_site(hub, run, name, asked.get(name)) for name in names)
+    rows = tuple(_site(hub, run, name, asked.get(name)) for name in sorted({*run.left, *asked}))
     table = Table(run.folder.name, COLUMNS, rows, (LEFT,)).to("html") if rows else ""
-    return f"{_answer(run.over or doing(run.head, run.rounds), run.said)}{table}"
+    waits = f"; waiting for {', '.join(sorted(asked))}" if asked else ""
+    return f"{_answer(run.over or f'{doing(run.head, run.rounds)}{waits}', run.said)}{table}"
 
 
 def _site(hub: Hub, run: Flower, name: str, asked: Any) -> tuple[Cell, ...]:
     left = run.left.get(name)
     there = hub.online.get(name)
-    waits = f"{doing(asked.message.head, 0)}, {duration(time.time() - asked.since)}" if asked else "–"
+    waits = duration(time.time() - asked.since) if asked else "–"
     answers, sent, kind = left or (0, 0, "–")
     return tuple(
         Cell(text, mark=mark)
         for text, mark in (
             (name, ""),
-            (there or "not connected", "" if there else "loss"),
             (waits, "" if asked else "quiet"),
-            (f"{answers:,}", ""),
             (size(sent), ""),
+            (f"{answers:,}", ""),
             (kind, "quiet"),
+            (there or "not connected", "" if there else "loss"),
         )
     )
 
