@@ -83,8 +83,7 @@ class Policy(Table):
     def forbid(self, key: str, what: str) -> NoReturn:
         """Raise the error for something that is asked for, beyond the setting `key`."""
         value = getattr(self, key)
-        shown = ", ".join(value) if isinstance(value, list) else str(value).lower()
-        raise Forbidden(f"is asked for {what}; its policy has {kebab(key)} = {shown}", key)
+        raise Forbidden(f"is asked for {what}; its policy has {kebab(key)} = {_said(value)}", key)
 
     def least(self, key: str, value: int, what: str) -> None:
         """Refuse a number below the setting `key`."""
@@ -172,7 +171,11 @@ class Policy(Table):
 
     def words(self) -> str:
         """The settings in one line, for the operator's text."""
-        return ", ".join(f"{key} {', '.join(v) if isinstance(v, list) else v}" for key, v in self.dump().items())
+        return ", ".join(f"{key} {_said(value)}" for key, value in self.dump().items())
+
+
+def _said(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else str(value).lower()
 
 
 def allowance(n: int) -> int:
