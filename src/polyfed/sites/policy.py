@@ -5,7 +5,6 @@ The thresholds are those of statistical disclosure control: no category, class o
 leaves, no step of training is made from fewer than `least_batch`.
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,8 +185,3 @@ def allowance(n: int) -> int:
 def read(path: Path) -> Policy:
     """The policy in a file. Raises ConfigError, in one line that names the key."""
     return read_table(Policy, read_toml(path), Where(path, {}, {}))
-
-
-def mark(*parts: Any) -> str:
-    """Sixteen hexadecimal digits that stand for what was agreed to, or asked."""
-    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
