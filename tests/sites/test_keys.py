@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import pytest
 
 pytest.importorskip("cryptography", reason="needs the extra [flower]")
-from polyfed.base.errors import ConfigError
+from polyfed.base.errors import ConfigError, RunError
 from polyfed.sites.keys import SOON, Keys, site_key, split, warning
 
 
@@ -252,6 +252,17 @@ def test_what_was_revoked_stays_with_when_why_and_where_it_came_from(cli, keys, 
     assert re.search(rf"bern +valid +until \S+ +key {valid.mark}", said)
     done = cli("keys", "revoke", "bern", "--key", "f" * 12, "--keys", keys.folder)
     assert (done.status, done.err.count("\n")) == (2, 1)
+
+
+def test_a_folder_that_cannot_be_written_is_no_hindrance(keys, monkeypatch):
+    """As one that a container is given to read: addresses are known as long as the server runs."""
+
+    def refuse(path, data):
+        raise RunError(f"cannot write {path}")
+
+    monkeypatch.setattr("polyfed.sites.keys.write", refuse)
+    assert len(keys.word()) == 32 != keys.word()
+    assert (keys.came("x", "10.0.0.7"), keys.came("x", "10.0.0.9")) == ([], ["10.0.0.7"])
 
 
 def test_a_key_with_a_passphrase_is_of_no_use_without_it(keys, tmp_path):

@@ -81,6 +81,7 @@ class Keys:
         self.authority, self.certificate, self.private = (
             folder / name for name in ("ca.pem", "server.pem", "server.key")
         )
+        self._came: dict[str, list[str]] = {}  # what this process has seen
         self._signing, self._register, self._seen = (folder / name for name in ("ca.key", "sites.json", "seen.json"))
 
     def make(self, address: str, also: Sequence[str] = (), days: int = SERVER) -> None:
@@ -186,12 +187,16 @@ class Keys:
         }
 
     def came(self, mark: str, address: str) -> list[str]:
-        """Write down where a key comes from; returns where it came from before, if from elsewhere alone."""
-        seen = self.seen()
-        before = seen.get(mark, [])
+        """Write down where a key comes from, if the folder can be written; returns where it came from before, if from
+        elsewhere alone.
+        """
+        self._came = self.seen() | self._came
+        before = self._came.get(mark, [])
         if address in before:
             return []
-        write(self._seen, json.dumps(seen | {mark: [*before, address][-KNOWN:]}, indent=1).encode())
+        self._came[mark] = [*before, address][-KNOWN:]
+        with suppress(RunError):
+            write(self._seen, json.dumps(self._came, indent=1).encode())
         return before
 
     def seen(self) -> dict[str, list[str]]:
@@ -202,11 +207,13 @@ class Keys:
             return {}
 
     def word(self) -> str:
-        """A word that nobody guesses, by which the status page is found; the same as long as its file is there."""
-        path = self.folder / "status.word"
-        if not path.is_file():
-            write(path, secrets.token_urlsafe(24).encode())
-        return path.read_text().strip()
+        """A word that nobody guesses, by which the status page is found: a new one where its file is not there."""
+        path, word = self.folder / "status.word", secrets.token_urlsafe(24)
+        with suppress(RunError):
+            if not path.is_file():
+                write(path, word.encode())
+            return path.read_text().strip()
+        return word
 
     def changed(self) -> int:
         """A number that is another one once the register was written."""
