@@ -17,6 +17,9 @@ from safetensors.torch import load_file
 pytest.importorskip("flwr", reason="needs the extra [flower]")
 from hospitals import ALL, OPEN, experiment, folder, on_one_machine
 
+from polyfed.base.errors import ConfigError
+from polyfed.cli import server
+from polyfed.runs import stop
 from polyfed.sites import message as m
 from polyfed.sites.audit import SERVER, Audit
 from polyfed.sites.flower import Flower, Hub
@@ -175,3 +178,36 @@ def test_runs_that_cannot_be_told_apart_are_refused(cli, port, tmp_path, words, 
     done = cli("server", *words, "--keys", keys.folder, "--port", str(free_port()))
     assert (done.status, done.err.count("\n")) == (2, 1)
     assert said in done.err
+
+
+def test_a_folder_is_a_queue_of_runs_of_which_some_go_at_once(tmp_path, monkeypatch):
+    """One that is put there later is taken too; one that fails ends alone; one that is over is left alone."""
+    (tmp_path / "queue").mkdir()
+    for name in ("a", "b", "done"):
+        (tmp_path / "queue" / f"{name}.toml").touch()
+    (tmp_path / "runs" / "done").mkdir(parents=True)
+    (tmp_path / "runs" / "done" / "sites.json").write_text('{"over": true}')
+    going, most, trained, said, asked = [], [], [], [], threading.Event()
+
+    def train(o, file, folder, sites, hub, say):
+        going.append(file.stem)
+        most.append(len(going))
+        asked.wait(0.1)
+        going.remove(file.stem)
+        trained.append((file.stem, folder.name, sites))
+        if file.stem == "a":
+            raise ConfigError("rounds: found -1, expected more")
+        if file.stem == "b":
+            (tmp_path / "queue" / "later.toml").touch()
+        if file.stem == "later":
+            asked.set()
+        return 0
+
+    monkeypatch.setattr(server, "train", train)
+    monkeypatch.setattr(server, "LOOK", 0.02)
+    o = Some(experiment=[tmp_path / "queue"], at_once=1, resume=True, force=False, quiet=True)
+    hub = Some(queued=[], say=said.append)
+    assert server.Queue(o, hub, tmp_path / "runs", lambda run: 2).run(asked) == stop.STOPPED
+    assert trained == [("a", "a", 2), ("b", "b", 2), ("later", "later", 2)]
+    assert set(most) == {1}
+    assert said == ["a: rounds: found -1, expected more", "done: is over"]
