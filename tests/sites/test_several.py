@@ -6,6 +6,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace as Some
 
@@ -17,7 +18,7 @@ from safetensors.torch import load_file
 pytest.importorskip("flwr", reason="needs the extra [flower]")
 from hospitals import ALL, OPEN, experiment, folder, on_one_machine
 
-from polyfed.base.errors import ConfigError
+from polyfed.base.errors import ConfigError, RunError
 from polyfed.cli import server
 from polyfed.runs import stop
 from polyfed.sites import message as m
@@ -56,7 +57,8 @@ def port(tmp_path):
 
 def attending(tmp_path, name, data) -> threading.Thread:
     def site(run):
-        return Site(name, data / f"{name}.csv", tmp_path / name / run, ALL, policy=OPEN)
+        policy = replace(OPEN, methods=["scaffold", "ditto"])
+        return Site(name, data / f"{name}.csv", tmp_path / name / run, ALL, policy=policy)
 
     runs, key = Runs(name, site, many=True), site_key(tmp_path / f"{name}.key")
 
@@ -69,22 +71,28 @@ def attending(tmp_path, name, data) -> threading.Thread:
 
 
 def test_runs_at_once_have_the_bits_that_each_has_alone(port, tmp_path):
+    """And one that the sites' policies do not allow is refused by name, and costs the others nothing."""
     _, hub = port
     data, ended = folder(tmp_path / "data"), {}
 
     def train(name, method, who):
         file = experiment(tmp_path / f"{name}.toml", method, rounds=2)
         there = Flower(hub, tmp_path / "runs" / name)
-        ended[name] = serve(file, there, tmp_path / "runs" / name, sites=who)
+        try:
+            ended[name] = serve(file, there, tmp_path / "runs" / name, sites=who)
+        except RunError as e:
+            ended[name] = str(e)
         there.close()
 
     (tmp_path / "runs").mkdir()
-    going = [threading.Thread(target=train, args=(name, *of)) for name, of in RUNS.items()]
+    wanted = {"refused": ('name = "fedavg"', NAMES), **RUNS}
+    going = [threading.Thread(target=train, args=(name, *of)) for name, of in wanted.items()]
     for thread in going:
         thread.start()
     for thread in (*going, *[attending(tmp_path, name, data) for name in NAMES]):
         thread.join(60)
-    assert ended.keys() == RUNS.keys()
+    assert ended.keys() == wanted.keys()
+    assert "riga: is asked for the method 'fedavg'; its policy has methods = scaffold, ditto" in ended["refused"]
     for name, (_, who) in RUNS.items():
         assert is_over(tmp_path / "runs" / name)
         (alone := tmp_path / f"alone-{name}").mkdir()

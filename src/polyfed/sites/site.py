@@ -47,7 +47,7 @@ QUESTIONS = {
     "counts": 9,
     "sums": 2,
     "squares": 1,
-}  # different ones: the search for medians, fillings, means, deviations
+}  # different ones: the search for medians; fillings, means; deviations
 LATE = 2  # different models that are evaluated on each part of the rows once the last round has been trained
 FIRST = 1 << 24  # bytes of tensors in a message before the model is known
 BEGUN = "begin.message"  # in the vault: what the run began with here
