@@ -214,6 +214,12 @@ def test_the_commands(cli, tmp_path):
     folder = str(tmp_path / "keys")
     assert cli("keys", "init", "fed.example.org", "--keys", folder).status == 0
     assert cli("keys", "add", "bern", "--keys", folder, "--out", str(tmp_path)).status == 0
+    said = cli("keys", "add", "bern", "--rotate", "--keys", folder, "--out", str(tmp_path / "new")).out
+    (mark,) = re.findall(
+        r"bern's key (\w+) is accepted until \S+ to end it before: polyfed keys revoke bern --key \1", said
+    )
+    assert cli("keys", "revoke", "bern", "--key", mark, "--keys", folder).out.endswith(f"any more: key {mark}\n")
+    assert re.search(r"bern\s+valid", cli("keys", "list", "--keys", folder).out)
     assert cli("keys", "revoke", "bern", "--keys", folder).status == 0
     out = cli("keys", "list", "--keys", folder).out
     assert "server fed.example.org:8000" in out

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from polyfed.base.errors import ConfigError, printable
 from polyfed.cli.commands import KeysAdd, KeysInit, KeysList, KeysRevoke
 from polyfed.cli.screen import asked
-from polyfed.sites.keys import SOON, Keys, private, split
+from polyfed.sites.keys import Keys, private, split
 
 
 @private()
@@ -19,10 +19,13 @@ def keys_init(o: KeysInit) -> None:
 @private()
 def keys_add(o: KeysAdd) -> None:
     """Make a site's file."""
-    path = Keys(o.keys).add(o.site, o.out, rotate=o.rotate, passphrase=_passphrase() if o.passphrase else None)
+    here = Keys(o.keys)
+    path = here.add(o.site, o.out, rotate=o.rotate, passphrase=_passphrase() if o.passphrase else None)
     print(f"{path}: send it to {o.site} in confidence, and delete it here")
-    if o.rotate:
-        print(f"{o.site}'s older key is accepted for {SOON} more days; end it with polyfed keys revoke {o.site} --key")
+    for e in here.sites()[o.site][:-1]:
+        if e.state(datetime.now(UTC)) == "valid":
+            then = f"to end it before: polyfed keys revoke {o.site} --key {e.mark}"
+            print(f"{o.site}'s key {e.mark} is accepted until {e.until:%Y-%m-%d}; {then}")
 
 
 def _passphrase() -> bytes:
@@ -51,4 +54,4 @@ def keys_list(o: KeysList) -> None:
 def keys_revoke(o: KeysRevoke) -> None:
     """Refuse a site's keys from now on."""
     found = Keys(o.keys).revoke(o.site, o.key, o.why or "")
-    print(f"{o.site}: " + (f"key {' and '.join(found)} is not accepted any more" if found else "was revoked before"))
+    print(f"{o.site}: " + (f"not accepted any more: key {', '.join(found)}" if found else "was revoked before"))
