@@ -298,13 +298,22 @@ class Server(Shared, takes=("out", "force", "quiet")):
     Waits for the sites (polyfed client), trains, and writes a run as polyfed run does. No sample and no private state
     of a site is ever here; each site keeps its own model.
 
-    [dim]polyfed server experiment.toml --sites 4 --out runs/heart[/dim]
+    Several experiments are several runs at one port, each in a folder of its own in --out; sites take part in them
+    with --stay. A folder is a queue: each experiment in it is a run, also one that is put there later, and the server
+    stays until it is stopped.
+
+    [dim]polyfed server experiment.toml --sites 4 --out runs/heart
+    polyfed server heart.toml lung.toml --sites heart=bern,oslo --sites lung=3[/dim]
     """
 
-    experiment: Path = argument("Experiment file (TOML).", ..., "FILE.toml")
-    sites: str | None = option(
-        "Who takes part: these sites, or the first N that connect. Default: all with a key.", None, "N|A,B"
+    experiment: list[Path] = argument("Experiment files (TOML), or a folder of them.", ..., "FILE.toml|DIR")
+    sites: list[str] | None = option(
+        "Who takes part: these sites, or the first N that connect; RUN= before it: in this run alone; repeatable. "
+        "Default: all with a key.",
+        None,
+        "[RUN=]N|A,B",
     )
+    at_once: int = option("Runs that go at once; others wait for their turn.", 4, "N", min=1)
     keys: Path = option("Folder made by polyfed keys.", Path("keys"), "DIR")
     host: str = option("Address of this machine to listen at.", "0.0.0.0", "HOST")
     port: int | None = option("Port to listen at. Default: that of the keys' address.", None, "PORT", min=1, max=65535)
@@ -335,9 +344,16 @@ class Client(Shared, takes=("quiet",)):
     """
 
     key: Path = option("The site's key: a file from polyfed keys add.", ..., "FILE")
+    passphrase: Path | None = option(
+        "File with the key's passphrase. Default: ask for it, if it has one.", None, "FILE"
+    )
     data: Path = option("The site's own file, CSV or npz.", ..., "FILE")
     vault: Path = option(
         "Folder for what the site keeps, its private state and its model: one for each run.", ..., "DIR"
+    )
+    stay: bool = option(
+        "Take part in every run that the server has, until stopped; each has a folder of its own in --vault.",
+        False,
     )
     server: str | None = option("HOST:PORT of the server, where it is not the one in the key.", None, "HOST:PORT")
     allow: list[str] | None = option(
@@ -353,10 +369,10 @@ class Client(Shared, takes=("quiet",)):
         "FILE",
     )
     yes: str | None = option(
-        "Agree to these terms, by the digest that --dry-run shows, and to no others; policy: to whatever the policy "
+        "Agree to these terms, by the digests that --dry-run shows, and to no others; policy: to whatever the policy "
         "allows.",
         None,
-        "DIGEST|policy",
+        "DIGEST,...|policy",
     )
 
 
@@ -427,6 +443,8 @@ class KeysAdd(Shared, group="keys", takes=("keys",)):
 
     site: str = argument("Name of the site.")
     out: Path = option("Folder for the site's file.", Path(), "DIR")
+    rotate: bool = option("Make a second key for a site that has one; both are accepted for a month.", False)
+    passphrase: bool = option("Ask for a passphrase, which the site then has to give.", False)
 
 
 class KeysList(Shared, group="keys", takes=("keys",)):
@@ -434,6 +452,8 @@ class KeysList(Shared, group="keys", takes=("keys",)):
 
 
 class KeysRevoke(Shared, group="keys", takes=("keys",)):
-    """Refuse a site's key from now on, also in a run that is under way."""
+    """Refuse a site's keys from now on, also in a run that is under way. They stay in the register, as evidence."""
 
     site: str = argument("Name of the site.")
+    key: str | None = option("One key alone, as polyfed keys list has it.", None, "KEY")
+    why: str | None = option("Reason, which is written down.", None, "TEXT")

@@ -30,13 +30,13 @@ from polyfed.core.engine import TRIES, Answers, Lost, Silent, died
 from polyfed.core.rows import MappedRows, MemoryRows
 from polyfed.core.uplinks import Part, Tally, Wanted, rows_of
 from polyfed.core.worker import Plan, Reply, expand
+from polyfed.engines.cluster import PATIENCE, connect, needs
 from polyfed.engines.local import LocalEngine
 
 ray: Any = import_module("ray")  # the extra [ray]; it comes without types
 Gone: type[Exception] = ray.exceptions.RayActorError
 Late: type[Exception] = ray.exceptions.GetTimeoutError
 BLOCKS = 64, 1024  # at least and at most; powers of two
-PATIENCE = 120  # seconds that actors may take to start
 HANGS = 3600.0  # seconds after which an answer is given up, or 20 times the longest one
 
 Sums = dict[tuple[str, str], Tensor]
@@ -172,41 +172,6 @@ class Done(NamedTuple):
 IDLE: dict[str, list[Any]] = {}  # by device, actors that no engine uses: starting one takes longer than a small run
 
 
-def needs(device: str) -> dict[str, int]:
-    """What an actor takes of Ray's resources: one processor, and a graphics card where it trains on one."""
-    return {"CPU": 1} | ({"GPU": 1} if device.startswith("cuda") else {})
-
-
-def _alone(workers: int) -> None:
-    """Start Ray on this machine, where nobody else can reach it: it asks nobody for a password."""
-    constants: Any = import_module("ray._private.ray_constants")
-    clusters, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False  # else it listens to all interfaces
-    try:
-        ray.init(
-            num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="error",
-            _node_ip_address="127.0.0.1",
-        )  # fmt: skip
-    finally:
-        constants.ENABLE_RAY_CLUSTER = clusters
-
-
-def connect(workers: int, address: str | None, needed: Mapping[str, int], idle: Sequence[Any]) -> None:
-    """Join a cluster, or start one here. Raises ConfigError where the actors would wait for ever."""
-    if not ray.is_initialized():
-        try:
-            if address is None:
-                _alone(workers)
-            else:
-                ray.init(address=address, log_to_driver=False, logging_level="error")
-        except (ConnectionError, ValueError, RuntimeError) as e:
-            raise ConfigError(f"address: no Ray cluster at {address} ({str(e).splitlines()[0]})") from None
-    for kind, each in needed.items():
-        have = int(ray.available_resources().get(kind, 0)) // each + len(idle)
-        if have < workers:
-            what = {"CPU": "processors", "GPU": "graphics cards"}[kind]
-            raise ConfigError(f"workers: found {workers}, expected at most {have}, the cluster's free {what}")
-
-
 class RayEngine:
     """Runs clients in `workers` actors.
 
@@ -238,7 +203,7 @@ class RayEngine:
         if not 1 <= workers <= (most := min(self.tree, self.n)):
             raise ConfigError(f"workers: found {workers}, expected 1 to {most} with {self.n} clients")
         self._needs = needs(plan.device)
-        connect(workers, address, self._needs, idle := IDLE.setdefault(plan.device, []))
+        patience = connect(workers, address, self._needs, idle := IDLE.setdefault(plan.device, []))
         given = getattr(task, "args", ())
         for user in (task, type(algorithm), *given, *map(type, given)):
             _by_value(user)
@@ -258,10 +223,14 @@ class RayEngine:
         self._actors = [idle.pop() if idle else self._new() for _ in range(workers)]
         try:
             ray.get(
-                [a.hold.remote(*parts) for a, parts in zip(self._actors, self._shards, strict=True)], timeout=PATIENCE
+                [a.hold.remote(*parts) for a, parts in zip(self._actors, self._shards, strict=True)], timeout=patience
             )
         except Late:
-            raise RunError(f"workers: {workers} Ray actors have not started within {PATIENCE} seconds") from None
+            for actor in self._actors:
+                ray.kill(actor)
+            there = int(ray.cluster_resources().get("CPU", 0))
+            then = f"within {patience:.0f} seconds; the cluster has {there} processors"
+            raise RunError(f"workers: {workers} Ray actors have not started {then}") from None
         self._index: list[State] = [{} for _ in range(workers)]  # `Shard.commit` of each
         self._longest = 0.0  # seconds that an answer took
         self._stateless = not algorithm.init_client(task(), task().w0)
