@@ -51,11 +51,15 @@ def first_round():
 
 @certifies(pf.FedSoft, by="its equations in numpy")
 def test_rounds_by_hand():
-    """Two centres, counts in rounds 0 and 2, centres weighted by importance times samples."""
+    """Two centres, counts in rounds 0 and 2, centres weighted by importance times samples: the last client has its
+    samples three times over."""
     lr, lam, steps = 0.2, 0.8, 3
-    method = pf.FedSoft(lr, k=2, lam=lam, tau=2, init_scale=4.0, seed=3)
-    start = fit_points(centres(POINTS), method, 0, 2).server["w"].numpy()
-    run = fit_points(centres(POINTS), method, 4, 2, local_steps=steps)
+    method = pf.FedSoft(lr, k=2, lam=lam, tau=2, init_scale=4.0, seed=5)
+    pairs = [centres(POINTS).train.client(i) for i in range(4)]
+    data = [tuple(t.tile((3 if i == 3 else 1, *[1] * (t.dim() - 1))) for t in pair) for i, pair in enumerate(pairs)]
+    fed, n = pf.Federation.from_arrays(data, test=data, task="regression"), np.array([1, 1, 1, 3])
+    start = fit_points(fed, method, 0, 2).server["w"].numpy()
+    run = fit_points(fed, method, 4, 2, local_steps=steps)
     c, w, u = start.copy(), np.zeros((4, 2)), np.zeros((4, 2))
     scale = np.sqrt(POINTS.shape[1] / 2)  # the samples of `centres` are the axes, scaled
     for t in range(4):
@@ -65,7 +69,7 @@ def test_rounds_by_hand():
             u = np.maximum([(best == s).mean(1) for s in (0, 1)], 1e-4).T
         for _ in range(steps):
             w = w - lr * (w - POINTS + lam * (u[:, :1] * (w - c[0]) + u[:, 1:] * (w - c[1])))
-        c = np.stack([u[:, s] @ w / u[:, s].sum() for s in (0, 1)])
+        c = np.stack([(n * u[:, s]) @ w / (n @ u[:, s]) for s in (0, 1)])
     assert np.allclose(run.personal, w, atol=1e-12)
     assert np.allclose(run.server["w"], c, atol=1e-12)
 

@@ -58,10 +58,10 @@ class FedALA(Personal):
 
     def _mixed(self, task, x, client, data):
         """The starts s_i and the weights A_i, trained."""
-        at, start, A = part(task.layout, self.layers).to(x.device), x.clone(), client["A"].clone()
-        own, met = client["w"][:, at], client["contacts"]
-        apart, losses = x[:, at] - own, x.new_zeros(0, len(x))
-        training = (met > 0).to(x) if self.eta and at.any() else torch.zeros_like(met)
+        at = part(task.layout, self.layers).nonzero()[:, 0].to(x.device)
+        start, A, own, met = x.clone(), client["A"].clone(), client["w"].index_select(1, at), client["contacts"]
+        apart, losses = x.index_select(1, at) - own, x.new_zeros(0, len(x))
+        training = (met > 0).to(x) if self.eta and len(at) else torch.zeros_like(met)
         for k in range(self.passes):
             if not training.any():
                 break
@@ -70,16 +70,16 @@ class FedALA(Personal):
             for step, batch in enumerate(batches):
                 m = batch.rows
                 live = training[:m] * (step < most[:m, None])
-                start[:m, at] = torch.addcmul(own[:m], apart[:m], A[:m])
+                start[:m].index_copy_(1, at, torch.addcmul(own[:m], apart[:m], A[:m]))
                 g, loss = task.gradient(start[:m], batch)
-                A[:m] = torch.where(live > 0, (A[:m] - self.eta * g[:, at] * apart[:m]).clamp(0, 1), A[:m])
+                new = A[:m] - self.eta * g.index_select(1, at) * apart[:m]
+                A[:m] = torch.where(live > 0, new.clamp(0, 1), A[:m])
                 last[:m] = torch.where(live[:, 0] > 0, loss, last[:m])
             losses = torch.cat([losses, last[None]])[-10:]
             calm = losses.std(0, correction=0) < self.settled
             first = met[:, 0] == 1
             training *= (first & ~(calm & (len(losses) == 10)))[:, None]
-        start[:, at] = torch.addcmul(own, apart, A)
-        return start, A
+        return start.index_copy_(1, at, torch.addcmul(own, apart, A)), A
 
     def aggregate(self, server, up, round):
         return {"w": up.mean("w", round.samples)}

@@ -89,8 +89,5 @@ class FedFomo(Personal):
         P[round.ids[:, None], self._sent(server, round)] += up["v"]
         return server | {"model": server["model"].index_copy(0, round.ids, up["w"]), "P": P}
 
-    def deployment(self, server, round):
-        return Down()
-
     def describe(self, server):
         return Portrait(findings={"preferences": server["P"]})

@@ -44,16 +44,16 @@ class FedRoD(Algorithm):
         return {"head": w0.new_zeros(int(task.layout.mask("head").sum()))}
 
     def local_update(self, task, client, down, data, round):
-        x, own, at = down["w"], client["head"].clone(), task.layout.mask("head").to(down["w"].device)
+        x, own, at = down["w"], client["head"].clone(), self._head(task, down["w"])
         margin = self.gamma * data.counts(task.classes).log() if self.gamma else x.new_zeros(len(x), task.classes)
         w = shifted(task, x, margin)
         drift = task.affine(w, self.lr, minus=decay(task, x, margin)).summed()
         for batch in data:
             m, live = batch.rows, 1.0 if batch.live is None else batch.live
             both = undo(task, w[:m].clone(), margin[:m], x[:m])
-            generic = both[:, at]
-            both[:, at] += own[:m]
-            slope = task.gradient(both, batch, need_loss=False)[0][:, at] - task.weight_decay * generic
+            generic = both.index_select(1, at)
+            both.index_add_(1, at, own[:m])
+            slope = task.gradient(both, batch, need_loss=False)[0].index_select(1, at) - task.weight_decay * generic
             task.descend_(w[:m], batch, self.lr, drift.first(m))
             own[:m] -= self.personal_lr * live * slope
         return {"head": own}, {"w": undo(task, w, margin, x)}
@@ -62,6 +62,8 @@ class FedRoD(Algorithm):
         return {"w": up.mean("w", round.samples)}
 
     def personal(self, task, client, down):
-        w = down["w"].clone()
-        w[:, task.layout.mask("head").to(w.device)] += client["head"]
-        return w
+        return down["w"].index_add(1, self._head(task, down["w"]), client["head"])
+
+    def _head(self, task, w):
+        """Places of the last layer's numbers in w: [s, p]."""
+        return task.layout.mask("head").nonzero()[:, 0].to(w.device)

@@ -33,8 +33,9 @@ class FlexCFL(Clustered):
     Notes
     -----
     The groups are those of the first round's clients; the paper pretrains 20 k clients for them. Fewer clients than k
-    make fewer groups, and a later client whose update is at an obtuse angle to all of them makes the next one.
-    Migration of clients whose labels change is left out. k-means starts from the rows that are farthest apart.
+    make fewer groups, and a later client whose update is at an obtuse angle to all of them makes the next one. k-means
+    starts from the rows that are farthest apart. After the last line the released code divides w_g by the sum of its
+    weights, 1 + between sum_{l != g} 1 / ||w_l||. Migration of clients whose labels change is left out.
     """
 
     lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
@@ -66,8 +67,9 @@ class FlexCFL(Clustered):
             return self._place(server, up["dw"], round.ids)
         w = up.mean("w", round.samples, within=server["cluster"][round.ids], out=server["w"].clone())
         if self.between:
-            unit = w / w.norm(dim=1, keepdim=True).clamp(min=torch.finfo(w.dtype).tiny)
-            w = w + self.between * (unit.sum(0) - unit)
+            made = server["direction"].any(1, keepdim=True)
+            unit = made * w / w.norm(dim=1, keepdim=True).clamp(min=torch.finfo(w.dtype).tiny)
+            w = w + self.between * made * (unit.sum(0) - unit)
         return server | {"w": w}
 
     def _place(self, server, D, ids):

@@ -42,9 +42,8 @@ class StoCFL(Algorithm):
 
     def init_server(self, task, w0, n):
         """w: [n, p] the models of clusters, which have the name of one of their clients     psi: of clients"""
-        start = w0.expand(n, -1)
-        each = {"cluster": torch.arange(n, device=w0.device), "w": start.clone(), "psi": torch.zeros_like(start)}
-        return Server({"common": w0}, each)
+        w, psi = w0.expand(n, -1).clone(), w0.new_zeros(n, len(w0))
+        return Server({"common": w0}, {"cluster": torch.arange(n, device=w0.device), "w": w, "psi": psi})
 
     def downlink(self, server, round):
         if round.phase == 0:
