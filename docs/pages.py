@@ -321,10 +321,15 @@ def slug(title: str) -> str:
 def on_config(config: Any) -> Any:
     """Put the generated pages where mkdocs.yml names their folder."""
     made = pages()
-    for entry in config["nav"]:
-        for title, value in entry.items():
-            if isinstance(value, str) and value.endswith("/"):
-                entry[title] = [page for page in made if page.startswith(value)]
+
+    def filled(nav: Any) -> Any:
+        if isinstance(nav, str):
+            return [page for page in made if page.startswith(nav)] if nav.endswith("/") else nav
+        if isinstance(nav, dict):
+            return {title: filled(value) for title, value in nav.items()}
+        return [filled(entry) for entry in nav]
+
+    config["nav"] = filled(config["nav"])
     config["extra"]["made"] = made
     return config
 

@@ -4,8 +4,9 @@ the command line, called in this process: `cli(...)` gives the exit status and w
 `--fast` is what `make fast-test` runs: of every test function the first case, without those that slow.txt names.
 `--measure` runs the first case of all and writes slow.txt anew: the functions whose case took more than LIMIT seconds.
 
-Certificates that take long are run where a file that they reach by imports has changed since they last passed, which
-steady.txt knows; `--all`, as in `make test-long`, runs them wherever they are, and writes it anew.
+Certificates that take long are run where a file that they reach by imports, in the rooms of `CERTIFICATES`, has changed
+since they last passed, which steady.txt knows; comments and docstrings do not count. `--all`, as in `make test-long`,
+runs all of them, and writes it anew.
 """
 
 import os
@@ -29,7 +30,13 @@ TESTS = Path(__file__).parent
 SLOW = TESTS / "slow.txt"
 LIMIT = 0.25
 STEADY = TESTS / "steady.txt"
-CERTIFICATES = ("algorithms", "papers", "recipes")  # folders of tests
+TRAINING = {"native", "compute", "core", "engines", "algorithms", "threats", "models"}  # rooms that decide numbers
+CERTIFICATES = {  # folders of tests, and the rooms and packages in which a change calls for their slow ones again
+    "compute": {"native", "compute"},
+    "algorithms": TRAINING,
+    "papers": TRAINING | {"recipes", "polyfed_papers"},
+    "recipes": {"recipes", "polyfed_papers"},
+}
 
 
 def pytest_addoption(parser):
@@ -89,7 +96,7 @@ def passed() -> dict[str, str]:
 def state(file: str) -> str:
     """Of a file of tests, by its path from the root, and of what it reaches."""
     path = TESTS.parent / file
-    return digest(path) if path.is_file() else ""
+    return digest(path, CERTIFICATES[path.relative_to(TESTS).parts[0]]) if path.is_file() else ""
 
 
 class Steady:

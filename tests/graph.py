@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+from collections.abc import Set
 from functools import cache
 from pathlib import Path
 
@@ -57,6 +58,7 @@ def _public(path: Path) -> set[str]:
     return {f for f in files if f}
 
 
+@cache
 def reached(path: Path) -> set[str]:
     """Our own files that a test reaches by imports and public names, and the kernel's sources.
 
@@ -73,9 +75,21 @@ def reached(path: Path) -> set[str]:
     return found | {p.relative_to(SRC).as_posix() for p in (SRC / "polyfed/native").glob("*.[ci][pn][pc]")}
 
 
-@cache
-def digest(path: Path) -> str:
-    """Of a file of tests, of its folder's helpers and of all that they reach."""
+def digest(path: Path, rooms: Set[str]) -> str:
+    """Digest of a file of tests, its folder's helpers and all that they reach in `rooms`; prose does not count."""
     files = [path, *sorted(p for p in path.parent.glob("*.py") if not p.name.startswith("test_"))]
-    files += [SRC / file for file in sorted(set[str]().union(*(reached(p) for p in files)))]
-    return hashlib.sha256(b"".join(p.read_bytes() for p in files)).hexdigest()[:16]
+    found = sorted(set[str]().union(*(reached(p) for p in files)))
+    files += [SRC / file for file in found if rooms.intersection(file.split("/")[:2])]
+    return hashlib.sha256(b"".join(map(_meaning, files))).hexdigest()[:16]
+
+
+@cache
+def _meaning(path: Path) -> bytes:
+    """What comments, docstrings and line breaks do not change of a Python file; the bytes of another one."""
+    if path.suffix != ".py":
+        return path.read_bytes()
+    tree = ast.parse(path.read_bytes())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    return ast.dump(tree).encode()

@@ -288,8 +288,21 @@ HEAVY = {
 RECORDED = {"fpfc/table1", "fpfc/figure-e1", "fpfc/progress", "fedslr/table3", "fedslr/table1"}
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in HEAVY else n for n in ALL])
+OFTEN = ("fedacs/quantile-path", "fedcet/figure1", "fedslr/table3", "flamby/heart", "fpfc/figure3", "fpfc/progress")
+SELDOM = [pytest.param(n, marks=pytest.mark.long) if n in HEAVY else n for n in ALL if n not in OFTEN]
+
+
+@pytest.mark.parametrize("name", OFTEN)
+def test_one_recipe_of_each_paper_runs_to_its_end(name, tmp_path, request, monkeypatch):
+    rehearsed(name, tmp_path, request, monkeypatch)
+
+
+@pytest.mark.parametrize("name", SELDOM)
 def test_a_recipe_runs_to_its_end(name, tmp_path, request, monkeypatch):
+    rehearsed(name, tmp_path, request, monkeypatch)
+
+
+def rehearsed(name, tmp_path, request, monkeypatch):
     """A rehearsal: one round of everything; tables, figures and page are written, and again from its record."""
     r = RECIPES[name]
     where = next((request.getfixturevalue("data_dir")(folder) for folder in r.data), None)
