@@ -18,7 +18,7 @@ from polyfed_papers.fedcet.equal_bytes import chosen_cell
 
 TAU, KEEPS, BATCH = 5, {"half": 0.5, "tenth": 0.1}, 10
 GRID = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0)
-WEIGHTS = (0.003, 0.01, 0.03, 0.1, 0.3)  # shares of the bound 4/(tau + 2)
+WEIGHTS = {"half": (0.03, 0.1, 0.3, 1.0), "tenth": (0.003, 0.01, 0.03, 0.1)}  # shares of the bound 4/(tau + 2)
 CASES: Mapping[str, tuple[int, int | None, float]] = {  # budget in vectors, batch size, share of the rounds judged
     "full batches": (80, None, 0.0),
     "batches of 10": (600, BATCH, 0.1),
@@ -69,22 +69,22 @@ def settings(scale):
         Setting("error feedback", "of FedCET: differences to what the server knows; FedLin: its own", "ours"),
         Setting("tuning", f"{TRIALS} trials of every method, under three seeds that do not count: a L from "
                 + ", ".join(f"{g:g}" for g in GRID) + "; of FedCET, compressed, c a too, from "
-                + ", ".join(f"{w:g}" for w in WEIGHTS) + " of 4/(tau + 2)", "ours"),
+                + ", ".join(f"{w:g}" for w in WEIGHTS["half"]) + " (tenth: a tenth of these)" + " of 4/(tau + 2)", "ours"),
     )  # fmt: skip
 
 
 def rules() -> dict[str, Rule]:
     """label -> what is tuned of a method."""
-    step, weight = Ladder(GRID, Limits(gt=0)), Ladder(WEIGHTS, Limits(gt=0, le=1))
+    step = Ladder(GRID, Limits(gt=0))
     few = Ladder(GRID[1::2], Limits(gt=0))  # that trials are left for both
 
-    def sparse(keep: float) -> Rule:
-        make = partial(Compressed, keep=keep)
+    def sparse(share: str) -> Rule:
+        make, weight = partial(Compressed, keep=KEEPS[share]), Ladder(WEIGHTS[share], Limits(gt=0, le=1))
         return Rule((few, weight), lambda p, at: make(lr=at[0] / p.smoothness, weight=at[1] * 4 / (TAU + 2)))
 
     return {
         "FedCET": Rule((step,), lambda p, at: FedCET(lr=at[0] / p.smoothness)),
-        **{f"FedCET, {share} up": sparse(keep) for share, keep in KEEPS.items()},
+        **{f"FedCET, {share} up": sparse(share) for share in KEEPS},
         "FedLin, tenth up": Rule((step,), lambda p, at: FedLin(TAU * at[0] / p.smoothness, keep_up=0.1)),
     }
 
