@@ -29,14 +29,15 @@ def test_fedcet_is_held_against_every_exact_method(name, settings, tmp_path):
 
 @pytest.mark.parametrize("keep", [1.0, 0.5])
 def test_compressed_uploads_end_where_fedcet_does_and_cost_what_is_sent(keep):
-    """Linear convergence to the optimum, the sum of the d_i zero; all entries sent, it is FedCET to the last digits."""
+    """All entries sent, it is FedCET to the last digits; half of them, the error falls at a linear rate."""
     problem = linear_regression(3)
     lr, weight = 1 / problem.smoothness, 0.05 if keep < 1 else 0.5
-    given = {"tau": 5, "rounds": 5 if keep == 1 else 700}
+    given = {"tau": 5, "rounds": 5 if keep == 1 else 120}
     found = distances(problem, Compressed(lr=lr, weight=weight, keep=keep), **given)
     if keep == 1:
         assert found["error"] == pytest.approx(distances(problem, FedCET(lr=lr, weight=weight), **given)["error"])
     else:
-        middle, end = (np.log10(found["error"][k] / found["error"][0]) for k in (350, 700))
-        assert end < 1.8 * middle < -5
+        late = np.log10(found["error"][40::40])
+        assert late[-1] < late[0] - 2
+        assert np.ptp(np.diff(late)) < 0.2  # a straight line of the logarithm
     assert found["bytes"][3] - found["bytes"][2] == 8 * 20 + 12 * math.ceil(keep * 20)

@@ -69,7 +69,7 @@ def settings(scale):
         Setting("error feedback", "of FedCET: differences to what the server knows; FedLin: its own", "ours"),
         Setting("tuning", f"{TRIALS} trials of every method, under three seeds that do not count: a L from "
                 + ", ".join(f"{g:g}" for g in GRID) + "; of FedCET, compressed, c a too, from "
-                + ", ".join(f"{w:g}" for w in WEIGHTS["half"]) + " (tenth: a tenth of these)" + " of 4/(tau + 2)", "ours"),
+                + ", ".join(f"{w:g}" for w in WEIGHTS["half"]) + " of 4/(tau + 2); tenth: a tenth", "ours"),
     )  # fmt: skip
 
 
