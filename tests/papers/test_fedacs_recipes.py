@@ -78,8 +78,8 @@ def test_on_all_classes_every_client_sees_the_same_images_evenly(tmp_path, monke
 
 @pytest.mark.parametrize("sizes", [(5, 5, 5, 5), (2, 8, 2, 8), (12,)])
 def test_the_widest_gap_parts_planted_groups(sizes):
-    """Cosines of .8 within groups and .3 across, each within .2: the gap is clear. Of one group there is none to find: the
-    widest is no wider than chance makes it."""
+    """Cosines of .8 within groups and .3 across, each within .2: the gap is clear. Of one group there is none to find:
+    the widest is as chance makes it."""
     rng, group = np.random.default_rng(0), np.repeat(np.arange(len(sizes)), sizes)
     same = group[:, None] == group
     noise = np.triu(rng.uniform(-0.2, 0.2, same.shape), 1)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 from polyfed.algorithms.fedcet import FedCET
 from polyfed.algorithms.fedlin import FedLin, dense, top_k
@@ -18,7 +19,7 @@ from polyfed_papers.fedcet.equal_bytes import chosen_cell
 
 TAU, KEEPS, BATCH = 5, {"half": 0.5, "tenth": 0.1}, 10
 GRID = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0)
-WEIGHTS = {"half": (0.03, 0.1, 0.3, 1.0), "tenth": (0.003, 0.01, 0.03, 0.1)}  # shares of the bound 4/(tau + 2)
+WEIGHTS = {"half": (0.1, 0.3, 1.0), "tenth": (0.01, 0.03, 0.1)}  # shares of the bound 4/(tau + 2)
 CASES: Mapping[str, tuple[int, int | None, float]] = {  # budget in vectors, batch size, share of the rounds judged
     "full batches": (80, None, 0.0),
     "batches of 10": (600, BATCH, 0.1),
@@ -26,7 +27,7 @@ CASES: Mapping[str, tuple[int, int | None, float]] = {  # budget in vectors, bat
 
 
 @dataclass(frozen=True)
-class Compressed(FedCET):
+class Compressed(FedCET, abstract=True):
     """FedCET whose clients send the largest entries of how far z_i is from what the server knows of it, h_i.
 
         uplink      q_i = C(z_i - h_i),   h_i <- h_i + q_i       at the client and at the server
@@ -35,6 +36,8 @@ class Compressed(FedCET):
     What C leaves out stays in z_i - h_i and is sent later: error feedback. sum_i d_i = 0 as before, and in a fixed
     point z_i = h_i, so that the end is FedCET's own.
     """
+
+    name: ClassVar[str] = "fedcet-compressed"
 
     keep: float = setting(0.1, gt=0, le=1, doc="Share of the entries that a client sends.")
 

@@ -1,6 +1,6 @@
 """A.6: what the duals gamma give away to the server, and clients that poison the low-rank common part."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,8 +23,10 @@ ROWS = ("FedAvg", "FedSLR, GKR", "FedSLR, mixed", "Ditto")
 STEPS, ROUNDS = (1, 10, 100), 10  # local steps, and rounds before the server looks
 
 
-class Noted(FedAvg):
+class Noted(FedAvg, abstract=True):
     """FedAvg whose server notes the last upload of every client, as any server can."""
+
+    name: ClassVar[str] = "fedavg-noted"
 
     def init_server(self, task, w0, n):
         return Server({"w": w0}, each={"sent": w0.expand(n, -1).clone()})
