@@ -19,7 +19,10 @@ from polyfed_papers.fedcet.equal_bytes import chosen_cell
 
 TAU, KEEPS, BATCH = 5, {"half": 0.5, "tenth": 0.1}, 10
 GRID = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0)
-WEIGHTS = {"half": (0.1, 0.3, 1.0), "tenth": (0.01, 0.03, 0.1)}  # shares of the bound 4/(tau + 2)
+BOTH = {  # case -> first steps a L and first weights, shares of the bound 4/(tau + 2), of FedCET, compressed
+    "full batches": ((1 / 16, 1 / 4, 1.0), {"half": (0.1, 0.3, 1.0), "tenth": (0.01, 0.03, 0.1)}),
+    "batches of 10": ((1 / 32, 1 / 8, 1 / 2), {"half": (0.003, 0.01, 0.03), "tenth": (0.0007, 0.002, 0.006)}),
+}
 CASES: Mapping[str, tuple[int, int | None, float]] = {  # budget in vectors, batch size, share of the rounds judged
     "full batches": (80, None, 0.0),
     "batches of 10": (600, BATCH, 0.1),
@@ -71,18 +74,21 @@ def settings(scale):
         Setting("compression", "the half or tenth of the entries that are largest; values, 4-byte positions", "ours"),
         Setting("error feedback", "of FedCET: differences to what the server knows; FedLin: its own", "ours"),
         Setting("tuning", f"{TRIALS} trials of every method, under three seeds that do not count: a L from "
-                + ", ".join(f"{g:g}" for g in GRID) + "; of FedCET, compressed, c a too, from "
-                + ", ".join(f"{w:g}" for w in WEIGHTS["half"]) + " of 4/(tau + 2); tenth: a tenth", "ours"),
+                + ", ".join(f"{g:g}" for g in GRID), "ours"),
+        *(Setting(f"tuning, compressed, {case}", "a L from " + ", ".join(f"{g:g}" for g in steps) + "; c a from "
+                  + "; ".join(f"{share}: " + ", ".join(f"{w:g}" for w in own) for share, own in weights.items())
+                  + " of 4/(tau + 2)", "ours")
+          for case, (steps, weights) in BOTH.items()),
     )  # fmt: skip
 
 
-def rules() -> dict[str, Rule]:
+def rules(case: str) -> dict[str, Rule]:
     """label -> what is tuned of a method."""
-    step = Ladder(GRID, Limits(gt=0))
-    few = Ladder(GRID[1::2], Limits(gt=0))  # that trials are left for both
+    step, (steps, weights) = Ladder(GRID, Limits(gt=0)), BOTH[case]
+    few = Ladder(steps, Limits(gt=0))  # that trials are left for both
 
     def sparse(share: str) -> Rule:
-        make, weight = partial(Compressed, keep=KEEPS[share]), Ladder(WEIGHTS[share], Limits(gt=0, le=1))
+        make, weight = partial(Compressed, keep=KEEPS[share]), Ladder(weights[share], Limits(gt=0, le=1))
         return Rule((few, weight), lambda p, at: make(lr=at[0] / p.smoothness, weight=at[1] * 4 / (TAU + 2)))
 
     return {
@@ -99,9 +105,9 @@ def all_tuned(bench: Bench, case: str) -> dict[str, Tuned]:
     key = case.replace(" ", "-")
     tasks = [
         (key, k, partial(tuned, bench, f"{key}-{k}", rule, linear_regression, last, **work))
-        for k, rule in enumerate(rules().values())
+        for k, rule in enumerate(rules(case).values())
     ]
-    return dict(zip(rules(), bench.all_of(tasks), strict=True))
+    return dict(zip(rules(case), bench.all_of(tasks), strict=True))
 
 
 @recipe("fedcet/compressed", "Beyond the paper: compressed uploads with error feedback", minutes=(2, 2),
@@ -110,7 +116,7 @@ def compressed(bench: Bench) -> Outcome:
     """Does FedCET end nearer for the same bytes when a tenth of its upload is sent?"""
     found = {case: all_tuned(bench, case) for case in CASES}
     rows: list[Sequence[Cell]] = []
-    for label in rules():
+    for label in rules("full batches"):
         cells = (cell for case in CASES for cell in (ours(found[case][label].ends), chosen_cell(found[case][label].at)))
         rows.append((Cell(label, {"method": label}), *cells))
     heads = ("method<", *(text for case in CASES for text in (f"{case}: log10 error", "step, c a")))
