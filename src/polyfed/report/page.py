@@ -26,12 +26,14 @@ from polyfed.report.figures import (
     FEW,
     POINTS,
     client_figure,
+    cluster_figure,
     gain_figure,
     metric_figure,
+    mixing_figure,
+    partition_figure,
     representative,
     spread_figure,
 )
-from polyfed.report.pictures import cluster_figure, mixing_figure, partition_figure
 from polyfed.report.read import ALONE, Study, read
 from polyfed.report.style import save, to_svg, write_atomically
 from polyfed.report.summary import details, headline, lines
