@@ -2,7 +2,8 @@
 `save` writes one to a file."""
 
 import math
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from polyfed.base.arguments import checked
+from polyfed.metrics.metric import Metric
 from polyfed.report import pairs, words
 from polyfed.report.read import Study
 from polyfed.report.style import (
@@ -311,6 +313,30 @@ def _legend(figure: Figure, axes: Axes, look: dict[str, Look]) -> None:
         figure.legend(
             entries.values(), names, loc="outside upper left", ncols=columns, handlelength=2.4, columnspacing=1.2
         )
+
+
+def slope_figure(rows: Sequence[Mapping[str, Any]], metric: Metric, split: str) -> Figure:
+    """A line per client from its score before to its score after; in colour where the change is clear.
+
+    rows: name, before, after, change and clear of every client
+    """
+    scale = words.Scale(metric)
+    with styled():
+        figure, (axes,) = canvas(height=3.4)
+        for row in rows:
+            colour = QUIET if not row["clear"] else GREEN if row["change"] > 0 else VERMILLION
+            ends = [scale.factor * row["before"], scale.factor * row["after"]]
+            axes.plot([0, 1], ends, "o-", color=colour, linewidth=2 if row["clear"] else 1.2)
+        low, high = axes.get_ylim()
+        place = -math.inf
+        for row in sorted(rows, key=lambda row: row["after"]) if len(rows) <= NAMED else ():
+            place = max(scale.factor * row["after"], place + 0.055 * (high - low))
+            axes.text(1.05, place, _short(str(row["client"])), va="center", size=8.5)
+        axes.set_xlim(-0.1, 1.5)
+        axes.set_xticks([0, 1], ["before", "after"])
+        axes.grid(axis="x", visible=False)
+        axes.set_ylabel(f"{split} {scale.header}")
+    return figure
 
 
 def representative(study: Study, key: str) -> Numbers | None:

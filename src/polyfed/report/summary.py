@@ -68,7 +68,7 @@ def details(study: Study) -> list[str]:
     first, found = study.verdicts.lead, []
     if first is not None and study.role(first[1]) in ALONE:
         price = f"{_seeds(study, *first)}; {first[0]} moves {_bytes(study, first[0])} per client."
-        found = [price, *_personalised(study)]
+        found = [price, *_personalised(study), *_calibration(study, first[0])]
     return found + _compared(study) + _caveats(study)
 
 
@@ -225,6 +225,31 @@ def _personalised(study: Study) -> list[str]:
         return []
     verb = {1: "is better than", -1: "is worse than", 0: "is not clearly different from", None: "against"}[gap.sign]
     return [f"Personalising ({special}) {verb} one common model ({common}): {_difference(gap, scale)}."]
+
+
+def _calibration(study: Study, method: str) -> list[str]:
+    """Warn where the leading method's Brier score is a tenth or more worse, in every seed, than another's."""
+    if study.metric.name == "brier" or "brier" not in {m.name for m in study.metrics}:
+        return []
+    brier = {
+        k: {r.seed: pairs.mean_of(r.values(metric="brier").values()) for r in study.counted(k)}
+        for k in (*study.verdicts.mean.gains, study.verdicts.mean.reference)
+        if k is not None
+    }
+    worse = {}
+    for other in brier:
+        both = [(brier[method][s], brier[other][s]) for s in brier[method].keys() & brier[other].keys()]
+        if both and all(mine > 1.1 * theirs for mine, theirs in both):
+            worse[other] = tuple(pairs.mean_of(of) for of in zip(*both, strict=True))
+    if not worse:
+        return []
+    other = min(worse, key=lambda k: worse[k][1])
+    mine, theirs = map(words.figures, worse[other])
+    often = "in every seed" if len(study.seeds) > 1 else "in the one seed"
+    return [
+        f"{method} leads by {_scale(study).name}, but check its calibration: its Brier score is {mine}, "
+        f"against {theirs} with {other}, worse {often}."
+    ]
 
 
 def _compared(study: Study) -> list[str]:
