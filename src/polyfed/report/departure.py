@@ -81,7 +81,7 @@ def departure_page(found: "Departure") -> str:
     return page(f"What does the leaving of {who} cost?", about, top, sections, "polyfed leave")
 
 
-def _lead(found: "Departure", rows: list[dict[str, Any]]) -> str:
+def _lead(found: "Departure", rows: list[dict[Any, Any]]) -> str:
     """The method with the best mean before, of those that send messages where some do."""
     mean = {r["method"]: r for r in rows if r["client"] == MEAN}
     sends = [m for m, r in mean.items() if r["bytes_before"] > 0] or list(mean) or [rows[0]["method"]]

@@ -315,7 +315,7 @@ def _legend(figure: Figure, axes: Axes, look: dict[str, Look]) -> None:
         )
 
 
-def slope_figure(rows: Sequence[Mapping[str, Any]], metric: Metric, split: str) -> Figure:
+def slope_figure(rows: Sequence[Mapping[Any, Any]], metric: Metric, split: str) -> Figure:
     """A line per client from its score before to its score after; in colour where the change is clear.
 
     rows: name, before, after, change and clear of every client
