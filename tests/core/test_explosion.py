@@ -56,8 +56,9 @@ def test_a_step_far_too_large_ends_in_one_line_or_at_finite_numbers(method):
             run = fit(wild, fed, outputs=outputs, dtype=precision)
         except Diverged as e:
             said = str(e)
-        except ModelError as e:
-            assert outputs == 1, e  # a method for classes alone
+        except ModelError:  # of a method for classes alone
+            if outputs > 1:
+                raise
             continue
         if run is None:
             assert re.match(ONE_LINE, said), said
