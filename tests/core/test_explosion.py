@@ -13,7 +13,7 @@ from torch import nn
 import polyfed as pf
 import polyfed.algorithms
 from polyfed.base import checkpoint
-from polyfed.base.errors import ConfigError, Diverged
+from polyfed.base.errors import ConfigError, Diverged, ModelError
 from polyfed.core.algorithm import REGISTRY
 from polyfed.core.explosion import exploded
 
@@ -37,7 +37,8 @@ LABELS, NUMBERS = federation(), federation(True)
 
 def fit(method, fed=LABELS, *, outputs: int = 3, rounds: int = 6, model: nn.Module | None = None, **settings) -> pf.Run:
     torch.manual_seed(5)
-    model = model or nn.Sequential(nn.Linear(36, 8), nn.Linear(8, outputs))
+    norm = [nn.LayerNorm(8)] if method.name == "fedbn" else []
+    model = model or nn.Sequential(nn.Linear(36, 8), *norm, nn.Linear(8, outputs))
     return pf.fit(model, fed, method, rounds=rounds, batch_size=8, workers=1, seed=3, evaluate_every=0, **settings)
 
 
@@ -55,6 +56,10 @@ def test_a_step_far_too_large_ends_in_one_line_or_at_finite_numbers(method):
             run = fit(wild, fed, outputs=outputs, dtype=precision)
         except Diverged as e:
             said = str(e)
+        except ModelError:  # of a method for classes alone
+            if outputs > 1:
+                raise
+            continue
         if run is None:
             assert re.match(ONE_LINE, said), said
         else:

@@ -66,7 +66,7 @@ class FedALA(Personal):
             if not training.any():
                 break
             batches = data.again(f"weights {k}", epochs=1)
-            most, last = (self.share * batches.steps).ceil(), x.new_zeros(len(x))
+            most, last = (self.share * batches.steps.double()).ceil(), x.new_zeros(len(x))
             for step, batch in enumerate(batches):
                 m = batch.rows
                 live = training[:m] * (step < most[:m, None])

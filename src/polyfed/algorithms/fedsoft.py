@@ -9,7 +9,7 @@ import torch
 from polyfed.algorithms._shared.clusters import starts
 from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
-from polyfed.core.algorithm import Personal, Portrait, Server
+from polyfed.core.algorithm import Personal, Portrait, Server, mean
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class FedSoft(Personal):
         return {"w": w, "u": u}, {"w": w, "importance": u.clone()}
 
     def aggregate(self, server, up, round):
-        u = up["importance"]
-        w = torch.stack([up.mean("w", u[:, s] * round.samples) for s in range(self.k)])
+        u, models = up["importance"], up["w"]
+        w = torch.stack([mean(models, u[:, s] * round.samples) for s in range(self.k)])
         return server | {"w": w, "importance": server["importance"].index_copy(0, round.ids, u)}
 
     def describe(self, server):

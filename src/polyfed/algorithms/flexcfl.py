@@ -67,7 +67,7 @@ class FlexCFL(Clustered):
             return self._place(server, up["dw"], round.ids)
         w = up.mean("w", round.samples, within=server["cluster"][round.ids], out=server["w"].clone())
         if self.between:
-            made = server["direction"].any(1, keepdim=True)
+            made = server["direction"].any(1, keepdim=True).to(w)
             unit = made * w / w.norm(dim=1, keepdim=True).clamp(min=torch.finfo(w.dtype).tiny)
             w = w + self.between * made * (unit.sum(0) - unit)
         return server | {"w": w}

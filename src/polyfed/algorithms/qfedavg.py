@@ -55,11 +55,11 @@ class QFedAvg(Algorithm):
             old = server["weight"][round.ids]
             new = simplex(old / old.sum() + self.q * loss)
             weight = server["weight"].index_copy(0, round.ids, new * old.sum())
-            return server | {"w": w - up.sum("dw", new), "weight": weight}
+            return server | {"w": w - new @ up["dw"], "weight": weight}
         if self.form == "term":
-            return {"w": w - up.sum("dw", (round.samples.log() + self.q * loss).softmax(0))}
+            return {"w": w - (round.samples.log() + self.q * loss).softmax(0) @ up["dw"]}
         r = (self.q * (loss.log() - loss.log().max())).exp()  # F^q over its largest, which cancels
-        return {"w": w - up.sum("dw", r) / (r * (1 + self.q * up["square"][:, 0].clamp(min=0))).sum()}
+        return {"w": w - r @ up["dw"] / (r * (1 + self.q * up["square"][:, 0].clamp(min=0))).sum()}
 
 
 def simplex(v):
