@@ -367,7 +367,7 @@ def test_local_models_leave_nothing_and_cost_nothing():
     assert plan.lines() == ["Nothing leaves the sites: there is nothing to protect."]
 
 
-TRUST = {"shared": "at most 0 sites are absent", "own": "nobody else is trusted", "server": "trusted with every reply"}
+TRUST = {"shared": "none colludes with it", "own": "nobody else is trusted", "server": "trusted with every reply"}
 
 
 def test_the_plan_says_who_is_trusted_and_what_is_not_covered():

@@ -44,6 +44,22 @@ class Compare(Experiment, takes=every(), module="run"):
     )
 
 
+class Privacy(Experiment, takes=every(), asks="experiment"):
+    """Show what the table [privacy] of an experiment buys and costs, without training.
+
+    The noise, the releases that it is made for, whom one has to trust, what is not covered, and which methods are
+    refused, with the reason.
+
+    [dim]polyfed privacy experiment.toml
+    polyfed privacy experiment.toml --set privacy.epsilon=1[/dim]
+    """
+
+    experiment: Path | None = argument("Experiment file (TOML).", None, "[FILE.toml]")
+    algorithm: list[str] | None = option(
+        "Plan just this method, name or name:key=value; repeatable.", None, "NAME", autocompletion=complete.methods
+    )
+
+
 class Coalitions(Experiment, takes=every(*ON_RAY)):
     """Train the coalitions of the clients and report who gains from whom, and which coalitions would hold.
 

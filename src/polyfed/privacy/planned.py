@@ -101,7 +101,7 @@ class Planned:
             f"{self.releases:g} releases of each {unit} in {self.rounds} rounds, noise {z:.4g} times the largest "
             f"change by one {unit} (clip {p.clip:g})."
         )
-        found.append(TRUST[p.noise].format(absent=p.absent))
+        found.append(TRUST[p.noise].format(stay=_stay(p.absent)))
         assert p.clip is not None
         if unit == "site":
             ratio = z * math.sqrt(self.numbers) / max(1, self.cohort)
@@ -111,15 +111,20 @@ class Planned:
             )
         found.append(
             "Not covered: how columns were prepared (means, deviations, categories), numbers of rows, and every "
-            "metric, which are taken from the rows as they are; a personal model protects its own site's rows "
-            "from nobody who has it."
+            "metric, which are taken from the rows as they are. A personal model is made of its own site's rows "
+            "without noise: nothing protects them but that it stays there."
         )
         return found
 
 
 TRUST = {
-    "shared": "Noise is shared by the sites under secure sums: the server is trusted with nothing, as long as at most "
-    "{absent} sites are absent or collude with it.",
+    "shared": "Noise is shared by the sites under secure sums: the server is trusted with nothing, as long as {stay}.",
     "own": "Each site adds all noise that is needed: nobody else is trusted.",
     "server": "The server adds the noise: it is trusted with every reply, and so is whoever reads its memory.",
 }
+
+
+def _stay(absent: int) -> str:
+    if not absent:
+        return "no site leaves a round that has begun, and none colludes with it"
+    return f"at most {absent} {'site leaves' if absent == 1 else 'sites leave'} a round or collude with it"

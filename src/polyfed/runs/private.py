@@ -32,6 +32,7 @@ from polyfed.engines.local import here
 from polyfed.privacy.planned import Planned
 from polyfed.privacy.settings import Privacy
 from polyfed.runs.rehearsal import counted, rehearsed
+from polyfed.runs.training import Training
 
 NAMES = ("one", "two")
 Purposes = Mapping[str, int]  # purpose of a local solve -> which numbers its gradients are
@@ -47,6 +48,15 @@ def shared_by(privacy: Privacy | None, methods: list[Contender], seeds: int) -> 
     if privacy is None or privacy.per == "run":
         return privacy
     return dataclasses.replace(privacy, runs=max(1, seeds * sum(map(sending, methods))))
+
+
+def refuse_private(training: Training, what: str) -> None:
+    """Raise ConfigError for an analysis that trains again and again on the same rows, which no budget is kept for."""
+    if training.privacy is not None:
+        raise ConfigError(
+            f"privacy: not with {what}, which trains cohorts that differ by one site, or many runs that no budget is "
+            "kept for; leave it out"
+        )
 
 
 def planned(

@@ -153,7 +153,7 @@ class Trainer:
             if store is not None:
                 store.begin(session.result(), fresh=saved is None)
                 plan = loop.algorithm.describe(loop.server).findings.get("plan")
-                for line in filter(None, (plan, self.note, *(self.private.lines() if self.private else ()))):
+                for line in filter(None, (plan, self.note)):
                     store.log(line)
             return session.run()
 
@@ -253,6 +253,7 @@ class Trainer:
             "plan": dataclasses.asdict(loop.engine.plan),
             "versions": versions(),
             "privacy-plan": (self.private and self.private.table()) or None,
+            "privacy-says": (self.private and self.private.lines()) or None,
         }
         for key, value in self.describe.items():
             known = settings.get(key)
