@@ -37,7 +37,7 @@ def largest(places: int, total: float) -> float:
     return 2.0 ** (62 - places) / max(total, 1.0)
 
 
-def encode(values: Tensor, places: int, total: float) -> Tensor:
+def encode(values: Tensor, places: int, total: float, keep: bool = False) -> Tensor:
     """Round numbers to the lattice 2^-places.
 
     Parameters
@@ -48,6 +48,8 @@ def encode(values: Tensor, places: int, total: float) -> Tensor:
         Binary places.
     total : float
         As in `largest`.
+    keep : bool
+        Whether to put the rounded numbers in the place of `values`.
 
     Returns
     -------
@@ -60,13 +62,16 @@ def encode(values: Tensor, places: int, total: float) -> Tensor:
         A number is larger than `largest` allows, or is none. It is never wrapped.
     """
     most = largest(places, total)
-    size = values.abs()
-    if not bool((size <= most).all()):
-        flat = size.reshape(len(values), -1)
+    if values.numel() and not float(torch.linalg.vector_norm(values, torch.inf)) <= most:
+        flat = values.abs().reshape(len(values), -1)
         row = int((~(flat <= most)).any(1).nonzero()[0])
         wrong = values[row].reshape(-1)[~(flat[row] <= most)]
         raise OutOfRange(row, float(wrong[0]), most)
-    return (values.double() * 2.0**places).round_().long()
+    scaled = (values.double() * 2.0**places).round_()
+    words = scaled.long()
+    if keep:
+        values.copy_(scaled.mul_(2.0**-places))
+    return words
 
 
 def decode(words: Tensor, places: int, dtype: torch.dtype) -> Tensor:

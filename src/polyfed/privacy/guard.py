@@ -30,6 +30,7 @@ from polyfed.privacy.planned import PLACES as NOISY
 from polyfed.privacy.planned import Planned
 
 SLACK = 1 + 1e-6  # on sensitivities: more than the rounding of sums in float64
+BLOCK = 1 << 17  # numbers at a time: they stay in a core's cache
 FINE = 2**20  # steps of the lattice of a row's clipped gradient, whose length is at most this
 
 Sums = dict[tuple[str, str], Tensor]
@@ -77,41 +78,48 @@ class Guard:
     def leave(self, up: State, received: State, round: Round, wanted: Wanted, cohort: int) -> Sums:
         self._enough(round, cohort)
         ids, sent = round.ids.tolist(), {name: up[name] for name in wanted if name in up}
-        words = self._words(sent, received, ids)
-        self._kept(sent, words, received)
-        digests = digest_of(received, len(ids))
-        self._book(ids, digests, round, sum(t[0].numel() for t in words.values()), cohort)
-        sums: Sums = {}
-        for name, q in words.items():
-            for kind in wanted[name]:
-                total = q.sum(0) if kind == "plain" else (_column(round.samples.long(), q) * q).sum(0)
-                if self.plan.private and self.plan.privacy.noise == "shared":
-                    gaussian = Gaussian(self._sigma(kind, q[0].numel(), round.t) / math.sqrt(self._honest(cohort)))
-                    for i, digest in zip(ids, digests, strict=True):
-                        total += self._noise(gaussian, self.site(i), q[0], round, name, kind, digest)
-                sums[name, kind] = total
+        numbers = {name: t[0].numel() for name, t in sent.items()}
+        digests = digest_of(received, len(ids)) if self.plan.private else []
+        self._book(ids, digests, round, sum(numbers.values()), cohort)
+        sums = {(n, kind): t.new_zeros(t.shape[1:], dtype=torch.int64) for n, t in sent.items() for kind in wanted[n]}
+        size = max(1, BLOCK // max(1, sum(numbers.values())))
+        for k in range(0, len(ids), size):
+            at = slice(k, k + size)
+            words = self._words({name: t[at] for name, t in sent.items()}, received, ids[at])
+            weights = round.samples[at].long()
+            for (name, kind), total in sums.items():
+                q = words[name]
+                if len(q) == 1:
+                    total.add_(q[0], alpha=1 if kind == "plain" else int(weights))
+                else:
+                    total.add_((q if kind == "plain" else _column(weights, q) * q).sum(0))
+        if self.plan.private and self.plan.privacy.noise == "shared":
+            for (name, kind), total in sums.items():
+                gaussian = Gaussian(self._sigma(kind, numbers[name], round.t) / math.sqrt(self._honest(cohort)))
+                for i, digest in zip(ids, digests, strict=True):
+                    total += self._noise(gaussian, self.site(i), total, round, name, kind, digest)
         return sums
 
     def _words(self, sent: State, received: State, ids: list[int]) -> State:
-        """[s, ...] integers: what the clients send, or under a clip its change from what all of them received."""
+        """[s, ...] integers: what the clients send, or under a clip its change from what all of them received.
+
+        A client that keeps what it sends goes on with the numbers that it has sent.
+        """
+        lent = {t.untyped_storage().data_ptr() for t in received.values()}
+        kept = {name for name, t in sent.items() if t.untyped_storage().data_ptr() not in lent and t.stride(0) != 0}
         if self.plan.private and self.plan.privacy.unit == "site":
-            return clipped_words({name: t - _base(name, t, received) for name, t in sent.items()}, self._clip)
+            bases = {name: _base(name, t, received) for name, t in sent.items()}
+            words = clipped_words({name: t - bases[name] for name, t in sent.items()}, self._clip)
+            for name in kept:
+                sent[name].copy_(decode(words[name], NOISY, torch.float64) + bases[name])
+            return words
         found: State = {}
         for name, t in sent.items():
             try:
-                found[name] = encode(t, self.places(t.dtype), float(self.counts.sum()))
+                found[name] = encode(t, self.places(t.dtype), float(self.counts.sum()), name in kept)
             except OutOfRange as e:
                 raise RunError(f"client {self.names[ids[e.row]]!r}: uplink {name!r}: {e}") from None
         return found
-
-    def _kept(self, sent: State, words: State, received: State) -> None:
-        """A client that keeps what it sends goes on with the numbers that it has sent."""
-        lent = {t.untyped_storage().data_ptr() for t in received.values()}
-        relative = self.plan.private and self.plan.privacy.unit == "site"
-        for name, t in sent.items():
-            if t.untyped_storage().data_ptr() not in lent and t.stride(0) != 0:
-                value = decode(words[name], self.places(t.dtype), torch.float64)
-                t.copy_(value + _base(name, t, received).double() if relative else value)
 
     def _book(self, ids: list[int], digests: list[bytes], round: Round, numbers: int, cohort: int) -> None:
         """Put the releases on disk, before anything of them leaves."""
