@@ -9,7 +9,9 @@ many dimensions this is what is proven.
 
 import math
 
+import numpy as np
 from scipy.optimize import minimize_scalar
+from scipy.stats import binom
 
 
 def epsilon_of(rho: float, delta: float) -> float:
@@ -128,3 +130,43 @@ def multiplier(epsilon: float, delta: float, releases: float) -> float:
         sigma / sensitivity.
     """
     return math.sqrt(releases / (2 * rho_of(epsilon, delta)))
+
+
+def lower_bound(right: int, guesses: int, canaries: int, delta: float, level: float = 0.05) -> float:
+    """Epsilon that is shown by guesses that are right more often than chance.
+
+    Parameters
+    ----------
+    right, guesses : int
+        Coins that were guessed, and how many of them rightly.
+    canaries : int
+        Coins in all.
+    delta : float
+        Of the claim.
+    level : float
+        Probability with which a right claim is found wrong, at most.
+
+    Returns
+    -------
+    float
+        The largest epsilon that is ruled out; 0 where none is.
+    """
+    if _chance(right, guesses, canaries, 0.0, delta) > level:
+        return 0.0
+    low, high = 0.0, 50.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _chance(right, guesses, canaries, middle, delta) <= level:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _chance(right: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
+    """Most probable that so many guesses are right under (epsilon, delta): Steinke et al., Theorem 5.2."""
+    p = 1 / (1 + np.exp(-epsilon))
+    beyond = binom.sf(np.arange(-1, right), guesses, p)  # P(at least 0, 1, ..., right)
+    i = np.arange(1, right + 1)
+    more = float(((beyond[right - i] - beyond[right]) / i).max(initial=0.0))
+    return float(beyond[right]) + 2 * canaries * delta * more
