@@ -68,7 +68,7 @@ def reached(path: Path) -> set[str]:
     while todo:
         found |= todo
         lists = {f for f in todo if f.partition("/")[2] in LISTS}
-        todo = {g for f in todo - lists for g in _edges(f)} | ({"polyfed/runs/fit.py"} if lists else set())
+        todo = {g for f in todo - lists for g in _edges(f)} | ({"polyfed/runs/trainer.py"} if lists else set())
         todo -= found
     if "polyfed/recipes/recipe.py" in found:  # they are found by their entry points
         found |= {p.relative_to(SRC).as_posix() for p in (SRC / "polyfed_papers").rglob("*.py")}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import wraps
 from pathlib import Path
-from typing import Literal, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import pandas as pd
 from torch import nn
@@ -14,8 +14,7 @@ from torch import nn
 from polyfed import report
 from polyfed.base.arguments import checked
 from polyfed.data.federation import Federation
-from polyfed.runs import fit as fits
-from polyfed.runs import opened
+from polyfed.runs import opened, trainer
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.result import Result
 from polyfed.runs.watching import Callback
@@ -136,27 +135,22 @@ class Run(Result):
         return exports.export(self, client, None if out is None else Path(out), factorised)
 
     def predict(self, client: int | str, rows: pd.DataFrame) -> pd.DataFrame:
-        """Answers of one client's model for new rows, as they are in a file: texts, gaps and all.
-
-        Gaps, and categories that no training row had, are warnings.
+        """Answers of one client's model for new rows, as `Predictor.predict` gives them.
 
         Parameters
         ----------
         client : int or str
             Its position or name.
         rows : DataFrame
-            [N] rows with the columns that the run was trained on, in any order; others are not used.
+            [N] rows with the columns that the run was trained on.
 
         Returns
         -------
         DataFrame
-            [N]: row (from 1), prediction (a class, or a number in the unit of the target), and for classes one column
-            of probabilities each, such as probability_ill.
+            [N], see `Predictor.predict`.
 
         Raises
         ------
-        DataError
-            A column is missing, or a cell is not what it was in training, as for training data.
         ConfigError
             There is no such client, or the run was not trained on CSV files.
         """
@@ -184,26 +178,7 @@ class Run(Result):
         """
         return admits.newcomers(self, data, target)
 
-    def admit(
-        self, newcomers: Federation, exchanges: int = 10, start: Literal["offered", "common"] = "offered"
-    ) -> admits.Admission:
-        """Add new clients by the method's own rule, as `polyfed.admit` does; the run stays as it is.
-
-        Parameters
-        ----------
-        newcomers : Federation
-            Their data, under names that the run does not have, with inputs as the run's clients have theirs: scaled.
-        exchanges : int
-            Rounds that every newcomer takes part in.
-        start : {"offered", "common"}
-            As for `polyfed.admit`.
-
-        Returns
-        -------
-        Admission
-            Each newcomer's model, and its scores after every exchange.
-        """
-        return admits.admit(self, newcomers, exchanges, start=start)
+    admit = admits.admit
 
     def leave(
         self, *clients: int | str, out: str | Path | None = None, callbacks: Sequence[Callback] = ()
@@ -297,6 +272,6 @@ def _tuned(found: tunes.Tuned) -> tunes.Tuned:
     return found
 
 
-fit = _faced(fits.fit, Run.of)
+fit = _faced(trainer.fit, Run.of)
 compare = _faced(compares.compare, _compared)
 tune = _faced(tunes.tune, _tuned)

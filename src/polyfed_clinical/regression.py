@@ -22,8 +22,8 @@ from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm, Down, State
 from polyfed.core.ledger import Ledger, down_bytes, row_bytes
 from polyfed.data.federation import Federation
-from polyfed.runs.fit import fit as fit_method
 from polyfed.runs.rehearsal import rehearse
+from polyfed.runs.trainer import fit as fit_method
 from polyfed.runs.watching import Progress
 from polyfed_clinical.models import Loss, Model, loss, named
 from polyfed_clinical.summary import ClinicalFit

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError
-from polyfed.cli import execute
+from polyfed.cli import run as command
 from polyfed.report.style import write_atomically
 from polyfed.runs import ownership as files
 from polyfed.runs.folder import RunFolder
@@ -113,7 +113,7 @@ def test_a_forced_command_that_is_interrupted_at_once_leaves_the_old_results(cli
     def press(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(execute, "fit", press)
+    monkeypatch.setattr(command, "fit", press)
     assert cli("run", small, *RUN, "--force").status == 130
     assert {p: p.read_bytes() for p in before} == before
 

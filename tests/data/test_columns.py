@@ -11,6 +11,7 @@ import pytest
 import polyfed as pf
 from polyfed.base.columns import Columns
 from polyfed.base.errors import ConfigError, DataError
+from polyfed.data import sheets
 from polyfed.data.schema import Cut, File, settle
 from polyfed.data.sheets import canonical, sheet_of, spelt
 
@@ -362,3 +363,49 @@ def test_files_of_arrays_have_no_columns(tmp_path, refused, columns):
         sites(tmp_path, **columns)
     with refused("target: found 'nonsense', expected none for npz files"):
         pf.Federation.from_folder(tmp_path, target="nonsense")
+
+
+# encodings
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "utf-16", "utf-16-le", "utf-8-sig"])
+def test_a_file_in_another_encoding_is_the_file_in_utf_8(tmp_path, refused, encoding):
+    columns = {"münze": ["groß", "klein", "höher"] * 4}
+    plain = both(saved(tmp_path / "plain", dict.fromkeys("ab", columns)))
+    folder = saved(tmp_path / "d", dict.fromkeys("ab", columns))
+    text = (folder / "b.csv").read_text(encoding="utf-8")
+    (folder / "b.csv").write_bytes(text.encode(encoding))
+    if encoding != "utf-8-sig":
+        for way in (pf.data.load, sites):
+            with refused("b.csv: "):
+                way(folder, target="y")
+    fed = both(folder, encoding=encoding)
+    assert fed.meta["inputs"] == plain.meta["inputs"]
+    assert fed.train.x.equal(plain.train.x)
+
+
+def test_bytes_of_an_unnamed_or_a_wrong_encoding_are_one_line(tmp_path, refused):
+    folder = saved(tmp_path / "d", {"a": {"w": ["é", "b"] * 6}})
+    path = folder / "a.csv"
+    path.write_bytes(path.read_text(encoding="utf-8").encode("cp1252"))
+    with refused(f"{path}: not a text file in UTF-8", "--encoding cp1252"):
+        pf.data.load(folder)
+    with refused(f"{path}: a text file neither in UTF-8 nor in ascii"):
+        pf.data.load(folder, encoding="ascii")
+
+
+@pytest.mark.parametrize("name", ["utf-99", "zlib", "rot13", "", "cp1252\0"])
+def test_names_of_no_text_encoding_are_refused(name):
+    with pytest.raises(ConfigError, match=r"columns\.encoding"):
+        Columns(encoding=name)
+
+
+# speed
+
+
+def test_what_a_cell_means_is_worked_out_once_for_each_distinct_text(monkeypatch):
+    asked = []
+    monkeypatch.setattr(sheets, "canonical", lambda text: asked.append(text) or canonical(text))
+    sheet = sheets.Sheet("a.csv", list(range(9000)), {"sex": ["1", "2", "1.0"] * 3000})
+    assert sheet.positions("sex", ["1", "2"]).tolist() == [0, 1, 0] * 3000
+    assert len(asked) <= 8

@@ -25,6 +25,7 @@ from polyfed.runs.rehearsal import sums
 
 ray = pytest.importorskip("ray", reason="needs the extra [ray]")
 engine_module = pytest.importorskip("polyfed.engines.ray")
+grown = pytest.importorskip("polyfed.engines.cluster")
 
 N, ROUNDS = 7, 3
 NAMES = [f"site{i}" for i in range(N)]
@@ -154,7 +155,7 @@ def test_ray_on_one_machine_listens_to_nobody_else():
     """All sockets of its processes, started in a process of their own, are those of the loopback interface."""
     script = """
 import ray, psutil
-from polyfed.engines.cluster import connect
+from polyfed.engines.ray import connect
 connect(1, None, {"CPU": 1}, [])
 ray.get(ray.remote(lambda: None).remote())
 me = psutil.Process()
@@ -230,6 +231,20 @@ def test_more_actors_than_processors_are_refused_and_not_waited_for():
         loop(pf.FedAvg(0.1), 7)
     with pytest.raises(ConfigError, match="workers: found 8, expected 1 to 7"):
         loop(pf.FedAvg(0.1), 8)
+
+
+def test_a_cluster_at_an_address_may_grow_to_what_is_asked_of_it(monkeypatch):
+    """More actors than it has processors now are waited for; one that does not grow is said, and asked no more."""
+    at = ray.get_runtime_context().gcs_address
+    assert grown.connect(100, at, {"CPU": 1}, []) == grown.GROWS > grown.PATIENCE
+    monkeypatch.setattr(grown, "GROWS", 1.0)
+    fed, work = federation(), Work(epochs=2, batch_size=4)
+    data = {"train": fed.train, "test": fed.test}
+    with pytest.raises(RunError, match="7 Ray actors have not started within 1 seconds; the cluster has 6 processors"):
+        engine_module.RayEngine(task, data, NAMES, pf.FedAvg(0.1), work, 3, PLAN, workers=7, address=at)
+    monkeypatch.setattr(grown, "JOINED", ["there:6379"])
+    with pytest.raises(ConfigError, match=f"address: found {at}, and this process has joined there:6379"):
+        grown.connect(1, at, {"CPU": 1}, [])
 
 
 def test_a_large_federation_is_cut_into_enough_blocks_for_a_thousand_actors():

@@ -6,7 +6,7 @@ import torch
 from polyfed.data import load
 from polyfed.models import build
 from polyfed.recipes import Bench
-from polyfed.runs.fit import fit
+from polyfed.runs.trainer import fit
 from polyfed_papers.pfllib import methods, model
 from polyfed_papers.pfllib.fashion_mnist import best
 

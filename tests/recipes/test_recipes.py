@@ -25,7 +25,7 @@ from polyfed.recipes.recipe import SIZES, Pilot, curves, metric_of, write
 from polyfed.recipes.record import load as read
 from polyfed.recipes.record import pack, unpack
 from polyfed.recipes.said import Claim, beside, claims_table, decided, ordered, ours
-from polyfed.runs.fit import fit
+from polyfed.runs.trainer import fit
 from polyfed.studies import parallel
 from polyfed.studies.compare import compare
 from polyfed.studies.ladder import Ladder

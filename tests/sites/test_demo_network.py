@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from polyfed.runs.build import Parts
 from polyfed.runs.config import resolve
-from polyfed.runs.fit import fit
+from polyfed.runs.trainer import fit
 
 pytest.importorskip("flwr", reason="needs the extra [flower]")
 pytestmark = pytest.mark.xdist_group("demo network")  # all of it looks at one demonstration
@@ -194,3 +194,45 @@ def test_a_server_that_is_killed_goes_on_with_its_sites(hospitals, tmp_path):
         for p in sites:
             p.kill()
     compare(folder, file, tmp_path / "data")
+
+
+@pytest.mark.long
+def test_three_runs_at_once_survive_a_kill_of_their_server(hospitals, tmp_path):
+    """kill -9 in the middle of three runs of two, three and four sites: the models are those of one machine."""
+    folder, keys = tmp_path / "several", ["--keys", str(tmp_path / "several" / "keys")]
+    files = hospitals.hospitals(folder / "hospitals")
+    names, sites, experiments = [*files], [], folder / "experiments"
+    experiments.mkdir()
+    who = {"two": names[:2], "three": names[1:], "four": names}
+    for run, method in zip(who, ("ditto", "scaffold", "fedavg"), strict=True):
+        text = short(folder / "short.toml", 8).read_text().partition("[algorithm]")[0]
+        (experiments / f"{run}.toml").write_text(f'{text}[algorithm]\nname = "{method}"\nlr = 0.1\n')
+    subprocess.run([*POLYFED, "keys", "init", f"127.0.0.1:{hospitals.free_port()}", *keys], check=True)
+    command = [*POLYFED, "server", *map(str, experiments.iterdir()), *keys, "--out", str(folder / "runs")]
+    command += ["--host", "127.0.0.1", *(word for run in who for word in ("--sites", f"{run}={','.join(who[run])}"))]
+    for name, path in files.items():
+        subprocess.run([*POLYFED, "keys", "add", name, *keys, "--out", str(folder)], check=True)
+        site = ["client", "--key", str(folder / f"{name}.key"), "--data", str(path), "--vault", str(folder / name)]
+        sites.append(subprocess.Popen([*POLYFED, *site, "--stay", "--allow", "pooled", "--yes", "policy"]))
+    try:
+        first = subprocess.Popen(command)
+        while not all([*folder.glob(f"{names[1]}/{run}-*/00000001-*.safetensors")] for run in who):
+            assert first.poll() is None
+            time.sleep(0.05)
+        first.kill()
+        first.wait()
+        assert not any((folder / "runs" / run / "summary.json").exists() for run in who), "all are under way"
+        assert subprocess.run([*command, "--resume"]).returncode == 0
+        assert subprocess.run([*command, "--resume"]).returncode == 0, "all are over"
+    finally:
+        for p in sites:
+            p.terminate()
+        assert [p.wait(30) for p in sites] == [143] * 4
+    every = [p for place in ("keys", "runs", *names) for p in (folder / place).rglob("*")]
+    assert [str(p) for p in every if p.stat().st_mode & 0o077] == []
+    for run, there in who.items():
+        (one := tmp_path / run / "hospitals").mkdir(parents=True)
+        for name in there:
+            shutil.copy(files[name], one)
+            shutil.copytree(next((folder / name).glob(f"{run}-*")), tmp_path / run / name)
+        compare(tmp_path / run, experiments / f"{run}.toml", tmp_path / run / "data")

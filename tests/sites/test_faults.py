@@ -68,7 +68,9 @@ def test_a_server_that_is_killed_goes_back_to_its_checkpoint_and_the_sites_with_
 def test_a_vault_of_another_run_or_of_other_data_is_refused(study, tmp_path):
     file, data, sites = study(SCAFFOLD)
     at_sites(file, sites)
-    with pytest.raises(PolyfedError, match=r"bern: its vault: the vault of run '\w+', expected '\w+'; give each run"):
+    with pytest.raises(
+        PolyfedError, match=r"bern: its vault: the vault of run '[\w-]+', expected '[\w-]+'; give each run"
+    ):
         at_sites(file, Sites(tmp_path, data), out="another")
     path = data / "oslo.csv"
     path.write_text(path.read_text().replace("mild", "severe", 1))

@@ -17,6 +17,7 @@ from direct import Raw, raw
 from polyfed.base.errors import RunError
 from polyfed.sites import flower_api as flwr
 from polyfed.sites import flower_site, pieces
+from polyfed.sites.audit import SERVER, Audit, read
 from polyfed.sites.flower import REFUSED, Flower, Hub
 from polyfed.sites.keys import Keys, site_key
 
@@ -229,6 +230,33 @@ def test_a_key_that_was_made_while_the_server_runs_is_known_at_once(there, tmp_p
     there.given["riga"] = site_key(there.keys.add("riga", tmp_path))
     there.site("riga").enter()
     assert "riga" in there.transport.sites()
+
+
+def test_a_site_changes_its_key_in_mid_run_and_what_the_old_one_did_stays(there, tmp_path):
+    """Both keys are good meanwhile; the run's log has whose key came from where, and when it was refused."""
+    run = there.transport
+    run.audit = Audit(there.folder, SERVER)
+    old = there.site().enter()
+    run.push({"bern": Raw({"n": 1})})
+    assert said(old.pull()) == {"n": 1}
+    there.given["bern"] = site_key(there.keys.add("bern", tmp_path / "new", rotate=True))
+    new = there.site().enter()
+    assert said(new.pull()) == {"n": 1}, "the question goes to the new one"
+    assert new.reply(Raw({"kind": "stored"})) == [True]
+    first, second = there.keys.sites()["bern"]
+    there.keys.revoke("bern", first.mark)
+    there.hub.look()
+    assert "bern" in run.sites()
+    assert not any("new address" in line for line in there.said)
+    there.keys._came = {second.mark: ["10.0.0.9"]}
+    there.site().enter()
+    then = f"note: bern's key {second.mark} comes from a new address, 127.0.0.1; it came from 10.0.0.9 before"
+    assert then in there.said
+    lines = [s for s in read(there.folder).lines if s["did"] in ("connected", "refused")]
+    assert [(s["did"], s["key"]) for s in lines] == [
+        ("connected", first.mark), ("connected", second.mark), ("refused", first.mark), ("connected", second.mark),
+    ]  # fmt: skip
+    assert {s["address"] for s in lines if s["did"] == "connected"} == {"127.0.0.1"}
 
 
 def test_exchanges_take_their_work_and_no_sleep(there, monkeypatch):

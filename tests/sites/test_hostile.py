@@ -157,3 +157,44 @@ def test_a_signal_is_obeyed_while_others_are_waited_for(tmp_path):
         there.pull(["bern"], seconds=20)
     assert asked.is_set()
     assert time.monotonic() - begun < 5
+
+
+class Silent(Direct):
+    """Sites that do not answer messages of a kind; SIGTERM comes while they are waited for."""
+
+    kind, signals = "", 0
+
+    def signal(self) -> None:
+        self.signals += 1
+        if self.signals == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def sites(self):
+        if self.kind == "connecting":
+            self.signal()
+            return []
+        return super().sites()
+
+    def pull(self, names, enough=None, seconds=None):
+        if any(raw(self._asked[name]).head["kind"] == self.kind for name in names):
+            self.signal()
+            for _ in range(200):
+                stop.waiting()
+                time.sleep(0.02)
+        return super().pull(names, enough, seconds)
+
+
+@pytest.mark.parametrize("kind", ["connecting", "join", "pooled", "labels", "begin", "train", "evaluate", "end"])
+def test_a_server_obeys_a_signal_whatever_it_waits_for(study, monkeypatch, kind):
+    """And goes on from there, to the end, when it is started again."""
+    file, sites = study()
+    experiment(file, FEDAVG, rounds=2, **{"class-weights": "balanced"})  # standardised by sums of all
+    monkeypatch.setattr(stop, "GRACE", 0.1)
+    silent = sites.direct(Silent)
+    silent.kind = kind
+    begun = time.monotonic()
+    with stop.interruptible(terminable=True) as asked, pytest.raises(KeyboardInterrupt):
+        at_sites(file, sites, silent)
+    assert asked.is_set()
+    assert time.monotonic() - begun < 5
+    assert at_sites(file, sites, resume=True).status == "finished"

@@ -1,17 +1,19 @@
 """Keys and certificates: who gets in, until when, and what the files hold."""
 
+import io
 import json
 import re
 import socket
 import ssl
 import stat
 import threading
+from datetime import UTC, datetime
 
 import pytest
 
 pytest.importorskip("cryptography", reason="needs the extra [flower]")
-from polyfed.base.errors import ConfigError
-from polyfed.sites.keys import Keys, site_key, split, warning
+from polyfed.base.errors import ConfigError, RunError
+from polyfed.sites.keys import SOON, Keys, site_key, split, warning
 
 
 @pytest.fixture
@@ -70,11 +72,11 @@ def test_only_keys_that_are_valid_now_are_accepted(keys, tmp_path):
         keys.add(name, tmp_path)
     keys.add("riga", tmp_path, days=-1)
     keys.revoke("oslo")
-    assert sorted(keys.accepted().values()) == ["bern"]
+    assert [name for name, _ in keys.accepted().values()] == ["bern"]
     assert keys.warnings()[0].startswith("riga's key has ended")
     (tmp_path / "oslo.key").unlink()
     keys.add("oslo", tmp_path)
-    assert sorted(keys.accepted().values()) == ["bern", "oslo"]
+    assert sorted(name for name, _ in keys.accepted().values()) == ["bern", "oslo"]
 
 
 def test_private_keys_are_for_one_user_and_leave_with_the_site(keys, tmp_path):
@@ -103,7 +105,7 @@ def test_what_cannot_be_is_refused_in_one_line(keys, tmp_path, do, says):
     assert "\n" not in str(e.value)
 
 
-SITE = '{"address": "a.org:1", "sites": {"bern": %s}}'
+SITE = '{"address": "a.org:1", "sites": {"bern": [%s]}}'
 DAMAGE = [
     "[]",
     "[" * 5000,
@@ -212,8 +214,81 @@ def test_the_commands(cli, tmp_path):
     folder = str(tmp_path / "keys")
     assert cli("keys", "init", "fed.example.org", "--keys", folder).status == 0
     assert cli("keys", "add", "bern", "--keys", folder, "--out", str(tmp_path)).status == 0
+    said = cli("keys", "add", "bern", "--rotate", "--keys", folder, "--out", str(tmp_path / "new")).out
+    (mark,) = re.findall(
+        r"bern's key (\w+) is accepted until \S+ to end it before: polyfed keys revoke bern --key \1", said
+    )
+    assert cli("keys", "revoke", "bern", "--key", mark, "--keys", folder).out.endswith(f"any more: key {mark}\n")
+    assert re.search(r"bern\s+valid", cli("keys", "list", "--keys", folder).out)
     assert cli("keys", "revoke", "bern", "--keys", folder).status == 0
     out = cli("keys", "list", "--keys", folder).out
     assert "server fed.example.org:8000" in out
     assert re.search(r"bern\s+revoked", out)
     assert cli("keys", "revoke", "oslo", "--keys", folder).status == 2
+
+
+def test_a_site_has_two_valid_keys_while_it_changes_and_never_three(keys, tmp_path):
+    old = site_key(keys.add("bern", tmp_path / "old"))
+    new = site_key(keys.add("bern", tmp_path / "new", rotate=True))
+    assert len(keys.accepted()) == 2
+    first, second = keys.sites()["bern"]
+    assert (first.until - datetime.now(UTC)).days < SOON, "the older one ends soon"
+    assert second.until == new.until > old.until
+    with pytest.raises(ConfigError, match=rf"two valid keys, {first.mark} and {second.mark}"):
+        keys.add("bern", tmp_path / "third", rotate=True)
+    keys.revoke("bern", first.mark)
+    assert [mark for _, mark in keys.accepted().values()] == [second.mark]
+    keys.add("bern", tmp_path / "third", rotate=True)
+    assert len(keys.accepted()) == 2
+
+
+def test_what_was_revoked_stays_with_when_why_and_where_it_came_from(cli, keys, tmp_path):
+    keys.add("bern", tmp_path)
+    (mark,) = (e.mark for e in keys.sites()["bern"])
+    assert keys.came(mark, "10.0.0.7") == [] == keys.came(mark, "10.0.0.7")
+    assert keys.came(mark, "10.0.0.9") == ["10.0.0.7"], "a new address"
+    assert cli("keys", "revoke", "bern", "--why", "laptop stolen", "--keys", keys.folder).status == 0
+    assert "was revoked before" in cli("keys", "revoke", "bern", "--keys", keys.folder).out
+    keys.add("bern", tmp_path / "new")
+    revoked, valid = keys.sites()["bern"]
+    assert (revoked.mark, revoked.why, valid.revoked) == (mark, "laptop stolen", None)
+    assert revoked.revoked is not None
+    said = cli("keys", "list", "--keys", keys.folder).out
+    assert re.search(rf"bern +revoked +until \S+ +key {mark} +from 10.0.0.7, 10.0.0.9 +\(laptop stolen\)", said)
+    assert re.search(rf"bern +valid +until \S+ +key {valid.mark}", said)
+    done = cli("keys", "revoke", "bern", "--key", "f" * 12, "--keys", keys.folder)
+    assert (done.status, done.err.count("\n")) == (2, 1)
+
+
+def test_a_folder_that_cannot_be_written_is_no_hindrance(keys, monkeypatch):
+    """As one that a container is given to read: addresses are known as long as the server runs."""
+
+    def refuse(path, data):
+        raise RunError(f"cannot write {path}")
+
+    monkeypatch.setattr("polyfed.sites.keys.write", refuse)
+    assert len(keys.word()) == 32 != keys.word()
+    assert (keys.came("x", "10.0.0.7"), keys.came("x", "10.0.0.9")) == ([], ["10.0.0.7"])
+
+
+def test_a_key_with_a_passphrase_is_of_no_use_without_it(keys, tmp_path):
+    path = keys.add("bern", tmp_path, passphrase=b"a word")
+    assert site_key(path, lambda: b"a word").site == "bern"
+    for given, said in ((None, "has a passphrase"), (lambda: b"another", "its passphrase is another one")):
+        with pytest.raises(ConfigError, match=said):
+            site_key(path, given)
+    assert "ENCRYPTED" in json.loads(path.read_text())["key"]
+
+
+def test_the_passphrase_is_asked_for_twice_and_read_from_a_file(cli, keys, tmp_path, monkeypatch):
+    words = iter([b"a word", b"a word", b"one", b"other"])
+    monkeypatch.setattr("polyfed.cli.keys.asked", lambda what: next(words))
+    assert cli("keys", "add", "bern", "--passphrase", "--keys", keys.folder, "--out", tmp_path).status == 0
+    done = cli("keys", "add", "oslo", "--passphrase", "--keys", keys.folder, "--out", tmp_path)
+    assert (done.status, "two different ones" in done.err) == (2, True)
+    for name, text in (("right", "a word\n"), ("wrong", "word\n"), ("bern.csv", "age,ill\n1,0\n")):
+        (tmp_path / name).write_text(text)
+    client = ["client", "--key", tmp_path / "bern.key", "--data", tmp_path / "bern.csv", "--vault", tmp_path / "vault"]
+    assert "its passphrase is another one" in cli(*client, "--passphrase", tmp_path / "wrong").err
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert "no terminal to ask for a passphrase at; --passphrase FILE" in cli(*client).err

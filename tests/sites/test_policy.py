@@ -15,7 +15,7 @@ from polyfed.base.settings import settings_of
 from polyfed.compute.batches import Batches, Work
 from polyfed.compute.split import Split
 from polyfed.data.moments import ordered
-from polyfed.runs.check import Where, read_table
+from polyfed.runs.config import Where, read_table
 from polyfed.sites.consent import Consent
 from polyfed.sites.policy import Policy, read
 from polyfed.sites.site import Site
@@ -337,7 +337,7 @@ def test_a_digest_is_agreed_to_and_nothing_else(data, tmp_path):
     """Once, over restarts too; longer training, other data or another policy is another digest."""
     _, sites, _ = run(tmp_path, data, DEFAULT, CLIENT, "look")
     yes = agreed(sites)
-    one = Consent(ALL.allow, agreed=yes)
+    one = Consent(ALL.allow, agreed=frozenset({yes}))
     for out, policy, top in (
         ("rounds", DEFAULT, {"rounds": 4}),
         ("steps", DEFAULT, {"local-epochs": 3}),
@@ -350,7 +350,7 @@ def test_a_digest_is_agreed_to_and_nothing_else(data, tmp_path):
         assert agreed(sites) != yes
     for what in ("rounds of 2 passes over the training rows, in steps of 8 rows", "model linear; at most 3 rounds"):
         assert what in texts(sites)[-1]
-    _, _, end = run(tmp_path, data, DEFAULT, CLIENT, "other", Consent(ALL.allow, agreed="0" * 16))
+    _, _, end = run(tmp_path, data, DEFAULT, CLIENT, "other", Consent(ALL.allow, agreed=frozenset({"0" * 16})))
     assert f"agree with --yes {yes}" in end
     path = data / "oslo.csv"
     path.write_text(path.read_text() + "30,120,1,well\n")

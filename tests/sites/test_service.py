@@ -13,7 +13,7 @@ import typer
 from polyfed.cli import app
 
 ROOT = Path(__file__).parents[2]
-UNIT, IMAGE = (ROOT / "examples" / "network" / name for name in ("polyfed-client@.service", "Containerfile"))
+UNIT, IMAGE = (ROOT / "examples" / "network" / name for name in ("polyfed-client.service", "Containerfile"))
 GUIDE = ROOT / "docs" / "sites.md"
 
 
@@ -22,7 +22,7 @@ def commands() -> list[str]:
     inside = re.findall(r"^# +podman run .* polyfed \\\n# +(.*)$", IMAGE.read_text(), flags=re.M)
     assert len(inside) == 2
     typed = re.findall(r"^(?:/opt/polyfed/bin/)?polyfed (.*)$", GUIDE.read_text(), flags=re.M)
-    assert len(typed) == 6
+    assert len(typed) == 9
     return [started, *inside, *typed]
 
 

@@ -90,6 +90,7 @@ class FedACS(Personal):
         ge=0,
         le=1,
         source="ours",
+        tune=True,
         doc="Threshold of similarity in [0, 1]; None: no threshold, all positive similarities count.",
     )
     pool: Literal["participants", "all"] = setting(

@@ -44,18 +44,8 @@ def _checking(function: Callable[..., Any], scope: Scope = dict[str, Any]) -> An
     @functools.wraps(function)
     def wrapper(*args: Any, **given: Any) -> Any:
         each, rest, named, more = rules()
-        changed: dict[int, Any] = {}
-        for k, value in enumerate(args):
-            rule = each[k] if k < len(each) else rest
-            if rule is not None and not isinstance(value, rule.classes):
-                changed[k] = rule.taken(value, whose)
-        for key, value in given.items():
-            rule = named.get(key, more)
-            if rule is not None and not isinstance(value, rule.classes):
-                given[key] = rule.taken(value, whose)
-        if changed:
-            args = tuple(changed.get(k, value) for k, value in enumerate(args))
-        return function(*args, **given)
+        taken = [(each[k] if k < len(each) else rest).taken(value, whose) for k, value in enumerate(args)]
+        return function(*taken, **{key: named.get(key, more).taken(value, whose) for key, value in given.items()})
 
     return wrapper
 
@@ -69,7 +59,7 @@ class _Rule(NamedTuple):
 
     def taken(self, value: Any, whose: str) -> Any:
         """The value as the argument takes it; a list or a table stays the caller's own."""
-        if self.hint is int and type(value) is int and abs(value) <= MOST:  # a round's, in every round
+        if isinstance(value, self.classes) or (self.hint is int and type(value) is int and abs(value) <= MOST):
             return value
         try:
             fit: Any = fitted(value, self.hint)
@@ -80,29 +70,17 @@ class _Rule(NamedTuple):
         return value if own else fit
 
 
-class _Rules(NamedTuple):
-    """The rules of a function: by position, of `*args`, by name, of `**given`; None where anything goes."""
-
-    each: list[_Rule | None]
-    rest: _Rule | None
-    named: dict[str, _Rule | None]
-    more: _Rule | None
+FREE = _Rule("", Any, (object,))  # anything goes
 
 
-def _rules(function: Callable[..., Any], scope: dict[str, Any]) -> _Rules:
-    hints, found = _hints(function, scope), _Rules([], None, {}, None)
-    for p in inspect.signature(function).parameters.values():
-        hint = hints.get(p.name, Any)
-        rule = None if hint is Any else _Rule(p.name, hint, _classes(hint))
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
-            found.each.append(rule)
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
-            found.named[p.name] = rule
-        if p.kind is p.VAR_POSITIONAL:
-            found = found._replace(rest=rule)
-        if p.kind is p.VAR_KEYWORD:
-            found = found._replace(more=rule)
-    return found
+def _rules(function: Callable[..., Any], scope: dict[str, Any]) -> tuple[list[_Rule], _Rule, dict[str, _Rule], _Rule]:
+    """The rules of a function: by position, of `*args`, by name, of `**given`."""
+    hints, kinds = _hints(function, scope), inspect.signature(function).parameters
+    named = {key: FREE if (hint := hints.get(key, Any)) is Any else _Rule(key, hint, _classes(hint)) for key in kinds}
+    each = [named[key] for key, p in kinds.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = [named.pop(key) for key, p in kinds.items() if p.kind is p.VAR_POSITIONAL]
+    more = [named.pop(key) for key, p in kinds.items() if p.kind is p.VAR_KEYWORD]
+    return each, next(iter(rest), FREE), named, next(iter(more), FREE)
 
 
 def _hints(function: Callable[..., Any], scope: dict[str, Any]) -> dict[str, Any]:

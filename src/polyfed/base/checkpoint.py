@@ -31,7 +31,7 @@ def save(folder: Path, t: int, tensors: dict[str, Tensor], meta: dict[str, Any])
         final = final.with_name(f"{final.name}-again")
     try:
         for path in folder.glob(".writing-*"):
-            if path == draft or not _alive(path.name.removeprefix(".writing-")):
+            if path == draft or not alive(path.name.removeprefix(".writing-")):
                 shutil.rmtree(path, ignore_errors=True)
         draft.mkdir(parents=True)
         save_file(_apart(tensors), draft / "tensors.safetensors")
@@ -126,7 +126,8 @@ def _digest(tensors: Path, meta: str) -> str:
     return whole.hexdigest()
 
 
-def _alive(pid: str) -> bool:
+def alive(pid: str | int) -> bool:
+    """True where a process of this machine may still be at work."""
     try:
         os.kill(int(pid), 0)
     except (ProcessLookupError, OverflowError, ValueError):

@@ -47,6 +47,9 @@ class Columns(Configured):
         doc="Gaps in inputs: median or mean of the training part, with an input that says so; or refuse them.",
     )
     gaps: TEXTS = setting(factory=list, doc="Further texts that stand for a missing value, such as -999.")
+    encoding: str | None = setting(
+        None, doc="Encoding of the CSV files that are not in UTF-8, such as cp1252, latin-1 or utf-16."
+    )
     unseen: Literal["zeros", "refuse"] = setting(
         "zeros", doc="A category that no training part has: zeros, none of the known ones; or refuse it."
     )
@@ -71,6 +74,7 @@ class Columns(Configured):
             self.require(survival or value is None, key, "none, or task = survival")
         self.require(not survival or self.time != self.event, "event", "another column than the time")
         self.require(not survival or self.target is None, "target", "none; survival has time and event")
+        self.require(self.encoding is None or is_encoding(self.encoding), "encoding", "one such as cp1252 or utf-16")
         self.require(self.weights not in self.outcome, "weights", "another column than the target")
 
     @property
@@ -88,6 +92,15 @@ class Columns(Configured):
     def given(self) -> dict[str, Any]:
         """The settings that are not at their defaults."""
         return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != DEFAULTS[f.name]}
+
+
+def is_encoding(name: str) -> bool:
+    """True for the name of a text encoding that Python knows."""
+    try:
+        "".encode(name)
+    except (LookupError, ValueError):
+        return False
+    return True
 
 
 DEFAULTS: dict[str, Any] = {s.name: s.default for s in settings_of(Columns)}

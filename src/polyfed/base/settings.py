@@ -45,6 +45,7 @@ class Setting:
     source: whose choice the default is, such as "paper"     doc: one line
     decides: whether it decides the numbers of a run, or only how they are computed
     step_size: whether it is a step size of a method, which a decaying step size scales
+    tune: whether a method's result hinges on it, so that it is chosen by validation
     """
 
     limits: Limits = FREE
@@ -52,6 +53,7 @@ class Setting:
     doc: str = ""
     decides: bool = True
     step_size: bool = False
+    tune: bool = False
 
 
 def setting(
@@ -66,6 +68,7 @@ def setting(
     doc: str = "",
     decides: bool = True,
     step_size: bool = False,
+    tune: bool = False,
 ) -> Any:
     """A dataclass field that is a setting.
 
@@ -85,6 +88,8 @@ def setting(
         Whether it decides the numbers of a run, or only how they are computed.
     step_size : bool
         Whether it is a local step size of a method: it is at least 0, and `lr_decay` scales it. A field named `lr` is.
+    tune : bool
+        Whether the method's result hinges on it: `tune` chooses it, and `polyfed compare` says where it was left.
 
     Returns
     -------
@@ -93,7 +98,7 @@ def setting(
     """
     if default is not dataclasses.MISSING and factory is not dataclasses.MISSING:
         raise ConfigError(f"setting: found the default {shown(default)} and a factory, expected one of them")
-    known = Setting(Limits(ge, gt, le, lt), source, doc, decides, step_size)
+    known = Setting(Limits(ge, gt, le, lt), source, doc, decides, step_size, tune)
     return dataclasses.field(default=default, default_factory=factory, metadata={"setting": known})
 
 

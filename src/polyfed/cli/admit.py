@@ -2,13 +2,13 @@
 
 from polyfed.base.errors import ConfigError, DataError
 from polyfed.cli.commands import Admit
-from polyfed.cli.console import show_table, stdout
+from polyfed.cli.console import show_table
 from polyfed.cli.folders import claimed
+from polyfed.cli.screen import say, stdout
 from polyfed.face import Run
 
 
-def admit(o: Admit) -> int:
-    """Train the newcomers' models, write them, and show how good they are."""
+def admit(o: Admit) -> None:
     if o.start not in ("offered", "common"):
         raise ConfigError(f"start: found {o.start!r}, expected offered or common")
     opened = Run.open(o.run)
@@ -20,5 +20,4 @@ def admit(o: Admit) -> int:
         found.save(folder)
     stdout.print()
     show_table(found.summary())
-    stdout.print(f"\nmodels, table and figure: {folder}", soft_wrap=True, markup=False)
-    return 0
+    say(f"\nmodels, table and figure: {folder}")

@@ -5,5 +5,4 @@ from polyfed.sites.audit import compare, read
 
 
 def audit_log(o: AuditLog) -> None:
-    """Compare the two ends' logs."""
     print(compare(read(o.a), read(o.b)))

@@ -2,23 +2,25 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 from polyfed.base.errors import ConfigError, Refusal, closest
 from polyfed.cli.commands import MADE, Client
 from polyfed.cli.events import Events
-from polyfed.sites.audit import Audit, audited
+from polyfed.cli.screen import asked
 from polyfed.sites.consent import Consent
 from polyfed.sites.flower_site import Attendance
 from polyfed.sites.keys import private, site_key, warning
 from polyfed.sites.policy import FILE, Policy, read
+from polyfed.sites.runs import Runs
 from polyfed.sites.site import Site
 
 POLICY = "policy"  # what --yes says instead of a digest
 
 
 @private()
-def client(o: Client) -> int:
-    """Take part until the server has finished."""
+def client(o: Client) -> None:
     allowed = [word.strip() for words in o.allow or () for word in words.split(",")]
     for word in allowed:
         if word not in MADE:
@@ -27,26 +29,35 @@ def client(o: Client) -> int:
         raise ConfigError(f"--data: {o.data} is not a file")
     file = o.policy or o.key.with_name(FILE)
     policy = read(file) if o.policy or file.exists() else Policy()
-    given, say = site_key(o.key), Events(o.vault, o.quiet)
+    given, say = site_key(o.key, partial(_passphrase, o.passphrase)), Events(o.vault, o.quiet)
     if line := warning("this site's key", given.until, "ask the server's operator for a new one"):
         say(f"note: {line}")
     consent = Consent(frozenset(allowed), o.metrics, *_agreement(o))
-    site = Site(given.site, o.data, o.vault, consent, say, say.show, policy)
-    answer = audited(site.answer, Audit(o.vault, given.site), lambda: site.terms)
-    Attendance(given, answer, lambda: site.finished, o.vault, say, o.server).run()
-    return 0
+
+    def site(run: str) -> Site:
+        who = f"{run}: " if run else ""
+        said, shown = (lambda line, do=do: do(f"{who}{line}") for do in (say, say.show))
+        return Site(given.site, o.data, o.vault / run, consent, said, shown, policy)
+
+    runs = Runs(given.site, site, o.stay)
+    Attendance(given, runs.answer, runs.over, o.vault, say, o.server).run()
 
 
-def _agreement(o: Client) -> tuple[Callable[[str], bool] | None, str | None, bool]:
+def _passphrase(file: Path | None) -> bytes:
+    return asked("Passphrase of the key: ") if file is None else file.read_bytes().strip()
+
+
+def _agreement(o: Client) -> tuple[Callable[[str], bool] | None, frozenset[str], bool]:
     """Arguments `ask`, `agreed` and `once` of a `Consent`, by how the operator agrees."""
     if o.dry_run:
-        return _leave, None, False
+        return _leave, frozenset(), False
     if o.yes in (None, POLICY):
-        return None if o.yes else _ask, None, True
-    if not re.fullmatch("[0-9a-f]{16}", o.yes):
+        return None if o.yes else _ask, frozenset(), True
+    digests = o.yes.split(",")
+    if not all(re.fullmatch("[0-9a-f]{16}", digest) for digest in digests):
         then = "sixteen digits, as --dry-run shows them, or policy"
         raise ConfigError(f"--yes: found {o.yes!r}, expected the digest of the terms: {then}")
-    return None, o.yes, True
+    return None, frozenset(digests), True
 
 
 def _leave(text: str) -> bool:

@@ -5,25 +5,22 @@ from pathlib import Path
 
 from polyfed.base.errors import ConfigError
 from polyfed.cli.commands import AGAINST, Coalitions
-from polyfed.cli.console import Show, show_table, stdout
-from polyfed.cli.execute import say_interrupted
+from polyfed.cli.console import Show, show_table
 from polyfed.cli.folders import claimed
 from polyfed.cli.given import collect
-from polyfed.cli.portable import pin
-from polyfed.cli.run import SEEDS
+from polyfed.cli.run import SEEDS, go_on, prepared
+from polyfed.cli.screen import interrupted, say, stdout
 from polyfed.games import result
 from polyfed.games.run import Game, Made
 from polyfed.games.show import answer, tables
 from polyfed.runs import ownership as files
 from polyfed.runs import stop
-from polyfed.runs.build import Parts
 from polyfed.runs.config import Experiment, defaults_for, merge, resolve
 
 USUAL = {"evaluate-every": 0, "data": {"validation-fraction": 0.2}}
 
 
 def coalitions(o: Coalitions) -> int:
-    """Train all coalitions, or some of them."""
     typed, samples, against = collect(o), o.samples, o.against
     if samples is not None and samples < 1:
         raise ConfigError(f"samples: found {samples}, expected an integer of at least 1")
@@ -37,50 +34,42 @@ def play(
     experiment: Experiment, samples: int | None, out: Path | None, force: bool, quiet: bool, resume: bool = False
 ) -> int:
     """Train (or go on with) the coalitions of an experiment in `out`, report them, and return the exit status."""
-    if experiment.settings.portable:
-        pin()
-    parts = Parts(experiment)
-    experiment = parts.experiment
-    methods = experiment.methods
-    if not resume:
-        parts.check_without()
+    parts = prepared(experiment, fresh=not resume)
+    experiment, methods = parts.experiment, parts.experiment.methods
 
     def make(seed: int, without: Sequence[str]) -> Made:
         here = parts.leaving(without) if without else parts
         tables = {k: v for k, v in here.describe(methods[0]).items() if k != "algorithm"}
         return here.model(seed), here.federation(seed), tables
 
-    parts.check()
-    federation = parts.federation(experiment.seeds[0])
     described = {m.label: {"algorithm": m.table()} for m in methods[1:]}
     game = Game(
-        make, federation, [m.algorithm for m in methods], [m.label for m in methods], parts.training(),
-        experiment.seeds, samples, lambda label: described.get(label, {}),
+        make, parts.federation(experiment.seeds[0]), [m.algorithm for m in methods], [m.label for m in methods],
+        parts.training(), experiment.seeds, samples, lambda label: described.get(label, {}),
     )  # fmt: skip
     since = stop.interruptions()
     with claimed(out, f"coalitions-{experiment.name}", force, resume) as folder:
         try:
-            with Show(False, quiet) as show:
+            with Show(False, quiet, experiment.seeds) as show:
                 found = game.play(folder, resume, show, experiment.toml())
         except KeyboardInterrupt:
-            say_interrupted(folder)
-            return stop.status(since)
+            return interrupted(go_on(folder), since)
         files.forget_old(folder)
-        say(found, folder / "report.html")
+        tell(found, folder / "report.html")
     return 0
 
 
-def say(found: result.Coalitions, page: Path) -> None:
+def tell(found: result.Coalitions, page: Path) -> None:
     """Print the answer, the tables, and where the page is."""
     stdout.print()
     stdout.print(answer(found), style="bold", markup=False)
     for table in tables(found):
         stdout.print()
         show_table(table)
-    stdout.print(f"\ntables, picture and page: {page}", soft_wrap=True, markup=False)
+    say(f"\ntables, picture and page: {page}")
 
 
-def go_on(run: Path, quiet: bool) -> int:
+def resumed(run: Path, quiet: bool) -> int:
     """Continue the coalitions of a folder."""
     table = files.unsealed(run / "coalitions.toml")
     told = table.pop("coalitions")

@@ -1,6 +1,5 @@
 """Every command: its help, its arguments and its options. What it does is in the module of its name."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
@@ -155,25 +154,6 @@ class Verify(Experiment, takes=("data_dir",), asks="run"):
     only: str | None = option("One run of a comparison, or KEY/LABEL-seedK of a record.", None, "LABEL-seedK", "--run")
 
 
-class Form(StrEnum):
-    """Format of a table."""
-
-    text = "text"
-    markdown = "markdown"
-    latex = "latex"
-    csv = "csv"
-
-
-class Which(StrEnum):
-    """The tables of a report."""
-
-    methods = "methods"
-    clients = "clients"
-    gains = "gains"
-    costs = "costs"
-    results = "results"
-
-
 class Report(Command):
     """Write report.html from run folders, or print one table; of coalitions, write all files but the runs again.
 
@@ -185,8 +165,10 @@ class Report(Command):
     runs: list[Path] = argument("Run or comparison folders, or one of coalitions.")
     out: Path | None = option("File to write. Default: report.html in the first folder.")
     figures: bool = option("Write the figures as SVG, PDF and PNG beside the page.", False)
-    table: Form | None = option("Print one table in this form; without --out, write no page.")
-    of: Which = option("The table that --table prints.", Which.methods)
+    table: Literal["text", "markdown", "latex", "csv"] | None = option(
+        "Print one table in this form; without --out, write no page."
+    )
+    of: Literal["methods", "clients", "gains", "costs", "results"] = option("The table that --table prints.", "methods")
     paper: bool = option("Print one table over several data sets, in LaTeX.", False)
 
 
@@ -219,6 +201,7 @@ class Predict(Command):
     model: Path = argument("A model that polyfed export wrote (.safetensors), or the folder of a run.")
     rows: Path = argument("CSV file with the columns of the training files.")
     client: str | None = option("Of a run: the client's name, or its number from 0.")
+    encoding: str | None = option("Encoding of the rows, if not UTF-8, such as cp1252.", None, "NAME")
     out: Path | None = option("File for the predictions. Default: print them.", None, "FILE.csv")
 
 
@@ -254,7 +237,7 @@ class Leave(Shared, takes=("out", "force", "quiet"), asks="run"):
     client: list[str] = option("Who leaves, by name; repeatable.", ..., "NAME")
 
 
-class Regress(Experiment, takes=("drop", "set")):
+class Regress(Experiment, takes=("drop", "encoding", "set")):
     """Fit a regression over all sites by federated Newton: coefficients, intervals, heterogeneity, meta-analysis.
 
     Sites send sums, gradients and information matrices, and no row of data. The result is that of pooled data.
@@ -344,13 +327,22 @@ class Server(Shared, takes=("out", "force", "quiet")):
     Waits for the sites (polyfed client), trains, and writes a run as polyfed run does. No sample and no private state
     of a site is ever here; each site keeps its own model.
 
-    [dim]polyfed server experiment.toml --sites 4 --out runs/heart[/dim]
+    Several experiments are several runs at one port, each in a folder of its own in --out; sites take part in them
+    with --stay. A folder is a queue: each experiment in it is a run, also one that is put there later, and the server
+    stays until it is stopped.
+
+    [dim]polyfed server experiment.toml --sites 4 --out runs/heart
+    polyfed server heart.toml lung.toml --sites heart=bern,oslo --sites lung=3[/dim]
     """
 
-    experiment: Path = argument("Experiment file (TOML).", ..., "FILE.toml")
-    sites: str | None = option(
-        "Who takes part: these sites, or the first N that connect. Default: all with a key.", None, "N|A,B"
+    experiment: list[Path] = argument("Experiment files (TOML), or a folder of them.", ..., "FILE.toml|DIR")
+    sites: list[str] | None = option(
+        "Who takes part: these sites, or the first N that connect; RUN= before it: in this run alone; repeatable. "
+        "Default: all with a key.",
+        None,
+        "[RUN=]N|A,B",
     )
+    at_once: int = option("Runs that go at once; others wait for their turn.", 4, "N", min=1)
     keys: Path = option("Folder made by polyfed keys.", Path("keys"), "DIR")
     host: str = option("Address of this machine to listen at.", "0.0.0.0", "HOST")
     port: int | None = option("Port to listen at. Default: that of the keys' address.", None, "PORT", min=1, max=65535)
@@ -381,9 +373,16 @@ class Client(Shared, takes=("quiet",)):
     """
 
     key: Path = option("The site's key: a file from polyfed keys add.", ..., "FILE")
+    passphrase: Path | None = option(
+        "File with the key's passphrase. Default: ask for it, if it has one.", None, "FILE"
+    )
     data: Path = option("The site's own file, CSV or npz.", ..., "FILE")
     vault: Path = option(
         "Folder for what the site keeps, its private state and its model: one for each run.", ..., "DIR"
+    )
+    stay: bool = option(
+        "Take part in every run that the server has, until stopped; each has a folder of its own in --vault.",
+        False,
     )
     server: str | None = option("HOST:PORT of the server, where it is not the one in the key.", None, "HOST:PORT")
     allow: list[str] | None = option(
@@ -399,10 +398,10 @@ class Client(Shared, takes=("quiet",)):
         "FILE",
     )
     yes: str | None = option(
-        "Agree to these terms, by the digest that --dry-run shows, and to no others; policy: to whatever the policy "
+        "Agree to these terms, by the digests that --dry-run shows, and to no others; policy: to whatever the policy "
         "allows.",
         None,
-        "DIGEST|policy",
+        "DIGEST,...|policy",
     )
 
 
@@ -444,7 +443,7 @@ class DataFetch(Experiment, group="data", module="fetch", takes=("data_dir",)):
 class DataInspect(
     Experiment,
     group="data",
-    takes=("target", "standardise", "drop", "weights", "partition", "clients", "data_dir", "seed", "set"),
+    takes=("target", "standardise", "drop", "weights", "encoding", "partition", "clients", "data_dir", "seed", "set"),
 ):
     """Show the clients of a partition: samples, classes, and caveats about the data; of CSV files every column first.
 
@@ -473,6 +472,8 @@ class KeysAdd(Shared, group="keys", takes=("keys",)):
 
     site: str = argument("Name of the site.")
     out: Path = option("Folder for the site's file.", Path(), "DIR")
+    rotate: bool = option("Make a second key for a site that has one; both are accepted for a month.", False)
+    passphrase: bool = option("Ask for a passphrase, which the site then has to give.", False)
 
 
 class KeysList(Shared, group="keys", takes=("keys",)):
@@ -480,6 +481,8 @@ class KeysList(Shared, group="keys", takes=("keys",)):
 
 
 class KeysRevoke(Shared, group="keys", takes=("keys",)):
-    """Refuse a site's key from now on, also in a run that is under way."""
+    """Refuse a site's keys from now on, also in a run that is under way. They stay in the register, as evidence."""
 
     site: str = argument("Name of the site.")
+    key: str | None = option("One key alone, as polyfed keys list has it.", None, "KEY")
+    why: str | None = option("Reason, which is written down.", None, "TEXT")

@@ -5,7 +5,6 @@ import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rich.table import Table
 from rich.text import Text
 
 from polyfed.base.errors import ConfigError, closest
@@ -13,7 +12,7 @@ from polyfed.base.settings import kebab, settings_of
 from polyfed.base.values import either
 from polyfed.cli.commands import Config
 from polyfed.cli.options import FILE
-from polyfed.cli.screen import stdout
+from polyfed.cli.screen import grid, stdout
 from polyfed.core.schedule import SCHEDULES
 from polyfed.runs.training import Model
 from polyfed.threats import ATTACKS, RULES
@@ -104,22 +103,18 @@ def toml() -> str:
     return "\n".join([*parts, METHODS])
 
 
-def config(o: Config) -> int:
-    """List the keys, or those that are asked for."""
+def config(o: Config) -> None:
     if o.as_toml:
         if o.key is not None:
             raise ConfigError(f"--toml: prints every key; leave out {o.key!r}")
         print(toml(), end="")
-        return 0
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for header in ("key", "default", "takes", "meaning"):
-        table.add_column(header, no_wrap=header in ("key", "default"))
+        return
+    table = grid("key", "default", "takes", "meaning", tight=("key", "default"))
     for row in keys() if o.key is None else _matching(o.key):
         table.add_row(Text(row.name, "cyan"), Text(row.value()), Text(row.takes), Text(row.says()))
     stdout.print(table)
     if o.key is None:
         stdout.print(Text("\nThe keys of [algorithm] are the method's settings: polyfed algorithms NAME", "dim"))
-    return 0
 
 
 def _matching(asked: str) -> list[Key]:

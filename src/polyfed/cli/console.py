@@ -9,16 +9,18 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from polyfed.cli.screen import stderr, stdout
+from polyfed.cli.screen import say, stderr, stdout
 from polyfed.metrics.metric import short
 from polyfed.report import Study, Table, client_table, compare_table
 from polyfed.report.summary import details, headline, lines
 from polyfed.report.table import STYLES
+from polyfed.report.words import duration
 from polyfed.runs.watching import Callback
 from polyfed.runs.watching import Progress as Step
 from polyfed.studies.jobs import Done, Watch
 
 TENTHS = 10  # plain progress lines per run, when there is one run only
+LOOK, LONG = 5, 60  # seconds of rounds that an estimate rests on, and that a rest takes of which one is given
 
 
 class Show(Watch):
@@ -26,9 +28,13 @@ class Show(Watch):
     when it is over.
     """
 
-    def __init__(self, single: bool, quiet: bool = False):
+    def __init__(self, single: bool, quiet: bool = False, seeds: Sequence[int] = (), notes: Sequence[str] = ()):
         self.single, self.quiet, self.live = single, quiet, stderr.is_terminal and not quiet
         self.total, self.done = 1, 0
+        named = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+        self.first = [*([named] if seeds else []), *notes]  # said before the first run
+        self._from: tuple[int, float] | None = None  # a round of the run in hand, and when it was over
+        self._estimated = False
         self._began: dict[tuple[str, int], float] = {}
         self._planned: set[str] = set()
         self._bars = Progress(
@@ -59,7 +65,10 @@ class Show(Watch):
         self._bars.update(self._all, total=total, completed=done)
 
     def begin(self, label: str, seed: int) -> None:
-        self._began[label, seed] = time.monotonic()
+        for line in () if self.quiet else self.first:
+            say(line, stderr)
+        self.first = []
+        self._began[label, seed], self._from = time.monotonic(), None
         many = len(self._began)
         self._bars.update(self._all, description="runs" if many == 1 else f"runs, {many} side by side")
         self._bars.reset(self._one, description=f"{label}, seed {seed}", total=None, note="", visible=many == 1)
@@ -75,21 +84,40 @@ class Show(Watch):
             plan = step.run.plan or ""
             if (solver := plan.partition(";")[0]) not in {"", *self._planned}:  # what follows may change along a path
                 self._planned.add(solver)
-                stderr.print(f"{step.run.algorithm.name}: {plan}", soft_wrap=True, markup=False)
+                say(f"{step.run.algorithm.name}: {plan}", stderr)
         if step.records:
             record = step.records[-1]
             name = step.run.metric.name
             note = f"{record['split']} {name} {short(record[name])}"
             self._bars.update(self._one, note=note)
         self._bars.update(self._one, completed=step.round, total=step.rounds)
+        self._from = first, since = self._from or (step.round, time.monotonic())
+        if (passed := time.monotonic() - since) > LOOK and step.round > first:
+            rest = step.rounds - step.round + step.rounds * (self.total - self.done - 1)
+            self._estimate(passed / (step.round - first) * rest)
         tenth = max(1, step.rounds // TENTHS)
         if self.single and not self.live and not self.quiet and note and step.round % tenth == 0:
-            stderr.print(f"round {step.round}/{step.rounds}  {note}", soft_wrap=True)
+            say(f"round {step.round}/{step.rounds}  {note}", stderr)
+
+    def _estimate(self, seconds: float) -> None:
+        """Say once how long the rest will take, where that is long."""
+        if seconds > LONG and not self._estimated and not self.quiet:
+            more = "at this pace" if self.total == 1 else "if all take as long and run one after another"
+            say(f"about {duration(seconds)} to go, {more}", stderr)
+            self._estimated = True
+
+    def over(self, label: str, seed: int) -> float:
+        """A run is over; returns the seconds that it took, 0 where it was only read back."""
+        self.done += 1
+        self._bars.update(self._all, completed=self.done)
+        if (label, seed) not in self._began:
+            return 0.0
+        seconds = time.monotonic() - self._began.pop((label, seed))
+        self._estimate(seconds * (self.total - self.done))
+        return seconds
 
     def end(self, result: Done, resumed: bool) -> None:
-        self.done += 1
-        began = self._began.pop((result.label, result.seed), 0.0)
-        self._bars.update(self._all, completed=self.done)
+        seconds = self.over(result.label, result.seed)
         if self.live or self.quiet or self.single:
             return
         words = [f"[{self.done}/{self.total}]", f"{result.label} seed {result.seed}:"]
@@ -98,8 +126,8 @@ class Show(Watch):
             words.append(f"{split} {result.summary.metric} {short(final.mean)}")
         else:
             words.append(result.status)
-        words.append("(from before)" if resumed else f"({time.monotonic() - began:.1f} s)")
-        stderr.print(Text(" ".join(words)), soft_wrap=True)
+        words.append("(from before)" if resumed else f"({seconds:.1f} s)")
+        say(" ".join(words), stderr)
 
 
 def show_table(table: Table) -> None:
@@ -133,4 +161,4 @@ def results(study: Study, page: Path) -> None:
         stdout.print(Text("\nAbout these data", "bold"))
         for note in notes:
             stdout.print(Text(f"- {note}"))
-    stdout.print(Text(f"\nreport: {page}"), soft_wrap=True)
+    say(f"\nreport: {page}")

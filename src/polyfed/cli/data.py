@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -12,7 +11,7 @@ from polyfed.base.errors import ConfigError
 from polyfed.cli.commands import DataInspect, DataList
 from polyfed.cli.describe import package
 from polyfed.cli.given import collect
-from polyfed.cli.screen import stdout
+from polyfed.cli.screen import grid, say, stdout
 from polyfed.data import about
 from polyfed.data.datasets import LOADERS
 from polyfed.data.federation import Federation
@@ -29,34 +28,18 @@ ROWS, COLUMNS, MANY = 40, 12, 200  # clients, classes and columns shown in the t
 SHADES = " ░▒▓█"
 
 
-def data_list(_: DataList) -> int:
-    """List the data sets."""
-    stdout.print(catalogue())
-    return 0
-
-
-def data_inspect(o: DataInspect) -> int:
-    """Show how a data set is divided among clients."""
-    show(resolve(None, collect(o)), o.out)
-    return 0
-
-
-def catalogue() -> RenderableType:
-    """Name, one line, and whether it can be fetched."""
-    table = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("name", no_wrap=True)
-    table.add_column("what it is")
-    table.add_column("fetch", no_wrap=True)
+def data_list(_: DataList) -> None:
+    table = grid("name", "what it is", "fetch", tight=("name", "fetch"))
     refused = LOADERS.gather()
     for name in sorted(LOADERS):
         what = Text.assemble(about(name).partition("\n")[0], package(LOADERS.origin(name)))
         table.add_row(Text(name, "cyan"), what, "yes" if name in HOMES else "")
     note = Text("\nAny folder of CSV or npz files, one per client, is a data set too.", "dim")
-    return Group(table, *(Text(f"\n{line}", "red") for line in refused), note)
+    stdout.print(table, *(Text(f"\n{line}", "red") for line in refused), note, sep="\n")
 
 
-def show(experiment: Experiment, out: Path | None) -> None:
-    """Print the federation of the first seed, and draw it to `out`."""
+def data_inspect(o: DataInspect) -> None:
+    experiment, out = resolve(None, collect(o)), o.out
     if out is not None and out.suffix.lower() not in (".svg", ".png", ".pdf"):
         raise ConfigError(f"--out: found {str(out)!r}, expected a name ending in .svg, .png or .pdf")
     if out is not None:
@@ -66,14 +49,14 @@ def show(experiment: Experiment, out: Path | None) -> None:
         stdout.print(columns_of(found))
         stdout.print()
     fed = parts.federation(experiment.seeds[0])
-    stdout.print(_headline(fed), soft_wrap=True)
+    say(_headline(fed))
     stdout.print(table_of(fed))
-    if note := _more(fed):
+    for note in (_more(fed), *(f"- {note}" for note in fed.notes)):
         stdout.print(Text(note, "dim"), soft_wrap=True)
-    for note in fed.notes:
-        stdout.print(Text(f"- {note}", "dim"), soft_wrap=True)
     if out is not None:
-        stdout.print(f"picture: {draw(fed, out)}", soft_wrap=True)
+        figure = report.partition_figure(report.Study([described(fed.describe())]))
+        assert figure is not None
+        say(f"picture: {report.save(figure, out)}")
 
 
 def tables_of(experiment: Experiment) -> Table | None:
@@ -84,16 +67,13 @@ def tables_of(experiment: Experiment) -> Table | None:
     paths = [place] if place.is_file() else client_files(place)
     if not all(p.suffix.lower() == ".csv" for p in paths):
         return None
-    sheets = [read(path) for path in paths]
+    sheets = [read(path, experiment.columns.encoding) for path in paths]
     return Table(sheets, survey(sheets, experiment.columns), experiment.columns)
 
 
 def columns_of(table: Table) -> Grid:
     """One row per column: what it holds over all files, and what becomes of it."""
-    shown = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    shown.add_column("column", no_wrap=True)
-    shown.add_column("type", no_wrap=True)
-    shown.add_column("values")
+    shown = grid("column", "type", "values", tight=("column", "type"))
     shown.add_column("gaps", justify="right", no_wrap=True)
     shown.add_column("becomes")
     for c in list(table.found.values())[:MANY]:
@@ -121,7 +101,7 @@ def table_of(fed: Federation) -> Grid:
     few = len(classes) <= COLUMNS
     labels = (fed.meta.get("preparation") or {}).get("labels") or [c.removeprefix("class_") for c in classes]
     plain = [c for c in names if c not in classes and (c != "validation" or fed.validation is not None)]
-    table = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = grid()
     for c in plain:
         table.add_column(c, justify="left" if c == "client" else "right")
     for label in labels if few else []:
@@ -146,10 +126,3 @@ def _more(fed: Federation) -> str:
     left = f"... and {fed.n - ROWS} more clients; " if fed.n > ROWS else ""
     t = frame["train"]
     return f"{left}training samples per client: {t.min()} to {t.max()}, median {t.median():.0f}, {t.sum():,} in all"
-
-
-def draw(fed: Federation, out: Path) -> Path:
-    """The partition as a picture."""
-    figure = report.partition_figure(report.Study([described(fed.describe())]))
-    assert figure is not None
-    return report.save(figure, out)

@@ -19,21 +19,21 @@ import polyfed.algorithms  # noqa: F401  (registers the methods)
 from polyfed.base.plugins import Plugin
 from polyfed.base.settings import kebab, settings_of
 from polyfed.cli.commands import Algorithms
-from polyfed.cli.screen import stdout
+from polyfed.cli.screen import grid, stdout
 from polyfed.core.algorithm import REGISTRY, Algorithm, Contender
 from polyfed.runs.rehearsal import counted
 from polyfed.yardsticks import Yardstick
 
 
-def algorithms(o: Algorithms) -> int:
-    """List the methods, or show one in full."""
+def algorithms(o: Algorithms) -> None:
     stdout.print(overview() if o.name is None else portrait(o.name))
-    return 0
 
 
 def overview() -> RenderableType:
     """All methods: name, one line, what is sent; and the yardsticks, which send nothing."""
-    methods, yards = _columns("name", "what it does", "sent per round, in vectors of p numbers"), _columns("name", "")
+    methods = grid("name", "what it does", "sent per round, in vectors of p numbers", tight=("name",))
+    yards = grid("name", "", tight=("name",))
+    yards.show_header = False
     refused = REGISTRY.gather()
     for name, cls in sorted(REGISTRY.items()):
         row = Text(name, "cyan"), Text.assemble(sections(cls)["summary"], package(REGISTRY.origin(name)))
@@ -49,13 +49,6 @@ def overview() -> RenderableType:
 def package(plugin: Plugin | None) -> tuple[str, str]:
     """The installed package that brings a row of a listing, behind what it is; nothing where it is polyfed."""
     return ("" if plugin is None else f"  ({plugin})", "dim")
-
-
-def _columns(*headers: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=bool(headers[-1]))
-    for header in headers:
-        table.add_column(header, no_wrap=header == "name")
-    return table
 
 
 def portrait(name: str) -> RenderableType:
@@ -110,9 +103,7 @@ def _beside(cls: type, file: str) -> str:
 
 def settings(cls: type[Contender]) -> Table:
     """A row for every setting."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for header in ("key", "default", "from", "takes", "meaning"):
-        table.add_column(header, no_wrap=header in ("key", "default"))
+    table = grid("key", "default", "from", "takes", "meaning", tight=("key", "default"))
     for s in settings_of(cls):
         missing = s.default is dataclasses.MISSING
         default = "" if missing else "none" if s.default is None else _toml(s.default)

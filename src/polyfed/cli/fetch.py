@@ -3,12 +3,10 @@
 from pathlib import Path
 
 from polyfed.cli.commands import DataFetch
-from polyfed.cli.screen import stdout
+from polyfed.cli.screen import say
 from polyfed.data import fetch
 
 
-def data_fetch(o: DataFetch) -> int:
-    """Download a data set."""
+def data_fetch(o: DataFetch) -> None:
     for path in fetch(o.name, Path(o.data_dir).expanduser() if o.data_dir else None):
-        stdout.print(str(path), soft_wrap=True)
-    return 0
+        say(str(path))

@@ -5,8 +5,7 @@ from typing import Any, TypeVar
 
 from polyfed.base.settings import kebab, typed_as, types_of, value_of
 from polyfed.cli.options import FILE, Command
-from polyfed.runs import check
-from polyfed.runs.config import assign
+from polyfed.runs.config import Where, assign, read_table
 from polyfed.runs.training import Table
 
 T = TypeVar("T", bound=Table)
@@ -36,4 +35,4 @@ def read(table: type[T], given: Mapping[str, Any]) -> T:
     """The settings of a table among what is given by name; text is read as the setting's type takes it."""
     found = {name: (given[name], hint) for name, hint in types_of(table).items() if given.get(name) is not None}
     typed = {kebab(name): typed_as(v, hint) if isinstance(v, str) else v for name, (v, hint) in found.items()}
-    return check.read_table(table, typed, check.Where(None, {}, {}))
+    return read_table(table, typed, Where(None, {}, {}))

@@ -4,8 +4,9 @@ from pathlib import Path
 
 from polyfed.base.errors import ConfigError, RunError
 from polyfed.cli.commands import Leave
-from polyfed.cli.console import show_table, stdout
-from polyfed.cli.execute import execute
+from polyfed.cli.console import show_table
+from polyfed.cli.run import execute
+from polyfed.cli.screen import say, stdout
 from polyfed.runs import schema as reading
 from polyfed.runs.config import resolve
 from polyfed.runs.ownership import config_of, spare, unsealed
@@ -13,7 +14,6 @@ from polyfed.studies.leave import compared, leaving, without
 
 
 def leave(o: Leave) -> int:
-    """Train without who leaves, and say what it costs."""
     run = o.run
     config = config_of(run)
     if o.out is not None:
@@ -32,9 +32,6 @@ def leave(o: Leave) -> int:
         found.save()
         stdout.print()
         show_table(found.summary())
-        stdout.print(
-            f"\nwhat it costs: {folder / 'leave.html'}\nthe runs without {', '.join(names)}: {folder}",
-            soft_wrap=True, markup=False,
-        )  # fmt: skip
+        say(f"\nwhat it costs: {folder / 'leave.html'}\nthe runs without {', '.join(names)}: {folder}")
 
     return execute(without(resolve(config), names, everyone), o.out, o.force, o.quiet, left=said)

@@ -5,7 +5,7 @@ import re
 import polyfed.algorithms  # noqa: F401  (registers the methods)
 from polyfed.base.errors import ConfigError
 from polyfed.cli.commands import NewMethod
-from polyfed.cli.screen import stdout
+from polyfed.cli.screen import say
 from polyfed.core.algorithm import REGISTRY
 
 METHOD = '''"""{cls}: say here what it does. Cite the paper, and its equations by number."""
@@ -61,8 +61,7 @@ file = "{module}.py"
 """
 
 
-def new_method(o: NewMethod) -> int:
-    """Write the files."""
+def new_method(o: NewMethod) -> None:
     name, folder = o.name, o.folder
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise ConfigError(f"name: found {name!r}, expected lower-case letters and digits, words joined by hyphens")
@@ -77,6 +76,5 @@ def new_method(o: NewMethod) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in files.items():
         (folder / file).write_text(text.format(name=name, module=module, cls=cls))
-        stdout.print(str(folder / file), markup=False, highlight=False)
-    stdout.print(f"\nnext: polyfed check {folder / module}.py, polyfed run {folder / module}.toml", markup=False)
-    return 0
+        say(str(folder / file))
+    say(f"\nnext: polyfed check {folder / module}.py, polyfed run {folder / module}.toml")

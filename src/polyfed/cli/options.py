@@ -119,6 +119,7 @@ class Experiment(Shared):
     standardise: str | None = of(Columns, "standardise", DATA, "SCOPE")
     drop: str | None = of(Columns, "drop", DATA, "A,B,...")
     weights: str | None = of(Columns, "weights", DATA, "COLUMN")
+    encoding: str | None = of(Columns, "encoding", DATA, "NAME")
     partition: str | None = of(Data, "partition", DATA)
     clients: str | None = of(Data, "clients", DATA, "N")
     model: str | None = of(Model, "name", DATA)

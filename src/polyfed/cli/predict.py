@@ -1,17 +1,17 @@
 """polyfed predict: raw rows of a CSV file into predictions, by an exported model or a run's client."""
 
+from polyfed.base.columns import Columns
 from polyfed.base.errors import ConfigError
 from polyfed.cli.commands import Predict
-from polyfed.cli.screen import stderr
+from polyfed.cli.screen import say, stderr
 from polyfed.data.sheets import read
 from polyfed.face import Run
 from polyfed.runs.folder import csv_text
 from polyfed.runs.ownership import put_out, spare
-from polyfed.studies.predict import Predictor, predictor
+from polyfed.studies.predict import Predictor, predicted, predictor
 
 
-def predict(o: Predict) -> int:
-    """Predict the rows of a file."""
+def predict(o: Predict) -> None:
     model, client, out = o.model, o.client, o.out
     if out is not None:
         spare(out, model, model.with_suffix(".json"), o.rows)
@@ -28,13 +28,12 @@ def predict(o: Predict) -> int:
         raise ConfigError(f"--client: for the folder of a run; {model} is one client's model")
     else:
         found = Predictor.open(model)
-    sheet = read(o.rows)
-    text = csv_text(found.answers(sheet))
-    for line in found.remarks(sheet):
-        stderr.print(line, soft_wrap=True, markup=False)
+    sheet = read(o.rows, Columns(encoding=o.encoding).encoding)
+    answers, remarks = predicted(found, sheet)
+    for line in remarks:
+        say(line, stderr)
     if out is None:
-        print(text, end="")
-        return 0
-    put_out(out, text.encode())
-    stderr.print(f"{len(sheet.lines)} predictions: {out}", soft_wrap=True, markup=False)
-    return 0
+        print(csv_text(answers), end="")
+        return
+    put_out(out, csv_text(answers).encode())
+    say(f"{len(sheet.lines)} predictions: {out}", stderr)

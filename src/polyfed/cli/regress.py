@@ -12,24 +12,31 @@ import pandas as pd
 from polyfed.base import plugins
 from polyfed.base.errors import ConfigError, DataError, closest
 from polyfed.cli.commands import Regress
-from polyfed.cli.console import show_table, stdout
+from polyfed.cli.console import show_table
 from polyfed.cli.given import collect
+from polyfed.cli.screen import say
 from polyfed.data import load, readers
 from polyfed.data.datasets import LOADERS, options
 from polyfed.data.federation import Federation
 from polyfed.data.sheets import read, survey
 from polyfed.data.tables import Table
 from polyfed.face import Run
-from polyfed.runs import check
+from polyfed.runs.config import Where, read_table
 from polyfed.runs.ownership import put_out, spare
 from polyfed.runs.training import Columns
 
 TAKES = {"poisson": ("target", "exposure"), "cox": ("time", "event")}
-DESCRIBED = ("drop", "numbers", "categories", "gaps", "labels")  # settings of [columns] that a regression has
+DESCRIBED = (
+    "drop",
+    "numbers",
+    "categories",
+    "gaps",
+    "labels",
+    "encoding",
+)  # settings of [columns] that a regression has
 
 
-def regress(o: Regress) -> int:
-    """Fit, show the table, and write it."""
+def regress(o: Regress) -> None:
     data, model, out = o.data, o.model, o.out
     clinical = plugins.behind("regress", "polyfed_clinical")
     forms = {".csv": "csv", ".html": "html", ".md": "markdown", ".tex": "latex"}
@@ -48,7 +55,9 @@ def regress(o: Regress) -> int:
         names, sites, about = tables(Path(data), model, given, chosen, asked)
         found = replace(clinical.fit(sites, model, ties=o.ties, names=names, level=o.level), about=about)
     elif chosen or asked or any(given.values()):
-        which = "columns" if chosen else "drop" if o.drop else "set" if asked else takes[0]
+        which = (
+            "columns" if chosen else "drop" if o.drop else "encoding" if o.encoding else "set" if asked else takes[0]
+        )
         raise ConfigError(f"--{which}: of CSV files; {data} has none")
     else:
         found = clinical.fit(federation(data), model, ties=o.ties, level=o.level)
@@ -56,11 +65,10 @@ def regress(o: Regress) -> int:
     show_table(table)
     if out is not None and out.suffix == ".html":
         written = import_module(f"{clinical.__name__}.page").write_page(found, out)
-        stdout.print(f"report: {written}", soft_wrap=True, markup=False)
+        say(f"report: {written}")
     elif out is not None:
         put_out(out, str(table.to(forms[out.suffix])).encode())
-        stdout.print(f"table: {out}", soft_wrap=True, markup=False)
-    return 0
+        say(f"table: {out}")
 
 
 def federation(data: str) -> Federation:
@@ -78,9 +86,7 @@ def described(asked: Mapping[str, Any], drop: list[str], **roles: Any) -> Column
     for key in [*(k for k in asked if k != "columns"), *(f"columns.{k}" for k in settings if k not in DESCRIBED)]:
         raise ConfigError(f"{key}: regress takes {', '.join(f'columns.{k}' for k in DESCRIBED)}")
     both = dict.fromkeys([*settings.get("drop", []), *drop])
-    return check.read_table(
-        Columns, {**settings, **roles, "drop": [*both], "missing": "refuse"}, check.Where(None, {}, {})
-    )
+    return read_table(Columns, {**settings, **roles, "drop": [*both], "missing": "refuse"}, Where(None, {}, {}))
 
 
 def tables(
@@ -91,7 +97,7 @@ def tables(
     paths = readers.client_files(folder)
     if other := [path for path in paths if path.suffix.lower() != ".csv"]:
         raise DataError(f"{other[0]}: expected a CSV file, as the others are")
-    sheets = [read(path) for path in paths]
+    sheets = [read(path, asked.get("columns", {}).get("encoding")) for path in paths]
     cox, first = model == "cox", list(sheets[0].columns)
     wanted = [given["time"], given["event"]] if cox else [given["target"] or first[-1]]
     if cox and None in wanted:

@@ -5,61 +5,59 @@ from pathlib import Path
 
 from polyfed import report as make
 from polyfed.base.errors import ConfigError, RunError
-from polyfed.cli.commands import Form, Report, Which
+from polyfed.cli.commands import Report
 from polyfed.cli.console import results, show_table, stdout
 from polyfed.report import Study, Table, read
 from polyfed.runs.ownership import spare
 
 
-def report(o: Report) -> int:
-    """Write the page, or print one table."""
+def report(o: Report) -> None:
     runs, out = o.runs, o.out
     if out is not None and not out.is_dir():
         spare(out, *runs)
     if games := [path for path in runs if (path / "coalitions.toml").exists()]:
-        return _coalitions(runs, games[0], out is None and not o.figures and o.table is None and not o.paper)
-    form = Form.latex if o.paper and o.table is None else o.table
+        _coalitions(runs, games[0], out is None and not o.figures and o.table is None and not o.paper)
+        return
+    form = "latex" if o.paper and o.table is None else o.table
     if form is None or (out is not None and not o.paper):
         page = make.write_report(runs, out, figures=o.figures)
         if form is None:
             results(read(runs), page)
-            return 0
+            return
     made = _paper(runs) if o.paper else _table(read(runs), o.of, form)
     if isinstance(made, str):
         stdout.file.write(made)
-    elif form is Form.text:
+    elif form == "text":
         show_table(made)
     else:
-        stdout.file.write(str(made.to(form.value)))
-    return 0
+        stdout.file.write(str(made.to(form)))
 
 
-def _coalitions(runs: Sequence[Path], folder: Path, plain: bool) -> int:
+def _coalitions(runs: Sequence[Path], folder: Path, plain: bool) -> None:
     """Rebuild what a folder of coalitions holds beside its runs."""
     if len(runs) > 1 or not plain:
         raise ConfigError(f"{folder}: holds coalitions; report takes such a folder alone and without options")
-    from polyfed.cli.coalitions import say
+    from polyfed.cli.coalitions import tell
     from polyfed.games.result import Coalitions
 
     found = Coalitions.open(folder)
-    say(found, found.save())
-    return 0
+    tell(found, found.save())
 
 
-def _table(study: Study, of: Which, form: Form) -> Table | str:
+def _table(study: Study, of: str, form: str) -> Table | str:
     """The table that was asked for; the results as CSV text."""
-    if of is Which.results:
-        if form is not Form.csv:
-            raise ConfigError(f"--of results: found --table {form.value}, expected --table csv")
+    if of == "results":
+        if form != "csv":
+            raise ConfigError(f"--of results: found --table {form}, expected --table csv")
         return make.results(study).to_csv(index=False)
-    if of is Which.gains:
+    if of == "gains":
         gains = make.gain_table(study)
         if gains is None:
             raise RunError("--of gains: there is nothing to compare; expected runs of several methods")
         return gains
-    if of is Which.clients:
+    if of == "clients":
         return make.client_table(study, every=True)
-    return make.compare_table(study) if of is Which.methods else make.cost_table(study)
+    return make.compare_table(study) if of == "methods" else make.cost_table(study)
 
 
 def _paper(runs: Sequence[Path]) -> Table:

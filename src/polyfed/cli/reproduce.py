@@ -10,9 +10,10 @@ import typer
 
 from polyfed.base.errors import ConfigError
 from polyfed.cli.commands import Reproduce
-from polyfed.cli.console import Show, show_table, stderr, stdout
+from polyfed.cli.console import Show, show_table
 from polyfed.cli.describe import package
 from polyfed.cli.folders import claimed
+from polyfed.cli.screen import interrupted, say, stdout
 from polyfed.data.datasets import default_dir
 from polyfed.recipes import Bench, Outcome, Recipe, find, gather, origin
 from polyfed.recipes.recipe import Size, estimate, write
@@ -27,7 +28,6 @@ LONG = 60  # minutes from which a run is asked about
 
 
 def reproduce(o: Reproduce) -> int:
-    """Run a recipe, or list all."""
     if o.name is None:
         return _list()
     scale, record = o.scale, o.record
@@ -52,7 +52,7 @@ def reproduce(o: Reproduce) -> int:
         stdout.print("training three rounds of every kind of method, to see how long all will take")
         takes = estimate(r, size, which, where, device)
     _say_before(r, size, which, takes)
-    if (takes or 0) > LONG and not (o.yes or o.rehearse or _agreed()):
+    if (takes or 0) > LONG and not (o.yes or o.rehearse or not sys.stdin.isatty() or typer.confirm("Start?")):
         return 1
     since = stop.interruptions()
     with _claimed(folder, what, o.force):
@@ -63,7 +63,7 @@ def reproduce(o: Reproduce) -> int:
             try:
                 outcome = r.outcome(bench)
             except KeyboardInterrupt:
-                return _interrupted(folder, stop.status(since))
+                return interrupted(f"what is finished is in {folder}, the same command goes on from there", since)
             finally:
                 if r.recorded:
                     pack(bench, r.name)
@@ -146,18 +146,6 @@ def _say_before(r: Recipe, scale: Any, seeds: list[int], takes: float | None) ->
     show_table(settings_table(r.settings(scale)))
 
 
-def _agreed() -> bool:
-    if not sys.stdin.isatty():
-        return True
-    return typer.confirm("Start?")
-
-
-def _interrupted(folder: Path, status: int) -> int:
-    text = f"polyfed: interrupted; what is finished is in {folder}, the same command goes on from there"
-    stderr.print(text, soft_wrap=True, markup=False)
-    return status
-
-
 def _say_after(outcome: Outcome, page: Path) -> None:
     for table in outcome.tables:
         stdout.print()
@@ -167,4 +155,4 @@ def _say_after(outcome: Outcome, page: Path) -> None:
         show_table(claims_table(outcome.claims))
     for note in outcome.notes:
         stdout.print(f"- {note}", markup=False)
-    stdout.print(f"\nwritten: {page}", soft_wrap=True, markup=False)
+    say(f"\nwritten: {page}")

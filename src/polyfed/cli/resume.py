@@ -2,22 +2,21 @@
 
 from polyfed.base.errors import ConfigError
 from polyfed.cli.commands import Resume
-from polyfed.cli.execute import execute
 from polyfed.cli.folders import is_search
 from polyfed.cli.given import collect
+from polyfed.cli.run import execute
 from polyfed.runs.config import resolve
 from polyfed.runs.ownership import MARK, config_of, is_ours, locked, settle, unsealed
 
 
 def resume(o: Resume) -> int:
-    """Continue what a folder holds."""
     run = o.run
     if (run / "coalitions.toml").is_file():
         if o.rounds is not None:
             raise ConfigError(f"--rounds: {run} holds coalitions, which keep their number of rounds")
-        from polyfed.cli.coalitions import go_on
+        from polyfed.cli.coalitions import resumed
 
-        return go_on(run, o.quiet)
+        return resumed(run, o.quiet)
     if is_search(run) and is_ours(run):
         raise ConfigError(f"{run}: holds a search; the same polyfed tune command with --out {run} continues it")
     if not (run / MARK).is_file():

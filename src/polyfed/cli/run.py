@@ -1,22 +1,147 @@
-"""polyfed run and polyfed compare: experiments, from a file, from options, or the built-in one."""
+"""polyfed run and polyfed compare: experiments, from a file, from options, or the built-in one; and `execute`, which
+brings a checked experiment to results on disk and on the screen.
+"""
 
+from collections.abc import Callable
+from pathlib import Path
+
+from polyfed import report
 from polyfed.cli.commands import Compare, Run
-from polyfed.cli.execute import execute
+from polyfed.cli.console import Show, results
+from polyfed.cli.folders import claimed
 from polyfed.cli.given import collect
-from polyfed.runs.config import defaults_for, resolve
+from polyfed.cli.portable import pin
+from polyfed.cli.screen import interrupted, say, stderr
+from polyfed.runs import ownership as files
+from polyfed.runs import stop
+from polyfed.runs.build import Parts
+from polyfed.runs.config import Experiment, defaults_for, resolve
+from polyfed.runs.trainer import fit
+from polyfed.studies.compare import Comparison
+from polyfed.studies.compare import compare as comparing
+from polyfed.studies.grids import untuned
+from polyfed.studies.jobs import read_result
 
 SEEDS = 5  # of a comparison
 
 
 def run(o: Run) -> int:
-    """One experiment."""
     typed = collect(o)
     found = resolve(o.experiment, typed, o.algorithm or (), defaults_for(o.experiment, typed))
     return execute(found, o.out, o.force, o.quiet)
 
 
 def compare(o: Compare) -> int:
-    """Several methods on the same data, seeds and starts."""
     typed = collect(o)
     found = resolve(None, typed, o.methods, defaults_for(None, typed) | {"seeds": SEEDS})
     return execute(found, o.out, o.force, o.quiet)
+
+
+def execute(
+    experiment: Experiment,
+    out: Path | None,
+    force: bool = False,
+    quiet: bool = False,
+    resume: bool = False,
+    left: Callable[[Path], None] | None = None,
+) -> int:
+    """Run (or continue) an experiment in `out`, report it, and return the exit status.
+
+    left: for an experiment that clients have left, what to say and write at its end
+    """
+    parts = prepared(experiment, not resume and left is None)
+    experiment, since = parts.experiment, stop.interruptions()
+    with claimed(out, experiment.name, force, resume) as folder:
+        one = experiment.single and not (resume and (folder / "comparison.toml").exists())
+        try:
+            status = _single(parts, folder, quiet, resume) if one else _many(parts, folder, quiet, resume)
+        except KeyboardInterrupt:
+            status = "interrupted"
+        if status == "interrupted":
+            return interrupted(go_on(folder), since)
+        study = report.read(folder)
+        results(study, report.write_report(study))
+        if left is not None:
+            left(folder)
+        files.forget_old(folder)
+    if status:
+        say(f"polyfed: {status}", stderr)
+    return 1 if status else 0
+
+
+def prepared(experiment: Experiment, fresh: bool = False) -> Parts:
+    """The parts of an experiment, checked. fresh: that clients are left out by `polyfed leave` alone as well"""
+    if experiment.settings.portable:
+        pin()
+    parts = Parts(experiment)
+    if fresh:
+        parts.check_without()
+    parts.check()
+    return parts
+
+
+def go_on(folder: Path) -> str:
+    """Say how to go on. Where nothing has been begun, results from before are put back."""
+    then = f"resume with: polyfed resume {folder}{files.where_old(folder)}"
+    if any((folder / name).exists() for name in files.HEADS):
+        return then
+    files.settle(folder)
+    return "nothing had been computed yet"
+
+
+def _single(parts: Parts, folder: Path, quiet: bool, resume: bool) -> str:
+    """One run in its own folder; returns "" or "interrupted"."""
+    e, seed = parts.experiment, parts.experiment.seeds[0]
+    method = e.methods[0]
+    if resume and (done := read_result(folder, method.label, seed, e.settings.rounds)) and done.status == "finished":
+        say("finished already; nothing to resume", stderr)
+        return ""
+    with Show(True, quiet, [seed]) as show:
+        show.begin(method.label, seed)
+        run = fit(
+            parts.model(seed),
+            parts.federation(seed),
+            method.algorithm,
+            parts.training(seed),
+            out=folder,
+            resume=resume,
+            callbacks=show.callbacks(),
+            describe=parts.describe(method),
+        )
+    return "interrupted" if run.status == "interrupted" else ""
+
+
+def _many(parts: Parts, folder: Path, quiet: bool, resume: bool) -> str:
+    """A comparison; returns "", "interrupted", or what to say of the runs that diverged."""
+    e = parts.experiment
+    by_label = {m.label: m for m in e.methods}
+    left = {m.label: (m.algorithm.name, untuned(m.algorithm)) for m in e.methods}
+    notes = [
+        f"note: {label} has its default {what}, on which its result hinges; polyfed tune {name} chooses it"
+        for label, (name, what) in left.items()
+        if what and not resume
+    ]
+    with Show(False, quiet, e.seeds, notes) as show:
+        found = comparing(
+            parts.model,
+            parts.federation,
+            {m.label: m.algorithm for m in e.methods},
+            parts.training(),
+            seeds=e.seeds,
+            out=folder,
+            resume=resume,
+            keep=False,
+            watch=show,
+            config=e.toml(),
+            describe=lambda label: parts.describe(by_label[label]),
+            report=False,  # `execute` writes it
+        )
+    return "interrupted" if found.status == "interrupted" else _diverged(found)
+
+
+def _diverged(found: Comparison) -> str:
+    if not found.failures:
+        return ""
+    which = ", ".join(f"{r.label} seed {r.seed}" for r in found.failures)
+    first = found.failures[0].message
+    return f"{len(found.failures)} of {len(found.results)} runs diverged ({which}): {first}"

@@ -9,10 +9,11 @@ from polyfed.algorithms.fpfc import FPFC
 from polyfed.base.errors import ConfigError
 from polyfed.base.settings import split, value_of
 from polyfed.cli.commands import Tune
-from polyfed.cli.console import Show, results, show_table, stderr, stdout
+from polyfed.cli.console import Show, results, show_table
 from polyfed.cli.folders import claimed, is_search
 from polyfed.cli.given import collect, read
-from polyfed.cli.portable import pin
+from polyfed.cli.run import prepared
+from polyfed.cli.screen import interrupted, say, stderr, stdout
 from polyfed.report import Table, words
 from polyfed.report.table import Cell
 from polyfed.runs import ownership as files
@@ -23,7 +24,6 @@ from polyfed.runs.config import Settings as Training
 from polyfed.runs.training import Search
 from polyfed.studies import tune as study
 from polyfed.studies.grids import default_setting
-from polyfed.studies.jobs import Done
 from polyfed.studies.tune import Watch
 from polyfed.studies.tuned import Tuned
 from polyfed.studies.window import window_for
@@ -32,7 +32,6 @@ USUAL = {"rounds": 1000, "seeds": 1, "data": {"validation-fraction": 0.2}}
 
 
 def tune(o: Tune) -> int:
-    """Search, and train the chosen model on."""
     table = collect(o)
     if o.scale is not None:
         table.setdefault("data", {}).setdefault("options", {})["scale"] = o.scale
@@ -43,22 +42,9 @@ def tune(o: Tune) -> int:
         "setting": o.setting or default_setting(found.methods[0].algorithm), "rounds": found.settings.rounds,
         "grid": _grids(o.grid, o.cold_grid) or None, "stop_at_drop": not o.whole,
     }  # fmt: skip
-    search = read(Search, typed)
-    if found.settings.portable:
-        pin()
-    return _execute(Parts(found), search, o)
-
-
-def _grids(grid: str | None, cold: str | None) -> dict[str, Any]:
-    typed = {"warm": grid, "cold": cold or grid}
-    return {name: [value_of(v, "--grid") for v in split(text)] for name, text in typed.items() if text is not None}
-
-
-def _execute(parts: Parts, search: Search, o: Tune) -> int:
-    """Tune in a new folder, or go on in that of the same search; show the path and report the final run."""
+    search, parts = read(Search, typed), prepared(found)
     experiment, since = parts.experiment, stop.interruptions()
     resume = o.resume or (o.out is not None and not o.force and is_search(o.out))
-    parts.check()
     if resume and o.out is None:
         raise ConfigError("--resume: needs --out with the folder of the search")
     with claimed(o.out, f"tune-{experiment.name}", o.force, resume) as folder:
@@ -67,11 +53,21 @@ def _execute(parts: Parts, search: Search, o: Tune) -> int:
             stdout.print()
             show_table(tune_table(tuned))
         if tuned.status == "interrupted":
-            how = f"continue with the same command and --out {folder}{files.where_old(folder)}"
-            stderr.print(f"polyfed: interrupted; {how}", soft_wrap=True, markup=False)
-            return stop.status(since)
+            return interrupted(f"continue with the same command and --out {folder}{files.where_old(folder)}", since)
         files.forget_old(folder)
-        return _say_found(tuned, folder)
+        if not any(row["best"] for row in tuned.rows):
+            say(f"polyfed: every value of {tuned.setting} diverged; a smaller lr may help", stderr)
+            return 1
+        if (folder / "summary.json").exists():
+            results(report.read(folder), report.write_report(folder))
+        else:
+            say(f"\ntable and figure: {folder}")
+    return 0
+
+
+def _grids(grid: str | None, cold: str | None) -> dict[str, Any]:
+    typed = {"warm": grid, "cold": cold or grid}
+    return {name: [value_of(v, "--grid") for v in split(text)] for name, text in typed.items() if text is not None}
 
 
 def _tuned(parts: Parts, search: Search, o: Tune, folder: Path, resume: bool) -> Tuned:
@@ -95,17 +91,6 @@ def _tuned(parts: Parts, search: Search, o: Tune, folder: Path, resume: bool) ->
         )
 
 
-def _say_found(tuned: Tuned, folder: Path) -> int:
-    if not any(row["best"] for row in tuned.rows):
-        stderr.print(f"polyfed: every value of {tuned.setting} diverged; a smaller lr may help", markup=False)
-        return 1
-    if not (folder / "summary.json").exists():
-        stdout.print(f"\ntable and figure: {folder}", soft_wrap=True, markup=False)
-        return 0
-    results(report.read(folder), report.write_report(folder))
-    return 0
-
-
 def _say_window(model: Any, federation: Any, method: Any, training: Training) -> None:
     if not isinstance(method, FPFC):
         raise ConfigError(f"--window: found method {method.name}, expected fpfc")
@@ -114,9 +99,9 @@ def _say_window(model: Any, federation: Any, method: Any, training: Training) ->
     loss, decay = training.loss, training.weight_decay
     assert loss is not None  # `Parts` leaves nothing open
     bounds = window_for(model, federation, federation.clusters, loss, method=method, weight_decay=decay)
-    stdout.print("For the clusters that the data name, from their training samples:")
+    say("For the clusters that the data name, from their training samples:")
     for line in bounds.lines():
-        stdout.print(f"- {line}", markup=False)
+        say(f"- {line}")
 
 
 def _shown(show: Any, seed: int, setting: str) -> Any:
@@ -132,12 +117,12 @@ def _shown(show: Any, seed: int, setting: str) -> Any:
             return show.callbacks()
 
         def end(self, row: Mapping[str, Any]) -> None:
+            show.over(self.label, seed)
             if show.live or show.quiet:
-                show.end(Done(self.label, seed, "finished"), False)
                 return
             groups = "" if row["clusters"] is None else f", clusters {row['clusters']}"
             text = f"{row['regime']}, {setting} {row[setting]:g}: validation {row['validation']:.4g}{groups}"
-            stderr.print(f"{text}, rounds {row['rounds']} ({row['ended']}, {row['seconds']:.1f} s)", soft_wrap=True)
+            say(f"{text}, rounds {row['rounds']} ({row['ended']}, {row['seconds']:.1f} s)", stderr)
 
     return Shown()
 

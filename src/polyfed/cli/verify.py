@@ -2,25 +2,24 @@
 
 from polyfed.base.errors import ConfigError, RunError, closest
 from polyfed.cli.commands import Verify
-from polyfed.cli.screen import stdout
+from polyfed.cli.screen import say
 from polyfed.data.datasets import default_dir
 from polyfed.runs.ownership import config_of
 from polyfed.studies import verify as again
 
 
 def verify(o: Verify) -> int:
-    """Train again and say what came out."""
     run, only = o.run, o.only
     equal = True
 
     def tell(name: str, found: again.Verdict) -> None:
         nonlocal equal
         equal = equal and (found.equal or found.rounded)
-        stdout.print(f"{name}: {found}", markup=False, soft_wrap=True)
+        say(f"{name}: {found}")
         for part, text in found.parts.items():
-            stdout.print(f"  {part:<8} {text}", markup=False, soft_wrap=True)
+            say(f"  {part:<8} {text}")
         for part, (then, now) in found.versions.items():
-            stdout.print(f"  {part}: {then} in the run, {now} here", markup=False, soft_wrap=True)
+            say(f"  {part}: {then} in the run, {now} here")
 
     if run.is_file():
         from polyfed.recipes import record

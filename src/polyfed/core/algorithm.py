@@ -15,33 +15,19 @@ from polyfed.base.settings import Configured, Setting
 from polyfed.base.values import COUNTED, FREE, Limits
 from polyfed.compute.batches import Batches
 from polyfed.core import contract
-from polyfed.core.messages import KNOWN, Down, Round, Server, State, mean
-from polyfed.core.stated import Needs, Portrait, by_settings
+from polyfed.core.messages import KNOWN as KNOWN
+from polyfed.core.messages import Down as Down
+from polyfed.core.messages import Round as Round
+from polyfed.core.messages import Server as Server
+from polyfed.core.messages import State as State
+from polyfed.core.messages import mean as mean
+from polyfed.core.stated import Needs as Needs
+from polyfed.core.stated import Portrait as Portrait
+from polyfed.core.stated import by_settings as by_settings
 from polyfed.core.uplinks import Uplinks
 
 if TYPE_CHECKING:
     from polyfed.compute.task import Task
-
-__all__ = [
-    "KNOWN",
-    "REGISTRY",
-    "Algorithm",
-    "Contender",
-    "Down",
-    "Needs",
-    "Personal",
-    "Portrait",
-    "Round",
-    "Server",
-    "State",
-    "by_settings",
-    "check",
-    "decayed",
-    "make",
-    "mean",
-    "outlined",
-    "started",
-]
 
 SMALL = 1 << 20  # numbers, of a server's state that is made to see what it is like
 

@@ -124,8 +124,9 @@ class Loop(Deployed):
 
     def step(self) -> np.ndarray:
         """One turn of the loop; returns the ids whose replies were taken. Workers that die cost a repeated round."""
-        for left in range(TRIES - 1, -1, -1):
-            attempt = Attempt(self)
+        left = TRIES
+        while True:
+            attempt, left = Attempt(self), left - 1
             try:
                 take = attempt.run()
                 break
@@ -138,8 +139,6 @@ class Loop(Deployed):
                 self.say(f"round {self.t}: {e} died" + "; the round is repeated" * bool(left))
                 if not left:
                     raise Silent(died(f"round {self.t}", e)) from None
-        else:
-            raise AssertionError
         book = attempt.book
         self.ledger.record(
             self.t, book.ids, book.exchanges.max(0), book.down, book.up, book.staleness, book.seconds, book.steps

@@ -275,14 +275,7 @@ def _apart(private: State, message: State) -> State:
 
 
 def chunks(
-    work: Work,
-    counts: np.ndarray,
-    keys: np.ndarray,
-    seed: int,
-    t: int,
-    most: int,
-    p: int = 0,
-    parts: int | None = None,
+    work: Work, counts: np.ndarray, keys: np.ndarray, seed: int, t: int, most: int, p: int = 0, parts: int | None = None
 ) -> list[np.ndarray]:
     """Clients with `counts` [m] samples, longest work first, cut into chunks of at most `most` similar ones.
 

@@ -106,23 +106,24 @@ class Preparation:
         if name not in sheet.columns:
             near = closest(name, sheet.columns)
             raise DataError(f"{sheet.where}: no column {name!r}{near}; it has {', '.join(sheet.columns)}", name)
-        cells, out = sheet.columns[name], np.full(len(sheet.lines), np.nan)
         missing = sheet.missing(name, self.gaps)
-        found = sheet.numbers(name) if column.values is None else sheet.positions(name, column.values)
-        for k, cell in enumerate(cells):
-            if missing[k]:
-                if self.missing == "refuse":
-                    raise DataError(f'{sheet.at(k, name)}: found {cell!r}, a gap; missing = "median" fills gaps', name)
-            elif (at := found[k]) is not None:
-                out[k] = at
-            elif column.values is None:
-                raise DataError(f"{sheet.at(k, name)}: found {cell[:40]!r}, expected a number", name)
-            elif self.unseen == "refuse":
-                known, near = ", ".join(column.values), closest(cell, column.values)
-                raise DataError(f"{sheet.at(k, name)}: found {cell[:40]!r}{near}, expected one of {known}", name)
-            else:
-                out[k] = UNSEEN
-        return out
+        if column.values is None:
+            found = sheet.numbers(name)
+            odd = np.isnan(found)
+        else:
+            found = sheet.positions(name, column.values).astype(np.float64)
+            odd = (found < 0) & (self.unseen == "refuse")
+        wrong = np.flatnonzero(np.where(missing, self.missing == "refuse", odd))
+        if len(wrong):
+            row = int(wrong[0])
+            cell, where = sheet.columns[name][row], sheet.at(row, name)
+            if missing[row]:
+                raise DataError(f'{where}: found {cell!r}, a gap; missing = "median" fills gaps', name)
+            if column.values is None:
+                raise DataError(f"{where}: found {cell[:40]!r}, expected a number", name)
+            near, known = closest(cell, column.values), ", ".join(column.values)
+            raise DataError(f"{where}: found {cell[:40]!r}{near}, expected one of {known}", name)
+        return np.where(missing, np.nan, found)
 
     def targets(self, sheet: Sheet, name: str | None = None) -> np.ndarray:
         """The targets of a table.
@@ -134,14 +135,15 @@ class Preparation:
         name = name or self.target
         if name not in sheet.columns:
             raise DataError(f"{sheet.where}: no column {name!r}; it has {', '.join(sheet.columns)}", name)
-        found: list[Any] = sheet.numbers(name) if self.labels is None else sheet.positions(name, self.labels)
-        if None in found:
-            row = found.index(None)
+        found = sheet.numbers(name) if self.labels is None else sheet.positions(name, self.labels)
+        wrong = np.isnan(found) if self.labels is None else found < 0
+        if wrong.any():
+            row = int(wrong.argmax())
             expected = "a number" if self.labels is None else f"one of {', '.join(self.labels)}"
             raise DataError(
                 f"{sheet.at(row, name)}: found {sheet.columns[name][row][:40]!r}, expected {expected}", name
             )
-        return np.array(found, dtype=np.float64 if self.labels is None else np.int64)
+        return found
 
     def transform(self, codes: np.ndarray, client: str) -> np.ndarray:
         """A client's rows as inputs, by a ColumnTransformer of scikit-learn.

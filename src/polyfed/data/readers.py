@@ -11,6 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import prod
 from pathlib import Path
 
@@ -23,6 +24,7 @@ OTHER = (  # files of data that are not read
     ".tsv", ".tab", ".csv.gz", ".tsv.gz", ".xlsx", ".xls", ".ods", ".parquet", ".feather", ".sav", ".dta", ".sas7bdat",
 )  # fmt: skip
 UNPACKED, RATIO = 1 << 30, 200  # largest size of unpacked data, in bytes or in multiples of the packed size
+BLOCK = 256  # rows that are turned into columns at a time; of many the collector of garbage takes most of the time
 LARGEST = 2**53  # labels up to this are exact in every number format that a file may use
 
 
@@ -150,40 +152,47 @@ def read_csv(path: str | Path) -> tuple[list[str], np.ndarray, list[bool]]:
     """A comma-separated file with one header line: (column names, values [N, columns] float64, integer columns).
 
     The third is true for columns whose cells are all written as integers. Raises DataError for a missing header, a
-    line with another number of cells, and a cell that is not a finite number, with file, line and column.
+    line with another number of cells, and a cell that is no number, with file, line and column.
     """
-    header, rows, _ = read_cells(path)
-    if not rows:
-        return header, np.zeros((0, len(header))), [False] * len(header)
-    values = np.empty((len(rows), len(header)))
-    for i, (k, row) in enumerate(rows):
-        numbers = [number(cell) for cell in row]
-        if None in numbers:
-            bad = numbers.index(None)
-            raise DataError(f"{path}, line {k}, column {header[bad]!r}: found {row[bad][:40]!r}, expected a number")
-        values[i] = numbers
-    whole = [all(_is_integer(row[c]) for _, row in rows) for c in range(len(header))]
-    return header, values, whole
+    header, lines, columns, _ = read_cells(path)
+    values = [floats(cells) for cells in columns]
+    bad = [(_first_odd(columns[k]), k) for k, found in enumerate(values) if found is None]
+    if bad:
+        row, k = min(bad)
+        cell = columns[k][row][:40]
+        raise DataError(f"{path}, line {lines[row]}, column {header[k]!r}: found {cell!r}, expected a number")
+    whole = [bool(lines) and all(map(_is_integer, cells)) for cells in columns]
+    return header, np.array(values, dtype=np.float64).T.copy(), whole
 
 
-def read_cells(path: str | Path, delimiters: str = ",") -> tuple[list[str], list[tuple[int, list[str]]], str]:
-    """A table with one header line, as text: (column names, [(line number, cells)], what parts the cells).
+def read_cells(
+    path: str | Path, delimiters: str = ",", encoding: str | None = None
+) -> tuple[list[str], list[int], list[list[str]], str]:
+    """A table with one header line, as text: (column names, [N] line numbers, columns of [N] cells, what parts them).
 
-    delimiters: of these the one that the first line has most of. Raises DataError for a missing header, a column
-    without a name, two of one name, and a line with another number of cells.
+    delimiters: of these the one that the first line has most of     encoding: of a file that is not in UTF-8
+    Raises DataError for a missing header, a column without a name, two of one name, and a line with another number of
+    cells.
     """
+    text = _decoded(path, encoding)
+    delimiter = max(delimiters, key=text.partition("\n")[0].count)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
     try:
-        text = read_bytes(path).decode("utf-8-sig")
-        delimiter = max(delimiters, key=text.partition("\n")[0].count)
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
-        rows = [(reader.line_num, row) for row in reader if row]
-    except UnicodeDecodeError:
-        raise DataError(f"{path}: not a text file in UTF-8; save it as one (in Excel: CSV UTF-8)") from None
+        first = next(filter(None, reader), [])
+        lines, columns, ragged = list[int](), [list[str]() for _ in first], ""
+        while block := [(reader.line_num, row) for row in islice(reader, BLOCK)]:
+            rows = [(k, row) for k, row in block if row]
+            if wrong := next(((k, len(row)) for k, row in rows if len(row) != len(first)), None):
+                ragged = ragged or f"line {wrong[0]}: found {wrong[1]} cells, expected {len(first)} as in the header"
+            elif rows:
+                lines += [k for k, _ in rows]
+                for column, cells in zip(columns, zip(*(row for _, row in rows), strict=True), strict=True):
+                    column += cells
     except csv.Error as e:
         raise DataError(f"{path}: not a readable CSV file ({_line(e)})") from None
-    if not rows:
+    if not first:
         raise DataError(f"{path}: the file is empty")
-    header = [name.strip() for name in rows[0][1]]
+    header = [name.strip() for name in first]
     if all(number(cell) is not None for cell in header):
         raise DataError(f"{path}: found numbers in the first line, expected a header line with column names")
     if "" in header:
@@ -194,10 +203,26 @@ def read_cells(path: str | Path, delimiters: str = ",") -> tuple[list[str], list
     if len(set(header)) < len(header):
         twice = next(name for i, name in enumerate(header) if name in header[:i])
         raise DataError(f"{path}: two columns are called {twice!r}")
-    for k, row in rows[1:]:
-        if len(row) != len(header):
-            raise DataError(f"{path}, line {k}: found {len(row)} cells, expected {len(header)} as in the header")
-    return header, rows[1:], delimiter
+    if ragged:
+        raise DataError(f"{path}, {ragged}")
+    return header, lines, columns, delimiter
+
+
+def _decoded(path: str | Path, encoding: str | None) -> str:
+    """The text of a file: UTF-8 wherever it can be that, else `encoding`."""
+    raw = read_bytes(path)
+    try:
+        text = raw.decode("utf-8-sig")
+        if encoding is None or "\0" not in text:  # as ASCII in UTF-16 has
+            return text
+    except UnicodeDecodeError:
+        if encoding is None:
+            then = "save it as one (in Excel: CSV UTF-8), or name its encoding, as in --encoding cp1252"
+            raise DataError(f"{path}: not a text file in UTF-8; {then}") from None
+    try:
+        return raw.decode(encoding).removeprefix("\ufeff")
+    except UnicodeError:
+        raise DataError(f"{path}: a text file neither in UTF-8 nor in {encoding}, as columns.encoding says") from None
 
 
 def images(x: np.ndarray) -> np.ndarray:
@@ -315,6 +340,20 @@ def number(cell: str) -> float | None:
         return float(cell) if "_" not in cell else None
     except ValueError:
         return None
+
+
+def floats(cells: Sequence[str]) -> np.ndarray | None:
+    """[N] the numbers of cells that all hold one, as `number` reads them; None where one does not."""
+    if "_" in "".join(cells):
+        return None
+    try:
+        return np.array(cells, dtype=object).astype(np.float64)
+    except ValueError:
+        return None
+
+
+def _first_odd(cells: Sequence[str]) -> int:
+    return next(row for row, cell in enumerate(cells) if number(cell) is None)
 
 
 def _is_integer(cell: str) -> bool:

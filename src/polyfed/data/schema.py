@@ -65,7 +65,7 @@ class File:
                 raise DataError(f"client {name!r} has no training samples")
             self.rows = cut.of(len(self.train[0]), name, held=self.test is None)
         else:
-            self.sheet = read(path)
+            self.sheet = read(path, columns.encoding)
             if only is not None:
                 kept = {key: cells for key, cells in self.sheet.columns.items() if key in only}
                 self.sheet = dataclasses.replace(self.sheet, columns=kept)
@@ -115,15 +115,15 @@ class File:
             said = len(texts) == 1 < c.there  # so that a column is known for constant
         else:
             said = declared(self.columns, name) is None and len(texts) <= FEW and not c.distinct
-        at, missing = self.sheet.positions(name, texts) if said else [], self.sheet.missing(name, self.columns.gaps)
         train = self.rows["train"]
-        there = {at[k] for k in train} if said and not outcome else set[int | None]()
+        there = {*self.sheet.positions(name, texts)[train].tolist()} if said and not outcome else set[int]()
+        missing = self.sheet.missing(name, self.columns.gaps)[train]
         return Column(
             cells=c.cells, gaps=c.gaps, numbers=c.numbers, texts=texts if said else None,
             one=c.range[0] if said and c.range[0] == c.range[1] else None, whole=c.whole, dates=c.dates,
             distinct=c.distinct, notation=c.notation, unmatched=c.unmatched, respelt=c.respelt,
             train=[t for k, t in enumerate(texts) if k in there] if said and not outcome else None,
-            gap=any(missing[k] for k in train),
+            gap=bool(missing.any()),
         )  # fmt: skip
 
     def _arrays(self) -> Npz:
@@ -144,8 +144,8 @@ class File:
         known, found = places(self.columns.labels or ()), dict[str, int]()
         for name, texts in ((name, c.texts or []) for name, c in said.used.items()):
             if any({t, canonical(t)}.isdisjoint(known) for t in texts):
-                at = [k for k in self.sheet.positions(name, texts) if k is not None]
-                found[name] = int(np.unique(at, return_counts=True)[1].min())
+                at = self.sheet.positions(name, texts)
+                found[name] = int(np.unique(at[at >= 0], return_counts=True)[1].min())
         return found
 
     # what it gives
@@ -297,7 +297,8 @@ def _table(said: Mapping[str, Csv], columns: Columns) -> Settled:
                 )
         columns = dataclasses.replace(columns, target=targets[first])
     names = dict.fromkeys(name for sheet in everywhere for name in sheet.columns)
-    parts = {name: {k: s.used[name] for k, s in said.items() if name in s.used} for name in names}
+    used = {site: s.used for site, s in said.items()}
+    parts = {name: {site: at[name] for site, at in used.items() if name in at} for name in names}
     found = {
         name: merged(name, [_cells(c, name, site) for site, c in at.items()], everywhere, columns)
         for name, at in parts.items()
@@ -324,7 +325,7 @@ def _table(said: Mapping[str, Csv], columns: Columns) -> Settled:
 def _cells(c: Column, name: str, site: str) -> Cells:
     where, spread = f"site {site!r}, column {name!r}", (-math.inf, math.inf) if c.numbers else (math.inf, -math.inf)
     return Cells(
-        c.cells, c.gaps, c.numbers, None if c.texts is None else frozenset(c.texts),
+        c.cells, c.gaps, c.numbers, c.texts,
         spread if c.one is None else (c.one, c.one), c.whole, c.dates, c.distinct, c.notation, c.unmatched, c.respelt,
         (where, "a text") if c.numbers < c.cells - c.gaps else None, (where, "an empty cell") if c.gaps else None,
     )  # fmt: skip

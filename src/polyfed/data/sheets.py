@@ -6,9 +6,11 @@ Columns are matched by name. Nothing is decided here: `tables` makes a data set 
 import datetime
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +19,7 @@ import numpy as np
 from polyfed.base.columns import Columns
 from polyfed.base.errors import DataError
 from polyfed.base.settings import is_mapping
-from polyfed.data.readers import number, read_cells
+from polyfed.data.readers import floats, number, read_cells
 
 GAPS = ("", "na", "n/a", "nan", "null", "?", ".", "-")
 FEW = 20  # distinct texts that a column of categories may have without being declared
@@ -33,6 +35,7 @@ DATE = re.compile(
 COMMA = re.compile(r"[+-]?\d+,\d*")
 DECIMAL = re.compile(r"([+-]?)(\d+)(?:\.(\d*))?")
 NOTATION = re.compile(r"[<>≤≥~]?\s*[+-]?\d+([.,' ]\d+)*\s*%?")
+WHOLE = re.compile(r"[+-]?\d+")
 USABLE = ("number", "binary", "category")
 
 
@@ -48,17 +51,71 @@ def canonical(text: str) -> str:
     return text.lower() if text.lower() in ("true", "false") else text
 
 
-def spelt(texts: Iterable[str]) -> list[str]:
+def spelt(texts: Sequence[str]) -> list[str]:
     """One of the texts that match, the shortest, then the first in order; by size for numbers, else by the alphabet."""
+    return sorted(matched(texts), key=_order)
+
+
+def matched(texts: Sequence[str], numbers: np.ndarray | None = None) -> list[str]:
+    """`spelt` in no order. numbers: those of the texts, if known; a decimal of a number of its own matches no other"""
+    _, at, count = np.unique(_numbers(texts) if numbers is None else numbers, return_inverse=True, return_counts=True)
+    if len(count) == len(texts):
+        return [*texts]
     found: dict[str, str] = {}
-    for text in sorted(texts, key=lambda t: (len(t), t)):
+    alone = (count[at] == 1).tolist()
+    for text in sorted((t for t, one in zip(texts, alone, strict=True) if not one), key=lambda t: (len(t), t)):
         found.setdefault(canonical(text), text)
-    return sorted(found.values(), key=_order)
+    return [*(t for t, one in zip(texts, alone, strict=True) if one), *found.values()]
+
+
+def _numbers(texts: Sequence[str]) -> np.ndarray:
+    """[N] the finite numbers of texts, NaN for what is none."""
+    found = floats(texts)
+    if found is None:
+        found = np.array([math.nan if (v := number(t)) is None else v for t in texts])
+    return np.where(np.isfinite(found), found, np.nan)
 
 
 def places(values: Sequence[str]) -> dict[str, int]:
     """Where a text, or else what it is matched by, stands among values."""
     return {canonical(v): k for k, v in enumerate(values)} | {v: k for k, v in enumerate(values)}
+
+
+class Texts:
+    """The distinct cells of a column: all that can be said of a cell hangs on its text.
+
+    all: [K] in the order of their first rows     at: [N] which of them a row holds     comma: as in `Sheet`
+    """
+
+    def __init__(self, cells: Sequence[str], comma: bool):
+        place = defaultdict[str, int]()
+        place.default_factory = place.__len__
+        self.at = np.fromiter(map(place.__getitem__, cells), np.int64, len(cells))
+        self.all, self.comma = list(place), comma
+
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """[K] the finite number of each, NaN for what is none."""
+        return _numbers(["" if "." in t else t.replace(",", ".") for t in self.all] if self.comma else self.all)
+
+    def plain(self, text: str) -> str:
+        """A text, its decimal comma as a point."""
+        return text.replace(",", ".") if self.comma and COMMA.fullmatch(text) else text
+
+    def key(self, text: str) -> str:
+        """Form in which a text is matched."""
+        return text if self.comma and "." in text else canonical(self.plain(text))
+
+    def missing(self, gaps: Collection[str]) -> np.ndarray:
+        """[K] mask of the texts that say that a value is missing. gaps: further ones that say so"""
+        there = {*gaps, *map(canonical, gaps)}
+        gone = np.isnan(self.numbers)
+        if gaps:  # which a number can only match that is the same
+            gone |= np.isin(self.numbers, [*_numbers([*gaps]), *Texts([*gaps], self.comma).numbers])
+        for k in gone.nonzero()[0].tolist():
+            text = self.all[k]
+            gone[k] = text.lower() in GAPS or text in there or (len(there) and self.key(text) in there)
+        return gone
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +129,7 @@ class Sheet:
     lines: list[int]
     columns: dict[str, list[str]]
     delimiter: str = ","
+    known: dict[str, Texts] = field(default_factory=dict[str, Texts], init=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -86,47 +144,36 @@ class Sheet:
     def comma(self) -> bool:
         """True where numbers are written 1,5: then 1.234 is no number, for it may be a thousand."""
         return self.delimiter != "," and any(
-            COMMA.fullmatch(c) and c[-1] != "," for cells in self.columns.values() for c in cells
+            COMMA.fullmatch(c) and c[-1] != "," for cells in self.columns.values() for c in set(cells) if "," in c
         )
 
-    def numbers(self, column: str) -> list[float | None]:
-        """The numbers of a column; None for what is no finite one."""
-        found = [self._number(cell) for cell in self.columns[column]]
-        return [v if v is not None and math.isfinite(v) else None for v in found]
+    def texts(self, column: str) -> Texts:
+        """The distinct cells of a column."""
+        if column not in self.known:
+            self.known[column] = Texts(self.columns[column], self.comma)
+        return self.known[column]
 
-    def _number(self, cell: str) -> float | None:
-        if not self.comma:
-            return number(cell)
-        return None if "." in cell else number(cell.replace(",", "."))
+    def numbers(self, column: str) -> np.ndarray:
+        """[N] the numbers of a column; NaN for what is no finite one."""
+        found = self.texts(column)
+        return found.numbers[found.at]
 
-    def plain(self, cell: str) -> str:
-        """A cell, its decimal comma as a point."""
-        return cell.replace(",", ".") if self.comma and COMMA.fullmatch(cell) else cell
+    def positions(self, column: str, values: Sequence[str]) -> np.ndarray:
+        """[N] where the cells of a column stand among values; -1 for what is none of them."""
+        found, at = self.texts(column), places(values)
+        return np.array([at.get(t, at.get(found.key(t), -1)) for t in found.all], dtype=np.int64)[found.at]
 
-    def keys(self, column: str) -> list[str]:
-        """Forms in which the cells of a column are matched."""
-        cells = self.columns[column]
-        known = {c: c if self.comma and "." in c else canonical(self.plain(c)) for c in set(cells)}
-        return [known[c] for c in cells]
-
-    def positions(self, column: str, values: Sequence[str]) -> list[int | None]:
-        """Where the cells of a column stand among values; None for what is none of them."""
-        at = places(values)
-        return [at.get(cell, at.get(k)) for cell, k in zip(self.columns[column], self.keys(column), strict=True)]
-
-    def missing(self, column: str, gaps: Collection[str] = ()) -> list[bool]:
-        """Mask of the cells of a column that say that a value is missing. gaps: further texts that say so."""
-        there = {*gaps, *map(canonical, gaps)}
-        keys = self.keys(column) if gaps else self.columns[column]
-        return [c.lower() in GAPS or c in there or k in there for c, k in zip(self.columns[column], keys, strict=True)]
+    def missing(self, column: str, gaps: Collection[str] = ()) -> np.ndarray:
+        """[N] mask of the cells of a column that say that a value is missing. gaps: further texts that say so"""
+        found = self.texts(column)
+        return found.missing(gaps)[found.at]
 
 
-def read(path: Path) -> Sheet:
+def read(path: Path, encoding: str | None = None) -> Sheet:
     """A file whose cells are parted by commas, semicolons or tabs, whichever its first line has most of."""
-    header, rows, delimiter = read_cells(path, ",;\t")
-    cells = [[cell.strip() for cell in row] for _, row in rows]
-    columns = {name: [row[k] for row in cells] for k, name in enumerate(header)}
-    return Sheet(str(path), [line for line, _ in rows], columns, delimiter)
+    header, lines, columns, delimiter = read_cells(path, ",;\t", encoding)
+    stripped = [[*map(str.strip, cells)] for cells in columns]
+    return Sheet(str(path), lines, dict(zip(header, stripped, strict=True)), delimiter)
 
 
 def sheet_of(frame: object) -> Sheet:
@@ -159,7 +206,7 @@ class Cells(NamedTuple):
     cells: int
     gaps: int
     numbers: int
-    texts: frozenset[str] | None
+    texts: Sequence[str] | None
     range: tuple[float, float]
     whole: bool
     dates: bool
@@ -182,7 +229,8 @@ class Column:
 
     kind: "number", "binary" (two numbers), "category", "constant", "empty", "date", "identifier", "text" (too many
     texts for a category), "notation" (texts that look like numbers) or "mixed" (numbers and texts)
-    values: its distinct texts, sorted     range: least and largest number     gaps, cells: how many
+    texts: distinct ones, one of those that match     declared: the values that it may have, where these are listed
+    range: least and largest number     gaps, cells: how many
     unmatched: how many cells match no declared value     respelt: how many texts match another one of their site
     whole: whether all its numbers are written as integers     lacking: sites without it
     odd, gap: the first cell that is no number, or empty: where, and what
@@ -190,7 +238,8 @@ class Column:
 
     name: str
     kind: str
-    values: tuple[str, ...]
+    texts: Collection[str]
+    declared: Sequence[str] | None
     range: tuple[float, float] | None
     gaps: int
     cells: int
@@ -200,6 +249,11 @@ class Column:
     odd: tuple[str, str] | None
     gap: tuple[str, str] | None
     lacking: tuple[Sheet, ...]
+
+    @cached_property
+    def values(self) -> tuple[str, ...]:
+        """Its values in their order: as declared, by size for numbers, else by the alphabet."""
+        return tuple(sorted(self.texts, key=_order) if self.declared is None else self.declared)
 
     @property
     def shown(self) -> str:
@@ -226,29 +280,37 @@ def survey(sheets: Sequence[Sheet], columns: Columns) -> dict[str, Column]:
 
 def cells_of(sheet: Sheet, name: str, columns: Columns) -> Cells:
     """Survey a column of one file."""
-    cells, missing, numbers = sheet.columns[name], sheet.missing(name, columns.gaps), sheet.numbers(name)
-    there = [k for k, gap in enumerate(missing) if not gap]
-    found = [v for k in there if (v := numbers[k]) is not None]
-    written = {cells[k] for k in there}
-    texts = frozenset(spelt(map(sheet.plain, written)))
-    values = declared(columns, name)
-    at = () if values is None else sheet.positions(name, values)
-    odd = next((k for k in there if numbers[k] is None), None)
-    gap = missing.index(True) if True in missing else None
+    found, cells = sheet.texts(name), sheet.columns[name]
+    missing, odd = found.missing(columns.gaps), np.isnan(found.numbers)
+    rows, declared_values = np.bincount(found.at, minlength=len(missing)), declared(columns, name)
+    written = [t for t, gone in zip(found.all, missing.tolist(), strict=True) if not gone]
+    numbers = found.numbers[~missing & ~odd].tolist()
+    if found.comma:
+        texts = matched([*dict.fromkeys(map(found.plain, written))])
+    else:
+        texts = matched(written, found.numbers[~missing])
+
+    def first(which: np.ndarray, cut: int | None) -> tuple[str, str] | None:
+        row = cells.index(found.all[int(which.argmax())]) if which.any() else None
+        return None if row is None else (sheet.at(row, name), cells[row][:cut])
+
+    unmatched = 0
+    if declared_values:
+        unmatched = int(((sheet.positions(name, declared_values) < 0) & ~missing[found.at]).sum())
     return Cells(
-        len(cells),
-        len(cells) - len(there),
-        len(found),
-        texts,
-        (min(found, default=math.inf), max(found, default=-math.inf)),
-        all(re.fullmatch(r"[+-]?\d+", t) for t in written),
-        all(DATE.fullmatch(t) or _compact(t) for t in written),
-        len(texts) == len(there),
-        _notation(texts),
-        sum(at[k] is None for k in there) if at else 0,
-        0 if written.issubset(values or ()) else len(written) - len(texts),
-        None if odd is None else (sheet.at(odd, name), cells[odd][:40]),
-        None if gap is None else (sheet.at(gap, name), cells[gap]),
+        cells=len(cells),
+        gaps=int(rows[missing].sum()),
+        numbers=int(rows[~missing & ~odd].sum()),
+        texts=texts,
+        range=(min(numbers, default=math.inf), max(numbers, default=-math.inf)),
+        whole=all(map(WHOLE.fullmatch, written)),
+        dates=all(DATE.fullmatch(t) or _compact(t) for t in written),
+        distinct=len(texts) == int(rows[~missing].sum()),
+        notation=not numbers and _notation(texts),  # which is asked of texts alone
+        unmatched=unmatched,
+        respelt=0 if all(t in (declared_values or ()) for t in written) else len(written) - len(texts),
+        odd=first(odd & ~missing, 40),
+        gap=first(missing, None),
     )
 
 
@@ -272,7 +334,7 @@ def merged(name: str, parts: Sequence[Cells], sheets: Sequence[Sheet], columns: 
     cells, gaps, numeric, unmatched, respelt = (
         sum(getattr(p, which) for p in parts) for which in ("cells", "gaps", "numbers", "unmatched", "respelt")
     )
-    there, texts = cells - gaps, spelt(t for p in parts for t in p.texts or ())
+    there, texts = cells - gaps, _together([p.texts or () for p in parts])
     low, high = min(p.range[0] for p in parts), max(p.range[1] for p in parts)
     distinct = 2 * FEW + 1 if any(p.texts is None for p in parts) else len(texts)
     if not there:
@@ -296,12 +358,15 @@ def merged(name: str, parts: Sequence[Cells], sheets: Sequence[Sheet], columns: 
         kind = "identifier"
     else:
         kind = "category" if distinct <= FEW else "text"
-    values = declared(columns, name)
     odd, gap = next((p.odd for p in parts if p.odd), None), next((p.gap for p in parts if p.gap), None)
     lacking = tuple(s for s in sheets if name not in s.columns)
     whole, spread = all(p.whole for p in parts), (low, high) if numeric else None
-    values = tuple(texts if values is None else values)
-    return Column(name, kind, values, spread, gaps, cells, unmatched, respelt, whole, odd, gap, lacking)
+    values = declared(columns, name)
+    return Column(name, kind, texts, values, spread, gaps, cells, unmatched, respelt, whole, odd, gap, lacking)
+
+
+def _together(texts: Sequence[Sequence[str]]) -> Sequence[str]:
+    return texts[0] if len(texts) == 1 else matched([*dict.fromkeys(chain.from_iterable(texts))])
 
 
 def _order(text: str) -> tuple[float, str]:

@@ -35,7 +35,7 @@ def load_tables(paths: Sequence[Path], columns: Columns, single: bool) -> Datase
 
     Raises DataError, with all columns that cannot be used.
     """
-    sheets = [read(path) for path in paths]
+    sheets = [read(path, columns.encoding) for path in paths]
     for sheet in sheets:
         if not sheet.lines:
             raise DataError(f"{sheet.where}: found a header and no rows, so {sheet.name!r} has no training samples")
@@ -147,12 +147,11 @@ class Table:
             yield said if self.columns.outcome else f"{said}; name another column with --target"
         elif labels is not None and c.name != self.columns.time:
             for sheet in self.sheets:
-                for row, at in enumerate(sheet.positions(c.name, labels)):
-                    if at is None:
-                        cell = sheet.columns[c.name][row]
-                        known = f"{closest(cell, labels)}, expected one of {', '.join(labels)}"
-                        yield f"{sheet.at(row, c.name)}: found {cell[:40]!r}{known}"
-                        return
+                if len(wrong := np.flatnonzero(sheet.positions(c.name, labels) < 0)):
+                    cell = sheet.columns[c.name][wrong[0]]
+                    known = f"{closest(cell, labels)}, expected one of {', '.join(labels)}"
+                    yield f"{sheet.at(wrong[0], c.name)}: found {cell[:40]!r}{known}"
+                    return
         elif task in ("regression", "survival") and c.odd is not None:
             expected = EVENT if c.name == self.columns.event else "a number"
             yield f"{c.odd[0]}: found {c.odd[1]!r}, expected {expected}"
@@ -228,19 +227,17 @@ class Table:
             return [self._survival(sheet) for sheet in self.sheets], None
         labels = self.labels
         if labels is not None:
-            return [np.array(s.positions(c.name, labels), dtype=np.int64) for s in self.sheets], labels
-        values = [np.array(s.numbers(c.name), dtype=np.float64) for s in self.sheets]
+            return [s.positions(c.name, labels) for s in self.sheets], labels
+        values = [s.numbers(c.name) for s in self.sheets]
         whole = c.whole and columns.task != "regression" and all((abs(v) <= 2**53).all() for v in values)
         return [v.astype(np.int64) if whole else v for v in values], None
 
     def _survival(self, sheet: Sheet) -> np.ndarray:
         assert self.columns.time is not None
         assert self.columns.event is not None
-        time = np.array(sheet.numbers(self.columns.time), dtype=np.float64)
+        time, event = sheet.numbers(self.columns.time), sheet.numbers(self.columns.event)
         if self.columns.labels is not None:
-            event = np.array(sheet.positions(self.columns.event, self.columns.labels), dtype=np.float64)
-        else:
-            event = np.array(sheet.numbers(self.columns.event), dtype=np.float64)
+            event = sheet.positions(self.columns.event, self.columns.labels).astype(np.float64)
         for values, name, wrong, expected in (
             (time, self.columns.time, time < 0, "a time of 0 or more"),
             (event, self.columns.event, ~np.isin(event, (0, 1)), EVENT),
@@ -290,7 +287,7 @@ class Table:
                 )
             if i.kind == "category" and i.respelt:
                 said.append(f"values of {i.name} that a site writes in several ways (as 1 and 1.0) are taken for one")
-            if i.kind == "number" and i.whole and len(i.values) == i.cells - i.gaps > 30 and i.name not in self.outcome:
+            if i.kind == "number" and i.whole and len(i.texts) == i.cells - i.gaps > 30 and i.name not in self.outcome:
                 said.append(f"{i.name} holds a different whole number in every row: drop it if it numbers the rows")
         return tuple(said)
 
@@ -305,10 +302,8 @@ def weights_of(sheet: Sheet, column: str) -> np.ndarray:
     if column not in sheet.columns:
         known = f"{closest(column, sheet.columns)}; it has {', '.join(sheet.columns)}"
         raise DataError(f"{sheet.where}: no column {column!r}, the weights{known}", column)
-    for row, value in enumerate(found := sheet.numbers(column)):
-        if value is None or value < 0:
-            raise DataError(
-                f"{sheet.at(row, column)}: found {sheet.columns[column][row][:40]!r}, expected a weight of 0 or more",
-                column,
-            )
-    return np.array(found, dtype=np.float64)
+    found = sheet.numbers(column)
+    if len(wrong := np.flatnonzero(~(found >= 0))):
+        cell = sheet.columns[column][wrong[0]][:40]
+        raise DataError(f"{sheet.at(wrong[0], column)}: found {cell!r}, expected a weight of 0 or more", column)
+    return found

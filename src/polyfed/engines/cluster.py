@@ -8,6 +8,10 @@ from polyfed.base.errors import ConfigError
 
 ray: Any = import_module("ray")  # the extra [ray]; it comes without types
 
+PATIENCE = 120.0  # seconds that actors of this machine may take to start
+GROWS = 900.0  # seconds that a cluster may take to have room for all
+JOINED: list[str | None] = []  # the address by which this process has joined a cluster; None: one of its own
+
 
 def needs(device: str) -> dict[str, int]:
     """What an actor takes of Ray's resources: one processor, and a graphics card where it trains on one."""
@@ -27,8 +31,10 @@ def _alone(workers: int) -> None:
         constants.ENABLE_RAY_CLUSTER = clusters
 
 
-def connect(workers: int, address: str | None, needed: Mapping[str, int], idle: Sequence[Any]) -> None:
-    """Join a cluster, or start one here. Raises ConfigError where the actors would wait for ever."""
+def connect(workers: int, address: str | None, needed: Mapping[str, int], idle: Sequence[Any]) -> float:
+    """Join a cluster, or start one here. Returns the seconds that actors may take to start: a cluster at an address may
+    grow by demand. Raises ConfigError where the actors of this machine would wait for ever.
+    """
     if not ray.is_initialized():
         try:
             if address is None:
@@ -37,8 +43,16 @@ def connect(workers: int, address: str | None, needed: Mapping[str, int], idle: 
                 ray.init(address=address, log_to_driver=False, logging_level="error")
         except (ConnectionError, ValueError, RuntimeError) as e:
             raise ConfigError(f"address: no Ray cluster at {address} ({str(e).splitlines()[0]})") from None
+        JOINED.append(address)
+    elif JOINED and address not in (None, JOINED[-1]):
+        raise ConfigError(
+            f"address: found {address}, and this process has joined {JOINED[-1] or 'Ray on this machine'}"
+        )
+    if address is not None:
+        return GROWS
     for kind, each in needed.items():
         have = int(ray.available_resources().get(kind, 0)) // each + len(idle)
         if have < workers:
             what = {"CPU": "processors", "GPU": "graphics cards"}[kind]
             raise ConfigError(f"workers: found {workers}, expected at most {have}, the cluster's free {what}")
+    return PATIENCE

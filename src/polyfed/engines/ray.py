@@ -30,17 +30,17 @@ from polyfed.core.engine import TRIES, Answers, Lost, Silent, died
 from polyfed.core.rows import MappedRows, MemoryRows
 from polyfed.core.uplinks import Part, Tally, Wanted, rows_of
 from polyfed.core.worker import Plan, Reply, expand
-from polyfed.engines.cluster import connect, needs
+from polyfed.engines.cluster import PATIENCE, connect, needs
 from polyfed.engines.local import LocalEngine
 
 ray: Any = import_module("ray")  # the extra [ray]; it comes without types
 Gone: type[Exception] = ray.exceptions.RayActorError
 Late: type[Exception] = ray.exceptions.GetTimeoutError
 BLOCKS = 64, 1024  # at least and at most; powers of two
-PATIENCE = 120  # seconds that actors may take to start
 HANGS = 3600.0  # seconds after which an answer is given up, or 20 times the longest one
 
 Sums = dict[tuple[str, str], Tensor]
+Make = Callable[[Mapping[str, Split]], LocalEngine]  # from the samples of some clients
 Node = tuple[int, int]  # blocks from, and how many: a power of two, from a multiple of it
 
 
@@ -82,23 +82,12 @@ class Asked(NamedTuple):
 
 
 class Shard:
-    """Some clients, with their samples and private rows, in a local engine of their own."""
+    """An actor: a process that holds some clients at a time, with their samples and private rows, in a local engine."""
 
-    def __init__(
-        self,
-        task: Callable[[], Task],
-        data: Mapping[str, Split],
-        names: Sequence[str],
-        algorithm: Algorithm,
-        work: Work,
-        seed: int,
-        plan: Plan,
-        step_sizes: StepSizes,
-        nodes: list[Node],
-        folder: str | None,
-    ):
+    def hold(self, local: Make, data: Mapping[str, Split], algorithm: Algorithm, nodes: list[Node]) -> None:
+        """local: makes the engine of these data"""
         torch.set_num_threads(1)
-        self.engine = _local(task, data, names, algorithm, work, seed, plan, step_sizes, folder)
+        self.engine = local(data)
         self.task, self.algorithm, self.nodes = self.engine.task, algorithm, nodes
         self.samples = torch.as_tensor(data["train"].counts, dtype=self.task.dtype, device=self.task.device)
 
@@ -180,17 +169,6 @@ class Done(NamedTuple):
     bad: int | None
 
 
-class Host:
-    """An actor: a process that holds one shard at a time."""
-
-    def hold(self, *parts: Any) -> bool:
-        self.shard = Shard(*parts)
-        return True
-
-    def do(self, what: str, *given: Any) -> Any:
-        return getattr(self.shard, what)(*given)
-
-
 IDLE: dict[str, list[Any]] = {}  # by device, actors that no engine uses: starting one takes longer than a small run
 
 
@@ -225,7 +203,7 @@ class RayEngine:
         if not 1 <= workers <= (most := min(self.tree, self.n)):
             raise ConfigError(f"workers: found {workers}, expected 1 to {most} with {self.n} clients")
         self._needs = needs(plan.device)
-        connect(workers, address, self._needs, idle := IDLE.setdefault(plan.device, []))
+        patience = connect(workers, address, self._needs, idle := IDLE.setdefault(plan.device, []))
         given = getattr(task, "args", ())
         for user in (task, type(algorithm), *given, *map(type, given)):
             _by_value(user)
@@ -233,21 +211,26 @@ class RayEngine:
         edges = np.arange(workers + 1) * self.tree // workers
         self.home = np.searchsorted(edges, self.blocks, side="right") - 1  # [n] the actor of each client
         self.first = np.searchsorted(self.home, np.arange(workers))  # [workers] its first client
-        self._local = partial(_local, task, data, names, algorithm, work, seed, plan, step_sizes)
+        local = partial(_local, task, algorithm, work, seed, plan, step_sizes)
+        self._local = partial(local, names, None, data)
         self._shards: list[tuple[Any, ...]] = []
         for k in range(workers):
             mine = np.flatnonzero(self.home == k)
             held = ray.put({name: split.select(mine) for name, split in data.items()})
             place = None if folder is None else str(folder / f"shard-{k}")
             here, nodes = [names[int(i)] for i in mine], cover(int(edges[k]), int(edges[k + 1]), self.tree)
-            self._shards.append((task, held, here, algorithm, work, seed, plan, step_sizes, nodes, place))
+            self._shards.append((partial(local, here, place), held, algorithm, nodes))
         self._actors = [idle.pop() if idle else self._new() for _ in range(workers)]
         try:
             ray.get(
-                [a.hold.remote(*parts) for a, parts in zip(self._actors, self._shards, strict=True)], timeout=PATIENCE
+                [a.hold.remote(*parts) for a, parts in zip(self._actors, self._shards, strict=True)], timeout=patience
             )
         except Late:
-            raise RunError(f"workers: {workers} Ray actors have not started within {PATIENCE} seconds") from None
+            for actor in self._actors:
+                ray.kill(actor)
+            there = int(ray.cluster_resources().get("CPU", 0))
+            then = f"within {patience:.0f} seconds; the cluster has {there} processors"
+            raise RunError(f"workers: {workers} Ray actors have not started {then}") from None
         self._index: list[State] = [{} for _ in range(workers)]  # `Shard.commit` of each
         self._longest = 0.0  # seconds that an answer took
         self._stateless = not algorithm.init_client(task(), task().w0)
@@ -363,7 +346,7 @@ class RayEngine:
     # actors
 
     def _new(self) -> Any:
-        return ray.remote(num_cpus=self._needs["CPU"], num_gpus=self._needs.get("GPU", 0))(Host).remote()
+        return ray.remote(num_cpus=self._needs["CPU"], num_gpus=self._needs.get("GPU", 0))(Shard).remote()
 
     def _rows_for(self, k: int, down: Down) -> State:
         mine = torch.as_tensor(np.flatnonzero(self.home == k))
@@ -372,7 +355,7 @@ class RayEngine:
     def _ask(self, k: int, what: str, *given: Any) -> Any:
         if not self._actors:
             raise RunError("the workers of this run are gone; resume it")
-        return self._actors[int(k)].do.remote(what, *given)
+        return getattr(self._actors[int(k)], what).remote(*given)
 
     def _all(self, what: str) -> list[Any]:
         return self._got({k: self._ask(k, what) for k in range(self.workers)})
@@ -419,14 +402,14 @@ class RayEngine:
 
 def _local(
     make: Callable[[], Task],
-    data: Mapping[str, Split],
-    names: Sequence[str],
     algorithm: Algorithm,
     work: Work,
     seed: int,
     plan: Plan,
     step_sizes: StepSizes,
-    folder: str | None = None,
+    names: Sequence[str],
+    folder: str | None,
+    data: Mapping[str, Split],
 ) -> LocalEngine:
     """A local engine of these clients. folder: of their private rows; None: in memory"""
     task = make()

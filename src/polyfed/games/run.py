@@ -29,10 +29,10 @@ from polyfed.games import values as game
 from polyfed.games.found import HEAD, Found, names_of, settle, walks_of
 from polyfed.games.result import Coalitions
 from polyfed.runs import ownership as files
-from polyfed.runs.fit import fit
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.private import refuse_private
 from polyfed.runs.result import Result
+from polyfed.runs.trainer import fit
 from polyfed.runs.training import MANY, SEED, Training, training_of
 from polyfed.runs.watching import Callback
 from polyfed.studies.compare import Cached, config_of, seeds_of

@@ -105,12 +105,10 @@ def _matrix(found: "Coalitions") -> Table:
         _about(found),
     )
     if n > LISTED:
-        rows = (
-            found.help.reindex(found.help.shapley.abs().sort_values(ascending=False).index).head(20).to_dict("records")
-        )
+        largest = found.help.shapley.abs().sort_values(ascending=False).index[:20]
         cells = [
             (Cell(r["client"]), Cell(r["from"]), _gain(scale, r, "shapley", ""), Cell(str(r.get("drawn", ""))))
-            for r in rows
+            for r in found.help.reindex(largest).to_dict("records")
         ]
         about = ("The 20 largest values; coalitions-help.csv has all.", *notes[1:])
         return Table("Who helps whom", ("client<", "from<", f"Shapley value, {unit}", "samples"), tuple(cells), about)
@@ -158,28 +156,17 @@ def _partitions(found: "Coalitions") -> Table:
             move = f"{r['movers']}: {where} (at least {scale.signed(r['mover_gain'])}, {sure})"
         share = r.get("individual_share", math.nan)
         share = "–" if not isinstance(share, float) or math.isnan(share) else f"{100 * share:.0f} %"
-        gain = r.get("gain", math.nan)
-        rows.append(
-            (
-                Cell(r["partition"]),
-                Cell(r["coalitions"]),
-                Cell(scale.signed(gain)),
-                Cell(_stable(r)),
-                Cell(share),
-                Cell(move),
-            )
-        )
+        gain = scale.signed(r.get("gain", math.nan))
+        rows.append(tuple(map(Cell, (r["partition"], r["coalitions"], gain, _stable(r), share, move))))
     columns = ("partition<", "coalitions<", "mean gain", "stable<", "in seeds", "who would rather<")
+    first = (
+        "most stable of all partitions" if found.sampled is None else "one that moves from the Shapley values lead to"
+    )
     notes = (
         "By mean gains over seeds. Nash stable: nobody would rather be alone or in another of its coalitions; "
         "individually stable: nobody would where those who are there do not lose by it; core stable: no set of clients "
         "would all rather be a coalition of their own. In seeds: how often it is individually stable in one seed. "
-        "The first row is the "
-        + (
-            "most stable of all partitions."
-            if found.sampled is None
-            else "one that moves from the Shapley values lead to."
-        ),
+        f"The first row is the {first}.",
     )
     return Table("Which coalitions hold", columns, tuple(rows), notes)
 
@@ -196,9 +183,8 @@ def _agreement(found: "Coalitions") -> Table:
         "Mean over seeds. Rand index: adjusted, of the method's clusters with the first partition above (1: the same, "
         "0: as by chance). Rank correlation: Spearman's, of the method's mixing weights with the Shapley values.",
     )
-    return Table(
-        "Do other methods agree?", ("method<", "clusters", "Rand index", "rank correlation"), tuple(rows), notes
-    )
+    columns = ("method<", "clusters", "Rand index", "rank correlation")
+    return Table("Do other methods agree?", columns, tuple(rows), notes)
 
 
 def figure(found: "Coalitions") -> Figure:

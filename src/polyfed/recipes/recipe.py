@@ -28,10 +28,10 @@ from polyfed.recipes.said import Claim, Setting, claims_table, settings_table
 from polyfed.report.style import save, write_atomically
 from polyfed.report.table import Table
 from polyfed.runs import schema
-from polyfed.runs.fit import fit
 from polyfed.runs.ownership import unsealed
 from polyfed.runs.result import Result
 from polyfed.runs.stop import interruptions
+from polyfed.runs.trainer import fit
 from polyfed.studies import parallel
 from polyfed.studies.compare import Comparison, compare, config_of
 from polyfed.studies.jobs import Done, Watch, whole
@@ -108,29 +108,17 @@ RECIPES: dict[str, Recipe] = {}
 
 
 def recipe(
-    name: str,
-    title: str,
-    *,
-    minutes: tuple[float, float],
-    settings: Callable[[Size], Sequence[Setting]],
-    machine: str = "two cores",
-    data: tuple[str, ...] = (),
-    seeds: int | Sequence[int] = 3,
-    also: tuple[str, ...] = (),
-    middle: bool = False,
-    recorded: bool = True,
+    name: str, title: str, *, minutes: tuple[float, float], settings: Callable[[Size], Sequence[Setting]], **more: Any
 ) -> Callable[[Callable[["Bench"], Outcome]], Callable[["Bench"], Outcome]]:
-    """Register the function below as a recipe. minutes: (small, paper)"""
+    """Register the function below as a `Recipe`. minutes: (small, paper)     more: its other fields"""
 
     def add(run: Callable[[Bench], Outcome]) -> Callable[[Bench], Outcome]:
-        times = dict(zip(SIZES, minutes, strict=True))
-        order, other = len(RECIPES), RECIPES.get(name)
+        other = RECIPES.get(name)
         if other is not None and other.run.__module__ != run.__module__:
             where = " and ".join(f"{r.__qualname__} of {r.__module__}" for r in (other.run, run))
             raise ConfigError(f"recipe: found {name!r} twice, {where}, expected one name for each")
-        RECIPES[name] = Recipe(
-            name, title, run, settings, times, machine, data, seeds, also, order, middle, recorded
-        )  # fmt: skip
+        times = dict(zip(SIZES, minutes, strict=True))
+        RECIPES[name] = Recipe(name, title, run, settings, times, order=len(RECIPES), **more)
         return run
 
     return add

@@ -1,4 +1,5 @@
-"""Experiment files: TOML with kebab-case keys, checked key by key before anything is computed.
+"""Experiment files: TOML with kebab-case keys, checked key by key before anything is computed. One line says what is
+wrong: which key, from where, what was found, what is allowed, and the closest known name.
 
 Command line beats file beats default. Whatever a run was made of is written back in the same form, so that a run
 folder's config.toml is an experiment file. `build.py` turns an `Experiment` into data, models and methods.
@@ -7,27 +8,28 @@ folder's config.toml is an experiment file. `build.py` turns an `Experiment` int
 import copy
 import dataclasses
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 import polyfed.algorithms  # pyright: ignore[reportUnusedImport]  (registers the methods)
 import polyfed.yardsticks  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from polyfed.base.errors import ConfigError, closest
-from polyfed.base.settings import found, is_list, is_table, kebab, shown
+from polyfed.base.errors import ConfigError, PolyfedError, closest
+from polyfed.base.settings import found, is_list, is_table, kebab, none_of, shown, types_of
 from polyfed.base.text import parse, plain, value_of
 from polyfed.core.algorithm import REGISTRY, Contender
 from polyfed.core.algorithm import check as check_algorithm
 from polyfed.models import MODELS
-from polyfed.runs.check import Where, read_table, table_of
 from polyfed.runs.packages import installed, packages
-from polyfed.runs.training import Columns, Data, Model, Settings
+from polyfed.runs.training import Columns, Data, Model, Settings, Table
 from polyfed.runs.userfile import algorithms_of
 
+T = TypeVar("T", bound=Table)
 COMPARED = ("local", "fedavg", "ditto")  # what is compared when no method is named
 TABLES = ("data", "columns", "model", "algorithm", "algorithms")
 INFORMATION = (
@@ -61,6 +63,59 @@ MAIN_JOB: dict[str, Any] = {
         {"name": "pooled-oracle", "lr": 0.1},
     ],
 }
+
+
+# one table
+
+
+class Where:
+    """Names a key, and the file it was set in where that was not the command line.
+
+    given: the keys at the top of the file
+    """
+
+    def __init__(self, file: Path | None, given: Mapping[str, Any], command: Mapping[str, Any]):
+        self.file, self.given, self.command = file, set(given), command
+
+    def __call__(self, key: str) -> str:
+        table: Any = self.command
+        for part in key.split("."):
+            if not is_table(table) or part not in table:
+                return f"{self.file}: {key}" if self.file is not None else key
+            table = table[part]
+        return key
+
+    def said(self, error: PolyfedError, table: str = "") -> ConfigError:
+        """An error about a setting of a table, with the file it was set in and its name as files have it."""
+        full, last = kebab(".".join(filter(None, [table, error.key]))), error.key.rpartition(".")[2]
+        text = re.sub(rf"^((?:[\w-]+\.)*){last}\b", rf"\g<1>{kebab(last)}", str(error)) if last else str(error)
+        return ConfigError(f"{self(full).removesuffix(full)}{text}")
+
+
+def table_of(value: Any, key: str, where: Where) -> dict[str, Any]:
+    if not is_table(value):
+        raise ConfigError(f"{where(key)}: {found(value, f'a table [{key}]')}")
+    return value
+
+
+def read_table(cls: type[T], values: Mapping[str, Any], where: Where, also: Iterable[str] = ()) -> T:
+    """A table of a file, keys in kebab-case, or ConfigError for the first key that is wrong.
+
+    also: further keys that the file may have
+    """
+    types = {kebab(name): hint for name, hint in types_of(cls).items()}
+    for key in values:
+        if key not in types:
+            known = [*types, *also]
+            name = where(f"{cls.table}.{key}" if cls.table else key)
+            raise ConfigError(f"{name}: unknown key{closest(key, known)}; known: {', '.join(sorted(known))}")
+    try:
+        return cls(**{key.replace("-", "_"): none_of(value, types[key]) for key, value in values.items()})
+    except PolyfedError as e:
+        raise where.said(e, cls.table) from None
+
+
+# an experiment
 
 
 @dataclass(frozen=True)
@@ -246,11 +301,6 @@ def resolve(
     return Experiment(settings, data, model, tuple(label(chosen)), name, columns)
 
 
-def _own(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a table by their Python names, without its name and file."""
-    return {key.replace("-", "_"): value for key, value in table.items() if key not in ("name", "file")}
-
-
 def _chosen(layers: Mapping[str, Any], typed: list[dict[str, Any]], over: dict[str, Any], where: Where) -> list[Method]:
     """The methods: those typed by name, else those of the file. What is typed with a name beats all else."""
     shared, own = _methods(layers, where)
@@ -338,7 +388,7 @@ def _method(
     values |= {k: v for k, v in own.items() if k not in ("name", "file")}
     values |= {k: v for k, v in over.items() if k in keys}
     try:
-        return Method(REGISTRY.make(name, _own(values), kebab), file)
+        return Method(REGISTRY.make(name, {k.replace("-", "_"): v for k, v in values.items()}, kebab), file)
     except ConfigError as e:
         raise where.said(e, "algorithm") from None
 

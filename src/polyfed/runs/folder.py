@@ -33,7 +33,7 @@ from polyfed.compute import evaluation
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.ledger import COLUMNS
-from polyfed.metrics.metric import Metric, having, mean_of
+from polyfed.metrics.metric import having, mean_of
 from polyfed.native import kernel
 from polyfed.privacy.noise import new_secret
 from polyfed.runs import ownership as files
@@ -275,7 +275,7 @@ def summary(run: Result) -> Summary:
     """The run in a few numbers, as summary.json holds them."""
     metric, asked = run.metric, run.metrics
     scores = {
-        split: {m.name: _spread(m, having(m, found)) for m in asked if m.name in found}
+        split: {m.name: Spread.of(m, having(m, found)) for m in asked if m.name in found}
         for split, found in run.final.items()
     }
     final = {split: found[metric.name] for split, found in scores.items()}
@@ -300,17 +300,6 @@ def summary(run: Result) -> Summary:
         "deploys": run.deploys,
         "digest": digests(run),
     })  # fmt: skip
-
-
-def _spread(metric: Metric, values: np.ndarray) -> Spread:
-    """One metric over the clients that have it; NaN where none has."""
-    if np.isnan(values).all():
-        return Spread(mean=math.nan, std=math.nan, worst=math.nan, best=math.nan, clients=0)
-    merit = metric.merit(values)
-    return Spread(
-        mean=float(np.nanmean(values)), std=float(np.nanstd(values)), worst=float(values[np.nanargmin(merit)]),
-        best=float(values[np.nanargmax(merit)]), clients=int(np.isfinite(values).sum()),
-    )  # fmt: skip
 
 
 def _steps(run: Result) -> float:

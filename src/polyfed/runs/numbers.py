@@ -16,7 +16,7 @@ from polyfed.base.errors import RunError
 from polyfed.metrics.scores import leading
 from polyfed.runs import schema
 
-Added = tuple[np.ndarray, np.ndarray]  # ([m, 2] a client's test samples, number and class, [m] what each adds)
+Added = tuple[np.ndarray, np.ndarray]  # ([m, 2] a client's test samples, number and class or -1, [m] what each adds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,8 +103,10 @@ class Numbers:
         found = schema.scores(self.folder)
         if found is None or len(found["counts"]) != self.n:
             return None
-        ids, each = schema.added(found, self.summary.leads)
-        at = np.r_[0, np.cumsum(found["counts"])]
+        metric, at, none = self.summary.leads, np.r_[0, np.cumsum(found["counts"])], np.full(len(found["id"]), -1)
+        known = metric.sign and metric.name in found and ("class" in found or not metric.classwise)
+        ids = np.c_[found["id"], found.get("class", none)]
+        each = found[metric.name].astype(float) if known else np.full(len(ids), math.nan)
         places = zip(self.about.names, at, at[1:], strict=False)
         return {name: (ids[a:b], each[a:b]) for name, a, b in places if b > a}
 

@@ -33,14 +33,11 @@ from polyfed.core.worker import Plan
 from polyfed.data.federation import LEARNT, Federation
 from polyfed.engines.local import LocalEngine, check_rows, make_rows, pick_device
 from polyfed.metrics import scores
-from polyfed.metrics.metric import Metric
 from polyfed.metrics.scores import LOSS
 from polyfed.runs import ownership as files
 from polyfed.runs import schema as reading
 from polyfed.runs.build import Parts, make_model
-from polyfed.runs.check import Where, read_table
-from polyfed.runs.config import INFORMATION, TABLES, Settings, model_of, resolve
-from polyfed.runs.fit import fit
+from polyfed.runs.config import INFORMATION, TABLES, Settings, Where, model_of, read_table, resolve
 from polyfed.runs.folder import client_model
 from polyfed.runs.measured import looped
 from polyfed.runs.numbers import Numbers
@@ -49,6 +46,7 @@ from polyfed.runs.result import Result, lazy
 from polyfed.runs.resume import digest
 from polyfed.runs.steps import local_steps_of
 from polyfed.runs.trained import Judged, Trained
+from polyfed.runs.trainer import fit
 from polyfed.runs.training import Training
 from polyfed.runs.userfile import algorithms_of
 from polyfed.runs.watching import Callback
@@ -94,12 +92,6 @@ class Stored:
         self.metrics = tuple(asked or said.summary.judges)
 
     # from the files
-
-    @property
-    def _judges(self) -> list[Metric]:
-        """The metrics, those that no file holds with an error in place of what computes them."""
-        lost = self._gone("metrics")
-        return [m if m.compute or m is LOSS else dataclasses.replace(m, compute=lost) for m in self.metrics]
 
     @property
     def ledger(self) -> pd.DataFrame:
@@ -218,7 +210,9 @@ class Stored:
         device = pick_device("auto" if plan.device.startswith("cuda") else "cpu")
         assert t.loss is not None, "every run's config.toml has it"
         weights = weights_of(t.class_weights, t.loss, self.numbers.about.model_dump())
-        task = t.task(self._module, t.loss, device, self._judges, weights)
+        lost = self._gone("metrics")  # in place of what computes a metric that no file holds
+        judges = [m if m.compute or m is LOSS else dataclasses.replace(m, compute=lost) for m in self.metrics]
+        task = t.task(self._module, t.loss, device, judges, weights)
         self._check_layout(task)
         steps = local_steps_of(t.local_steps, fed.names)
         work = Work(t.epochs, steps, t.batch_size, augmentation(t.augment, fed.input_shape))

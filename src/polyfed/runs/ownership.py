@@ -23,21 +23,15 @@ from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
-from polyfed.base.checkpoint import flush, reason
+from polyfed.base.checkpoint import alive, flush, reason
 from polyfed.base.errors import ConfigError, RunError, closest
 from polyfed.base.settings import is_table
 
 MARK = ".polyfed"
 OLD, MOVING = ".old", ".old-moving"  # results from before: all of them, or on their way in or out
-HEADS = (
-    "config.toml",
-    "comparison.toml",
-    "tune.toml",
-    "tune.csv",
-    "recipe.txt",
-    "admission.csv",
-    "coalitions.toml",
-)  # what a folder is
+HEADS = (  # what a folder is
+    "config.toml", "comparison.toml", "tune.toml", "tune.csv", "recipe.txt", "admission.csv", "coalitions.toml",
+)  # fmt: skip
 NAMES = (
     *HEADS, "federation.json", "partition.safetensors", "fixed.safetensors", "models.safetensors",
     "models/*.safetensors", "models/.*.draft", ".*.draft", "checkpoint/**/*", "rows/**/*", "metrics.jsonl",
@@ -380,15 +374,7 @@ def _holder(handle: int) -> dict[str, Any]:
 
 def _alive(holder: dict[str, Any]) -> bool:
     """True where a holder may still be at work; one on another machine may."""
-    if holder.get("host") != socket.gethostname():
-        return True
-    try:
-        os.kill(holder["pid"], 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+    return holder.get("host") != socket.gethostname() or alive(holder["pid"])
 
 
 def _in_use(folder: Path, holder: dict[str, Any]) -> RunError:

@@ -62,12 +62,9 @@ class Sent(NamedTuple):
 
 def counted(algorithm: Algorithm, rounds: int = 3) -> Sent:
     """Count what a method sends and asks for, in a short run of two small clients."""
-    rng = np.random.default_rng(0)
-    sites = [(rng.normal(size=(12, 8)).astype(np.float32), np.arange(12) % 3) for _ in range(2)]
     with seeded(0):
-        net = nn.Sequential(nn.Linear(8, 6), nn.Sigmoid(), nn.Linear(6, 3))
-    task = Task(net, device="cpu")
-    loop = rehearse(algorithm, task, Federation.from_arrays(sites, classes=3), Work(batch_size=None), rounds)
+        task = Task(nn.Sequential(nn.Linear(8, 6), nn.Sigmoid(), nn.Linear(6, 3)), device="cpu")
+    loop, _ = _drawn(algorithm, task, (8,), 3, 3, rounds)
     book = loop.ledger.array()
     first, later = (tuple((book[book[:, 0] == t, 3:5].mean(0) / (4 * task.p)).tolist()) for t in (0, rounds - 1))
     kinds: dict[str, set[str]] = {}
@@ -77,14 +74,12 @@ def counted(algorithm: Algorithm, rounds: int = 3) -> Sent:
     return Sent(task.p, first, later, kinds)
 
 
-def rehearse(algorithm: Algorithm, task: Task, federation: Federation, work: Work, rounds: int = 1) -> Loop:
-    """The event loop of the first two clients that have samples, after `rounds`.
-
-    `used` says what the method asked of its uplinks, `ledger` what was sent.
-    """
+def rehearse(algorithm: Algorithm, task: Task, federation: Federation, work: Work) -> Loop:
+    """The event loop of the first two clients that have samples, after one round: `used` says what the method asked of
+    its uplinks, `ledger` what was sent."""
     who = federation.train.counts.nonzero()[0][:2]
     train = federation.train.select(who).to(task.device, task.dtype)
-    return _played(algorithm, task, train, [federation.names[int(i)] for i in who], work, rounds)[0]
+    return _played(algorithm, task, train, [federation.names[int(i)] for i in who], work, 1)[0]
 
 
 def sums(
@@ -98,7 +93,7 @@ def sums(
     every row is kept.
     """
     try:
-        loop, engine = _drawn(algorithm, task, shape, classes, outputs, 3)
+        loop, engine = _drawn(algorithm, task, shape, classes, outputs)
     except Exception:  # a method or a loss of the user's own need not run on such samples
         return {}, False
     found: dict[tuple[int, int], Wanted] = {}
@@ -121,11 +116,16 @@ class Forms(NamedTuple):
 
     def of(self, phases: int, phase: int) -> dict[str, Form]:
         """Messages sent up in one exchange; where it was not rehearsed, in any."""
-        return _of(self.up, phases, phase)
+        return self._of(self.up, phases, phase)
 
     def to(self, phases: int, phase: int) -> dict[str, Form]:
         """Messages sent down in one exchange; where it was not rehearsed, in any."""
-        return _of(self.down, phases, phase)
+        return self._of(self.down, phases, phase)
+
+    def _of(self, known: Mapping[str, dict[str, Form]], phases: int, phase: int) -> dict[str, Form]:
+        if (found := known.get(f"{phases}.{phase}")) is not None:
+            return found
+        return {name: form._replace(optional=True) for forms in known.values() for name, form in forms.items()}
 
     @property
     def largest(self) -> int:
@@ -140,12 +140,6 @@ class Forms(NamedTuple):
 
 def _largest(known: Iterable[Mapping[str, Form]]) -> int:
     return max((sum(f.bytes for f in of.values()) for of in known), default=0)
-
-
-def _of(known: Mapping[str, dict[str, Form]], phases: int, phase: int) -> dict[str, Form]:
-    if (found := known.get(f"{phases}.{phase}")) is not None:
-        return found
-    return {name: form._replace(optional=True) for forms in known.values() for name, form in forms.items()}
 
 
 class _Noting(LocalEngine):
@@ -200,7 +194,7 @@ def _drawn(
     shape: tuple[int, ...],
     classes: int | None,
     outputs: int,
-    rounds: int,
+    rounds: int = 3,
     seed: int = 0,
 ) -> tuple[Loop, _Noting]:
     """Some rounds of one step of two clients with random samples.
@@ -222,14 +216,9 @@ def _drawn(
     return _played(algorithm, task, train, ("one", "two"), Work(steps=1, batch_size=None), rounds)
 
 
-def forms(
-    algorithm: Algorithm, task: Task, shape: tuple[int, ...], classes: int | None, outputs: int, rounds: int = 3
-) -> Forms:
-    """The forms of what a method sends up, seen in a few rounds of two clients with random samples.
-
-    task, shape: as for `_drawn`
-    """
-    loop, engine = _drawn(algorithm, task, shape, classes, outputs, rounds)
+def forms(algorithm: Algorithm, task: Task, shape: tuple[int, ...], classes: int | None, outputs: int) -> Forms:
+    """The forms of what a method sends, seen in three rounds of two clients with random samples of this shape."""
+    loop, engine = _drawn(algorithm, task, shape, classes, outputs)
     up, down = (
         {f"{phases}.{phase}": _forms(of, task.p) for (phases, phase), of in seen.items()}
         for seen in (engine.up, engine.down)

@@ -157,14 +157,8 @@ class Result:
         return method.describe(self.server).common if isinstance(method, Algorithm) else None
 
     def answers(self) -> Iterator[tuple[int, Tensor]]:
-        """Outputs of the model that each client would deploy, for its test samples.
-
-        Returns
-        -------
-        iterator
-            Of (a client's position, outputs [b, ...] in the targets' own units); clients without test samples are left
-            out.
-        """
+        """(position, outputs [b, ...] in the targets' own units) of each client that has test samples, for these, from
+        the model that it would deploy."""
         return self.kept.judged.answers(self.federation.test)
 
     @property

@@ -12,20 +12,13 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    ValidationError,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from polyfed.base.cells import unmarked
 from polyfed.base.errors import RunError
 from polyfed.base.settings import is_list, is_table
-from polyfed.metrics.metric import BETTER, Metric
+from polyfed.metrics.metric import BETTER, Metric, mean_of
 from polyfed.metrics.scores import known
 
 _safe_open: Any = safe_open  # which has no types
@@ -146,6 +139,18 @@ class Spread(_File):
     worst: Number = math.nan
     best: Number = math.nan
     clients: NonNegativeInt | None = None
+
+    @classmethod
+    def of(cls, metric: Metric, values: np.ndarray) -> "Spread":
+        """The spread of a metric's values [n]; NaN where a client has none."""
+        known = values[~np.isnan(values)]
+        if not len(known):
+            return cls(mean=math.nan, std=math.nan, worst=math.nan, best=math.nan, clients=0)
+        merit = metric.merit(known)
+        return cls(
+            mean=mean_of(values), std=float(known.std()), worst=float(known[merit.argmin()]),
+            best=float(known[merit.argmax()]), clients=len(known),
+        )  # fmt: skip
 
 
 class Summary(_File):
@@ -303,14 +308,6 @@ def scores(folder: Path) -> dict[str, np.ndarray] | None:
     if counts.ndim != 1 or counts.dtype.kind != "i" or (counts < 0).any() or bad:
         raise RunError(f"{path}: its tensors do not belong together, expected one number per test sample")
     return found
-
-
-def added(scores: dict[str, np.ndarray], metric: Metric) -> tuple[np.ndarray, np.ndarray]:
-    """([N, 2] the number and the class of every test sample, class -1: of none, or not known; [N] what each adds to a
-    metric, NaN: not known), of `scores`."""
-    known = metric.sign and metric.name in scores and ("class" in scores or not metric.classwise)
-    samples = np.c_[scores["id"], scores.get("class", np.full(len(scores["id"]), -1))]
-    return samples, scores[metric.name].astype(float) if known else np.full(len(samples), math.nan)
 
 
 def ledger(folder: Path) -> pd.DataFrame:

@@ -19,6 +19,7 @@ from polyfed.metrics.metric import having, mean_of
 from polyfed.runs.folder import RunFolder, fingerprint
 from polyfed.runs.result import Live, Result, splits
 from polyfed.runs.resume import check_same, versions_since
+from polyfed.runs.schema import Spread
 from polyfed.runs.stop import interruptible
 from polyfed.runs.trained import Judged, Trained
 from polyfed.runs.watching import Callback, Progress
@@ -181,16 +182,15 @@ def record(run: Result, split: str) -> dict[str, Any]:
     metrics, metric = run.final[split], run.metric
     values = having(metric, metrics)
     down, up = run.trained.ledger.totals()
-    known = values[~np.isnan(values)] if not np.isnan(values).all() else np.array([np.nan])
+    spread = Spread.of(metric, values)
     seen = np.where(np.isnan(values), 0, splits(run.federation)[split].counts)
     pooled = float(np.nansum(seen * values) / seen.sum()) if seen.any() else float("nan")
-    worst = known[metric.merit(known).argmin()]
     return {
         "round": run.rounds,
         "split": split,
         **{name: mean_of(v) for name, v in metrics.items()},
-        "std": float(known.std()),
-        "worst": float(worst),
+        "std": spread.std,
+        "worst": spread.worst,
         **({"pooled": pooled} if metric.pooled else {}),
         "down_bytes": down,
         "up_bytes": up,

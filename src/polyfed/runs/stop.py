@@ -12,9 +12,11 @@ import time
 from collections.abc import Generator
 from typing import Any
 
+STOPPED = 128 + signal.SIGINT  # exit status of a command that a signal has ended, before `status` says which
 GRACE = 1.0  # seconds for which a round in hand is finished, where that means to wait for others
 _answered: list[int] = []
 _pending: list[float] = []  # when a signal came that a round in hand has still to obey
+_events: list[threading.Event] = []  # of the outermost `interruptible`
 
 
 def interruptions() -> int:
@@ -31,8 +33,12 @@ def status(since: int = 0) -> int:
 def interruptible(terminable: bool = False) -> Generator[threading.Event]:
     """The first signal sets the event, so that the round in hand is finished; the second one interrupts at once.
 
+    Inside another one, also in another thread, the event is that of the outer one.
     terminable: answer SIGTERM too, since there is a folder to save the state in
     """
+    if _events:
+        yield _events[0]
+        return
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event
@@ -52,9 +58,11 @@ def interruptible(terminable: bool = False) -> Generator[threading.Event]:
 
     for number in before:
         signal.signal(number, note)
+    _events.append(event)
     try:
         yield event
     finally:
+        _events.clear()
         _pending.clear()
         restore()
 
@@ -62,7 +70,6 @@ def interruptible(terminable: bool = False) -> Generator[threading.Event]:
 def waiting() -> None:
     """For whoever waits for another process: raise KeyboardInterrupt where a signal has come and the wait goes on."""
     if _pending and time.monotonic() > _pending[0] + GRACE:
-        _pending.clear()
         raise KeyboardInterrupt
 
 

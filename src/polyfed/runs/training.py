@@ -119,10 +119,7 @@ class Training(Table):
     lr_decay_every: int = setting(1, ge=1, le=COUNTED, doc="Rounds between two decays of the step size.")
     warmup: int = setting(0, ge=0, le=COUNTED, doc="Rounds in which local step sizes rise to their full value.")
     cosine: int = setting(
-        0,
-        ge=0,
-        le=COUNTED,
-        doc="Rounds, warm-up included, in which they fall to zero on half a cosine; 0: no cosine.",
+        0, ge=0, le=COUNTED, doc="Rounds, warm-up included, in which they fall to zero on half a cosine; 0: no cosine."
     )
     schedule: Annotated[Schedule, TABLE] | Mapping[str, Any] | None = setting(
         None, doc="Who takes part and when, instead of a fraction every round: uniform, bernoulli or asynchronous."
@@ -240,24 +237,12 @@ class Training(Table):
 
     @property
     def epochs(self) -> int:
-        """Local passes per round, where `local_steps` does not replace them.
-
-        Returns
-        -------
-        int
-            At least 1.
-        """
+        """Local passes per round, at least 1, where `local_steps` does not replace them."""
         return 1 if self.local_epochs is None else self.local_epochs
 
     @property
     def step_sizes(self) -> StepSizes:
-        """Local step sizes over the rounds.
-
-        Returns
-        -------
-        StepSizes
-            From `lr_decay`, `lr_decay_every`, `warmup` and `cosine`.
-        """
+        """Local step sizes over the rounds, from `lr_decay`, `lr_decay_every`, `warmup` and `cosine`."""
         from polyfed.compute.optimizers import StepSizes
 
         return StepSizes(self.lr_decay, self.lr_decay_every, self.warmup, self.cosine)
@@ -328,13 +313,7 @@ class Training(Table):
 
     @classmethod
     def deciding(cls) -> list[str]:
-        """The keys that decide the numbers of a run.
-
-        Returns
-        -------
-        list of str
-            As a file spells them.
-        """
+        """The keys that decide the numbers of a run, as a file spells them."""
         return [kebab(s.name) for s in settings_of(cls) if s.decides]
 
 

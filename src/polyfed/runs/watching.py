@@ -36,15 +36,12 @@ class Progress(NamedTuple):
 Callback = Callable[[Progress], Any]
 
 
-def in_notebook() -> bool:
-    """True in a cell of a notebook or at IPython's prompt; not in a process that was started from one."""
-    found = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    return found is not None and found() is not None and multiprocessing.parent_process() is None
-
-
 def watchers() -> tuple[Callback, ...]:
-    """The callbacks of a `fit` that was given none."""
-    return (Line(),) if in_notebook() else ()
+    """The callbacks of a `fit` that was given none: in a cell of a notebook or at IPython's prompt a line; not in a
+    process that was started from one."""
+    found = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    notebook = found is not None and found() is not None and multiprocessing.parent_process() is None
+    return (Line(),) if notebook else ()
 
 
 class Line:

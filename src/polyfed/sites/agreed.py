@@ -2,18 +2,17 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from polyfed.base import plugins
 from polyfed.base.errors import Refusal
-from polyfed.core.algorithm import REGISTRY, Algorithm
+from polyfed.core.algorithm import REGISTRY, Algorithm, State
 from polyfed.data.schema import Settled
 from polyfed.models import default_for
 from polyfed.runs.build import make_model
-from polyfed.runs.check import Where, read_table
-from polyfed.runs.config import TABLES, model_of
+from polyfed.runs.config import TABLES, Where, model_of, read_table
 from polyfed.runs.folder import version_of
 from polyfed.runs.trained import raw
 from polyfed.runs.training import Settings
@@ -41,6 +40,12 @@ def unlike(here: Mapping[str, str], there: Mapping[str, str], other: str) -> str
 def digest(w: torch.Tensor) -> str:
     """sha256 of a vector."""
     return hashlib.sha256(raw(w)).hexdigest()
+
+
+def mark(*parts: Any, tensors: State | None = None) -> str:
+    """Sixteen hexadecimal digits that stand for what was agreed to, or asked. tensors: that came with it"""
+    named = [f"{name} {digest(t)}" for name, t in sorted((tensors or {}).items())]
+    return hashlib.sha256("\0".join(map(str, (*parts, *named))).encode()).hexdigest()[:16]
 
 
 class Experiment(NamedTuple):

@@ -42,14 +42,14 @@ class Consent:
         "aggregate": it receives them, and writes down only their mean over all sites that say so, if there are two or
         more; that is the server's program and no cryptography. "none": they stay here
     ask: shown the text before anything is sent; True goes on. None: yes, to whatever the policy allows
-    agreed: digest of the terms that the operator has agreed to, who is not asked then; others are refused
+    agreed: digests of the terms that the operator has agreed to, who is not asked then; others are refused
     once: whether a yes that the vault remembers is enough
     """
 
     allow: frozenset[str] = frozenset()
     metrics: Literal["none", "aggregate", "own"] = "own"
     ask: Callable[[str], bool] | None = None
-    agreed: str | None = None
+    agreed: frozenset[str] = frozenset()
     once: bool = True
 
     def check(self, needs: Mapping[str, str]) -> None:

@@ -8,6 +8,7 @@ cure, as a site answers the same again. Nothing of it is kept on the disk.
 """
 
 import hashlib
+import hmac
 import json
 import os
 import threading
@@ -39,10 +40,19 @@ Say = Callable[[str], None]
 
 
 class Asked(NamedTuple):
-    """What a site was asked and has not answered. message: not its bytes, as sites share its tensors"""
+    """What a site was asked and has not answered. message: not its bytes, as sites share its tensors     since: when"""
 
     by: "Flower"
     message: "Message[Request]"
+    since: float
+
+
+class Left(NamedTuple):
+    """What has left a site in a run. kind: of the last answer"""
+
+    answers: int
+    bytes: int
+    kind: str
 
 
 class Delivery:
@@ -84,11 +94,20 @@ class Delivery:
 class Hub:
     """Who is connected at the server's port, and what is asked of whom, for any number of runs.
 
-    keys: the federation's     say: takes one line per event     host, port: where to listen
+    keys: the federation's     say: takes one line per event     host, port: where to listen     shown: makes the page
+    at `path`, which shows all of it
     """
 
-    def __init__(self, keys: Keys, say: Say, host: str = "0.0.0.0", port: int | None = None):
-        self.keys, self.say, self.port = keys, say, port or split(keys.address)[1]
+    def __init__(
+        self,
+        keys: Keys,
+        say: Say,
+        host: str = "0.0.0.0",
+        port: int | None = None,
+        shown: "Callable[[Hub], str] | None" = None,
+    ):
+        self.keys, self.say, self.port, self.shown = keys, say, port or split(keys.address)[1], shown
+        self.path = f"/status/{keys.word()}"
         self.nodes = flwr.LinkStateFactory(
             ":flwr-in-memory:", flwr.NoOpFederationManager(), flwr.ObjectStoreFactory()
         ).state()
@@ -96,11 +115,13 @@ class Hub:
         self.asked: dict[tuple[str, str], Asked] = {}  # by run and site, the oldest first
         self.found: dict[tuple[str, str], bytes | str] = {}
         self.runs: list[Flower] = []
+        self.queued: list[str] = []  # runs that wait for their turn
         self.online: dict[str, str] = {}  # by name: the address
         self._open: dict[str, Delivery] = {}
         self._sessions: dict[str, str] = {}
         self._wake: dict[str, Callable[[], None]] = {}
         self._names: dict[int, str] = {}
+        self._marks: dict[int, str] = {}  # of the nodes' keys
         self._registered, self._over = (0, 0.0), threading.Event()
         self.register()
         self._gate = Port(Gate(self, say), keys, host, self.port)
@@ -113,14 +134,22 @@ class Hub:
         changed, now = self.keys.changed(), time.monotonic()
         if self._registered[0] == changed and now < self._registered[1] + ENDS:
             return
-        wanted = {as_flower(public): name for public, name in self.keys.accepted().items()}
+        wanted = {as_flower(public): found for public, found in self.keys.accepted().items()}
         there = {n.public_key: n.node_id for n in self.nodes.get_node_info() if n.node_id in self._names}
         for key in there.keys() - wanted.keys():
-            self.nodes.delete_node("", there[key])
+            node = there.pop(key)
+            self._note("refused", site=self._names[node], key=self._marks[node])
+            self.nodes.delete_node("", node)
             self.nodes.node_public_key_to_node_id.pop(key)
-        new = {self.nodes.create_node("", "", key, 0.0): wanted[key] for key in wanted.keys() - there.keys()}
-        self._names = {i: wanted[key] for key, i in there.items() if key in wanted} | new
+        there |= {key: self.nodes.create_node("", "", key, 0.0) for key in wanted.keys() - there.keys()}
+        self._names, self._marks = ({i: wanted[key][k] for key, i in there.items()} for k in (0, 1))
         self._registered = changed, now
+
+    def _note(self, did: str, **what: str) -> None:
+        """Write down in the log of every run what a key did, or that it is not accepted any more."""
+        for run in self.runs:
+            if run.audit is not None and not run.over:
+                run.audit.add(did, **what)
 
     def _watch(self) -> None:
         said = ""
@@ -145,7 +174,8 @@ class Hub:
             for key in [key for key in self.asked if key[1] not in known]:
                 self._answer(key, REFUSED)
             for run in self.runs:
-                run.note(known)
+                if not run.over:
+                    run.note(known)
 
     def name_of(self, node: int) -> str:
         return self._names.get(node, "")
@@ -163,11 +193,20 @@ class Hub:
             for node, name in self._names.items():
                 if name == caller.name:
                     self.nodes.deactivate_node(node)
+            self._came(caller)
             found = flwr.activate_node(asked, self.nodes)
             self._sessions[caller.name], self.online[caller.name] = caller.session, caller.address
             self.say(f"{caller.name} is connected")
             self._rouse(caller.name)
         return found
+
+    def _came(self, caller: Caller) -> None:
+        """Note where a key comes from, and say it where it came from elsewhere before."""
+        mark = self._marks[caller.node]
+        self._note("connected", site=caller.name, key=mark, address=caller.address)
+        if before := self.keys.came(mark, caller.address):
+            then = f"came from {', '.join(before)} before"
+            self.say(f"note: {caller.name}'s key {mark} comes from a new address, {caller.address}; it {then}")
 
     def _leave(self, asked: Any, caller: Caller) -> Any:
         with self.changed:
@@ -183,7 +222,7 @@ class Hub:
         with self.changed:
             self.found.pop((by.run, name), None)
             self.asked.pop((by.run, name), None)
-            self.asked[by.run, name] = Asked(by, message)
+            self.asked[by.run, name] = Asked(by, message, time.time())
             self._rouse(name)
 
     def drop(self, by: "Flower") -> None:
@@ -275,7 +314,11 @@ class Hub:
         self.changed.notify_all()
 
     def page(self, path: str) -> bytes | None:
-        return None
+        """The page of who asks for it by its path, which nobody can guess; None: there is none."""
+        if self.shown is None or not hmac.compare_digest(path.encode(), self.path.encode()):
+            return None
+        with self.changed:
+            return self.shown(self).encode()
 
     def close(self) -> None:
         """End, in order."""
@@ -298,7 +341,17 @@ class Flower:
     def __init__(self, hub: Hub, folder: Path, most: int = MOST, audit: Audit | None = None):
         self.hub, self.folder, self.run, self.most, self.audit = hub, folder, "", most, audit
         self._noted, self._asked = dict[str, str](), dict[str, str]()
+        self.head: Any = None  # of the last message, for the page; rounds: of the run, once it is known
+        self.rounds, self.said, self.over = 0, "", ""  # said: its last event     over: how it ended
+        self.left = dict[str, Left]()  # by site
+        for line in audit.earlier("answered") if audit is not None else ():
+            if isinstance(size := line.get("bytes"), int):
+                self._count(str(line.get("site")), size, str(line.get("kind")))
         hub.runs.append(self)
+
+    def _count(self, name: str, size: int, kind: str) -> None:
+        before = self.left.get(name, Left(0, 0, ""))
+        self.left[name] = Left(before.answers + 1, before.bytes + size, kind)
 
     def sites(self) -> Sequence[str]:
         """Who is connected now."""
@@ -306,6 +359,8 @@ class Flower:
 
     def push(self, messages: "Mapping[str, Message[Request]]") -> None:
         for name, message in messages.items():
+            self.head = message.head
+            self.rounds = getattr(message.head, "rounds", self.rounds)
             self.hub.ask(self, name, message)
 
     def pull(
@@ -331,9 +386,12 @@ class Flower:
 
     def note_answered(self, name: str, given: Delivery, reply: bytes | str) -> None:
         """Write an answer down."""
-        if self.audit is not None and isinstance(reply, bytes):
-            found = {"answer": mark(reply), "kind": heading(reply), "bytes": len(reply)}
-            self.audit.add("answered", site=name, run=self.run, asked=given.digest, **found)
+        if isinstance(reply, bytes):
+            kind = heading(reply)
+            self._count(name, len(reply), kind)
+            if self.audit is not None:
+                found = {"answer": mark(reply), "kind": kind, "bytes": len(reply)}
+                self.audit.add("answered", site=name, run=self.run, asked=given.digest, **found)
 
     def note(self, known: set[str]) -> None:
         """Write down who is there and who is to answer, for `polyfed status`."""
@@ -345,6 +403,7 @@ class Flower:
             write(self.folder / STATE, json.dumps({"pid": os.getpid(), "sites": doing}).encode())
 
     def close(self) -> None:
+        """The run is over; the page goes on to show how it ended."""
+        self.over = self.over or "over"
         self.hub.drop(self)
-        self.hub.runs.remove(self)
         (self.folder / STATE).unlink(missing_ok=True)

@@ -27,7 +27,7 @@ NAMES = {
     "flwr.app.message.arraychunk": "ArrayChunk",
     # a site: its calls, and their signatures
     "httpx": "HTTPError HTTPStatusError",
-    "cryptography.hazmat.primitives.serialization": "load_ssh_private_key load_ssh_public_key",
+    "cryptography.hazmat.primitives.serialization": "load_ssh_public_key",
     "flwr.supernode.fleet_http_client": "FleetHttpClient",
     "flwr.supernode.node_auth_http_interceptor": "NodeAuthHttpInterceptor",
     "flwr.supercore.interceptors": "RuntimeVersionHttpInterceptor",

@@ -58,7 +58,6 @@ class Attendance:
     ):
         self.key, self.answer, self.over, self.folder, self.say = key, answer, over, folder, say
         self.server = split(server or key.server)
-        self._private = flwr.load_ssh_private_key(key.private.encode(), None)
         self._last: tuple[bytes, bytes] = b"", b""  # digest of the last message, and the reply
         self._node: Any = None
         self._said, self._sent, self._found = "", True, False  # found: the host's name was known once
@@ -85,7 +84,7 @@ class Attendance:
         host, port = self.server
         shown = [
             flwr.RuntimeVersionHttpInterceptor("polyfed"),
-            flwr.NodeAuthHttpInterceptor(self._private, self._private.public_key()),
+            flwr.NodeAuthHttpInterceptor(self.key.private, self.key.private.public_key()),
             Shown(secrets.token_hex(16)),
         ]
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -116,7 +115,7 @@ class Attendance:
             self._reach()
 
     def _enter(self, client: Any) -> None:
-        public = flwr.public_key_to_bytes(self._private.public_key())
+        public = flwr.public_key_to_bytes(self.key.private.public_key())
         found = client.ActivateNode(flwr.ActivateNodeRequest(public_key=public, heartbeat_interval=ALIVE))
         self._node = flwr.Node(node_id=found.node_id)
         self._tell("connected to {}:{}".format(*self.server))

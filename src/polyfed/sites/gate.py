@@ -22,6 +22,8 @@ PIECE = 16 << 20  # bytes of a call that brings a piece of a message, which has 
 FEW = 1 << 20  # bytes of any other call; the announcement of a message has 70 for each piece of it
 HANDSHAKE = 10.0  # seconds that a TLS handshake may take
 IDLE = 75  # seconds for which a connection is kept that is not used
+PAGE = "text/html; charset=utf-8"
+PRIVATE = [(b"refresh", b"5"), (b"cache-control", b"no-store"), (b"referrer-policy", b"no-referrer")]  # of the page
 FILES = 1 << 16  # that the process may have open, where its user may
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Scope]]
@@ -84,7 +86,7 @@ class Gate:
         except ConnectionError:
             return
         headers = [(b"content-length", str(len(body)).encode()), (b"content-type", kind.encode())]
-        headers += [(b"connection", b"close")] if status > 200 else []
+        headers += [(b"connection", b"close")] if status > 200 else PRIVATE if kind == PAGE else []
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -93,7 +95,7 @@ class Gate:
         if path == "/health":
             return b"", "text/plain"
         if scope["method"] == "GET" and (page := await asyncio.to_thread(self.there.page, path)) is not None:
-            return page, "text/html; charset=utf-8"
+            return page, PAGE
         if path not in CALLS or scope["method"] != "POST":
             raise Denied(404)
         kind, most = CALLS[path]

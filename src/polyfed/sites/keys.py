@@ -3,14 +3,19 @@
 The folder holds a certificate authority, the server's certificate, and the register of the sites' public keys. A site's
 file holds all that it needs to join: the server's address, the authority's certificate and the site's private key,
 which the server does not keep.
+
+A site has two valid keys while it changes from one to the other. What was revoked stays in the register, with when and
+why, beside the addresses that each key came from.
 """
 
+import base64
+import hashlib
 import ipaddress
 import json
 import os
 import re
 import secrets
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
@@ -18,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyfed.base.errors import ConfigError, RunError, closest
-from polyfed.base.settings import is_table, table_in
+from polyfed.base.settings import is_list, is_table, table_in
 
 try:
     x509: Any = import_module("cryptography.x509")
@@ -34,17 +39,24 @@ except ModuleNotFoundError:
 
 PORT = 8000
 AUTHORITY, SERVER, SITE = 3650, 730, 730  # days that certificates and keys are good for
-SOON = 30  # days before the end in which to warn
+SOON = 30  # days before the end in which to warn, and for which a key is accepted beside the one that replaces it
+KNOWN = 20  # addresses that are remembered of a key
 NAME = re.compile(r"[\w][\w.-]{0,63}")
 LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?", re.I)  # of a host's name: RFC 1123, and underscores
 
 
 class Entry(NamedTuple):
-    """A site in the register. public: its key as OpenSSH writes it     until: when it stops being accepted"""
+    """A key in the register. public: as OpenSSH writes it     until: it is accepted     why: it was revoked"""
 
     public: str
     until: datetime
     revoked: datetime | None
+    why: str
+
+    @property
+    def mark(self) -> str:
+        """Twelve hexadecimal digits that stand for the key."""
+        return hashlib.sha256(base64.b64decode(self.public.split()[1])).hexdigest()[:12]
 
     def state(self, now: datetime) -> str:
         """valid, expired or revoked."""
@@ -52,12 +64,12 @@ class Entry(NamedTuple):
 
 
 class SiteKey(NamedTuple):
-    """What a site's file says. server: host:port     authority: a certificate, PEM     private: as OpenSSH writes it"""
+    """What a site's file says. server: host:port     authority: a certificate, PEM     private: the key itself"""
 
     site: str
     server: str
     authority: str
-    private: str
+    private: Any
     until: datetime
 
 
@@ -69,7 +81,8 @@ class Keys:
         self.authority, self.certificate, self.private = (
             folder / name for name in ("ca.pem", "server.pem", "server.key")
         )
-        self._signing, self._register = folder / "ca.key", folder / "sites.json"
+        self._came: dict[str, list[str]] = {}  # what this process has seen
+        self._signing, self._register, self._seen = (folder / name for name in ("ca.key", "sites.json", "seen.json"))
 
     def make(self, address: str, also: Sequence[str] = (), days: int = SERVER) -> None:
         """A server certificate for the host in `address` and other names of it; the authority too, unless there is one.
@@ -108,49 +121,99 @@ class Keys:
         write(self._signing, _pem(key))
         write(self.authority, certificate.public_bytes(s.Encoding.PEM))
 
-    def add(self, site: str, to: Path, days: int = SITE) -> Path:
-        """Make a site's key: its file in the folder `to`. Only the public half stays here."""
+    def add(self, site: str, to: Path, days: int = SITE, rotate: bool = False, passphrase: bytes | None = None) -> Path:
+        """Make a site's key: its file in the folder `to`. Only the public half stays here.
+
+        rotate: a second one, beside which the older one is accepted for `SOON` days     passphrase: it is encrypted by
+        """
         if not NAME.fullmatch(site):
             raise ConfigError(f"{site!r} cannot be the name of a site; letters, digits, '.', '-' and '_', 64 at most")
         register, now = self._load(), _now()
-        known = self.sites()
-        if site in known and known[site].state(now) == "valid":
-            raise ConfigError(f"{site} has a key, good until {known[site].until:%Y-%m-%d}; revoke it to make another")
+        valid = [e for e in self.sites().get(site, ()) if e.state(now) == "valid"]
+        if valid and not rotate:
+            then = "--rotate makes a second one, and polyfed keys revoke ends it"
+            raise ConfigError(f"{site} has a key, good until {valid[0].until:%Y-%m-%d}; {then}")
+        if len(valid) > 1:
+            both = " and ".join(e.mark for e in valid)
+            raise ConfigError(f"{site} has two valid keys, {both}; polyfed keys revoke {site} --key {valid[0].mark}")
         self._read(x509.load_pem_x509_certificate, self.authority)
         key, until = ec.generate_private_key(ec.SECP384R1()), now + timedelta(days=days)
-        private = key.private_bytes(s.Encoding.PEM, s.PrivateFormat.OpenSSH, s.NoEncryption())
         public = key.public_key().public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH)
         says = {
             "site": site,
             "server": register["address"],
             "until": until.isoformat(),
             "authority": self.authority.read_text(),
-            "key": private.decode(),
+            "key": _pem(key, passphrase).decode(),
         }
         path = to / f"{site}.key"
         if path.exists():
             raise ConfigError(f"{path} is there already; move it away first")
         write(path, json.dumps(says, indent=1).encode())
-        register["sites"][site] = {"public": public.decode(), "until": until.isoformat()}
+        mine = register["sites"].setdefault(site, [])
+        for older in mine:
+            older["until"] = min(_when(older["until"]), now + timedelta(days=SOON)).isoformat()
+        mine.append({"public": public.decode(), "until": until.isoformat()})
         self._save(register)
         return path
 
-    def revoke(self, site: str) -> None:
-        """A running server drops the site within seconds; its key is never accepted again."""
-        register = self._load()
-        if site not in register["sites"]:
+    def revoke(self, site: str, key: str | None = None, why: str = "") -> list[str]:
+        """A running server drops the site within seconds; its keys are never accepted again, and stay in the register.
+
+        key: the mark of one key alone     why: is written down     Returns the marks of what was revoked.
+        """
+        register, marks = self._load(), [e.mark for e in self.sites().get(site, ())]
+        if not marks:
             raise ConfigError(f"no site {site!r} in {self.folder}{closest(site, register['sites'])}")
-        register["sites"][site].setdefault("revoked", _now().isoformat())
+        if key is not None and key not in marks:
+            raise ConfigError(f"--key: {site} has no key {key!r}{closest(key, marks)}, expected {' or '.join(marks)}")
+        found: list[str] = []
+        for mark, says in zip(marks, register["sites"][site], strict=True):
+            if key in (None, mark) and "revoked" not in says:
+                says |= {"revoked": _now().isoformat(), "why": why}
+                found.append(mark)
         self._save(register)
+        return found
 
-    def sites(self) -> dict[str, Entry]:
-        """The register."""
-        return {name: _entry(name, says) for name, says in self._load()["sites"].items()}
+    def sites(self) -> dict[str, list[Entry]]:
+        """The register: every site's keys, the oldest first."""
+        return {name: [_entry(name, key) for key in keys] for name, keys in self._load()["sites"].items()}
 
-    def accepted(self) -> dict[str, str]:
-        """The sites whose keys are good now, by their public key."""
+    def accepted(self) -> dict[str, tuple[str, str]]:
+        """By their public key, the sites whose keys are good now, and the key's mark."""
         now = _now()
-        return {e.public: name for name, e in self.sites().items() if e.state(now) == "valid"}
+        return {
+            e.public: (name, e.mark) for name, keys in self.sites().items() for e in keys if e.state(now) == "valid"
+        }
+
+    def came(self, mark: str, address: str) -> list[str]:
+        """Write down where a key comes from, if the folder can be written; returns where it came from before, if from
+        elsewhere alone.
+        """
+        self._came = self.seen() | self._came
+        before = self._came.get(mark, [])
+        if address in before:
+            return []
+        self._came[mark] = [*before, address][-KNOWN:]
+        with suppress(RunError):
+            write(self._seen, json.dumps(self._came, indent=1).encode())
+        return before
+
+    def seen(self) -> dict[str, list[str]]:
+        """Addresses that keys came from, by the key's mark."""
+        try:
+            return {mark: [*map(str, known)] for mark, known in table_in(self._seen.read_bytes()).items()}
+        except (OSError, ValueError, TypeError):
+            return {}
+
+    def word(self) -> str:
+        """A word that nobody guesses, by which the status page is found: a new one where its file is not there."""
+        path, word = self.folder / "status.word", secrets.token_urlsafe(24)
+        with suppress(RunError):
+            if not path.is_file():
+                write(path, word.encode())
+            return path.read_text().strip()
+        return word
 
     def changed(self) -> int:
         """A number that is another one once the register was written."""
@@ -170,9 +233,9 @@ class Keys:
         """What ends soon, a line each."""
         ends = {"the server's certificate": (self.until(), "polyfed keys init")}
         ends |= {
-            f"{name}'s key": (e.until, f"polyfed keys revoke {name}, then polyfed keys add {name}")
-            for name, e in self.sites().items()
-            if e.revoked is None
+            f"{name}'s key": (keys[-1].until, f"polyfed keys add {name} --rotate")
+            for name, keys in self.sites().items()
+            if keys[-1].revoked is None
         }
         return [line for what, (end, cure) in ends.items() if (line := warning(what, end, cure))]
 
@@ -181,8 +244,11 @@ class Keys:
             found = table_in(self._register.read_bytes())
             if not (isinstance(found.get("address"), str) and is_table(found.get("sites"))):
                 raise ValueError("expected the server's address and a table of sites")
-            for name, says in found["sites"].items():
-                _entry(name, says)
+            for name, keys in found["sites"].items():
+                if not (is_list(keys) and keys):
+                    raise ValueError(f"site {name!r}: expected a list of its keys")
+                for says in keys:
+                    _entry(name, says)
             return found
         except FileNotFoundError:
             raise ConfigError(f"{self.folder}: no keys of a federation; make them with polyfed keys init") from None
@@ -199,19 +265,30 @@ class Keys:
             raise RunError(f"{path}: cannot be read as a key or certificate ({_reason(e)})") from None
 
 
-def site_key(path: Path) -> SiteKey:
-    """A site's file."""
+def site_key(path: Path, passphrase: Callable[[], bytes] | None = None) -> SiteKey:
+    """A site's file. passphrase: called where its key is encrypted"""
     try:
         says = table_in(path.read_bytes())
         for key in ("site", "server", "authority", "key", "until"):
             if not isinstance(says.get(key), str):
                 raise ValueError(f"its {key!r} is missing or no text")
-        found = SiteKey(says["site"], says["server"], says["authority"], says["key"], _when(says["until"]))
-        s.load_ssh_private_key(found.private.encode(), None)
-        x509.load_pem_x509_certificate(found.authority.encode())
-        return found
+        private = _unlocked(path, says["key"].encode(), passphrase)
+        x509.load_pem_x509_certificate(says["authority"].encode())
+        return SiteKey(says["site"], says["server"], says["authority"], private, _when(says["until"]))
     except UNREADABLE as e:
         raise ConfigError(f"{path}: not a site's key, as polyfed keys add makes it ({_reason(e)})") from None
+
+
+def _unlocked(path: Path, key: bytes, passphrase: Callable[[], bytes] | None) -> Any:
+    try:
+        return s.load_pem_private_key(key, None)
+    except TypeError:  # it is encrypted
+        if passphrase is None:
+            raise ConfigError(f"{path}: has a passphrase, and none was given") from None
+    try:
+        return s.load_pem_private_key(key, passphrase())
+    except ValueError:
+        raise ConfigError(f"{path}: its passphrase is another one") from None
 
 
 def warning(what: str, end: datetime, cure: str) -> str:
@@ -292,16 +369,18 @@ def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 def _entry(name: str, says: Any) -> Entry:
     try:
-        public = says["public"]
-        if isinstance(public, str):
-            return Entry(public, _when(says["until"]), _when(says["revoked"]) if "revoked" in says else None)
-    except (KeyError, TypeError, ValueError):
+        revoked = _when(says["revoked"]) if "revoked" in says else None
+        found = Entry(says["public"], _when(says["until"]), revoked, str(says.get("why", "")))
+        if found.mark:
+            return found
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         pass
-    raise ValueError(f"site {name!r}: expected its public key, and the time until which it is good")
+    raise ValueError(f"site {name!r}: expected a public key, and the time until which it is good")
 
 
-def _pem(key: Any) -> bytes:
-    return key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
+def _pem(key: Any, passphrase: bytes | None = None) -> bytes:
+    secret = s.NoEncryption() if passphrase is None else s.BestAvailableEncryption(passphrase)
+    return key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, secret)
 
 
 def _now() -> datetime:

@@ -5,7 +5,6 @@ The thresholds are those of statistical disclosure control: no category, class o
 leaves, no step of training is made from fewer than `least_batch`.
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,7 @@ from polyfed.base.typed import norm
 from polyfed.base.values import COUNTED, Words
 from polyfed.compute.batches import Work
 from polyfed.core.messages import State
-from polyfed.runs.check import Where, read_table
-from polyfed.runs.config import read_toml
+from polyfed.runs.config import Where, read_table, read_toml
 from polyfed.runs.steps import local_steps_of
 from polyfed.runs.training import Table
 from polyfed.sites.agreed import Experiment
@@ -83,8 +81,7 @@ class Policy(Table):
     def forbid(self, key: str, what: str) -> NoReturn:
         """Raise the error for something that is asked for, beyond the setting `key`."""
         value = getattr(self, key)
-        shown = ", ".join(value) if isinstance(value, list) else str(value).lower()
-        raise Forbidden(f"is asked for {what}; its policy has {kebab(key)} = {shown}", key)
+        raise Forbidden(f"is asked for {what}; its policy has {kebab(key)} = {_said(value)}", key)
 
     def least(self, key: str, value: int, what: str) -> None:
         """Refuse a number below the setting `key`."""
@@ -172,7 +169,11 @@ class Policy(Table):
 
     def words(self) -> str:
         """The settings in one line, for the operator's text."""
-        return ", ".join(f"{key} {', '.join(v) if isinstance(v, list) else v}" for key, v in self.dump().items())
+        return ", ".join(f"{key} {_said(value)}" for key, value in self.dump().items())
+
+
+def _said(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else str(value).lower()
 
 
 def allowance(n: int) -> int:
@@ -183,8 +184,3 @@ def allowance(n: int) -> int:
 def read(path: Path) -> Policy:
     """The policy in a file. Raises ConfigError, in one line that names the key."""
     return read_table(Policy, read_toml(path), Where(path, {}, {}))
-
-
-def mark(*parts: Any) -> str:
-    """Sixteen hexadecimal digits that stand for what was agreed to, or asked."""
-    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]

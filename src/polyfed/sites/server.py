@@ -7,6 +7,7 @@ as any run does. A run that was stopped goes on with `resume`: sites are asked t
 import dataclasses
 import hashlib
 import json
+import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -93,9 +94,20 @@ def serve(
     at_sites = run.trained.engine
     trained(run)
     if run.status == "finished" and isinstance(at_sites, RemoteEngine):
-        for name, why in at_sites.end(run.trained.deployment()).items():
+        missing = at_sites.end(run.trained.deployment())
+        for name, why in missing.items():
             say(f"{name}: {why} at the end; its model is not made; go on with --resume")
+        if not missing:
+            server.store.write(CARD, json.dumps({"run": server.run, "sites": server.names, "over": True}))
     return run
+
+
+def is_over(folder: Path) -> bool:
+    """Whether a folder's run is over, also for its sites."""
+    try:
+        return table_in((folder / CARD).read_bytes()).get("over") is True
+    except (OSError, ValueError):
+        return False
 
 
 class Server:
@@ -126,7 +138,7 @@ class Server:
         self.transport.most = FIRST
         # in the order that their files would have in a folder
         self.names = sorted(self.asking.connected(sites), key=lambda name: f"{name}.csv")
-        self.run = self.transport.run = _card(self.store, self.names)
+        self.run = self.transport.run = _card(self.store, self.experiment.name, self.names)
         self.heads = _joins(self.experiment, self.method, self.names)
         messages = {name: Message(head) for name, head in self.heads.items()}
         replies = self.asking.all(messages, "joining", m.Joined, _wrong_join)
@@ -263,9 +275,10 @@ def _wrong_join(name: str, reply: Message[m.Joined]) -> str:
     return "" if said.counts.train else "has no training rows"
 
 
-def _card(store: RunFolder, names: Sequence[str]) -> str:
+def _card(store: RunFolder, name: str, names: Sequence[str]) -> str:
     """What sites know the run of a folder by; a new word for a new run. Raises RunError for a run of other sites."""
-    path, says = store.path / CARD, {"run": uuid.uuid4().hex[:12], "sites": [*names]}
+    word = f"{re.sub('[^A-Za-z0-9_-]', '-', name)[:40]}-{uuid.uuid4().hex[:12]}"
+    path, says = store.path / CARD, {"run": word, "sites": [*names]}
     try:
         if path.is_file():
             says |= table_in(path.read_bytes())

@@ -32,12 +32,13 @@ from polyfed.runs.rehearsal import Forms, forms
 from polyfed.runs.steps import local_steps_of
 from polyfed.runs.trained import raw
 from polyfed.sites import message as m
-from polyfed.sites.agreed import Experiment, digest, experiment, unlike, versions
+from polyfed.sites.agreed import Experiment, digest, experiment, mark, unlike, versions
 from polyfed.sites.answered import Answered
 from polyfed.sites.client import Client
 from polyfed.sites.consent import RAW, SUMS, Consent, Terms, words
+from polyfed.sites.door import Door
 from polyfed.sites.message import Message, misfit, request
-from polyfed.sites.policy import Policy, allowance, mark
+from polyfed.sites.policy import Policy, allowance
 from polyfed.sites.vault import Vault
 from polyfed.studies.export import write_model
 
@@ -46,7 +47,7 @@ QUESTIONS = {
     "counts": 9,
     "sums": 2,
     "squares": 1,
-}  # different ones: the search for medians, fillings, means, deviations
+}  # different ones: the search for medians; fillings, means; deviations
 LATE = 2  # different models that are evaluated on each part of the rows once the last round has been trained
 FIRST = 1 << 24  # bytes of tensors in a message before the model is known
 BEGUN = "begin.message"  # in the vault: what the run began with here
@@ -54,7 +55,9 @@ ASKED = {"pooled": "for sums", "labels": "for labels", "begin": "to begin"}
 
 
 class Begun(NamedTuple):
-    """A site's part of a settled experiment. forms: of what may leave     most: bytes of tensors in a message to it"""
+    """A site's part of a settled experiment. forms: of what may leave     most: bytes of tensors in a message to it
+    terms: digits that stand for what it has joined for
+    """
 
     head: m.Begin
     experiment: Experiment
@@ -62,6 +65,7 @@ class Begun(NamedTuple):
     forms: Forms
     preparation: Preparation | None
     most: int
+    terms: str
 
 
 class Site:
@@ -115,6 +119,12 @@ class Site:
         except RunError as e:
             raise Refusal(str(e)) from None  # it is about the server's own words
         self._permit(asked)
+        found = self._found(asked, tensors, data)
+        forms = self._forms(asked) if isinstance(asked, m.Train) else None
+        return Door(self.policy, self.consent).out(Message(asked, tensors), found, forms)
+
+    def _found(self, asked: m.Request, tensors: State, data: bytes) -> Message[Strict]:
+        """What a request comes to, before the door."""
         match asked:
             case m.Join():
                 return self._join()
@@ -137,7 +147,7 @@ class Site:
             if asked.run != (run := self._going().head.run):
                 then = "give each run a vault of its own"
                 raise self._of_vault(f"is the vault of run {run!r}, and the server asks for run {asked.run!r}; {then}")
-            over = self._spent.knows("ended", mark(self._going().head.joined))
+            over = self._spent.knows("ended", self._going().terms)
             if over and not isinstance(asked, m.End | m.Evaluate):
                 raise Refusal("is asked to train, and the run is over")
         elif isinstance(asked, m.Join):
@@ -180,7 +190,7 @@ class Site:
         cut = Cut(join.cut, join.test, join.validation)
         file = File(self.data, self.name, join.columns, cut, self.policy.columns)
         with self.data.open("rb") as f:
-            self._answered = Answered(self.vault, hashlib.file_digest(f, "sha256").hexdigest())
+            self._answered = Answered(self.vault, hashlib.file_digest(f, "sha256").hexdigest(), self.policy)
         cpu, ours = torch.backends.cpu.get_cpu_capability(), versions()
         counts = m.Counts(**file.counts)
         return file, m.Joined(site=self.name, versions=ours, cpu=cpu, file=file.schema(), counts=counts)
@@ -219,9 +229,10 @@ class Site:
     def _consent(self, join: m.Join, text: str, terms: str) -> None:
         """Ask the operator, unless these terms were agreed to before."""
         consent = self.consent
-        if consent.agreed not in (None, terms):
+        if consent.agreed and terms not in consent.agreed:
             then = f"read them, then agree with --yes {terms}"
-            raise Refusal(f"its operator has agreed to {consent.agreed}, and the terms are {terms}; {then}")
+            known = ", ".join(sorted(consent.agreed))
+            raise Refusal(f"its operator has agreed to {known}, and the terms are {terms}; {then}")
         if consent.ask is None or consent.agreed or (consent.once and self._spent.knows("agreed", terms)):
             return
         if join != self._refused and not consent.ask(text):
@@ -234,17 +245,6 @@ class Site:
     def _spent(self) -> Answered:
         assert self._answered is not None, "it has read its file"
         return self._answered
-
-    def _spend(self, kind: str, asked: str, most: int, what: str) -> None:
-        """Count a question before it is answered; asked again it costs nothing. Raises Refusal beyond `most`."""
-        if self._spent.knows(kind, asked):
-            return
-        if self._spent.count(kind) >= most:
-            raise Refusal(f"is asked for more {what} than it has agreed to")
-        if not self._spent.count("file"):
-            runs = 1 + self._spent.runs()
-            self.policy.most("most_runs", runs, f"run {runs} on the same file")
-        self._spent.add(kind, asked)
 
     @property
     def _own(self) -> File:
@@ -276,18 +276,13 @@ class Site:
             raise Refusal(wrong)
         terms = mark(asked.joined)
         asks = hashlib.sha256(data).hexdigest()
-        self._spend(f"{asked.what} {terms}", asks, QUESTIONS[asked.what], "sums")
+        self._spent.spend(f"{asked.what} {terms}", asks, QUESTIONS[asked.what], "sums")
         found = self._own.sums(blank, asked.what, {name: t.numpy() for name, t in tensors.items()})
-        if "n" in found:
-            named = [i.name for i in blank.inputs if i.values is None]
-            self.policy.counts(dict(zip(named, found["n"].tolist(), strict=True)), "sums of column")
         return Message(m.Sums(), {name: torch.as_tensor(np.asarray(a)) for name, a in found.items()})
 
     def _labels(self, asked: m.Labels) -> Message[m.Labelled]:
-        self._spend(f"labels {mark(asked.joined)}", mark(asked), 1, "numbers of rows of each class")
-        rows = self._own.labels(asked.settled)
-        self.policy.counts({"target": min((n for n in rows if n), default=0)}, "rows of each class of")
-        return Message(m.Labelled(rows=rows))
+        self._spent.spend(f"labels {mark(asked.joined)}", mark(asked), 1, "numbers of rows of each class")
+        return Message(m.Labelled(rows=self._own.labels(asked.settled)))
 
     def _begin(self, asked: m.Begin, data: bytes) -> Message[m.Begun]:
         self._begun = begun = self._begins(asked, Vault(self.vault, asked.run, self.name))
@@ -320,7 +315,8 @@ class Site:
         )
         client = Client(self.name, task, placed, method, work, t.seed, vault)
         found = forms(method, task, settled.inputs, settled.classes, settled.outputs)
-        return Begun(head, whole, client, found, preparation, 2 * max(found.largest_down, 8 * task.p) + FIRST)
+        most = 2 * max(found.largest_down, 8 * task.p) + FIRST
+        return Begun(head, whole, client, found, preparation, most, mark(head.joined))
 
     # rounds
 
@@ -352,45 +348,42 @@ class Site:
             raise Refusal(wrong)
         work, rows = client.worker.work, int(client.data["train"].counts[0])
         self.policy.steps(work, rows, asked.t, self.name, begun.experiment.training.seed)
-        asks = mark(asked.t, asked.n, asked.scale, *(f"{name} {digest(t)}" for name, t in sorted(tensors.items())))
-        self._spend(f"train {asked.phase}", asks, allowance(join.rounds), "training")
-        reply = client.train(asked, tensors)
-        if isinstance(reply.head, m.Diverged):
-            return reply
-        if wrong := misfit(reply.tensors, begun.forms.of(phases, asked.phase)):
-            raise Refusal(wrong)
-        return Message(reply.head, self.policy.clipped(reply.tensors, tensors))
+        asks = mark(asked.t, asked.n, asked.scale, tensors=tensors)
+        self._spent.spend(f"train {asked.phase}", asks, allowance(join.rounds), "training")
+        return client.train(asked, tensors)
+
+    def _forms(self, asked: m.Train) -> Mapping[str, Form]:
+        """Of the tensors that may leave in an exchange."""
+        begun = self._going()
+        return begun.forms.of(begun.client.algorithm.needs.phases(asked.t), asked.phase)
 
     def _evaluate(self, asked: m.Evaluate, tensors: State) -> Message[m.Measured]:
         begun = self._going()
         join, client = begun.head.joined, begun.client
         if wrong := misfit(tensors, begun.forms.deployed, finite=False):
             raise Refusal(wrong)
-        asks = mark(asked.split, *(f"{name} {digest(t)}" for name, t in sorted(tensors.items())), asked.base)
+        asks = mark(asked.split, asked.base, tensors=tensors)
         self._permit_evaluation(join, asked, asks)
-        found = client.evaluate(asked, tensors).head
-        line = {"round": asked.round, "split": asked.split, **(found.metrics or {})}
+        found = client.evaluate(asked, tensors)
+        line = {"round": asked.round, "split": asked.split, **(found.head.metrics or {})}
         client.vault.add("metrics.jsonl", json.dumps({k: None if v != v else v for k, v in line.items()}))
-        if self.consent.metrics == "none" or found.metrics is None:
-            return Message(m.Measured(metrics=None, parameters=found.parameters))
-        said = {"metrics": self.policy.rounded(found.metrics), "aggregate": self.consent.metrics == "aggregate"}
-        return Message(found.model_copy(update=said))
+        return found
 
     def _permit_evaluation(self, join: m.Join, asked: m.Evaluate, asks: str) -> None:
         if self._spent.knows("evaluate", asks):
             return
         last = self._going().client.vault.versions()[-1:]
-        if self._spent.knows("ended", mark(join)):
+        if self._spent.knows("ended", self._going().terms):
             raise Refusal("is asked for an evaluation, and the run is over")
         if last and last[0][0] >= join.rounds - 1:
-            self._spend(f"late {asked.split}", asks, LATE, "evaluations after the last round")
-        self._spend("evaluate", asks, allowance(join.evaluations), "evaluations")
+            self._spent.spend(f"late {asked.split}", asks, LATE, "evaluations after the last round")
+        self._spent.spend("evaluate", asks, allowance(join.evaluations), "evaluations")
 
     def _end(self, asked: m.End, tensors: State) -> Message[m.Stored]:
         begun = self._going()
         if wrong := misfit(tensors, begun.forms.deployed, finite=False):
             raise Refusal(wrong)
-        self._spent.add("ended", mark(begun.head.joined))
+        self._spent.add("ended", begun.terms)
         w, _ = begun.client.personal(asked.base, tensors)
         _export(begun, w[0], self.vault / "model.safetensors")
         begun.client.vault.keep("report.md", begun.client.report().encode())

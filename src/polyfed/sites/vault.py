@@ -42,7 +42,7 @@ class Vault:
         for key, mine in (("site", site), ("run", run)):
             if said.get(key) != mine:
                 other = f"the vault of {key} {said.get(key)!r}, expected {mine!r}"
-                raise self._refusal(f": {other}; give each run and site its own")
+                raise self._refusal(f": {other}; give each run and site its own; --stay gives each run one")
 
     def _refusal(self, line: str) -> Refusal:
         """An error about the folder, whose place is nobody else's business."""

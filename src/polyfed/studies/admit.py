@@ -265,7 +265,8 @@ def _prepared(run: Result, paths: Sequence[Path], target: str | None) -> Federat
     """New clients from CSV files, their columns prepared as the run's were; what is each client's own is learnt."""
     of, old = run.settings["data"], run.outline
     known = Preparation.read(old.meta["preparation"], str(run.place()))
-    sheets, weighed = [read(path) for path in paths], run.settings.get("columns", {}).get("weights")
+    columns = run.settings.get("columns", {})
+    sheets, weighed = [read(path, columns.get("encoding")) for path in paths], columns.get("weights")
     data = Dataset(
         "newcomers",
         np.concatenate([known.codes(sheet) for sheet in sheets]),

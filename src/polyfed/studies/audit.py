@@ -95,4 +95,4 @@ def _scores(models: np.ndarray) -> np.ndarray:
     moves = np.diff(models, axis=0)
     moves = moves - np.median(moves, axis=1, keepdims=True)
     spread = np.median(np.abs(moves), axis=1, keepdims=True)
-    return (moves / np.maximum(spread, 1e-300) ** 2).sum(0)
+    return (moves / np.maximum(spread, 1e-100) ** 2).sum(0)

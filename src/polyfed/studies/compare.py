@@ -25,12 +25,11 @@ from polyfed.data.federation import Federation
 from polyfed.metrics.metric import Metric, mean_of
 from polyfed.metrics.scores import LOSS
 from polyfed.runs.config import Method, label
-from polyfed.runs.fit import fit
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.ownership import locked
 from polyfed.runs.private import shared_by
 from polyfed.runs.result import Result
-from polyfed.runs.trainer import prepare
+from polyfed.runs.trainer import fit, prepare
 from polyfed.runs.training import MANY, SEED, Training, training_of
 from polyfed.runs.watching import Callback
 from polyfed.studies.jobs import Done, Job, Watch, execute

@@ -44,11 +44,7 @@ def export(run: Result, client: int | str, out: Path | None, factorised: bool = 
         raise RunError(f"{folder}: its models are at its sites; polyfed export --vault DIR writes one there")
     if found is None:
         raise RunError(f"{folder}: has no models yet; finish it with: polyfed resume {folder}")
-    target = out or Path(f"{safe(name)}.safetensors")
-    if target.suffix != ".safetensors":
-        raise ConfigError(f"out: found {str(target)!r}, expected a name ending in .safetensors")
-    for written in (target, target.with_suffix(".json")):
-        spare(written, folder)
+    target = _target(out, name, folder)
     path = folder / "fixed.safetensors"
     named, shared = found
     fixed = reading.tensors(path) if path.is_file() else {}  # with them it is a complete state of the module
@@ -91,14 +87,20 @@ def from_vault(vault: Path, out: Path | None) -> tuple[Path, Path]:
         raise RunError(f"{vault}: has no model yet, which is made at the end of the run")
     try:
         facts = table_in(path.with_suffix(".json").read_bytes())
-        target = out or Path(f"{safe(facts['client'])}.safetensors")
+        name = safe(facts["client"])
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise RunError(f"{path}: no exported model with {path.stem}.json beside it ({reason(e)})") from None
+    return write_model(_target(out, name, *vault.iterdir()), reading.tensors(path), facts)
+
+
+def _target(out: Path | None, client: str, *kept: Path) -> Path:
+    """The file to write, which spares what is kept."""
+    target = out or Path(f"{safe(client)}.safetensors")
     if target.suffix != ".safetensors":
         raise ConfigError(f"out: found {str(target)!r}, expected a name ending in .safetensors")
     for written in (target, target.with_suffix(".json")):
-        spare(written, *vault.iterdir())
-    return write_model(target, reading.tensors(path), facts)
+        spare(written, *kept)
+    return target
 
 
 def write_model(target: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> tuple[Path, Path]:

@@ -4,12 +4,12 @@ import dataclasses
 from typing import Any, Literal, get_args
 
 from polyfed.base.errors import ConfigError, closest
-from polyfed.base.settings import is_mapping
+from polyfed.base.settings import Setting, is_mapping
 from polyfed.core.algorithm import Contender
 
 Regime = Literal["warm", "cold"]
 REGIMES: tuple[Regime, ...] = ("warm", "cold")
-GRIDS: dict[tuple[str, str], dict[Regime, tuple[float, ...]]] = {  # the first setting of a method is its default
+GRIDS: dict[tuple[str, str], dict[Regime, tuple[float, ...]]] = {
     ("fpfc", "lam"): {  # the paper's for its synthetic data, and a finer one: from a common start values are lower
         "warm": (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5),
         "cold": (0.0, 0.2, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 1.0),
@@ -20,16 +20,17 @@ GRIDS: dict[tuple[str, str], dict[Regime, tuple[float, ...]]] = {  # the first s
 
 def default_setting(algorithm: Contender) -> str:
     """The setting that is tuned where none is named."""
-    return next((setting for method, setting in GRIDS if method == algorithm.name), "lam")
+    return next((f.name for f in _hinges(algorithm)), "lam")
 
 
-def regimes(regime: str) -> tuple[Regime, ...]:
-    """The regimes of a search, by the setting of that name."""
-    if regime == "both":
-        return REGIMES
-    if regime not in REGIMES:
-        raise ConfigError(f"regime: found {regime!r}, expected warm, cold or both")
-    return tuple(r for r in REGIMES if r == regime)
+def untuned(algorithm: Contender) -> str:
+    """The settings on which a method's result hinges and that are at their defaults, as `lam = 0.6`."""
+    left = [f for f in _hinges(algorithm) if getattr(algorithm, f.name) == f.default]
+    return ", ".join(f"{f.name} = {f.default}" for f in left)
+
+
+def _hinges(algorithm: Contender) -> list[dataclasses.Field[Any]]:
+    return [f for f in dataclasses.fields(algorithm) if f.metadata.get("setting", Setting()).tune]
 
 
 def methods_of(algorithm: Contender, setting: str, grid: Any, regime: Regime) -> list[Contender]:

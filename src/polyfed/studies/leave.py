@@ -24,13 +24,13 @@ from polyfed.report.pairs import Evidence, evidence, jointly, together
 from polyfed.runs import ownership as files
 from polyfed.runs.build import Parts
 from polyfed.runs.config import Experiment, resolve
-from polyfed.runs.fit import fit
 from polyfed.runs.folder import RunFolder, csv_text, safe
 from polyfed.runs.numbers import Numbers
 from polyfed.runs.opened import stored
 from polyfed.runs.private import refuse_private
 from polyfed.runs.result import Result, position
 from polyfed.runs.schema import About, Client
+from polyfed.runs.trainer import fit
 from polyfed.runs.watching import Callback
 from polyfed.studies.jobs import whole
 

@@ -4,6 +4,7 @@ The model comes from a run, or from the two files that `polyfed export` writes; 
 """
 
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,7 @@ from polyfed.compute.split import restored
 from polyfed.data.preparation import UNSEEN, Preparation
 from polyfed.data.sheets import Sheet, sheet_of
 from polyfed.runs.build import make_model
-from polyfed.runs.check import Where
-from polyfed.runs.config import model_of
+from polyfed.runs.config import Where, model_of
 from polyfed.runs.result import Result, position
 
 
@@ -44,7 +44,6 @@ class Predictor:
 
     def __init__(self, model: nn.Module, preparation: Preparation, client: str):
         self.model, self.preparation, self.client = model.eval(), preparation, client
-        self._like = next(model.parameters())
 
     @classmethod
     def open(cls, path: str | Path) -> "Predictor":
@@ -95,7 +94,7 @@ class Predictor:
         return cls(found, Preparation.read(facts["preparation"], str(about)), facts["client"])
 
     def predict(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Answers for new rows, with a warning for each of `remarks`.
+        """Answers for new rows, with a warning for gaps and for categories that no training row had.
 
         Parameters
         ----------
@@ -112,74 +111,41 @@ class Predictor:
         DataError
             A column is missing, or a cell is not what it was in training.
         """
-        sheet = sheet_of(rows)
-        found = self.answers(sheet)
-        for line in self.remarks(sheet):
+        found, remarks = predicted(self, sheet_of(rows))
+        for line in remarks:
             warnings.warn(line, stacklevel=3)  # in the line that calls this, behind `checked`
         return found
 
-    def answers(self, sheet: Sheet) -> pd.DataFrame:
-        """Answers for the rows of a file.
 
-        Parameters
-        ----------
-        sheet : Sheet
-            The file, read.
+def predicted(by: Predictor, sheet: Sheet) -> tuple[pd.DataFrame, list[str]]:
+    """Answers for the rows of a file, as of `Predictor.predict`, and a line on gaps and unknown categories."""
+    if not sheet.lines:
+        raise DataError(f"{sheet.where}: found a header and no rows")
+    known, codes = by.preparation, by.preparation.codes(sheet)
+    like = next(by.model.parameters())
+    x = torch.as_tensor(known.transform(codes, by.client))
+    with torch.no_grad():
+        output: Tensor = by.model(x.to(like.device, like.dtype)).cpu().double()
+    found = pd.DataFrame({"row": np.arange(1, len(x) + 1)})
+    remarks = [line for k, column in enumerate(known.inputs) for line in _remarks(column, codes[:, k], sheet)]
+    if known.labels is None:
+        target = known.at(by.client).target
+        unit = None if target is None else torch.tensor([target], dtype=torch.float64)
+        return found.assign(prediction=restored(output, unit).reshape(-1).numpy()), remarks
+    p = output.softmax(1)[:, : len(known.labels)].numpy()
+    found["prediction"] = np.array(known.labels)[p.argmax(1)]
+    return found.assign(**{f"probability_{label}": p[:, k] for k, label in enumerate(known.labels)}), remarks
 
-        Returns
-        -------
-        DataFrame
-            As of `predict`.
 
-        Raises
-        ------
-        DataError
-            As of `predict`.
-        """
-        if not sheet.lines:
-            raise DataError(f"{sheet.where}: found a header and no rows")
-        x = torch.as_tensor(self.preparation.transform(self.preparation.codes(sheet), self.client))
-        with torch.no_grad():
-            output: Tensor = self.model(x.to(self._like.device, self._like.dtype)).cpu().double()
-        found = pd.DataFrame({"row": np.arange(1, len(x) + 1)})
-        labels = self.preparation.labels
-        if labels is None:
-            target = self.preparation.at(self.client).target
-            unit = None if target is None else torch.tensor([target], dtype=torch.float64)
-            return found.assign(prediction=restored(output, unit).reshape(-1).numpy())
-        p = output.softmax(1)[:, : len(labels)].numpy()
-        found["prediction"] = np.array(labels)[p.argmax(1)]
-        return found.assign(**{f"probability_{label}": p[:, k] for k, label in enumerate(labels)})
-
-    def remarks(self, sheet: Sheet) -> list[str]:
-        """Remarks on rows that were predicted: gaps, and categories that training had not.
-
-        Parameters
-        ----------
-        sheet : Sheet
-            The rows.
-
-        Returns
-        -------
-        list of str
-            A line each.
-        """
-        codes = self.preparation.codes(sheet)
-        said: list[str] = []
-        for k, column in enumerate(self.preparation.inputs):
-            if gaps := int(np.isnan(codes[:, k]).sum()):
-                how = (
-                    "filled with the training median" if column.values is None else "taken for none of the known values"
-                )
-                then = "" if column.gap else "; training rows had none there"
-                said.append(f"{column.name}: {gaps} of {len(codes)} are missing, {how}{then}")
-            if column.values is not None and (unseen := codes[:, k] == UNSEEN).any():
-                cells = sheet.columns[column.name]
-                values = sorted({cells[i] for i in np.flatnonzero(unseen)})
-                said.append(
-                    f"{column.name}: no training row had {', '.join(values[:5])}; taken for none of the known values"
-                )
-        return said
+def _remarks(column: Any, codes: np.ndarray, sheet: Sheet) -> Iterator[str]:
+    if gaps := int(np.isnan(codes).sum()):
+        how = "filled with the training median" if column.values is None else "taken for none of the known values"
+        then = "" if column.gap else "; training rows had none there"
+        yield f"{column.name}: {gaps} of {len(codes)} are missing, {how}{then}"
+    if column.values is not None and (unseen := codes == UNSEEN).any():
+        cells = sheet.columns[column.name]
+        values = ", ".join(sorted({cells[i] for i in np.flatnonzero(unseen)})[:5])
+        yield f"{column.name}: no training row had {values}; taken for none of the known values"
 
 
 def predictor(run: Result, client: int | str) -> Predictor:

@@ -29,17 +29,18 @@ from polyfed.data.federation import LEARNT, Federation
 from polyfed.metrics.metric import having, mean_of
 from polyfed.report.words import LEVELLED
 from polyfed.runs.config import Method
-from polyfed.runs.fit import fit
 from polyfed.runs.ownership import locked
 from polyfed.runs.private import refuse_private
 from polyfed.runs.result import Result
 from polyfed.runs.resume import digest
+from polyfed.runs.trainer import fit
 from polyfed.runs.training import Search, Training, training_of
 from polyfed.runs.watching import Callback, Progress
-from polyfed.studies.grids import GRIDS, default_setting, methods_of, regimes
+from polyfed.studies.grids import GRIDS, REGIMES, default_setting, methods_of
 from polyfed.studies.ladder import Ladder
 from polyfed.studies.tuned import LEGS, OVER, Tuned, begun, is_over, read_back, same_search, write
 
+Describe = Callable[[Contender], dict[str, Any]]
 VALIDATION = 0.2  # share of the training samples, where the federation holds out none
 LEAKED = (
     "validation samples were held out after inputs had been scaled or filled in by them; "
@@ -73,7 +74,7 @@ def tune(
     out: str | Path | None = None,
     resume: bool = False,
     watch: Watch | None = None,
-    describe: Callable[[Contender], dict[str, Any]] | None = None,
+    describe: Describe | None = None,
     **settings: Any,
 ) -> Tuned:
     """Choose one numeric setting of a method by validation data, then train the chosen model on.
@@ -139,7 +140,7 @@ def tune(
     search = dataclasses.replace(search or Search(), **{k: v for k, v in settings.items() if k in known})
     setting = search.setting or default_setting(algorithm)
     regime = search.regime or ("both" if "warm" in GRIDS.get((algorithm.name, setting), {}) else "cold")
-    paths = {name: methods_of(algorithm, setting, search.grid, name) for name in regimes(regime)}
+    paths = {name: methods_of(algorithm, setting, search.grid, name) for name in REGIMES if regime in (name, "both")}
     federation = held_out(federation, seed)
     test = federation.test
     blind = dataclasses.replace(federation, test=Split(test.x[:0], test.y[:0], np.zeros_like(test.offsets)))
@@ -165,7 +166,7 @@ def tune(
                 f"metrics: no client has {lead} on its validation samples ({lead.lacks}); choose by another"
             )
         if tuned.status == "finished":
-            _train_on(tuned, legs, federation, describe, resume)
+            legs.train_on(federation, {"out": tuned.folder, "resume": resume}, describe)
     return tuned
 
 
@@ -179,29 +180,6 @@ def held_out(federation: Federation, seed: int) -> Federation:
     cut = dataclasses.replace(federation, validation=None).with_validation(VALIDATION, seed)
     leaked = any(key in cut.meta for key in LEARNT)
     return dataclasses.replace(cut, meta={**cut.meta, "notes": [*cut.notes, LEAKED]}) if leaked else cut
-
-
-def _train_on(
-    tuned: Tuned,
-    search: "_Legs",
-    federation: Federation,
-    describe: Callable[[Contender], dict[str, Any]] | None,
-    resume: bool,
-) -> None:
-    """The chosen model, and what the folder no longer needs."""
-    rounds = search.search.train_on
-    if rounds and search.best is not None:
-        search.watch.begin("final", tuned.best[tuned.setting], search.total, search.total)
-        start = search.best.run
-        tables = describe(start.algorithm) if describe is not None else None
-        more = {"out": tuned.folder, "resume": resume, "describe": tables}
-        tuned.run = search.fit(federation, start.algorithm, rounds, start, **more)[0]
-        tuned.status = tuned.run.status
-    if tuned.folder is not None and tuned.status == "finished":
-        legs = tuned.folder / LEGS
-        with contextlib.suppress(FileNotFoundError):
-            os.replace(legs, tuned.folder / OVER)  # at once: a part of the legs is no search that can go on
-        shutil.rmtree(tuned.folder / OVER, ignore_errors=True)
 
 
 class _Leg(NamedTuple):
@@ -223,24 +201,24 @@ class _Leg(NamedTuple):
         return not len(d) or d.mean() > 2 * (d.std(ddof=1) / math.sqrt(len(d)) if len(d) > 1 else 0.0)
 
 
+@dataclasses.dataclass(eq=False)
 class _Legs:
-    """The legs of one call of `tune`, and the best of them."""
+    """The legs of one call of `tune`, and the best of them.
 
-    def __init__(
-        self,
-        model: nn.Module,
-        federation: Federation,
-        tuned: Tuned,
-        search: Search,
-        watch: Watch,
-        known: dict[tuple[str, float], dict[str, Any]] | None,
-        training: Training,
-    ):
-        self.model, self.federation, self.search, self.watch, self.training = model, federation, search, watch, training
-        self.tuned, self.known, self.total = tuned, known, 0
-        self.best: _Leg | None = None  # the first of equals
-        self.leaders: dict[str, _Leg] = {}  # the best leg of each regime
-        self._first: tuple[float, tuple[Result, str]] | None = None  # a leg of both regimes
+    best: the first of equals     leaders: the best leg of each regime     first: a leg of both regimes, and its value
+    """
+
+    model: nn.Module
+    federation: Federation
+    tuned: Tuned
+    search: Search
+    watch: Watch
+    known: dict[tuple[str, float], dict[str, Any]] | None
+    training: Training
+    total: int = 0
+    best: _Leg | None = None
+    leaders: dict[str, _Leg] = dataclasses.field(default_factory=dict[str, _Leg])
+    first: tuple[float, tuple[Result, str]] | None = None
 
     def all(self, paths: Mapping[str, Sequence[Contender]]) -> None:
         """Every regime's values, then their best on equal terms."""
@@ -313,10 +291,24 @@ class _Legs:
                 self.tuned.status = "interrupted"
                 return
 
+    def train_on(self, federation: Federation, more: dict[str, Any], describe: Describe | None) -> None:
+        """The chosen model, and what the folder no longer needs."""
+        tuned, folder = self.tuned, self.tuned.folder
+        if self.search.train_on and self.best is not None:
+            self.watch.begin("final", tuned.best[tuned.setting], self.total, self.total)
+            start = self.best.run
+            more |= {"describe": describe and describe(start.algorithm)}
+            tuned.run = self.fit(federation, start.algorithm, self.search.train_on, start, **more)[0]
+            tuned.status = tuned.run.status
+        if folder is not None and tuned.status == "finished":
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(folder / LEGS, folder / OVER)  # at once: a part of the legs is no search that can go on
+            shutil.rmtree(folder / OVER, ignore_errors=True)
+
     def _leg(self, regime: str, method: Contender, value: float, start: Result | None) -> tuple[Result, str]:
         """One value trained, or read back."""
-        if start is None and self._first is not None and self._first[0] == value:
-            return self._first[1]
+        if start is None and self.first is not None and self.first[0] == value:
+            return self.first[1]
         done = (self.known or {}).get((regime, value), {})
         if done.get("ended") == "diverged":
             raise Diverged
@@ -326,7 +318,7 @@ class _Legs:
         settled = done.get("ended") == "tolerance"
         run, ended = self.fit(self.federation, method, done["rounds"] if settled else self.search.rounds, start, **more)
         found = run, "tolerance" if settled else ended
-        self._first = self._first or (value, found)
+        self.first = self.first or (value, found)
         return found
 
     def fit(

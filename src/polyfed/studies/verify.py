@@ -19,10 +19,10 @@ from polyfed.base.typed import norm
 from polyfed.core.rounds import part
 from polyfed.runs.build import Parts
 from polyfed.runs.config import resolve
-from polyfed.runs.fit import fit
 from polyfed.runs.folder import client_model
 from polyfed.runs.numbers import Numbers
 from polyfed.runs.ownership import unsealed, write_private
+from polyfed.runs.trainer import fit
 from polyfed.studies.jobs import whole
 
 PROCESSOR = ("cpu-capability", "mkl-cbwr", "kernel", "platform")  # versions that are the processor's, or chosen by it

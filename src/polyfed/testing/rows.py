@@ -21,8 +21,8 @@ from polyfed.compute.task import Task
 from polyfed.core import contract
 from polyfed.core.algorithm import Algorithm, Personal
 from polyfed.core.schedule import Asynchronous, Delays, Uniform
-from polyfed.runs.fit import fit
 from polyfed.runs.rehearsal import averaged
+from polyfed.runs.trainer import fit
 from polyfed.studies.admit import admit
 from polyfed.testing.stage import (
     BATCH,

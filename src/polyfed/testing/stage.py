@@ -20,8 +20,8 @@ from polyfed.core.uplinks import Tally
 from polyfed.core.worker import Reply
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, here, make_plan, make_rows
-from polyfed.runs.fit import fit
 from polyfed.runs.result import Result
+from polyfed.runs.trainer import fit
 
 NAMES = ("oslo", "bern", "lima", "kyiv", "riga", "cork")
 SIZES = (24, 5, 26, 13, 30, 12)  # full batches: some share a chunk, with padding, and some do not

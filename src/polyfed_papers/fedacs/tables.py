@@ -11,7 +11,7 @@ from polyfed.data.federation import Federation
 from polyfed.recipes.recipe import Bench, Outcome, Size, metric_of, recipe
 from polyfed.recipes.said import Claim, Setting, beside, ordered, ours, paper
 from polyfed.report.table import Cell, Table
-from polyfed.runs.fit import fit
+from polyfed.runs.trainer import fit
 from polyfed.studies.compare import Comparison
 from polyfed_papers.fedacs import (
     HALVED,

@@ -19,7 +19,7 @@ from polyfed.data.synthetic import least_squares
 from polyfed.models import build
 from polyfed.recipes.recipe import Bench
 from polyfed.recipes.said import curve_figure
-from polyfed.runs.fit import fit
+from polyfed.runs.trainer import fit
 from polyfed.runs.watching import Progress
 from polyfed.studies.ladder import At, Ladder
 

@@ -19,7 +19,7 @@ from polyfed.models import build
 from polyfed.recipes.recipe import Bench, Outcome, recipe
 from polyfed.recipes.said import Claim, Setting, curve_figure, ordered, ours
 from polyfed.report.table import Cell, Table
-from polyfed.runs.fit import fit
+from polyfed.runs.trainer import fit
 from polyfed.runs.watching import Progress
 from polyfed.studies.ladder import At, Ladder
 from polyfed_papers.fedcet import (

@@ -18,7 +18,7 @@ from polyfed.models.factorised import factorised, measure, pack, size
 from polyfed.recipes.recipe import Bench, Outcome, Size, recipe
 from polyfed.recipes.said import Claim, Setting, beside, ordered, ours
 from polyfed.report.table import Cell, Table
-from polyfed.runs.fit import fit
+from polyfed.runs.trainer import fit
 from polyfed_papers.fedslr import resnet
 
 PRINTED = {  # lambda -> (million parameters, milliseconds per batch of 20 on a Tesla M60)

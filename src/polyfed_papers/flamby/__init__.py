@@ -44,7 +44,7 @@ from polyfed.recipes.said import Claim, Setting, decided, paper
 from polyfed.report import read
 from polyfed.report.read import Study
 from polyfed.report.table import Cell, Table
-from polyfed.runs.fit import fit
+from polyfed.runs.trainer import fit
 from polyfed.studies.compare import Comparison
 from polyfed.studies.ladder import At, Ladder
 

@@ -9,7 +9,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from polyfed.recipes.recipe import Bench, Outcome, Size, recipe
 from polyfed.recipes.said import Claim, Setting
-from polyfed.runs.fit import fit
+from polyfed.runs.trainer import fit
 from polyfed.runs.watching import Progress
 from polyfed_papers.fpfc import SYNTHETIC, sizes, synthetic
 

@@ -58,6 +58,7 @@ class FPFC(Algorithm):
         0.6,
         ge=0,
         source="code",
+        tune=True,
         doc="Strength of fusion. From a common start useful values lie far below those for a warm start.",
     )
     rho: float = setting(
