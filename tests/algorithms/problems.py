@@ -82,3 +82,39 @@ def fit_points(federation: pf.Federation, algorithm, rounds: int, dim: int, **kw
     """Train on `centres` by full-batch steps from zero."""
     settings = {"local_steps": 1, "batch_size": None, "evaluate_every": 0, "loss": "mse"} | kwargs
     return pf.fit(zero_linear(dim), federation, algorithm, rounds=rounds, **settings)
+
+
+def labelled(sizes=(24, 9, 30), seed: int = 0, dim: int = 4, classes: int = 3, absent: bool = True) -> pf.Federation:
+    """Clients with other shares of the classes, the last client without the last class where `absent`."""
+    rng = np.random.default_rng(seed)
+    data = []
+    for i, n in enumerate(sizes):
+        y = rng.choice(classes, n, p=np.roll(np.arange(1, classes + 1) / (classes * (classes + 1) / 2), i))
+        y[:classes] = range(classes)
+        if absent and i == len(sizes) - 1:
+            y[y == classes - 1] = 0
+        data.append((rng.normal(size=(n, dim)) + y[:, None], y))
+    return pf.Federation.from_arrays(data, test=data, classes=classes)
+
+
+def balanced(clients: int = 3, each: int = 5, dim: int = 4, classes: int = 3, seed: int = 0) -> pf.Federation:
+    """Clients that have as many samples of every class."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(each * classes) % classes
+    data = [(rng.normal(size=(len(y), dim)) + y[:, None] * (i + 1), y) for i in range(clients)]
+    return pf.Federation.from_arrays(data, test=data, classes=classes)
+
+
+def two_layers(dim: int = 4, outputs: int = 3, norm: bool = False) -> nn.Module:
+    """A small network in float64, always with the same start."""
+    torch.manual_seed(0)
+    between = [nn.LayerNorm(5)] if norm else []
+    return nn.Sequential(nn.Linear(dim, 5), *between, nn.Tanh(), nn.Linear(5, outputs)).double()
+
+
+def fit_labels(
+    federation: pf.Federation, algorithm, rounds: int = 3, model: nn.Module | None = None, **kwargs
+) -> pf.Run:
+    """Train a classifier by full-batch steps."""
+    settings = {"local_steps": 2, "batch_size": None, "evaluate_every": 0} | kwargs
+    return pf.fit(model or two_layers(), federation, algorithm, rounds=rounds, **settings)

@@ -1,5 +1,7 @@
 """Which samples a client sees: every one once per epoch, whoever else is in the call."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -273,3 +275,28 @@ def test_a_million_epochs_are_drawn_as_they_are_needed(work):
 def test_a_rule_that_gives_no_number_of_steps_is_refused(steps):
     with pytest.raises(ConfigError, match=r"local_steps: found .* expected an integer of at least 1"):
         batches(SPLIT, steps=lambda t: steps)
+
+
+def test_class_counts_are_sums_of_weights_over_their_mean():
+    split = split_of(*SIZES)
+    plain = batches(split, [2, 0]).counts(3)
+    expected = [torch.bincount(split.client(i)[1], minlength=3).tolist() for i in (2, 0)]
+    assert plain.tolist() == expected
+    weight = torch.rand(len(split.x), generator=torch.Generator().manual_seed(0)) + 0.1
+    heavy = replace(split, weight=weight)
+    for row, i in zip(batches(heavy, [2, 0]).counts(3), (2, 0), strict=True):
+        u, y = weight[split.rows(i)].double(), split.client(i)[1]
+        assert torch.allclose(row, torch.stack([u[y == c].sum() for c in range(3)]) / u.mean(), atol=1e-6)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.99])
+def test_samples_set_apart_are_the_same_in_every_round_and_of_every_chunk(share):
+    split = split_of(10, 1, 8, 17)
+    for i, n in enumerate((10, 1, 8, 17)):
+        found = [batches(split, some, round=t, epochs=1).apart(share) for some, t in (([i], 0), ([3, 2, 1, 0], 5))]
+        rows = [[part.split.client(0 if part.split.n == 1 else 3 - i)[0] for part in parts] for parts in found]
+        assert all(torch.equal(*pair) for pair in zip(*rows, strict=True))
+        rest, own = ({tuple(x.tolist()) for x in part} for part in rows[0])
+        assert rest | own == {tuple(x.tolist()) for x in split.client(i)[0]}
+        assert len(own) == (n if n == 1 else min(n - 1, max(1, n - round((1 - share) * n))))
+        assert n == 1 or not rest & own

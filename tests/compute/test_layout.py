@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from polyfed.base.errors import ModelError
 from polyfed.compute.layout import Layout
 
 
@@ -85,3 +86,29 @@ def test_masks_by_name():
     assert torch.equal(w.bool(), layout.mask("4.bias"))
     with pytest.raises(KeyError, match=r"no layer 'fc'; the model has 0\.weight"):
         layout.mask("fc")
+
+
+def test_the_head_is_two_views_of_the_last_layer():
+    layout = Layout(network())
+    w = torch.zeros(2, 3, layout.p)
+    W, b = layout.head(w)
+    assert W.shape == (2, 3, 4, 5)
+    assert b.shape == (2, 3, 4)
+    W.fill_(1)
+    b.fill_(1)
+    assert torch.equal(w.bool(), layout.mask("head").expand_as(w))
+
+
+@pytest.mark.parametrize(
+    ("last", "found"),
+    [
+        (nn.Linear(3, 2, bias=False), "Linear"),
+        (nn.Sequential(nn.Linear(3, 2), nn.Softmax(1)), "Softmax"),
+        (nn.Bilinear(3, 3, 2), "Bilinear"),
+        (nn.Linear(3, 2).requires_grad_(False), "Linear"),
+    ],
+)
+def test_a_last_layer_that_is_not_linear_with_a_bias_is_refused(last, found):
+    layout = Layout(nn.Sequential(nn.Linear(4, 3), last))
+    with pytest.raises(ModelError, match=rf"its last layer is {found}.*, expected a trained linear layer with a bias"):
+        layout.head(torch.zeros(layout.p))

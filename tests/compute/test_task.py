@@ -268,3 +268,20 @@ def test_losses_of_many_samples_add_up_over_blocks():
     w = torch.randn(3, 2, task.p, generator=g, dtype=torch.float64)
     alone = [[F.cross_entropy(task.outputs(w[i, j], x[i]), y[i]) for j in range(2)] for i in range(3)]
     assert torch.allclose(task.loss_of(w, Batch(x, y)), torch.tensor(alone, dtype=torch.float64), rtol=1e-12)
+
+
+@pytest.mark.parametrize("build", [mlp, lambda: Wrapped(mlp())])
+@pytest.mark.parametrize("loss", ["cross-entropy", lambda z, y: F.cross_entropy(z, y)])
+def test_losses_of_samples_have_the_loss_as_their_mean(build, loss):
+    task, batch = Task(build(), loss), batches(split_of(6, 6), batch_size=None).whole()
+    w = task.w0 + torch.rand(2, 3, task.p, generator=torch.Generator().manual_seed(0)).double()
+    found = task.losses(w, batch)
+    assert found.shape == (2, 3, 6)
+    assert torch.allclose(found.mean(2), task.loss_of(w, batch), atol=1e-12)
+
+
+def test_classes_and_width_are_those_of_the_last_layer():
+    task = Task(mlp(outputs=7))
+    assert (task.classes, task.width) == (7, 5)
+    with pytest.raises(ModelError, match="loss: found mse, expected cross-entropy"):
+        _ = Task(mlp(), "mse").classes

@@ -45,6 +45,13 @@ VARIANTS = {
     "fedlin": [{"keep_up": 0.3}, {"keep_down": 0.1}, {"keep_up": 0.3, "keep_down": 0.1}],
     "fedcet": [{"lr": 0.05}, {"lr": "paper", "smoothness": 2.0, "convexity": 1.0}],
     "ifca": [{"averaging": "gradient"}, {"weighted": True, "init_scale": 0.5}, {"averaging": "shrinking"}],
+    "fedsoft": [{"k": 3, "tau": 1}],
+    "fedfomo": [{"validation": 0.0, "models": 2}],
+    "fedexp": [{"weighted": True, "averaged": False}],
+    "q-fedavg": [{"form": "term"}, {"form": "afl", "q": 0.1}],
+    "fednova": [{"mu": 0.1}],
+    "flexcfl": [{"between": 0.01}],
+    "apple": [{"form": "cosine"}],
     "cfl": [{"eps1": 10.0, "eps2": 0.01, "gamma_max": 0.9}],
     "pacfl": [
         {"threshold": 60.0},
@@ -82,7 +89,7 @@ def federation(regression: bool = False) -> pf.Federation:
 
 
 def model(kind: str = "linear", outputs: int = CLASSES) -> nn.Module:
-    """ "linear", "deep" (linear too, of two layers), "mlp" or "cnn", always with the same start."""
+    """ "linear", "deep" (linear too, of two layers), "norm" (that, normalised), "mlp" or "cnn"; always one start."""
     with torch.random.fork_rng():
         torch.default_generator.manual_seed(5)
         d = PIXELS**2
@@ -90,10 +97,13 @@ def model(kind: str = "linear", outputs: int = CLASSES) -> nn.Module:
             return nn.Sequential(nn.Flatten(), nn.Linear(d, outputs))
         if kind == "deep":
             return nn.Sequential(nn.Flatten(), nn.Linear(d, 8), nn.Linear(8, outputs))
+        if kind == "norm":
+            return nn.Sequential(nn.Flatten(), nn.Linear(d, 8), nn.LayerNorm(8), nn.Linear(8, outputs))
         if kind == "mlp":
             return nn.Sequential(nn.Flatten(), nn.Linear(d, 8), nn.ReLU(), nn.Linear(8, outputs))
+        norm = [nn.GroupNorm(2, 4)] if kind == "norm cnn" else []
         return nn.Sequential(
-            nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(36, outputs)
+            nn.Conv2d(1, 4, 3), *norm, nn.ReLU(), nn.Conv2d(4, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(36, outputs)
         )
 
 
@@ -104,6 +114,8 @@ def steps(method: Algorithm) -> int | None:
 
 def kind_of(method: Algorithm) -> str:
     """Two layers for a method that sends its body or its head alone: of one layer, all is head."""
+    if type(method).__name__ == "FedBN":
+        return "norm"
     return "deep" if type(method).__name__ in TWO_LAYERS else "linear"
 
 
@@ -112,7 +124,7 @@ def train(method: Algorithm, fed: pf.Federation | None = None, kind: str | None 
     settings = {
         "rounds": ROUNDS, "local_epochs": 2, "local_steps": steps(method), "batch_size": BATCH, "seed": 3, "workers": 1,
     } | settings  # fmt: skip
-    kind = kind or kind_of(method)
+    kind = "norm cnn" if (kind, kind_of(method)) == ("cnn", "norm") else kind or kind_of(method)
     with half_without_the_kernel(f"{method!r} {kind}"):
         return pf.fit(model(kind), fed or federation(), method, **settings)
 

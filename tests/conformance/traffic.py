@@ -11,9 +11,9 @@ class Stated(NamedTuple):
     """Per participant and round, in vectors of p numbers.
 
     numbers: most single numbers that go either way beside them     whole: densities are rounded to whole entries of
-    layers     less_down: factors or nonzeros go down where they are smaller     before: exchanges more before the first
-    round     signature: vectors up in a client's first round, beside the rest     entry: vectors down that a newcomer
-    takes before it trains
+    layers     less_down: factors or nonzeros go down where they are smaller     before: exchanges more before the
+    first round     signature: something more up in a client's first round     entry: vectors down that a newcomer takes
+    before it trains
     """
 
     down: float
@@ -31,11 +31,12 @@ ONE_EACH_WAY = (
     *("FedAvg", "FedAvgFT", "Recalibrated", "FedProx", "FedDyn", "Ditto", "FedACS", "FedAMP", "HeurFedAMP"),
     *("FedAvgM", "FedAdagrad", "FedAdam", "FedYogi"),
     *("FedAsync", "APFL", "PFedMe", "PerFedAvg", "LPGD", "CFL", "FPFC"),
+    *("FedALA", "FedRoD", "FedLC", "FeSEM", "PFedHN"),
 )
 
 
-def stated(method: Algorithm, layout: Layout, size: int = 4) -> Stated:
-    """What a method sends of a model with this layout, numbers of `size` bytes."""
+def stated(method: Algorithm, layout: Layout, size: int = 4, n: int = 6) -> Stated:
+    """What a method sends of a model with this layout, numbers of `size` bytes, among n clients."""
     name = type(method).__name__
     if name in ONE_EACH_WAY:
         return Stated(1, 1)
@@ -43,6 +44,16 @@ def stated(method: Algorithm, layout: Layout, size: int = 4) -> Stated:
         share = float(layout.mask("head" if name == "LGFedAvg" else "body").double().mean())
         assert 0 < share < 1
         return Stated(share, share)
+    if name == "FedBN":
+        share = 1 - float(layout.mask("norm").double().mean())
+        return Stated(share, share)
+    if name == "FedSoft":
+        return Stated(method.k, 1, numbers=method.k)
+    if name == "FedFomo":
+        models = min(method.models, n - 1)
+        return Stated(models, 1, numbers=models)
+    if name == "APPLE":  # all core models, their weights p and p0, and the client's place
+        return Stated(n, 1, numbers=2 * n + 2)
     if name == "FedLin":
         return Stated(*(1 + _kept(getattr(method, f"keep_{way}"), layout.p, size) for way in ("down", "up")))
     if name == "FedCET":
@@ -59,6 +70,11 @@ def stated(method: Algorithm, layout: Layout, size: int = 4) -> Stated:
         "FedSLR": Stated(1, 1, less_down=True),
         "GPGD": Stated(1, 1, less_down=True),
         "PACFL": Stated(1, 1, signature=True),
+        "FlexCFL": Stated(1, 1, signature=True),
+        "StoCFL": Stated(2, 2, signature=True),
+        "FedNova": Stated(1, 1, numbers=1),
+        "FedExP": Stated(1, 1, numbers=1),
+        "QFedAvg": Stated(1, 1, numbers=2),
     }
     return other[name]
 

@@ -4,12 +4,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from sklearn.metrics import adjusted_rand_score
 
 from polyfed.base.errors import Diverged
 from polyfed.data.dataset import Dataset
 from polyfed.recipes import Bench
 from polyfed_papers import fedacs
-from polyfed_papers.fedacs import tables
+from polyfed_papers.fedacs import gap, tables
 
 
 def test_settings_are_chosen_on_training_images_alone(tmp_path, monkeypatch):
@@ -73,3 +74,19 @@ def test_on_all_classes_every_client_sees_the_same_images_evenly(tmp_path, monke
         assert np.bincount(y).tolist() == [tables.EVEN // 10] * 10
         assert (x == first[0]).all()
         assert (y == first[1]).all()
+
+
+@pytest.mark.parametrize("sizes", [(5, 5, 5, 5), (2, 8, 2, 8), (12,)])
+def test_the_widest_gap_parts_planted_groups(sizes):
+    """Cosines of .8 within groups and .3 across, each within .2: the gap is clear. Of one group there is none to find:
+    the widest is as chance makes it."""
+    rng, group = np.random.default_rng(0), np.repeat(np.arange(len(sizes)), sizes)
+    same = group[:, None] == group
+    noise = np.triu(rng.uniform(-0.2, 0.2, same.shape), 1)
+    S = np.where(same, 0.8, 0.3) + noise + noise.T
+    np.fill_diagonal(S, 1.0)
+    quantile, ratio = gap.widest(S)
+    assert (ratio > 2) == (len(sizes) > 1)
+    if len(sizes) > 1:
+        assert adjusted_rand_score(group, gap.grouped(S, quantile)) == 1
+        assert same[S > np.quantile(S, quantile)].all()

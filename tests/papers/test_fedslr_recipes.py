@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
+from polyfed.algorithms.fedslr import FedSLR
 from polyfed.algorithms.perfedavg import PerFedAvg
 from polyfed.models import build
 from polyfed.recipes import Bench, find
@@ -17,6 +18,7 @@ from polyfed_papers.fedslr import GKR, MIXED, last, method, train
 from polyfed_papers.fedslr.figures import LATENCY, PERSONAL, RATE, features, hidden, measured, seconds
 from polyfed_papers.fedslr.sweeps import peak
 from polyfed_papers.fedslr.table1 import PRINTED, iid_pairs, methods
+from polyfed_papers.fedslr.threats import Noted, gradient, guessed
 
 HIGH, LOW = np.array([0.8, 0.9, 0.85]), np.array([0.7, 0.82, 0.76])
 OPEN = HIGH + np.array([0.1, -0.1, 0.02])
@@ -95,3 +97,17 @@ def test_messages_through_a_real_socket():
     assert sent["SCAFFOLD"] == pytest.approx(2 * sent["FedAvg"], abs=16)
     assert sent["FedAvg"] / 2 < sent["FedSLR, last round"] < sent["FedSLR, first round"] == sent["FedAvg"]
     assert all(0 < s for row in rows.values() for s in row["seconds"])
+
+
+def test_the_gradient_that_uploads_are_held_against_is_autograds():
+    x, y, w = torch.randn(9, 5).double(), torch.arange(9) % 3, torch.randn(18).double().requires_grad_()
+    torch.nn.functional.cross_entropy(x @ w[:-3].view(3, 5).T + w[-3:], y).backward()
+    assert gradient(w.detach().numpy(), x.numpy(), y.numpy()) == pytest.approx(w.grad.numpy(), abs=1e-12)
+
+
+def test_one_step_gives_fedavgs_gradient_away_and_a_solved_problem_fedslrs(tmp_path):
+    """(w - w_i) / lr is the gradient at w; gamma is that at w_i where phase I is solved."""
+    bench = Bench(tmp_path)
+    assert guessed(bench, Noted(0.1), 1, 0)["gradient"] < 1e-12
+    solved = FedSLR(0.1, eta_g=0.2, lam=0.0, personal_epochs=0, form="all-duals")
+    assert guessed(bench, solved, 60, 0)["gradient"] < 1e-6

@@ -17,6 +17,7 @@ from polyfed.recipes.recipe import grouping_of
 from polyfed_papers import fpfc as problems
 from polyfed_papers.fpfc import HIDDEN, Problem, even, figure1, methods, newcomers, steps, table1, warmup
 from polyfed_papers.fpfc.asynchronous import Blended
+from polyfed_papers.fpfc.faster import arrived
 from polyfed_papers.fpfc.methods import ANGLES, METHODS, by_validation, choices, nine
 from polyfed_papers.fpfc.sensitivity import Uneven
 
@@ -221,3 +222,11 @@ def test_growing_steps_are_the_papers():
     each = [int(rule(0, t, one)[0]) for t in range(623)]
     assert each[:41] == [1] * 20 + [2] * 20 + [3]
     assert sum(each) == steps.total(20, 623)
+
+
+@pytest.mark.parametrize(
+    ("scores", "rounds"), [([1, 1, 1], 25), ([0.5, 1, 1], 45), ([1, 0.5, 1], 65), ([0.5, 1, 0.9], 65)]
+)
+def test_a_run_has_arrived_where_its_clusters_stay_right(scores, rounds):
+    """In rounds, those before it counted; its last round where they never do."""
+    assert arrived({"ari": scores, "every": 20, "before": 5}) == rounds

@@ -3,6 +3,7 @@
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,8 @@ from report_folders import noisy, write_comparison, write_run
 
 from polyfed import report
 from polyfed.base.errors import ConfigError, RunError
-from polyfed.report import style
+from polyfed.report import style, summary
+from polyfed.report.pairs import Interval, Verdict
 from polyfed.report.style import to_svg
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
@@ -246,3 +248,16 @@ def test_equal_weights_are_not_drawn(tmp_path):
     for name, mixing, drawn in (("a", np.full((3, 3), 1 / 3), False), ("b", np.eye(3), True)):
         write_run(tmp_path / name, [0.7, 0.8, 0.9], algorithm="fedamp", report={"mixing": mixing.tolist()})
         assert ("Mixing, fedamp" in page(tmp_path / name)) == drawn
+
+
+def test_a_leading_method_with_a_worse_brier_score_is_told_to_check_its_calibration(tmp_path, monkeypatch):
+    write_comparison(tmp_path, {"fedavg": noisy([0.9] * 3, 2, 0.01, 0), "recalibrated": noisy([0.8] * 3, 2, 0.01, 1)})
+    study = report.read(tmp_path)
+    brier = {"fedavg": 0.2, "recalibrated": 0.1}
+    metrics = [study.metric, SimpleNamespace(name="brier")]
+    monkeypatch.setattr(type(study), "metrics", property(lambda _: metrics))
+    monkeypatch.setattr(type(study.first), "values", lambda run, split=None, metric=None: {"a": brier[run.label]})
+    study.verdicts.mean = Verdict(None, "", None, {"fedavg": Interval(0.1, 0.0, 0.2, 2)}, "recalibrated")
+    assert "fedavg leads by accuracy, but check its calibration" in " ".join(summary._calibration(study, "fedavg"))
+    brier["fedavg"] = 0.1
+    assert summary._calibration(study, "fedavg") == []

@@ -106,6 +106,8 @@ def test_a_comparison_is_repeated_for_every_method_and_seed_with_intervals(cli, 
     assert f"{100 * rows.change.iloc[2]:.1f}".lstrip("-") in page
     assert page.count("clearly") >= 2
     assert page.count('<th scope="row"') == len(table)
+    assert '<p class="headline">fedavg: without' in page, "the method that sends messages comes first"
+    assert "figure-leave-title" in page
 
 
 def federation():

@@ -1,9 +1,11 @@
 """One paper, one file. A method is registered when its file is imported, which happens here."""
 
 from polyfed.algorithms.apfl import APFL as APFL
+from polyfed.algorithms.apple import APPLE as APPLE
 from polyfed.algorithms.cfl import CFL as CFL
 from polyfed.algorithms.ditto import Ditto as Ditto
 from polyfed.algorithms.fedacs import FedACS as FedACS
+from polyfed.algorithms.fedala import FedALA as FedALA
 from polyfed.algorithms.fedamp import FedAMP as FedAMP
 from polyfed.algorithms.fedamp import HeurFedAMP as HeurFedAMP
 from polyfed.algorithms.fedasync import FedAsync as FedAsync
@@ -11,19 +13,28 @@ from polyfed.algorithms.fedavg import FedAvg as FedAvg
 from polyfed.algorithms.fedavgft import FedAvgFT as FedAvgFT
 from polyfed.algorithms.fedavgm import FedAvgM as FedAvgM
 from polyfed.algorithms.fedbabu import FedBABU as FedBABU
+from polyfed.algorithms.fedbn import FedBN as FedBN
 from polyfed.algorithms.fedbuff import FedBuff as FedBuff
 from polyfed.algorithms.fedcet import FedCET as FedCET
 from polyfed.algorithms.feddyn import FedDyn as FedDyn
+from polyfed.algorithms.fedexp import FedExP as FedExP
+from polyfed.algorithms.fedfomo import FedFomo as FedFomo
+from polyfed.algorithms.fedlc import FedLC as FedLC
 from polyfed.algorithms.fedlin import FedLin as FedLin
+from polyfed.algorithms.fednova import FedNova as FedNova
 from polyfed.algorithms.fedopt import FedAdagrad as FedAdagrad
 from polyfed.algorithms.fedopt import FedAdam as FedAdam
 from polyfed.algorithms.fedopt import FedYogi as FedYogi
 from polyfed.algorithms.fedper import FedPer as FedPer
 from polyfed.algorithms.fedprox import FedProx as FedProx
 from polyfed.algorithms.fedrep import FedRep as FedRep
+from polyfed.algorithms.fedrod import FedRoD as FedRoD
 from polyfed.algorithms.fedslr import FedSLR as FedSLR
+from polyfed.algorithms.fedsoft import FedSoft as FedSoft
 from polyfed.algorithms.fedspa import FedSpa as FedSpa
 from polyfed.algorithms.fedtrack import FedTrack as FedTrack
+from polyfed.algorithms.fesem import FeSEM as FeSEM
+from polyfed.algorithms.flexcfl import FlexCFL as FlexCFL
 from polyfed.algorithms.fpfc import FPFC as FPFC
 from polyfed.algorithms.gpgd import GPGD as GPGD
 from polyfed.algorithms.hypcluster import HypCluster as HypCluster
@@ -33,6 +44,9 @@ from polyfed.algorithms.local import Local as Local
 from polyfed.algorithms.lpgd import LPGD as LPGD
 from polyfed.algorithms.pacfl import PACFL as PACFL
 from polyfed.algorithms.perfedavg import PerFedAvg as PerFedAvg
+from polyfed.algorithms.pfedhn import PFedHN as PFedHN
 from polyfed.algorithms.pfedme import PFedMe as PFedMe
+from polyfed.algorithms.qfedavg import QFedAvg as QFedAvg
 from polyfed.algorithms.recalibrated import Recalibrated as Recalibrated
 from polyfed.algorithms.scaffold import Scaffold as Scaffold
+from polyfed.algorithms.stocfl import StoCFL as StoCFL

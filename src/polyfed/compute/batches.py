@@ -204,6 +204,36 @@ class Batches:
             )
         return self._padded
 
+    def counts(self, classes: int) -> Tensor:
+        """[s, classes] training samples of each class, a weighted one as its weight over its client's mean weight."""
+        split, sizes = self.split, self._counts
+        rows = np.concatenate(
+            [np.arange(int(a), int(a + b)) for a, b in zip(split.offsets[self.clients], sizes, strict=True)]
+        )
+        at = on_device(rows, split.x.device)
+        place = on_device(np.repeat(np.arange(len(sizes)) * classes, sizes), split.x.device) + split.y[at]
+        share = torch.ones(len(at), dtype=torch.float64, device=at.device) if split.shares is None else split.shares[at]
+        return share.new_zeros(len(sizes) * classes).index_add_(0, place, share).view(-1, classes)
+
+    def apart(self, share: float) -> tuple["Batches", "Batches"]:
+        """The same work on part of each client's samples, and the rest: a share of them, drawn once for all rounds.
+
+        Each part has at least one sample; of a client with a single one, both have it.
+        """
+        keys = np.stack(np.broadcast_arrays(*generator_key(self._seed, "apart", 0, self._keys)), -1)
+        parts: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+        for n, start, key in zip(self._counts.tolist(), self.split.offsets[self.clients].tolist(), keys, strict=True):
+            order, kept = start + Rekeyed()(key).permutation(n), min(max(1, round((1 - share) * n)), max(1, n - 1))
+            parts[0].append(np.sort(order[:kept]))
+            parts[1].append(np.sort(order[kept:] if n > 1 else order))
+        clients, made = np.arange(len(keys)), list[Batches]()
+        for rows in parts:
+            split = self.split.at(self.clients, rows)
+            one = Batches(split, clients, self._keys, self.work, self._seed, self._round, self._purpose, self.native)
+            one.taken, one.padded = self.taken, self.padded
+            made.append(one)
+        return made[0], made[1]
+
     def repeat(self) -> range:
         """One number per step, for a solver that needs no batch but `same`; the steps count as those of iterating."""
         self.taken += self._steps

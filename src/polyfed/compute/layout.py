@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polyfed.base.errors import ModelError
 from polyfed.base.typed import BatchNorm, InstanceNorm
 
 NORMS = (nn.GroupNorm, nn.LayerNorm, BatchNorm, InstanceNorm)
@@ -43,6 +44,8 @@ class Layout:
         ]
         of = {id(p): name for name, p in module.named_parameters()}
         self._head = {of[id(p)] for m in owners[-1:] for p in m.parameters(recurse=False)}
+        last = [m for m in module.modules() if next(m.children(), None) is None][-1]
+        self._end, self._linear = str(last), owners[-1:] == [last] and isinstance(last, nn.Linear)
         self._norm = {of[id(p)] for m in module.modules() if isinstance(m, NORMS) for p in m.parameters(recurse=False)}
 
     def views(self, w: Tensor) -> list[Tensor]:
@@ -101,6 +104,17 @@ class Layout:
             )
             parts.append(torch.full((e.size,), inside))
         return torch.cat(parts)
+
+    def head(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """The last layer as views of `w: [..., p]`: weights [..., C, d] and bias [..., C].
+
+        Raises ModelError where the outputs are not those of a linear layer with a bias, of which both are trained.
+        """
+        named = self.named(w)
+        found = {name.rpartition(".")[2]: named[name] for name in self._head if name in named}
+        if not self._linear or found.keys() != {"weight", "bias"}:
+            raise ModelError(f"model: its last layer is {self._end}, expected a trained linear layer with a bias")
+        return found["weight"], found["bias"]
 
     @staticmethod
     def _within(name: str, layer: str) -> bool:

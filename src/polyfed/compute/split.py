@@ -101,6 +101,13 @@ class Split:
         offsets = np.concatenate([[0], np.cumsum(self.counts[np.asarray(clients)])])
         return Split(x, y, offsets, self.units(clients), weight)
 
+    def at(self, clients: np.ndarray, rows: Sequence[np.ndarray]) -> "Split":
+        """Some samples of the named clients: client by client the rows to take."""
+        at = torch.as_tensor(np.concatenate(rows), device=self.x.device)
+        offsets = np.concatenate([[0], np.cumsum([len(some) for some in rows])])
+        weight = None if self.weight is None else self.weight[at]
+        return Split(self.x[at], self.y[at], offsets, self.units(clients), weight)
+
     def units(self, clients: int | Sequence[int] | np.ndarray) -> Tensor | None:
         """Shift and scale of the targets of some clients, [..., 2]; None where targets are trained on as they are."""
         return None if self.unit is None else self.unit[torch.as_tensor(clients, device=self.unit.device)]

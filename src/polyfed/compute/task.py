@@ -181,6 +181,19 @@ class Task:
         """True where several clients in one call are computed together, and not one after another."""
         return self.stacked is not None or self.vectorised
 
+    @property
+    def classes(self) -> int:
+        """C: the outputs, one per class. Raises ModelError for a loss that is not cross-entropy."""
+        if self.loss != "cross-entropy":
+            name = self.loss if isinstance(self.loss, str) else getattr(self.loss, "__name__", "a function")
+            raise ModelError(f"loss: found {name}, expected cross-entropy, for a method that counts classes")
+        return self.layout.head(self.w0)[1].shape[0]
+
+    @property
+    def width(self) -> int:
+        """d: the features that enter the last layer, which is linear."""
+        return self.layout.head(self.w0)[0].shape[1]
+
     @cached_property
     def fixed(self) -> dict[str, Tensor]:
         """Tensors that the model uses besides the vector, by name: frozen parameters and persistent buffers."""
@@ -592,6 +605,36 @@ class Task:
             x, y, weight = batch.x[i, :b], batch.y[i, :b], _weight(batch, i, b)
             out += [self.criterion.mean(self.outputs(model, x), y, weight) for model in models]
         return torch.stack(out).view(w.shape[:-1])
+
+    @torch.no_grad()
+    def losses(self, w: Tensor, batch: Batch) -> Tensor:
+        """The loss of every sample of a row at each of its client's models, without weight decay and sample weights.
+
+        Parameters
+        ----------
+        w : Tensor
+            [s, c, p] the clients' models.
+        batch : Batch
+            s rows.
+
+        Returns
+        -------
+        Tensor
+            [s, c, b]; of padding any number.
+        """
+        batch, each = self.cast(batch, w), self.criterion.each
+        if callable(self.loss):
+            mean = self.criterion.mean
+
+            def each(output: Tensor, target: Tensor) -> Tensor:
+                return torch.stack([mean(output[0, k : k + 1], target[0, k : k + 1]) for k in range(target.shape[1])])[
+                    None
+                ]
+
+        rows = zip(w, batch.x, batch.y, strict=True)
+        return torch.stack([
+            torch.cat([each(self.outputs(model, x)[None], y[None]) for model in models]) for models, x, y in rows
+        ])  # fmt: skip
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
         """The model's outputs in evaluation mode.

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -308,9 +309,10 @@ class Personal(Algorithm, abstract=True):
         return client["w"]
 
 
-def started(algorithm: Algorithm, task: "Task", n: int) -> Server:
-    """The server's state before the first round, with "known"."""
-    state = contract.server_state(algorithm, algorithm.init_server(task, task.w0.clone(), n))
+def started(algorithm: Algorithm, task: "Task", n: int, keys: np.ndarray | None = None) -> Server:
+    """The server's state before the first round, with "known". keys: [n] of the clients; None: newcomers', all 0."""
+    keys = np.zeros(n, dtype=np.uint64) if keys is None else keys
+    state = contract.server_state(algorithm, algorithm.init_server(task, task.w0.clone(), n), keys)
     return state._replace(each={**state.each, KNOWN: task.w0.new_zeros(n)})
 
 
@@ -322,7 +324,8 @@ def outlined(algorithm: Algorithm, task: "Task", n: int) -> State:
     """
     small = n * n * task.p <= SMALL
     w0 = task.w0.clone() if small else task.w0.to("meta")
-    return contract.server_state(algorithm, algorithm.init_server(task, w0, n)).whole()
+    keys = np.zeros(n, dtype=np.uint64)
+    return contract.server_state(algorithm, algorithm.init_server(task, w0, n), keys).whole()
 
 
 def decayed(algorithm: Algorithm, factor: float) -> Algorithm:

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Set
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 from torch import Tensor
 
 from polyfed.base.errors import MethodError
@@ -50,9 +51,12 @@ def client_state(method: "Algorithm", value: Any) -> State:
     return value
 
 
-def server_state(method: "Algorithm", value: Any) -> Server:
-    """Check what `init_server` returned, by its axes."""
+def server_state(method: "Algorithm", value: Any, keys: np.ndarray) -> Server:
+    """Check what `init_server` returned, by its axes; what it leaves to draw is drawn. keys: [n] of the clients"""
     server = value if isinstance(value, Server) else Server(value)
+    if server.drawn:
+        drawn = {name: draw(keys) for name, draw in server.drawn.items()}
+        server = server._replace(each={**server.each, **drawn}, drawn={})
     _require(method, "init_server", all(map(_is_state, server)), value, "a dict of tensors or a Server of such")
     return server
 

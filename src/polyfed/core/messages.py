@@ -1,7 +1,9 @@
 """Messages: what server and clients say to each other about one exchange, and the axes of what the server keeps."""
 
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -84,15 +86,18 @@ class Server(NamedTuple):
         [n, n, ...], one row and one column per client.
     free : dict of Tensor
         Tensors whose shape changes in training.
+    drawn : dict of callable
+        Further tensors of `each`, drawn by the clients' names: [n] uint64 keys of the names -> [n, ...].
     """
 
     shared: State = {}  # noqa: RUF012  (never written to)
     each: State = {}  # noqa: RUF012
     pairs: State = {}  # noqa: RUF012
     free: State = {}  # noqa: RUF012
+    drawn: Mapping[str, Callable[[np.ndarray], Tensor]] = {}
 
     def whole(self) -> State:
-        """All tensors."""
+        """All tensors but those still to be drawn."""
         return {**self.shared, **self.each, **self.pairs, **self.free}
 
 

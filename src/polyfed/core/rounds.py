@@ -108,7 +108,7 @@ class Loop(Deployed):
         if schedule.late(self.n):
             refuse_late(algorithm, self.n)
         self.samples = torch.as_tensor(counts, dtype=task.dtype, device=task.device)
-        start = started(algorithm, task, self.n)
+        start = started(algorithm, task, self.n, self.keys)
         self.server, self.free = start.whole(), tuple(start.free)
         self.marks = {name for name, t in self.server.items() if not all_finite(t)}  # infinities that it begins with
         self.lasting = self.server.keys() - start.free.keys()

@@ -32,6 +32,8 @@ class Needs:
         Why the local steps must be those of plain SGD, not clipped; empty: any local optimiser will do.
     discloses : dict of str
         Uplinks that are made of samples and not of training: what they are, by name.
+    apart : bool
+        It sets part of every client's training samples apart, drawn at random.
     """
 
     exchanges: int = 1
@@ -42,6 +44,7 @@ class Needs:
     beyond: int = 0
     plain_sgd: str = ""
     discloses: Mapping[str, str] = field(default_factory=dict[str, str])
+    apart: bool = False
 
     def phases(self, t: int) -> int:
         """Count the exchanges of a round.

@@ -11,11 +11,10 @@ from polyfed.report.table import Table
 from polyfed.report.tables import compare_table, cost_table, results
 
 if TYPE_CHECKING:
-    from polyfed.report.figures import client_figure, gain_figure, metric_figure, spread_figure
+    from polyfed.report.figures import client_figure, gain_figure, metric_figure, partition_figure, spread_figure
     from polyfed.report.notebook import cell as cell
     from polyfed.report.notebook import sentence as sentence
     from polyfed.report.page import write_report
-    from polyfed.report.pictures import partition_figure
     from polyfed.report.search import tune_figure as tune_figure
     from polyfed.report.style import save
 
@@ -27,7 +26,7 @@ _DRAWN = {  # what imports matplotlib, when it is asked for
     "spread_figure": "figures",
     "write_report": "page",
     "sentence": "notebook",
-    "partition_figure": "pictures",
+    "partition_figure": "figures",
     "save": "style",
     "tune_figure": "search",
 }

@@ -9,8 +9,7 @@ from polyfed.report import pairs, words
 from polyfed.report.pairs import Interval, Verdict, mean_of, sample_std
 from polyfed.report.read import Study
 from polyfed.report.table import Cell, Table
-from polyfed.report.tables import ENDS, NAMED, tally
-from polyfed.report.yardsticks import oracles
+from polyfed.report.tables import ENDS, NAMED, oracles, tally
 
 MARKS = {1: "gain", -1: "loss", 0: "", None: "quiet"}
 

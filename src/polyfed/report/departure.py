@@ -2,12 +2,13 @@
 
 import math
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polyfed.report import words
 from polyfed.report.table import Cell, Table
 
 MEAN = "mean"  # the row that is no client
+SLOPE = "A line per client that stays; in colour: clear jointly over the clients."
 
 if TYPE_CHECKING:
     from polyfed.studies.leave import Departure
@@ -50,9 +51,10 @@ def departure_table(found: "Departure") -> Table:
 
 def departure_page(found: "Departure") -> str:
     """The page: what changes for those who stay, on average and for whom clearly, then the table."""
-    from polyfed.report.page import page, table
+    from polyfed.report.figures import slope_figure
+    from polyfed.report.page import Drawing, figure, page, table
 
-    scale, who, said = words.Scale(found.metric), words.listed(list(found.left)), []
+    scale, who, said = words.Scale(found.metric), words.listed(list(found.left)), dict[str, str]()
     rows = found.table.to_dict("records")
     for method in dict.fromkeys(r["method"] for r in rows):
         of = [r for r in rows if r["method"] == method]
@@ -63,11 +65,24 @@ def departure_page(found: "Departure") -> str:
                       for s in (1, -1))  # fmt: skip
         each = [f"{words.listed(names)} clearly {verb}{'s' * (len(names) == 1)}"
                 for names, verb in ((gain, "gain"), (lose, "lose")) if names]  # fmt: skip
-        said.append(
+        said[method] = (
             f"{text}{scale.difference_unit}{limits}; {' and '.join(each) or 'no client clearly gains or loses'}."
         )
-    top = f'<div class="answer"><p class="headline">{escape(" ".join(said))}</p></div>'
+    lead = _lead(found, rows)
+    rest = "".join(f"<li>{escape(text)}</li>" for method, text in said.items() if method != lead)
+    others = f'<details><summary>The other methods</summary><ul class="caveats">{rest}</ul></details>' if rest else ""
+    top = f'<div class="answer"><p class="headline">{escape(said[lead])}</p>{others}</div>'
+    shown = [r for r in rows if r["method"] == lead and r["client"] != MEAN and math.isfinite(r["before"] + r["after"])]
+    drawn = Drawing("leave", slope_figure(shown, found.metric, found.split), f"Before and after, {lead}", SLOPE)
     stay, seeds = len({r["client"] for r in rows} - {MEAN}), int(found.table["seeds"].max())
     about = f"{words.count(stay, 'client')} {'stay' if stay > 1 else 'stays'} · {words.count(seeds, 'seed')}"
-    return page(f"What does the leaving of {who} cost?", about, top,
-                [("Those who stay", table(departure_table(found), "leave"))], "polyfed leave")  # fmt: skip
+    body = (figure(drawn) if shown else "") + table(departure_table(found), "leave")
+    sections = [("Those who stay", body)]
+    return page(f"What does the leaving of {who} cost?", about, top, sections, "polyfed leave")
+
+
+def _lead(found: "Departure", rows: list[dict[str, Any]]) -> str:
+    """The method with the best mean before, of those that send messages where some do."""
+    mean = {r["method"]: r for r in rows if r["client"] == MEAN}
+    sends = [m for m, r in mean.items() if r["bytes_before"] > 0] or list(mean) or [rows[0]["method"]]
+    return max(sends, key=lambda m: found.metric.merit(mean[m]["before"]) if m in mean else 0.0)

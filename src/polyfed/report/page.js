@@ -7,6 +7,8 @@ const button = (text, act) => {
 };
 
 for (const table of document.querySelectorAll("table")) {
+  const heads = [...table.querySelectorAll("thead th")].map((head) => head.textContent);
+  for (const cell of table.querySelectorAll("tbody td")) cell.dataset.head = heads[cell.cellIndex];
   const body = table.tBodies[0];
   if (body.rows.length < 3 || body.rows[0].cells.length < 3) continue;
   table.querySelectorAll("thead th").forEach((head, column) => {
@@ -27,6 +29,14 @@ for (const table of document.querySelectorAll("table")) {
   });
 }
 
+const download = (name, type, text) => {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+};
+
 const copy = async (text) => {
   try {
     await navigator.clipboard.writeText(text);
@@ -42,13 +52,7 @@ const copy = async (text) => {
 
 for (const part of document.querySelectorAll(".table")) {
   const text = (form) => part.querySelector(`template.${form}`).content.textContent;
-  const save = () => {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([text("csv")], { type: "text/csv" }));
-    link.download = `${part.dataset.name}.csv`;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-  };
+  const save = () => download(`${part.dataset.name}.csv`, "text/csv", text("csv"));
   const tools = document.createElement("p");
   tools.className = "tools";
   tools.append(button("Download CSV", save), button("Copy LaTeX", async (self) => {
@@ -57,4 +61,19 @@ for (const part of document.querySelectorAll(".table")) {
     setTimeout(() => { self.textContent = "Copy LaTeX"; }, 1500);
   }));
   part.querySelector(".scroll").after(tools);
+}
+
+for (const drawn of document.querySelectorAll("figure[data-name]")) {
+  const save = () => {  // with the page's colours, which the file would lack
+    const colours = getComputedStyle(document.documentElement);
+    const copied = drawn.querySelector("svg").cloneNode(true);
+    copied.style.background = colours.getPropertyValue("--paper");
+    const text = new XMLSerializer().serializeToString(copied);
+    const filled = text.replace(/var\((--[a-z]+)\)/g, (_, name) => colours.getPropertyValue(name).trim());
+    download(`${drawn.dataset.name}.svg`, "image/svg+xml", filled);
+  };
+  const tools = document.createElement("p");
+  tools.className = "tools";
+  tools.append(button("Download SVG", save));
+  drawn.append(tools);
 }

@@ -6,6 +6,7 @@ Everything that came from a file is escaped, and the page forbids itself (Conten
 import base64
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterable
 from functools import cache
@@ -26,12 +27,15 @@ from polyfed.report.figures import (
     FEW,
     POINTS,
     client_figure,
+    cluster_figure,
     gain_figure,
     metric_figure,
+    mixing_figure,
+    partition_figure,
     representative,
     spread_figure,
 )
-from polyfed.report.pictures import cluster_figure, mixing_figure, partition_figure
+from polyfed.report.pairs import reason
 from polyfed.report.read import ALONE, Study, read
 from polyfed.report.style import save, to_svg, write_atomically
 from polyfed.report.summary import details, headline, lines
@@ -173,7 +177,7 @@ def figure(d: Drawing, beside: str = "") -> str:
     svg = to_svg(d.figure, f"figure-{d.name}", d.title, d.caption)
     links = [f'<a href="{quote(f"{beside}/{d.name}.{form}")}">{form.upper()}</a>' for form in FORMS if beside]
     told = f'<b>{escape(d.title)}.</b> {escape(d.caption)} <span class="files">{" ".join(links)}</span>'
-    return f"<figure>{svg}<figcaption>{told}</figcaption></figure>\n"
+    return f'<figure data-name="{escape(d.name)}">{svg}<figcaption>{told}</figcaption></figure>\n'
 
 
 def _answer(study: Study) -> str:
@@ -275,6 +279,7 @@ def _figures(study: Study) -> list[Drawing]:
             how = "Mean over seeds; in colour: clear at 95 %, paired over seeds, jointly over clients."
         if not any(g.known for g in study.verdicts.gains(*first).values()):
             how = "Too few seeds or samples for intervals."
+        how += _missing(study, *first)
         found.append(("gain", gain_figure(study), f"Gain of {first[0]} over {first[1]}", how))
     found += [
         ("clients", client_figure(study), "Client by client", "Every method, mean over seeds."),
@@ -293,6 +298,18 @@ def _figures(study: Study) -> list[Drawing]:
         if run is not None:
             found.append((key, draw(run), f"{title}, {run.label}", _about(run, key)))
     return [Drawing(name, figure, title, text) for name, figure, title, text in found if figure is not None]
+
+
+def _missing(study: Study, method: str, reference: str) -> str:
+    """Which clients of the gain figure have no interval, and why."""
+    gains = {n: g for n, g in study.verdicts.gains(method, reference).items() if math.isfinite(g.mean)}
+    if all(g.known for g in gains.values()) or not any(g.known for g in gains.values()):
+        return ""
+    whose = dict[str, list[str]]()
+    for name, gain in gains.items():
+        if gain.why:
+            whose.setdefault(reason(gain.why), []).append(name)
+    return f" No interval: {'; '.join(f'{words.listed(names)} ({why})' for why, names in whose.items())}."
 
 
 def _upper(text: str) -> str:

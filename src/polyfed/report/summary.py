@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from polyfed.base.arguments import checked
-from polyfed.report import pairs, words, yardsticks
+from polyfed.report import pairs, words
 from polyfed.report.pairs import Interval, Verdict
 from polyfed.report.read import ALONE, Study
 from polyfed.report.tables import tally
@@ -68,8 +68,8 @@ def details(study: Study) -> list[str]:
     first, found = study.verdicts.lead, []
     if first is not None and study.role(first[1]) in ALONE:
         price = f"{_seeds(study, *first)}; {first[0]} moves {_bytes(study, first[0])} per client."
-        found = [price, *_personalised(study)]
-    return found + yardsticks.compared(study) + _caveats(study)
+        found = [price, *_personalised(study), *_calibration(study, first[0])]
+    return found + _compared(study) + _caveats(study)
 
 
 def lines(study: Study) -> tuple[str, list[Line]]:
@@ -225,6 +225,81 @@ def _personalised(study: Study) -> list[str]:
         return []
     verb = {1: "is better than", -1: "is worse than", 0: "is not clearly different from", None: "against"}[gap.sign]
     return [f"Personalising ({special}) {verb} one common model ({common}): {_difference(gap, scale)}."]
+
+
+def _calibration(study: Study, method: str) -> list[str]:
+    """Warn where the leading method's Brier score is a tenth or more worse, in every seed, than another's."""
+    if study.metric.name == "brier" or "brier" not in {m.name for m in study.metrics}:
+        return []
+    brier = {
+        k: {r.seed: pairs.mean_of(r.values(metric="brier").values()) for r in study.counted(k)}
+        for k in (*study.verdicts.mean.gains, study.verdicts.mean.reference)
+        if k is not None
+    }
+    worse = {}
+    for other in brier:
+        both = [(brier[method][s], brier[other][s]) for s in brier[method].keys() & brier[other].keys()]
+        if both and all(mine > 1.1 * theirs for mine, theirs in both):
+            worse[other] = tuple(pairs.mean_of(of) for of in zip(*both, strict=True))
+    if not worse:
+        return []
+    other = min(worse, key=lambda k: worse[k][1])
+    mine, theirs = map(words.figures, worse[other])
+    often = "in every seed" if len(study.seeds) > 1 else "in the one seed"
+    return [
+        f"{method} leads by {_scale(study).name}, but check its calibration: its Brier score is {mine}, "
+        f"against {theirs} with {other}, worse {often}."
+    ]
+
+
+def _compared(study: Study) -> list[str]:
+    """Say which methods do not beat what costs no message, and what all data in one place would give; jointly."""
+    return [*_free(study), *_everybody(study)]
+
+
+def _free(study: Study) -> list[str]:
+    mean, role = study.verdicts.mean, study.verdicts.roles
+    if mean.reference is None or role[mean.reference] not in ALONE:
+        return []
+    special = [k for k in mean.gains if role[k] == "personalised"]
+    simple = [k for k in special if study.of(k)[0].summary.algorithm == "recalibrated"]
+    yards = {k: [m for m in special if m not in simple] for k in simple}
+    yards |= {k: special or list(mean.gains) for k in role if role[k] == "yardstick" and k != mean.reference}
+    many = sum(map(len, yards.values()))
+    parts = [_beaten(study, yard, methods, many) for yard, methods in yards.items() if methods]
+    text = "; ".join(p for p in parts if p)
+    return [f"Against what costs no message of its own: {text}."] if text else []
+
+
+def _beaten(study: Study, yard: str, methods: list[str], many: int) -> str:
+    """One clause: the methods that do not beat a yardstick, with the interval of the best of them, or that all do."""
+    scale = _scale(study)
+    found = {m: study.verdicts.mean_gain(m, yard, many) for m in methods}
+    known = {m: g for m, g in found.items() if g.sign is not None and math.isfinite(g.mean)}
+    below = {m: g for m, g in known.items() if g.sign != 1}
+    if not known:
+        return ""
+    if not below:
+        verb = "beats" if len(known) == 1 else "beat"
+        return f"{words.listed(list(known))} {verb} {yard}"
+    best = max(below, key=lambda m: below[m].mean)
+    g, name = below[best], f"{best}: " if len(below) > 1 else ""
+    verb = f"{'does' if len(below) == 1 else 'do'} not{' clearly' if g.mean > 0 else ''} beat"
+    gap = f"{scale.signed(g.mean)}{scale.difference_unit}, 95 % interval {scale.range(g.low, g.high)}"
+    return f"{words.listed(list(below))} {verb} {yard} ({name}{gap})"
+
+
+def _everybody(study: Study) -> list[str]:
+    scale, found = _scale(study), []
+    for label, grid in study.verdicts.grids.items():
+        if study.role(label) == "oracle":
+            each = list(grid.per_seed().values())
+            level = f"{scale.spread(pairs.mean_of(each), pairs.sample_std(each))}{scale.unit}"
+            found.append(
+                f"With everybody's data in one place, which is not available in practice, one model ({label}) reaches "
+                f"{level}."
+            )
+    return found
 
 
 def _without_own(study: Study, mean: Verdict, method: str, reference: str) -> str:

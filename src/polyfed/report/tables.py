@@ -13,7 +13,6 @@ from polyfed.report import words
 from polyfed.report.pairs import Interval, mean_of, sample_std
 from polyfed.report.read import ALONE, Study
 from polyfed.report.table import Cell, Table
-from polyfed.report.yardsticks import oracles
 from polyfed.runs.numbers import Numbers
 
 NAMED = 15  # with more clients, the client table shows only both ends
@@ -126,6 +125,14 @@ def _compare_notes(study: Study, own: str | None) -> list[str]:
     if len(study.runs) > 1 and any(r.status != "finished" for r in study.runs):
         notes.append("Unfinished runs are left out of the means of methods that have finished ones.")
     return notes
+
+
+def oracles(study: Study) -> list[str]:
+    """Note under every table with an oracle in it."""
+    found = [label for label in study.labels if study.role(label) == "oracle"]
+    if not found:
+        return []
+    return [f"{words.listed(found)}: trained on everybody's data in one place; not available in practice."]
 
 
 def _beside(study: Study) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyfed.base.errors import ConfigError, Diverged
+from polyfed.base.errors import ConfigError, Diverged, ModelError
 from polyfed.base.randomness import client_keys
 from polyfed.base.typed import seeded
 from polyfed.compute.batches import Work
@@ -63,8 +63,13 @@ class Sent(NamedTuple):
 def counted(algorithm: Algorithm, rounds: int = 3) -> Sent:
     """Count what a method sends and asks for, in a short run of two small clients."""
     with seeded(0):
-        task = Task(nn.Sequential(nn.Linear(8, 6), nn.Sigmoid(), nn.Linear(6, 3)), device="cpu")
-    loop, _ = _drawn(algorithm, task, (8,), 3, 3, rounds)
+        lower, upper = nn.Linear(8, 6), nn.Linear(6, 3)
+    task = Task(nn.Sequential(lower, nn.Sigmoid(), upper), device="cpu")
+    try:
+        loop, _ = _drawn(algorithm, task, (8,), 3, 3, rounds)
+    except ModelError:  # of a method for normalisation layers
+        task = Task(nn.Sequential(lower, nn.LayerNorm(6), nn.Sigmoid(), upper), device="cpu")
+        loop, _ = _drawn(algorithm, task, (8,), 3, 3, rounds)
     book = loop.ledger.array()
     first, later = (tuple((book[book[:, 0] == t, 3:5].mean(0) / (4 * task.p)).tolist()) for t in (0, rounds - 1))
     kinds: dict[str, set[str]] = {}

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyfed.base.errors import ConfigError
+from polyfed.base.errors import ConfigError, PolyfedError
 from polyfed.base.randomness import client_keys
 from polyfed.base.typed import seeded
 from polyfed.compute.batches import Work
@@ -38,6 +38,8 @@ def federation(regression: bool = False, shape: tuple[int, ...] = (8,)) -> Feder
 
     def draw(i: int, size: int) -> tuple[np.ndarray, np.ndarray]:
         y = rng.choice(CLASSES, size, p=np.roll([0.6, 0.3, 0.1], i))
+        if (y == y[0]).all():  # of one class alone a method that leaves out a client's absent classes learns nothing
+            y[-1] = (y[0] + 1) % CLASSES
         x = (centres[y] + rng.normal(size=(size, *shape))).astype(np.float32)
         return x, (x.reshape(size, -1).mean(1) + i).astype(np.float32) if regression else y
 
@@ -65,10 +67,21 @@ def weighted_and_repeated() -> list[Federation]:
 
 
 @cache
-def network(outputs: int = CLASSES) -> nn.Module:
+def network(outputs: int = CLASSES, norm: bool = False) -> nn.Module:
     """Two layers, so that methods that share a part of the layers can be run; always the same start."""
     with seeded(5):
-        return nn.Sequential(nn.Linear(8, 5), nn.Sigmoid(), nn.Linear(5, outputs))
+        between = [nn.LayerNorm(5)] if norm else []
+        return nn.Sequential(nn.Linear(8, 5), *between, nn.Sigmoid(), nn.Linear(5, outputs))
+
+
+def network_of(method: Algorithm, outputs: int = CLASSES) -> nn.Module:
+    """`network`, with a normalisation layer for a method that refuses a network without."""
+    task = Task(network(), device="cpu")
+    try:
+        method.init_server(task, task.w0.clone(), N)
+    except PolyfedError:
+        return network(outputs, norm=True)
+    return network(outputs)
 
 
 def train(method: Algorithm, fed: Federation | None = None, net: nn.Module | None = None, **settings: Any) -> Result:
@@ -77,7 +90,7 @@ def train(method: Algorithm, fed: Federation | None = None, net: nn.Module | Non
         "rounds": ROUNDS, "local_epochs": 2, "local_steps": steps_of(method), "batch_size": BATCH, "seed": 3,
         "evaluate_every": 0, "workers": 1, "device": "cpu",
     }  # fmt: skip
-    return fit(net or network(), fed or federation(), method, **(given | settings))
+    return fit(net or network_of(method), fed or federation(), method, **(given | settings))
 
 
 def steps_of(method: Algorithm) -> int | None:
@@ -107,7 +120,7 @@ def loop(
 ) -> Loop:
     """The bare event loop, for rows that watch or disturb single rounds."""
     fed = fed or federation()
-    task = Task(net or network(), dtype=dtype, device="cpu")
+    task = Task(net or network_of(method), dtype=dtype, device="cpu")
     split = fed.train.to(task.device, task.dtype)
     work = work or Work(epochs=2, steps=steps_of(method), batch_size=BATCH)
     rows, plan = make_rows(method, task, fed.n, fed.n, None), make_plan(task, fed.n, 8, chunk=chunk, workers=1)

@@ -81,6 +81,28 @@ def losses(task, w: Tensor, data) -> Tensor:
     return task.loss_of(w, data.whole())
 
 
+def kmeans(points: Tensor, centres: Tensor, k: int, iterations: int) -> tuple[Tensor, Tensor]:
+    """Lloyd's iterations: ([k, p] or fewer centres, [m] labels) of `points: [m, p]`.
+
+    centres: [c, p] to begin with. Where they are fewer than k, the point farthest from all of them (from the mean,
+    where there are none) becomes the next, while there are points: no draw, and no order of the points matters.
+    """
+    for _ in range(min(k - len(centres), len(points))):
+        far = distances(points, centres if len(centres) else points.mean(0, keepdim=True)).amin(1).argmax()
+        centres = torch.cat([centres, points[far][None]])
+    label = distances(points, centres).argmin(1)
+    for _ in range(iterations):
+        for j in label.unique().tolist():
+            centres = centres.index_copy(0, label.new_tensor([j]), points[label == j].mean(0, keepdim=True))
+        label = distances(points, centres).argmin(1)
+    return centres, label
+
+
+def distances(points: Tensor, centres: Tensor) -> Tensor:
+    """[m, c] squared distances, from differences: those of near points are not lost in their lengths."""
+    return torch.stack([(points - c).square().sum(1) for c in centres], 1)
+
+
 class Choosing(Newcomer):
     """A newcomer to frozen models: it downloads all of them and deploys the one with the least training loss."""
 

@@ -34,7 +34,9 @@ def of(method: Any, n: int):
 
 def by_axes(state: State) -> Server:
     """A server's tensors, sorted by their axes."""
-    return Server(*({k: t for k, t in state.items() if AXES.get(k, "free") == axes} for axes in Server._fields))
+    sorts = ("shared", "each", "pairs", "free")
+    shared, each, pairs, free = ({k: t for k, t in state.items() if AXES.get(k, "free") == axes} for axes in sorts)
+    return Server(shared, each, pairs, free)
 
 
 def plan(method: Any, n: int, w: Tensor) -> str:

@@ -1,0 +1,31 @@
+"""Margins of the logits, constant at a client, as a shift of the last layer's bias: CE(W f + b + s, y) has the
+gradients of CE at the bias b + s. A class with margin -inf is masked: it gets no gradient.
+"""
+
+import torch
+from torch import Tensor
+
+from polyfed.compute.task import Task
+
+MASKED = -1e4  # in place of -inf: the softmax of such a class is 0 exactly, and nothing is NaN
+
+
+def shifted(task: Task, w: Tensor, margin: Tensor) -> Tensor:
+    """A copy of `w: [s, p]` with margin [s, C] added to the bias."""
+    w = w.clone()
+    task.layout.head(w)[1].add_(margin.clamp(min=MASKED).to(w))
+    return w
+
+
+def undo(task: Task, w: Tensor, margin: Tensor, before: Tensor) -> Tensor:
+    """`shifted` undone in place after training; a masked class has the bias that it had `before`, to the bit."""
+    b = task.layout.head(w)[1]
+    b.copy_(torch.where(margin.isinf(), task.layout.head(before)[1], b - margin.clamp(min=MASKED).to(b)))
+    return w
+
+
+def decay(task: Task, w: Tensor, margin: Tensor) -> Tensor | None:
+    """[s, p] what weight decay would take off the margin, as local steps subtract it; None without weight decay."""
+    if not task.weight_decay:
+        return None
+    return task.weight_decay * shifted(task, torch.zeros_like(w), margin)

@@ -1,0 +1,85 @@
+"""FedALA: each client starts from an element-wise mixture of its own model and the common one, with learned weights.
+Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Learning", AAAI 2023.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from polyfed.algorithms._shared.parts import part
+from polyfed.base.settings import setting
+from polyfed.compute.solvers import local_sgd
+from polyfed.core.algorithm import Needs, Personal
+
+
+@dataclass(frozen=True)
+class FedALA(Personal):
+    """Adaptive local aggregation: what of the common model x a client takes in, number by number of its top layers.
+
+        s_i = w_i + (x - w_i) * A_i on the top layers, x below       A_i in [0, 1], at first 1
+        A_i <- clip(A_i - eta grad f_i(s_i) * (x - w_i), 0, 1)       on part of the samples, w_i and x as they are
+        w_i <- local SGD from s_i on f_i                             x <- sum_i n_i w_i / sum_i n_i
+
+    Client i deploys the w_i that it trained last; w_i and A_i never leave it, but for w_i as it is sent.
+
+    Notes
+    -----
+    A_i is trained at a client's second contact (at the first, x = w_i) until the loss of a pass's last batch has, over
+    ten passes, a standard deviation below `settled`; from then on one pass a round. The released code evaluates s_i
+    before local training, runs this step at absent clients too, and takes a contiguous stretch of the samples, where
+    here the first batches of a new order are taken.
+    """
+
+    lr: float = setting(0.005, source="paper", doc="Step size of local SGD.")
+    eta: float = setting(1.0, ge=0, source="paper", doc="Step size of the weights A; 0 is FedAvg.")
+    share: float = setting(0.8, gt=0, le=1, source="paper", doc="Share of the batches of a pass that train A.")
+    layers: str = setting(
+        "head", source="paper", doc='Layers with weights: "head" is the last one; or names, separated by spaces.'
+    )
+    settled: float = setting(
+        0.1, ge=0, source="code", doc="Standard deviation of ten losses at which the first training ends."
+    )
+    passes: int = setting(50, ge=1, source="ours", doc="Most passes of the first training.")
+
+    needs = Needs(plain_sgd="its weights take gradient steps of their own")
+
+    def init_client(self, task, w0):
+        top = part(task.layout, self.layers)
+        return {"w": w0, "A": w0.new_ones(int(top.sum())), "contacts": w0.new_zeros(1)}
+
+    def init_server(self, task, w0, n):
+        return {"w": w0}
+
+    def local_update(self, task, client, down, data, round):
+        x, met = down["w"], client["contacts"][:, 0]
+        start, A = self._mixed(task, x, client, data)
+        w = local_sgd(task, start, data, self.lr)
+        return {"w": w, "A": A, "contacts": (met + 1)[:, None]}, {"w": w}
+
+    def _mixed(self, task, x, client, data):
+        """The starts s_i and the weights A_i, trained."""
+        at = part(task.layout, self.layers).nonzero()[:, 0].to(x.device)
+        start, A, own, met = x.clone(), client["A"].clone(), client["w"].index_select(1, at), client["contacts"]
+        apart, losses = x.index_select(1, at) - own, x.new_zeros(0, len(x))
+        training = (met > 0).to(x) if self.eta and len(at) else torch.zeros_like(met)
+        for k in range(self.passes):
+            if not training.any():
+                break
+            batches = data.again(f"weights {k}", epochs=1)
+            most, last = (self.share * batches.steps).ceil(), x.new_zeros(len(x))
+            for step, batch in enumerate(batches):
+                m = batch.rows
+                live = training[:m] * (step < most[:m, None])
+                start[:m].index_copy_(1, at, torch.addcmul(own[:m], apart[:m], A[:m]))
+                g, loss = task.gradient(start[:m], batch)
+                new = A[:m] - self.eta * g.index_select(1, at) * apart[:m]
+                A[:m] = torch.where(live > 0, new.clamp(0, 1), A[:m])
+                last[:m] = torch.where(live[:, 0] > 0, loss, last[:m])
+            losses = torch.cat([losses, last[None]])[-10:]
+            calm = losses.std(0, correction=0) < self.settled
+            first = met[:, 0] == 1
+            training *= (first & ~(calm & (len(losses) == 10)))[:, None]
+        return start.index_copy_(1, at, torch.addcmul(own, apart, A)), A
+
+    def aggregate(self, server, up, round):
+        return {"w": up.mean("w", round.samples)}

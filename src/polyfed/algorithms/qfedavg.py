@@ -1,0 +1,69 @@
+"""q-FedAvg: the higher a client's loss, the more it counts; and AFL and TERM, which do the same by other weights.
+Li, Sanjabi, Beirami, Smith, "Fair Resource Allocation in Federated Learning", ICLR 2020, Algorithm 2. Mohri, Sivek,
+Suresh, "Agnostic Federated Learning", ICML 2019. Li, Beirami, Sanjabi, Smith, "Tilted Empirical Risk Minimization",
+ICLR 2021.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from polyfed.base.settings import setting
+from polyfed.compute.solvers import local_sgd
+from polyfed.core.algorithm import Algorithm, Server
+
+LEAST = 1e-10  # of a loss, whose logarithm is taken
+
+
+@dataclass(frozen=True)
+class QFedAvg(Algorithm):
+    """Fair averaging: min_x sum_i F_i(x)^(q+1) / (q+1).
+
+        dw_i = x - w_i,   w_i = local SGD from x on F_i;   F_i = the loss at x on all of the client's training samples
+        x <- x - sum_S F_i^q dw_i / sum_S (F_i^q + q F_i^(q-1) ||dw_i||^2 / lr)                   q-FedAvg, L = 1/lr
+        x <- x - sum_S l_i dw_i,   l_i proportional to n_i exp(q F_i)                             TERM, tilt q
+        l <- projection of l + q F onto the simplex;  x <- x - sum_S l_i dw_i / sum_S l_i         AFL, step size q
+
+    Notes
+    -----
+    Clients count the same in q-FedAvg and in the start of AFL, whatever their number of samples. AFL's projection is of
+    the cohort's weights, whose sum it keeps.
+    """
+
+    name = "q-fedavg"
+
+    lr: float = setting(0.1, source="ours", doc="Step size of local SGD.")
+    q: float = setting(
+        1.0, ge=0, source="ours", doc="Strength of fairness; 0 is FedAvg: with plain mean, but for TERM."
+    )
+    form: Literal["q", "term", "afl"] = setting("q", source="paper", doc='"q" of q-FedAvg, "term" or "afl".')
+
+    def init_server(self, task, w0, n):
+        return Server({"w": w0}, {"weight": w0.new_ones(n)} if self.form == "afl" else {})
+
+    def local_update(self, task, client, down, data, round):
+        x = down["w"]
+        loss = task.loss_of(x, data.whole()).clamp(min=LEAST)
+        dw = x - local_sgd(task, x, data, self.lr)
+        square = dw.square().sum(1) / (loss * self.lr) if self.lr else torch.zeros_like(loss)
+        return {}, {"dw": dw, "loss": loss[:, None], "square": square[:, None]}
+
+    def aggregate(self, server, up, round):
+        loss, w = up["loss"][:, 0].clamp(min=LEAST), server["w"]
+        if self.form == "afl":
+            old = server["weight"][round.ids]
+            new = simplex(old / old.sum() + self.q * loss)
+            weight = server["weight"].index_copy(0, round.ids, new * old.sum())
+            return server | {"w": w - up.sum("dw", new), "weight": weight}
+        if self.form == "term":
+            return {"w": w - up.sum("dw", (round.samples.log() + self.q * loss).softmax(0))}
+        r = (self.q * (loss.log() - loss.log().max())).exp()  # F^q over its largest, which cancels
+        return {"w": w - up.sum("dw", r) / (r * (1 + self.q * up["square"][:, 0].clamp(min=0))).sum()}
+
+
+def simplex(v):
+    """The point of the probability simplex that is nearest to v: [m]."""
+    u = v.sort(descending=True)[0]
+    excess = (u.cumsum(0) - 1) / torch.arange(1, len(v) + 1, device=v.device, dtype=v.dtype)
+    return (v - excess[(u > excess).sum() - 1]).clamp(min=0)

@@ -1,0 +1,134 @@
+"""FedLC and FedRoD: margins of the logits against autograd on the losses as the papers write them."""
+
+import copy
+
+import pytest
+import torch
+from certify import certifies
+from problems import balanced, fit_labels, labelled, two_layers
+from torch import nn
+
+import polyfed as pf
+from polyfed.base.errors import ModelError
+from polyfed.compute.layout import Layout
+
+STEPS = 3
+
+
+def logits(z, margin):
+    """z + margin, without the classes whose margin is -inf: the positions left, and their logits."""
+    kept = margin.isfinite().nonzero()[:, 0]
+    return kept, z[:, kept] + margin[kept]
+
+
+def cross_entropy(z, y, margin):
+    kept, left = logits(z, margin)
+    return nn.functional.cross_entropy(left, torch.searchsorted(kept, y))
+
+
+def counts(y):
+    return torch.bincount(y, minlength=3).double()
+
+
+def penalty(net, decay):
+    return decay / 2 * sum(q.square().sum() for q in net.parameters())
+
+
+@certifies(pf.FedLC, by="autograd on the loss as printed, an absent class left out of it")
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_a_round_of_fedlc(decay):
+    """Every client calibrates by its own counts. Of an absent class weights and bias get no gradient."""
+    fed, start = labelled(), two_layers()
+    run = fit_labels(fed, pf.FedLC(0.2, tau=0.7), rounds=1, local_steps=STEPS, weight_decay=decay)
+    trained = []
+    for i in range(3):
+        net, (x, y) = copy.deepcopy(start), fed.train.client(i)
+        for _ in range(STEPS):
+            loss = cross_entropy(net(x.double()), y, -0.7 * counts(y) ** -0.25) + penalty(net, decay)
+            for q, g in zip(net.parameters(), torch.autograd.grad(loss, [*net.parameters()]), strict=True):
+                q.data -= 0.2 * g
+        trained.append(Layout(net).flatten(net))
+        if i == 2:
+            assert torch.equal(net[2].weight[2], start[2].weight[2]) == (decay == 0)
+            net[2].bias.data[2] = start[2].bias[2]  # weight decay of a masked bias is left out
+            trained[-1] = Layout(net).flatten(net)
+    share = torch.tensor([24.0, 9.0, 30.0]).double() / 63
+    assert torch.allclose(run.server["w"], share @ torch.stack(trained), atol=1e-12)
+
+
+@certifies(pf.FedLC, by="identity with FedAvg")
+@certifies(pf.FedRoD, by="identity with FedAvg")
+def test_margins_that_are_equal_change_nothing():
+    for fed, lc, rod in (
+        (balanced(), pf.FedLC(0.2), pf.FedRoD(0.2)),
+        (labelled(), pf.FedLC(0.2, tau=0.0), pf.FedRoD(0.2, gamma=0.0)),
+    ):
+        plain = fit_labels(fed, pf.FedAvg(0.2)).server["w"]
+        for method in (lc, rod):
+            assert torch.allclose(fit_labels(fed, method).server["w"], plain, atol=1e-12)
+    for method in (pf.FedLC(0.2), pf.FedRoD(0.2)):
+        unlike = fit_labels(labelled(), method).server["w"]
+        assert (unlike - fit_labels(labelled(), pf.FedAvg(0.2)).server["w"]).abs().max() > 1e-3
+
+
+@certifies(pf.FedRoD, by="autograd on both losses, the personal one stopped at the body and the generic head")
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_two_rounds_of_fedrod(decay):
+    """The personal head starts at zero, its output is added to the generic one's, and the body never sees its loss."""
+    fed, start = labelled(), two_layers()
+    run = fit_labels(fed, pf.FedRoD(0.2, personal_lr=0.3), 2, local_steps=STEPS, weight_decay=decay)
+    personal = [torch.zeros(18, dtype=torch.float64) for _ in range(3)]
+    common, share = start, torch.tensor([24.0, 9.0, 30.0]).double() / 63
+    for _ in range(2):
+        trained = []
+        for i in range(3):
+            net, (x, y), p = copy.deepcopy(common), fed.train.client(i), personal[i].requires_grad_()
+            for _ in range(STEPS):
+                f = net[:2](x.double())
+                generic = net[2](f)
+                own = f.detach() @ p[:15].view(3, 5).T + p[15:]
+                loss = cross_entropy(generic, y, counts(y).log()) + penalty(net, decay)
+                loss_p = nn.functional.cross_entropy(generic.detach() + own, y) + decay / 2 * p.square().sum()
+                grads = torch.autograd.grad(loss, [*net.parameters()])
+                (slope,) = torch.autograd.grad(loss_p, p)
+                for q, g in zip(net.parameters(), grads, strict=True):
+                    q.data -= 0.2 * g
+                if i == 2:
+                    net[2].bias.data[2] = common[2].bias[2]
+                p.data -= 0.3 * slope
+            personal[i] = p.detach()
+            trained.append(Layout(net).flatten(net))
+        w = share @ torch.stack(trained)
+        common = Layout(start).load_(copy.deepcopy(start), w)
+    assert torch.allclose(run.server["w"], w, atol=1e-12)
+    expected = torch.stack([torch.cat([w[:-18], w[-18:] + p]) for p in personal])
+    assert torch.allclose(run.personal, expected, atol=1e-12)
+
+
+def test_without_a_step_the_personal_model_is_the_generic_one():
+    run = fit_labels(labelled(), pf.FedRoD(0.2, personal_lr=0.0))
+    assert torch.equal(run.personal, run.server["w"].expand(3, -1))
+
+
+@certifies(pf.FedRoD, by="the optimum of a head on frozen features")
+def test_on_a_frozen_body_the_personal_head_fills_up_the_generic_one():
+    """min CE(h(f) + p(f), y) + 0.1/2 ||p||^2 over p alone: its gradient vanishes."""
+    run = fit_labels(labelled(), pf.FedRoD(0.0, personal_lr=1.0), rounds=40, local_steps=10, weight_decay=0.1)
+    for i in range(3):
+        x, y = labelled().train.client(i)
+        f = two_layers()[:2](x.double()).detach()
+        head, h = run.personal[i, -18:].clone().requires_grad_(), run.trained.task.w0[-18:]
+        loss = nn.functional.cross_entropy(f @ head[:15].view(3, 5).T + head[15:], y) + 0.05 * (head - h).square().sum()
+        assert torch.autograd.grad(loss, head)[0].norm() < 1e-9
+
+
+@pytest.mark.parametrize("method", [pf.FedLC(0.1), pf.FedRoD(0.1)])
+def test_what_has_no_classes_or_no_linear_end_is_refused(method):
+    with pytest.raises(ModelError, match="its last layer is Tanh"):
+        fit_labels(labelled(), method, model=nn.Sequential(nn.Linear(4, 3), nn.Tanh()).double())
+    with pytest.raises(ModelError, match=r"its last layer is Linear.*bias=False.*expected a trained linear layer"):
+        fit_labels(labelled(), method, model=nn.Linear(4, 3, bias=False).double())
+    data = [(x.numpy(), x[:, 0].numpy()) for x, _ in map(labelled().train.client, range(3))]
+    fed = pf.Federation.from_arrays(data, test=data)
+    with pytest.raises(ModelError, match="loss: found mse, expected cross-entropy"):
+        fit_labels(fed, method, model=nn.Linear(4, 1).double(), loss="mse")

@@ -1,0 +1,61 @@
+"""pFedHN: the hypernetwork's step against autograd, and the clients' own optima."""
+
+import numpy as np
+import pytest
+import torch
+from certify import certifies
+from problems import LeastSquares, centres, fit_points
+
+import polyfed as pf
+
+
+def network(server, v, layers):
+    h = v
+    for k in range(layers + 1):
+        H = server[f"h{k}"]
+        h = h @ H[:, :-1].T + H[:, -1]
+        h = torch.relu(h) if k < layers else h
+    return h
+
+
+@certifies(pf.PFedHN, by="autograd through the hypernetwork")
+@pytest.mark.parametrize("layers", [0, 2])
+def test_a_step_is_the_vector_jacobian_product_of_the_moves(layers):
+    """Summed over the cohort; vectors of clients that did not take part stay."""
+    problem = LeastSquares(seed=2, clients=5, dim=4)
+    method = pf.PFedHN(0.05, server_lr=0.3, hidden=6, layers=layers, embedding=3)
+    before, after = (problem.fit(method, rounds=r, fraction=0.6) for r in (0, 1))
+    state = {k: torch.as_tensor(t).clone().requires_grad_() for k, t in before.server.items() if k != "known"}
+    ids = torch.as_tensor(np.sort(after.ledger["client"].unique()))
+    theta = network(state, state["v"][ids], layers)
+    D = torch.zeros_like(theta)
+    for row, i in enumerate(ids.tolist()):
+        w = theta[row].detach().numpy().copy()
+        for _ in range(5):
+            w -= 0.05 * problem.gradient(i, w)
+        D[row] = theta[row].detach() - torch.as_tensor(w)
+    grads = torch.autograd.grad((theta * D).sum(), [*state.values()])
+    for (name, old), g in zip(state.items(), grads, strict=True):
+        assert torch.allclose(torch.as_tensor(after.server[name]), old.detach() - 0.3 * g, atol=1e-12), name
+    absent = [i for i in range(5) if i not in ids]
+    assert torch.equal(torch.as_tensor(after.server["v"])[absent], state["v"].detach()[absent])
+    assert torch.allclose(after.personal, network(after.server, torch.as_tensor(after.server["v"]), layers))
+
+
+@certifies(pf.PFedHN, by="the clients' own optima")
+def test_every_client_reaches_its_own_optimum():
+    points = np.random.default_rng(0).normal(size=(4, 3))
+    run = fit_points(centres(points), pf.PFedHN(0.5, server_lr=0.05, hidden=20, layers=1, embedding=6), 300, 3)
+    assert np.allclose(run.personal, points, atol=1e-6)
+
+
+def test_a_client_is_drawn_by_its_name():
+    """In another order of the clients each has the model that it had."""
+    problem, order = LeastSquares(seed=2, clients=5, dim=4), [3, 1, 4, 0, 2]
+    how = {"rounds": 2, "local_steps": 2, "batch_size": None, "loss": "mse"}
+    a, b = (
+        pf.fit(problem.model(), fed, pf.PFedHN(0.05, layers=1), **how).personal
+        for fed in (problem.federation, problem.federation.reorder(order))
+    )
+    assert torch.allclose(a[order], b, atol=1e-12)
+    assert (a[0] - a[1]).abs().max() > 1e-3
