@@ -76,6 +76,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 
 .venv/ready-dev: .venv/ready
 	$(PIP) -e '.[dev]'
+	$(PIP) --no-deps dp-accounting absl-py dm-tree
 	touch $@
 
 .venv/ready-flower: .venv/ready

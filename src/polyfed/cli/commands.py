@@ -43,6 +43,35 @@ class Compare(Experiment, takes=every(), module="run"):
     )
 
 
+class Privacy(Experiment, takes=every(), asks="experiment"):
+    """Show what the table [privacy] of an experiment buys and costs, without training.
+
+    The noise, the releases that it is made for, whom one has to trust, what is not covered, and which methods are
+    refused, with the reason.
+
+    [dim]polyfed privacy experiment.toml
+    polyfed privacy experiment.toml --set privacy.epsilon=1[/dim]
+    """
+
+    experiment: Path | None = argument("Experiment file (TOML).", None, "[FILE.toml]")
+    algorithm: list[str] | None = option(
+        "Plan just this method, name or name:key=value; repeatable.", None, "NAME", autocompletion=complete.methods
+    )
+
+
+class Audit(Command):
+    """Try to break the promise of a private run with rows that were made for it (canaries).
+
+    The run's settings train on rows of which each is there or not by the toss of a coin, and the tosses are guessed
+    from the models: a lower bound on epsilon, which finds noise or clipping that is missing, and not noise that is a
+    little short. Exit status 1: the run is less private than it claims.
+
+    [dim]polyfed audit runs/a[/dim]
+    """
+
+    run: Path = argument("Folder of a run or of a comparison.")
+
+
 class Coalitions(Experiment, takes=every(*ON_RAY)):
     """Train the coalitions of the clients and report who gains from whom, and which coalitions would hold.
 

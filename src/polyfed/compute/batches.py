@@ -36,6 +36,8 @@ class Batch(NamedTuple):
     seed: () -> [m] uint64 that identify (round, client, step), for keyed draws inside a model (dropout)
     weighted: whether the weight of a real sample may be another than 1/b_i
     native: whether gradients on it may be made by the compiled kernel
+    places: [m, b] rows of the split, of which client i's are the first sizes[i]; None: all of each client's
+    purpose: what its local solve is for, see `Batches.again`
     """
 
     x: Tensor
@@ -46,6 +48,8 @@ class Batch(NamedTuple):
     seed: Callable[[], np.ndarray] | None = None
     weighted: bool = False
     native: bool = False
+    places: np.ndarray | None = None
+    purpose: str = "batches"
 
     @property
     def rows(self) -> int:
@@ -150,7 +154,9 @@ class Batches:
         if steps is not None:
             work = replace(work, steps=steps)
         other = Batches(self.split, self.clients, self._keys, work, self._seed, self._round, purpose, self.native)
-        other._padded, other.taken, other.padded = self._padded, self.taken, self.padded
+        other.taken, other.padded = self.taken, self.padded
+        if self._padded is not None:
+            other._padded = self._padded._replace(purpose=purpose)
         return other
 
     def on(self, x: Tensor) -> "Batches":
@@ -193,7 +199,9 @@ class Batches:
         """All training samples of every client, as one batch of s rows."""
         self.padded[0] = True
         if self._padded is None:
-            self._padded = padded(self.split, self.clients)._replace(seed=self._seeds(-1), native=self.native)
+            self._padded = padded(self.split, self.clients)._replace(
+                seed=self._seeds(-1), native=self.native, purpose=self._purpose
+            )
         return self._padded
 
     def counts(self, classes: int) -> Tensor:
@@ -256,6 +264,7 @@ class Batches:
                     self._seeds(first + k, m),
                     every.weighted,
                     self.native,
+                    purpose=self._purpose,
                 )
 
     def _on_parts(self) -> Iterator[Batch]:
@@ -283,6 +292,8 @@ class Batches:
                     self._seeds(first + k, m),
                     weighted,
                     self.native,
+                    index[k, :m],
+                    self._purpose,
                 )
 
     def _blocks(self, width: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:

@@ -195,7 +195,7 @@ def _fitting(
     task: "Task", w: Tensor, x: Tensor, y: Tensor, sample: torch.Size, drift: Affine
 ) -> tuple[Layer, ...] | None:
     """The layers, where the kernel computes this loss of these models on such samples, and such steps."""
-    layers = layers_of(task, sample) if kernel() is not None else None
+    layers = layers_of(task, sample) if kernel() is not None and task.guard is None else None
     kind, keep = torch.int64 if task.loss == "cross-entropy" else w.dtype, drift.keep
     fits = (
         layers is not None

@@ -78,7 +78,8 @@ def local_sgd(
     prox = prox and partial(answer, "prox", prox, takes=Tensor)
     if prox is not None and not task.optimizer.plain:
         raise ConfigError(f"optimizer: found {task.optimizer.name!r}, expected plain sgd for a method's proximal steps")
-    if only is not None and correct is None and prox is None and (above := upper(task, w, data, only)) is not None:
+    plain = correct is None and prox is None and task.guard is None
+    if only is not None and plain and (above := upper(task, w, data, only)) is not None:
         rest = slice(above.start, None)
         pulled = None if pull is None else (_at(pull[0], rest), pull[1][..., rest])
         plus, less = (None if v is None else v[..., rest] for v in (shift, minus))

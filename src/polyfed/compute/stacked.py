@@ -186,6 +186,24 @@ class Stacked:
         _write(found, self.layout.views(g))
         return g, self.criterion.of_models(z.transpose(1, 2), batch) if need_loss else None
 
+    def clipped(self, w: Tensor, batch: Batch, clip: float) -> Tensor:
+        """[s, p] float64: the sum of row gradients, each scaled down to length `clip`; see `clipped.clipped_sum`."""
+        found, _ = self._signals(self.layout.views(w), _entering(batch.x), self._slope(batch))
+        b = batch.x.shape[1]
+        by = b if batch.sizes is None else torch.as_tensor(batch.sizes, device=w.device)[:, None, None]
+        wide = [
+            signal._replace(delta=signal.delta.double() * by, inputs=signal.inputs.double().nan_to_num(0, 0, 0))
+            for signal in found
+        ]
+        squares = sum(s.delta.square().sum(1) * (s.inputs.square().sum(2) + s.bias) for s in wide)
+        assert isinstance(squares, Tensor)
+        scale = shrink(squares.sqrt(), clip)[:, None]
+        g = w.new_empty(w.shape, dtype=torch.float64)
+        _write(
+            [signal._replace(delta=signal.delta.nan_to_num(0, 0, 0) * scale) for signal in wide], self.layout.views(g)
+        )
+        return g
+
     def gradient_on(self, w: Tensor, batch: Batch) -> Callable[[], Tensor]:
         """The gradient as a function of what `w: [s, p]` holds when it is called: for many steps on one batch.
 
@@ -229,6 +247,11 @@ class Stacked:
                 w.add_(drift.add)
 
         return descend
+
+
+def shrink(lengths: Tensor, clip: float) -> Tensor:
+    """Factors that bring vectors of these lengths to at most `clip`; 0 for one that is not finite."""
+    return torch.where(lengths.isfinite(), (clip / lengths.clamp(min=1e-300)).clamp(max=1), 0)
 
 
 def _entering(x: Tensor) -> Tensor:

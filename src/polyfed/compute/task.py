@@ -34,6 +34,7 @@ from polyfed.metrics.metric import Metric
 from polyfed.metrics.scores import DEFAULT
 
 FOUND = ("random", "threshold", "integers")
+Guarded = Callable[[Tensor, Batch], Tensor | None]  # (models [s, p], batch) -> gradients [s, p]; None: the plain ones
 AT_ONCE = 1 << 30  # bytes of activations when evaluating many models on their own samples
 
 
@@ -129,6 +130,7 @@ class Task:
         self.random = True
         self.threshold: float | None = 0.0
         self.embeds = self.integers = any(isinstance(m, EMBEDDINGS) for m in self.model.modules())
+        self.guard: Guarded | None = None  # makes the gradients in their stead, of a run with privacy by row
         self._local = threading.local()
 
     @property
@@ -298,7 +300,7 @@ class Task:
         callable or None
             () -> [s, p], overwritten by the next call. None where steps gain nothing by it.
         """
-        if self.stacked is None:
+        if self.stacked is None or self.guard is not None:
             return None
         gradient = self.stacked.gradient_on(w, self.cast(batch, w))
         decay = self.weight_decay
@@ -306,6 +308,8 @@ class Task:
 
     def _undecayed(self, w: Tensor, batch: Batch, need_loss: bool) -> tuple[Tensor, Tensor | None]:
         """`gradient` without weight decay."""
+        if self.guard is not None and (g := self.guard(w, batch)) is not None:
+            return g, None
         if not need_loss and (g := compiled.gradient(self, w, batch)) is not None:
             return g, None
         if self.stacked is not None:
@@ -373,7 +377,7 @@ class Task:
         callable or None
             () -> None. None where steps gain nothing by it.
         """
-        if self.stacked is None or batch.live is not None:
+        if self.stacked is None or self.guard is not None or batch.live is not None:
             return None
         return self.stacked.descent_on(w, self.cast(batch, w), lr, drift)
 
@@ -403,7 +407,7 @@ class Task:
     def _descend_(self, w: Tensor, batch: Batch, lr: float | Tensor, drift: Drift) -> None:
         """One step, where nothing is set up for many."""
         batch = self.cast(batch, w)
-        if not self.batched:
+        if not self.batched and self.guard is None:
             empty = [] if batch.sizes is None else [i for i, b in enumerate(batch.sizes) if b == 0]
             for i in empty:
                 if batch.live is None or batch.live[i]:

@@ -22,7 +22,7 @@ from polyfed.core.engine import TRIES, Engine, Lost, Silent, died
 from polyfed.core.explosion import Exploded, guarded
 from polyfed.core.ledger import Ledger, down_bytes
 from polyfed.core.schedule import Arrivals, Schedule, Turn
-from polyfed.core.uplinks import Forge, Rule, Tally, Uplinks, Wanted
+from polyfed.core.uplinks import Door, Forge, Rule, Tally, Uplinks, Wanted
 from polyfed.core.worker import Reply, expand
 
 
@@ -77,7 +77,7 @@ class Loop(Deployed):
     counts: [n] training samples     forge: what attackers send instead of their uplinks
     rule: what the server uses instead of means
     sums: by (exchanges of the round, exchange), the sums that are all the method needs of its uplinks, as a rehearsal
-    has shown; rows of other uplinks are kept
+    has shown; rows of other uplinks are kept     door: through which sums alone leave
     used: what the method has asked of its uplinks so far, see `Uplinks.used`     kinds: the same by exchange, as `sums`
     missing: by name, who was asked in the last round and did not answer, and why
     whole: whether all is as after t rounds, also once an error has ended a step
@@ -97,7 +97,9 @@ class Loop(Deployed):
         forge: Forge | None = None,
         rule: Rule | None = None,
         sums: Mapping[tuple[int, int], Wanted] | None = None,
+        door: Door | None = None,
     ):
+        self.door = door
         self.task, self.names, self.algorithm = task, names, algorithm
         self.schedule, self.engine, self.seed = schedule, engine, seed
         self.step_sizes, self.forge, self.rule = step_sizes, forge, rule
@@ -285,7 +287,7 @@ class Attempt:
             received = book.earlier[1] | messages
         book.earlier = ids, received
         round = loop.round(ids, phase, sent)
-        tally = Tally(round, received, loop.sums.get(kind), loop.forge, loop.rule)
+        tally = Tally(round, received, loop.sums.get(kind), loop.forge, loop.rule, door=loop.door)
         reply = loop.engine.exchange(loop.algorithm, messages, round, tally)
         if reply.bad is not None:
             who = loop.names[int(ids[reply.bad])]

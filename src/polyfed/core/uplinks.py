@@ -14,6 +14,7 @@ from torch.nn.functional import one_hot
 
 from polyfed.base.errors import RunError
 from polyfed.base.typed import weighted_sum
+from polyfed.compute.task import Task
 from polyfed.core.ledger import row_bytes
 from polyfed.core.messages import Round, State, mean
 
@@ -26,6 +27,29 @@ class Rule(Protocol):
 
     def __call__(self, values: Tensor) -> Tensor:
         """values: [s, p] -> [p]."""
+        ...
+
+
+class Door(Protocol):
+    """What guards a run's messages: local training and every uplink pass through it, and the server has sums alone."""
+
+    def enter(self, task: Task, received: State, round: Round) -> Task:
+        """The task as the clients `round.ids`, who have received this [s, ...], train with it."""
+        ...
+
+    def leave(
+        self, up: State, received: State, round: Round, wanted: Wanted, cohort: int
+    ) -> dict[tuple[str, str], Tensor]:
+        """The sums of what these clients [s, ...] of a cohort send, as integers; they keep what they have sent.
+
+        Keys as in `Tally.added`, "weighted" by the number of samples.
+        """
+        ...
+
+    def opened(
+        self, sums: Mapping[tuple[str, str], Tensor], received: State, round: Round
+    ) -> dict[tuple[str, str], Tensor]:
+        """The sums over the whole cohort as numbers, "weighted" by samples over all samples."""
         ...
 
 
@@ -199,6 +223,7 @@ class Tally:
     received: [m, ...] what the clients received, in this exchange and those before it in the round
     forge: what attackers put in the place of their uplinks
     total: the samples of the whole cohort, where this is a part of one
+    door: through which sums alone leave
     """
 
     def __init__(
@@ -209,7 +234,9 @@ class Tally:
         forge: Forge | None = None,
         rule: Rule | None = None,
         total: Tensor | None = None,
+        door: Door | None = None,
     ):
+        self.door = door
         self.round, self.received, self.forge, self.rule = round, received, forge, rule
         self.added: Wanted = added or {}
         self.bytes = 0
@@ -223,7 +250,12 @@ class Tally:
         May run in any thread, and in any order.
         """
         if self.forge is not None:
-            up = self.forge(up, {k: rows_of(t, at) for k, t in self.received.items()}, self.round.take(at))
+            up = self.forge(up, self._at(at), self.round.take(at))
+        if self.door is not None:
+            if (bad := diverged(up.values())) is not None:
+                return Part({}, {}, 0, bad)
+            left = self.door.leave(up, self._at(at), self.round.take(at), self.added, len(self.round.ids))
+            return Part({}, left, sum(t.numel() * t.element_size() for t in left.values()), None)
         sums: dict[tuple[str, str], Tensor] = {}
         for name in self.added.keys() & up.keys():
             if "plain" in self.added[name]:
@@ -233,6 +265,9 @@ class Tally:
         kept = {name: t for name, t in up.items() if name not in self.added}
         finite = {name for (name, _), total in sums.items() if torch.isfinite(total.sum())}  # as its rows then are
         return Part(kept, sums, row_bytes(up), diverged(t for name, t in up.items() if name not in finite))
+
+    def _at(self, at: Tensor) -> State:
+        return {name: rows_of(t, at) for name, t in self.received.items()}
 
     def add(self, part: Part, at: Tensor) -> None:
         """Take a chunk in. The order of calls decides the last bits of sums."""
@@ -250,7 +285,8 @@ class Tally:
         """Everything taken in, as `aggregate` has it."""
         rows = self.part().rows
         shared = {name: t[0] for name, t in self.received.items() if len(t) and t.stride(0) == 0}
-        return Uplinks(rows, self.round, self._sums, self.rule, shared)
+        sums = self._sums if self.door is None else self.door.opened(self._sums, self.received, self.round)
+        return Uplinks(rows, self.round, sums, self.rule, shared)
 
 
 def diverged(tensors: Iterable[Tensor]) -> int | None:

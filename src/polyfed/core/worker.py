@@ -31,7 +31,7 @@ from polyfed.core import contract
 from polyfed.core.algorithm import Algorithm, Down, Round, State, decayed
 from polyfed.core.explosion import Exploded, exploded, guarded
 from polyfed.core.rows import Rows
-from polyfed.core.uplinks import Part, Tally, diverged, rows_of
+from polyfed.core.uplinks import Door, Part, Tally, diverged, rows_of
 
 log = logging.getLogger("polyfed")
 AHEAD = 4  # chunks per thread that may be done before their turn
@@ -159,7 +159,8 @@ class Worker:
         def answers(positions: np.ndarray) -> tuple[Tensor, tuple[State, State, Stopwatch, Batches]]:
             at = torch.as_tensor(positions, device=round.ids.device)
             t = int(sent[positions[0]])
-            return at, self._chunk(scaled[t], rows, down, round.take(at)._replace(t=t), at, ids[positions])
+            part = round.take(at)._replace(t=t)
+            return at, self._chunk(scaled[t], rows, down, part, at, ids[positions], tally.door)
 
         def run(positions: np.ndarray) -> Done:
             try:
@@ -242,7 +243,14 @@ class Worker:
         return [at[c] for c in found]
 
     def _chunk(
-        self, method: Algorithm, rows: Rows, down: State, round: Round, at: Tensor, ids: np.ndarray
+        self,
+        method: Algorithm,
+        rows: Rows,
+        down: State,
+        round: Round,
+        at: Tensor,
+        ids: np.ndarray,
+        door: Door | None = None,
     ) -> tuple[State, State, "Stopwatch", Batches]:
         """method: with its step sizes as of the round `round.t` in which the messages were sent"""
         watch = Stopwatch(self.task.device)
@@ -253,7 +261,8 @@ class Worker:
                 self.train, ids, self.keys[ids], self.work, self.seed, round.t, purpose, self.plan.path == PATH
             )
             mine = {name: rows_of(t, at) for name, t in down.items()}
-            found = method.local_update(self.task, rows.gather(round.ids), mine, data, round)
+            task = self.task if door is None else door.enter(self.task, mine, round)
+            found = method.local_update(task, rows.gather(round.ids), mine, data, round)
             private, up = contract.update(method, found, len(ids), rows.names())
         watch.stop()
         return _apart(private, mine), up, watch, data

@@ -30,6 +30,7 @@ from polyfed.games.found import HEAD, Found, names_of, settle, walks_of
 from polyfed.games.result import Coalitions
 from polyfed.runs import ownership as files
 from polyfed.runs.folder import RunFolder
+from polyfed.runs.private import refuse_private
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import fit
 from polyfed.runs.training import MANY, SEED, Training, training_of
@@ -143,6 +144,7 @@ class Game:
     describe: Callable[[str], Mapping[str, Any]] | None = None
 
     def __post_init__(self) -> None:
+        refuse_private(self.training, "coalitions")
         n = self.federation.n
         if n < 2:
             raise ConfigError(f"coalitions: found {n} client, expected at least two")

@@ -122,6 +122,7 @@ def render(study: Study, drawn: dict[str, list[Drawing]], listed: str = "", besi
         ("Figures", f'<div class="figures">{figures}</div>{"" if beside else FILES}' if figures else ""),
         ("Costs", table(cost_table(study), "costs")),
         ("The data", f'<div class="figures"><div>{table(_data(study), "data")}</div>{data}</div>'),
+        ("Privacy", _privacy(study)),
         ("Settings", _settings(study)),
     ]
     return page(_title(study), _what(study), _answer(study) + _caveats(study), sections, _versions(study))
@@ -225,6 +226,21 @@ def _caveats(study: Study) -> str:
         return ""
     items = "".join(f"<li>{escape(n)}</li>" for n in notes)
     return f'<p class="notes">Keep in mind about these data:</p><ul class="caveats notes">{items}</ul>'
+
+
+def _privacy(study: Study) -> str:
+    """What the runs' privacy was, whom one has to trust, and what is not covered; simulation, said to be one."""
+    said: dict[tuple[str, ...], list[str]] = {}
+    for run in study.runs:
+        if found := run.config.table.get("privacy-says"):
+            said.setdefault(tuple(map(str, found)), []).append(run.label)
+    parts = [
+        f"<p><b>{escape(', '.join(dict.fromkeys(labels)))}</b></p><ul>"
+        + "".join(f"<li>{_prose(line)}</li>" for line in lines)
+        + "</ul>"
+        for lines, labels in said.items()
+    ]
+    return "<p>A simulation on one machine.</p>" + "".join(parts) if parts else ""
 
 
 def _prose(text: str) -> str:
@@ -338,7 +354,7 @@ def _settings(study: Study) -> str:
     flat = {label: _flat(study.of(label)[0].config.table) for label in study.labels}
     keys = dict.fromkeys(k for f in flat.values() for k in f)
     differ = [k for k in keys if len({json.dumps(f.get(k), default=str) for f in flat.values()}) > 1]
-    differ = [k for k in differ if k != "seed" and not k.startswith(("plan.", "versions.", "packages"))]
+    differ = [k for k in differ if k != "seed" and not k.startswith(("plan.", "versions.", "packages", "privacy-says"))]
     parts = []
     if differ:
         rows = tuple((Cell(k), *(Cell(_value(f.get(k))) for f in flat.values())) for k in differ)

@@ -32,7 +32,14 @@ from polyfed.runs.userfile import algorithms_of
 T = TypeVar("T", bound=Table)
 COMPARED = ("local", "fedavg", "ditto")  # what is compared when no method is named
 TABLES = ("data", "columns", "model", "algorithm", "algorithms")
-INFORMATION = ("format", "plan", "versions", "packages")  # of a run's config.toml, which decide nothing
+INFORMATION = (
+    "format",
+    "plan",
+    "privacy-plan",
+    "privacy-says",
+    "versions",
+    "packages",
+)  # of a run's config.toml, which decide nothing
 
 
 # What `polyfed run` does without arguments: the hospitals, cut as in FLamby (two thirds to train), each method

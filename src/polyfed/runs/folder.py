@@ -35,6 +35,7 @@ from polyfed.core.algorithm import Algorithm
 from polyfed.core.ledger import COLUMNS
 from polyfed.metrics.metric import having, mean_of
 from polyfed.native import kernel
+from polyfed.privacy.noise import new_secret
 from polyfed.runs import ownership as files
 from polyfed.runs.result import Result
 from polyfed.runs.schema import FORMAT, About, Config, Findings, Judge, Spread, Summary, finite, tensors
@@ -88,6 +89,22 @@ class RunFolder:
             self.log(f"resumed at round {run.rounds}")
         self.write("metrics.jsonl", "".join(json.dumps(finite(r)) + "\n" for r in run.records))
         self._flush()
+
+    def secret(self, fresh: bool) -> bytes:
+        """The secret of a private run's noise, made with the run and kept for its user alone. fresh: make it"""
+        path = self.path / "noise.key"
+        try:
+            if fresh and not path.exists():
+                files.put(path, lambda draft: files.write_private(draft, new_secret().hex()))
+                files.flush(self.path)
+            found = bytes.fromhex(path.read_text())
+        except (OSError, ValueError):
+            raise RunError(
+                f"{path}: found no secret of 32 bytes; a private run does not go on without its own"
+            ) from None
+        if len(found) != 32:
+            raise RunError(f"{path}: found {len(found)} bytes, expected the 32 that the run began with")
+        return found
 
     def record(self, records: list[dict[str, Any]]) -> None:
         """Append one evaluated round to metrics.jsonl."""
@@ -249,7 +266,7 @@ def scores(run: Result) -> dict[str, Tensor]:
 
 def fingerprint(s: dict[str, Any], task: Task) -> dict[str, Any]:
     """Settings and model of a run that must not change when it is continued."""
-    keys = [*Training.deciding(), "model", "algorithm", "plan"]
+    keys = [*Training.deciding(), "privacy-plan", "model", "algorithm", "plan"]
     parts = {"data": s["data"].get("digest"), "fixed": task.fixed_digest}
     return json.loads(json.dumps({k: s.get(k) for k in keys} | parts))
 

@@ -69,6 +69,13 @@ def put(path: Path, content: bytes | Callable[[Path], None]) -> None:
         raise OSError(e.errno, e.strerror, str(path)) from None
 
 
+def write_private(path: Path, text: str) -> None:
+    """Write a new file that its user alone can read."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+
+
 def sealed(text: str) -> str:
     """A TOML text with a checksum in its last line."""
     body = HEADER + text

@@ -185,21 +185,35 @@ def _played(
     return loop, engine
 
 
+def rehearsed(
+    algorithm: Algorithm, task: Task, federation: Federation, rounds: int, seed: int = 0
+) -> tuple[Loop, _Noting]:
+    """Some rounds of two clients with random samples in the place of the federation's. seed: of the samples"""
+    shape, outputs = federation.input_shape, federation.outputs
+    return _drawn(algorithm, task, shape, federation.classes, outputs, rounds, seed)
+
+
 def _drawn(
-    algorithm: Algorithm, task: Task, shape: tuple[int, ...], classes: int | None, outputs: int, rounds: int = 3
+    algorithm: Algorithm,
+    task: Task,
+    shape: tuple[int, ...],
+    classes: int | None,
+    outputs: int,
+    rounds: int = 3,
+    seed: int = 0,
 ) -> tuple[Loop, _Noting]:
     """Some rounds of one step of two clients with random samples.
 
     task: with the model, whose `check` need not have been called     shape: of an input
     """
-    rng, size = np.random.default_rng(0), 2 * min(classes or 4, 50)
+    rng, size = np.random.default_rng(seed), 2 * min(classes or 4, 50)
     task = copy.copy(task)
     task.random, task.scores = True, ()
 
     def draw() -> tuple[Tensor, Tensor]:
         x = torch.as_tensor(rng.integers(0, 2, (size, *shape)) if task.integers else rng.normal(size=(size, *shape)))
         if classes is not None:
-            return x, torch.arange(size) % classes
+            return x, (torch.arange(size) + (seed > 0)) % classes
         y = torch.as_tensor(rng.normal(size=(size, outputs)))
         return x, y[:, 0] if outputs == 1 else y
 

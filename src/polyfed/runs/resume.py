@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from polyfed.base.errors import ConfigError, RunError
+from polyfed.base.settings import is_table
 from polyfed.base.typed import pieces
 from polyfed.compute.task import Task
 from polyfed.core.algorithm import KNOWN, State
@@ -42,6 +43,11 @@ def _changed(key: str, now: Any, then: Any) -> str:
         return (
             f"its clients were trained by the path {then['path']!r}, here it is {now['path']!r}, which gives other "
             "last bits; the compiled kernel has to be built, and not switched off by POLYFED_NATIVE=0"
+        )
+    if key == "privacy-plan" and is_table(then):
+        return (
+            f"its noise was made for {then.get('rounds')} rounds, which spend its whole privacy budget; more rounds "
+            "need a new run with a budget of its own"
         )
     if key == "fixed":
         return "the model's frozen parameters or buffers are not those it began with"

@@ -40,9 +40,14 @@ from polyfed.core.uplinks import Wanted
 from polyfed.core.worker import Plan
 from polyfed.data.federation import Federation
 from polyfed.engines.local import LocalEngine, check_rows, cores, make_plan, make_rows, pick_device
+from polyfed.privacy.guard import Guard
+from polyfed.privacy.ledger import Ledger
+from polyfed.privacy.noise import new_secret
+from polyfed.privacy.planned import Planned
 from polyfed.runs.folder import RunFolder, versions
 from polyfed.runs.measured import Answers, looped, outputs_of, together
 from polyfed.runs.packages import packages
+from polyfed.runs.private import planned
 from polyfed.runs.rehearsal import check_optimizer, check_robust, sums
 from polyfed.runs.result import Result, splits
 from polyfed.runs.resume import digest, start_from
@@ -92,6 +97,8 @@ class Trainer:
         Further tables of config.toml.
     elsewhere : callable or None
         Makes the engine where the clients are not here, and the federation is an outline.
+    private : Planned or None
+        What is planned for a run with [privacy].
     billed : array or None
         [3, n] messages, bytes down and bytes up before the first round.
     """
@@ -111,6 +118,7 @@ class Trainer:
     start: Result | None = None
     describe: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     elsewhere: "Callable[[Trainer], Engine] | None" = None
+    private: Planned | None = None
     billed: np.ndarray | None = None
 
     def run(self, out: str | Path | None = None, resume: bool = False, callbacks: Sequence[Callback] = ()) -> Result:
@@ -198,11 +206,24 @@ class Trainer:
         forge = None if t.attack is None else Forging(t.attack, keys, t.seed)
         loop = Loop(
             task, data["train"].counts, names, algorithm, self.schedule, engine, t.seed, t.step_sizes,
-            forge, t.robust, self.sums,
+            forge, t.robust, self.sums, self._door(data["train"], store, saved is None),
         )  # fmt: skip
         if self.start is not None:
             start_from(loop, self.start)
         return loop
+
+    def _door(self, train: Split, store: RunFolder | None, fresh: bool) -> Guard | None:
+        """What the messages of a private run pass through; None for a run whose messages are as they are."""
+        plan, fed = self.private, self.federation
+        if plan is None or not plan.sends or not (plan.private or plan.privacy.sums == "secure"):
+            return None
+        about = fed.describe()
+        own = None if plan.privacy.ledger is None else Path(plan.privacy.ledger).expanduser()
+        ledger = Ledger(own if own is not None else store and store.path / "privacy.ledger")
+        data = f"{about.get('dataset') or 'arrays'} {about.get('options') or ''}".strip()
+        secret = new_secret() if store is None else store.secret(fresh)
+        factor = self.training.step_sizes.at
+        return Guard(plan, fed.names, train.counts, secret, ledger, data, train, factor)
 
     def _engine(self, data: dict[str, Split], rows: Callable[[], Rows], plan: Plan, folder: Path | None) -> Engine:
         t, task, names = self.training, self.task, self.federation.names
@@ -232,6 +253,8 @@ class Trainer:
             "data": {"clients": self.federation.n, "digest": digest(self.federation)},
             "plan": dataclasses.asdict(loop.engine.plan),
             "versions": versions(),
+            "privacy-plan": (self.private and self.private.table()) or None,
+            "privacy-says": (self.private and self.private.lines()) or None,
         }
         for key, value in self.describe.items():
             known = settings.get(key)
@@ -291,6 +314,14 @@ def prepare(
         name = getattr(loss, "__name__", "loss")
         raise ConfigError(f"batch-size: found {t.batch_size}, expected full: the loss {name} is no mean over samples")
     attackers = np.zeros(federation.n, dtype=bool)
+    if t.privacy is not None:
+        for key, given in (("robust", t.robust), ("attack", t.attack), ("engine", t.engine == "ray" or None)):
+            if given is not None:
+                raise ConfigError(f"{key}: not with [privacy], under which the server has sums alone; leave it out")
+        if start is not None:
+            raise ConfigError("start: not with [privacy], which does not know what the other run has spent")
+        if t.privacy.epsilon is not None and t.dtype is None:
+            t = dataclasses.replace(t, dtype=torch.float64)
     if t.attack is not None:
         attackers = _attackers(t.attack, t.seed, federation)
         federation = t.attack.poison(federation, t.seed)
@@ -303,6 +334,7 @@ def prepare(
     check(task, federation.train, federation.classes, type(model).__name__)
     schedule, steps = t.schedule_for(federation.names), local_steps_of(t.local_steps, federation.names)
     work = Work(t.epochs, steps, t.batch_size, augmentation(t.augment, federation.input_shape))
+    private: Planned | None = None
     note, wanted, streamed = None, dict[tuple[int, int], Wanted](), False
     if isinstance(algorithm, Yardstick):
         algorithm.check(task)
@@ -317,6 +349,10 @@ def prepare(
         else:
             note = check_robust(algorithm, t.robust, model, loss, federation, work, schedule)
     cohort = schedule.size(federation.n) if isinstance(schedule, Uniform) else federation.n
+    if t.privacy is not None and isinstance(algorithm, Algorithm):
+        private = planned(
+            algorithm, task, federation, t.privacy, work, schedule, t.rounds, wanted, cohort, t.step_sizes
+        )
     every = t.evaluate_every
     if every is None:
         found, share = splits(federation), cohort / federation.n
@@ -332,7 +368,7 @@ def prepare(
     )
     return Trainer(
         task, federation, algorithm, t, work, schedule, cohort, plan, wanted, streamed, attackers, note, start,
-        describe or {},
+        describe or {}, private=private,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, PolyfedError, closest
 from polyfed.base.settings import Configured, found, is_list, is_mapping, kebab, setting, settings_of
 from polyfed.base.values import COUNT, COUNTED, Limits, Words
+from polyfed.privacy.settings import Privacy, privacy_of
 
 if TYPE_CHECKING:  # types that the command line can do without until something is trained
     import torch
@@ -129,6 +130,9 @@ class Training(Table):
     robust: Annotated[Rule, TABLE] | None = setting(
         None, doc="A robust rule in place of the server's means, such as median."
     )
+    privacy: Annotated[Privacy, Words("a table, such as {sums: secure, threshold: 3}")] | None = setting(
+        None, doc="Secure sums and differential privacy: the table [privacy], see docs/privacy.md."
+    )
     seed: SEED = setting(0, doc="Seed of every random draw.")
     dtype: Annotated[torch.dtype, PRECISION] | None = setting(
         None, doc="Precision of all arithmetic: float32 or float64. Default: the model's."
@@ -189,6 +193,7 @@ class Training(Table):
         from polyfed.metrics.scores import metrics_of
         from polyfed.threats import ATTACKS, RULES
 
+        self._read("privacy", Mapping, privacy_of)
         for name, registry in (("attack", ATTACKS), ("robust", RULES)):
             self._read(name, Mapping, lambda table, registry=registry: registry.make(*_named(table), kebab))
         if isinstance(self.dtype, str) and self.dtype in ("float32", "float64"):
@@ -414,6 +419,8 @@ def plain(value: Any) -> Any:
 
     if isinstance(value, Attack | Rule):
         return summary(value)
+    if isinstance(value, Privacy):
+        return value.dump()
     if isinstance(value, Schedule):
         return _in_short(repr(value))
     if is_mapping(value):

@@ -220,6 +220,8 @@ def _only(e: Experiment) -> tuple[Method, Algorithm]:
         raise ConfigError("portable: not with sites, whose processors are their own; leave it out")
     if not isinstance(method.algorithm, Algorithm):
         raise ConfigError(f"algorithm.name: {method.algorithm.name} is a yardstick, which needs no sites")
+    if s.privacy is not None:
+        raise ConfigError("privacy: not with sites yet, where replies would be open; it is for simulations")
     if s.attack is not None:
         raise ConfigError("attack: not with sites, who are themselves; leave it out")
     for what, found in (("algorithm.file", method.file), ("model.file", e.model.file)):

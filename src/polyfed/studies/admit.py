@@ -191,6 +191,8 @@ def admit(
     Diverged
         A value is no longer finite.
     """
+    if run.settings.get("privacy"):
+        raise ConfigError("privacy: not with admit, whose exchanges no budget is kept for")
     fits(run.outline, newcomers)
     before = run.trained
     task = before.task

@@ -27,6 +27,7 @@ from polyfed.metrics.scores import LOSS
 from polyfed.runs.config import Method, label
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.ownership import locked
+from polyfed.runs.private import shared_by
 from polyfed.runs.result import Result
 from polyfed.runs.trainer import fit, prepare
 from polyfed.runs.training import MANY, SEED, Training, training_of
@@ -188,6 +189,7 @@ def compare(
     watch = watch or Watch()
     folder = Path(out) if out is not None else None
     how = training_of(training, settings)
+    how = replace(how, privacy=shared_by(how.privacy, [*methods.values()], len(which)))
     made = Cached(model, federation)
 
     def job(label: str, seed: int, algorithm: Contender) -> Job:

@@ -21,7 +21,7 @@ from polyfed.runs.build import Parts
 from polyfed.runs.config import resolve
 from polyfed.runs.folder import client_model
 from polyfed.runs.numbers import Numbers
-from polyfed.runs.ownership import unsealed
+from polyfed.runs.ownership import unsealed, write_private
 from polyfed.runs.trainer import fit
 from polyfed.studies.jobs import whole
 
@@ -92,9 +92,22 @@ def verify(folder: Path) -> Verdict:
     method = experiment.methods[0]
     with tempfile.TemporaryDirectory() as name:
         again = Path(name)
+        if experiment.settings.privacy is not None and "privacy-plan" in config:
+            _bring_secret(folder, again)
         with contextlib.suppress(Diverged):
             whole(fit(parts.model(seed), parts.federation(seed), method.algorithm, training, out=again))
         return compared(folder, again, config, WHOLE)
+
+
+def _bring_secret(folder: Path, again: Path) -> None:
+    """A private run comes out again with its own noise alone."""
+    try:
+        write_private(again / "noise.key", (folder / "noise.key").read_text())
+    except OSError:
+        raise RunError(
+            f"{folder}: its noise.key is not here; without it a private run cannot be trained again, and verify can "
+            "say nothing of it"
+        ) from None
 
 
 def compared(folder: Path, again: Path, config: dict[str, Any], parts: Mapping[str, Differs]) -> Verdict:

@@ -1,0 +1,94 @@
+"""Fixed point: numbers as integers modulo 2^64, whose sums are exact in any order, with masks or without."""
+
+import torch
+from torch import Tensor
+
+from polyfed.base.errors import RunError
+
+PLACES = {torch.float32: 24, torch.float64: 40}  # binary places: from here on the rounding is that of the floats
+
+
+class OutOfRange(RunError):
+    """A number too large for the sum; it is refused, since a sum that wraps is a wrong number. row: whose it is"""
+
+    def __init__(self, row: int, value: float, most: float):
+        super().__init__(
+            f"found {value:.6g}, expected numbers between -{most:.6g} and {most:.6g}: their sum would wrap"
+        )
+        self.row = row
+        self.outside = "a number is too large for the sum"
+
+
+def largest(places: int, total: float) -> float:
+    """Largest number whose sum cannot wrap.
+
+    Parameters
+    ----------
+    places : int
+        Binary places.
+    total : float
+        Sum of the weights, or the number of terms.
+
+    Returns
+    -------
+    float
+        R with total 2^places R = 2^62.
+    """
+    return 2.0 ** (62 - places) / max(total, 1.0)
+
+
+def encode(values: Tensor, places: int, total: float, keep: bool = False) -> Tensor:
+    """Round numbers to the lattice 2^-places.
+
+    Parameters
+    ----------
+    values : Tensor
+        [s, ...] floats.
+    places : int
+        Binary places.
+    total : float
+        As in `largest`.
+    keep : bool
+        Whether to put the rounded numbers in the place of `values`.
+
+    Returns
+    -------
+    Tensor
+        [s, ...] int64, of which sums modulo 2^64 are exact.
+
+    Raises
+    ------
+    OutOfRange
+        A number is larger than `largest` allows, or is none. It is never wrapped.
+    """
+    most = largest(places, total)
+    if values.numel() and not float(torch.linalg.vector_norm(values, torch.inf)) <= most:
+        flat = values.abs().reshape(len(values), -1)
+        row = int((~(flat <= most)).any(1).nonzero()[0])
+        wrong = values[row].reshape(-1)[~(flat[row] <= most)]
+        raise OutOfRange(row, float(wrong[0]), most)
+    scaled = (values.double() * 2.0**places).round_()
+    words = scaled.long()
+    if keep:
+        values.copy_(scaled.mul_(2.0**-places))
+    return words
+
+
+def decode(words: Tensor, places: int, dtype: torch.dtype) -> Tensor:
+    """Turn sums of `encode` back into numbers.
+
+    Parameters
+    ----------
+    words : Tensor
+        [...] int64.
+    places : int
+        Binary places.
+    dtype : torch.dtype
+        Of the result.
+
+    Returns
+    -------
+    Tensor
+        [...] floats.
+    """
+    return (words.double() * 2.0**-places).to(dtype)

@@ -1,0 +1,130 @@
+"""What a private run will do, fixed before its first round: noise, releases, and what leaves for whom."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from polyfed.privacy.accounts import epsilon_of, multiplier
+from polyfed.privacy.ledger import Budget
+from polyfed.privacy.settings import Privacy
+
+PLACES = 30  # binary places of noisy sums
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A private run before its first round.
+
+    Parameters
+    ----------
+    privacy : Privacy
+        The settings.
+    sends : bool
+        False for a method that sends nothing.
+    rounds : int
+        Rounds that the noise is made for.
+    releases : float
+        Releases that one unit takes part in, at most.
+    numbers : int
+        Numbers in a client's messages of one exchange.
+    rate : float
+        Row unit, noise once for all sites: how far an uplink moves by a gradient.
+    home : frozenset of str
+        Row unit: local solves that nothing sent depends on; their gradients are plain.
+    cohort : int
+        Sites in a round.
+    """
+
+    privacy: Privacy
+    sends: bool = True
+    rounds: int = 0
+    releases: float = 0.0
+    numbers: int = 0
+    rate: float = 0.0
+    home: frozenset[str] = field(default_factory=frozenset)
+    cohort: int = 0
+
+    @property
+    def private(self) -> bool:
+        """True where there is noise."""
+        return self.privacy.epsilon is not None and self.sends
+
+    @property
+    def budget(self) -> Budget:
+        """Of the whole experiment."""
+        assert self.privacy.epsilon is not None
+        return Budget(self.privacy.epsilon, self.privacy.delta)
+
+    @property
+    def limit(self) -> float:
+        """rho that the run's ledger holds: that of the experiment where the ledger is its own, else the run's part."""
+        rho = self.budget.rho
+        return rho if self.privacy.ledger is not None else rho / self.privacy.runs
+
+    @property
+    def multiplier(self) -> float:
+        """Noise over sensitivity."""
+        return multiplier(self.budget.epsilon, self.budget.delta, self.releases * self.privacy.runs)
+
+    def table(self) -> dict[str, Any]:
+        """As config.toml has it beside the settings; part of what must not change when a run is continued."""
+        if not self.private:
+            return {}
+        z = self.multiplier
+        return {
+            "rounds": self.rounds,
+            "releases": self.releases,
+            "noise-multiplier": z,
+            "epsilon-of-the-run": epsilon_of(self.releases / (2 * z * z), self.privacy.delta),
+        }
+
+    def lines(self) -> list[str]:
+        """The plan in words."""
+        p = self.privacy
+        if not self.sends:
+            return ["Nothing leaves the sites: there is nothing to protect."]
+        found: list[str] = []
+        if p.sums == "secure":
+            found.append(
+                f"Secure sums: the server has sums over at least {p.threshold} sites. In a simulation the numbers are "
+                "those of real sites, and nothing is protected: everything is on this machine."
+            )
+        if not self.private:
+            return [*found, "No differential privacy: nothing bounds what the models say about a patient."]
+        z, unit = self.multiplier, "row" if p.unit == "row" else "site"
+        run = epsilon_of(self.releases / (2 * z * z), p.delta)
+        found.append(
+            f"Differential privacy of one {unit} (zero-out): epsilon {p.epsilon:g} at delta {p.delta:g} for each site"
+            + (f", shared by {p.runs} runs; each run spends {run:.3g} of its own." if p.runs > 1 else ".")
+        )
+        found.append(
+            f"{self.releases:g} releases of each {unit} in {self.rounds} rounds, noise {z:.4g} times the largest "
+            f"change by one {unit} (clip {p.clip:g})."
+        )
+        found.append(TRUST[p.noise].format(stay=_stay(p.absent)))
+        assert p.clip is not None
+        if unit == "site":
+            ratio = z * math.sqrt(self.numbers) / max(1, self.cohort)
+            found.append(
+                f"The noise in a round's mean is {ratio:.3g} times as long as the longest change that a site may send"
+                + (": a model of any use is not to be had so." if ratio > 3 else ".")
+            )
+        found.append(
+            "Not covered: how columns were prepared (means, deviations, categories), numbers of rows, and every "
+            "metric, which are taken from the rows as they are. A personal model is made of its own site's rows "
+            "without noise: nothing protects them but that it stays there."
+        )
+        return found
+
+
+TRUST = {
+    "shared": "Noise is shared by the sites under secure sums: the server is trusted with nothing, as long as {stay}.",
+    "own": "Each site adds all noise that is needed: nobody else is trusted.",
+    "server": "The server adds the noise: it is trusted with every reply, and so is whoever reads its memory.",
+}
+
+
+def _stay(absent: int) -> str:
+    if not absent:
+        return "no site leaves a round that has begun, and none colludes with it"
+    return f"at most {absent} {'site leaves' if absent == 1 else 'sites leave'} a round or collude with it"

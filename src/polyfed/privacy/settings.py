@@ -1,0 +1,87 @@
+"""[privacy]: the settings of secure sums and of differential privacy."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from polyfed.base.errors import ConfigError, closest
+from polyfed.base.settings import Configured, kebab, setting, types_of
+from polyfed.base.values import none_of
+
+
+@dataclass(frozen=True)
+class Privacy(Configured):
+    """Settings of a run's privacy; without `epsilon` there are secure sums and no differential privacy."""
+
+    table: ClassVar[str] = "privacy"
+
+    sums: Literal["open", "secure"] = setting(
+        "open", doc="secure: the server has the sum over the sites alone. A simulation computes the same numbers."
+    )
+    threshold: int = setting(3, ge=2, le=10_000, doc="Least sites whose sum is opened.")
+    unit: Literal["row", "site"] = setting("row", doc="What epsilon protects: one row of one site, or a whole site.")
+    epsilon: float | None = setting(None, gt=0, le=1000, doc="Budget of every site; the noise follows from it.")
+    delta: float = setting(1e-5, gt=0, lt=1, doc="Probability with which epsilon may fail.")
+    clip: float | None = setting(
+        None, gt=0, le=1e9, doc="Longest gradient of a row, or change that a site sends; longer ones are scaled down."
+    )
+    noise: Literal["shared", "own", "server"] = setting(
+        "shared",
+        doc="shared: the sites' noise adds up to what is needed (secure sums); own: each site's alone is enough; "
+        "server: the server adds it, and is trusted with every reply.",
+    )
+    absent: int = setting(
+        0, ge=0, le=10_000, doc="Sites that may be absent or collude without the noise falling short."
+    )
+    per: Literal["experiment", "run"] = setting(
+        "experiment", doc="What epsilon is for: all runs of the experiment together, or each one, in a simulation."
+    )
+    runs: int = setting(1, ge=1, le=10**6, doc="Runs that share epsilon; an experiment fills it in.")
+    ledger: str | None = setting(
+        None, decides=False, doc="File of what has been spent, for several experiments. Default: one in the run folder."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.epsilon is None or self.clip is not None, "clip", "a number, where epsilon is given")
+        needs = self.epsilon is not None and self.noise == "shared"
+        self.require(not needs or self.sums == "secure", "sums", "secure, or noise = own or server")
+        self.require(self.noise != "own" or self.unit == "row", "noise", "shared or server for unit = site")
+
+    def dump(self) -> dict[str, Any]:
+        """The table as a file has it.
+
+        Returns
+        -------
+        dict
+            What is not set is left out.
+        """
+        return {kebab(key): value for key in types_of(Privacy) if (value := getattr(self, key)) is not None}
+
+
+def privacy_of(table: Mapping[str, Any]) -> Privacy:
+    """Read a table [privacy].
+
+    Parameters
+    ----------
+    table : mapping
+        Keys in kebab-case or with underscores.
+
+    Returns
+    -------
+    Privacy
+        The settings.
+
+    Raises
+    ------
+    ConfigError
+        A key is unknown or its value does not fit.
+    """
+    types, given = types_of(Privacy), {str(key).replace("-", "_"): value for key, value in table.items()}
+    for key in given:
+        if key not in types:
+            known = [kebab(name) for name in types]
+            raise ConfigError(
+                f"privacy.{kebab(key)}: unknown key{closest(kebab(key), known)}; known: {', '.join(sorted(known))}"
+            )
+    return Privacy(**{key: none_of(value, types[key]) for key, value in given.items()})

@@ -1,0 +1,296 @@
+"""Plan a private run: what a method's uplinks are made of, seen on random samples; refusals by name; the releases.
+
+An uplink is private by row where it depends on samples through noisy gradients alone, asked for at models that are no
+secret. That is tried: gradients are replaced by numbers that no sample decides, then samples and private tensors are
+exchanged, and neither the uplink nor one of those models may change by a bit.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyfed.base.errors import ConfigError, PolyfedError
+from polyfed.base.randomness import client_keys
+from polyfed.compute.batches import Batch, Batches, Work
+from polyfed.compute.clipped import sizes_of
+from polyfed.compute.optimizers import StepSizes
+from polyfed.compute.split import Split
+from polyfed.compute.task import Task
+from polyfed.core.algorithm import Algorithm, Contender, State
+from polyfed.core.rounds import Loop
+from polyfed.core.rows import MemoryRows
+from polyfed.core.schedule import Schedule
+from polyfed.core.uplinks import Wanted
+from polyfed.core.worker import expand
+from polyfed.data.federation import Federation
+from polyfed.engines.local import here
+from polyfed.privacy.planned import Planned
+from polyfed.privacy.settings import Privacy
+from polyfed.runs.rehearsal import counted, rehearsed
+from polyfed.runs.training import Training
+
+NAMES = ("one", "two")
+Purposes = Mapping[str, int]  # purpose of a local solve -> which numbers its gradients are
+
+
+def sending(algorithm: Contender) -> bool:
+    """True for a method whose clients send something."""
+    return isinstance(algorithm, Algorithm) and bool(counted(algorithm, rounds=2).kinds)
+
+
+def shared_by(privacy: Privacy | None, methods: list[Contender], seeds: int) -> Privacy | None:
+    """The settings of one run of an experiment whose runs share the budget."""
+    if privacy is None or privacy.per == "run":
+        return privacy
+    return dataclasses.replace(privacy, runs=max(1, seeds * sum(map(sending, methods))))
+
+
+def refuse_private(training: Training, what: str) -> None:
+    """Raise ConfigError for an analysis that trains again and again on the same rows, which no budget is kept for."""
+    if training.privacy is not None:
+        raise ConfigError(
+            f"privacy: not with {what}, which trains cohorts that differ by one site, or many runs that no budget is "
+            "kept for; leave it out"
+        )
+
+
+def planned(
+    algorithm: Algorithm,
+    task: Task,
+    federation: Federation,
+    privacy: Privacy,
+    work: Work,
+    schedule: Schedule,
+    rounds: int,
+    wanted: Mapping[tuple[int, int], Wanted],
+    cohort: int,
+    step_sizes: StepSizes = StepSizes(),  # noqa: B008  (immutable)
+) -> Planned:
+    """What a private run will do.
+
+    wanted: the sums that are all that the method needs, by exchange, as `rehearsal.sums` finds them
+    Raises ConfigError for what cannot be had, with the reason.
+    """
+    name = algorithm.name
+    if schedule.late(federation.n):
+        raise ConfigError(
+            f"privacy: {name} answers one by one under this schedule, and the sum of one reply is the reply"
+        )
+    p = privacy
+    try:
+        loop, engine = rehearsed(algorithm, task, federation, 3)
+    except PolyfedError:
+        raise
+    except Exception:
+        raise ConfigError(
+            f"privacy: {name} cannot be rehearsed on random samples, so what it sends is not known"
+        ) from None
+    sent = {kind: rows[0] for kind, rows in engine.up.items()}
+    if not any(sent.values()):
+        return Planned(p, sends=False)
+    _check_sums(algorithm, loop, sent, wanted)
+    numbers = max(sum(t.numel() for t in up.values()) for up in sent.values())
+    found = Planned(p, True, rounds, 0.0, numbers, cohort=cohort)
+    least = max(p.threshold if p.sums == "secure" else 1, p.absent + 1 if p.epsilon is not None else 1)
+    if cohort < least:
+        key = "threshold" if least == p.threshold else "absent"
+        raise ConfigError(f"privacy.{key}: found {getattr(p, key)}, and {cohort} sites take part in a round")
+    if p.epsilon is None:
+        return found
+    _check_private(task, federation, p)
+    if p.unit == "site":
+        if type(algorithm).conserved is not Algorithm.conserved:
+            raise ConfigError(
+                f"privacy.unit: {name} rests on sums over its clients ({', '.join(_conserved(algorithm, loop))}), "
+                "which clipping what a site sends would break; expected row, or another method"
+            )
+        phases = [algorithm.needs.phases(t) for t in (0, 1)]
+        return dataclasses.replace(found, releases=float(phases[0] + phases[1] * max(0, rounds - 1)))
+    seen = Seen(algorithm, task, federation, work, loop)
+    home = seen.home()
+    if p.noise == "own":
+        hits = [seen.hits(t, home) for t in (0, 1, max(0, rounds - 1))]
+        return dataclasses.replace(found, releases=float(hits[0] + (rounds - 1) * max(hits[1:])), home=home)
+    steps = [work.taken(federation.train.counts, t).max() for t in {0, 1, max(0, rounds - 1)}]
+    if work.batch_size is not None or max(steps) != 1:
+        raise ConfigError(
+            f"privacy.noise: {p.noise} adds noise once, which is right for one step a round on all rows; set "
+            "batch-size = full and local-steps = 1, or noise = own"
+        )
+    return dataclasses.replace(found, releases=float(rounds), rate=seen.rate(home), home=home)
+
+
+def _check_sums(
+    algorithm: Algorithm, loop: Loop, sent: Mapping[tuple[int, int], State], wanted: Mapping[tuple[int, int], Wanted]
+) -> None:
+    for kind, up in sent.items():
+        asked = loop.kinds.get(kind, {})
+        rows = sorted(name for name, of in asked.items() if "rows" in of)
+        if rows:
+            raise ConfigError(f"privacy: the server of {algorithm.name} needs every client's own {', '.join(rows)}")
+        for name in up:
+            if name in asked and name not in wanted.get(kind, {}):
+                raise ConfigError(f"privacy: {algorithm.name} sends {name!r}, which is not summed")
+            if name in asked and not up[name].is_floating_point():
+                raise ConfigError(
+                    f"privacy: {algorithm.name} sends {name!r}, which are positions and not numbers to sum"
+                )
+
+
+def _check_private(task: Task, federation: Federation, p: Privacy) -> None:
+    rows = int(federation.train.counts.sum()) if p.unit == "row" else federation.n
+    if p.delta >= 1 / max(1, rows):
+        raise ConfigError(
+            f"privacy.delta: found {p.delta:g}, expected less than 1 in {rows} {p.unit}s: else giving away one "
+            f"{p.unit} whole would pass"
+        )
+    if task.dtype != torch.float64:
+        raise ConfigError("dtype: found float32, expected float64: rounding is a part of what noise has to hide")
+
+    if p.unit == "row" and task.stacked is None and task.random:
+        raise ConfigError("privacy.unit: found row with a model that draws random numbers (dropout), expected none")
+
+
+def _conserved(algorithm: Algorithm, loop: Loop) -> list[str]:
+    return list(algorithm.conserved(loop.server, loop.engine.private(torch.arange(loop.n))))
+
+
+class Seen:
+    """What the uplink of one exchange is made of, with two small clients on random samples."""
+
+    def __init__(self, algorithm: Algorithm, task: Task, federation: Federation, work: Work, loop: Loop):
+        if any(algorithm.needs.phases(t) > 1 for t in (0, 1, 2)) or algorithm.needs.everyone_first:
+            raise ConfigError(
+                f"privacy.unit: {algorithm.name} has several exchanges a round, the later of which read what a client "
+                "keeps of the earlier; expected site"
+            )
+        self.algorithm, self.federation, self.work = algorithm, federation, work
+        self.loops = [rehearsed(algorithm, task, federation, 3, seed)[0] for seed in (0, 1)]
+        self.task = self.loops[0].task
+        loop = self.loops[0]
+        self.round = loop.round(np.arange(2), 0)
+        self.received = expand(algorithm.downlink(loop.server, self.round), 2)
+        self.rows = [loop.engine.private(torch.arange(2)) for loop in self.loops]
+        self.splits = [here(loop.engine).data["train"] for loop in self.loops]
+
+    def up(self, private: State, split: Split, which: Purposes, single: bool = False) -> "Traced":
+        """What is sent, with gradients that no sample decides."""
+        work = Work(steps=1 if single else 2, batch_size=None if single or self.work.batch_size is None else 4)
+        task, at = copy.copy(self.task), list[tuple[str, Tensor]]()
+
+        def made(w: Tensor, batch: Batch) -> Tensor:
+            at.append((batch.purpose, w.clone()))
+            key = which.get(batch.purpose, 0)
+            return torch.zeros_like(w) if key < 0 else stand_in(key, len(at), w)
+
+        task.guard = made
+        data = Batches(split, np.arange(2), client_keys(NAMES), work, 0, self.round.t)
+        store = MemoryRows(2, {name: t[0] for name, t in private.items()})
+        store.scatter(torch.arange(2), private)
+        received = {name: t.clone() if t.stride(0) else t for name, t in self.received.items()}
+        with torch.no_grad():
+            found = self.algorithm.local_update(task, store.gather(torch.arange(2)), received, data, self.round)[1]
+        return Traced({name: t.clone() for name, t in found.items()}, at)
+
+    def home(self) -> frozenset[str]:
+        """The purposes of local solves that nothing sent depends on; ConfigError where samples reach it by more than
+        gradients at points that are no secret."""
+        name, private, split = self.algorithm.name, self.rows[0], self.splits[0]
+        plain = self.up(private, split, {})
+        home, changed = plain.purposes, {p: self.up(private, split, {p: 1}) for p in plain.purposes}
+        while reaching := {p for p in home if not plain.same(changed[p], home)}:
+            home = home - reaching
+        if home == plain.purposes:
+            raise ConfigError(f"privacy.unit: what {name} sends depends on no gradient; expected site")
+        for key in private:
+            if not plain.same(self.up(private | {key: self.rows[1][key]}, split, {}), home):
+                raise ConfigError(
+                    f"privacy.unit: what {name} sends depends on the clients' private {key!r}, which is made of "
+                    "samples without noise; expected site, or another method"
+                )
+        if not plain.same(self.up(private, self.splits[1], {}), home):
+            raise ConfigError(
+                f"privacy.unit: what {name} sends depends on samples by more than gradients; expected site, or another "
+                "method"
+            )
+        return frozenset(home)
+
+    def rate(self, home: frozenset[str]) -> float:
+        """By how much the uplink moves against a gradient; ConfigError where it is no step along one."""
+        private, split = self.rows[0], self.splits[0]
+        plain = self.up(private, split, {}, True)
+        zero, one, two = (self.up(private, split, dict.fromkeys(plain.purposes, k), True) for k in (-1, 1, 2))
+        calls = [k for k, (purpose, _) in enumerate(plain.at, 1) if purpose not in home]
+        rates: list[float] = []
+        for key, found in ((1, one), (2, two)):
+            move = next(iter(found.up.values())).double() - next(iter(zero.up.values())).double()
+            g = stand_in(key, calls[0], move) if move.dim() == 2 and move.shape[1] == self.task.p else None
+            if g is None or len(calls) != 1 or len(found.up) != 1:
+                break
+            rates.append(float(-(move * g).sum() / g.square().sum()))
+            if not torch.allclose(move, -rates[-1] * g, rtol=1e-9, atol=1e-12):
+                break
+        if len(rates) < 2 or abs(rates[0] - rates[1]) > 1e-9 * abs(rates[0]):
+            raise ConfigError(
+                f"privacy.noise: what {self.algorithm.name} sends is no single gradient step from what it received; "
+                "expected own"
+            )
+        return max(map(abs, rates))
+
+    def hits(self, t: int, home: frozenset[str]) -> int:
+        """How often a row of a client is used in round t, at most: of those with the fewest rows and with the most."""
+        counts = self.federation.train.counts
+        ids = np.unique([int(np.where(counts > 0, counts, counts.max()).argmin()), int(counts.argmax())])
+        split, used = self.federation.train, {int(i): np.zeros(int(counts[i]), dtype=np.int64) for i in ids}
+        ids = np.array(sorted(ids, key=lambda i: -int(self.work.taken(counts[[i]], t)[0])))
+        task = copy.copy(self.task)
+
+        def counting(w: Tensor, batch: Batch) -> Tensor:
+            sizes: list[int] = sizes_of(batch).long().numpy().tolist()
+            for k in range(len(w)):
+                if batch.purpose not in home and (batch.live is None or bool(batch.live[k])):
+                    i = int(ids[k])
+                    at = slice(None) if batch.places is None else batch.places[k, : sizes[k]] - split.offsets[i]
+                    used[i][at] += 1
+            return torch.zeros_like(w)
+
+        task.guard = counting
+        split = task.place(split)
+        data = Batches(split, ids, client_keys([self.federation.names[int(i)] for i in ids]), self.work, 0, t)
+        start = self.algorithm.init_client(task, task.w0)
+        store, at = MemoryRows(len(ids), start), torch.arange(len(ids))
+        received = {name: t[: len(ids)] for name, t in self.received.items()}
+        round = self.round._replace(t=t, ids=at, samples=torch.as_tensor(counts[ids], dtype=task.dtype))
+        with torch.no_grad():
+            self.algorithm.local_update(task, store.gather(at), received, data, round._replace(sent=at * 0 + t))
+        return max(int(u.max()) for u in used.values())
+
+
+class Traced(NamedTuple):
+    """An uplink, and the models at which gradients were asked for, by the purpose of the local solve."""
+
+    up: State
+    at: list[tuple[str, Tensor]]
+
+    @property
+    def purposes(self) -> set[str]:
+        """Of all local solves."""
+        return {purpose for purpose, _ in self.at}
+
+    def same(self, other: "Traced", home: set[str]) -> bool:
+        """True where what is sent, and the models of all solves that are not at home, are equal to the bit."""
+        mine, theirs = ([w for purpose, w in found.at if purpose not in home] for found in (self, other))
+        equal = self.up.keys() == other.up.keys() and len(mine) == len(theirs)
+        pairs = [*zip(mine, theirs, strict=False), *((t, other.up[name]) for name, t in self.up.items() if equal)]
+        return equal and all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
+
+
+def stand_in(key: int, call: int, like: Tensor) -> Tensor:
+    """[s, p] numbers in the place of a gradient, the same for all clients."""
+    drawn = np.random.default_rng([key, call]).normal(size=(1, like.shape[-1]))
+    return torch.as_tensor(drawn).to(like).expand_as(like).clone()

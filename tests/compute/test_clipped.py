@@ -1,0 +1,91 @@
+"""Clipped row gradients, against autograd row by row."""
+
+import numpy as np
+import pytest
+import torch
+
+from polyfed.compute.batches import Batch
+from polyfed.compute.clipped import clipped_sum, sizes_of
+from polyfed.compute.task import Task
+
+torch.manual_seed(0)
+NETS = {
+    "linear": torch.nn.Linear(6, 3),
+    "mlp": torch.nn.Sequential(
+        torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 4, bias=False), torch.nn.ReLU(),
+        torch.nn.Linear(4, 3),
+    ),
+    "residual": torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.LayerNorm(6), torch.nn.Linear(6, 3)),
+}  # fmt: skip
+
+
+def task_of(name: str, loss="cross-entropy") -> Task:
+    task = Task(NETS[name], loss, dtype=torch.float64)
+    task.random = False
+    return task
+
+
+def batch_of(weights: bool = False) -> Batch:
+    """Two clients, of which the second has five rows, padded to eight."""
+    rng = np.random.default_rng(0)
+    x = torch.as_tensor(rng.normal(size=(2, 8, 6)))
+    y = torch.as_tensor(rng.integers(0, 3, (2, 8)))
+    weight = torch.full((2, 8), 1 / 8, dtype=torch.float64)
+    weight[1] = torch.tensor([0.2] * 5 + [0.0] * 3, dtype=torch.float64)
+    if weights:
+        weight *= torch.as_tensor(rng.uniform(0.2, 3, (2, 8)))
+    return Batch(x, y, weight, [8, 5], weighted=weights)
+
+
+def by_hand(task: Task, w: torch.Tensor, batch: Batch, clip: float) -> torch.Tensor:
+    """[s, p], one row at a time by the module."""
+    out = torch.zeros_like(w)
+    for i, size in enumerate([8, 5]):
+        for r in range(size):
+            module = task.module(w[i])
+            loss = torch.nn.functional.cross_entropy(module(batch.x[i, r : r + 1]), batch.y[i, r : r + 1])
+            g = torch.cat(
+                [p.reshape(-1) for p in torch.autograd.grad(loss * size * batch.weight[i, r], [*module.parameters()])]
+            )
+            out[i] += g * min(1.0, clip / float(g.norm()))
+    return out
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("clip", [0.05, 0.8, 100.0])
+@pytest.mark.parametrize("net", NETS)
+def test_it_is_the_sum_of_rows_clipped_one_by_one(net, clip, weights):
+    task, batch = task_of(net), batch_of(weights)
+    w = task.w0 + 0.3 * torch.randn(2, task.p, dtype=torch.float64)
+    assert torch.allclose(clipped_sum(task, w, batch, clip), by_hand(task, w, batch, clip), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_without_clipping_it_is_the_gradient(net):
+    task, batch = task_of(net), batch_of()
+    w = task.w0.expand(2, -1).clone()
+    found = clipped_sum(task, w, batch, 1e6) / sizes_of(batch)[:, None]
+    assert torch.allclose(found, task.gradient(w, batch)[0], rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("value", [0.0, 1e3, 1e200, float("inf"), float("nan")])
+def test_no_row_moves_the_sum_by_more_than_the_clip(net, value):
+    """A row in the place of nothing, however wild; the divisor is the number of rows all the same."""
+    task, clip = task_of(net), 0.7
+    w = task.w0.expand(2, -1).clone()
+    batch = batch_of()
+    gone, wild = batch.weight.clone(), batch.x.clone()
+    gone[0, 3] = 0.0
+    wild[0, 3] = value
+    with_row, without = (clipped_sum(task, w, b, clip) for b in (batch._replace(x=wild), batch._replace(weight=gone)))
+    assert with_row.isfinite().all()
+    assert (with_row - without)[0].norm() <= clip * (1 + 1e-9)
+    assert torch.equal(with_row[1], without[1])
+    assert sizes_of(batch._replace(weight=gone)).tolist() == [8, 5]
+
+
+def test_regression_rows_are_clipped_too():
+    task = Task(torch.nn.Linear(6, 1), "mse", dtype=torch.float64)
+    x, y = torch.randn(1, 4, 6, dtype=torch.float64), 100 * torch.randn(1, 4, dtype=torch.float64)
+    assert clipped_sum(task, task.w0[None], Batch(x, y), 0.5).norm() <= 4 * 0.5 * (1 + 1e-9)

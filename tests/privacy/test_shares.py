@@ -1,0 +1,69 @@
+"""Shamir's shares: any threshold of them is enough, fewer say nothing, and a liar is named."""
+
+from itertools import combinations
+
+import pytest
+
+from polyfed.base.errors import RunError
+from polyfed.privacy.shares import PRIME, commitment, join, split
+
+HOLDERS = ["bern", "oslo", "riga", "wien"]
+SECRET = bytes(range(32))
+
+
+def dealt(threshold: int = 3):
+    return split("bern", SECRET, HOLDERS, threshold, [bytes([7 + k]) * 32 for k in range(threshold - 1)])
+
+
+@pytest.mark.parametrize("threshold", [1, 2, 3, 4])
+def test_any_threshold_of_shares_gives_the_secret(threshold):
+    found = dealt(threshold)
+    for some in combinations(HOLDERS, threshold):
+        shares = {name: found.shares[name] for name in some}
+        assert join("bern", shares, HOLDERS, threshold, found.commitments) == SECRET
+
+
+def test_fewer_shares_fit_every_secret():
+    """For any other secret there is a polynomial of the same degree through the shares that are known."""
+    found, x = dealt(3), {"bern": 1, "oslo": 2}
+    y = {name: int.from_bytes(found.shares[name], "big") for name in x}
+    for other in (0, 1, PRIME - 1):  # a + b x + c x^2 through (0, other), (1, y1), (2, y2)
+        c = (y["oslo"] - 2 * y["bern"] + other) * pow(2, -1, PRIME) % PRIME
+        b = (y["bern"] - other - c) % PRIME
+        assert all((other + b * k + c * k * k) % PRIME == y[name] for name, k in x.items())
+
+
+def test_shares_add_up_to_shares_of_the_sum():
+    """Textbook: 1234 + 166 x + 94 x^2 at x = 1 to 4, over any prime."""
+    found = split("d", (1234).to_bytes(32, "big"), HOLDERS, 3, [(166).to_bytes(32, "big"), (94).to_bytes(32, "big")])
+    assert [int.from_bytes(found.shares[h], "big") for h in HOLDERS] == [1494, 1942, 2578, 3402]
+
+
+def test_a_holder_that_lies_is_named():
+    found = dealt()
+    wrong = dict(found.shares) | {"riga": bytes(32)}
+    with pytest.raises(RunError, match=r"site 'riga': its share of 'bern' is not the one that 'bern' committed to"):
+        join("bern", wrong, HOLDERS, 3, found.commitments)
+
+
+def test_a_dealer_that_lies_is_named():
+    found = dealt()
+    wrong = bytes(31) + b"\x05"
+    told = found.commitments | {"oslo": commitment("bern", "oslo", wrong)}
+    with pytest.raises(RunError, match=r"site 'bern': its shares do not give the secret"):
+        join("bern", dict(found.shares) | {"oslo": wrong}, HOLDERS, 3, told)
+
+
+@pytest.mark.parametrize("length", [0, 31, 33])
+def test_a_share_of_a_wrong_length_is_refused(length):
+    found = dealt()
+    with pytest.raises(RunError, match=f"site 'oslo': its share of 'bern' has {length} bytes, expected 32"):
+        join("bern", dict(found.shares) | {"oslo": bytes(length)}, HOLDERS, 3, found.commitments)
+
+
+def test_too_few_shares_are_refused():
+    found = dealt()
+    with pytest.raises(RunError, match="found 2, expected at least 3"):
+        join("bern", {h: found.shares[h] for h in HOLDERS[:2]}, HOLDERS, 3, found.commitments)
+    with pytest.raises(RunError, match="threshold: found 5"):
+        split("bern", SECRET, HOLDERS, 5, [bytes(32)] * 4)

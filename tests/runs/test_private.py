@@ -1,0 +1,381 @@
+"""Private runs in simulation: the sums are the plain ones, the noise is what the account says, and what cannot be
+private is refused by name."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import polyfed as pf
+import polyfed.algorithms
+from polyfed.base.errors import ConfigError, RunError
+from polyfed.compute.clipped import clipped_sum
+from polyfed.core.algorithm import REGISTRY, Algorithm
+from polyfed.privacy.accounts import epsilon_of, shared_cost
+from polyfed.privacy.guard import Guard
+from polyfed.privacy.ledger import Ledger
+from polyfed.privacy.noise import Gaussian
+from polyfed.privacy.planned import PLACES
+from polyfed.privacy.settings import Privacy
+from polyfed.runs.trainer import prepare
+from polyfed.runs.training import Training
+
+SUMS = [
+    "apfl", "ditto", "fedadagrad", "fedadam", "fedyogi", "fedavg", "fedavg-ft", "fedavgm", "fedbabu", "feddyn",
+    "fedlin", "fedper", "fedprox", "fedrep", "fedslr", "fedtrack", "gpgd", "lg-fedavg", "lpgd", "per-fedavg", "pfedme",
+    "recalibrated", "scaffold",
+]  # fmt: skip
+ROWS = [
+    "cfl", "fedacs", "fedamp", "fedasync", "fedbuff", "fedspa", "fpfc", "heurfedamp", "hypcluster", "ifca", "pacfl",
+]  # fmt: skip
+BY_ROW = [  # their local steps read nothing that is made of samples
+    "ditto", "fedadagrad", "fedadam", "fedyogi", "fedavg", "fedavg-ft", "fedavgm", "fedbabu", "fedprox", "gpgd", "lpgd",
+    "per-fedavg", "pfedme", "recalibrated",
+]  # fmt: skip
+SIZES = {"bern": 40, "oslo": 24, "riga": 9, "wien": 31}
+
+
+def federation(inputs: int = 5, scale: float = 1.0) -> pf.Federation:
+    rng = np.random.default_rng(0)
+    sites = [(scale * rng.normal(size=(n, inputs)), np.arange(n) % 3) for n in SIZES.values()]
+    return pf.Federation.from_arrays(sites, names=[*SIZES], classes=3, test_fraction=0)
+
+
+def net(inputs: int = 5, hidden: int | None = 4) -> torch.nn.Module:
+    torch.manual_seed(0)
+    if hidden is None:
+        return torch.nn.Linear(inputs, 3)
+    return torch.nn.Sequential(torch.nn.Linear(inputs, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, 3))
+
+
+def method(name: str) -> Algorithm:
+    return REGISTRY.make(name, {"lr": 0.05} if name == "fedcet" else {})
+
+
+PRIVATE = {"sums": "secure", "epsilon": 2.0, "delta": 1e-5, "clip": 1.0}
+
+
+def settings(rounds: int = 6, privacy: dict | None = None, **more) -> Training:
+    given = {"rounds": rounds, "batch_size": None, "local_steps": 1, "evaluate_every": 0, "privacy": privacy}
+    return Training(**(given | more))
+
+
+# secure sums
+
+
+@pytest.mark.parametrize("name", [*SUMS, "fedcet"])
+@pytest.mark.parametrize("fraction", [1.0, 0.75])
+def test_secure_sums_are_the_plain_ones_but_for_rounding(name, fraction):
+    """With everybody, and with each round without one of four; float32 keeps seven digits."""
+    fed = federation()
+    plain, secure = (
+        prepare(net(), fed, method(name), settings(6, p, local_steps=3, fraction=fraction)).run()
+        for p in (None, {"sums": "secure"})
+    )
+    for key, value in plain.server.items():
+        if value.is_floating_point() and value.numel():
+            assert (value.double() - secure.server[key].double()).abs().max() <= 4e-6 * max(
+                1.0, float(value.abs().max())
+            )
+    up = [run.trained.ledger.totals()[1] for run in (plain, secure)]
+    assert up[1] == 2 * up[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "rounding"), [("scaffold", 1e-10), ("feddyn", 1e-10), ("fedslr", 1e-10), ("fedcet", 1e-13)]
+)
+def test_sums_that_a_method_rests_on_hold_under_secure_sums(name, rounding):
+    """FedCET's clients keep what they send, and go on with what they have sent: their sum is exact."""
+    how = settings(20, {"sums": "secure"}, local_steps=3, dtype="float64")
+    run = prepare(net(), federation(), method(name), how).run()
+    rows = run.trained.engine.private(torch.arange(4))
+    for gap in run.algorithm.conserved(run.server, rows).values():
+        assert gap.abs().max() < rounding
+
+
+def test_chunks_and_order_change_no_bit_of_a_secure_sum():
+    fed, plans = federation(), ((1, 1), (4, 1), (2, 2))
+    how = [settings(4, {"sums": "secure"}, chunk=chunk, workers=workers) for chunk, workers in plans]
+    runs = [prepare(net(), fed, pf.FedAvg(), each).run() for each in how]
+    assert all(torch.equal(runs[0].server["w"], run.server["w"]) for run in runs)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_method_that_needs_rows_is_refused_by_name(name):
+    with pytest.raises(ConfigError, match=f"privacy: the server of {name} needs every client's own"):
+        prepare(net(), federation(), method(name), settings(privacy={"sums": "secure"}))
+
+
+def test_every_method_is_in_one_of_the_lists():
+    home = [
+        name for name, cls in REGISTRY.items() if issubclass(cls, Algorithm) and cls.__module__.startswith("polyfed.")
+    ]
+    assert sorted(home) == sorted([*SUMS, *ROWS, "fedcet", "local"])
+
+
+def test_numbers_that_a_sum_does_not_hold_are_refused_at_the_client():
+    with pytest.raises(
+        RunError, match=r"client 'bern': uplink 'w': found .*, expected numbers between .*: their sum would wrap"
+    ):
+        prepare(net(hidden=None), federation(scale=1e8), pf.FedAvg(lr=1e4), settings(2, {"sums": "secure"})).run()
+
+
+@pytest.mark.parametrize(
+    ("given", "privacy", "line"),
+    [
+        ({"robust": {"name": "median"}}, {"sums": "secure"}, "robust: not with"),
+        ({"attack": {"name": "sign-flip", "ratio": 0.3}}, {"sums": "secure"}, "attack: not with"),
+        ({"engine": "ray"}, {"sums": "secure"}, "engine: not with"),
+        ({}, {"sums": "secure", "threshold": 5}, "privacy.threshold: found 5, and 4 sites"),
+        ({}, {**PRIVATE, "absent": 4}, "privacy.absent: found 4"),
+        (
+            {"schedule": {"name": "asynchronous", "concurrency": 2, "delays": "uniform:1,2"}},
+            {"sums": "secure"},
+            "one by one",
+        ),
+        ({"dtype": "float32"}, PRIVATE, "dtype: found float32, expected float64"),
+        ({}, {**PRIVATE, "delta": 0.02}, "privacy.delta: found 0.02, expected less than 1 in 104 rows"),
+        ({"local_steps": 2}, PRIVATE, "privacy.noise: shared adds noise once"),
+        ({"batch_size": 8}, PRIVATE, "privacy.noise: shared adds noise once"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_had_is_said_before_training(given, privacy, line):
+    with pytest.raises(ConfigError, match=line):
+        prepare(net(), federation(), pf.FedAvg(), settings(privacy=privacy, **given))
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        ({"epsilon": 0.0, "clip": 1.0}, "privacy.epsilon"),
+        ({"epsilon": math.inf, "clip": 1.0}, "privacy.epsilon"),
+        ({"epsilon": 1.0, "noise": "own"}, "privacy.clip"),
+        ({"epsilon": 1.0, "clip": 0.0, "noise": "own"}, "privacy.clip"),
+        ({"epsilon": 1.0, "clip": 1.0}, "privacy.sums.*expected secure"),
+        ({"epsilon": 1.0, "clip": 1.0, "unit": "site", "noise": "own"}, "privacy.noise"),
+        ({"delta": 1.0}, "privacy.delta"),
+        ({"epsilonn": 1.0}, r"privacy.epsilonn: unknown key \(did you mean 'epsilon'\?\)"),
+        ({"threshold": 1}, "privacy.threshold"),
+    ],
+)
+def test_bad_settings_are_one_line(table, line):
+    with pytest.raises(ConfigError, match=line) as e:
+        settings(privacy=table)
+    assert "\n" not in str(e.value)
+
+
+# differential privacy by row: which methods
+
+
+@pytest.mark.parametrize("name", [*SUMS, "fedcet"])
+def test_the_local_step_decides_whether_rows_can_be_private(name):
+    """As an analysis by hand finds; APFL's two gradients share batches, and one is asked for at a private model."""
+    how = settings(privacy=PRIVATE | {"noise": "own"}, local_steps=2)
+    if name in BY_ROW:
+        assert prepare(net(), federation(), method(name), how).private.releases > 0
+    else:
+        with pytest.raises(ConfigError, match=f"privacy.unit: .*{name}"):
+            prepare(net(), federation(), method(name), how)
+
+
+def test_an_uplink_made_of_samples_beside_gradients_is_refused():
+    how = settings(privacy=PRIVATE | {"noise": "own"})
+    with pytest.raises(ConfigError, match="depends on samples by more than gradients"):
+        prepare(net(), federation(), pf.PerFedAvg(order="exact"), how)
+
+
+def test_what_stays_at_home_costs_nothing():
+    """Ditto's personal solve is plain: its releases are FedAvg's."""
+    how = settings(10, PRIVATE | {"noise": "own"}, local_steps=3)
+    found = [prepare(net(), federation(), m, how).private for m in (pf.FedAvg(), pf.Ditto())]
+    assert found[0].releases == found[1].releases == 30
+    assert found[1].home == {"personal"}
+
+
+def test_a_row_is_used_once_in_every_pass_of_batches():
+    """Batches of one pass share no row, so a pass is one release, however many steps it has."""
+    how = settings(10, PRIVATE | {"noise": "own"}, local_steps=None, local_epochs=2, batch_size=4)
+    assert prepare(net(), federation(), pf.FedAvg(), how).private.releases == 20
+
+
+# the noise is what the account says
+
+
+WIDE = 400
+
+
+def noise_of(
+    noise: str, absent: int = 0, unit: str = "row", rounds: int = 1, **more
+) -> tuple[np.ndarray, float, Guard]:
+    """Numbers of noise in the server's model after one round, in units of the deviation that is owed."""
+    fed, algorithm, lr = federation(WIDE), pf.FedAvg(lr=0.5), 0.5
+    privacy = {**PRIVATE, "noise": noise, "absent": absent, "unit": unit} | more
+    trainer = prepare(net(WIDE, None), fed, algorithm, settings(rounds, privacy))
+    run = trainer.run()
+    task = trainer.task
+    x = task.w0[None]
+    moves = []
+    for i, n in enumerate(SIZES.values()):
+        batch = next(iter(_batch(task, fed, i)))
+        total = clipped_sum(task, x, batch, 1.0)[0] if unit == "row" else n * task.gradient(x, batch)[0][0]
+        moves.append(-lr * total / n)
+    if unit == "site":
+        moves = [m * min(1.0, 1.0 / float(m.norm())) for m in moves]
+    weights = np.array([*SIZES.values()])
+    clean = x[0] + sum(n * m for n, m in zip(weights, moves, strict=True)) / weights.sum()
+    gap = (run.server["w"] - clean).numpy()
+    z, d = trainer.private.multiplier, len(gap)
+    if unit == "site":
+        owed = z * weights.max() / weights.sum()
+    else:
+        owed = z * (lr + weights.max() * d**0.5 * 2.0**-PLACES) / weights.sum()
+    if noise == "own":
+        owed = lr * z * math.sqrt(len(weights)) / weights.sum()
+    return gap / (owed * math.sqrt(len(weights) / (len(weights) - absent))), owed, run
+
+
+def _batch(task, fed, i):
+    from polyfed.compute.batches import Batches, Work
+
+    split = task.place(fed.train)
+    return Batches(split, np.array([i]), np.zeros(1, dtype=np.uint64), Work(steps=1, batch_size=None), 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("noise", "absent", "unit"),
+    [
+        ("shared", 0, "row"),
+        ("shared", 1, "row"),
+        ("server", 0, "row"),
+        ("own", 0, "row"),
+        ("shared", 0, "site"),
+        ("shared", 1, "site"),
+        ("server", 0, "site"),
+    ],
+)
+def test_variance_and_fourth_moment_of_what_leaves(noise, absent, unit):
+    """Halved noise, one of four sites without its own, noise before the clip: each misses by more than this allows."""
+    x, _, _ = noise_of(noise, absent, unit)
+    n = len(x)
+    assert abs(x.mean()) < 4.5 / n**0.5
+    assert abs(x.var() - 1) < 4.5 * (2 / n) ** 0.5
+    assert abs((x**4).mean() - 3) < 4.5 * (96 / n) ** 0.5
+
+
+@pytest.mark.parametrize("noise", ["shared", "server", "own"])
+def test_what_is_booked_is_the_budget(noise, tmp_path):
+    how = settings(7, PRIVATE | {"noise": noise, "ledger": str(tmp_path / "ledger")})
+    prepare(net(), federation(), pf.FedAvg(), how).run()
+    ledger = Ledger(tmp_path / "ledger")
+    for site in SIZES:
+        assert epsilon_of(ledger.spent(site, "arrays"), 1e-5) == pytest.approx(2.0, rel=1e-3)
+    lines = (tmp_path / "ledger").read_text().splitlines()
+    assert len(lines) == 7 * len(SIZES)
+    with pytest.raises(RunError, match="its privacy budget of epsilon 2 at delta 1e-05 is spent"):
+        prepare(net(), federation(), pf.FedAvg(), how).run()
+
+
+def test_the_sum_of_the_sites_noise_is_accounted_as_a_sum():
+    assert shared_cost(1000, 1000, 4, 10**5) == pytest.approx(1000**2 / (2 * 4 * 1000**2))
+
+
+def test_nothing_leaves_that_is_not_booked(monkeypatch):
+    def full(self, entries, budget, limit=None):
+        raise RunError("disk full")
+
+    monkeypatch.setattr(Ledger, "book", full)
+    trainer = prepare(net(), federation(), pf.FedAvg(), settings(3, PRIVATE))
+    sent: list[str] = []
+    monkeypatch.setattr(Guard, "opened", lambda *_: sent.append("sum"))
+    with pytest.raises(RunError, match="disk full"):
+        trainer.run()
+    assert not sent
+
+
+def test_no_noise_is_drawn_twice(monkeypatch):
+    """Over all sites, rounds and tensors of a run; and another run on the same seed has other noise."""
+    keys: list[bytes] = []
+    draw = Gaussian.draw
+
+    def noted(self, key, n):
+        keys.append(key)
+        return draw(self, key, n)
+
+    monkeypatch.setattr(Gaussian, "draw", noted)
+    runs = [prepare(net(), federation(), pf.FedAvg(), settings(5, PRIVATE)).run() for _ in range(2)]
+    assert len(keys) == len(set(keys)) == 2 * 5 * len(SIZES)
+    assert not torch.equal(runs[0].server["w"], runs[1].server["w"])
+    keys.clear()
+    prepare(net(), federation(), pf.FedAvg(), settings(5, PRIVATE | {"noise": "own"}, local_steps=3)).run()
+    assert len(keys) == len(set(keys)) == 5 * 3 * len(SIZES)
+
+
+def test_a_run_that_was_stopped_goes_on_with_the_same_noise_and_pays_once(tmp_path):
+    fed, how = federation(), settings(6, PRIVATE, checkpoint_every=2)
+    trainer = prepare(net(), fed, pf.FedAvg(), how)
+
+    class Stop(Exception):
+        pass
+
+    def stop(progress):
+        if progress.round == 5:
+            raise Stop
+
+    out = tmp_path / "run"
+    with pytest.raises(Stop):
+        trainer.run(out, callbacks=[stop])
+    found = prepare(net(), fed, pf.FedAvg(), how).run(out, resume=True)
+    again = prepare(net(), fed, pf.FedAvg(), how)
+    (tmp_path / "again").mkdir()
+    (tmp_path / "again" / "noise.key").write_text((out / "noise.key").read_text())
+    assert torch.equal(found.server["w"], again.run(tmp_path / "again").server["w"])
+    assert len((out / "privacy.ledger").read_text().splitlines()) == 6 * len(SIZES)
+    assert (out / "noise.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_rounds_cannot_be_raised_without_budget(tmp_path):
+    fed, out = federation(), tmp_path / "run"
+    prepare(net(), fed, pf.FedAvg(), settings(3, PRIVATE)).run(out)
+    with pytest.raises(RunError, match=r"its noise was made for 3 rounds, which spend its whole privacy budget"):
+        prepare(net(), fed, pf.FedAvg(), settings(5, PRIVATE)).run(out, resume=True)
+    (out / "noise.key").unlink()
+    with pytest.raises(RunError, match=r"noise.key: found no secret"):
+        prepare(net(), fed, pf.FedAvg(), settings(3, PRIVATE)).run(out, resume=True)
+
+
+def test_a_comparison_shares_the_budget_among_its_runs():
+    one = Privacy(**PRIVATE)
+    found = pf.compare(net(), federation(), [pf.FedAvg(), pf.Ditto(), pf.Local()], settings(3, PRIVATE), seeds=2)
+    plan = next(iter(found.runs.values())).settings["privacy-plan"]
+    assert plan["noise-multiplier"] == pytest.approx(math.sqrt(4 * 3 / (2 * one_rho(one))), rel=1e-6)
+    alone = pf.compare(net(), federation(), [pf.FedAvg()], settings(3, PRIVATE | {"per": "run"}), seeds=2)
+    assert next(iter(alone.runs.values())).settings["privacy-plan"]["epsilon-of-the-run"] == pytest.approx(
+        2.0, rel=1e-6
+    )
+
+
+def one_rho(p: Privacy) -> float:
+    from polyfed.privacy.accounts import rho_of
+
+    return rho_of(p.epsilon, p.delta)
+
+
+def test_local_models_leave_nothing_and_cost_nothing():
+    plan = prepare(net(), federation(), pf.Local(), settings(privacy=PRIVATE)).private
+    assert not plan.sends
+    assert plan.lines() == ["Nothing leaves the sites: there is nothing to protect."]
+
+
+TRUST = {"shared": "none colludes with it", "own": "nobody else is trusted", "server": "trusted with every reply"}
+
+
+def test_the_plan_says_who_is_trusted_and_what_is_not_covered():
+    for noise, words in TRUST.items():
+        how = settings(50, PRIVATE | {"noise": noise})
+        text = "\n".join(prepare(net(), federation(), pf.FedAvg(), how).private.lines())
+        assert words in text
+        assert "Not covered" in text
+    how = settings(50, PRIVATE | {"unit": "site"})
+    text = "\n".join(prepare(net(), federation(), pf.FedAvg(), how).private.lines())
+    assert "a model of any use is not to be had so" in text

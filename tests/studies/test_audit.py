@@ -1,0 +1,78 @@
+"""The audit: below the claim on right code, above it where noise or clipping is left out."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from polyfed.base.errors import ConfigError
+from polyfed.cli import call
+from polyfed.compute.stacked import Stacked
+from polyfed.privacy.accounts import lower_bound
+from polyfed.privacy.guard import Guard
+from polyfed.privacy.noise import Gaussian
+from polyfed.privacy.settings import Privacy
+from polyfed.studies.audit import audit
+
+CLAIM = {"sums": "secure", "epsilon": 2.0, "delta": 1e-5, "clip": 1.0}
+
+
+def test_two_hundred_right_guesses_show_epsilon_four():
+    """The most that 200 guesses can show: log(p / (1 - p)) with p^200 = 0.05."""
+    p = 0.05 ** (1 / 200)
+    assert (
+        lower_bound(200, 200, 2000, 0.0)
+        == pytest.approx(math.log(p / (1 - p)), abs=1e-6)
+        == pytest.approx(4.19, abs=0.01)
+    )
+    assert lower_bound(200, 200, 2000, 1e-5) == pytest.approx(4.14, abs=0.02)
+
+
+def test_guesses_at_random_show_nothing():
+    assert lower_bound(100, 200, 2000, 1e-5) == 0
+
+
+def test_randomised_response_is_bounded_from_below_in_nineteen_of_twenty():
+    """Coins told rightly with probability e^eps / (1 + e^eps) are eps-private, exactly."""
+    rng, eps = np.random.default_rng(0), 1.5
+    right = rng.binomial(500, math.exp(eps) / (1 + math.exp(eps)), 400)
+    found = np.array([lower_bound(int(r), 500, 500, 0.0) for r in right[:100]])
+    assert (found > eps).mean() <= 0.05 + 3 * (0.05 * 0.95 / 100) ** 0.5
+    assert np.median(found) > 0.75 * eps
+
+
+@pytest.mark.parametrize("noise", ["shared", "own", "server"])
+def test_right_code_keeps_its_promise(noise):
+    found = audit(Privacy(**CLAIM, noise=noise), 20, 1000)
+    assert found.claim == pytest.approx(2.0, rel=1e-6)
+    assert not found.broken
+    assert found.right > 0.5 * found.guesses  # the canaries are seen at all
+
+
+def test_a_round_without_noise_is_found(monkeypatch):
+    draw = Guard._noise
+
+    def forgotten(self, gaussian, secret, like, round, *more):
+        return torch.zeros_like(like) if round.t == 3 else draw(self, gaussian, secret, like, round, *more)
+
+    monkeypatch.setattr(Guard, "_noise", forgotten)
+    assert audit(Privacy(**CLAIM), 20, 1000).broken
+
+
+def test_a_run_without_noise_is_found(monkeypatch):
+    monkeypatch.setattr(Gaussian, "draw", lambda self, key, n: np.zeros(n, dtype=np.int64))
+    assert audit(Privacy(**CLAIM), 20, 1000).broken
+
+
+def test_clipping_that_is_left_out_is_found(monkeypatch):
+    clipped = Stacked.clipped
+    monkeypatch.setattr(Stacked, "clipped", lambda self, w, batch, clip: clipped(self, w, batch, 6 * clip))
+    assert audit(Privacy(**CLAIM), 20, 1000).broken
+
+
+def test_what_has_no_rows_to_audit_is_refused(tmp_path, capsys):
+    with pytest.raises(ConfigError, match="unit = row"):
+        audit(Privacy(**CLAIM, unit="site"), 3)
+    assert call(["audit", str(tmp_path / "none")]) == 1
+    assert "no such folder" in capsys.readouterr().err
