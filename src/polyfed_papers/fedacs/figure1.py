@@ -178,7 +178,7 @@ def settings_of_d(scale: Size) -> Sequence[Setting]:
         settings=settings_of_d, machine="one large GPU", data=("fashion_mnist",), seeds=5)  # fmt: skip
 def figure1_d(bench: Bench) -> Outcome:
     """Is FedACS the best with many clients, of which a tenth takes part in a round?"""
-    model, federation = net(bench), clients(bench, partition=PANELS["d"].partition[1], n=LARGE)
+    model, federation = net(bench), clients(bench, partition=PANELS["d"].partition[0 if bench.rehearse else 1], n=LARGE)
     given = {**work(bench), "rounds": bench.rounds(100, 500), "fraction": 0.1}
     methods = tuned(bench, "d", CONTENDERS, model, federation, 1, **given)
     found = bench.compare("d", model, federation, methods, evaluate_every=0, **given)
