@@ -273,8 +273,9 @@ def test_a_recipe_says_what_it_is(name):
         assert {s.source for s in r.settings(size)} <= {"paper", "code", "ours"}
 
 
-def test_all_small_sizes_together_take_two_hours_at_most():
-    assert sum(find(name).minutes["small"] for name in ALL) <= 120
+def test_all_small_sizes_together_take_three_hours_at_most():
+    """One of them for CIFAR-10 in FedACS's Table 2 and for 500 clients in its Figure 1 (d)."""
+    assert sum(find(name).minutes["small"] for name in ALL) <= 180
 
 
 HEAVY = {

@@ -15,11 +15,15 @@ from polyfed.core.algorithm import REGISTRY
 from polyfed.sites.message import Request
 from polyfed.sites.site import Site
 
-METHODS = [name for name, cls in sorted(REGISTRY.items()) if cls.__module__.startswith(polyfed.algorithms.__name__)]
+OURS = [name for name, cls in sorted(REGISTRY.items()) if cls.__module__.startswith(polyfed.algorithms.__name__)]
+METHODS = [name for name in OURS if name != "fedbn"]  # which refuses a network without a normalisation layer
 NAMES = ("bern", "riga")
 # whose private tensors are what they send, or have sent, as their papers have it: a model, a gradient, a correction;
 # pFedMe's two models are the same wherever the gradient is zero
-KEPT = {"fedacs", "fedamp", "heurfedamp", "fpfc", "fedcet", "fedlin", "fedtrack", "scaffold", "pfedme"}
+KEPT = {
+    "fedacs", "fedala", "fedamp", "fedcet", "fedfomo", "fedlin", "fedsoft", "fedtrack", "fpfc", "heurfedamp", "pfedme",
+    "scaffold",
+}  # fmt: skip
 HEADS = {
     "format", "kind", "site", "versions", "cpu", "file", "counts", "w0", "t", "phase", "steps", "seconds", "metrics",
     "parameters", "aggregate",

@@ -239,10 +239,11 @@ def test_what_is_only_averaged_may_be_swapped_between_clients(method):
 
 def test_what_each_method_needs_of_its_uplinks():
     expected = {
-        "means": "apfl ditto fedadagrad fedadam fedasync fedavg fedavg-ft fedavgm fedbabu feddyn fedlin fedper fedprox "
-        "fedrep fedslr fedtrack fedyogi gpgd lg-fedavg lpgd per-fedavg pfedme recalibrated scaffold",
-        "means, and rows of something else": "fedbuff fedcet hypcluster ifca pacfl",
-        "rows": "cfl fedacs fedamp fedspa fpfc heurfedamp",
+        "means": "apfl ditto fedadagrad fedadam fedala fedasync fedavg fedavg-ft fedavgm fedbabu feddyn fedexp fedlin "
+        "fednova fedper fedprox fedrep fedslr fedtrack fedyogi fesem gpgd lg-fedavg lpgd per-fedavg pfedme "
+        "recalibrated scaffold",
+        "means, and rows of something else": "fedbuff fedcet flexcfl hypcluster ifca pacfl stocfl",
+        "rows": "apple cfl fedacs fedamp fedfomo fedsoft fedspa fpfc heurfedamp pfedhn q-fedavg",
         "nothing": "local",
     }
     found: dict[str, list[str]] = {}

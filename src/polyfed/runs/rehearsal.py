@@ -69,6 +69,7 @@ def counted(algorithm: Algorithm, rounds: int = 3) -> Sent:
         loop, _ = _drawn(algorithm, task, (8,), 3, 3, rounds)
     except ModelError:  # of a method for normalisation layers
         task = Task(nn.Sequential(lower, nn.LayerNorm(6), nn.Sigmoid(), upper), device="cpu")
+        task.random = False  # it draws nothing; to watch for that loads torch's compiler
         loop, _ = _drawn(algorithm, task, (8,), 3, 3, rounds)
     book = loop.ledger.array()
     first, later = (tuple((book[book[:, 0] == t, 3:5].mean(0) / (4 * task.p)).tolist()) for t in (0, rounds - 1))
@@ -208,7 +209,7 @@ def _drawn(
     """
     rng, size = np.random.default_rng(seed), 2 * min(classes or 4, 50)
     task = copy.copy(task)
-    task.random, task.scores = True, ()
+    task.scores = ()
 
     def draw() -> tuple[Tensor, Tensor]:
         x = torch.as_tensor(rng.integers(0, 2, (size, *shape)) if task.integers else rng.normal(size=(size, *shape)))
