@@ -125,7 +125,8 @@ class Stopwatch:
         self.seconds[function_of(report.nodeid)] += report.duration
 
     def pytest_sessionfinish(self):
-        SLOW.write_text("".join(f"{name}\n" for name, seconds in sorted(self.seconds.items()) if seconds > LIMIT))
+        slow = sorted(n for n, seconds in self.seconds.items() if seconds > LIMIT and not n.endswith("::runTest"))
+        SLOW.write_text("".join(f"{name}\n" for name in slow))
 
 
 @pytest.fixture(autouse=True)
