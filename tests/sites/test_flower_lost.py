@@ -346,7 +346,7 @@ def test_a_server_that_spoke_tls_once_is_waited_for_when_bytes_of_a_handshake_ch
             plain = door.accept()[0]
             if spoil:
                 plain.recv(1 << 16)
-                plain.sendall(b"\x16\x03\x03 a record that was changed on its way")
+                plain.sendall(b"\x16\x03\x03\x00\x05wrong")
                 plain.close()
                 continue
             with tls.wrap_socket(plain, server_side=True) as secure:
