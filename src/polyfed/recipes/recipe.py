@@ -422,7 +422,7 @@ def curves(found: Comparison, split: str | None = None) -> pd.DataFrame:
     for r in found.results:
         if r.folder is None or not (r.folder / "metrics.jsonl").exists():
             continue
-        frame = pd.DataFrame([row for row in schema.metrics(r.folder) if row["split"] == split])
+        frame = pd.DataFrame([row.table() for row in schema.metrics(r.folder) if row.split == split])
         parts.append(frame.assign(label=r.label, seed=r.seed))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 

@@ -51,6 +51,7 @@ from polyfed.runs.private import planned
 from polyfed.runs.rehearsal import check_optimizer, check_robust, sums
 from polyfed.runs.result import Result, splits
 from polyfed.runs.resume import digest, start_from
+from polyfed.runs.schema import Config
 from polyfed.runs.session import Saved, Session, watched
 from polyfed.runs.steps import between_evaluations, local_steps_of, recorded
 from polyfed.runs.training import Training, training_of
@@ -239,7 +240,7 @@ class Trainer:
             workers=t.workers or min(cores(), len(names)), folder=folder and folder / "rows", address=t.address,
         )  # fmt: skip
 
-    def _settings(self, loop: Loop) -> dict[str, Any]:
+    def _settings(self, loop: Loop) -> Config:
         """The run's config.toml."""
         start, method, loss = self.start, dataclasses.asdict(self.algorithm), self.training.loss
         settings: dict[str, Any] = {
@@ -262,7 +263,7 @@ class Trainer:
         data, model = (settings[table].get("name") for table in ("data", "model"))
         added = packages([self.algorithm], data, model, self.training.metrics)
         settings["versions"] |= added
-        return settings | {"packages": list(added) or None}
+        return Config.of(settings | {"packages": list(added) or None})
 
 
 def _checked(
