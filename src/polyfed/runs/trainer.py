@@ -47,7 +47,7 @@ from polyfed.privacy.planned import Planned
 from polyfed.runs.folder import RunFolder, versions
 from polyfed.runs.measured import Answers, looped, outputs_of, together
 from polyfed.runs.packages import packages
-from polyfed.runs.private import planned
+from polyfed.runs.private import check_settings, planned
 from polyfed.runs.rehearsal import check_optimizer, check_robust, sums
 from polyfed.runs.result import Result, splits
 from polyfed.runs.resume import digest, start_from
@@ -316,11 +316,7 @@ def prepare(
         raise ConfigError(f"batch-size: found {t.batch_size}, expected full: the loss {name} is no mean over samples")
     attackers = np.zeros(federation.n, dtype=bool)
     if t.privacy is not None:
-        for key, given in (("robust", t.robust), ("attack", t.attack), ("engine", t.engine == "ray" or None)):
-            if given is not None:
-                raise ConfigError(f"{key}: not with [privacy], under which the server has sums alone; leave it out")
-        if start is not None:
-            raise ConfigError("start: not with [privacy], which does not know what the other run has spent")
+        check_settings(t, start is not None)
         if t.privacy.epsilon is not None and t.dtype is None:
             t = dataclasses.replace(t, dtype=torch.float64)
     if t.attack is not None:
