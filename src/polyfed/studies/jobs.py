@@ -187,6 +187,22 @@ def execute(
         yield end(todo[k], todo[k].told(*told))
 
 
+def beforehand(tasks: Sequence[tuple[str, int, Callable[[], Any]]], device: str, watch: Watch) -> bool:
+    """Compute tasks (label, seed, task) side by side for what they keep; False where there is no room for that."""
+    room = parallel.room(device)
+    if min(room, len(tasks)) == 1:
+        return False
+
+    def apart(task: Callable[[], Any]) -> None:
+        task()
+
+    watch.start(len(tasks))
+    kept = [partial(apart, task) for _, _, task in tasks]
+    for k, _ in parallel.side_by_side(kept, room, lambda k: watch.begin(*tasks[k][:2])):
+        watch.end(Done(*tasks[k][:2], "finished"), resumed=False)
+    return True
+
+
 def read_result(place: Path, name: str, seed: int, rounds: int | None = None) -> Done | None:
     """The result of a run folder whose run is over, or None when it has to be (re)started or continued."""
     try:
