@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from polyfed.metrics.metric import short
 from polyfed.runs.result import Result
+from polyfed.runs.schema import Record
 
 EVERY = 0.2  # seconds between lines
 
@@ -29,7 +30,7 @@ class Progress(NamedTuple):
 
     round: int
     rounds: int
-    records: list[dict[str, Any]]
+    records: list[Record]
     run: Result
 
 
@@ -53,7 +54,7 @@ class Line:
     def __call__(self, step: Progress) -> None:
         if step.records:
             record, metric = step.records[-1], step.run.metric.name
-            self.note = f"{record['split']} {metric} {short(record[metric])}"
+            self.note = f"{record.split} {metric} {short(record[metric])}"
         over = step.round == step.rounds
         if over or time.monotonic() - self.told > EVERY:
             self.told = time.monotonic()
