@@ -13,6 +13,7 @@ from polyfed.compute.batches import Batch, Batches, Work
 from polyfed.compute.losses import LOSSES
 from polyfed.compute.split import Split
 from polyfed.compute.stacked import ACTIVATIONS, Affine, Drift, chain, flat, flattens
+from polyfed.compute.terms import Distillation
 from polyfed.native import Kernel, Layer, Pair, kernel
 
 if TYPE_CHECKING:
@@ -138,6 +139,8 @@ def train(
     drift: Affine,
     only: Tensor | None = None,
     curvature: Tensor | None = None,
+    toward: tuple[float | Tensor, Tensor] | None = None,
+    teacher: tuple[Tensor, Distillation] | None = None,
 ) -> Tensor | None:
     """The models after all of `data`'s steps w <- keep w + add - lr gradient; None, and nothing done, where it cannot.
 
@@ -147,6 +150,8 @@ def train(
     split = data.split
     layers = _fitting(task, start, split.x, split.y, split.x.shape[1:], drift) if data.native else None
     if layers is None or data.work.augment is not None or split.weight is not None:
+        return None
+    if toward is not None or teacher is not None:
         return None
     if curvature is not None and (task.weight_decay or any(n.window != (0, 0) for n in layers)):
         return None
