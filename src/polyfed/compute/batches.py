@@ -56,8 +56,10 @@ class Batch(NamedTuple):
         return len(self.x)
 
     def mean(self, values: Tensor) -> Tensor:
-        """[m] the mean of [m, b] numbers over each client's samples, which count as their losses do."""
-        return values.mean(1) if self.weight is None else (values * self.weight).sum(1)
+        """[m, ...] the mean of [m, b, ...] numbers over each client's samples, which count as their losses do."""
+        if self.weight is None:
+            return values.mean(1)
+        return (values * self.weight.view(*self.weight.shape, *[1] * (values.dim() - 2))).sum(1)
 
     def row(self, i: int, b: int) -> "Batch":
         """Client i's first b samples as a batch of one row."""
