@@ -20,6 +20,7 @@ N, ROUNDS = len(NAMES), 3
 each_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 
 
+@pytest.mark.steady
 @each_method
 def test_sites_compute_the_same_bits_as_one_machine(method, tmp_path):
     """Server state, private tensors and metrics; and the ledger has the bytes that were carried."""
@@ -63,6 +64,7 @@ class Without(Schedule):
         return ids[ids != self.who] if t == self.at else ids
 
 
+@pytest.mark.steady
 @each_method
 def test_a_round_that_somebody_misses_is_one_of_those_who_are_left(method):
     """In any exchange of the round: what it would have been had they never been asked; none of it is kept otherwise."""
