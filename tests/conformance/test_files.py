@@ -114,8 +114,7 @@ def damage(path: Path, how: str) -> None:
 
 @pytest.mark.steady
 @pytest.mark.parametrize("how", DAMAGE)
-@pytest.mark.parametrize("file", ["tensors.safetensors", "meta.json"])
-@each_damaged
+@pytest.mark.parametrize(("name", "file"), [("ditto", "tensors.safetensors"), ("scaffold", "meta.json")])
 def test_a_damaged_newest_checkpoint_falls_back(name, file, how, crashed, files, tmp_path):
     folder = crashed(name, tmp_path)
     damage(folder / "checkpoint" / "round-00000002" / file, how)
