@@ -23,7 +23,7 @@ types: .venv/ready-dev
 	$(BIN)/pyright
 
 suite: .venv/ready-dev
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2
 
 fast-test: .venv/ready-dev   ## under a minute: format, lint, and the first case of every test that tests/slow.txt does not name
 	$(BIN)/ruff format --check .
@@ -34,7 +34,7 @@ test-torch: .venv/ready-dev   ## the tests of fast-test without the compiled ker
 	POLYFED_NATIVE=0 $(BIN)/python -m pytest -n 2 --fast
 
 test-long: .venv/ready-dev   ## all certificates, changed or not, then the reproductions that take minutes to hours
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --all
+	$(BIN)/python -m pytest -n 2 --all
 	$(BIN)/python -m pytest -m long
 
 test-base: .venv/ready-dev   ## the command line without the extras, under the newest packages that they hold back

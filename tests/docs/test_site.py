@@ -200,6 +200,7 @@ def test_a_long_walk_goes_as_printed(page, cli, tmp_path):
     walk(page, cli, tmp_path, long=True)
 
 
+@pytest.mark.long  # `make docs` builds it too
 def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs", reason="mkdocs is not installed; `make docs` installs it")
     pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed; `make docs` installs it")
