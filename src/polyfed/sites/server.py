@@ -47,7 +47,7 @@ from polyfed.sites.engine import RemoteEngine
 from polyfed.sites.message import Message
 from polyfed.sites.pooled import pooled
 from polyfed.sites.site import FIRST
-from polyfed.sites.sums import OPENED, Opener, refuse_rows
+from polyfed.sites.sums import OPENED, Opener, fewest, refuse_rows
 
 CARD = "sites.json"  # in the run's folder: what sites know the run by
 SLACK = 1 << 16  # bytes that a wrong reply may have more, so that the tensor at fault is named
@@ -163,6 +163,9 @@ class Server:
         p = self.experiment.settings.privacy
         if p is None or p.sums == "open":
             return {}
+        cohort = _cohort(self.experiment.settings, self.names)
+        if cohort < (least := fewest(p, cohort)):
+            raise ConfigError(f"privacy.threshold: found {least}, and {cohort} sites take part in a round")
         known = self.transport.register()
         return {name: known[name] for name in self.names}
 
