@@ -220,9 +220,11 @@ class Trainer:
             return None
         about = fed.describe()
         own = None if plan.privacy.ledger is None else Path(plan.privacy.ledger).expanduser()
-        ledger = Ledger(own if own is not None else store and store.path / "privacy.ledger")
+        here = store if self.elsewhere is None else None  # a site has its own
+        ledger = Ledger(own if own is not None else here and here.path / "privacy.ledger")
         data = f"{about.get('dataset') or 'arrays'} {about.get('options') or ''}".strip()
-        secret = new_secret() if store is None else store.secret(fresh)
+        draws = self.elsewhere is None or plan.privacy.noise == "server"  # elsewhere sites have secrets of their own
+        secret = store.secret(fresh) if store is not None and draws else new_secret()
         factor = self.training.step_sizes.at
         return Guard(plan, fed.names, train.counts, secret, ledger, data, train, factor)
 
@@ -255,7 +257,7 @@ class Trainer:
             "plan": dataclasses.asdict(loop.engine.plan),
             "versions": versions(),
             "privacy-plan": (self.private and self.private.table()) or None,
-            "privacy-says": (self.private and self.private.lines()) or None,
+            "privacy-says": (self.private and self.private.lines(self.elsewhere is None)) or None,
         }
         for key, value in self.describe.items():
             known = settings.get(key)
