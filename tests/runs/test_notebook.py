@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import polyfed as pf
+from polyfed import report
 from polyfed.metrics.scores import RMSE
 from polyfed.report.notebook import sentence
 from polyfed.studies import parallel
@@ -48,6 +49,33 @@ def test_a_run_shows_its_mean_worst_client_and_history(tmp_path):
     opened = pf.Run.open(tmp_path)
     assert repr(opened) == repr(run)
     assert opened._repr_html_() == shown
+
+
+def test_a_federation_and_a_comparison_show_themselves_in_a_line_and_as_a_table(tmp_path):
+    """What a notebook's last line prints: no tensor."""
+    rng = np.random.default_rng(0)
+    draw = [(rng.normal(size=(20, 3)), rng.integers(0, 2, 20)) for _ in range(30)]
+    fed = pf.Federation.from_arrays(draw, names=["<b>oslo</b>", *map(str, range(29))], classes=2, test_fraction=0.25)
+    assert repr(fed).startswith(
+        "<Federation of 30 clients (<b>oslo</b>, 0, 1, 2, 3 and 25 more): 450 training, 150 test"
+    )
+    shown = ElementTree.fromstring(fed._repr_html_())
+    cells = ["".join(cell.itertext()) for cell in shown.iter("td")]
+    assert cells[:4] == [NAMES[0], "15", "0", "5"]
+    assert len(list(shown.iter("tr"))) < 25
+    found = pf.compare(
+        torch.nn.Linear(3, 2),
+        fed.reorder([0, 1]),
+        [pf.Local(0.1), pf.FedAvg(0.1)],
+        rounds=2,
+        seeds=2,
+        out=tmp_path / "c",
+    )
+    assert repr(found) == "<Comparison of local, fedavg: 4 runs, finished>"
+    shown = found._repr_html_()
+    rows = [[cell.text for cell in row] for row in ElementTree.fromstring(shown).iter("tr")]
+    assert [row[0] for row in rows] == ["label", "local", "fedavg"]
+    assert report.answer(report.read(tmp_path / "c"))[:40] in shown
 
 
 def test_a_run_without_rounds_or_test_samples_shows_itself_too():
