@@ -43,7 +43,7 @@ class Compare(Experiment, takes=every(), module="run"):
     )
 
 
-class Privacy(Experiment, takes=every(), asks="experiment"):
+class Privacy(Experiment, takes=every("track"), asks="experiment"):
     """Show what the table [privacy] of an experiment buys and costs, without training.
 
     The noise, the releases that it is made for, whom one has to trust, what is not covered, and which methods are
@@ -72,7 +72,7 @@ class Audit(Command):
     run: Path = argument("Folder of a run or of a comparison.")
 
 
-class Coalitions(Experiment, takes=every(*ON_RAY)):
+class Coalitions(Experiment, takes=every(*ON_RAY, "track")):
     """Train the coalitions of the clients and report who gains from whom, and which coalitions would hold.
 
     Every client's score in every coalition, what each other client is worth to it (Shapley value, leave-one-out), the
@@ -96,7 +96,7 @@ class Coalitions(Experiment, takes=every(*ON_RAY)):
     )
 
 
-class Tune(Experiment, takes=every("seeds", *ON_RAY)):
+class Tune(Experiment, takes=every("seeds", *ON_RAY, "track")):
     """Choose lam, or another numeric setting, on validation data, then train the chosen model further.
 
     --rounds is the maximum per value (default: 1000). The same command with the same --out continues an interrupted
