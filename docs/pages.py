@@ -32,6 +32,7 @@ rooms = importlib.import_module("rooms")
 
 GROUPS = {  # title of a reference page: the modules whose names it shows
     "Training": ("polyfed.face", "polyfed.runs", "polyfed.studies"),
+    "scikit-learn": ("polyfed.estimators",),
     "Writing a method": (
         "polyfed.core.algorithm",
         "polyfed.core.stated",
