@@ -12,7 +12,9 @@ from sklearn.utils.estimator_checks import check_estimator
 import polyfed as pf
 
 
-@pytest.mark.parametrize("estimator", [pf.FederatedClassifier(), pf.FederatedRegressor()], ids=["classes", "numbers"])
+@pytest.mark.parametrize(
+    "estimator", [pf.FederatedClassifier(rounds=20), pf.FederatedRegressor(rounds=20)], ids=["classes", "numbers"]
+)
 def test_scikit_learn_finds_nothing_wrong(estimator):
     found = check_estimator(estimator, on_skip=None)  # which raises what fails
     assert len(found) > 45

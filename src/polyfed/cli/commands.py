@@ -303,6 +303,16 @@ class Reproduce(Experiment, takes=("data_dir", "device", "portable", "quiet"), a
     yes: bool = option("Start a long run without asking.", False, None, "--yes", "-y")
 
 
+class New(Command):
+    """Write a project that runs as it is: two made-up sites, a model and an experiment, to be replaced by your own.
+
+    [dim]polyfed new hospitals
+    polyfed run hospitals/experiment.toml[/dim]
+    """
+
+    folder: Path = argument("The project's folder.", ..., "NAME")
+
+
 class NewMethod(Command):
     """Write the files of a method of your own: method, test and experiment. All three run as they are.
 
