@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import logging
 import math
 import os
 import platform
@@ -43,8 +44,10 @@ from polyfed.runs.trained import raw
 from polyfed.runs.training import Training
 from polyfed.yardsticks import Yardstick
 
+LOG = logging.getLogger("polyfed")
 MODELS_LIMIT = 2 << 30  # bytes of per-client model files written without being asked
 MANY = 256  # clients from which all models are in one file, a tensor per parameter
+SAID = ("round", "split", "assigned")  # of a record, what its line in the log does not repeat
 EVERY = 10.0  # seconds between checkpoints, when no number of rounds is given
 
 
@@ -108,6 +111,8 @@ class RunFolder:
 
     def record(self, records: list[dict[str, Any]]) -> None:
         """Append one evaluated round to metrics.jsonl."""
+        for r in records:
+            LOG.debug("%s: round %d, %s: %s", self.path, r["round"], r["split"], {k: r[k] for k in r if k not in SAID})
         self.append("metrics.jsonl", "".join(json.dumps(finite(r)) + "\n" for r in records))
 
     def due(self, t: int) -> bool:
@@ -215,7 +220,8 @@ class RunFolder:
             raise self._unwritten(name, e) from e
 
     def log(self, line: str) -> None:
-        """One line with the time in log.txt."""
+        """One line with the time in log.txt, and to Python's logger `polyfed`."""
+        LOG.info("%s: %s", self.path, line)
         self.append("log.txt", f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
 
