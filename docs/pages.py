@@ -7,6 +7,7 @@ the tests can check every link without it.
 
 import importlib
 import inspect
+import os
 import re
 import sys
 from pathlib import Path
@@ -29,7 +30,9 @@ from polyfed.studies.window import WindowAdvice, window_for
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
 rooms = importlib.import_module("rooms")
+notebooks = importlib.import_module("notebooks")
 
+OUTPUTS = "POLYFED_GALLERY"  # 0 in the environment: the gallery's pages without outputs, which take a minute
 GROUPS = {  # title of a reference page: the modules whose names it shows
     "Training": ("polyfed.face", "polyfed.runs", "polyfed.studies"),
     "scikit-learn": ("polyfed.estimators",),
@@ -55,7 +58,19 @@ ALSO = (Result, Trainer, prepare, Admission, Comparison, Tuned, WindowAdvice, wi
 def pages() -> dict[str, str]:
     """{path of a page in the site: its Markdown} of all pages that are not files of docs/."""
     made = {"commands.md": commands(), "settings.md": settings(), "experiments/settings.md": experiments()}
-    return methods() | made | reference() | copied()
+    return methods() | made | reference() | gallery() | copied()
+
+
+# gallery
+
+
+def gallery() -> dict[str, str]:
+    """A page without outputs and a notebook for each file of the gallery."""
+    made = {"gallery/index.md": notebooks.index()}
+    for file in notebooks.files():
+        page = f"gallery/{notebooks.page(file)}"
+        made |= {page: notebooks.markdown(file), page.replace(".md", ".ipynb"): notebooks.ipynb(file)}
+    return made
 
 
 # commands
@@ -325,7 +340,8 @@ def on_config(config: Any) -> Any:
 
     def filled(nav: Any) -> Any:
         if isinstance(nav, str):
-            return [page for page in made if page.startswith(nav)] if nav.endswith("/") else nav
+            folder = [page for page in made if page.startswith(nav) and page.endswith(".md")]
+            return folder if nav.endswith("/") else nav
         if isinstance(nav, dict):
             return {title: filled(value) for title, value in nav.items()}
         return [filled(entry) for entry in nav]
@@ -344,4 +360,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    return design(markdown) if page.file.src_uri == "design.md" else included(markdown)
+    if page.file.src_uri == "design.md":
+        return design(markdown)
+    shown = {f"gallery/{notebooks.page(f)}": f for f in notebooks.files()} if os.environ.get(OUTPUTS) != "0" else {}
+    file = shown.get(page.file.src_uri)
+    return included(markdown) if file is None else notebooks.markdown(file, notebooks.outputs(file))
