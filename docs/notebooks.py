@@ -1,6 +1,6 @@
 """The gallery's notebooks: Python files whose cells begin with `# %%`, as pages with their outputs and as .ipynb files.
 
-`python docs/notebooks.py FILE` runs one in the working folder and prints the outputs of its cells as JSON.
+`python docs/notebooks.py` runs all of them and prints the outputs of their cells as JSON.
 """
 
 import ast
@@ -12,12 +12,14 @@ import subprocess
 import sys
 import tempfile
 import types
+from functools import cache
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).with_name("gallery")
+WIDE = "---\nhide: [toc]\n---"  # code in the place of the table of contents
 SLOW = "# slow"  # how one begins that only `make test-long` runs; it needs Flower
 
 
@@ -58,7 +60,7 @@ def markdown(file: Path, outputs: list[str] | None = None) -> str:
         parts.append(f"```python\n{cell.body}\n```" if cell.code else cell.body)
         parts += [next(left, "")] if cell.code else []
     link = f"[Download as a notebook]({page(file).removesuffix('.md')}.ipynb)"
-    return "\n\n".join([*filter(None, parts), link, ""])
+    return "\n\n".join([WIDE, *filter(None, parts), link, ""])
 
 
 def ipynb(file: Path) -> str:
@@ -106,6 +108,7 @@ def _shown(code: str, name: str, names: dict[str, Any]) -> str:
     parts = [f"```text\n{printed.getvalue().rstrip()}\n```"] if printed.getvalue().strip() else []
     if hasattr(value, "_repr_html_"):
         html = re.sub(r"<style.*?</style>", "", value._repr_html_(), flags=re.S)
+        html = re.sub(r"<table [^>]*>", "<table>", html)  # which the site's own style knows
         html = re.sub(r"\n\s*\n", "\n", html)  # in Markdown an empty line would end it
         parts.append(f'<div class="output">{html}</div>')
     elif value is not None:
@@ -117,17 +120,24 @@ def slow(file: Path) -> bool:
     return file.read_text().startswith(SLOW)
 
 
-def outputs(file: Path) -> list[str]:
-    """The outputs of a notebook that runs in a process and a folder of its own; none without what it needs."""
-    if slow(file) and find_spec("flwr") is None:
-        return []
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, str(file)]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+@cache
+def outputs() -> dict[str, list[str]]:
+    """{name of a notebook: outputs of its cells}, all run in another process; without those whose needs are not met."""
+    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=600)
     if done.returncode:
-        raise RuntimeError(f"{file.name}: {done.stderr[-2000:]}")
+        raise RuntimeError(f"docs/gallery: {done.stderr[-2000:]}")
     return json.loads(done.stdout)
 
 
+def main() -> None:
+    """Run every notebook in an empty folder, and print the outputs as JSON."""
+    found = {}
+    for file in files():
+        if not slow(file) or find_spec("flwr") is not None:
+            with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+                found[file.name] = execute(file)
+    print(json.dumps(found))
+
+
 if __name__ == "__main__":
-    print(json.dumps(execute(Path(sys.argv[1]).resolve())))
+    main()

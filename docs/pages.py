@@ -364,4 +364,4 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         return design(markdown)
     shown = {f"gallery/{notebooks.page(f)}": f for f in notebooks.files()} if os.environ.get(OUTPUTS) != "0" else {}
     file = shown.get(page.file.src_uri)
-    return included(markdown) if file is None else notebooks.markdown(file, notebooks.outputs(file))
+    return included(markdown) if file is None else notebooks.markdown(file, notebooks.outputs().get(file.name))

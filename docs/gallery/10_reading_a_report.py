@@ -17,11 +17,11 @@ found = pf.compare(
 found
 
 # %% [markdown]
-# `answer/report.html` is the page. `pf.report.read` gives what it is made of. First what can be claimed:
+# The sentences above are what can be claimed. `answer/report.html` is the page; `pf.report.read` gives what it is made of.
 
 # %%
 study = pf.report.read(["answer"])
-print(pf.report.answer(study))
+pf.report.compare_table(study)
 
 # %% [markdown]
 # Then who gains. The interval of a client is of the paired difference to its own model, jointly over all clients; look at
