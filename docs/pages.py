@@ -16,6 +16,8 @@ from typing import Any
 import polyfed as pf
 from polyfed.cli import _command, describe
 from polyfed.cli.config import keys
+from polyfed.compute.batches import Batch, Batches
+from polyfed.compute.layout import Layout
 from polyfed.core.algorithm import REGISTRY
 from polyfed.recipes import load as recipes
 from polyfed.recipes.said import Setting
@@ -26,6 +28,7 @@ from polyfed.studies.admit import Admission
 from polyfed.studies.compare import Comparison
 from polyfed.studies.tuned import Tuned
 from polyfed.studies.window import WindowAdvice, window_for
+from polyfed.testing import check_method
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -34,15 +37,16 @@ notebooks = importlib.import_module("notebooks")
 
 OUTPUTS = "POLYFED_GALLERY"  # 0 in the environment: the gallery's pages without outputs, which take a minute
 GROUPS = {  # title of a reference page: the modules whose names it shows
-    "Training": ("polyfed.face", "polyfed.runs", "polyfed.studies"),
+    "Training": ("polyfed.face", "polyfed.runs", "polyfed.studies", "polyfed.games"),
     "scikit-learn": ("polyfed.estimators",),
     "Writing a method": (
         "polyfed.core.algorithm",
         "polyfed.core.stated",
+        "polyfed.core.messages",
         "polyfed.core.uplinks",
         "polyfed.base.settings",
-        "polyfed.compute.solvers",
-        "polyfed.compute.task",
+        "polyfed.compute",
+        "polyfed.testing",
     ),
     "Who takes part": ("polyfed.core.schedule",),
     "Data": ("polyfed.data",),
@@ -52,7 +56,20 @@ GROUPS = {  # title of a reference page: the modules whose names it shows
     "Yardsticks": ("polyfed.yardsticks",),
     "Other": ("polyfed",),
 }
-ALSO = (Result, Trainer, prepare, Admission, Comparison, Tuned, WindowAdvice, window_for)  # public in their rooms alone
+ALSO = (
+    Result,
+    Trainer,
+    prepare,
+    Admission,
+    Comparison,
+    Tuned,
+    WindowAdvice,
+    window_for,
+    Batch,
+    Batches,
+    Layout,
+    check_method,
+)  # public in their rooms alone
 
 
 def pages() -> dict[str, str]:
@@ -364,4 +381,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         return design(markdown)
     shown = {f"gallery/{notebooks.page(f)}": f for f in notebooks.files()} if os.environ.get(OUTPUTS) != "0" else {}
     file = shown.get(page.file.src_uri)
-    return included(markdown) if file is None else notebooks.markdown(file, notebooks.outputs().get(file.name))
+    return (
+        included(markdown)
+        if file is None
+        else notebooks.markdown(file, notebooks.outputs().get(file.name)).removeprefix(notebooks.WIDE)
+    )
