@@ -13,6 +13,7 @@ import polyfed as pf
 from polyfed import report
 from polyfed.metrics.scores import RMSE
 from polyfed.report.notebook import sentence
+from polyfed.runs.watching import Line, Progress
 from polyfed.studies import parallel
 
 NAMES = ("<b>oslo</b>", "bern", "rome")
@@ -98,13 +99,26 @@ def test_fit_shows_its_progress_in_a_notebook_alone(ipython, capsys, monkeypatch
     last = capsys.readouterr().out
     assert last.count("\n") == 1
     accuracy = run.history[run.history["split"] == "test"]["accuracy"].iloc[-1]
-    assert last.split("\r")[-1].split() == ["ditto:", "round", "5/5", "test", "accuracy", f"{accuracy:.4g}"]
+    bar = "█" * 20
+    assert last.split("\r")[-1].split() == ["ditto:", bar, "round", "5/5", "test", "accuracy", f"{accuracy:.4g}"]
     train(callbacks=[lambda step: None])  # somebody watches already
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
     train()
     monkeypatch.delitem(sys.modules, "IPython")
     train()
     assert capsys.readouterr().out == ""
+
+
+def test_the_bar_says_how_much_is_done_and_how_long_the_rest_takes(capsys, monkeypatch):
+    run, now = train(rounds=1), iter([0.0, 10.0, 40.0])
+    monkeypatch.setattr("polyfed.runs.watching.time.monotonic", lambda: next(now))
+    line = Line()
+    for t in (0, 1, 4):  # ten seconds a round
+        line(Progress(t, 4, [], run))
+    shown = [part.split() for part in capsys.readouterr().out.split("\r")[1:]]
+    assert [part[1] for part in shown] == ["█" * 5 + "░" * 15, "█" * 20]
+    assert shown[0][2:] == ["round", "1/4", "30", "s", "left"]
+    assert shown[1][2:] == ["round", "4/4"]
 
 
 def test_runs_side_by_side_do_not_write_over_each_other(ipython, capfd):
