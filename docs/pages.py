@@ -7,7 +7,6 @@ the tests can check every link without it.
 
 import importlib
 import inspect
-import os
 import re
 import sys
 from pathlib import Path
@@ -35,7 +34,6 @@ sys.path.insert(0, str(ROOT / "docs"))
 rooms = importlib.import_module("rooms")
 notebooks = importlib.import_module("notebooks")
 
-OUTPUTS = "POLYFED_GALLERY"  # 0 in the environment: the gallery's pages without outputs, which take a minute
 GROUPS = {  # title of a reference page: the modules whose names it shows
     "Training": ("polyfed.face", "polyfed.runs", "polyfed.studies", "polyfed.games"),
     "scikit-learn": ("polyfed.estimators",),
@@ -379,7 +377,7 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     if page.file.src_uri == "design.md":
         return design(markdown)
-    shown = {f"gallery/{notebooks.page(f)}": f for f in notebooks.files()} if os.environ.get(OUTPUTS) != "0" else {}
+    shown = {f"gallery/{notebooks.page(f)}": f for f in notebooks.files()}
     file = shown.get(page.file.src_uri)
     return (
         included(markdown)

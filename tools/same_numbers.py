@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ SIZES = (24, 5, 26, 13, 30, 12)  # ragged: the second client has less than a bat
 NAMES = ("oslo", "bern", "lima", "kyiv", "riga", "cork")
 NEWCOMERS = ("rome", "wien")
 CLASSES, PIXELS, BATCH, ROUNDS = 3, 6, 8, 3
-BODY = {"FedRep", "FedPer", "FedBABU", "LGFedAvg"}  # they split a model into layers: "linear" has two of them
+BODY = {"FedRep", "FedPer", "FedBABU", "LGFedAvg", "FedRoD"}  # they split a model into layers: "linear" has two of them
 METHODS: dict[str, list[dict[str, Any]]] = {
     "APFL": [{}, {"adaptive": True}],
     "CFL": [{}, {"eps1": 10.0, "eps2": 0.01, "gamma_max": 0.9}],
@@ -91,6 +91,20 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "PFedMe": [{}],
     "PerFedAvg": [{}, {"order": "hf"}, {"order": "exact"}],
     "Scaffold": [{}, {"option": 1}],
+    "APPLE": [{}, {"form": "cosine"}],
+    "FeSEM": [{}],
+    "FedALA": [{}],
+    "FedBN": [{}],
+    "FedExP": [{}, {"weighted": True, "averaged": False}],
+    "FedFomo": [{}, {"validation": 0.0, "models": 2}],
+    "FedLC": [{}],
+    "FedNova": [{}, {"mu": 0.1}],
+    "FedRoD": [{}],
+    "FedSoft": [{}, {"k": 3, "tau": 1}],
+    "FlexCFL": [{}, {"between": 0.01}],
+    "PFedHN": [{}],
+    "QFedAvg": [{}, {"form": "afl", "q": 0.1}],
+    "StoCFL": [{}],
 }
 RULES = ("Median", "TrimmedMean", "Krum", "MultiKrum", "GeometricMedian", "NormClipping")
 ATTACKS = ("SignFlip", "SameValue", "GaussianNoise", "ScaledUpdate", "LabelFlip")
@@ -143,6 +157,12 @@ def model(kind: str, split: bool) -> nn.Module:
     return nn.Sequential(nn.Flatten(), *layers)
 
 
+def normalised(kind: str, split: bool) -> nn.Module:
+    """The model with a layer norm before its last layer, for methods of normalisation layers."""
+    net = model(kind, split)
+    return nn.Sequential(*net[:-1], nn.LayerNorm(net[-1].in_features), net[-1])
+
+
 def scenarios() -> dict[str, dict[str, Any]]:
     """Settings of `fit`, made when they are needed."""
     late = pf.Asynchronous(pf.Delays("uniform", 1, 10), concurrency=4)
@@ -169,6 +189,7 @@ def cases() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
         for at, variant in enumerate(variants):
             name = f"{cls}({', '.join(f'{k}={v}' for k, v in variant.items())})"
             split = cls in BODY or "shared_layers" in variant
+            net = partial(normalised if cls == "FedBN" else model, split=split)
             for scenario, settings in scenarios().items():
                 kinds = [("linear", "float32"), ("mlp", "float64")]
                 if scenario in ("full", "partial") and not at:
@@ -178,7 +199,7 @@ def cases() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
                 if "+Median" in scenario:  # whom a rule suits is asked above
                     kinds = kinds[-1:] if not at else []
                 for kind, dtype in kinds:
-                    given = (cls, variant, scenario, settings, model(kind, split), getattr(torch, dtype))
+                    given = (cls, variant, scenario, settings, net(kind), getattr(torch, dtype))
                     yield f"{name} | {scenario} | {kind} {dtype}", lambda given=given: case(*given)
 
 

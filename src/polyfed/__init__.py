@@ -22,6 +22,7 @@ if _TYPE_CHECKING:
     from polyfed.base.settings import setting as setting
     from polyfed.compute.solvers import local_sgd as local_sgd
     from polyfed.compute.task import Task as Task
+    from polyfed.compute.terms import Distillation as Distillation
     from polyfed.core.algorithm import Algorithm as Algorithm
     from polyfed.core.algorithm import Down as Down
     from polyfed.core.algorithm import Needs as Needs

@@ -77,7 +77,7 @@ class Run(Result):
         return cls(**{f.name: getattr(result, f.name) for f in fields(Result)})
 
     def __repr__(self) -> str:
-        name, clients = self.settings["algorithm"]["name"], self.outline.names
+        name, clients = self.settings.method, self.outline.names
         return report.sentence(name, self.status, self.rounds, clients, self.final, self.metric)
 
     def _repr_html_(self) -> str:

@@ -30,7 +30,7 @@ def test_a_level_of_the_log_is_said_before_the_command(cli, small, undrawn, monk
     monkeypatch.setattr(logging.getLogger("polyfed"), "level", logging.NOTSET)
     words = ("run", small, "--algorithm", "local", "-q")
     logged = cli("--log-level", "debug", *words, "--out", "a").err
-    assert "DEBUG a: round 4, test: {'" in logged
+    assert "DEBUG a: {'round': 4, 'split': 'test', " in logged
     assert "INFO a: finished after round 4" in logged
     assert "INFO b: finished" in (logged := cli("--log-level", "info", *words, "--out", "b").err)
     assert "DEBUG" not in logged

@@ -67,6 +67,17 @@ class Batch(NamedTuple):
         """Number of clients, m."""
         return len(self.x)
 
+    def mean(self, values: Tensor) -> Tensor:
+        """[m, ...] the mean of [m, b, ...] numbers over each client's samples, which count as their losses do."""
+        if self.weight is None:
+            return values.mean(1)
+        return (values * self.weight.view(*self.weight.shape, *[1] * (values.dim() - 2))).sum(1)
+
+    def row(self, i: int, b: int) -> "Batch":
+        """Client i's first b samples as a batch of one row."""
+        weight = self.weight[i : i + 1, :b] if self.weighted and self.weight is not None else None
+        return Batch(self.x[i : i + 1, :b], self.y[i : i + 1, :b], weight)
+
 
 class Each(ABC):
     """A function for the number of local steps that may tell clients apart; `str` is its word in config.toml."""

@@ -357,7 +357,7 @@ class Federation:
         test_fraction = prepare.check_fraction(test_fraction, "the test fraction")
         validation_fraction = prepare.check_fraction(validation_fraction, "the validation fraction")
 
-        checked = [_pair(pair, name, "train", integer_inputs) for pair, name in zip(train, who, strict=True)]
+        checked = [pair_of(pair, name, "train", integer_inputs) for pair, name in zip(train, who, strict=True)]
         for (x, _), name in zip(checked, who, strict=True):
             if len(x) == 0:
                 raise DataError(f"client {name!r} has no training samples")
@@ -367,7 +367,7 @@ class Federation:
                 if len(given) != n:
                     raise DataError(f"{split}: found {len(given)} entries for {n} clients, expected one for each")
                 parts[split] = [
-                    (checked[0][0][:0], checked[0][1][:0]) if p is None else _pair(p, name, split, integer_inputs)
+                    (checked[0][0][:0], checked[0][1][:0]) if p is None else pair_of(p, name, split, integer_inputs)
                     for p, name in zip(given, who, strict=True)
                 ]
         classes, labels, notes = _targets(parts, who, classes, task)
@@ -638,7 +638,8 @@ def _tensor(value: Any, where: str, what: str, integers: bool | None = True) -> 
     return t if t.dtype == torch.float64 else t.float()
 
 
-def _pair(pair: Any, name: str, split: str, integer_inputs: bool | None) -> tuple[Tensor, Tensor]:
+def pair_of(pair: Any, name: str, split: str, integer_inputs: bool | None = None) -> tuple[Tensor, Tensor]:
+    """One client's samples as `from_arrays` takes them. Raises DataError, naming the client."""
     where = f"client {name!r}, {split}"
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise DataError(f"{where}: found a {type(pair).__name__}, expected a pair (x, y)")
@@ -653,11 +654,6 @@ def _pair(pair: Any, name: str, split: str, integer_inputs: bool | None) -> tupl
         if bad:
             raise DataError(f"{where}: {bad} of {t.numel()} numbers in the {what} are NaN or infinite")
     return x, y
-
-
-def one_pair(pair: Any, name: str, split: str) -> tuple[Tensor, Tensor]:
-    """One client's samples as `from_arrays` takes them. Raises DataError, naming the client."""
-    return _pair(pair, name, split, None)
 
 
 MANY = 20  # classes that a data set may have, gaps and all, without saying so

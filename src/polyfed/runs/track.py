@@ -29,12 +29,12 @@ def tracked(tool: str | None, run: Result) -> AbstractContextManager[tuple[Callb
 @contextmanager
 def _tracked(tool: str, run: Result) -> Generator[tuple[Callback, ...]]:
     place = run.folder
-    name = f"{run.settings['algorithm']['name']}-seed{run.settings['seed']}" if place is None else place.name
+    name = f"{run.settings.method}-seed{run.settings.seed}" if place is None else place.name
     several = place is not None and place.parent.name == "runs" and (place.parents[1] / "comparison.toml").exists()
     group = place.parents[1].name if place is not None and several else name
     with ExitStack() as stack:
         with _said(tool):
-            log = stack.enter_context(TRACKERS[tool](name, group, _flat(run.settings), place))
+            log = stack.enter_context(TRACKERS[tool](name, group, _flat(run.settings.toml()), place))
 
         def callback(step: Progress) -> None:
             if step.records:
@@ -112,9 +112,9 @@ TRACKERS = {"mlflow": _mlflow, "tensorboard": _tensorboard, "wandb": _wandb}
 def _numbers(step: Progress) -> dict[str, float]:
     """The finite numbers of a round's evaluations: test/accuracy, test/worst, up_bytes."""
     found = {
-        key if key in OF_THE_RUN else f"{record['split']}/{key}": float(value)
+        key if key in OF_THE_RUN else f"{record.split}/{key}": float(value)
         for record in step.records
-        for key, value in record.items()
+        for key, value in record.table().items()
         if key != "round" and isinstance(value, int | float)
     }
     return {key: value for key, value in found.items() if isfinite(value)}

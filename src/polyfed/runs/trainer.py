@@ -47,10 +47,11 @@ from polyfed.privacy.planned import Planned
 from polyfed.runs.folder import RunFolder, versions
 from polyfed.runs.measured import Answers, looped, outputs_of, together
 from polyfed.runs.packages import packages
-from polyfed.runs.private import planned
+from polyfed.runs.private import check_settings, planned
 from polyfed.runs.rehearsal import check_optimizer, check_robust, sums
 from polyfed.runs.result import Result, splits
 from polyfed.runs.resume import digest, start_from
+from polyfed.runs.schema import Config
 from polyfed.runs.session import Saved, Session, watched
 from polyfed.runs.steps import between_evaluations, local_steps_of, recorded
 from polyfed.runs.track import check_tracker, tracked
@@ -243,7 +244,7 @@ class Trainer:
             workers=t.workers or min(cores(), len(names)), folder=folder and folder / "rows", address=t.address,
         )  # fmt: skip
 
-    def _settings(self, loop: Loop) -> dict[str, Any]:
+    def _settings(self, loop: Loop) -> Config:
         """The run's config.toml."""
         start, method, loss = self.start, dataclasses.asdict(self.algorithm), self.training.loss
         settings: dict[str, Any] = {
@@ -266,7 +267,7 @@ class Trainer:
         data, model = (settings[table].get("name") for table in ("data", "model"))
         added = packages([self.algorithm], data, model, self.training.metrics)
         settings["versions"] |= added
-        return settings | {"packages": list(added) or None}
+        return Config.of(settings | {"packages": list(added) or None})
 
 
 def _checked(
@@ -320,11 +321,7 @@ def prepare(
         raise ConfigError(f"batch-size: found {t.batch_size}, expected full: the loss {name} is no mean over samples")
     attackers = np.zeros(federation.n, dtype=bool)
     if t.privacy is not None:
-        for key, given in (("robust", t.robust), ("attack", t.attack), ("engine", t.engine == "ray" or None)):
-            if given is not None:
-                raise ConfigError(f"{key}: not with [privacy], under which the server has sums alone; leave it out")
-        if start is not None:
-            raise ConfigError("start: not with [privacy], which does not know what the other run has spent")
+        check_settings(t, start is not None)
         if t.privacy.epsilon is not None and t.dtype is None:
             t = dataclasses.replace(t, dtype=torch.float64)
     if t.attack is not None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from polyfed.metrics.metric import short
 from polyfed.runs.result import Result
+from polyfed.runs.schema import Record
 
 EVERY = 0.2  # seconds between lines
 BAR = 20  # signs of a bar
@@ -30,7 +31,7 @@ class Progress(NamedTuple):
 
     round: int
     rounds: int
-    records: list[dict[str, Any]]
+    records: list[Record]
     run: Result
 
 
@@ -55,7 +56,7 @@ class Line:
     def __call__(self, step: Progress) -> None:
         if step.records:
             record, metric = step.records[-1], step.run.metric.name
-            self.note = f"{record['split']} {metric} {short(record[metric])}"
+            self.note = f"{record.split} {metric} {short(record[metric])}"
         over, now = step.round == step.rounds, time.monotonic()
         first, since = self.first = self.first or (step.round, now)
         if over or now - self.told > EVERY:

@@ -56,7 +56,8 @@ ASKED = {"pooled": "for sums", "labels": "for labels", "begin": "to begin"}
 
 class Begun(NamedTuple):
     """A site's part of a settled experiment. forms: of what may leave     most: bytes of tensors in a message to it
-    terms: digits that stand for what it has joined for
+    terms: digits that stand for what it has joined for     rounds: trainings that it answers, repeats included
+    answered: what it has answered in the run
     """
 
     head: m.Begin
@@ -66,6 +67,8 @@ class Begun(NamedTuple):
     preparation: Preparation | None
     most: int
     terms: str
+    rounds: int
+    answered: Answered
 
 
 class Site:
@@ -89,6 +92,7 @@ class Site:
         self.name, self.data, self.vault, self.consent, self.say = name, Path(data), Path(vault), consent, say
         self.show, self.policy = show or say, policy
         self.finished, self.terms = False, ""  # terms: digest of those that were agreed to
+        self._over = False  # the run has ended here, by the vault's word
         self._joined: m.Join | None = None  # what was consented to
         self._refused: m.Join | None = None
         self._file: File | None = None  # as it was consented to, and what it says of itself
@@ -119,8 +123,8 @@ class Site:
         except RunError as e:
             raise Refusal(str(e)) from None  # it is about the server's own words
         self._permit(asked)
-        found = self._found(asked, tensors, data)
         forms = self._forms(asked) if isinstance(asked, m.Train) else None
+        found = self._found(asked, tensors, data)
         return Door(self.policy, self.consent).out(Message(asked, tensors), found, forms)
 
     def _found(self, asked: m.Request, tensors: State, data: bytes) -> Message[Strict]:
@@ -147,8 +151,7 @@ class Site:
             if asked.run != (run := self._going().head.run):
                 then = "give each run a vault of its own"
                 raise self._of_vault(f"is the vault of run {run!r}, and the server asks for run {asked.run!r}; {then}")
-            over = self._spent.knows("ended", self._going().terms)
-            if over and not isinstance(asked, m.End | m.Evaluate):
+            if self._over and not isinstance(asked, m.End | m.Evaluate):
                 raise Refusal("is asked to train, and the run is over")
         elif isinstance(asked, m.Join):
             self._agree(asked)
@@ -316,7 +319,9 @@ class Site:
         client = Client(self.name, task, placed, method, work, t.seed, vault)
         found = forms(method, task, settled.inputs, settled.classes, settled.outputs)
         most = 2 * max(found.largest_down, 8 * task.p) + FIRST
-        return Begun(head, whole, client, found, preparation, most, mark(head.joined))
+        terms = mark(head.joined)
+        self._over = self._spent.knows("ended", terms)
+        return Begun(head, whole, client, found, preparation, most, terms, allowance(head.joined.rounds), self._spent)
 
     # rounds
 
@@ -349,7 +354,7 @@ class Site:
         work, rows = client.worker.work, int(client.data["train"].counts[0])
         self.policy.steps(work, rows, asked.t, self.name, begun.experiment.training.seed)
         asks = mark(asked.t, asked.n, asked.scale, tensors=tensors)
-        self._spent.spend(f"train {asked.phase}", asks, allowance(join.rounds), "training")
+        begun.answered.spend(f"train {asked.phase}", asks, begun.rounds, "training")
         return client.train(asked, tensors)
 
     def _forms(self, asked: m.Train) -> Mapping[str, Form]:
@@ -373,7 +378,7 @@ class Site:
         if self._spent.knows("evaluate", asks):
             return
         last = self._going().client.vault.versions()[-1:]
-        if self._spent.knows("ended", self._going().terms):
+        if self._over:
             raise Refusal("is asked for an evaluation, and the run is over")
         if last and last[0][0] >= join.rounds - 1:
             self._spent.spend(f"late {asked.split}", asks, LATE, "evaluations after the last round")
@@ -383,7 +388,8 @@ class Site:
         begun = self._going()
         if wrong := misfit(tensors, begun.forms.deployed, finite=False):
             raise Refusal(wrong)
-        self._spent.add("ended", begun.terms)
+        begun.answered.add("ended", begun.terms)
+        self._over = True
         w, _ = begun.client.personal(asked.base, tensors)
         _export(begun, w[0], self.vault / "model.safetensors")
         begun.client.vault.keep("report.md", begun.client.report().encode())

@@ -8,7 +8,7 @@ import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,10 @@ from polyfed.runs.folder import RunFolder
 from polyfed.runs.ownership import locked
 from polyfed.runs.private import shared_by
 from polyfed.runs.result import Result
-from polyfed.runs.trainer import fit, prepare
+from polyfed.runs.trainer import prepare
 from polyfed.runs.training import MANY, SEED, Training, training_of
 from polyfed.runs.watching import Callback
-from polyfed.studies.jobs import Done, Job, Watch, execute
+from polyfed.studies.jobs import Done, Job, Watch, execute, job_of
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=,-]*")
 
@@ -203,16 +203,11 @@ def compare(
     made = Cached(model, federation)
 
     def job(label: str, seed: int, algorithm: Contender) -> Job:
-        place = None if folder is None else folder / "runs" / f"{label}-seed{seed}"
+        def tables() -> Mapping[str, Any] | None:
+            return describe and dict(answer("describe", describe, label, takes=Mapping[str, Any]))
 
-        def train(more: Sequence[Callback]) -> Result:
-            tables = describe and dict(answer("describe", describe, label, takes=Mapping[str, Any]))
-            return fit(
-                *made(seed), algorithm, replace(how, seed=seed), out=place, resume=resume,
-                callbacks=(*callbacks, *more), describe=tables,
-            )  # fmt: skip
-
-        return Job(label, seed, place, train, made)  # all methods of a seed have the same start
+        parts = partial(made, seed)  # all methods of a seed have the same start
+        return job_of(folder, label, seed, parts, algorithm, how, resume, callbacks, tables, made)
 
     jobs = [job(label, seed, algorithm) for seed in which for label, algorithm in methods.items()]
     found: dict[Job, Done] = {}

@@ -40,7 +40,7 @@ def export(run: Result, client: int | str, out: Path | None, factorised: bool = 
     if found is None and numbers.role in ("yardstick", "oracle"):
         method = numbers.summary.algorithm
         raise ConfigError(f"{folder}: {method} is a yardstick: it has results, and no model to export")
-    if found is None and "sites" in config.data:
+    if found is None and config.data.sites is not None:
         raise RunError(f"{folder}: its models are at its sites; polyfed export --vault DIR writes one there")
     if found is None:
         raise RunError(f"{folder}: has no models yet; finish it with: polyfed resume {folder}")
@@ -59,7 +59,7 @@ def export(run: Result, client: int | str, out: Path | None, factorised: bool = 
         "tensors": _shapes(named | fixed),
         "dtype": config.dtype,
         "algorithm": config.algorithm,
-        "data": {k: v for k, v in config.data.items() if k != "dir"},
+        "data": {k: v for k, v in config.data.table().items() if k != "dir"},
         "seed": config.seed,
         "run": folder.resolve().name,
         "polyfed": config.versions.get("polyfed"),

@@ -199,9 +199,9 @@ def _models(run: Numbers, again: Numbers) -> Difference | None:
 def _history(run: Numbers, again: Numbers) -> Difference | None:
     a, b = run.records, again.records
     found = _first(
-        (f"differs from round {one['round']} on", f"{one['split']} {key}", one[key], other.get(key))
+        (f"differs from round {one.round} on", f"{one.split} {key}", value, other.table().get(key))
         for one, other in zip(a, b, strict=False)
-        for key in one
+        for key, value in one.table().items()
         if key != "seconds"
     )
     if len(a) != len(b):
