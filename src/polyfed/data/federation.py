@@ -6,6 +6,7 @@ here, from a named data set by `datasets.Dataset.partition`, and from a formula 
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 Pair = Any  # (x, y); what is none is refused with the name of its client
 LEARNT = ("preparation", "scaling")  # entries of `meta` with what was learnt from training samples
+ROWS = 20  # of clients that a notebook shows
 PER_CLIENT = ("indices",)  # entries of `meta` that are lists over clients
 WEIGHTED = "training samples have weights, on average 1 at every client; scores count every sample the same"
 
@@ -77,6 +79,19 @@ class Federation:
 
     def __len__(self) -> int:
         return self.n
+
+    def __repr__(self) -> str:
+        sizes = {"training": self.train, "validation": self.validation, "test": self.test}
+        found = ", ".join(f"{len(s.x):,} {k}" for k, s in sizes.items() if s is not None and len(s.x))
+        target = f"{self.classes} classes" if self.classes is not None else f"{self.outputs} numbers to predict"
+        shape = " x ".join(map(str, self.input_shape)) or "1"
+        return f"<Federation of {self.n} clients ({few(self.names)}): {found} samples; inputs {shape}; {target}>"
+
+    def _repr_html_(self) -> str:
+        """Show in a notebook what the federation is, a row per client, and the caveats of its data."""
+        notes = "".join(f"<li>{escape(note)}</li>" for note in self.notes)
+        rows = self.summary().to_html(index=False, max_rows=ROWS, border=0)
+        return f"<div><p><b>{escape(repr(self)[1:-1])}</b></p>{rows}<ul>{notes}</ul></div>"
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import logging
 import math
 import os
 import platform
@@ -41,6 +42,7 @@ from polyfed.runs.trained import raw
 from polyfed.runs.training import Training
 from polyfed.yardsticks import Yardstick
 
+LOG = logging.getLogger("polyfed")
 MODELS_LIMIT = 2 << 30  # bytes of per-client model files written without being asked
 MANY = 256  # clients from which all models are in one file, a tensor per parameter
 EVERY = 10.0  # seconds between checkpoints, when no number of rounds is given
@@ -104,7 +106,10 @@ class RunFolder:
 
     def record(self, records: list[Record]) -> None:
         """Append one evaluated round to metrics.jsonl."""
-        self.append("metrics.jsonl", "".join(json.dumps(r.written()) + "\n" for r in records))
+        lines = [r.written() for r in records]
+        for line in lines:
+            LOG.debug("%s: %s", self.path, {key: value for key, value in line.items() if key != "assigned"})
+        self.append("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
     def due(self, t: int) -> bool:
         """True where it is time for a checkpoint after t rounds."""
@@ -211,7 +216,8 @@ class RunFolder:
             raise self._unwritten(name, e) from e
 
     def log(self, line: str) -> None:
-        """One line with the time in log.txt."""
+        """One line with the time in log.txt, and to Python's logger `polyfed`."""
+        LOG.info("%s: %s", self.path, line)
         self.append("log.txt", f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
 

@@ -54,6 +54,7 @@ from polyfed.runs.resume import digest, start_from
 from polyfed.runs.schema import Config
 from polyfed.runs.session import Saved, Session, watched
 from polyfed.runs.steps import between_evaluations, local_steps_of, recorded
+from polyfed.runs.track import check_tracker, tracked
 from polyfed.runs.training import Training, training_of
 from polyfed.runs.watching import Callback, watchers
 from polyfed.runs.weights import noted, weights_of
@@ -158,7 +159,9 @@ class Trainer:
                 plan = loop.algorithm.describe(loop.server).findings.get("plan")
                 for line in filter(None, (plan, self.note)):
                     store.log(line)
-            return session.run()
+            with tracked(self.training.track, session.result()) as more:
+                session.callbacks = (*session.callbacks, *more)
+                return session.run()
 
     def _session(self, loop: Loop, store: RunFolder | None, callbacks: Sequence[Callback]) -> Session:
         every = self.training.evaluate_every or 0
@@ -175,8 +178,9 @@ class Trainer:
 
         def pooled(lr: float) -> Outputs:
             how = dataclasses.replace(
-                self.training, fraction=1.0, schedule=None, attack=None, robust=None, chunk=None, evaluate_every=0
-            )
+                self.training, fraction=1.0, schedule=None, attack=None, robust=None, chunk=None, evaluate_every=0,
+                track=None,
+            )  # fmt: skip
             trainer = prepare(task.module(task.w0), together(fed), Local(lr), how)
             run = trainer.run(session.store and session.store.path / "training", resume=True)
             trained.append(run)
@@ -313,6 +317,7 @@ def prepare(
         Something does not fit.
     """
     t, loss = training, training.loss or ("mse" if federation.classes is None else "cross-entropy")
+    check_tracker(t.track)
     if getattr(loss, "whole", False) and t.batch_size is not None:
         name = getattr(loss, "__name__", "loss")
         raise ConfigError(f"batch-size: found {t.batch_size}, expected full: the loss {name} is no mean over samples")

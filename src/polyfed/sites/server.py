@@ -53,7 +53,7 @@ CARD = "sites.json"  # in the run's folder: what sites know the run by
 SLACK = 1 << 16  # bytes that a wrong reply may have more, so that the tensor at fault is named
 HERE = (  # settings that are the server's alone
     "rounds", "seeds", "engine", "address", "workers", "chunk", "schedule", "fraction", "robust", "attack",
-    "class-weights", "local-steps", "portable", "evaluate-every", "checkpoint-every",
+    "class-weights", "local-steps", "portable", "evaluate-every", "checkpoint-every", "track",
 )  # fmt: skip
 
 

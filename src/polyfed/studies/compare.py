@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,15 @@ class Comparison:
     def __repr__(self) -> str:
         labels = dict.fromkeys(r.label for r in self.results)
         return f"<Comparison of {', '.join(labels)}: {len(self.results)} runs, {self.status}>"
+
+    def _repr_html_(self) -> str:
+        """Show in a notebook the answer, where the comparison has a folder, and the table of methods."""
+        answer = (
+            ""
+            if self.folder is None or not self.finished
+            else f"<p>{escape(reports.answer(reports.read(self.folder)))}</p>"
+        )
+        return f"<div><p><b>{escape(repr(self)[1:-1])}</b></p>{answer}{self.table.to_html(index=False, border=0)}</div>"
 
     @property
     def runs(self) -> dict[tuple[str, int], Result]:

@@ -85,7 +85,10 @@ def verify(folder: Path) -> Verdict:
     if found.status in ("interrupted", "unfinished"):
         raise RunError(f"{folder}: the run is not finished; finish it with: polyfed resume {folder}")
     parts, plan, seed = Parts(experiment), config.get("plan", {}), experiment.seeds[0]
-    given: dict[str, Any] = {k: plan[k] for k in ("chunk", "workers") if k in plan} | {"checkpoint_every": None}
+    given: dict[str, Any] = {k: plan[k] for k in ("chunk", "workers") if k in plan} | {
+        "checkpoint_every": None,
+        "track": None,
+    }
     if found.status == "finished":
         given["rounds"] = found.summary.rounds
     training = replace(parts.training(seed), **given)
