@@ -21,8 +21,8 @@ NAMES = ("bern", "riga")
 # whose private tensors are what they send, or have sent, as their papers have it: a model, a gradient, a correction;
 # pFedMe's two models are the same wherever the gradient is zero
 KEPT = {
-    "fedacs", "fedala", "fedamp", "fedcet", "fedfomo", "fedlin", "fedsoft", "fedtrack", "fpfc", "heurfedamp", "pfedme",
-    "scaffold",
+    "fedacs", "fedala", "fedamp", "fedas", "fedcet", "fedfomo", "fedlin", "fedsoft", "fedtrack", "fpfc", "heurfedamp",
+    "moon", "pfedme", "scaffold",
 }  # fmt: skip
 HEADS = {
     "format", "kind", "site", "versions", "cpu", "file", "counts", "w0", "t", "phase", "steps", "seconds", "metrics",

@@ -179,7 +179,10 @@ VARIANTS = [
     pf.IFCA(0.05, k=3, init_scale=1.0, shared_layers="0"),
     pf.IFCA(0.05, k=3, init_scale=1.0, shared_layers="0", averaging="gradient"),
 ]
-CLASSES_OR_NORMS = (pf.FedBN, pf.FedLC, pf.FedRoD)  # which no linear network for numbers fits; they take plain means
+# which no linear network for numbers fits; they take plain means, but FedAS and FedPAC's heads
+CLASSES_OR_NORMS = (
+    pf.FedBN, pf.FedLC, pf.FedRoD, pf.FedAS, pf.FedDBE, pf.FedNTD, pf.FedPAC, pf.FedProto, pf.MOON,
+)  # fmt: skip
 OURS = [
     cls()
     for cls in REGISTRY.values()

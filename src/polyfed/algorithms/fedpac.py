@@ -15,7 +15,7 @@ from polyfed.base.settings import setting
 from polyfed.compute.solvers import local_sgd
 from polyfed.core.algorithm import Algorithm, Down, Needs, Portrait, Server
 
-MORE = {"H": "class means times class shares", "v": "the variance of features"}
+MOMENTS = {"moments": "class means times class shares, and the variance of features"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class FedPAC(Algorithm):
     )
     least: float = setting(1e-3, ge=0, lt=1, source="code", doc="Shares of heads below this count as 0.")
 
-    needs = Needs(discloses=DISCLOSED | MORE)
+    needs = Needs(discloses=DISCLOSED | MOMENTS)
 
     def init_server(self, task, w0, n):
         centres = unseen(task, w0)
@@ -68,10 +68,11 @@ class FedPAC(Algorithm):
         then = data.again("body", epochs=self.body_epochs)
         w = local_sgd(task, w, then, self.lr, only=only, toward=(strength, down["prototypes"]) if self.lam else None)
         common, head = split(body, w)
-        return {}, {"w": common, "head": head, "H": H.flatten(1), "v": v} | sent(task.class_means(w, data), counts)
+        moments = torch.cat([H.flatten(1), v[:, None]], 1)
+        return {}, {"w": common, "head": head, "moments": moments} | sent(task.class_means(w, data), counts)
 
     def aggregate(self, server, up, round):
-        mixture = mixtures(up["H"], up["v"], self.least)
+        mixture = mixtures(up["moments"][:, :-1], up["moments"][:, -1], self.least)
         head = server["head"].index_copy(0, round.ids, mixture @ up["head"])
         return {**server, "w": up.mean("w", round.samples), "head": head, **renewed(server, up)}
 

@@ -10,7 +10,15 @@ from polyfed.runs.training import Search
 TUNING = "Tuning"
 ON_RAY = ("engine", "workers", "address")
 AGAINST = ("fpfc", "ifca", "fedacs")  # what coalitions are held against unless methods are named
-MADE = ("pooled", "labels", "signature")  # what methods and experiments may ask of a site that is made of its samples
+MADE = (
+    "pooled",
+    "labels",
+    "signature",
+    "prototypes",
+    "mass",
+    "moments",
+    "mean",
+)  # what methods and experiments may ask of a site that is made of its samples
 
 
 class Run(Experiment, takes=every(), asks="experiment"):

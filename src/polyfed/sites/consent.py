@@ -37,7 +37,7 @@ RAW = {
 class Consent:
     """What an operator lets leave the site.
 
-    allow: what is made of samples and not of training, and may leave: "pooled", "labels", "signature"
+    allow: what is made of samples and not of training, and may leave: "pooled", "labels", "signature", ...
     metrics: how good models are on this site's samples. "own": the server receives and writes down this site's numbers.
         "aggregate": it receives them, and writes down only their mean over all sites that say so, if there are two or
         more; that is the server's program and no cryptography. "none": they stay here
