@@ -191,9 +191,9 @@ class Dataset:
 
         official = test not in ("own", "merged")
         parts = {
-            "train": data._gather(train, dealt),
-            "validation": None if validation is None else data._gather(validation, dealt),
-            "test": data._gather(held, dealt, official),
+            "train": data._gather(train, dealt, seed),
+            "validation": None if validation is None else data._gather(validation, dealt, seed),
+            "test": data._gather(held, dealt, seed, official),
         }
         if self.weights is not None:
             weight = torch.from_numpy(self.weights[np.concatenate(train)])
@@ -312,7 +312,7 @@ class Dataset:
             )
         return held, f"fewer than {total} official test samples in the client's own class ratio exist for: {few(short)}"
 
-    def _gather(self, indices: Sequence[np.ndarray], dealt: Assignment, official: bool = False) -> Split:
+    def _gather(self, indices: Sequence[np.ndarray], dealt: Assignment, seed: int, official: bool = False) -> Split:
         """The samples at `indices`, client after client, as each client sees them."""
         x, y = (self.x_test, self.y_test) if official else (self.x, self.y)
         assert x is not None
@@ -334,6 +334,11 @@ class Dataset:
                 ty[rows] = torch.from_numpy(dealt.relabel[i])[ty[rows]]
             if dealt.turns is not None and dealt.turns[i]:
                 tx[rows] = torch.rot90(tx[rows], int(dealt.turns[i]), (-2, -1))
+            if dealt.noise is not None and len(indices[i]):
+                if not tx.is_floating_point():
+                    raise DataError(f"partition 'noise': found integer inputs in {self.name}, expected numbers")
+                drawn = prepare.keyed(seed, prepare.NOISE, f"{i} {official} {indices[i][0]}")  # of disjoint parts
+                tx[rows] += torch.from_numpy(dealt.noise[i] * drawn.standard_normal(tx[rows].shape)).to(tx.dtype)
         return Split(tx, ty, offsets)
 
     def _scale(self, parts: Mapping[str, Split | None], dealt: Assignment, n: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from polyfed.base.errors import DataError
 from polyfed.base.settings import shown
 
-TEST, VALIDATION, OFFICIAL, ASSIGN, RATIO = 11, 12, 13, 14, 15  # purposes of the draws
+TEST, VALIDATION, OFFICIAL, ASSIGN, RATIO, NOISE = 11, 12, 13, 14, 15, 16  # purposes of the draws
 
 
 def keyed(seed: int, purpose: int, name: str = "") -> np.random.Generator:
