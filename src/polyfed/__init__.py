@@ -40,6 +40,8 @@ if _TYPE_CHECKING:
     from polyfed.core.schedule import Uniform as Uniform
     from polyfed.core.uplinks import Uplinks as Uplinks
     from polyfed.data.federation import Federation as Federation
+    from polyfed.estimators import FederatedClassifier as FederatedClassifier
+    from polyfed.estimators import FederatedRegressor as FederatedRegressor
     from polyfed.face import Run as Run
     from polyfed.face import compare as compare
     from polyfed.face import fit as fit

@@ -452,10 +452,6 @@ def tiny_imagenet(data_dir: Path, normalise: Normalise = False) -> Dataset:
 # tables with natural clients
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-POOLED = (
-    "inputs are standardised with the pooled mean and variance of all clients' training rows: every client reveals "
-    "its sums to the others"
-)
 
 
 @dataset("heart-disease")
@@ -481,7 +477,7 @@ def heart_disease(data_dir: Path, standardise: Standardise = "pooled") -> Datase
         "and for part of Long Beach",
     )
     if standardise == "pooled":
-        notes = (*notes, POOLED)
+        notes = (*notes, prepare.POOLED.format(what="inputs are"))
     return Dataset(
         "heart-disease",
         np.concatenate(xs),
@@ -521,7 +517,7 @@ def parkinsons(
         "repeated measures of 42 patients, split by time; UPDRS was interpolated linearly between clinic visits",
     )
     if standardise == "pooled":
-        notes = (*notes, POOLED)
+        notes = (*notes, prepare.POOLED.format(what="inputs are"))
     return Dataset(
         "parkinsons",
         values[:, [1, 2, 3, *range(6, 22)]].astype(np.float32),
@@ -550,7 +546,7 @@ def school(data_dir: Path, standardise: Standardise = "pooled") -> Dataset:
         "the inputs explain little of the variance linearly: a low R2 is normal",
     )
     if standardise == "pooled":
-        notes = (*notes, POOLED)
+        notes = (*notes, prepare.POOLED.format(what="inputs are"))
     return Dataset(
         "school",
         z["X"].astype(np.float32),
