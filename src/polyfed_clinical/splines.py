@@ -56,11 +56,8 @@ def placed(wire: Wire, columns: Sequence[str], asked: Mapping[str, int | Sequenc
     for name, knots in asked.items():
         if name not in columns:
             raise ConfigError(f"splines: no column {name!r}{closest(name, columns)}; there are {', '.join(columns)}")
-        if isinstance(knots, int):
-            fine = knots in QUANTILES
-        else:
-            fine = len(knots) > 2 and list(knots) == sorted(set(knots))
-        if not fine:
+        rising = not isinstance(knots, int) and len(knots) > 2 and list(knots) == sorted(set(knots))
+        if not rising and (not isinstance(knots, int) or knots not in QUANTILES):
             raise ConfigError(f"splines: {name}: found {knots}, expected 3 to 7 knots, or three places or more, rising")
     counted = {name: knots for name, knots in asked.items() if isinstance(knots, int)}
     found = {name: tuple(map(float, knots)) for name, knots in asked.items() if not isinstance(knots, int)}

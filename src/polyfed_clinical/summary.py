@@ -180,6 +180,12 @@ class ClinicalFit:
         return found
 
     @property
+    def single(self) -> list[str]:
+        """Names of the coefficients that mean something by themselves: slopes of columns, not terms of a spline."""
+        bent = {column + "'" * k for column, knots in self.knots.items() for k in range(len(knots) - 1)}
+        return [str(name) for name in self.coefficients.index if name != "intercept" and name not in bent]
+
+    @property
     def arrived(self) -> bool:
         """True where `left` is at most 0.01 standard errors: else there are no intervals and p values."""
         return self.left <= ARRIVED

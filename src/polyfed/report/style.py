@@ -6,6 +6,7 @@ Inline SVG takes ink, grid and series colours from CSS variables, so one figure 
 import contextlib
 import errno
 import io
+import math
 import os
 import re
 import warnings
@@ -15,6 +16,7 @@ from html import escape
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -97,6 +99,24 @@ def legend_name(label: str) -> str:
     return "\u200b" + label if label.startswith("_") else label
 
 
+_HOVERED = WeakKeyDictionary[Figure, dict[str, list[str]]]()  # what the points of a figure say, by group
+
+
+def hover(axes: Axes, x: Sequence[float], y: Sequence[float], texts: Sequence[str]) -> None:
+    """Let points of an inline figure say what they are, as the pointer stands on them; nothing of it is seen.
+
+    x, y: of the points, in data coordinates; those that are not finite are left out
+    """
+    points = [(a, b, t) for a, b, t in zip(x, y, texts, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    if not points or not isinstance(figure := axes.figure, Figure):
+        return
+    said = _HOVERED.setdefault(figure, {})
+    name = f"hover-{len(said)}"
+    said[name] = [text for *_, text in points]
+    xs, ys = ([point[k] for point in points] for k in (0, 1))
+    axes.scatter(xs, ys, s=90, c=PAPER, alpha=0.004, linewidth=0, zorder=9, gid=name)
+
+
 def to_svg(figure: Figure, name: str, title: str, description: str = "") -> str:
     """A figure as inline SVG: its own ids (prefixed by `name`), CSS variables for colours, title and description.
 
@@ -114,11 +134,22 @@ def to_svg(figure: Figure, name: str, title: str, description: str = "") -> str:
     body = body.replace("xlink:href=", "href=").replace('href="#', f'href="#{name}-').replace("url(#", f"url(#{name}-")
     body = re.sub(r"\s*<style type=\"text/css\">.*?</style>", "", body, flags=re.S)
     body = re.sub(r"#[0-9a-f]{6}(?=[;\"])", _themed, body)
+    for group, texts in _HOVERED.get(figure, {}).items():
+        start = body.index(f'id="{name}-{group}"')
+        said = iter(texts)
+        points = re.compile(r"<defs>.*?</defs>|<(path|use)\b[^>]*/>", re.S)
+        body = body[:start] + points.sub(lambda m, said=said: _titled(m, said), body[start:], len(texts) + 1)
     return (
         f'<svg viewBox="{box[1] if box else "0 0 1 1"}" role="img" aria-labelledby="{name}-title {name}-desc">'
         f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description or title)}</desc>'
         f"{body}"
     )
+
+
+def _titled(match: re.Match[str], texts: Iterator[str]) -> str:
+    """A point with what it says, the next of the texts; definitions and what follows the last are as they are."""
+    text = next(texts, None) if match[1] else None
+    return match[0] if text is None else f"{match[0][:-2]}><title>{escape(text)}</title></{match[1]}>"
 
 
 def _themed(match: re.Match[str]) -> str:
