@@ -10,7 +10,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
 from itertools import cycle, islice
@@ -27,6 +27,7 @@ from polyfed.base.arguments import checked
 from polyfed.base.checkpoint import reason
 from polyfed.base.errors import ConfigError, RunError
 
+NAMED = 30  # most clients that are named on an axis
 INK, QUIET, GRID, PAPER = "#1b1f23", "#5a626b", "#dfe3e8", "#fefefe"
 # After Okabe and Ito's colours for the colour-blind, three of them darkened to a contrast of 3:1 on white; page.css has
 # the same six for dark ground.
@@ -99,10 +100,29 @@ def legend_name(label: str) -> str:
     return "\u200b" + label if label.startswith("_") else label
 
 
+def short(name: str, limit: int = 22) -> str:
+    return legend_name(name if len(name) <= limit else name[: limit - 1] + "…")
+
+
+def legend(figure: Figure, axes: Axes, look: dict[str, Look]) -> None:
+    """A key of the methods; those in grey share an entry where they are several."""
+    entries = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    grey = [k for label, of in look.items() if of.color == QUIET and (k := legend_name(label)) in entries]
+    if len(grey) > 1:
+        entries[f"{len(grey)} others"] = entries[grey[0]]
+        entries = {k: v for k, v in entries.items() if k not in grey}
+    if len(entries) > 1:
+        names = [short(k, 26) for k in entries]
+        columns = min(len(names), 4, max(1, 56 // (5 + max(map(len, names)))))
+        figure.legend(
+            entries.values(), names, loc="outside upper left", ncols=columns, handlelength=2.4, columnspacing=1.2
+        )
+
+
 _HOVERED = WeakKeyDictionary[Figure, dict[str, list[str]]]()  # what the points of a figure say, by group
 
 
-def hover(axes: Axes, x: Sequence[float], y: Sequence[float], texts: Sequence[str]) -> None:
+def hover(axes: Axes, x: Iterable[Any], y: Iterable[Any], texts: Iterable[str]) -> None:
     """Let points of an inline figure say what they are, as the pointer stands on them; nothing of it is seen.
 
     x, y: of the points, in data coordinates; those that are not finite are left out
