@@ -1,5 +1,5 @@
-"""Adapters: a small part of a pretrained model is trained, the rest is frozen, so that what clients exchange is a vector of
-some thousand numbers.
+"""Adapters: a small part of a pretrained model is trained, the rest is frozen, so that what clients exchange is a
+vector of some thousand numbers.
 
 LoRA (Hu et al., 2022) adds c B A to a frozen weight. Here A is frozen too, drawn from the seed and the layer's name,
 with orthonormal rows: then ||B A - B' A|| = ||B - B'||, so that means and distances of clients' vectors are those of
