@@ -12,12 +12,9 @@ from polyfed.base.errors import ConfigError, DataError, closest, few
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import READERS, Federation, names_of
 from polyfed.data.preparation import Input, Preparation
+from polyfed.data.prepare import POOLED
 from polyfed.data.sheets import USABLE, Column, Sheet, declared, read, survey
 
-POOLED = (
-    "{what} standardised with the pooled mean and variance of all clients' training rows: every client reveals its "
-    "sums to the others"
-)
 OWN = "{what} standardised by each client with the mean and variance of its own training rows"
 LISTED = 6  # names in a note
 EVENT = "1 (it happened) or 0 (censored)"
