@@ -123,6 +123,7 @@ class Experiment(Shared):
     partition: str | None = of(Data, "partition", DATA)
     clients: str | None = of(Data, "clients", DATA, "N")
     model: str | None = of(Model, "name", DATA)
+    adapter: str | None = of(Model, "adapter", DATA)
     rounds: str | None = of(Settings, "rounds", TRAIN, "N")
     fraction: str | None = of(Settings, "fraction", TRAIN, "X")
     local_epochs: str | None = of(Settings, "local_epochs", TRAIN, "N")

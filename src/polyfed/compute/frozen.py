@@ -8,7 +8,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from polyfed.base.typed import plain
 from polyfed.compute.batches import Batches
 from polyfed.compute.task import Task, model_input, trainable
 
@@ -62,15 +61,7 @@ def above(task: Task, cut: int) -> Task:
     """The same loss and optimiser for the modules from `cut` on, whose parameters end the vector."""
     known = _above.setdefault(task, {})
     if cut not in known:
-        known[cut] = Task(
-            nn.Sequential(*_sequence(task.model)[cut:]),
-            task.loss,
-            weight_decay=task.weight_decay,
-            bf16=task.bf16,
-            tf32=task.tf32,
-            class_weights=plain(task.class_weights),
-        ).adopt(task.found)
-        known[cut].vectorised = task.vectorised and known[cut].stacked is None
+        known[cut] = task.part(nn.Sequential(*_sequence(task.model)[cut:]))
     known[cut].optimizer = task.optimizer  # which a rehearsal replaces
     return known[cut]
 

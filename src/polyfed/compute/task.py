@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from polyfed.base.arguments import checked
 from polyfed.base.errors import ConfigError, DataError, ModelError
-from polyfed.base.typed import add_, copy_, named_modules
+from polyfed.base.typed import add_, copy_, named_modules, plain
 from polyfed.compute import compiled
 from polyfed.compute.batches import Batch, Batches
 from polyfed.compute.layout import Layout
@@ -42,8 +42,9 @@ AT_ONCE = 1 << 30  # bytes of activations when evaluating many models on their o
 class Task:
     """A model and a loss as functions of the flat parameter vector.
 
-    Random layers (dropout of any kind) draw from a key per client and step. Frozen parts that the model has in
-    evaluation mode stay in it. Integer inputs stay integers for a model with an embedding and become floats for others.
+    Random layers (dropout of any kind) draw from a key per client and step. A module whose parameters are all frozen
+    is in evaluation mode, always, and its parameters are shared with the model that is given, not copied. Integer
+    inputs stay integers for a model with an embedding and become floats for others.
 
     Parameters
     ----------
@@ -98,7 +99,7 @@ class Task:
     ):
         self._still = still(model)
         try:
-            self.model = copy.deepcopy(model)
+            self.model = copied(model, of=lambda q: nn.Parameter(q.detach(), requires_grad=False))
             check_structure(self.model, lambda m: _training(m, self._parts(m)))
             self.model = self.model.to(device=device, dtype=dtype)
         except (RuntimeError, TypeError, ValueError, AttributeError) as e:
@@ -214,8 +215,29 @@ class Task:
             h.update(f"{name} {shape}\n".encode())
         for name, t in sorted(self.fixed.items()):
             h.update(f"{name} {t.dtype} {[*t.shape]}\n".encode())
-            h.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            h.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
         return h.hexdigest()
+
+    def part(self, module: nn.Module) -> "Task":
+        """The same loss and optimiser for a module that is part of the model.
+
+        Parameters
+        ----------
+        module : nn.Module
+            Made of the model's own modules.
+
+        Returns
+        -------
+        Task
+            With what `check` has found of the whole.
+        """
+        part = Task(
+            module, self.loss, weight_decay=self.weight_decay, optimizer=self.optimizer, bf16=self.bf16,
+            tf32=self.tf32, class_weights=plain(self.class_weights),
+        ).adopt(self.found)  # fmt: skip
+        part.asked, part.scores, part.settled = self.asked, self.scores, self.settled
+        part.vectorised, part.sample_bytes = self.vectorised and part.stacked is None, self.sample_bytes
+        return part
 
     def place(self, split: Split) -> Split:
         """The split on the task's device, as the model takes it: floats in its precision, integers where it embeds.
@@ -615,7 +637,7 @@ class Task:
         Parameters
         ----------
         training : bool
-            Its mode; frozen parts in evaluation mode stay in it.
+            Its mode; frozen modules are in evaluation mode always.
         second : bool
             Another copy, to be used while the first is.
 
@@ -626,7 +648,7 @@ class Task:
         """
         name = "second" if second else "first"
         if not hasattr(self._local, name):
-            module = copy.deepcopy(self.model)
+            module = copied(self.model, of=lambda q: q)
             setattr(self._local, name, (module, trainable(module), self._parts(module)))
         module, parameters, still = getattr(self._local, name)
         if training:
@@ -788,12 +810,18 @@ def _finite(t: Tensor) -> bool:
     return bool(t.isfinite().all())
 
 
+def copied(module: nn.Module, of: Callable[[nn.Parameter], nn.Parameter]) -> nn.Module:
+    """A copy of a module in whose frozen parameters is the same memory. of: makes the copy's of the module's"""
+    frozen = [q for q in module.parameters() if not q.requires_grad and type(q) is nn.Parameter]
+    return copy.deepcopy(module, {id(q): of(q) for q in frozen})
+
+
 def trainable(module: nn.Module) -> list[nn.Parameter]:
     return [q for q in module.parameters() if q.requires_grad]
 
 
 def _training(module: nn.Module, parts: list[nn.Module]) -> None:
-    """Training mode, but for the frozen parts that stay in evaluation mode."""
+    """Training mode, but for the frozen modules."""
     module.train()
     for part in parts:
         part.eval()

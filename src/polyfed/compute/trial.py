@@ -107,17 +107,16 @@ def reason(e: BaseException) -> str:
 
 
 def still(model: nn.Module) -> list[str]:
-    """Names of the frozen parts in evaluation mode, which stay in it while the rest trains.
+    """Names of the frozen modules, which are in evaluation mode while the rest trains.
 
-    A part counts when it was handed over in evaluation mode and has parameters or buffers, none of them trainable: the
-    frozen BatchNorm layers of a pretrained network, or a whole backbone.
+    Those with parameters of which none is trained, with all that is inside them, such as a backbone and its dropout;
+    of those that have buffers alone, such as a BatchNorm without scale, the ones that were handed over in it.
     """
     return [
         name
         for name, m in named_modules(model)
-        if not m.training
-        and (any(True for _ in m.parameters()) or any(True for _ in m.buffers()))
-        and not any(q.requires_grad for q in m.parameters())
+        if not any(q.requires_grad for q in m.parameters())
+        and (any(True for _ in m.parameters()) or (not m.training and any(True for _ in m.buffers())))
     ]
 
 
@@ -161,13 +160,13 @@ def train_twice(
     """
     device = parameters[0].device
     outside = _outside()
-    before = {name: t.detach().clone() for name, t in _tensors(module)}
+    before = {name: _image(t) for name, t in _tensors(module)}
     with Keyed(0, device) as evaluated:
         first = evaluate()
     with Keyed(0, device) as keyed:
         output, loss = step()
     for name, t in _tensors(module):
-        if name not in before or not same(before[name], t.detach()):
+        if name not in before or not same(before[name], _image(t)):
             kind = "parameter" if isinstance(t, nn.Parameter) else "buffer"
             raise ModelError(
                 f"{_layer(module, name)} changes its {kind} {name.rpartition('.')[2]!r} in a forward pass, so that a "
@@ -225,6 +224,13 @@ def _outside() -> tuple[object, ...]:
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_buffers()
     yield from module.named_parameters()
+
+
+def _image(t: Tensor) -> Tensor:
+    """What tells whether a tensor has changed: a copy, and of a frozen parameter, which may be large, a sum."""
+    if isinstance(t, nn.Parameter) and not t.requires_grad:
+        return t.detach().sum()
+    return t.detach().clone()
 
 
 def _layer(module: nn.Module, name: str) -> str:

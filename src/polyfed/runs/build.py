@@ -154,7 +154,8 @@ def make_model(m: Model, input_shape: tuple[int, ...], outputs: int, seed: int) 
     """The model of a [model] table, for inputs of this shape and this many outputs."""
     assert m.name is not None
     if m.file is not None:
-        return model_from(
-            Path(m.file), m.name, {"input_shape": input_shape, "outputs": outputs, "seed": seed}, m.options
-        )
-    return models.build(m.name, input_shape, outputs, seed=seed, **m.options)
+        given = {"input_shape": input_shape, "outputs": outputs, "seed": seed}
+        made = model_from(Path(m.file), m.name, given, m.options)
+    else:
+        made = models.build(m.name, input_shape, outputs, seed=seed, **m.options)
+    return made if m.adapter is None else models.adapted(made, m.adapter, seed)

@@ -175,8 +175,8 @@ class Experiment:
 
 
 def model_of(table: Mapping[str, Any], where: Where) -> Model:
-    """A [model] table: what is neither `name` nor `file` is an option of the model."""
-    known = {key: value for key, value in table.items() if key in ("name", "file")}
+    """A [model] table: what is no setting of `Model` is an option of the model."""
+    known = {key: value for key, value in table.items() if key in ("name", "file", "adapter")}
     options = {key.replace("-", "_"): value for key, value in table.items() if key not in known}
     return dataclasses.replace(read_table(Model, known, where), options=options)
 

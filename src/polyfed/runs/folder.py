@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 import tomli_w
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open  # pyright: ignore[reportUnknownVariableType]
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
@@ -81,12 +81,23 @@ class RunFolder:
         if indices is not None:
             tensors = {f"{i:06d}": torch.as_tensor(np.asarray(index)) for i, index in enumerate(indices)}
             self.write_bytes("partition.safetensors", tensors)
-        if run.trained.task.fixed:
-            self.write_bytes("fixed.safetensors", {k: t.clone() for k, t in run.trained.task.fixed.items()})
+        self._fixed(run.trained.task)
         if not fresh:
             self.log(f"resumed at round {run.rounds}")
         self.write("metrics.jsonl", "".join(json.dumps(r.written()) + "\n" for r in run.records))
         self._flush()
+
+    def _fixed(self, task: Task) -> None:
+        """Write what clients' models have in common from before the run, unless a run beside this one has it."""
+        wanted = {"digest": task.fixed_digest}
+        if not task.fixed or files.linked(self.path, "fixed.safetensors", lambda path: said(path) == wanted):
+            return
+        known, found = set[int](), dict[str, Tensor]()
+        for name, t in task.fixed.items():
+            t = t.detach().cpu().contiguous()
+            found[name] = t.clone() if t.untyped_storage().data_ptr() in known else t  # of tensors that share memory
+            known.add(t.untyped_storage().data_ptr())
+        self._put("fixed.safetensors", lambda draft: save_file(found, draft, wanted))
 
     def secret(self, fresh: bool) -> bytes:
         """The secret of a private run's noise, made with the run and kept for its user alone. fresh: make it"""
@@ -219,6 +230,15 @@ class RunFolder:
         """One line with the time in log.txt, and to Python's logger `polyfed`."""
         LOG.info("%s: %s", self.path, line)
         self.append("log.txt", f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+
+
+def said(path: Path) -> dict[str, str] | None:
+    """What a safetensors file says of itself; None for what is no such file."""
+    try:
+        with safe_open(path, "pt") as file:  # pyright: ignore[reportUnknownVariableType]
+            return file.metadata()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    except (OSError, SafetensorError):
+        return None
 
 
 def csv_text(frame: pd.DataFrame) -> str:

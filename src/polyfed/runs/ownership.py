@@ -34,13 +34,16 @@ HEADS = (  # what a folder is
 )  # fmt: skip
 NAMES = (
     *HEADS, "federation.json", "partition.safetensors", "fixed.safetensors", "models.safetensors",
-    "models/*.safetensors", "models/.*.draft", ".*.draft", "checkpoint/**/*", "rows/**/*", "metrics.jsonl",
-    "common.jsonl", "clients.csv", "ledger.csv", "assignments.csv", "report.json", "summary.json", "log.txt",
-    "scores.safetensors", "report.html", "report-clients.csv", "report-figures/*", "results.csv", "tune.svg",
-    "admission.svg", "leave.csv", "leave.html", "coalitions.json", "coalitions-*.csv", "coalitions.png",
-    "coalitions.svg", "coalitions.pdf", "sites.json",
+    "models/*.safetensors", "models/.*.draft", ".*.draft", "checkpoint/**/*", "rows/**/*", "features/*.npy",
+    "features/.*.draft", "metrics.jsonl", "common.jsonl", "clients.csv", "ledger.csv", "assignments.csv",
+    "report.json", "summary.json", "log.txt", "scores.safetensors", "report.html", "report-clients.csv",
+    "report-figures/*", "results.csv", "tune.svg", "admission.svg", "leave.csv", "leave.html", "coalitions.json",
+    "coalitions-*.csv", "coalitions.png", "coalitions.svg", "coalitions.pdf", "sites.json",
 )  # fmt: skip
-BEGUN = ("models/.*.draft", ".*.draft", "checkpoint/**/*", "rows/**/*", "metrics.jsonl")  # there before any head is
+BEGUN = (  # there before any head is
+    "models/.*.draft", ".*.draft", "checkpoint/**/*", "rows/**/*", "features/*.npy", "features/.*.draft",
+    "metrics.jsonl",
+)  # fmt: skip
 RECIPE = ("kept/*.json", "outcome.md", "record.jsonl.gz", "table[0-9]*-*.csv")  # beside recipe.txt
 SITES = (".csv", ".npz")  # of a folder with a file per site
 PART = re.compile(r"(?!\d{8}-\d{6}-).+-seed-?\d+")  # a run of a comparison, and not a folder that was named by its time
@@ -67,6 +70,20 @@ def put(path: Path, content: bytes | Callable[[Path], None]) -> None:
         os.replace(draft, path)
     except OSError as e:
         raise OSError(e.errno, e.strerror, str(path)) from None
+
+
+def linked(folder: Path, name: str, same: Callable[[Path], bool] = lambda _: True) -> bool:
+    """Give a file of a folder beside this one the same name here: one file on the disk. True where it then is here.
+
+    same: whether it is the file that is wanted
+    """
+    path = folder / name
+    for other in sorted(folder.parent.glob(f"*/{name}")):
+        if other != path and same(other):
+            with contextlib.suppress(OSError):  # another disk, or a file system without links
+                path.parent.mkdir(parents=True, exist_ok=True)
+                os.link(other, path)
+    return path.exists() and same(path)
 
 
 def write_private(path: Path, text: str) -> None:

@@ -200,7 +200,7 @@ class Result:
             raise ConfigError(f"models: found shape {list(models.shape)}, expected [{task.p}] or [{n}, {task.p}]")
         if not task.settled:  # of a folder
             check(task, self.federation.train, self.federation.classes)
-        data = found[split].to(task.device, task.dtype)
+        task, data = self.trained.ready(split, found[split])
         return evaluation.metrics(task, models.to(task.device, task.dtype).expand(n, -1), data, np.arange(n))
 
     @property

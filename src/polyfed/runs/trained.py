@@ -22,6 +22,7 @@ from polyfed.core.ledger import Ledger
 from polyfed.core.rounds import Flight, Loop
 from polyfed.core.uplinks import rows_of
 from polyfed.core.worker import expand
+from polyfed.engines.local import LocalEngine
 
 BLOCK = 1 << 28  # bytes of models at a time
 
@@ -67,10 +68,16 @@ class Trained(Deployed):
         """Take the state that a loop has reached."""
         return cls(**{f.name: getattr(loop, f.name) for f in fields(cls)})
 
+    def ready(self, name: str, split: Split) -> tuple[Task, Split]:
+        """The task and the samples of a split as models are evaluated on them: on kept features, where there are."""
+        engine = self.engine
+        if isinstance(engine, LocalEngine) and engine.task is not self.task and name in engine.data:
+            return engine.task, engine.data[name]
+        return self.task, split.to(self.task.device, self.task.dtype)
+
     def answers(self, test: Split) -> Iterator[tuple[int, Tensor]]:
         """Outputs of every client's model for its test samples."""
-        task = self.task
-        test = test.to(task.device, task.dtype)
+        task, test = self.ready("test", test)
         for ids in np.array_split(np.arange(self.n), -(-self.n * task.p * task.w0.element_size() // BLOCK)):
             for i, w in zip(ids, self.personal(ids), strict=True):
                 if len(x := test.client(int(i))[0]):

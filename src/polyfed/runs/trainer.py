@@ -27,6 +27,7 @@ from polyfed.compute.augment import augmentation
 from polyfed.compute.batches import Work
 from polyfed.compute.check import check
 from polyfed.compute.compiled import PATH, path_of
+from polyfed.compute.kept import Kept, kept
 from polyfed.compute.losses import Loss
 from polyfed.compute.split import Split, restored
 from polyfed.compute.task import Task
@@ -38,12 +39,13 @@ from polyfed.core.rows import Rows
 from polyfed.core.schedule import Schedule, Uniform
 from polyfed.core.uplinks import Wanted
 from polyfed.core.worker import Plan
-from polyfed.data.federation import Federation
+from polyfed.data.federation import Federation, Outline
 from polyfed.engines.local import LocalEngine, check_rows, cores, make_plan, make_rows, pick_device
 from polyfed.privacy.guard import Guard
 from polyfed.privacy.ledger import Ledger
 from polyfed.privacy.noise import new_secret
 from polyfed.privacy.planned import Planned
+from polyfed.runs.features import features
 from polyfed.runs.folder import RunFolder, versions
 from polyfed.runs.measured import Answers, looped, outputs_of, together
 from polyfed.runs.packages import packages
@@ -103,6 +105,8 @@ class Trainer:
         What is planned for a run with [privacy].
     billed : array or None
         [3, n] messages, bytes down and bytes up before the first round.
+    kept : Kept or None
+        The model, cut above its frozen modules; None: all of it is computed at every step.
     """
 
     task: Task
@@ -122,6 +126,7 @@ class Trainer:
     elsewhere: "Callable[[Trainer], Engine] | None" = None
     private: Planned | None = None
     billed: np.ndarray | None = None
+    kept: Kept | None = None
 
     def run(self, out: str | Path | None = None, resume: bool = False, callbacks: Sequence[Callback] = ()) -> Result:
         """Train.
@@ -235,6 +240,8 @@ class Trainer:
     def _engine(self, data: dict[str, Split], rows: Callable[[], Rows], plan: Plan, folder: Path | None) -> Engine:
         t, task, names = self.training, self.task, self.federation.names
         if t.engine == "local":
+            if self.kept is not None:
+                task, data = self.kept.top, features(self.kept, data, folder)
             return LocalEngine(task, data, rows(), client_keys(names), self.work, t.seed, plan, t.step_sizes)
         try:
             from polyfed.engines.ray import RayEngine
@@ -338,6 +345,10 @@ def prepare(
     check(task, federation.train, federation.classes, type(model).__name__)
     schedule, steps = t.schedule_for(federation.names), local_steps_of(t.local_steps, federation.names)
     work = Work(t.epochs, steps, t.batch_size, augmentation(t.augment, federation.input_shape))
+    cut = None
+    if t.engine == "local" and work.augment is None and not isinstance(federation, Outline):
+        cut = kept(task, federation.train.x)
+    top, shape = (task, federation.input_shape) if cut is None else (cut.top, cut.shape)
     private: Planned | None = None
     note, wanted, streamed = None, dict[tuple[int, int], Wanted](), False
     if isinstance(algorithm, Yardstick):
@@ -349,7 +360,7 @@ def prepare(
         outlined(algorithm, task, federation.n)
         check_optimizer(algorithm, task, federation, work)
         if t.robust is None:
-            wanted, streamed = sums(algorithm, task, federation.input_shape, federation.classes, federation.outputs)
+            wanted, streamed = sums(algorithm, top, shape, federation.classes, federation.outputs)
         else:
             note = check_robust(algorithm, t.robust, model, loss, federation, work, schedule)
     cohort = schedule.size(federation.n) if isinstance(schedule, Uniform) else federation.n
@@ -363,16 +374,16 @@ def prepare(
         looked = sum(len(found[name].x) for name in watched(found))
         keys = client_keys(federation.names)
         every = between_evaluations(looked, federation.train.counts, keys, work, share, task.p)
-    path = path_of(task, work, federation.train)
+    path = path_of(top, work, federation.train)
     counts = federation.train.counts
     most = min(int(counts.max()), work.batch_size or int(counts.max()))
-    plan = make_plan(task, cohort, work.per_step(counts), t.chunk, t.workers, path, most)
+    plan = make_plan(top, cohort, work.per_step(counts), t.chunk, t.workers, path, most)
     t = dataclasses.replace(
         t, loss=loss, dtype=task.dtype, local_epochs=None if steps else t.epochs, evaluate_every=every
     )
     return Trainer(
         task, federation, algorithm, t, work, schedule, cohort, plan, wanted, streamed, attackers, note, start,
-        describe or {}, private=private,
+        describe or {}, private=private, kept=cut,
     )  # fmt: skip
 
 

@@ -378,6 +378,11 @@ class Model(Table):
 
     name: str | None = setting(None, doc="linear, mlp, cnn, lenet or resnet18, or a class in file.")
     file: str | None = setting(None, doc="Python file that defines the model.")
+    adapter: str | None = setting(
+        None,
+        doc="Part of the model to train, the rest is frozen: probe, biases, norms, last:K, or "
+        "lora:r=8,targets=query+value.",
+    )
     options: Mapping[str, Any] = setting(
         factory=dict, doc="Any other key is an option of the model, such as hidden of mlp."
     )

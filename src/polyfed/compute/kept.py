@@ -1,0 +1,199 @@
+"""Models whose trained parameters all lie above frozen modules: what these make of a sample is a feature, which never
+changes, and what lies above is a task of its own, on features.
+
+The cut is found in what a pass does, not in how the model is written: from the output back, module by module, each of
+which was called once, on the one tensor that the module below it returned.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.base.errors import ModelError
+from polyfed.base.typed import named_modules
+from polyfed.compute.split import Split
+from polyfed.compute.task import Task, model_input
+from polyfed.compute.trial import Keyed, same
+
+TRIED = 8  # samples on which the parts have to give what the whole gives
+TAILS = 16  # places for the cut that are tried, from the highest
+BLOCK = 64  # samples a pass, whatever the number of threads: it decides the last bits
+
+
+class Call(NamedTuple):
+    """One call of a module in a pass. x, out: the tensor that went in and the one that came out"""
+
+    name: str
+    x: Tensor
+    out: Tensor
+
+
+class Kept(NamedTuple):
+    """A model that is cut in two.
+
+    task: the whole     top: the task of the modules above the cut, of the same vector and the same layers' names
+    first: the lowest of these, by name     shape: of a feature
+    """
+
+    task: Task
+    top: Task
+    first: str
+    shape: tuple[int, ...]
+
+    def key(self, split: Split) -> str:
+        """Digest of all that the features of these samples follow from, `torch.__version__` included."""
+        w = self.task.w0
+        h = blake2b(f"{self.task.fixed_digest} {self.first} {w.dtype} {w.device.type} {torch.__version__}".encode())
+        h.update(f"{split.x.dtype} {[*split.x.shape]}".encode())
+        h.update(split.x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return h.hexdigest()[:32]
+
+    def features_(self, out: Tensor, x: Tensor, threads: int) -> None:
+        """Write the features of samples into `out: [N, *shape]`, the same whatever the number of threads.
+
+        x: [N, ...], on the task's device     threads: to compute on
+        """
+
+        def write(k: int) -> None:
+            out[k : k + BLOCK] = _entering(self.task, self.first, x[k : k + BLOCK])
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                for _ in pool.map(write, range(0, len(x), BLOCK)):
+                    pass
+        finally:
+            torch.set_num_threads(before)
+
+
+class _Reached(BaseException):
+    """Ends a pass where the feature is there."""
+
+    def __init__(self, x: Tensor):
+        self.x = x
+
+
+def kept(task: Task, x: Tensor) -> Kept | None:
+    """Cut a task's model above its frozen modules, after `check`.
+
+    None where nothing is frozen below what is trained, the frozen modules draw random numbers, or the modules above
+    them are no chain.
+    x: [N, ...] samples, anywhere
+    """
+    if task.bf16 or task.tf32 or not _frozen(task.model):
+        return None
+    x = x[torch.linspace(0, len(x) - 1, min(len(x), TRIED)).long()].to(task.device)
+    x = x.to(task.dtype) if x.is_floating_point() or not task.integers else x
+    calls, output = _watched(task, x)
+    names = {name for name, m in named_modules(task.model) if any(q.requires_grad for q in m.parameters(recurse=False))}
+    frozen = _frozen(task.model)
+    for tail in itertools.islice(_tails(calls, output, names), TAILS):
+        top = _top(task, tail)
+        if top is not None and _frozen(top.model) < frozen and _fits(task, top, tail[0].name, x):
+            return Kept(task, top, tail[0].name, tuple(tail[0].x.shape[1:]))
+    return None
+
+
+def _frozen(model: nn.Module) -> int:
+    return sum(q.numel() for q in model.parameters() if not q.requires_grad)
+
+
+def _watched(task: Task, x: Tensor) -> tuple[list[Call], Tensor]:
+    """The calls of a training pass, in the order in which they ended, of modules that are called once on one tensor."""
+    module, parameters = task.workspace(training=True)
+    task.point(parameters, task.w0.clone())
+    calls, seen = list[Call](), dict[str, int]()
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+            seen[name] = seen.get(name, 0) + 1
+            if len(args) == 1 and not kwargs and isinstance(args[0], Tensor) and isinstance(out, Tensor):
+                calls.append(Call(name, args[0], out))
+
+        return hook
+
+    hooks = [m.register_forward_hook(note(name), with_kwargs=True) for name, m in named_modules(module) if name]
+    try:
+        with torch.enable_grad(), Keyed(0, task.device):
+            output = module(model_input(x))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [call for call in calls if seen[call.name] == 1], output
+
+
+def _tails(calls: list[Call], out: Tensor, needed: set[str]) -> Iterator[list[Call]]:
+    """Chains of calls that end in `out` and hold all modules that are `needed`, those of the smallest modules first."""
+    for k, call in enumerate(calls):
+        if call.out is out:
+            rest = {name for name in needed if name != call.name and not name.startswith(f"{call.name}.")}
+            if not rest and not call.x.requires_grad:
+                yield [call]
+            yield from ([*below, call] for below in _tails(calls[:k], call.x, rest))
+
+
+def _top(task: Task, tail: list[Call]) -> Task | None:
+    """The task of these modules alone, under their names; None where their parameters then have another order."""
+    top = nn.Sequential()
+    for call in tail:
+        *inside, last = call.name.split(".")
+        at = top
+        for part in inside:
+            known = dict(at.named_children())
+            if part not in known:
+                at.add_module(part, nn.Sequential())
+            elif part != [*known][-1]:
+                return None
+            at = at.get_submodule(part)
+        at.add_module(last, task.model.get_submodule(call.name))
+    names = [name for name, q in top.named_parameters() if q.requires_grad]
+    return task.part(top) if names == [e.name for e in task.layout.entries] else None
+
+
+def _fits(task: Task, top: Task, first: str, x: Tensor) -> bool:
+    """True where features are the same in training and evaluation, and the modules above make the same of them."""
+    feature = _entering(task, first, x, training=False)
+    if not feature.is_floating_point() or feature.dim() < 2 or len(feature) != len(x):
+        return False
+    with Keyed(0, task.device) as keyed:
+        again = _entering(task, first, x, training=True)
+    if keyed.drew or not same(feature, again):
+        return False
+    for training in (True, False):
+        found = [_output(of, of_x, training) for of, of_x in ((task, x), (top, feature))]
+        if not same(*found):
+            return False
+    return same(feature, again)  # which the modules above may have written to
+
+
+def _output(task: Task, x: Tensor, training: bool) -> Tensor:
+    module, parameters = task.workspace(training)
+    task.point(parameters, task.w0.clone())
+    with torch.no_grad(), Keyed(0, task.device):
+        return module(model_input(x))
+
+
+def _entering(task: Task, name: str, x: Tensor, training: bool = False) -> Tensor:
+    """What enters the module of this name: [N, ...]."""
+    module, parameters = task.workspace(training)
+    task.point(parameters, task.w0)
+    x = x.to(task.dtype) if x.is_floating_point() or not task.integers else x
+
+    def reach(_: nn.Module, args: tuple[Tensor]) -> None:
+        raise _Reached(args[0])
+
+    hook = module.get_submodule(name).register_forward_pre_hook(reach)
+    try:
+        with torch.no_grad():
+            module(model_input(x))
+    except _Reached as e:
+        return e.x.clone(memory_format=torch.contiguous_format)
+    finally:
+        hook.remove()
+    raise ModelError(f"model: {name} is not called for some samples, and is for others")

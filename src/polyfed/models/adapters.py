@@ -1,0 +1,230 @@
+"""Adapters: a small part of a pretrained model is trained, the rest is frozen, so that what clients exchange is a
+vector of some thousand numbers.
+
+LoRA (Hu et al., 2022) adds c B A to a frozen weight. Here A is frozen too, drawn from the seed and the layer's name,
+with orthonormal rows: then ||B A - B' A|| = ||B - B'||, so that means and distances of clients' vectors are those of
+the updates themselves. "factors" trains A as well, as the paper does: then they are not.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyfed.base.arguments import checked
+from polyfed.base.errors import ConfigError, ModelError, closest
+from polyfed.base.randomness import generator, key_of
+from polyfed.base.typed import named_modules
+from polyfed.compute.layout import NORMS
+
+
+class LoRA(nn.Module):
+    """A linear layer with a low-rank update beside it: y = base(x) + scale B (A x).
+
+    base: [m, k], frozen     A: [r, k]     B: [m, r], which begins at 0
+    """
+
+    def __init__(self, base: nn.Linear, a: Tensor, scale: float, factors: bool):
+        super().__init__()
+        self.base, self.scale = base, scale
+        self.A = nn.Parameter(a.to(base.weight), requires_grad=factors)
+        self.B = nn.Parameter(base.weight.new_zeros(base.out_features, len(a)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.scale * F.linear(F.linear(x, self.A), self.B)
+
+    @property
+    def weight(self) -> Tensor:
+        """[m, k] with the update, for modules that read it instead of calling the layer."""
+        return self.base.weight + self.scale * (self.B @ self.A)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[m], or None."""
+        return self.base.bias
+
+    def merged(self) -> nn.Linear:
+        """One linear layer that computes the same."""
+        layer = copy.deepcopy(self.base)
+        with torch.no_grad():
+            layer.weight.copy_(self.weight)
+        return layer
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter by its words, `lora:r=8,targets=query+value`.
+
+    name: of one kind     options: the rest
+    """
+
+    name: str
+    options: Mapping[str, str]
+
+    @classmethod
+    def read(cls, text: str) -> "Adapter":
+        """Read the words. Raises ConfigError for one that is unknown."""
+        name, _, rest = text.partition(":")
+        if name not in KINDS:
+            raise ConfigError(f"adapter: found {name!r}{closest(name, KINDS)}, expected {', '.join(KINDS)}")
+        pairs = [part.partition("=") for part in rest.split(",") if part]
+        if name == "last" and rest:
+            pairs = [("k", "=", rest)]
+        options = {key.strip(): value.strip() for key, _, value in pairs}
+        for key, value in options.items():
+            if key not in KINDS[name]:
+                known = ", ".join(KINDS[name]) or "none"
+                raise ConfigError(f"adapter: {name} has no option {key!r}{closest(key, KINDS[name])}; it has {known}")
+            fits = KINDS[name][key]
+            if not fits(value):
+                raise ConfigError(f"adapter.{key}: found {value!r}, expected {EXPECTED[key]}")
+        if name == "last" and "k" not in options:
+            raise ConfigError("adapter: found 'last', expected last:K, the number of layers to train")
+        return cls(name, options)
+
+
+def _count(text: str) -> bool:
+    return text.isdecimal() and 1 <= int(text) <= 1 << 20
+
+
+def _positive(text: str) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False
+
+
+EXPECTED = {
+    "r": "an integer of at least 1",
+    "k": "an integer of at least 1",
+    "targets": "names of layers, or their ends, such as query+value",
+    "train": "chart (B) or factors (A and B)",
+    "alpha": "a positive number",
+    "scale": "lora (alpha / r) or rs (alpha / sqrt r)",
+}
+KINDS: dict[str, dict[str, Callable[[str], bool]]] = {
+    "lora": {
+        "r": _count,
+        "targets": bool,
+        "train": lambda text: text in ("chart", "factors"),
+        "alpha": _positive,
+        "scale": lambda text: text in ("lora", "rs"),
+    },
+    "probe": {},
+    "biases": {},
+    "norms": {},
+    "last": {"k": _count},
+}
+
+
+@checked
+def adapted(model: nn.Module, adapter: str, seed: int = 0) -> nn.Module:
+    """A copy of a model of which only an adapter and the last layer, the head, are trained.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Stays as it is.
+    adapter : str
+        "probe": the head alone. "lora:r=8,targets=query+value": updates of rank r, or a layer's width where that is
+        less, beside the linear layers whose names end so; without targets beside all but the head. They are B A with A
+        frozen and orthonormal; with `train=factors` they are scale B A with both trained, scale = alpha / r, or with
+        `scale=rs` alpha / sqrt r. "biases": all biases (BitFit). "norms": weights and biases of normalisation layers.
+        "last:K": the last K layers with weights.
+    seed : int
+        Of A, which follows from it and the layer's name: the same at every client.
+
+    Returns
+    -------
+    nn.Module
+        Everything else is frozen.
+
+    Raises
+    ------
+    ConfigError
+        The adapter is unknown, an option has no meaning, or no layer has such a name.
+    ModelError
+        The model has no layer that the adapter needs.
+    """
+    asked = Adapter.read(adapter)
+    model = copy.deepcopy(model)
+    owners = [name for name, m in named_modules(model) if any(True for _ in m.parameters(recurse=False))]
+    if not owners:
+        raise ModelError(f"{type(model).__name__} has no parameters, so there is nothing to adapt")
+    head = owners[-1]
+    model.requires_grad_(False)
+    if asked.name == "lora":
+        _add_lora(model, asked.options, head, seed)
+    for name in owners[-int(asked.options["k"]) :] if asked.name == "last" else [head]:
+        model.get_submodule(name).requires_grad_(True)
+    for m in model.modules():
+        for name, q in m.named_parameters(recurse=False):
+            if (asked.name == "biases" and name == "bias") or (asked.name == "norms" and isinstance(m, NORMS)):
+                q.requires_grad_(True)
+    return model
+
+
+def _add_lora(model: nn.Module, options: Mapping[str, str], head: str, seed: int) -> None:
+    """Put updates beside the linear layers of the model, in place."""
+    linear = [name for name, m in named_modules(model) if type(m) is nn.Linear and name not in ("", head)]
+    ends = options["targets"].split("+") if "targets" in options else [""]
+    for end in ends:
+        if not any(_ends(name, end) for name in linear):
+            names = sorted({name.rpartition(".")[2] for name in linear})
+            raise ConfigError(
+                f"adapter.targets: no linear layer ends in {end!r}{closest(end, names)}; there are {linear}"
+            )
+    factors, r = options.get("train") == "factors", int(options.get("r", "8"))
+    alpha = float(options.get("alpha", r))
+    scale = alpha / (math.sqrt(r) if options.get("scale") == "rs" else r) if factors else 1.0
+    if not factors and ("alpha" in options or "scale" in options):
+        raise ConfigError("adapter: alpha and scale are for train=factors; a chart has scale 1")
+    for name in linear:
+        if any(_ends(name, end) for end in ends):
+            where, _, last = name.rpartition(".")
+            base = model.get_submodule(name)
+            assert isinstance(base, nn.Linear)
+            rank = min(r, base.in_features, base.out_features)
+            setattr(
+                model.get_submodule(where), last, LoRA(base, _drawn(seed, name, rank, base, factors), scale, factors)
+            )
+
+
+def _ends(name: str, end: str) -> bool:
+    return not end or name == end or name.endswith(f".{end}")
+
+
+def _drawn(seed: int, name: str, r: int, base: nn.Linear, factors: bool) -> Tensor:
+    """A: [r, k] with orthonormal rows; where it is trained, uniform as a linear layer's weights begin."""
+    rng, k = generator(seed, "adapter", 0, key_of(name)), base.in_features
+    if factors:
+        return torch.as_tensor(rng.uniform(-1, 1, (r, k)) / math.sqrt(k))
+    q, upper = np.linalg.qr(rng.standard_normal((k, r)))
+    return torch.as_tensor((q * np.sign(np.diag(upper))).T.copy())
+
+
+@checked
+def merged(model: nn.Module) -> nn.Module:
+    """A copy of an adapted model without adapters: their updates are added to the weights.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Such as `run.model(client)`; stays as it is.
+
+    Returns
+    -------
+    nn.Module
+        Of the form that the model had before `adapted`, with the same outputs.
+    """
+    model = copy.deepcopy(model)
+    for name, m in [*named_modules(model)]:
+        if isinstance(m, LoRA):
+            where, _, last = name.rpartition(".")
+            setattr(model.get_submodule(where), last, m.merged())
+    return model

@@ -1,0 +1,184 @@
+"""Adapters: what is trained, by formula; the chart, an isometry; merged models; methods on a small transformer."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import adjusted_rand_score
+from torch import nn
+
+import polyfed as pf
+from polyfed.base.errors import ConfigError
+from polyfed.models import adapted, merged
+from polyfed.models.adapters import LoRA
+
+D, T = 12, 5  # width, tokens
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(D, D) for _ in range(4))
+        self.norm = nn.LayerNorm(D)
+
+    def forward(self, x):
+        scores = self.query(x) @ self.key(x).transpose(-1, -2) / D**0.5
+        return self.norm(x + self.out(scores.softmax(-1) @ self.value(x)))
+
+
+class Transformer(nn.Module):
+    """Two blocks on integer tokens, a mean over them, a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(20, D)
+        self.blocks = nn.ModuleList([Attention(), Attention()])
+        self.head = nn.Linear(D, 3)
+
+    def forward(self, x):
+        x = self.tokens(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1))
+
+
+def transformer() -> nn.Module:
+    torch.manual_seed(0)
+    return Transformer().double()
+
+
+RNG = np.random.default_rng(0)
+SITES = [(RNG.integers(0, 20, (12, T)), np.arange(12) % 3) for _ in range(4)]
+FED = pf.Federation.from_arrays(SITES)
+TOKENS = torch.as_tensor(SITES[0][0])
+HEAD = D * 3 + 3
+
+COUNTS = {
+    "probe": HEAD,
+    "biases": 2 * 5 * D + HEAD,
+    "norms": 2 * 2 * D + HEAD,
+    "last:2": HEAD + 2 * D,
+    "lora:r=4,targets=query+value": 4 * 4 * D + HEAD,
+    "lora:r=4,targets=query+value,train=factors": 4 * 4 * 2 * D + HEAD,
+    "lora:r=3": 8 * 3 * D + HEAD,
+}
+
+
+@pytest.mark.parametrize(("words", "numbers"), COUNTS.items())
+def test_what_is_trained_is_what_is_sent(words, numbers):
+    model = adapted(transformer(), words)
+    assert torch.equal(model(TOKENS), transformer()(TOKENS)), "it begins as the model"
+    run = pf.fit(model, FED, pf.FedAvg(lr=0.1), rounds=1, dtype=torch.float64)
+    assert run.trained.task.p == numbers
+    assert (run.ledger["up_bytes"] == 8 * numbers).all()
+    exported = run.model(0)
+    assert torch.allclose(merged(exported)(TOKENS), exported(TOKENS), rtol=0, atol=1e-12)
+    assert merged(exported).state_dict().keys() == transformer().state_dict().keys()
+
+
+def layers(model: nn.Module) -> dict[str, LoRA]:
+    return {name: m for name, m in model.named_modules() if isinstance(m, LoRA)}
+
+
+def test_the_chart_is_an_isometry_and_the_same_at_every_site():
+    model = adapted(transformer(), "lora:r=4,targets=query+value", seed=3)
+    again = layers(adapted(transformer(), "lora:r=4,targets=value+query", seed=3))
+    found = layers(model)
+    assert len(found) == 4
+    for name, layer in found.items():
+        assert torch.equal(layer.A, again[name].A)
+        assert torch.allclose(layer.A @ layer.A.T, torch.eye(4, dtype=torch.float64), rtol=0, atol=1e-14)
+        b = torch.randn(2, D, 4, dtype=torch.float64)
+        apart, updates = (b[0] - b[1]).norm(), (b[0] @ layer.A - b[1] @ layer.A).norm()
+        assert abs(apart / updates - 1) < 1e-12
+    assert not torch.equal(*[layer.A for layer in found.values()][:2]), "drawn by the layer's name"
+    other = layers(adapted(transformer(), "lora:r=4,targets=query", seed=4))
+    assert not torch.equal(other["blocks.0.query"].A, found["blocks.0.query"].A)
+
+
+@pytest.mark.parametrize(("words", "exact"), [("lora:r=4", True), ("lora:r=4,train=factors", False)])
+def test_the_mean_of_vectors_is_the_mean_of_updates_on_the_chart_alone(words, exact):
+    run = pf.fit(adapted(transformer(), words), FED, pf.Local(lr=0.5), rounds=3, dtype=torch.float64)
+    task, w = run.trained.task, run.personal
+
+    def query(w: torch.Tensor) -> torch.Tensor:
+        return merged(task.module(w)).get_submodule("blocks.0.query").weight
+
+    wanted = torch.stack([query(one) for one in w]).mean(0)
+    error = (query(w.mean(0)) - wanted).norm() / (wanted - transformer().blocks[0].query.weight).norm()
+    assert (error < 1e-12) == exact
+
+
+def test_rs_lora_is_lora_at_alpha_times_the_root_of_the_rank():
+    torch.manual_seed(1)
+    outs = []
+    for words in ("lora:r=4,train=factors,scale=rs,alpha=3", "lora:r=4,train=factors,alpha=6"):
+        model = adapted(transformer(), words)
+        for layer in layers(model).values():
+            layer.B.data.fill_(0.1)
+        outs.append(model(TOKENS))
+    assert torch.allclose(*outs, rtol=0, atol=1e-14)
+
+
+METHODS = (pf.Scaffold(lr=0.1), pf.Ditto(lr=0.1), pf.FPFC(), pf.FedCET(), pf.FedProx(lr=0.1))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+def test_methods_run_on_adapters_as_they_are(method):
+    model = adapted(transformer(), "lora:r=2,targets=query+value")
+    run = pf.fit(model, FED, method, rounds=2, batch_size=None)
+    assert np.isfinite(run.final["train"]["loss"]).all()
+    assert torch.equal(run.model(0).blocks[0].query.base.weight, transformer().blocks[0].query.weight)
+
+
+def test_scaffold_on_the_chart_ends_where_all_gradients_sum_to_zero():
+    model = nn.Sequential(adapted(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).double(), "lora:r=2")[0])
+    sites = [(RNG.normal(size=(20, 4)), RNG.normal(size=(20, 4))) for _ in range(3)]
+    fed = pf.Federation.from_arrays(sites, task="regression", test_fraction=0.0)
+    run = pf.fit(model, fed, pf.Scaffold(lr=0.8), rounds=90, batch_size=None, local_steps=2, dtype=torch.float64)
+    task = run.trained.task
+    w = run.common.requires_grad_()
+    slope = torch.zeros_like(w)
+    for i in range(3):
+        x, y = fed.train.client(i)
+        out = torch.func.functional_call(task.model, task.layout.named(w), (x.double(),))
+        slope += torch.autograd.grad((out - y).square().mean(), w)[0]
+    assert slope.abs().max() < 1e-8
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_fpfc_finds_groups_with_permuted_labels_on_kept_features(seed):
+    rng = np.random.default_rng(seed)
+    truth, sites = np.array([0, 1] * 4), []
+    teacher = rng.normal(size=(6, 2))
+    for group in truth:
+        x = rng.normal(size=(240, 6))
+        y = (x @ teacher).argmax(1)
+        sites.append((x, y if group == 0 else 1 - y))
+    fed = pf.Federation.from_arrays(sites, test_fraction=0.25, seed=seed)
+    torch.manual_seed(seed)
+    backbone = nn.Sequential(nn.Linear(6, 24), nn.Tanh())
+    model = adapted(nn.Sequential(backbone, nn.Linear(24, 2)), "probe")
+    common = pf.fit(model, fed, pf.FedAvg(lr=0.3), rounds=20, seed=seed)
+    found = pf.fit(model, fed, pf.FPFC(lr=0.3, lam=0.5), rounds=40, seed=seed)
+    assert adjusted_rand_score(truth, found.clusters) == 1
+    assert found.final["test"]["accuracy"].mean() > 0.9
+    assert abs(common.final["test"]["accuracy"].mean() - 0.5) < 0.1
+
+
+REFUSED = {
+    "lorra": "found 'lorra' (did you mean 'lora'?), expected lora, probe, biases, norms, last",
+    "lora:rank=3": "has no option 'rank'",
+    "lora:r=0": "adapter.r: found '0', expected an integer of at least 1",
+    "lora:targets=qury": "no linear layer ends in 'qury'",
+    "lora:alpha=3": "are for train=factors",
+    "last": "expected last:K",
+    "last:x": "adapter.k: found 'x'",
+}
+
+
+@pytest.mark.parametrize(("words", "text"), REFUSED.items())
+def test_words_that_mean_nothing_are_refused_in_one_line(words, text):
+    with pytest.raises(ConfigError) as error:
+        adapted(transformer(), words)
+    assert text in str(error.value)
+    assert "\n" not in str(error.value)

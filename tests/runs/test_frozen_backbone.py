@@ -1,0 +1,112 @@
+"""Runs on kept features: the same numbers as through the backbone, which is run once."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import polyfed as pf
+from polyfed.runs import features, trainer
+
+RNG = np.random.default_rng(0)
+FED = pf.Federation.from_arrays([(RNG.normal(size=(30, 4)), np.arange(30) % 3) for _ in range(4)])
+
+
+class Counting(nn.Module):
+    """A backbone that counts the samples it has seen."""
+
+    seen = 0
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 5))
+
+    def forward(self, x):
+        type(self).seen += len(x)
+        return self.layers(x)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone, self.head = Counting().requires_grad_(False), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(self.backbone(x).relu())
+
+
+def model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return Net().double()
+
+
+def run(method=None, **settings):
+    method = method or pf.FedAvg(lr=0.1)
+    return pf.fit(model(), FED, method, **{"rounds": 4, "batch_size": 8, "dtype": torch.float64, **settings})
+
+
+METHODS = (pf.FedAvg(lr=0.1), pf.Scaffold(lr=0.1), pf.Ditto(lr=0.1), pf.FedCET(), pf.FPFC())
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+def test_heads_are_those_of_the_frozen_backbone(method, monkeypatch):
+    kept = run(method)
+    monkeypatch.setattr(trainer, "kept", lambda *_: None)
+    whole = run(method)
+    assert torch.allclose(kept.personal, whole.personal, rtol=0, atol=1e-12)
+    for split in ("train", "test"):
+        assert np.allclose(kept.final[split]["loss"], whole.final[split]["loss"], rtol=1e-10)
+    assert kept.ledger["up_bytes"].sum() == whole.ledger["up_bytes"].sum()
+
+
+def test_rounds_and_evaluations_do_not_run_the_backbone():
+    seen = []
+    for rounds in (1, 20):
+        features._known.clear()
+        Counting.seen = 0
+        run(rounds=rounds, evaluate_every=1)
+        seen.append(Counting.seen)
+    assert seen[0] == seen[1]
+
+
+def test_a_run_beside_it_has_the_same_files_and_a_resumed_one_goes_on(tmp_path):
+    whole = run(out=tmp_path / "whole")
+    features._known.clear()
+    run(out=tmp_path / "part", rounds=2)
+    again = run(out=tmp_path / "part", resume=True)
+    assert torch.equal(again.personal, whole.personal)
+    for pattern in ("fixed.safetensors", "features/*.npy"):
+        names = [sorted((tmp_path / name).glob(pattern)) for name in ("whole", "part")]
+        assert names[0]
+        assert all(a.samefile(b) for a, b in zip(*names, strict=True))
+
+
+def test_a_damaged_file_of_features_is_made_again(tmp_path):
+    first = run(out=tmp_path / "a")
+    for file in (tmp_path / "a" / "features").iterdir():
+        file.write_bytes(b"\x93NUMPY")
+    features._known.clear()
+    assert torch.equal(run(out=tmp_path / "b").personal, first.personal)
+
+
+def test_large_features_stay_in_their_file(monkeypatch, tmp_path):
+    features._known.clear()
+    monkeypatch.setattr(features, "MAPPED", 0)
+    for out in (None, tmp_path / "run"):
+        found = run(out=out)
+        features._known.clear()
+        monkeypatch.setattr(features, "MAPPED", 1 << 28)
+        assert torch.equal(found.personal, run().personal)
+
+
+def test_dropout_of_a_frozen_backbone_is_off_and_of_the_head_on():
+    def net(backbone: nn.Module, head: nn.Module) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Sequential(nn.Linear(4, 5), backbone).requires_grad_(False), head, nn.Linear(5, 3))
+
+    def trained(*layers: nn.Module) -> torch.Tensor:
+        return pf.fit(net(*layers), FED, pf.FedAvg(lr=0.1), rounds=2).personal
+
+    plain = trained(nn.Dropout(0.0), nn.Identity())
+    assert torch.equal(trained(nn.Dropout(0.5), nn.Identity()), plain)
+    assert not torch.equal(trained(nn.Dropout(0.0), nn.Dropout(0.5)), plain)
