@@ -67,7 +67,7 @@ def tables_of(experiment: Experiment) -> Table | None:
     paths = [place] if place.is_file() else client_files(place)
     if not all(p.suffix.lower() == ".csv" for p in paths):
         return None
-    sheets = [read(path, experiment.columns.encoding) for path in paths]
+    sheets = [read(path, experiment.columns) for path in paths]
     return Table(sheets, survey(sheets, experiment.columns), experiment.columns)
 
 

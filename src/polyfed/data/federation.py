@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Pair = Any  # (x, y); what is none is refused with the name of its client
 LEARNT = ("preparation", "scaling")  # entries of `meta` with what was learnt from training samples
-PER_CLIENT = ("indices",)  # entries of `meta` that are lists over clients
+PER_CLIENT = ("indices", "whose")  # entries of `meta` that are lists over clients; whose: of each test sample
 WEIGHTED = "training samples have weights, on average 1 at every client; scores count every sample the same"
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyfed.base.columns import DEFAULTS
-from polyfed.base.errors import DataError, closest
+from polyfed.base.columns import DEFAULTS, Columns
+from polyfed.base.errors import DataError, PolyfedError, closest
 from polyfed.compute.split import Split
 from polyfed.data.moments import filling, median, moments
-from polyfed.data.sheets import Sheet
+from polyfed.data.sheets import Sheet, repaired
 
 UNSEEN = -1  # the code of a value that no training part has
 ALL = ""  # whose statistics, where they are every client's
@@ -51,6 +51,7 @@ class Preparation:
     labels: the classes in their order; None for a regression     missing, unseen, standardise: as in `Columns`
     gaps: further texts that stand for a missing value     survival: whether the target is a time and an event
     sites: client -> Statistics; "" where all clients share them
+    repairs: client -> what its cells are repaired with     limits: columns in which <5 is a value
     """
 
     inputs: tuple[Input, ...]
@@ -62,6 +63,8 @@ class Preparation:
     gaps: tuple[str, ...] = ()
     survival: bool = False
     sites: Mapping[str, Statistics] = field(default_factory=dict[str, Statistics])
+    repairs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    limits: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -87,7 +90,14 @@ class Preparation:
 
     def only(self, client: str) -> "Preparation":
         """The preparation with the statistics of this client alone, or of all."""
-        return replace(self, sites={ALL if ALL in self.sites else client: self.at(client)})
+        mine = {client: self.repairs[client]} if client in self.repairs else {}
+        return replace(self, sites={ALL if ALL in self.sites else client: self.at(client)}, repairs=mine)
+
+    def repaired(self, sheet: Sheet, client: str) -> Sheet:
+        """A client's rows with its repairs, of inputs alone; tables of texts may name some that are not there."""
+        used = {i.name for i in self.inputs}
+        mine = {name: how for name, how in self.repairs.get(client, {}).items() if name in used}
+        return repaired(sheet, mine, [name for name in self.limits if name in used], strict=False)
 
     # rows to inputs
 
@@ -265,9 +275,9 @@ class Preparation:
 
     def dump(self) -> dict[str, Any]:
         """Return it as JSON holds it."""
-        found = {
-            k: getattr(self, k) for k in ("target", "labels", "missing", "unseen", "standardise", "gaps", "survival")
-        }
+        keys = ("target", "labels", "missing", "unseen", "standardise", "gaps", "survival")
+        found = {k: getattr(self, k) for k in keys}
+        found |= {k: value for k in ("repairs", "limits") if (value := getattr(self, k))}
         inputs = [
             {"name": i.name, "values": None if i.values is None else list(i.values), "gap": i.gap} for i in self.inputs
         ]
@@ -287,7 +297,22 @@ class Preparation:
             labels = None if found["labels"] is None else tuple(map(str, found["labels"]))
             missing, unseen, standardise = (str(found[k]) for k in ("missing", "unseen", "standardise"))
             gaps, survival = tuple(map(str, found["gaps"])), bool(found["survival"])
-            return cls(inputs, str(found["target"]), labels, missing, unseen, standardise, gaps, survival, sites)
+            repairs, limits = Columns(site=found.get("repairs", {})).site, tuple(map(str, found.get("limits", ())))
+            return cls(
+                inputs,
+                str(found["target"]),
+                labels,
+                missing,
+                unseen,
+                standardise,
+                gaps,
+                survival,
+                sites,
+                repairs,
+                limits,
+            )
+        except PolyfedError as e:
+            raise DataError(f"{where}: its preparation is damaged ({e})") from None
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise DataError(f"{where}: its preparation is damaged ({type(e).__name__}: {e})") from None
 

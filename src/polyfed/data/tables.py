@@ -25,7 +25,8 @@ HINTS = {
     "date": "dates; give days since an event, or years, as numbers",
     "identifier": "texts that are all distinct, so they identify rows",
     "text": "too many texts; name it in categories if it is one",
-    "mixed": "numbers and texts; name texts that stand for a gap in gaps, or the column in categories",
+    "mixed": "numbers and texts; name texts that stand for a gap in gaps, or the column in categories, or "
+    "in limits for such as <5",
     "notation": "numbers in another notation than 1.5; write them so, or name the column in categories",
 }
 
@@ -35,7 +36,7 @@ def load_tables(paths: Sequence[Path], columns: Columns, single: bool) -> Datase
 
     Raises DataError, with all columns that cannot be used.
     """
-    sheets = [read(path, columns.encoding) for path in paths]
+    sheets = [read(path, columns) for path in paths]
     for sheet in sheets:
         if not sheet.lines:
             raise DataError(f"{sheet.where}: found a header and no rows, so {sheet.name!r} has no training samples")
@@ -50,11 +51,21 @@ def from_csv(paths: Sequence[Path], target: str | None, task: str, **options: An
     """A federation from one CSV file per client. options: as `Federation.from_files` takes them for such files"""
     given = {key: options.pop(key) for key in [*options] if key in DEFAULTS}
     who = names_of(options.pop("names", None) or [path.stem for path in paths], len(paths))
-    dataset = load_tables(paths, Columns(target=target, task=task, **given), single=False)  # pyright: ignore
+    columns = Columns(target=target, task=task, **given)  # pyright: ignore
+    check_sites(columns, [path.stem for path in paths])
+    dataset = load_tables(paths, columns, single=False)
     return replace(dataset, group_names=who).partition(**options)
 
 
 READERS[".csv"] = from_csv
+
+
+def check_sites(columns: Columns, names: Sequence[str]) -> None:
+    """Raise ConfigError for repairs of a site that there is not."""
+    for site in columns.site:
+        if site not in names:
+            known = f"{closest(site, names)}; there are {few(names)}"
+            raise ConfigError(f"columns.site: found repairs of {site!r}, expected those of a site{known}")
 
 
 class Table:
@@ -68,9 +79,9 @@ class Table:
     def __init__(self, sheets: Sequence[Sheet], found: Mapping[str, Column], columns: Columns):
         self.sheets, self.found, self.columns = sheets, found, columns
         self.where = str(Path(sheets[0].where).parent) if len(sheets) > 1 else sheets[0].where
-        left = [name for name in sheets[0].columns if name not in columns.drop and name != columns.weights]
+        left = [name for name in sheets[0].columns if name not in columns.apart]
         self.outcome = columns.outcome or tuple(left[-1:])
-        for key in ("drop", "numbers", "categories", "target", "time", "event", "weights"):
+        for key in ("drop", "numbers", "categories", "target", "time", "event", "weights", "group", "limits"):
             value = getattr(columns, key)
             for name in [value] if isinstance(value, str) else value or ():
                 if name not in found:
@@ -82,8 +93,7 @@ class Table:
     @property
     def inputs(self) -> list[Column]:
         """The columns that go in, if nothing stands in the way."""
-        others = (*self.columns.drop, *self.outcome, self.columns.weights)
-        left = [c for c in self.found.values() if c.name not in others]
+        left = [c for c in self.found.values() if c.name not in {*self.columns.apart, *self.outcome}]
         return [c for c in left if c.kind not in ("constant", "empty")]
 
     def becomes(self, column: Column) -> str:
@@ -92,6 +102,8 @@ class Table:
             return "left out, as asked"
         if column.name == self.columns.weights:
             return "weight of the row in training"
+        if column.name == self.columns.group:
+            return "whose the row is: no split parts rows of one"
         if column.name in self.outcome:
             return (
                 "target"
@@ -187,8 +199,9 @@ class Table:
         )
         standardise, c = self.columns.standardise or "pooled", self.columns
         return Preparation(
-            inputs, ", ".join(self.outcome), None, c.missing, c.unseen, standardise, tuple(c.gaps), c.task == "survival"
-        )
+            inputs, ", ".join(self.outcome), None, c.missing, c.unseen, standardise, tuple(c.gaps),
+            c.task == "survival", repairs=c.site, limits=tuple(c.limits),
+        )  # fmt: skip
 
     def dataset(self, single: bool) -> Dataset:
         """The data set. single: not one client for each file. Raises DataError for what is wrong with targets."""
@@ -218,6 +231,7 @@ class Table:
             groups=None if single else np.repeat(np.arange(checked.n), checked.train.counts),
             group_names=None if single else checked.names,
             preparation=prepared,
+            whose=None if c.group is None else np.concatenate([whose_of(s, c.group) for s in self.sheets]),
         )
 
     def targets(self) -> tuple[list[np.ndarray], list[str] | None]:
@@ -254,6 +268,15 @@ class Table:
         what = "survival" if c.task == "survival" else "a regression" if classes is None else f"{classes} classes"
         named = f": {', '.join(prepared.labels)}" if prepared.labels and len(prepared.labels) <= 10 else ""
         said.append(f"target {prepared.target}{last}, {what}{named}")
+        said += [repairs_said(site, columns) for site, columns in c.site.items()]
+        if c.limits:
+            said.append(
+                f"below a limit of detection, <a stands for a/√2, and above one >a for a: {few(c.limits, LISTED)}"
+            )
+        if gone := {sheet.name: sheet.dropped for sheet in self.sheets if sheet.dropped}:
+            said.append(f"rows without a target are left out: {few([f'{s} {n}' for s, n in gone.items()], LISTED)}")
+        if c.group is not None:
+            said.append(f"rows of one {c.group} are held out together, and count as one in the intervals")
         gaps = {i.name: i.gaps for i in self.inputs if i.gaps}
         if gaps:
             cells = sum(i.cells for i in self.inputs)
@@ -290,6 +313,24 @@ class Table:
             if i.kind == "number" and i.whole and len(i.texts) == i.cells - i.gaps > 30 and i.name not in self.outcome:
                 said.append(f"{i.name} holds a different whole number in every row: drop it if it numbers the rows")
         return tuple(said)
+
+
+def repairs_said(site: str, columns: Mapping[str, Any]) -> str:
+    """A site's repairs in one line."""
+
+    def said(how: Any) -> str:
+        return ", ".join(f"{a} -> {b}" for a, b in how.items()) if isinstance(how, Mapping) else str(how)
+
+    return f"repaired at {site}: {'; '.join(f'{name} = {said(how)}' for name, how in columns.items())}"
+
+
+def whose_of(sheet: Sheet, column: str) -> np.ndarray:
+    """[N] the number of each row's group within its site. Raises DataError for a gap, and a file without the column."""
+    if column not in sheet.columns:
+        raise DataError(f"{sheet.where}: no column {column!r}, the groups{closest(column, sheet.columns)}", column)
+    if (gone := sheet.missing(column)).any():
+        raise DataError(f"{sheet.at(int(gone.argmax()), column)}: found a gap, expected whose the row is", column)
+    return sheet.texts(column).at
 
 
 def _odd(c: Column) -> str:

@@ -11,6 +11,7 @@ import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from polyfed.core.messages import Form
 from polyfed.core.schedule import Arrivals, Asynchronous, Delays, Timed
 from polyfed.data.federation import Outline
 from polyfed.data.schema import Settled, settle
+from polyfed.data.tables import check_sites, repairs_said
 from polyfed.metrics.scores import LOSS
 from polyfed.models import default
 from polyfed.runs.build import make_model
@@ -139,6 +141,7 @@ class Server:
         # in the order that their files would have in a folder
         self.names = sorted(self.asking.connected(sites), key=lambda name: f"{name}.csv")
         self.run = self.transport.run = _card(self.store, self.experiment.name, self.names)
+        check_sites(self.experiment.columns, self.names)
         self.heads = _joins(self.experiment, self.method, self.names)
         messages = {name: Message(head) for name, head in self.heads.items()}
         replies = self.asking.all(messages, "joining", m.Joined, _wrong_join)
@@ -248,7 +251,7 @@ def _joins(e: Experiment, method: Method, names: Sequence[str]) -> dict[str, m.J
             training={k: v for k, v in s.dump().items() if k not in HERE} | {"seed": seed},
             algorithm=method.table(),
             model=model_table(e.model),  # without a name where it is the default for what will be settled
-            columns=e.columns,
+            columns=dataclasses.replace(e.columns, site={k: v for k, v in e.columns.site.items() if k == name}),
             cut=seed if d.seed is None else d.seed,
             test=d.test_fraction,
             validation=validation,
@@ -305,7 +308,11 @@ def _outline(e: Experiment, said: Mapping[str, m.Joined], settled: Settled) -> O
         "partition": "natural",
         "test": f"own:{e.data.test_fraction:g}",
         "seed": e.seeds[0] if e.data.seed is None else e.data.seed,
-        "notes": [*settled.notes, "every client's samples are at its own site"],
+        "notes": [
+            *settled.notes,
+            *starmap(repairs_said, e.columns.site.items()),
+            "every client's samples are at its own site",
+        ],
         **prepared,
     }
     about = {"clients": [settled.classes, *names], "preparation": settled.dump(), "train": sizes}

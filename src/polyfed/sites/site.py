@@ -8,6 +8,7 @@ others (see `PolyfedError.outside`); the site's screen has all of it.
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from itertools import starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from polyfed.core.messages import Form
 from polyfed.data.preparation import Preparation
 from polyfed.data.said import Column, Csv, Dropped, Strict
 from polyfed.data.schema import Cut, File, Settled, settle
+from polyfed.data.tables import repairs_said
 from polyfed.engines.local import pick_device
 from polyfed.runs.folder import version_of
 from polyfed.runs.rehearsal import Forms, forms
@@ -213,6 +215,7 @@ class Site:
         work = (
             f"model {table['name']}; at most {join.rounds} rounds of {local}, in steps of {t.batch_size or 'all'} rows",
             f"at most {join.evaluations} evaluations, each of one part of the rows",
+            *starmap(repairs_said, join.columns.site.items()),
         )
         text = words(Terms(title, about, work, up, needs, discloses, self.policy.words()), self.consent)
         terms = mark(text, join)
