@@ -12,7 +12,7 @@ import numpy as np
 from polyfed.base.errors import ConfigError
 from polyfed.base.values import shown
 
-SIGNS: dict[type, Callable[..., Any]] = {
+SIGNS: dict[type, Any] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,

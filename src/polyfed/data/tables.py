@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from polyfed.base.columns import CLASSES, DEFAULTS, Columns
 from polyfed.base.errors import ConfigError, DataError, closest, few
+from polyfed.data.audit import Part, doubled, flags, parts_of
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import READERS, Federation, names_of
 from polyfed.data.preparation import Input, Preparation
@@ -20,6 +22,7 @@ POOLED = (
 )
 OWN = "{what} standardised by each client with the mean and variance of its own training rows"
 LISTED = 6  # names in a note
+CHECK = "check before use: "  # before what the audit flags
 EVENT = "1 (it happened) or 0 (censored)"
 HINTS = {
     "date": "dates; give days since an event, or years, as numbers",
@@ -187,6 +190,17 @@ class Table:
             return columns.labels
         return list(c.values)
 
+    def audit(self) -> list[str]:
+        """Sentences on what differs between the sites; none of files whose rows are elsewhere."""
+        if not any(sheet.lines for sheet in self.sheets):
+            return []
+        return [*flags(self.parts, self.columns, self.outcome), *doubled(self.sheets, self.columns)]
+
+    @cached_property
+    def parts(self) -> dict[str, dict[str, Part]]:
+        """Every column at every site, in counts and quantiles."""
+        return parts_of(self.sheets, self.columns)
+
     # as a data set
 
     def preparation(self) -> Preparation:
@@ -301,6 +315,7 @@ class Table:
             said.append({"pooled": POOLED, "client": OWN}[prepared.standardise].format(what=f"inputs{target}"))
         else:
             said.append("inputs are not standardised")
+        said += [f"{CHECK}{flag}" for flag in self.audit()]
         for i in (*self.inputs, *(self.found[name] for name in self.outcome)):
             folded = [v.casefold() for v in i.values] if i.kind == "category" else []
             if len(set(folded)) < len(folded):

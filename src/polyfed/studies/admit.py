@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from polyfed import report
 from polyfed.algorithms.local import Local
 from polyfed.base.arguments import checked
-from polyfed.base.columns import Columns
 from polyfed.base.errors import ConfigError, DataError
 from polyfed.base.randomness import client_keys
 from polyfed.base.values import COUNTED, Limits
@@ -42,6 +41,7 @@ from polyfed.runs.config import Where, read_table
 from polyfed.runs.folder import RunFolder, csv_text, safe
 from polyfed.runs.result import Result, position
 from polyfed.runs.trained import Trained
+from polyfed.runs.training import Columns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
