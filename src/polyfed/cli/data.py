@@ -40,7 +40,11 @@ def data_list(_: DataList) -> None:
 
 
 def data_inspect(o: DataInspect) -> None:
-    experiment, out = resolve(None, collect(o)), o.out
+    asked, out = collect(o), o.out
+    file = Path(o.name) if o.name.endswith(".toml") else None
+    if file is not None:
+        del asked["data"]["name"]
+    experiment = resolve(file, asked)
     if out is not None and out.suffix.lower() not in (".svg", ".png", ".pdf"):
         raise ConfigError(f"--out: found {str(out)!r}, expected a name ending in .svg, .png or .pdf")
     if out is not None:
@@ -93,7 +97,7 @@ def sites_of(table: Table) -> Grid:
     """One row per column: median and quartiles, or the commonest values, of every site; gaps in per cent."""
     shown = grid("column", *(sheet.name for sheet in table.sheets), tight=("column",))
     for name, at in list(table.parts.items())[:MANY]:
-        cells = [at[s.name] if s.name in at else None for s in table.sheets]
+        cells = [at.get(s.name) for s in table.sheets]
         gaps = [f", {p.gaps / p.rows:.0%} gaps" if p is not None and p.gaps else "" for p in cells]
         said = ["" if p is None else f"{p.shown or f'{p.distinct} texts'}{g}" for p, g in zip(cells, gaps, strict=True)]
         shown.add_row(Text(name, "cyan"), *map(Text, said))

@@ -35,8 +35,9 @@ DESCRIBED = (
     "encoding",
     "site",
     "limits",
+    "missing-target",
 )  # settings of [columns] that a regression has
-READING = ("encoding", "site", "limits")  # those that change what cells are
+READING = ("encoding", "site", "limits", "missing-target", "gaps")  # those that change what cells are
 
 
 def regress(o: Regress) -> None:
@@ -101,6 +102,9 @@ def tables(
     if other := [path for path in paths if path.suffix.lower() != ".csv"]:
         raise DataError(f"{other[0]}: expected a CSV file, as the others are")
     reading = {key: value for key, value in asked.get("columns", {}).items() if key in READING}
+    roles = {"task": "survival", "time": given["time"], "event": given["event"]} if model == "cox" else {}
+    if "missing-target" in reading:
+        reading |= {key: value for key, value in {"target": given["target"], **roles}.items() if value is not None}
     repairs = read_table(Columns, reading, Where(None, {}, {}))
     check_sites(repairs, [path.stem for path in paths])
     sheets = [read(path, repairs) for path in paths]

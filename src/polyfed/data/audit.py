@@ -183,7 +183,8 @@ def flags(parts: Parts, columns: Columns, outcome: Sequence[str]) -> list[str]:
         said += _odd(name, at)
         if len(at) > 1:
             strange = [*_codes(name, at)]
-            said += strange or [*_units(name, at), *_piled(name, at)]
+            piled = [] if name in columns.limits else [*_piled(name, at)]
+            said += strange or [*_units(name, at), *piled]
             said += [] if strange or name not in outcome else _rates(name, at)
     return said
 

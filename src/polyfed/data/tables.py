@@ -158,8 +158,11 @@ class Table:
                 yield f"{sheet.where}: no column {c.name!r}, the target{known}"
         elif c.gap:
             where, cell = c.gap
-            said = f"{where}: found {cell!r}, expected a target ({c.gaps} of {c.cells} rows have none; leave them out)"
-            yield said if self.columns.outcome else f"{said}; name another column with --target"
+            said = f"{where}: found {cell!r}, expected a target ({c.gaps} of {c.cells} rows have none; leave them out"
+            then = (
+                ', as missing-target = "drop" does)' if self.columns.outcome else "); name another column with --target"
+            )
+            yield f"{said}{then}"
         elif labels is not None and c.name != self.columns.time:
             for sheet in self.sheets:
                 if len(wrong := np.flatnonzero(sheet.positions(c.name, labels) < 0)):
