@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-import six
+import six_hospitals as six
 import statsmodels.api as sm
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler

@@ -1,7 +1,7 @@
 """The audit between sites: units, codes, sentinels, limits of detection, repeated patients and rates of the outcome.
 
 `described` says of each column of a site's file what `flags` needs to hold sites against each other: counts and
-quantiles, no row. Thresholds leave clean sites alone; tests/data/test_audit.py simulates how often they do not.
+quantiles, no row. Thresholds leave clean sites alone; tests/data/test_site_audit.py simulates how often they do not.
 """
 
 import json
@@ -9,7 +9,6 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 from polyfed.base.columns import Columns
 from polyfed.base.errors import few
 from polyfed.data.readers import number
+from polyfed.data.said import Part
 from polyfed.data.sheets import FEW, Sheet
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -64,39 +64,6 @@ UNITS = (
 )
 
 
-@dataclass(frozen=True)
-class Part:
-    """One column at one site.
-
-    rows, gaps: how many     quantiles: of its numbers (`QUANTILES`), where all its values are     values: rows of each
-    value, where there are few     odd: rows of numbers that look like codes of a gap     piled: the least and the
-    largest number with their rows, where many rows have them     repeats: rows that repeat another's, of identifiers
-    """
-
-    rows: int
-    gaps: int
-    distinct: int = 0
-    quantiles: tuple[float, ...] | None = None
-    values: Mapping[str, int] | None = None
-    odd: Mapping[str, int] | None = None
-    piled: tuple[tuple[float, int] | None, tuple[float, int] | None] = (None, None)
-    repeats: int = 0
-
-    @property
-    def there(self) -> int:
-        """Rows with a value."""
-        return self.rows - self.gaps
-
-    @property
-    def shown(self) -> str:
-        """Median and quartiles, or the commonest values, in short."""
-        if self.quantiles is not None and self.distinct > 2:
-            low, middle, high = self.quantiles[1:4]
-            return f"{middle:.4g} ({low:.4g} to {high:.4g})"
-        common = sorted((self.values or {}).items(), key=lambda v: -v[1])[:3]
-        return ", ".join(f"{text[:12]} {rows / max(self.there, 1):.0%}" for text, rows in common)
-
-
 Parts = Mapping[str, Mapping[str, Part]]  # by column and site
 
 
@@ -105,33 +72,30 @@ def described(sheet: Sheet, name: str, columns: Columns) -> Part:
     found = sheet.texts(name)
     missing = found.missing(columns.gaps)
     rows = np.bincount(found.at, minlength=len(missing))
-    there, texts = (
-        rows[~missing],
-        [found.key(t) for t, gone in zip(found.all, missing.tolist(), strict=True) if not gone],
-    )
+    there = rows[~missing]
+    texts = [found.key(t) for t, gone in zip(found.all, missing.tolist(), strict=True) if not gone]
     counts: dict[str, int] = {}
     for text, n in zip(texts, there.tolist(), strict=True):
         counts[text] = counts.get(text, 0) + n
     numbers = found.numbers[~missing]
-    whole = Part(len(sheet.lines), int(rows[missing].sum()), len(counts), values=counts if len(counts) <= FEW else None)
     many = len(counts) > FEW and bool(np.isnan(numbers).any())
     looks = bool(NAMED.search(name)) or (many and all(map(NUMBERED.fullmatch, texts)))
-    repeats = whole.there - len(counts) if looks and name not in columns.outcome else 0
+    gaps, values = int(rows[missing].sum()), counts if len(counts) <= FEW else None
+    repeats = len(sheet.lines) - gaps - len(counts) if looks and name not in columns.outcome else 0
+    part = Part(rows=len(sheet.lines), gaps=gaps, distinct=len(counts), values=values, repeats=repeats)
     if np.isnan(numbers).any() or not len(numbers):
-        return Part(whole.rows, whole.gaps, whole.distinct, None, whole.values, repeats=repeats)
+        return part
     x = np.repeat(numbers, there)
-    at = np.quantile(x, QUANTILES, method="inverted_cdf")
+    at = np.quantile(x, QUANTILES, method="inverted_cdf").tolist()
     low, high = _piled_at(x) if len(counts) > FEW else (None, None)
-    return Part(
-        whole.rows, whole.gaps, whole.distinct, tuple(map(float, at)), whole.values, _sentinels(x), (low, high), repeats
-    )
+    return part.model_copy(update={"quantiles": at, "odd": _sentinels(x) or None, "low": low, "high": high})
 
 
-def _piled_at(x: np.ndarray) -> list[tuple[float, int] | None]:
+def _piled_at(x: np.ndarray) -> list[list[float] | None]:
     """The least and the largest number with their rows, each where no other number has nearly as many."""
     values, rows = np.unique(x, return_counts=True)
     ends = ((values[0], rows[0], rows[1:].max()), (values[-1], rows[-1], rows[:-1].max()))
-    return [(float(v), int(n)) if n >= max(5, PILED * len(x), 1.5 * other) else None for v, n, other in ends]
+    return [[float(v), float(n)] if n >= max(5, PILED * len(x), 1.5 * other) else None for v, n, other in ends]
 
 
 def _sentinels(x: np.ndarray) -> dict[str, int]:
@@ -155,6 +119,29 @@ def _sentinels(x: np.ndarray) -> dict[str, int]:
             alone = s > 1.5 * others.max() and s > others.max() + 3 * (high - low)
         found |= {str(s): there[s]} if alone else {}
     return found
+
+
+def withheld(part: Part, least: int, quantiles: bool) -> Part:
+    """What leaves a site of a column: no value of fewer than `least` rows, no quantile with fewer beyond it, and those
+    in two digits.
+    """
+
+    def often(rows: Mapping[str, int] | None) -> dict[str, int] | None:
+        return {text: n for text, n in rows.items() if n >= least} if rows is not None else None
+
+    values, q = often(part.values), part.quantiles
+    if values is not None and 0 < part.there - sum(values.values()) < least:
+        values = None  # the rest would say how few they are
+    if q is not None:
+        tails = part.there * QUANTILES[0] >= least
+        q = [float(f"{v:.2g}") for v in (q if tails else [q[1], *q[1:4], q[3]])]
+    keep = quantiles and part.there * QUANTILES[1] >= least
+    changed = {"values": values, "quantiles": q if keep else None, "odd": often(part.odd) or None}
+    ends = {
+        key: end for key in ("low", "high") if (end := getattr(part, key)) is not None and quantiles and end[1] >= least
+    }
+    few = {"repeats": part.repeats if part.repeats >= least else 0, "low": ends.get("low"), "high": ends.get("high")}
+    return part.model_copy(update=changed | few)
 
 
 def doubles(sheet: Sheet, columns: Columns) -> int:
@@ -350,7 +337,7 @@ def _piled(name: str, at: Mapping[str, Part]) -> Iterator[str]:
         if not others:
             continue
         middle = np.median([q.quantiles for q in others if q.quantiles], axis=0)
-        for end, (word, beyond) in zip(p.piled, (("least", "below"), ("largest", "above")), strict=True):
+        for end, word, beyond in ((p.low, "least", "below"), (p.high, "largest", "above")):
             if end is None:
                 continue
             value, rows = end
@@ -359,7 +346,7 @@ def _piled(name: str, at: Mapping[str, Part]) -> Iterator[str]:
             inside = middle[0] < value if word == "least" else middle[4] > value
             if inside and share >= max(PILED, rows / p.there / 2):
                 yield (
-                    f"{site}: {rows} of {p.there} rows have the {word} {name}, {value:g}, {beyond} which "
+                    f"{site}: {rows:g} of {p.there} rows have the {word} {name}, {value:g}, {beyond} which "
                     f"other sites have {share:.0%} of theirs: a limit of detection?"
                 )
 

@@ -20,9 +20,10 @@ from polyfed.base.columns import ARRAYS, CLASSES, Columns
 from polyfed.base.errors import DataError
 from polyfed.compute.split import Split
 from polyfed.data import moments, prepare, readers
+from polyfed.data.audit import described
 from polyfed.data.federation import WEIGHTED, Federation, one_pair
 from polyfed.data.preparation import ALL, Input, Preparation, Statistics
-from polyfed.data.said import Column, Csv, Dropped, Npz
+from polyfed.data.said import Column, Csv, Dropped, Npz, Part
 from polyfed.data.sheets import FEW, Cells, Sheet, canonical, cells_of, declared, merged, places, read
 from polyfed.data.tables import Table, weights_of, whose_of
 
@@ -137,6 +138,12 @@ class File:
             inputs=[*x.shape[1:]], targets=[*y.shape[1:]], integers=not x.is_floating_point(),
             numbers=y.is_floating_point(), given=self.test is not None, labels=labels if known and few else None,
         )  # fmt: skip
+
+    def parts(self) -> dict[str, Part]:
+        """Columns for the audit between sites, but for those that are dropped."""
+        assert self.sheet is not None
+        left = [name for name in self.sheet.columns if name not in (*self.columns.drop, self.columns.weights)]
+        return {name: described(self.sheet, name, self.columns) for name in left}
 
     def rarest(self, said: Csv | Npz) -> dict[str, int]:
         """Fewest rows of a value, for every column whose values it says; of values that [columns] lists, none."""

@@ -10,10 +10,11 @@ import numpy as np
 
 from polyfed.base.columns import CLASSES, DEFAULTS, Columns
 from polyfed.base.errors import ConfigError, DataError, closest, few
-from polyfed.data.audit import Part, doubled, flags, parts_of
+from polyfed.data.audit import doubled, flags, parts_of
 from polyfed.data.dataset import Dataset
 from polyfed.data.federation import READERS, Federation, names_of
 from polyfed.data.preparation import Input, Preparation
+from polyfed.data.said import Part
 from polyfed.data.sheets import USABLE, Column, Sheet, declared, read, survey
 
 POOLED = (

@@ -20,15 +20,17 @@ import torch
 
 from polyfed.base import checkpoint
 from polyfed.base.checkpoint import reason
-from polyfed.base.errors import ConfigError, DataError, RunError
+from polyfed.base.errors import ConfigError, DataError, RunError, printable
 from polyfed.base.settings import is_list, is_mapping, table_in
 from polyfed.core.algorithm import Algorithm
 from polyfed.core.engine import Engine
 from polyfed.core.messages import Form
 from polyfed.core.schedule import Arrivals, Asynchronous, Delays, Timed
+from polyfed.data.audit import flags
 from polyfed.data.federation import Outline
+from polyfed.data.said import Csv
 from polyfed.data.schema import Settled, settle
-from polyfed.data.tables import check_sites, repairs_said
+from polyfed.data.tables import CHECK, check_sites, repairs_said
 from polyfed.metrics.scores import LOSS
 from polyfed.models import default
 from polyfed.runs.build import make_model
@@ -90,6 +92,7 @@ def serve(
     if not resume:
         server.store.refuse_used()
     server.join(sites, most_share)
+    server.audit()
     server.settle()
     trainer = server.begin()
     run = trainer.run(out, resume, callbacks)
@@ -134,6 +137,7 @@ class Server:
         self.names: list[str] = []
         self.said: dict[str, m.Joined] = {}
         self.billed: np.ndarray | None = None
+        self.flags: list[str] = []
 
     def join(self, sites: Sequence[str] | int | None, most_share: float = 1.0) -> None:
         """Wait for the sites, and ask them what their files are like. most_share: as for `serve`"""
@@ -157,13 +161,32 @@ class Server:
                 there = f"{name} computes with {about.cpu[:20]}, the server with {mine}"
                 self.say(f"{there}: last digits may differ between them")
 
+    def audit(self) -> None:
+        """Hold sites against each other that answer an audit, where two or more do."""
+        asked = {n: Message(m.Audit(joined=self.heads[n])) for n, about in self.said.items() if about.audit}
+        if len(asked) < 2:
+            return
+        found = self.asking.all(asked, "the audit", m.Audited, self._wrong_audit)
+        names = dict.fromkeys(name for reply in found.values() for name in reply.head.columns)
+        parts = {n: {s: r.head.columns[n] for s, r in found.items() if n in r.head.columns} for n in names}
+        files = [about.file for about in self.said.values()]
+        outcome = {file.target for file in files if isinstance(file, Csv)}
+        self.flags = [printable(line) for line in flags(parts, self.experiment.columns, [*outcome])]
+        for line in self.flags:
+            self.say(f"{CHECK}{line}")
+
+    def _wrong_audit(self, name: str, reply: Message[m.Audited]) -> str:
+        rows = sum(self.said[name].counts.model_dump(exclude_none=True).values())
+        right = all(p.rows == rows and p.gaps <= rows for p in reply.head.columns.values())
+        return "" if right else "its audit is damaged"
+
     def settle(self) -> None:
         """What must be the same for all."""
         self.settled = settle({name: about.file for name, about in self.said.items()}, self.experiment.columns)
         needs = self.heads[self.names[0]].needs
         if "pooled" in needs and (blank := self.settled.preparation) is not None:
             self.settled, self.billed = pooled(self.asking, self.heads, self.settled, blank, self.said)
-        self.federation = _outline(self.experiment, self.said, self.settled)
+        self.federation = _outline(self.experiment, self.said, self.settled, self.flags)
         if "labels" in needs:
             asked = {name: Message(m.Labels(joined=head, settled=self.settled)) for name, head in self.heads.items()}
             found = self.asking.all(asked, "numbers of rows of each class", m.Labelled, self._wrong_labels)
@@ -295,7 +318,7 @@ def _card(store: RunFolder, name: str, names: Sequence[str]) -> str:
     return str(says["run"])
 
 
-def _outline(e: Experiment, said: Mapping[str, m.Joined], settled: Settled) -> Outline:
+def _outline(e: Experiment, said: Mapping[str, m.Joined], settled: Settled, flagged: Sequence[str] = ()) -> Outline:
     """The sites as a federation without samples."""
     names, counts = [*said], {name: about.counts.model_dump(exclude_none=True) for name, about in said.items()}
     parts = [key for key in ("train", "validation", "test") if any(key in of for of in counts.values())]
@@ -311,6 +334,7 @@ def _outline(e: Experiment, said: Mapping[str, m.Joined], settled: Settled) -> O
         "notes": [
             *settled.notes,
             *starmap(repairs_said, e.columns.site.items()),
+            *(f"{CHECK}{line}" for line in flagged),
             "every client's samples are at its own site",
         ],
         **prepared,

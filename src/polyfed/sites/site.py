@@ -53,6 +53,10 @@ QUESTIONS = {
 LATE = 2  # different models that are evaluated on each part of the rows once the last round has been trained
 FIRST = 1 << 24  # bytes of tensors in a message before the model is known
 BEGUN = "begin.message"  # in the vault: what the run began with here
+AUDIT = {
+    "counts": "rows, gaps, and rows of each value that many have, of each column",
+    "quantiles": "rows, gaps, rows of each value that many have, and five quantiles in two digits, of each column",
+}
 ASKED = {"pooled": "for sums", "labels": "for labels", "begin": "to begin"}
 
 
@@ -132,6 +136,8 @@ class Site:
                 return self._join()
             case m.Pooled():
                 return self._pooled(asked, tensors, data)
+            case m.Audit():
+                return self._audit(asked)
             case m.Labels():
                 return self._labels(asked)
             case m.Begin():
@@ -154,6 +160,10 @@ class Site:
                 raise Refusal("is asked to train, and the run is over")
         elif isinstance(asked, m.Join):
             self._agree(asked)
+        elif isinstance(asked, m.Audit):
+            if self.policy.audit == "none":
+                self.policy.forbid("audit", "counts and quantiles of its columns")
+            self._agree(asked.joined)
         else:
             what = ASKED[asked.kind]
             if asked.kind in RAW:
@@ -195,7 +205,12 @@ class Site:
             self._answered = Answered(self.vault, hashlib.file_digest(f, "sha256").hexdigest(), self.policy)
         cpu, ours = torch.backends.cpu.get_cpu_capability(), versions()
         counts = m.Counts(**file.counts)
-        return file, m.Joined(site=self.name, versions=ours, cpu=cpu, file=file.schema(), counts=counts)
+        return file, m.Joined(
+            site=self.name, versions=ours, cpu=cpu, file=file.schema(), counts=counts, audit=self._audited(file)
+        )
+
+    def _audited(self, file: File) -> bool:
+        return self.policy.audit != "none" and file.sheet is not None
 
     def _ask(self, join: m.Join, file: File, about: m.Joined) -> str:
         """Show what would leave; returns the terms' digest. Raises Refusal where it may not."""
@@ -216,6 +231,7 @@ class Site:
             f"model {table['name']}; at most {join.rounds} rounds of {local}, in steps of {t.batch_size or 'all'} rows",
             f"at most {join.evaluations} evaluations, each of one part of the rows",
             *starmap(repairs_said, join.columns.site.items()),
+            *([f"once, for the audit between sites: {AUDIT[self.policy.audit]}"] if about.audit else []),
         )
         text = words(Terms(title, about, work, up, needs, discloses, self.policy.words()), self.consent)
         terms = mark(text, join)
@@ -282,6 +298,10 @@ class Site:
         self._spent.spend(f"{asked.what} {terms}", asks, QUESTIONS[asked.what], "sums")
         found = self._own.sums(blank, asked.what, {name: t.numpy() for name, t in tensors.items()})
         return Message(m.Sums(), {name: torch.as_tensor(np.asarray(a)) for name, a in found.items()})
+
+    def _audit(self, asked: m.Audit) -> Message[m.Audited]:
+        self._spent.spend(f"audit {mark(asked.joined)}", mark(asked), 1, "audits")
+        return Message(m.Audited(columns=self._own.parts()))
 
     def _labels(self, asked: m.Labels) -> Message[m.Labelled]:
         self._spent.spend(f"labels {mark(asked.joined)}", mark(asked), 1, "numbers of rows of each class")
