@@ -253,17 +253,17 @@ def targeted(sheet: Sheet, columns: Columns) -> Sheet:
     return replace(sheet, lines=lines, columns=cells, dropped=len(gone) - len(kept)) if gone.any() else sheet
 
 
-def sheet_of(frame: object) -> Sheet:
+def sheet_of(frame: object, where: str = "rows") -> Sheet:
     """The rows of a DataFrame, as they would be read from a file."""
     import pandas as pd  # here, because it is slow to import
 
     if not isinstance(frame, pd.DataFrame):
-        raise DataError(f"rows: found a {type(frame).__name__}, expected a pandas DataFrame")
+        raise DataError(f"{where}: found a {type(frame).__name__}, expected a pandas DataFrame")
     names = [str(c) for c in frame.columns]
     if len(set(names)) < len(names):
-        raise DataError(f"rows: two columns are called {next(n for n in names if names.count(n) > 1)!r}")
+        raise DataError(f"{where}: two columns are called {next(n for n in names if names.count(n) > 1)!r}")
     text = {n: ["" if pd.isna(v) else _text(v) for v in frame.iloc[:, k].tolist()] for k, n in enumerate(names)}
-    return Sheet("rows", list(range(2, len(frame) + 2)), text)
+    return Sheet(where, list(range(2, len(frame) + 2)), text)
 
 
 def _text(value: object) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +15,10 @@ from polyfed.data.dataset import Dataset
 from polyfed.data.federation import READERS, Federation, names_of
 from polyfed.data.preparation import Input, Preparation
 from polyfed.data.said import Part
-from polyfed.data.sheets import USABLE, Column, Sheet, declared, read, survey
+from polyfed.data.sheets import USABLE, Column, Sheet, declared, read, repaired, sheet_of, survey, targeted
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 POOLED = (
     "{what} standardised with the pooled mean and variance of all clients' training rows: every client reveals its "
@@ -40,7 +43,11 @@ def load_tables(paths: Sequence[Path], columns: Columns, single: bool) -> Datase
 
     Raises DataError, with all columns that cannot be used.
     """
-    sheets = [read(path, columns) for path in paths]
+    return dataset_of([read(path, columns) for path in paths], columns, single)
+
+
+def dataset_of(sheets: Sequence[Sheet], columns: Columns, single: bool) -> Dataset:
+    """The sites' rows as a data set, as for `load_tables`."""
     for sheet in sheets:
         if not sheet.lines:
             raise DataError(f"{sheet.where}: found a header and no rows, so {sheet.name!r} has no training samples")
@@ -62,6 +69,50 @@ def from_csv(paths: Sequence[Path], target: str | None, task: str, **options: An
 
 
 READERS[".csv"] = from_csv
+
+
+def from_frames(
+    frames: "Mapping[str, pd.DataFrame]", target: str | None = None, task: str = "auto", **options: Any
+) -> Federation:
+    """A federation from one DataFrame per client, prepared as CSV files are.
+
+    Parameters
+    ----------
+    frames : mapping
+        A name and its DataFrame for each client: numbers, texts and gaps, columns matched by name.
+    target : str or None
+        The column to predict; None: the last one of the first frame.
+    task : str
+        As in the table [columns] of an experiment file.
+    **options
+        Those of the table [columns], such as drop, categories and site, and those of `Dataset.partition`, such as
+        test_fraction and seed.
+
+    Returns
+    -------
+    Federation
+        With the samples in memory.
+
+    Raises
+    ------
+    DataError
+        Naming the frame, and row and column where there is one: whatever a CSV file would be refused for.
+    ConfigError
+        A setting of the columns is wrong.
+    """
+    given = {key: options.pop(key) for key in [*options] if key in DEFAULTS}
+    columns = Columns(target=target, task=task, **given)  # pyright: ignore
+    who = names_of([*frames], len(frames))
+    if not who:
+        raise DataError("frames: found none, expected one for each client")
+    check_sites(columns, who)
+    sheets: list[Sheet] = []
+    for name, frame in zip(who, frames.values(), strict=True):
+        sheet = sheet_of(frame, f"client {name!r}")
+        whole = repaired(sheet, columns.site.get(name, {}), columns.limits)
+        sheets.append(targeted(whole, columns))
+    data = dataset_of(sheets, columns, single=False)
+    return replace(data, name="frames", group_names=who).partition(**options)
 
 
 def check_sites(columns: Columns, names: Sequence[str]) -> None:
